@@ -1,0 +1,1 @@
+"""The product around the strategies."""

@@ -1,0 +1,39 @@
+"""Chance, in one place. Every draw is keyed by what it decides, so a run repeats whatever the order of its forwards.
+
+Two lanes with one seed share their draws: the uniform behind the token at a position is the same in both. A test may put
+another object in this one's place and enumerate what every draw could have been.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from hashlib import blake2b
+
+from torch import Tensor
+
+SCALE = 2.0 ** -53
+
+
+class Draws:
+    """Uniform numbers in [0, 1) from a seed and a key: purpose, position, and how often that key was asked before."""
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self._asked: Counter = Counter()
+
+    def uniform(self, purpose: str, position: int) -> float:
+        count = self._asked[purpose, position]
+        self._asked[purpose, position] += 1
+        key = f"{self.seed}|{purpose}|{position}|{count}".encode()
+        return (int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 11) * SCALE
+
+    def flip(self, probability: float, purpose: str, position: int) -> tuple[bool, float]:
+        """True with the given probability, and the uniform that decided."""
+        u = self.uniform(purpose, position)
+        return u < probability, u
+
+    def pick(self, p: Tensor, purpose: str, position: int) -> int:
+        """An index drawn from the distribution p [V], in order of ids."""
+        cumulated = p.double().cumsum(0)
+        target = self.uniform(purpose, position) * float(cumulated[-1])
+        index = int((cumulated <= target).sum())
+        return min(index, int(p.nonzero()[-1]))

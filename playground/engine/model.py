@@ -1,0 +1,106 @@
+"""A language model as the playground sees it: token ids in, rows of logits out, keys and values in the stores it is given."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from playground.engine.grammar import GrammarEngine
+from playground.engine.seams import Call, Plan, install
+from playground.engine.store import Store
+from playground.engine.tokens import Tokens
+from playground.errors import Refusal
+
+PROBE = 5  # tokens of the forward that compares our attention with the library's own
+
+
+@dataclass
+class Work:
+    """One lane's share of a forward: new scratch nodes of its store."""
+
+    store: Store
+    tokens: list[int]
+    parents: list[int]  # indices into the store's scratch, -1 for the end of its trunk
+    last_only: bool = False  # return a single row, the last
+
+
+class Model:
+    """A causal language model with both seams in place. Many lanes may share one; all their state is in their stores."""
+
+    def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, revision: str = "", quantization: str = "none"):
+        self.network, self.tokenizer, self.name, self.revision, self.quantization = network.eval(), tokenizer, name, revision, quantization
+        config = network.config.get_text_config()
+        self.vocabulary: int = config.vocab_size
+        self.context: int = getattr(config, "max_position_embeddings", None) or 2048
+        self.device: torch.device = network.get_input_embeddings().weight.device
+        self.dtype: torch.dtype = network.dtype
+        self.parameters = sum(p.numel() for p in network.parameters())
+        self.tokens = Tokens(tokenizer, self.vocabulary)
+        with torch.inference_mode():
+            expected = self._probe_library()
+            self.depth = len(install(network))
+            self._probe_seams(expected)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text, by the model's own generation settings and its tokenizer."""
+        named = self.network.generation_config.eos_token_id if self.network.generation_config else None
+        ids = named if isinstance(named, list) else [named, self.tokenizer.eos_token_id]
+        return frozenset(i for i in ids if i is not None)
+
+    @cached_property
+    def grammars(self) -> GrammarEngine:
+        return GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
+
+    def new_store(self) -> Store:
+        return Store(self.depth, self.device)
+
+    @torch.inference_mode()
+    def forward(self, works: list[Work], plan: Plan | None = None) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """One pass over the rows of all works. Returns logits [rows, V] of each, in float32 or better, and captured hidden states."""
+        segments = [work.store.extend(work.parents) for work in works]
+        call = Call(segments, plan or Plan())
+        ids = torch.tensor([[token for work in works for token in work.tokens]], device=self.device)
+        positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
+        wanted, counts = self._wanted(works)
+        logits = self.network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
+        exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return list(exact.split(counts)), call.captured
+
+    def _wanted(self, works: list[Work]) -> tuple[Tensor | int, list[int]]:
+        """Rows the head is applied to, and how many belong to each work. 0 is the library's word for all."""
+        if not any(work.last_only and len(work.tokens) > 1 for work in works):
+            return 0, [len(work.tokens) for work in works]
+        rows, start = [], 0
+        for work in works:
+            end = start + len(work.tokens)
+            rows.append(range(end - 1, end) if work.last_only else range(start, end))
+            start = end
+        return torch.tensor([i for r in rows for i in r], device=self.device), [len(r) for r in rows]
+
+    def flops(self, rows: int, context: int, layers: int) -> float:
+        """Computed, not measured: two per weight and row for the layers that ran, and the attention over the context."""
+        config = self.network.config.get_text_config()
+        share = layers / self.depth
+        return rows * (2.0 * self.parameters * share + 4.0 * layers * config.hidden_size * (context + rows / 2))
+
+    def _probe_ids(self) -> Tensor:
+        return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary
+
+    def _probe_library(self) -> Tensor:
+        return self.network(input_ids=self._probe_ids(), use_cache=False).logits[0].float()
+
+    def _probe_seams(self, expected: Tensor) -> None:
+        """Refuse a model that our attention would change: one short forward against the library's own."""
+        ids = self._probe_ids()[0].tolist()
+        try:
+            (seen,), _ = self.forward([Work(self.new_store(), ids, list(range(-1, PROBE - 1)))])
+        except TypeError as reason:
+            raise Refusal(f"{self.network.config.model_type} models do not hand a running forward's state to their attention ({reason}): choose another model.", "model") from None
+        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.15
+        worst = float((seen.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+        if not worst < tolerance:
+            raise Refusal(f"With this model the playground's attention differs from the library's by {worst:.2g}: choose another model.", "model")

@@ -1,0 +1,68 @@
+"""Sampling primitives: pure functions on rows of scores [n, V]. A removed token has score -inf; every row keeps at least one.
+
+Definitions and their edge cases (ties, the token that crosses p) follow the processors of transformers 5.23, so both give equal rows.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+REMOVED = float("-inf")
+
+
+def temperature(scores: Tensor, t: float) -> Tensor:
+    """scores / t. At t = 0 only the largest score of a row is left, the first where several are equal."""
+    return scores / t if t > 0 else greedy(scores)
+
+
+def greedy(scores: Tensor) -> Tensor:
+    """Only the largest score of a row is left."""
+    best = scores.argmax(-1, keepdim=True)
+    return torch.full_like(scores, REMOVED).scatter(-1, best, scores.gather(-1, best))
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """Keep the k largest, and what ties with the last of them; k = 0 keeps all."""
+    if not 0 < k < scores.shape[-1]:
+        return scores
+    return scores.masked_fill(scores < scores.topk(k).values[..., -1:], REMOVED)
+
+
+def top_p(scores: Tensor, p: float) -> Tensor:
+    """Keep the most probable tokens up to and with the one that makes their sum reach p."""
+    if p >= 1:
+        return scores
+    ordered, order = scores.sort(stable=True)
+    out = ordered.softmax(-1).cumsum(-1) <= 1 - p
+    out[..., -1] = False
+    return scores.masked_fill(out.scatter(-1, order, out), REMOVED)
+
+
+def min_p(scores: Tensor, m: float) -> Tensor:
+    """Keep tokens at least m times as probable as the best."""
+    if m <= 0:
+        return scores
+    probabilities = scores.softmax(-1)
+    out = probabilities < m * probabilities.amax(-1, keepdim=True)
+    return scores.masked_fill(out.scatter(-1, scores.argmax(-1, keepdim=True), False), REMOVED)
+
+
+def repetition_penalty(scores: Tensor, history: list[int], penalty: float) -> Tensor:
+    """One row [V]: every distinct token of the history once, positive scores divided, negative ones multiplied."""
+    seen = torch.tensor(sorted(set(history)), dtype=torch.long, device=scores.device)
+    seen = seen[seen < scores.shape[-1]]
+    held = scores[seen]
+    return scores.index_copy(0, seen, torch.where(held < 0, held * penalty, held / penalty))
+
+
+def entropy(scores: Tensor) -> Tensor:
+    """Entropy in nats of each row's softmax, [n]."""
+    logs = scores.log_softmax(-1)
+    return -(logs.exp() * logs).nan_to_num().sum(-1)
+
+
+def leftover(p: Tensor, q: Tensor) -> Tensor:
+    """max(p - q, 0) renormalised, [V]; p itself where nothing is left over but rounding."""
+    rest = (p - q).clamp(min=0)
+    total = rest.sum()
+    return rest / total if total > 0 else p

@@ -1,0 +1,132 @@
+"""The two places where we reach into a model of the transformers library, without patching its classes.
+
+1. A registered attention function. It writes new keys and values into the stores of the call, and attends under their masks.
+2. A wrapper around the forward of every decoder layer. It reads the plan of the call: skip, stop at, resume from, capture.
+
+Both find the state of the running forward in a keyword, `call`, that travels with it, so nothing here is global.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from playground.errors import Refusal
+
+if TYPE_CHECKING:
+    from playground.engine.store import Segment
+
+ATTENTION = "playground"
+HARMLESS = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "attention_mask", "output_router_logits"}
+
+
+@dataclass
+class Plan:
+    """Which decoder layers run in one forward, and what is taken out between them."""
+
+    skip: frozenset[int] = frozenset()
+    stop: int | None = None  # this layer and all after it do not run; the head reads the hidden states so far
+    resume: tuple[int, Tensor] | None = None  # (layer, hidden states [rows, d]): enter before that layer with these
+    capture: frozenset[int] = frozenset()  # keep the hidden states [rows, d] that enter these layers
+
+    def runs(self, layer: int) -> bool:
+        late = self.stop is not None and layer >= self.stop
+        early = self.resume is not None and layer < self.resume[0]
+        return not (late or early or layer in self.skip)
+
+
+@dataclass
+class Call:
+    """State of one forward: the stores that take part, row after row, and the plan."""
+
+    segments: list[Segment]
+    plan: Plan = field(default_factory=Plan)
+    captured: dict[int, Tensor] = field(default_factory=dict)
+
+
+def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, call: Call,
+              scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
+              dropout: float = 0.0, **passed: Any) -> tuple[Tensor, None]:
+    """Attention of new rows over each store. query [1, heads, rows, d], key and value [1, kv_heads, rows, d]; returns [1, rows, heads, d]."""
+    unknown = [name for name, value_ in passed.items() if value_ is not None and name not in HARMLESS]
+    if unknown:
+        raise Refusal(f"This model's attention uses {unknown[0]}, which the playground cannot honour yet: choose another model.", "model")
+    outputs, start = [], 0
+    for segment in call.segments:
+        rows = slice(start, start + segment.rows)
+        keys, values = segment.write(module.layer_idx, key[0, :, rows], value[0, :, rows])
+        mask = segment.mask(module.layer_idx, sliding_window, len(keys))
+        outputs.append(attend(query[0, :, rows], keys, values, mask, scaling or query.shape[-1] ** -0.5, softcap))
+        start += segment.rows
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    return out.transpose(0, 1)[None], None
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float | None) -> Tensor:
+    """query [heads, n, d] over keys, values [kv_heads, m, d]; mask [n, m] or [kv_heads, n, m], "causal", or None for all visible."""
+    kv_heads, m, _ = keys.shape
+    heads, n, d = query.shape
+    if mask is None and n == 1 and softcap is None:  # one new token: the heads of a group are rows of one product
+        grouped = query.reshape(1, kv_heads, heads // kv_heads, d)
+        return scaled_dot_product_attention(grouped, keys[None], values[None], scale=scaling).reshape(heads, 1, -1)
+    if heads != kv_heads:
+        keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (keys, values))
+    if isinstance(mask, Tensor) and mask.dim() == 3 and mask.shape[0] != heads:
+        mask = mask.repeat_interleave(heads // kv_heads, 0)
+    if softcap is not None:
+        return _softcapped(query, keys, values, mask, scaling, softcap)
+    explicit = None if mask is None or isinstance(mask, str) else mask[None]
+    return scaled_dot_product_attention(query[None], keys[None], values[None], explicit, is_causal=isinstance(mask, str), scale=scaling)[0]
+
+
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float) -> Tensor:
+    scores = torch.tanh(query @ keys.transpose(-1, -2) * scaling / softcap) * softcap
+    if isinstance(mask, str):
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    exact = torch.promote_types(scores.dtype, torch.float32)
+    return scores.softmax(-1, dtype=exact).to(values.dtype) @ values
+
+
+def install(network: PreTrainedModel) -> list[nn.Module]:
+    """Put both seams into a loaded network and return its decoder layers, first to last."""
+    AttentionInterface.register(ATTENTION, attention)
+    network.set_attn_implementation(ATTENTION)
+    layers = _decoder_layers(network)
+    for index, layer in enumerate(layers):
+        layer.forward = _planned(layer.forward, index)
+    return layers
+
+
+def _decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
+    depth = network.config.get_text_config().num_hidden_layers
+    for module in network.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return list(module)
+    raise Refusal(f"{network.config.model_type} models do not keep their {depth} layers in a list the playground can reach: choose another model.", "model")
+
+
+def _planned(forward: Callable, index: int) -> Callable:
+    """The layer's own forward, asked first whether it runs at all. A layer returns hidden states, alone or first in a tuple."""
+    returns_tuple = False
+
+    def planned(hidden: Tensor, *args: Any, call: Call, **kwargs: Any) -> Any:
+        nonlocal returns_tuple
+        plan = call.plan
+        if plan.resume and plan.resume[0] == index:
+            hidden = plan.resume[1][None]
+        if index in plan.capture:
+            call.captured[index] = hidden[0]
+        if not plan.runs(index):
+            return (hidden,) if returns_tuple else hidden
+        out = forward(hidden, *args, call=call, **kwargs)
+        returns_tuple = isinstance(out, tuple)
+        return out
+
+    return planned

@@ -1,0 +1,1 @@
+"""What several strategies share: token trees, verification rules, n-gram stores."""

@@ -1,0 +1,78 @@
+"""Token trees: guesses that continue the committed text, as a list in topological order.
+
+Node i holds a token and the index of its parent; -1 is the root, the last committed token, which is not in the list.
+A chain is a tree whose node i has parent i - 1. Nodes are only ever added, so a tree can be fed while it grows.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from playground.events import Draft, Drawn
+
+if TYPE_CHECKING:
+    import torch
+
+ROOT = -1
+
+
+@dataclass
+class TokenTree:
+    """Tokens with parents, and how they were drawn. q[i] is the distribution [V] node i was drawn from, None where it was certain."""
+
+    source: str = ""
+    drawn: Drawn = "deterministic"
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    q: list[torch.Tensor | None] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, token: int, parent: int = ROOT, q: torch.Tensor | None = None) -> int:
+        """Append a node and return its index. Children of one parent are judged in the order they were added."""
+        if not ROOT <= parent < len(self):
+            raise ValueError(f"parent {parent} is not in a tree of {len(self)} nodes")
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.q.append(q)
+        return len(self) - 1
+
+    def children(self, node: int) -> list[int]:
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node`; empty for the root."""
+        path = []
+        while node != ROOT:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def prefix(self, node: int) -> list[int]:
+        """Tokens from below the root down to `node`."""
+        return [self.tokens[i] for i in self.path(node)]
+
+    def depth(self) -> int:
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return max(depths, default=0)
+
+    def probability(self, node: int) -> float:
+        """q of the node's own token; 1 where the drafter was certain of it."""
+        q = self.q[node]
+        return 1.0 if q is None else float(q[self.tokens[node]])
+
+    def draft(self) -> Draft:
+        """The event that shows this tree."""
+        q = [self.probability(node) for node in range(len(self))]
+        return Draft(tokens=list(self.tokens), parents=list(self.parents), q=q, source=self.source, drawn=self.drawn)
+
+
+def chain(tokens: list[int], source: str) -> TokenTree:
+    """A tree without branches, each token certain in the drafter's eyes."""
+    tree = TokenTree(source=source)
+    for token in tokens:
+        tree.add(token, len(tree) - 1)
+    return tree

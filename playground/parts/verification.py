@@ -1,0 +1,100 @@
+"""Holding a tree of guesses against the target: the walk all verifiers share, and the exact rejection rule.
+
+The walk goes from the root down. At each node a rule says which child stands, if any; where none does, the rule names the
+token that replaces them, and where there is none to ask about, the target's own row gives one token more, the bonus.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from playground.engine.sampling import leftover
+from playground.events import Candidate, Test, Verdict
+from playground.parts.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from playground.lane import Lane
+    from playground.rows import Rows
+
+SHOWN = 8  # tokens of a leftover distribution that are named
+
+
+@dataclass
+class Ruling:
+    """What a rule said at one node: the child that stands, or the token that replaces all children."""
+
+    child: int | None = None
+    token: int = -1
+    tests: list[Test] = field(default_factory=list)
+    leftover: Tensor | None = None  # what the token was drawn from, [V]
+
+
+Rule = Callable[[int, list[int]], Ruling]
+
+
+def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
+    """The verdict of a rule on a whole tree. A guess that ends the text ends the walk."""
+    verdict, node = Verdict(), ROOT
+    while children := tree.children(node):
+        ruling = rule(node, children)
+        verdict.tests += ruling.tests
+        if ruling.child is None:
+            verdict.token, verdict.origin = ruling.token, "redraw"
+            verdict.leftover = _named(lm, ruling.leftover)
+            return verdict
+        node = ruling.child
+        verdict.kept.append(node)
+    verdict.token, verdict.origin = lm.pick(rows, node).token, "bonus" if len(tree) else "sampled"
+    return verdict
+
+
+def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling:
+    """The child that guessed `token`; without one the token itself stands in their place."""
+    child = next((c for c in children if tree.tokens[c] == token), None)
+    looked_at = children if child is None else children[:children.index(child) + 1]
+    tests = [Test(c, float(p[tree.tokens[c]]), tree.probability(c), None, c == child) for c in looked_at]
+    return Ruling(child, token, tests, p if child is None else None)
+
+
+def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float], tuple[bool, float]],
+           draw: Callable[[Tensor], int]) -> Ruling:
+    """Accept each child with min(1, r/d) in the order they were drawn; exact for every way of drawing that trees know.
+
+    r starts as p and loses d after each refusal. d is the distribution the child was drawn from: q as it stands for
+    independent children, q without the earlier ones where they were drawn without replacement, all on the child itself
+    where it was certain. arXiv 2211.17192, 2302.01318 (one child), 2305.09781 (independent), 2402.14160 (without replacement).
+    """
+    r, tests, taken = p, [], []
+    for child in children:
+        token, d = tree.tokens[child], _drawn_from(child, tree, taken, p)
+        accepted, u = flip(min(1.0, float(r[token] / d[token])))
+        tests.append(Test(child, float(r[token]), float(d[token]), u, accepted))
+        if accepted:
+            return Ruling(child, tests=tests)
+        r = leftover(r, d)
+        taken.append(token)
+    return Ruling(None, draw(r), tests, r)
+
+
+def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> Tensor:
+    q, token = tree.q[child], tree.tokens[child]
+    if q is None:
+        certain = torch.zeros_like(like)
+        certain[token] = 1
+        return certain
+    if tree.drawn != "without_replacement" or not taken:
+        return q
+    rest = q.clone()
+    rest[taken] = 0
+    return rest / rest.sum()
+
+
+def _named(lm: Lane, distribution: Tensor | None) -> list[Candidate]:
+    if distribution is None:
+        return []
+    values, ids = distribution.topk(min(SHOWN, len(distribution)))
+    return [Candidate(token, lm.piece(token), value, value) for token, value in zip(ids.tolist(), values.tolist()) if value > 0]

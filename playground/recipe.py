@@ -1,0 +1,126 @@
+"""What a person asks of a lane, and what it takes to grant it.
+
+A recipe names one decoder and whatever is added to it: slots it fills (drafter, verifier) and toggles (samplers, a
+constraint, policies). `assemble` turns names into strategies and refuses, in one sentence, what cannot work together.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from playground.errors import Refusal
+from playground.events import Part
+from playground.strategy import STAGES, CachePolicy, Constraint, Decoder, Sampler, Strategy, find, make
+
+MAIN_KINDS = ("decoder", "canvas_decoder", "preset")
+SINGLE_KINDS = ("constraint", "cache_policy", "compute_policy")  # at most one of each in a lane
+
+
+@dataclass
+class Recipe:
+    """One lane as it was asked for; plain data, so a page, a shell and a link can all hold it."""
+
+    strategy: str = "greedy"
+    knobs: dict[str, Any] = field(default_factory=dict)
+    extras: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # [("top_p", {"p": 0.9}), ("prompt_lookup", {})]
+    forced: list[int] = field(default_factory=list)  # tokens the text begins with: how a fork takes another way from a shared past
+
+
+@dataclass
+class Assembly:
+    """The strategies of one lane, checked against each other."""
+
+    decoder: Decoder
+    samplers: list[Sampler] = field(default_factory=list)  # in the order they act
+    constraint: Constraint | None = None
+    cache_policy: CachePolicy | None = None
+    compute_policy: Strategy | None = None
+
+    def strategies(self) -> list[Strategy]:
+        filled = [getattr(self.decoder, name) for name in self.decoder.slots()]
+        single = [part for part in (self.constraint, self.cache_policy, self.compute_policy) if part]
+        return [self.decoder, *filled, *self.samplers, *single]
+
+    def needs(self) -> set[str]:
+        return {need for part in self.strategies() for need in part.needs}
+
+    def guarantee(self) -> list[str]:
+        """What the whole lane promises. Lossless means: same as plain decoding under the same toggles."""
+        promises = list(self.decoder.guarantee)
+        if self.cache_policy and not self.cache_policy.row_wise:
+            promises = ["heuristic"]
+        added = [part for part in (self.constraint, self.cache_policy) if part]
+        return list(dict.fromkeys(promises + [g for part in added for g in part.guarantee]))
+
+    def parts(self) -> list[Part]:
+        return [Part(part.name, part.kind, part.values()) for part in self.strategies()]
+
+
+def assemble(recipe: Recipe) -> Assembly:
+    """The strategies a recipe names, with knobs set; raises Refusal for whatever cannot work."""
+    main = find(recipe.strategy)
+    if main.kind not in MAIN_KINDS:
+        raise Refusal(f"{recipe.strategy} is a {main.kind.replace('_', ' ')}, not a way for text to grow: add it to a decoder, "
+                      f"for example greedy with {recipe.strategy}.", recipe.strategy)
+    extras = [(find(name), knobs) for name, knobs in recipe.extras]
+    slots = {kind: name for name, kind in main.slots().items()}
+    filling = _filling(main, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
+    decoder = make(recipe.strategy, **recipe.knobs, **filling)
+    assembly = Assembly(decoder)
+    for toggle in [*decoder.toggles(), *(make(cls.name, **_read_file(knobs)) for cls, knobs in extras if cls.kind not in slots)]:
+        _add(assembly, toggle)
+    assembly.samplers.sort(key=lambda sampler: STAGES.index(sampler.stage))
+    _check_exactness(assembly)
+    return assembly
+
+
+def _filling(main: type[Strategy], extras: list, slots: dict[str, str]) -> dict[str, Strategy]:
+    filling: dict[str, Strategy] = {}
+    for cls, knobs in extras:
+        if slots[cls.kind] in filling:
+            raise Refusal(f"{main.name} takes one {cls.kind}; {cls.name} is one too many.", cls.name)
+        filling[slots[cls.kind]] = make(cls.name, **_read_file(knobs))
+    return filling
+
+
+def _add(assembly: Assembly, toggle: Strategy) -> None:
+    decoder = assembly.decoder
+    if toggle.kind in decoder.refuses:
+        raise Refusal(f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')}: take {toggle.name} away.", toggle.name)
+    if toggle.kind == "sampler":
+        if any(sampler.name == toggle.name for sampler in assembly.samplers):
+            raise Refusal(f"{toggle.name} is in this lane already, added or brought along by {decoder.name}: take one away.", toggle.name)
+        assembly.samplers.append(toggle)
+    elif toggle.kind in SINGLE_KINDS:
+        taken = getattr(assembly, toggle.kind)
+        if taken:
+            raise Refusal(f"A lane has one {toggle.kind.replace('_', ' ')}: choose {taken.name} or {toggle.name}.", toggle.name)
+        setattr(assembly, toggle.kind, toggle)
+    else:
+        raise Refusal(f"{decoder.name} has no place for a {toggle.kind}: {toggle.name} goes with a decoder that has such a slot.", toggle.name)
+
+
+def _check_exactness(assembly: Assembly) -> None:
+    """A verifier must be exact for the way its guesses are drawn and for the way the lane draws."""
+    drafter, verifier = (getattr(assembly.decoder, name, None) for name in ("drafter", "verifier"))
+    if verifier is None:
+        return
+    if drafter and drafter.drawn not in verifier.exact_for:
+        exact = " or ".join(verifier.exact_for).replace("_", " ")
+        raise Refusal(f"{verifier.name} is exact for {exact} guesses only, and {drafter.name} makes {drafter.drawn.replace('_', ' ')} ones: "
+                      "choose another verifier.", verifier.name)
+    if verifier.greedy_only and any(sampler.draws for sampler in assembly.samplers):
+        raise Refusal(f"{verifier.name} is exact only where nothing is drawn by chance: take the samplers away, or choose rejection "
+                      "or sample_match.", verifier.name)
+
+
+def _read_file(knobs: dict[str, Any]) -> dict[str, Any]:
+    """`file=PATH` stands for the strategy's source text; only the shell passes it on."""
+    if "file" not in knobs:
+        return knobs
+    try:
+        source = Path(knobs["file"]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as reason:
+        raise Refusal(f"The file {knobs['file']} cannot be read ({reason}): give the path of a text file.", "file") from None
+    return {**{k: v for k, v in knobs.items() if k != "file"}, "source": source}

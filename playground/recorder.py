@@ -1,0 +1,104 @@
+"""Turns rows, kept tokens and caches into events: what the model thought before each token, and what it weighed.
+
+A lane holds one recorder. `Silent` notes only the text itself; the benchmark uses it to say what recording costs.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from playground.engine.sampling import entropy
+from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
+from playground.parts.tree import ROOT
+
+if TYPE_CHECKING:
+    from playground.engine.store import Store
+    from playground.engine.tokens import Tokens
+    from playground.rows import Rows
+
+FAVOURITES = 5  # banned tokens that are named
+
+
+@dataclass
+class Kept:
+    """A token on its way into the text, and the row it came from; forced tokens have none."""
+
+    token: int
+    origin: Origin
+    rows: Rows | None = None
+    node: int = ROOT
+
+
+@dataclass
+class Recorder:
+    tokens: Tokens
+    top: int = 10  # candidates noted for each token
+
+    def committed(self, kept: list[Kept], start: int, text: str) -> list[Event]:
+        """Events of freshly committed tokens: a Step and perhaps a Mask for each that has a row, then the Commit."""
+        events: list[Event] = []
+        logprobs: list[float | None] = [None] * len(kept)
+        seen = [(i, k) for i, k in enumerate(kept) if k.rows is not None]
+        if seen:
+            events, found = self._thoughts([k for _, k in seen], [start + i for i, _ in seen])
+            for (i, _), logprob in zip(seen, found):
+                logprobs[i] = logprob
+        forced = [k.token for k in kept if k.rows is None]
+        for mask in [event for event in events if isinstance(event, Mask)][-1:]:
+            mask.forced = forced
+        events.append(self._commit(kept, start, text, logprobs))
+        return events
+
+    def _commit(self, kept: list[Kept], start: int, text: str, logprobs: list[float | None]) -> Commit:
+        ids = [k.token for k in kept]
+        return Commit(start, ids, [self.tokens.piece(i) for i in ids], text, logprobs, [k.origin for k in kept])
+
+    def _thoughts(self, kept: list[Kept], positions: list[int]) -> tuple[list[Event], list[float]]:
+        """All tokens of one keep come from rows of one forward, so they are reckoned together."""
+        rows = kept[0].rows
+        places = [rows.row(k.node) for k in kept]
+        chosen = torch.tensor([k.token for k in kept], device=rows.raw.device)
+        logs = rows.raw[places].log_softmax(-1)
+        p, final = logs.exp(), rows.p[places]
+        values, ids = p.topk(min(self.top, p.shape[-1]), -1)
+        numbers = [-(p * logs).nan_to_num().sum(-1), entropy(rows.scores[places]), logs.gather(-1, chosen[:, None])[:, 0]]
+        raw_entropy, final_entropy, logprobs = torch.stack(numbers).tolist()
+        finals = final.gather(-1, ids).tolist()
+        events: list[Event] = []
+        for i, (k, position, place) in enumerate(zip(kept, positions, places)):
+            top = self._candidates(rows, place, zip(ids[i].tolist(), values[i].tolist(), finals[i]))
+            events.append(Step(position, raw_entropy[i], final_entropy[i], k.token, top, rows.stream))
+            if rows.masks is not None:
+                events.append(self._mask(rows, place, position, p[i]))
+        return events, logprobs
+
+    def _candidates(self, rows: Rows, place: int, found) -> list[Candidate]:
+        return [Candidate(token, self.tokens.piece(token), round(raw, 6), round(final, 6), None if final > 0 else rows.fell(place, token))
+                for token, raw, final in found]
+
+    def _mask(self, rows: Rows, place: int, position: int, p: Tensor) -> Mask:
+        allowed = rows.masks[place]
+        banned = p.masked_fill(allowed, 0.0)
+        values, ids = banned.topk(FAVOURITES)
+        favourites = [Candidate(token, self.tokens.piece(token), round(raw, 6), 0.0, "mask")
+                      for token, raw in zip(ids.tolist(), values.tolist()) if raw > 0]
+        may_end = any(bool(allowed[token]) for token in rows.chain.end_ids if token < len(allowed))
+        return Mask(position, int(allowed.sum()), len(allowed), float(banned.sum()), favourites, [], may_end, rows.grammar_state,
+                    rows.mask_seconds / len(rows.masks))
+
+    def cache(self, store: Store, freed: int) -> list[Event]:
+        """What the target's cache holds after a keep."""
+        return [Cache("target", store.length, store.depth, store.heads, store.runs(), 0, freed, 0, store.bytes())]
+
+
+class Silent(Recorder):
+    """Only the text, no thoughts."""
+
+    def committed(self, kept: list[Kept], start: int, text: str) -> list[Event]:
+        return [self._commit(kept, start, text, [None] * len(kept))]
+
+    def cache(self, store: Store, freed: int) -> list[Event]:
+        return []

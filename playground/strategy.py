@@ -1,0 +1,298 @@
+"""What a strategy is: kinds, knobs, slots, guarantees, and the registry that finds them. Read this first.
+
+A strategy is a class in a file of its own under `strategies/`. Its annotated fields are its knobs, its docstring says what
+it does, how in a few lines, and where it comes from. Giving it a `name` registers it; nothing else has to be edited.
+
+    class TopP(Sampler):
+        \"\"\"Keep the smallest set of tokens whose probabilities reach p. ... arXiv 1904.09751.\"\"\"
+
+        name, title, paper, sheet = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines"
+        p: float = knob(0.9, 0.0, 1.0, help="mass that is kept")
+
+It knows nothing of pages, JSON, timing, devices or other lanes.
+"""
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+
+from playground.errors import Refusal
+from playground.events import Drawn, Event
+
+if TYPE_CHECKING:
+    import torch
+
+    from playground.lane import Choice, Lane, Rows
+    from playground.parts.tree import TokenTree
+
+GUARANTEES = ("greedy_identical", "distribution_identical", "constraint_sound", "budget_respected", "collapses", "heuristic")
+NEEDS = ("draft", "context", "labels", "tests", "corpus", "trained", "hidden_states", "attention_scores", "experts")
+STAGES = ("mix", "penalty", "temperature", "truncation")
+
+
+def knob(default: Any, low: float | None = None, high: float | None = None, *, help: str, step: float | None = None,
+         choices: tuple[str, ...] = (), multiline: bool = False, file: bool = False) -> Any:
+    """A field a person may set: a slider where it has limits, a menu where it has choices, a box otherwise.
+
+    `file` marks a text that the shell can also read from a file, given as `file=PATH`.
+    """
+    meta = {"low": low, "high": high, "step": step, "help": help, "choices": choices, "multiline": multiline, "file": file}
+    return field(default=default, metadata=meta)
+
+
+def slot(default: str) -> Any:
+    """A field filled by another strategy of the annotated kind; `default` is that strategy's name."""
+    return field(default=default, metadata={"slot": True})
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A knob as shells, pages and programs see it."""
+
+    name: str
+    type: type
+    default: Any
+    min: float | None
+    max: float | None
+    step: float | None
+    help: str
+    choices: tuple[str, ...]
+    multiline: bool
+    file: bool
+
+    def read(self, value: Any) -> Any:
+        """`value`, perhaps typed by a person, as this knob's type and within its limits; raises Refusal."""
+        converted = self._convert(value)
+        if self.choices and converted not in self.choices:
+            raise Refusal(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}.", self.name)
+        if isinstance(converted, (int, float)) and not self._within(converted):
+            raise Refusal(f"{self.name} must lie between {self.min} and {self.max}, not {value}.", self.name)
+        return converted
+
+    def _convert(self, value: Any) -> Any:
+        try:
+            if self.type is bool and isinstance(value, str):
+                return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[value.lower()]
+            if self.type is int and isinstance(value, float) and not value.is_integer():
+                raise ValueError
+            return self.type(value)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+            raise Refusal(f"{self.name} must be {kinds[self.type]}, not {value!r}.", self.name) from None
+
+    def _within(self, value: float) -> bool:
+        return not math.isnan(value) and (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
+
+
+class Strategy:
+    """Base of every kind. Subclasses with a `name` are registered and become dataclasses over their knobs."""
+
+    kind: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # arXiv number, or author and year
+    sheet: ClassVar[str] = ""
+    guarantee: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
+    reconstruction: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(cls)
+        if "name" in cls.__dict__:
+            _register(cls)
+
+    @classmethod
+    def knobs(cls) -> list[Knob]:
+        """The knobs, in the order they are written."""
+        types = get_type_hints(cls)
+        return [Knob(f.name, types[f.name], f.default, *_limits(f)) for f in fields(cls) if "help" in f.metadata]
+
+    @classmethod
+    def slots(cls) -> dict[str, str]:
+        """Kind of strategy that fills each slot, by field name, {"drafter": "drafter"}."""
+        types = get_type_hints(cls)
+        return {f.name: types[f.name].kind for f in fields(cls) if f.metadata.get("slot")}
+
+    @classmethod
+    def summary(cls) -> str:
+        """First paragraph of the docstring, on one line."""
+        return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+    @classmethod
+    def family(cls) -> str:
+        """Folder the strategy lives in."""
+        parts = cls.__module__.split(".")
+        return parts[1] if parts[0] == "strategies" and len(parts) > 2 else parts[0]
+
+    def values(self) -> dict[str, Any]:
+        """Current value of every knob."""
+        return {k.name: getattr(self, k.name) for k in self.knobs()}
+
+
+class Decoder(Strategy):
+    """Answers: how does the text grow?"""
+
+    kind = "decoder"
+    refuses: ClassVar[tuple[str, ...]] = ()  # kinds of toggle that cannot work with it
+
+    def decode(self, lm: Lane) -> Iterator:
+        """Yield events and requests; `lm` ends the generator when the text is complete."""
+        raise NotImplementedError
+
+    def toggles(self) -> list[Strategy]:
+        """Toggles the decoder brings along, under those a person adds."""
+        return []
+
+
+class CanvasDecoder(Decoder):
+    """Answers: which masked positions are filled next?"""
+
+    kind = "canvas_decoder"
+
+
+class Preset(Decoder):
+    """A named combination: a paper's system."""
+
+    kind = "preset"
+
+
+class Sampler(Strategy):
+    """Answers: which token, given the rows? Samplers of a lane act in the order of STAGES, then of their being added."""
+
+    kind = "sampler"
+    stage: ClassVar[str] = "truncation"
+    draws: ClassVar[bool] = True  # False where the sampler reshapes scores and leaves the choice to argmax
+
+    def apply(self, scores: torch.Tensor, histories: list[list[int]]) -> torch.Tensor:
+        """New scores for rows of scores [n, V]; -inf removes a token. `histories` are the tokens before each row, prompt included."""
+        raise NotImplementedError
+
+
+class Drafter(Strategy):
+    """Answers: what do we guess ahead?"""
+
+    kind = "drafter"
+    drawn: ClassVar[Drawn] = "deterministic"
+
+    def propose(self, lm: Lane, budget: int) -> Iterator:
+        """Return a TokenTree at most `budget` deep, after yielding whatever requests it takes."""
+        raise NotImplementedError
+
+    def observe(self, tree: TokenTree, rows: Rows, verdict: Event) -> None:
+        """Learn from what the target said; called after the kept tokens are committed."""
+
+
+class Verifier(Strategy):
+    """Answers: which guesses stand?"""
+
+    kind = "verifier"
+    exact_for: ClassVar[tuple[Drawn, ...]] = ()
+    greedy_only: ClassVar[bool] = False  # exact only where nothing is drawn by chance
+
+    def judge(self, lm: Lane, tree: TokenTree, rows: Rows) -> Event:
+        """The Verdict on a tree whose nodes, and whose root, have a row of the target each."""
+        raise NotImplementedError
+
+
+class Constraint(Strategy):
+    """Answers: which tokens are legal now? Declares a grammar; the lane keeps its state in step with the text."""
+
+    kind = "constraint"
+
+    def grammar(self) -> tuple[str, str]:
+        """Kind and source of the grammar: json_schema, regex, lark or choice."""
+        raise NotImplementedError
+
+
+class CachePolicy(Strategy):
+    """Answers: what stays in the KV cache, and how?"""
+
+    kind = "cache_policy"
+    row_wise: ClassVar[bool] = True  # False where what a row sees depends on the path, not on its position alone
+
+    def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Which true positions key [m] each query position [n, 1] may attend to, [n, m]; depends on positions alone."""
+        raise NotImplementedError
+
+    def budget(self) -> int:
+        """Most slots a layer and KV head may hold after a keep."""
+        raise NotImplementedError
+
+
+class ComputePolicy(Strategy):
+    """Answers: which layers, neurons or experts run?"""
+
+    kind = "compute_policy"
+
+
+class Variant(Strategy):
+    """A command that makes a new entry in the model catalogue."""
+
+    kind = "variant"
+
+
+class Study(Strategy):
+    """A function of traces with a figure."""
+
+    kind = "study"
+
+
+KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
+         "compute_policy", "variant", "study")
+_registered: dict[str, type[Strategy]] = {}  # written while strategy modules are imported, read-only after
+
+
+def _register(cls: type[Strategy]) -> None:
+    taken = _registered.get(cls.name)
+    if taken and taken.__module__ != cls.__module__:
+        raise TypeError(f"strategy name {cls.name!r} is taken by {taken.__module__}")
+    unknown = [g for g in cls.guarantee if g not in GUARANTEES] + [n for n in cls.needs if n not in NEEDS]
+    if unknown:
+        raise TypeError(f"{cls.__name__} declares {unknown[0]!r}; guarantees are {GUARANTEES}, needs are {NEEDS}")
+    _registered[cls.name] = cls
+
+
+def discover() -> dict[str, type[Strategy]]:
+    """Every strategy by name. Importing all modules under `strategies` is what registers them."""
+    package = importlib.import_module("strategies")
+    for module in pkgutil.walk_packages(package.__path__, "strategies."):
+        importlib.import_module(module.name)
+    return dict(sorted(_registered.items()))
+
+
+def find(name: str) -> type[Strategy]:
+    """The strategy of that name; raises Refusal with the nearest names."""
+    known = discover()
+    if name not in known:
+        near = get_close_matches(name, known, 3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else " `python -m playground list` shows them all."
+        raise Refusal(f"There is no strategy named {name!r}.{hint}", name)
+    return known[name]
+
+
+def make(name: str, **settings: Any) -> Strategy:
+    """A strategy with its knobs set and its slots filled with their defaults; raises Refusal for a wrong name or value."""
+    cls = find(name)
+    knobs = {k.name: k for k in cls.knobs()}
+    for given in settings:
+        if given not in knobs and given not in cls.slots():
+            near = get_close_matches(given, knobs, 1)
+            known = f"its knobs are {', '.join(knobs)}" if knobs else "it has none"
+            raise Refusal(f"{name} has no knob {given!r}; {f'did you mean {near[0]}?' if near else known + '.'}", given)
+    chosen = {f: make(_default(cls, f)) for f in cls.slots() if f not in settings}
+    return cls(**chosen, **{k: knobs[k].read(v) if k in knobs else v for k, v in settings.items()})
+
+
+def _default(cls: type[Strategy], field_name: str) -> str:
+    return next(f.default for f in fields(cls) if f.name == field_name)
+
+
+def _limits(f: Field) -> tuple:
+    return tuple(f.metadata[key] for key in ("low", "high", "step", "help", "choices", "multiline", "file"))

@@ -1,0 +1,1 @@
+"""Decoding strategies, one file each. `playground.strategy.discover` imports them all."""

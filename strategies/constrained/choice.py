@@ -1,0 +1,18 @@
+"""A list of choices as constraint."""
+from playground.strategy import Constraint, knob
+
+
+class Choice(Constraint):
+    """The text has to be one of the given options, letter for letter.
+
+    Tokens that leave every option are masked; as soon as one option is left, the rest of it is written without asking
+    the model. A baseline for classification; engine: llguidance.
+    """
+
+    name, title, paper, sheet = "choice", "Choice list", "baseline", "constrained/grammar-engines"
+    guarantee = ("constraint_sound",)
+
+    options: str = knob("yes|no", help="the options, separated by |")
+
+    def grammar(self):
+        return "choice", self.options

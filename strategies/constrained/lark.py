@@ -1,0 +1,20 @@
+"""A context-free grammar as constraint."""
+from playground.strategy import Constraint, knob
+
+EXAMPLE = 'start: sum\nsum: NUMBER (" + " NUMBER)*\nNUMBER: /[0-9]{1,3}/'
+
+
+class Lark(Constraint):
+    """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen.
+
+    Rules are written in the Lark dialect: `start` is the first rule, names in capitals are pieces of text. An Earley
+    parser over the tokens' bytes names the legal ones. Engine: llguidance; compare SynCode, arXiv 2403.01632.
+    """
+
+    name, title, paper, sheet = "lark", "Lark grammar", "2403.01632", "constrained/grammar-engines"
+    guarantee = ("constraint_sound",)
+
+    source: str = knob(EXAMPLE, multiline=True, file=True, help="the grammar; its first rule is called start")
+
+    def grammar(self):
+        return "lark", self.source

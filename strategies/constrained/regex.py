@@ -1,0 +1,18 @@
+"""A regular expression as constraint."""
+from playground.strategy import Constraint, knob
+
+
+class Regex(Constraint):
+    """Only tokens that keep the text a beginning of something the pattern matches may be chosen.
+
+    The whole text has to match, from its first character on. Look-around and back-references are refused. Willard and
+    Louf 2023, arXiv 2307.09702; engine: llguidance.
+    """
+
+    name, title, paper, sheet = "regex", "Regular expression", "2307.09702", "constrained/grammar-engines"
+    guarantee = ("constraint_sound",)
+
+    pattern: str = knob("[0-9]{1,3}", help="the pattern")
+
+    def grammar(self):
+        return "regex", self.pattern

@@ -1,0 +1,24 @@
+"""Attention sinks with a sliding window."""
+from playground.strategy import CachePolicy, knob
+
+
+class SinkWindow(CachePolicy):
+    """Keep the first few tokens and the most recent ones in the KV cache, forget everything between.
+
+    The first tokens soak up attention that has nowhere else to go; without them the text falls apart as soon as they
+    leave the window. Evicted slots are freed; positions stay true, so this is the variant most libraries ship, without
+    the renumbering of the paper. The prompt itself is read with full attention. StreamingLLM, Xiao et al. 2023,
+    arXiv 2309.17453.
+    """
+
+    name, title, paper, sheet = "sink_window", "Attention sinks + window", "2309.17453", "kv-cache/kv-baselines"
+    guarantee = ("budget_respected", "collapses")
+
+    sinks: int = knob(4, 0, 16, step=1, help="tokens at the very start that always stay")
+    window: int = knob(64, 1, 1024, step=1, help="most recent tokens that stay, the one being written included")
+
+    def visible(self, query, key):
+        return (key < self.sinks) | (query - key < self.window)
+
+    def budget(self):
+        return self.sinks + self.window

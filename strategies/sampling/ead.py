@@ -1,0 +1,42 @@
+"""Entropy Adaptive Decoding."""
+from collections import deque
+from collections.abc import Iterator
+
+from playground.events import Figure, Switch
+from playground.strategy import Decoder, knob
+
+LN2 = 0.6931471805599453
+
+
+class EAD(Decoder):
+    """Write with the small model while it is sure, with the large one while the text is uncertain.
+
+    The mean entropy of the last `window` rows, in bits and before any temperature, decides who writes the next token:
+    above `threshold` the large model, otherwise the small one, but never within `dwell` tokens of the last switch. A
+    model that takes over first reads, in one forward, what the other wrote. Simonds 2025, arXiv 2502.06833. The dwell
+    rule, the starting model and the unfilled window are our reading; the paper's abstract does not settle them.
+    """
+
+    name, title, paper, sheet = "ead", "Entropy Adaptive Decoding", "2502.06833", "sampling/ead"
+    needs, guarantee, reconstruction = ("draft",), ("heuristic", "collapses"), True
+
+    threshold: float = knob(1.0, -1.0, 8.0, step=0.1, help="mean entropy in bits above which the large model writes; 8 and more: hardly ever")
+    window: int = knob(5, 1, 32, step=1, help="rows the mean is taken over")
+    dwell: int = knob(5, 0, 64, step=1, help="tokens between two switches, at least")
+    start: str = knob("large", choices=("large", "small"), help="model that writes first")
+
+    def decode(self, lm) -> Iterator:
+        streams = {"large": lm.target, "small": lm.stream("draft")}
+        active, since, recent = self.start, 0, deque(maxlen=self.window)
+        yield Switch(0, active, "start")
+        while True:
+            rows = yield streams[active].extend()
+            recent.append(rows.entropy() / LN2)
+            mean = sum(recent) / len(recent)
+            yield Figure("scalar", "mean entropy", {"x": lm.generated, "series": {"mean entropy, bits": mean}, "lines": {"threshold": self.threshold}})
+            yield lm.keep(lm.pick(rows))
+            since += 1
+            wanted = "large" if mean > self.threshold else "small"
+            if wanted != active and since >= self.dwell:
+                active, since = wanted, 0
+                yield Switch(lm.generated, active, f"mean entropy {mean:.2f} bits")

@@ -1,0 +1,24 @@
+"""Repetition penalty."""
+import torch
+
+from playground.engine import sampling
+from playground.strategy import Sampler, knob
+
+
+class RepetitionPenalty(Sampler):
+    """Make every token that occurred before, prompt included, less likely, once, however often it occurred.
+
+    Positive scores are divided by the penalty, negative ones multiplied, before temperature. At 1 nothing changes. It
+    leaves argmax decoding argmax. Keskar et al. 2019, arXiv 1909.05858.
+    """
+
+    name, title, paper, sheet = "repetition_penalty", "Repetition penalty", "1909.05858", "sampling/sampling-baselines"
+    stage, draws = "penalty", False
+    guarantee = ("collapses",)
+
+    penalty: float = knob(1.15, 0.8, 2.0, step=0.05, help="above 1 makes tokens seen before less likely")
+
+    def apply(self, scores, histories):
+        if self.penalty == 1:
+            return scores
+        return torch.stack([sampling.repetition_penalty(row, history, self.penalty) for row, history in zip(scores, histories)])

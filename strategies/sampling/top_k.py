@@ -1,0 +1,18 @@
+"""Top-k sampling."""
+from playground.engine import sampling
+from playground.strategy import Sampler, knob
+
+
+class TopK(Sampler):
+    """Draw only among the k most probable tokens, and those that tie with the last of them.
+
+    k = 1 is greedy, k = 0 keeps all. Fan et al. 2018, arXiv 1805.04833.
+    """
+
+    name, title, paper, sheet = "top_k", "Top-k", "1805.04833", "sampling/sampling-baselines"
+    guarantee = ("collapses",)
+
+    k: int = knob(50, 0, 200, step=1, help="keep this many tokens; 0 keeps all")
+
+    def apply(self, scores, histories):
+        return sampling.top_k(scores, self.k)

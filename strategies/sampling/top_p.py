@@ -1,0 +1,18 @@
+"""Top-p (nucleus) sampling."""
+from playground.engine import sampling
+from playground.strategy import Sampler, knob
+
+
+class TopP(Sampler):
+    """Draw only from the smallest set of tokens whose probabilities reach p; a sure row keeps few, an unsure one many.
+
+    The token that makes the sum reach p stays. p = 0 is greedy, p = 1 keeps all. Holtzman et al. 2020, arXiv 1904.09751.
+    """
+
+    name, title, paper, sheet = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines"
+    guarantee = ("collapses",)
+
+    p: float = knob(0.9, 0.0, 1.0, step=0.01, help="probability that is kept; 1 keeps all")
+
+    def apply(self, scores, histories):
+        return sampling.top_p(scores, self.p)

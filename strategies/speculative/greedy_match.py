@@ -1,0 +1,22 @@
+"""Greedy matching."""
+from playground.parts.verification import match, walk
+from playground.strategy import Verifier
+
+
+class GreedyMatch(Verifier):
+    """A guess stands if it is the target's most probable token; the first that is not is replaced by it.
+
+    Exact for greedy decoding whatever the drafter does, so it refuses lanes that draw by chance. Stern et al. 2018,
+    arXiv 1811.03115.
+    """
+
+    name, title, paper, sheet = "greedy_match", "Greedy match", "1811.03115", "speculative/speculative-sampling"
+    guarantee = ("greedy_identical",)
+    exact_for = ("independent", "without_replacement", "deterministic")
+    greedy_only = True
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            return match(rows.best(node), children, tree, rows.p[rows.row(node)])
+
+        return walk(lm, tree, rows, rule)

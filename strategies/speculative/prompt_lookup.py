@@ -1,0 +1,40 @@
+"""Prompt lookup: the text itself as drafter."""
+from collections.abc import Iterator
+
+from playground.parts.tree import TokenTree, chain
+from playground.strategy import Drafter, knob
+
+
+class PromptLookup(Drafter):
+    """If the last few tokens occurred before, guess that what followed them then follows again. No second model.
+
+    The longest ending of the text, from n_max tokens down to n_min, that occurs earlier gives the guess: what came after
+    its earliest occurrence, or its latest. Strong where the answer repeats the prompt, as in edits. A. Saxena 2023;
+    the search order follows the transformers library.
+    """
+
+    name, title, paper, sheet = "prompt_lookup", "Prompt lookup", "Saxena 2023", "speculative/prompt-lookup"
+
+    n_max: int = knob(3, 1, 8, step=1, help="longest ending that is looked up, in tokens")
+    n_min: int = knob(1, 1, 4, step=1, help="shortest ending that is looked up, in tokens")
+    depth: int = knob(10, 0, 32, step=1, help="tokens guessed; 0 is plain decoding")
+    occurrence: str = knob("earliest", choices=("earliest", "latest"), help="which earlier occurrence is followed")
+
+    def propose(self, lm, budget) -> Iterator:
+        yield from ()
+        return chain(self.guess(lm.tokens, min(self.depth, budget), lm.ends), self.name)
+
+    def guess(self, text, count, ends=lambda token: False) -> list[int]:
+        """Up to `count` tokens that followed an earlier occurrence of the text's ending, cut before one that ends the text."""
+        for n in range(min(self.n_max, len(text) - 1), self.n_min - 1, -1):
+            start = self._find(text, n)
+            if start is not None and count > 0:
+                followed = text[start + n:start + n + count]
+                return followed[:next((i for i, token in enumerate(followed) if ends(token)), count)]
+        return []
+
+    def _find(self, text, n) -> int | None:
+        """Where the last n tokens occurred before, themselves left out."""
+        pattern, starts = text[-n:], range(len(text) - n)
+        order = starts if self.occurrence == "earliest" else reversed(starts)
+        return next((i for i in order if text[i] == pattern[0] and text[i:i + n] == pattern), None)
