@@ -138,7 +138,7 @@ class Stream:
         return logits[len(logits) - (len(tree) - fed):]
 
     def _feed(self, tokens: list[int], parents: list[int], last_only: bool) -> Tensor:
-        context, prefill = self.store.length + len(self.store.parents), self.store.length < self.lane.prompt_length - 1
+        context, prefill = self.store.length + len(self.store.parents), self.store.length < self.lane.prompt_length
         phase = "prefill" if prefill else "catch_up" if last_only and len(tokens) > 1 else "decode"
         start = perf_counter()
         (logits,), _ = self.model.forward([Work(self.store, tokens, parents, last_only)])

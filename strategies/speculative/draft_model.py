@@ -14,7 +14,7 @@ class DraftModel(Drafter):
     """
 
     name, title, paper, sheet = "draft_model", "Draft model", "2211.17192", "speculative/speculative-sampling"
-    needs, drawn = ("draft",), "independent"
+    needs, drawn, guarantee = ("draft",), "independent", ("collapses",)
 
     depth: int = knob(5, 0, 16, step=1, help="tokens guessed one after another; 0 is plain decoding")
     width: int = knob(1, 1, 4, step=1, help="guesses side by side at each branching level")

@@ -14,6 +14,7 @@ class PromptLookup(Drafter):
     """
 
     name, title, paper, sheet = "prompt_lookup", "Prompt lookup", "Saxena 2023", "speculative/prompt-lookup"
+    guarantee = ("collapses",)
 
     n_max: int = knob(3, 1, 8, step=1, help="longest ending that is looked up, in tokens")
     n_min: int = knob(1, 1, 4, step=1, help="shortest ending that is looked up, in tokens")

@@ -1,0 +1,218 @@
+"""The token-tree store against recomputation from scratch, on many architectures, in float64."""
+from __future__ import annotations
+
+import random
+from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, tiny
+from toys import byte_tokenizer
+from transformers import PreTrainedModel
+
+from playground.engine.model import Model, Work
+from playground.engine.store import Store, Window
+
+EXACT = 1e-9
+TOKENS = 96
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def pair(request) -> tuple[Model, PreTrainedModel]:
+    """A model with the seams in place, and an untouched twin of its network."""
+    return twins(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Model, PreTrainedModel]:
+    return twins("llama")
+
+
+def twins(architecture: str) -> tuple[Model, PreTrainedModel]:
+    return Model(tiny(architecture), byte_tokenizer(), architecture), tiny(architecture)
+
+
+@torch.inference_mode()
+def scratch_row(twin: PreTrainedModel, text: list[int]) -> torch.Tensor:
+    """Last row of a forward over the whole text, by the library alone."""
+    with exact_softmax() if getattr(twin.config, "attn_logit_softcapping", None) else nullcontext():
+        return twin(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
+
+
+@contextmanager
+def exact_softmax():
+    """The library's own attention for soft-capped scores rounds its softmax to float32; an oracle must not."""
+    rounding = torch.nn.functional.softmax
+    with patch("torch.nn.functional.softmax", lambda x, dim=-1, dtype=None: rounding(x, dim=dim)):
+        yield
+
+
+def feed(model: Model, store: Store, tokens: list[int], parents: list[int]) -> torch.Tensor:
+    (rows,), _ = model.forward([Work(store, tokens, parents)])
+    return rows
+
+
+def chain(count: int, start: int = -1) -> list[int]:
+    return list(range(start, start + count))
+
+
+def words(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(TOKENS), k=count)
+
+
+def test_every_node_of_a_tree_sees_its_path_and_nothing_else(pair):
+    model, twin = pair
+    store, prompt = model.new_store(), words(1, 9)
+    feed(model, store, prompt, chain(9))
+    store.keep(8)
+    tokens, parents = [5, 7, 5, 9, 11, 3], [-1, -1, 0, 0, 1, 2]
+    rows = feed(model, store, tokens, parents)
+    for node in range(6):
+        path = prompt + [tokens[i] for i in store.path(node)]
+        assert (rows[node] - scratch_row(twin, path)).abs().max() < EXACT
+
+
+def test_random_extends_keeps_rollbacks_and_forks_leave_no_trace_of_what_was_refused(pair):
+    model, twin = pair
+    chance, store = random.Random(7), model.new_store()
+    text, guesses = [], []  # committed tokens; tokens of the scratch
+    for _ in range(24):
+        act = chance.choice(["extend", "extend", "fork", "keep", "roll back", "forget"])
+        if act in ("extend", "fork") and len(text) + max([0, *store.depths]) < 60:
+            leaf = chance.randrange(-1, len(guesses))
+            new = words(chance.random(), 3)
+            parents = chain(3, len(guesses)) if act == "extend" else [leaf, leaf, len(guesses)]
+            parents[0] = leaf
+            parents[1:] = [len(guesses), len(guesses) + 1] if act == "extend" else parents[1:]
+            rows = feed(model, store, new, parents)
+            guesses += new
+            node = len(guesses) - 1
+            path = text + [guesses[i] for i in store.path(node)]
+            assert (rows[-1] - scratch_row(twin, path)).abs().max() < EXACT
+        elif act == "keep" and guesses:
+            node = chance.randrange(len(guesses))
+            text += [guesses[i] for i in store.path(node)]
+            guesses = [guesses[i] for i in store.keep(node)]
+        elif act == "roll back" and text:
+            count = chance.randrange(1, min(4, len(text)) + 1)
+            store.roll_back(count)
+            text, guesses = text[:len(text) - count], []
+        elif act == "forget":
+            store.forget()
+            guesses = []
+        assert store.length == len(text)
+    rows = feed(model, store, [1], [-1])
+    assert (rows[-1] - scratch_row(twin, text + [1])).abs().max() < EXACT
+
+
+def test_two_leaves_of_one_store_go_on_in_one_forward(llama):
+    model, twin = llama
+    store, prompt = model.new_store(), words(2, 5)
+    feed(model, store, prompt, chain(5))
+    store.keep(4)
+    feed(model, store, [10, 20], [-1, -1])
+    rows = feed(model, store, [11, 21], [0, 1])
+    assert (rows[0] - scratch_row(twin, prompt + [10, 11])).abs().max() < EXACT
+    assert (rows[1] - scratch_row(twin, prompt + [20, 21])).abs().max() < EXACT
+
+
+def test_stores_of_two_lanes_share_a_forward_without_seeing_each_other(llama):
+    model, twin = llama
+    one, two = model.new_store(), model.new_store()
+    feed(model, one, words(3, 4), chain(4))
+    one.keep(3)
+    (first, second), _ = model.forward([Work(one, [8, 9], [-1, 0]), Work(two, words(4, 6), chain(6), last_only=True)])
+    assert len(second) == 1
+    assert (first[1] - scratch_row(twin, words(3, 4) + [8, 9])).abs().max() < EXACT
+    assert (second[0] - scratch_row(twin, words(4, 6))).abs().max() < EXACT
+
+
+def test_evicting_slots_equals_masking_them_in_every_layer_and_head(llama):
+    model, _ = llama
+    prompt = words(5, 12)
+    torch.manual_seed(0)
+    live = [torch.rand(2, 12) < 0.6 for _ in range(3)]
+    evicted, masked = model.new_store(), model.new_store()
+    for store in (evicted, masked):
+        feed(model, store, prompt, chain(12))
+        store.keep(11)
+    evicted.evict(live)
+    _mask_by_hand(masked, live)
+    tokens, parents = [5, 6, 7], [-1, 0, 0]
+    assert (feed(model, evicted, tokens, parents) - feed(model, masked, tokens, parents)).abs().max() < EXACT
+    assert evicted.slots_of(0).count == int(live[0].sum(1).max())
+
+
+def _mask_by_hand(store: Store, live: list[torch.Tensor]) -> None:
+    """Same keep sets, but every key stays where it is."""
+    store.evict([torch.ones(2, 12, dtype=torch.bool)] * 3)
+    for slots, mask in zip(store.slots, live):
+        slots.positions = slots.positions.expand(2, -1).masked_fill(~mask, -1)
+        slots.whole = False
+
+
+def test_evicting_in_one_head_changes_the_rows(llama):
+    """The oracle above would pass if eviction did nothing at all."""
+    model, twin = llama
+    store, prompt = model.new_store(), words(5, 12)
+    feed(model, store, prompt, chain(12))
+    store.keep(11)
+    live = [torch.ones(2, 12, dtype=torch.bool) for _ in range(3)]
+    live[1][0, 3:9] = False
+    assert store.evict(live) == 6
+    assert (feed(model, store, [5], [-1])[0] - scratch_row(twin, prompt + [5])).abs().max() > 1e-4
+
+
+def test_positions_stay_true_after_eviction(llama):
+    model, _ = llama
+    store = model.new_store()
+    feed(model, store, words(6, 10), chain(10))
+    store.keep(9)
+    store.evict([torch.arange(10)[None] % 2 == 0])
+    assert store.runs() == [[[(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]]]
+    assert store.extend([-1]).positions() == [10]
+
+
+def test_eviction_gives_memory_back(llama):
+    model, _ = llama
+    store = model.new_store()
+    feed(model, store, words(7, 110), chain(110))
+    store.keep(109)
+    held, before = store.layers[0].keys.shape[1], store.bytes()
+    store.evict([torch.arange(110)[None] >= 106])
+    assert store.bytes() * 27 < before
+    assert store.layers[0].keys.shape[1] < held
+
+
+def test_a_window_hides_old_positions_from_decode_rows_but_not_from_the_prompt(llama):
+    model, twin = llama
+    store, prompt = model.new_store(), words(8, 10)
+    store.window = Window(lambda query, key: (key < 2) | (query - key < 4), start=10)
+    rows = feed(model, store, prompt, chain(10))
+    assert (rows[-1] - scratch_row(twin, prompt)).abs().max() < EXACT
+    store.keep(9)
+    whole = feed(model, store, [3, 4], [-1, 0])
+    store.forget()
+    store.evict([(store.slots[0].positions < 2) | (10 - store.slots[0].positions < 4)])
+    assert (feed(model, store, [3, 4], [-1, 0]) - whole).abs().max() < EXACT
+    assert (whole[0] - scratch_row(twin, prompt + [3])).abs().max() > 1e-4
+
+
+def test_a_long_prompt_in_pieces_equals_the_same_prompt_at_once(pair):
+    model, _ = pair
+    prompt, whole, pieces = words(9, 40), model.new_store(), model.new_store()
+    expected = feed(model, whole, prompt, chain(40))
+    for start in range(0, 40, 16):
+        part = prompt[start:start + 16]
+        rows = feed(model, pieces, part, chain(len(part)))
+        pieces.keep(len(part) - 1)
+        assert (rows - expected[start:start + len(part)]).abs().max() < EXACT
+
+
+def test_a_node_cannot_continue_one_that_does_not_exist(llama):
+    store = llama[0].new_store()
+    with pytest.raises(ValueError, match="node 0 cannot continue node 3"):
+        store.extend([3])
+    with pytest.raises(ValueError, match="cannot take back 1 of 0"):
+        store.roll_back(1)
