@@ -48,7 +48,10 @@ class Lane:
         self.limits, self.recorder = limits, recorder
         self.draws = Draws(limits.seed)
         self.target_model = models["target"]
-        self.vocabulary = min(model.vocabulary for model in models.values())
+        self.vocabulary = min(model.vocabulary for model in models.values())  # embeddings may be padded to different sizes
+        self.context = min(model.context for model in models.values())
+        if len(prompt) >= self.context:
+            raise Refusal(f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.", "prompt")
         self.reason: Reason | None = None
         self.text = ""
         self.events: list[Event] = []  # not handed out yet
@@ -77,7 +80,7 @@ class Lane:
     @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
-        return min(self.limits.max_new_tokens - self.generated, self.target_model.context - len(self.tokens))
+        return min(self.limits.max_new_tokens - self.generated, self.context - len(self.tokens))
 
     def ends(self, token: int) -> bool:
         """Whether a token ends the text."""

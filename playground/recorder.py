@@ -66,18 +66,17 @@ class Recorder:
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
         numbers = [-(p * logs).nan_to_num().sum(-1), entropy(rows.scores[places]), logs.gather(-1, chosen[:, None])[:, 0]]
         raw_entropy, final_entropy, logprobs = torch.stack(numbers).tolist()
-        finals = final.gather(-1, ids).tolist()
+        finals, falls = final.gather(-1, ids).tolist(), rows.falls(places, ids)
         events: list[Event] = []
         for i, (k, position, place) in enumerate(zip(kept, positions, places)):
-            top = self._candidates(rows, place, zip(ids[i].tolist(), values[i].tolist(), finals[i]))
+            top = self._candidates(ids[i].tolist(), values[i].tolist(), finals[i], falls[i])
             events.append(Step(position, raw_entropy[i], final_entropy[i], k.token, top, rows.stream))
             if rows.masks is not None:
                 events.append(self._mask(rows, place, position, p[i]))
         return events, logprobs
 
-    def _candidates(self, rows: Rows, place: int, found) -> list[Candidate]:
-        return [Candidate(token, self.tokens.piece(token), round(raw, 6), round(final, 6), None if final > 0 else rows.fell(place, token))
-                for token, raw, final in found]
+    def _candidates(self, ids: list[int], raw: list[float], final: list[float], fell: list[str | None]) -> list[Candidate]:
+        return [Candidate(token, self.tokens.piece(token), round(p, 6), round(f, 6), why) for token, p, f, why in zip(ids, raw, final, fell)]
 
     def _mask(self, rows: Rows, place: int, position: int, p: Tensor) -> Mask:
         allowed = rows.masks[place]

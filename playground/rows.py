@@ -125,9 +125,13 @@ class Rows:
         """Entropy in nats of the model's own row, before masks and samplers."""
         return float(entropy(self.raw[self.row(node)]))
 
-    def fell(self, row: int, token: int) -> str | None:
-        """Name of the stage that removed a token from a row."""
-        return next((name for name, scores in self.stages if scores[row, token] == REMOVED), None)
+    def falls(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
+        """For tokens [n, k] of the given rows: the stage that removed each, None where none did."""
+        fell: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
+        for name, scores in reversed(self.stages[1:]):  # the first stage that removed a token is written last
+            for row, column in (scores[rows].gather(-1, tokens) == REMOVED).nonzero().tolist():
+                fell[row][column] = name
+        return fell
 
 
 @dataclass(frozen=True)

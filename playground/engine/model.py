@@ -34,6 +34,7 @@ class Model:
         self.network, self.tokenizer, self.name, self.revision, self.quantization = network.eval(), tokenizer, name, revision, quantization
         config = network.config.get_text_config()
         self.vocabulary: int = config.vocab_size
+        self.width: int = config.hidden_size
         self.context: int = getattr(config, "max_position_embeddings", None) or 2048
         self.device: torch.device = network.get_input_embeddings().weight.device
         self.dtype: torch.dtype = network.dtype
@@ -83,9 +84,8 @@ class Model:
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         """Computed, not measured: two per weight and row for the layers that ran, and the attention over the context."""
-        config = self.network.config.get_text_config()
-        share = layers / self.depth
-        return rows * (2.0 * self.parameters * share + 4.0 * layers * config.hidden_size * (context + rows / 2))
+        weights = 2.0 * self.parameters * layers / self.depth
+        return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
 
     def _probe_ids(self) -> Tensor:
         return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary

@@ -18,24 +18,30 @@ ROOT = -1
 
 @dataclass
 class TokenTree:
-    """Tokens with parents, and how they were drawn. q[i] is the distribution [V] node i was drawn from, None where it was certain."""
+    """Tokens with parents, and how they were drawn.
+
+    q[i] is the distribution [V] node i was drawn from, None where chance had no part in it. confidence[i] is the probability
+    the drafter gave the token, for people to look at; no rule reads it.
+    """
 
     source: str = ""
     drawn: Drawn = "deterministic"
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     q: list[torch.Tensor | None] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, token: int, parent: int = ROOT, q: torch.Tensor | None = None) -> int:
+    def add(self, token: int, parent: int = ROOT, q: torch.Tensor | None = None, confidence: float = 1.0) -> int:
         """Append a node and return its index. Children of one parent are judged in the order they were added."""
         if not ROOT <= parent < len(self):
             raise ValueError(f"parent {parent} is not in a tree of {len(self)} nodes")
         self.tokens.append(token)
         self.parents.append(parent)
         self.q.append(q)
+        self.confidence.append(confidence if q is None else float(q[token]))
         return len(self) - 1
 
     def children(self, node: int) -> list[int]:
@@ -59,15 +65,9 @@ class TokenTree:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return max(depths, default=0)
 
-    def probability(self, node: int) -> float:
-        """q of the node's own token; 1 where the drafter was certain of it."""
-        q = self.q[node]
-        return 1.0 if q is None else float(q[self.tokens[node]])
-
     def draft(self) -> Draft:
         """The event that shows this tree."""
-        q = [self.probability(node) for node in range(len(self))]
-        return Draft(tokens=list(self.tokens), parents=list(self.parents), q=q, source=self.source, drawn=self.drawn)
+        return Draft(tokens=list(self.tokens), parents=list(self.parents), q=list(self.confidence), source=self.source, drawn=self.drawn)
 
 
 def chain(tokens: list[int], source: str) -> TokenTree:

@@ -56,7 +56,7 @@ def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling
     """The child that guessed `token`; without one the token itself stands in their place."""
     child = next((c for c in children if tree.tokens[c] == token), None)
     looked_at = children if child is None else children[:children.index(child) + 1]
-    tests = [Test(c, float(p[tree.tokens[c]]), tree.probability(c), None, c == child) for c in looked_at]
+    tests = [Test(c, float(p[tree.tokens[c]]), tree.confidence[c], None, c == child) for c in looked_at]
     return Ruling(child, token, tests, p if child is None else None)
 
 
