@@ -1,1 +1,95 @@
-"""The product around the strategies."""
+"""The decoding playground from Python: load models, run a strategy, compare several, read what they did.
+
+    import playground
+
+    models = playground.load("Qwen/Qwen3-0.6B")     # nothing named: the models that come with the project
+    result = playground.run("sample", "Once upon a time", models=models, knobs={"temperature": 0.7}, extras=["repetition_penalty"])
+    print(result.text, result.metrics["tokens_per_second"])
+
+Importing this takes no torch: that waits until something is loaded or run, so traces can be read anywhere.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from playground.errors import Refusal
+from playground.result import Result
+
+if TYPE_CHECKING:
+    from playground.engine.load import Shelf
+    from playground.recipe import Recipe
+    from playground.session import Models, Session
+
+__all__ = ["Refusal", "Result", "compare", "load", "run"]
+
+NO_DRAFT = "none"
+Extras = Iterable[str | tuple[str, Mapping[str, Any]]]
+
+
+def load(model: str | None = None, draft: str | None = None, device: str = "auto", dtype: str = "auto", quantization: str = "none",
+         progress: Callable[[float, str], None] | None = None, shelf: Shelf | None = None) -> Models:
+    """A target and its draft, ready to run; raises Refusal with what to do.
+
+    A model is named by the catalogue, a folder or a hub id; None is the bundled one. A draft of None is the catalogue's
+    partner of the model, if it has one; "none" is no draft. `progress` is called with the share done, 0 to 1, and a few
+    words. Loads that are given one `shelf` share what is on it.
+    """
+    from playground.engine import catalogue
+    from playground.engine import load as loading
+    from playground.engine.model import Model
+    from playground.session import Models
+    name = model or catalogue.BUNDLED[0].name
+    partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
+    how, tell = loading.Loading(device, dtype, quantization), progress or (lambda share, text: None)
+    shelf = shelf or loading.Shelf(lambda network, tokenizer, facts: Model(network, tokenizer, facts.name, facts.revision, facts.quantization))
+    share = 0.5 if partner else 1.0
+    target = shelf.get(name, how, lambda done, text: tell(done * share, text))
+    if not partner:
+        return Models(target)
+    second = shelf.get(partner, how, lambda done, text: tell(share + done * (1 - share), text))
+    loading.check_draft(target.tokens, second.tokens)
+    return Models(target, second)
+
+
+def run(strategy: str, prompt: str, *, models: Models | None = None, knobs: Mapping[str, Any] | None = None, extras: Extras = (),
+        chat: bool = False, system: str = "", seed: int = 0, max_new_tokens: int = 64, stop: str | Iterable[str] = ()) -> Result:
+    """Let one strategy continue a prompt.
+
+    `extras` add toggles and fill slots, by name or as (name, knobs). Without `models` the bundled pair is loaded, each
+    time: load once and pass it on. Raises Refusal for what cannot begin; a run that fails on its way comes back with the
+    reason "failed", a message and the text so far.
+    """
+    from playground.recipe import Recipe, assemble
+    recipe = Recipe(strategy, dict(knobs or {}), [_extra(extra) for extra in extras])
+    assemble(recipe)  # what is wrong with it is said before a model is loaded
+    result = compare([recipe], prompt, models=models, chat=chat, system=system, seed=seed, max_new_tokens=max_new_tokens, stop=stop)[0]
+    if not result.begun:
+        raise Refusal(result.message, strategy)
+    return result
+
+
+def compare(lanes: Iterable[str | Recipe], prompt: str, *, models: Models | None = None, chat: bool = False, system: str = "", seed: int = 0,
+            max_new_tokens: int = 64, stop: str | Iterable[str] = ()) -> list[Result]:
+    """Let several strategies, names or recipes, continue one prompt side by side; the results are in their order.
+
+    A lane that cannot begin or fails has the reason "failed" and a message, and the others go on. Raises Refusal where no
+    lane can run. `playground.trace.diff(a.trace, b.trace)` says where two texts part.
+    """
+    from playground.recipe import Recipe
+    from playground.session import Limits, Prompt, prepare
+    recipes = [Recipe(lane) if isinstance(lane, str) else lane for lane in lanes]
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    session = prepare(models or load(), recipes, Prompt(prompt, chat, system), Limits(seed, max_new_tokens, stops))
+    return _results(session)
+
+
+def _extra(extra: str | tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+    name, knobs = (extra, {}) if isinstance(extra, str) else extra
+    return name, dict(knobs)
+
+
+def _results(session: Session) -> list[Result]:
+    for _ in session:
+        pass
+    return [Result(session.trace.lane(header.lane)) for header in session.headers]

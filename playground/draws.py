@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from hashlib import blake2b
 
+import torch
 from torch import Tensor
 
 SCALE = 2.0 ** -53
@@ -33,7 +34,7 @@ class Draws:
 
     def pick(self, p: Tensor, purpose: str, position: int) -> int:
         """An index drawn from the distribution p [V], in order of ids."""
-        cumulated = p.double().cumsum(0)
+        cumulated = p.to(torch.float32 if p.device.type == "mps" else torch.float64).cumsum(0)  # Apple GPUs have no float64
         target = self.uniform(purpose, position) * float(cumulated[-1])
         index = int((cumulated <= target).sum())
         return min(index, int(p.nonzero()[-1]))

@@ -21,7 +21,7 @@ from playground.engine.model import Model
 from playground.engine.store import Window
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
-from playground.events import Draft, Event, Origin, Reason, Rollback, Verdict
+from playground.events import Draft, Event, Reason, Rollback, Verdict
 from playground.parts.tree import ROOT, TokenTree
 from playground.recorder import Kept, Recorder
 from playground.rows import Chain, Choice, Rows

@@ -6,7 +6,6 @@ constraint, policies). `assemble` turns names into strategies and refuses, in on
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from playground.errors import Refusal
@@ -68,7 +67,7 @@ def assemble(recipe: Recipe) -> Assembly:
     filling = _filling(main, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
     decoder = make(recipe.strategy, **recipe.knobs, **filling)
     assembly = Assembly(decoder)
-    for toggle in [*decoder.toggles(), *(make(cls.name, **_read_file(knobs)) for cls, knobs in extras if cls.kind not in slots)]:
+    for toggle in [*decoder.toggles(), *(make(cls.name, **knobs) for cls, knobs in extras if cls.kind not in slots)]:
         _add(assembly, toggle)
     assembly.samplers.sort(key=lambda sampler: STAGES.index(sampler.stage))
     _check_exactness(assembly)
@@ -80,7 +79,7 @@ def _filling(main: type[Strategy], extras: list, slots: dict[str, str]) -> dict[
     for cls, knobs in extras:
         if slots[cls.kind] in filling:
             raise Refusal(f"{main.name} takes one {cls.kind}; {cls.name} is one too many.", cls.name)
-        filling[slots[cls.kind]] = make(cls.name, **_read_file(knobs))
+        filling[slots[cls.kind]] = make(cls.name, **knobs)
     return filling
 
 
@@ -113,14 +112,3 @@ def _check_exactness(assembly: Assembly) -> None:
     if verifier.greedy_only and any(sampler.draws for sampler in assembly.samplers):
         raise Refusal(f"{verifier.name} is exact only where nothing is drawn by chance: take the samplers away, or choose rejection "
                       "or sample_match.", verifier.name)
-
-
-def _read_file(knobs: dict[str, Any]) -> dict[str, Any]:
-    """`file=PATH` stands for the strategy's source text; only the shell passes it on."""
-    if "file" not in knobs:
-        return knobs
-    try:
-        source = Path(knobs["file"]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as reason:
-        raise Refusal(f"The file {knobs['file']} cannot be read ({reason}): give the path of a text file.", "file") from None
-    return {**{k: v for k, v in knobs.items() if k != "file"}, "source": source}

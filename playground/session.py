@@ -198,6 +198,8 @@ def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limit
     """A session ready to run. Raises Refusal where nothing can run; a single lane that cannot says so in its own place."""
     if not recipes:
         raise Refusal("There is no lane to run: add one.", "lanes")
+    if not all(limits.stop):
+        raise Refusal("A stop string is empty, and an empty text is everywhere: leave it away.", "stop")
     if limits.max_new_tokens < 1:
         raise Refusal("The length must be at least 1 token.", "max_new_tokens")
     ids = prompt.encode(models.target)

@@ -18,7 +18,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
@@ -28,7 +28,7 @@ from playground.events import Drawn, Event
 if TYPE_CHECKING:
     import torch
 
-    from playground.lane import Choice, Lane, Rows
+    from playground.lane import Lane, Rows
     from playground.parts.tree import TokenTree
 
 GUARANTEES = ("greedy_identical", "distribution_identical", "constraint_sound", "budget_respected", "collapses", "heuristic")

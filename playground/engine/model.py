@@ -99,7 +99,8 @@ class Model:
         try:
             (seen,), _ = self.forward([Work(self.new_store(), ids, list(range(-1, PROBE - 1)))])
         except TypeError as reason:
-            raise Refusal(f"{self.network.config.model_type} models do not hand a running forward's state to their attention ({reason}): choose another model.", "model") from None
+            kind = self.network.config.model_type
+            raise Refusal(f"{kind} models do not hand the state of a running forward to their attention ({reason}): choose another model.", "model") from None
         tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.15
         worst = float((seen.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
         if not worst < tolerance:

@@ -1,7 +1,7 @@
 """Prompt lookup: the text itself as drafter."""
 from collections.abc import Iterator
 
-from playground.parts.tree import TokenTree, chain
+from playground.parts.tree import chain
 from playground.strategy import Drafter, knob
 
 

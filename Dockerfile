@@ -1,0 +1,21 @@
+# The page for a machine of your own: docker build -t decoding-playground . && docker run -p 7860:7860 decoding-playground
+FROM python:3.11-slim
+
+RUN useradd --create-home --uid 1000 player
+WORKDIR /home/player/playground
+ENV PYTHONUNBUFFERED=1 \
+    GRADIO_SERVER_NAME=0.0.0.0 \
+    GRADIO_SERVER_PORT=7860 \
+    HF_HOME=/home/player/models
+# Models from the hub land in a volume and stay.
+COPY requirements.txt .
+RUN pip install --no-cache-dir -r requirements.txt
+COPY --chown=player . .
+RUN mkdir -p "$HF_HOME" && chown -R player "$HF_HOME"
+
+USER player
+VOLUME /home/player/models
+EXPOSE 7860
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
+    CMD python -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7860/', timeout=4)"
+CMD ["python", "app.py"]

@@ -1,0 +1,239 @@
+"""From a model's name to a network in memory: first what it would take, then the weights, each network once.
+
+Every failure is a Refusal that says what to do; nothing large is read before it is known to fit.
+"""
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Generic, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from playground.engine.memory import free_bytes, loaded_bytes, size_text, stored_bytes
+from playground.engine.sources import Progress, Source, fetch, find_source, first_sentence, is_folder, read_config, tensors, unseen
+from playground.engine.tokens import Tokens
+from playground.errors import Refusal
+
+DEVICES = ("auto", "cuda", "mps", "cpu")
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
+HEADROOM = 1.1  # what a run needs beside the weights: activations and caches
+GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
+FAILURES = (OSError, ValueError, ImportError, RuntimeError, KeyError, AttributeError, SafetensorError)
+
+Held = TypeVar("Held")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a model is to be loaded; raises Refusal for a setting that does not exist or cannot go with another."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str = "none"
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("|".join(DEVICES) + r"|cuda:\d+", self.device):
+            raise Refusal(f"There is no device {self.device!r}; choose one of {', '.join(DEVICES)}.", "device")
+        if self.dtype not in DTYPES:
+            raise Refusal(f"There is no dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}.", "dtype")
+        if self.quantization not in QUANTIZATIONS:
+            raise Refusal(f"There is no quantization {self.quantization!r}; choose one of {', '.join(QUANTIZATIONS)}.", "quantization")
+        if self.quantization != "none" and self.dtype == "float64":
+            raise Refusal(f"{self.quantization} weights cannot compute in float64: choose float32, or no quantization.", "dtype")
+
+    def resolve(self) -> Loading:
+        """The same with every "auto" decided for this machine; raises Refusal where the device is not there."""
+        device = pick_device(self.device)
+        if device == "mps" and self.dtype == "float64":
+            raise Refusal("Apple GPUs have no float64: choose float32, or the cpu.", "dtype")
+        return Loading(device, _pick_dtype(device) if self.dtype == "auto" else self.dtype, self.quantization)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the weights take on the device, from the headers of their files, against what is free there."""
+
+    bytes: int
+    parameters: int
+    free_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes * HEADROOM <= self.free_bytes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was loaded, as a trace's header tells it."""
+
+    name: str
+    revision: str
+    device: str
+    dtype: str
+    quantization: str
+    parameters: int
+    bytes: int
+
+
+def pick_device(wanted: str = "auto") -> str:
+    """The device to use, "cuda", "cuda:1", "mps" or "cpu"; raises Refusal where the wanted one is not there."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if wanted == "auto":
+        return next(device for device, is_there in there.items() if is_there)
+    kind, _, index = wanted.partition(":")
+    if not there[kind] or int(index or 0) >= max(torch.cuda.device_count(), 1):
+        raise Refusal(f"There is no {wanted} device on this machine: choose auto or cpu.", "device")
+    return wanted
+
+
+def estimate(name: str, loading: Loading) -> Estimate:
+    """What loading would take, before anything is loaded; raises Refusal where the model cannot be found or used."""
+    return _estimate(find_source(name), loading.resolve())
+
+
+def load(name: str, loading: Loading, progress: Progress = unseen) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Facts]:
+    """Network (in evaluation mode, on its device), tokenizer and facts; raises Refusal."""
+    loading = loading.resolve()
+    progress(0.0, f"Looking for {name}")
+    source = find_source(name)
+    cost = _estimate(source, loading)
+    if not cost.fits:
+        raise _too_large(name, loading, cost)
+    folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
+    progress(0.7, f"Reading {name}")
+    tokenizer = _read_tokenizer(name, folder)
+    network = _read_network(name, folder, loading)
+    progress(1.0, f"{name} is ready")
+    facts = Facts(name, source.revision, loading.device, loading.dtype, loading.quantization, cost.parameters, network.get_memory_footprint())
+    return network, tokenizer, facts
+
+
+def check_draft(target: Tokens, draft: Tokens) -> None:
+    """Refuse a draft model whose token ids mean something else; rows without tokens may differ in number."""
+    ours, theirs = ({id: text for text, id in tokens.tokenizer.get_vocab().items()} for tokens in (target, draft))
+    if ours == theirs:
+        return
+    differing = sorted(id for id in ours.keys() | theirs.keys() if ours.get(id) != theirs.get(id))
+    ours_say, theirs_say = (repr(tokens[differing[0]]) if differing[0] in tokens else "nothing" for tokens in (ours, theirs))
+    raise Refusal(f"The draft model has another vocabulary ({len(differing)} tokens differ; id {differing[0]} is {ours_say} for the target and "
+                  f"{theirs_say} for the draft): choose a draft of the same model family.", "draft")
+
+
+class Shelf(Generic[Held]):
+    """Loaded models, each once however many lanes ask for it. `factory` makes of network, tokenizer and facts what is held.
+
+    A public deployment sets `folders` to False, so that no path of the machine can be opened, and `most_bytes`.
+    """
+
+    def __init__(self, factory: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Facts], Held], folders: bool = True,
+                 most_bytes: int | None = None):
+        self._factory, self._folders, self._most_bytes = factory, folders, most_bytes
+        self._held: dict[tuple[str, Loading], Held] = {}
+        self._loading = Lock()  # one load at a time: two at once would both count the same free memory
+
+    def get(self, name: str, loading: Loading, progress: Progress = unseen) -> Held:
+        """The model of that name, loaded now if it is not held yet; raises Refusal."""
+        key = (name, loading.resolve())
+        if key not in self._held:
+            with self._loading:
+                if key not in self._held:
+                    self._held[key] = self._load(*key, progress)
+        return self._held[key]
+
+    def held(self) -> list[tuple[str, Loading]]:
+        """Names and settings of what is held, oldest first."""
+        return list(self._held)
+
+    def drop(self, name: str) -> None:
+        """Let go of a model in all its settings; its memory is free once no lane uses it any more."""
+        with self._loading:
+            self._held = {key: model for key, model in self._held.items() if key[0] != name}
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _load(self, name: str, loading: Loading, progress: Progress) -> Held:
+        if not self._folders and is_folder(name):
+            raise Refusal("Folders cannot be opened here: choose a bundled model or one from the hub.", "model")
+        if self._most_bytes is not None and (needed := estimate(name, loading).bytes) > self._most_bytes:
+            raise Refusal(f"{name} takes {size_text(needed)}, and this page allows {size_text(self._most_bytes)}: choose a smaller model.", "model")
+        return self._factory(*load(name, loading, progress))
+
+
+def _pick_dtype(device: str) -> str:
+    if not device.startswith("cuda"):
+        return "float32"
+    return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+
+
+def _is_quantized(source: Source, loading: Loading) -> bool:
+    """Whether the files themselves hold quantised weights; Refusal where they were to be quantised once more."""
+    stored = getattr(read_config(source), "quantization_config", None) is not None
+    if stored and loading.quantization != "none":
+        raise Refusal(f"The weights of {source.name} are quantised already: choose no quantization.", "quantization")
+    return stored
+
+
+def _estimate(source: Source, loading: Loading) -> Estimate:
+    quantized = _is_quantized(source, loading)
+    found = tensors(source)
+    needed = stored_bytes(found) if quantized else loaded_bytes(found, loading.dtype, loading.quantization)
+    return Estimate(needed, sum(tensor.parameter_count for tensor in found.values()), free_bytes(loading.device))
+
+
+def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
+    advice = "choose nf4 weights or a smaller model" if loading.quantization == "none" else "choose a smaller model"
+    weights = loading.dtype if loading.quantization == "none" else loading.quantization
+    return Refusal(f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free on {loading.device}: "
+                   f"{advice}, or free memory first.", "model")
+
+
+def _read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = _tokenizer_class(folder).from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except FAILURES as reason:
+        raise Refusal(f"The tokenizer of {name} cannot be read ({first_sentence(reason)}): "
+                      "save a tokenizer.json beside the weights.", "model") from None
+    if not tokenizer.is_fast:
+        raise Refusal(f"{name} has no fast tokenizer: convert it to a tokenizer.json, or choose another model.", "model")
+    return tokenizer
+
+
+def _tokenizer_class(folder: Path) -> type:
+    """The general class where the folder names it: AutoTokenizer would go by the architecture and add its family's tokens."""
+    config = folder / "tokenizer_config.json"
+    named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.exists() else None
+    return PreTrainedTokenizerFast if named in GENERAL_TOKENIZERS else AutoTokenizer
+
+
+def _read_network(name: str, folder: Path, loading: Loading) -> PreTrainedModel:
+    try:
+        network, report = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, loading.dtype), device_map={"": loading.device}, quantization_config=_quantization(loading),
+            use_safetensors=True, trust_remote_code=False, local_files_only=True,
+            ignore_mismatched_sizes=True, output_loading_info=True)
+    except FAILURES as reason:
+        raise Refusal(f"{name} cannot be loaded ({first_sentence(reason)}): choose another model or another setting.", "model") from None
+    if report["missing_keys"] or report["mismatched_keys"]:  # the library fills gaps with random numbers
+        raise Refusal(f"The weights of {name} do not belong to its config.json: save the model again, or choose another.", "model")
+    return network.eval()
+
+
+def _quantization(loading: Loading) -> BitsAndBytesConfig | None:
+    if loading.quantization == "none":
+        return None
+    if loading.quantization == "int8":
+        # bitsandbytes warns of a cast at every layer of every forward
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=loading.quantization, bnb_4bit_compute_dtype=getattr(torch, loading.dtype))

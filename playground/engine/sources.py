@@ -1,0 +1,223 @@
+"""Where a model's files lie, and whether they are what we can load: checked before anything large is read or fetched.
+
+A model is named by the catalogue, by a folder, or by its id on the Hugging Face hub. What the hub's cache already holds
+is used as it is, so a model that was loaded once loads without a network. Pickled weights and remote code are refused.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from hashlib import sha256
+from os.path import expanduser, isdir
+from pathlib import Path
+
+from huggingface_hub import HfApi, get_local_safetensors_metadata, get_safetensors_metadata, hf_hub_download, snapshot_download
+from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, SafetensorsParsingError
+from huggingface_hub.utils import SafetensorsRepoMetadata, TensorInfo
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from playground.engine.catalogue import bundled_folder, is_bundled
+from playground.errors import Refusal
+
+Progress = Callable[[float, str], None]
+"""Called with the share that is done, 0 to 1, and a few words on what is happening."""
+
+WEIGHTS = "model*.safetensors"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+NEEDED = (WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
+PATIENCE = 10.0  # seconds to wait for the hub's first answer
+SAMPLED = 1 << 20  # bytes of each file that a fingerprint looks at
+
+
+def unseen(share: float, text: str) -> None:
+    """A progress that nobody watches."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's files with their sizes in bytes. `folder` is None where they must still be fetched from the hub."""
+
+    name: str
+    files: dict[str, int]
+    folder: Path | None = None
+    revision: str = ""
+
+
+def find_source(name: str) -> Source:
+    """Where the model of that name lies, with all the files it takes; raises Refusal."""
+    source = _local(name) or _cached(name) or _on_hub(name)
+    _check_files(source)
+    return source
+
+
+def is_folder(name: str) -> bool:
+    """Whether a name that the catalogue does not know means a folder of this machine."""
+    return not is_bundled(name) and (name.startswith((".", "/", "~")) or "\\" in name or isdir(name))
+
+
+def tensors(source: Source) -> dict[str, TensorInfo]:
+    """Shape, type and place of every stored tensor, by name, from the headers of the weight files alone."""
+    found = _stored_headers(source) if source.folder else _hub_headers(source)
+    return {name: info for file in found.files_metadata.values() for name, info in file.tensors.items()}
+
+
+def read_config(source: Source) -> PretrainedConfig:
+    """The model's configuration; raises Refusal where it is no causal language model that transformers knows."""
+    folder = source.folder or _fetch_file(source, "config.json").parent
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as reason:
+        if "trust_remote_code" in str(reason):
+            raise Refusal(f"{source.name} needs code of its own, which is never run here: choose a model that transformers knows.", "model") from None
+        raise Refusal(f"The config.json of {source.name} cannot be used ({first_sentence(reason)}): choose another model.", "model") from None
+    if config.is_encoder_decoder or not _causal(config):
+        raise Refusal(f"{source.name} is a {config.model_type} model that does not continue text: choose a causal language model.", "model")
+    return config
+
+
+def fetch(source: Source, progress: Progress) -> Path:
+    """The folder with the model's files, after downloading those that are missing; raises Refusal."""
+    if source.folder:
+        return source.folder
+    wanted = {file: size for file, size in source.files.items() if _matches(file, NEEDED)}
+    done, total = 0, max(sum(wanted.values()), 1)
+    for file, size in wanted.items():
+        progress(done / total, f"Fetching {file} ({size / 1e6:.0f} MB)")
+        path = _fetch_file(source, file)
+        done += size
+    return path.parent
+
+
+def first_sentence(reason: BaseException) -> str:
+    """What a library's error says first, without its full stop."""
+    text = str(reason).strip() or type(reason).__name__
+    return text.splitlines()[0].split(". ")[0].rstrip(".: ")
+
+
+def _local(name: str) -> Source | None:
+    if is_bundled(name):
+        folder = bundled_folder(name)
+    elif is_folder(name):
+        folder = Path(expanduser(name))
+    else:
+        return None
+    if not isdir(folder):
+        raise Refusal(f"There is no folder {name}: check the path.", "model")
+    try:
+        files = _sizes(folder)
+        return Source(name, files, folder, _fingerprint(folder, files))
+    except OSError as reason:
+        raise Refusal(f"The folder {name} cannot be read ({reason.strerror}): check who may open it.", "model") from None
+
+
+def _cached(name: str) -> Source | None:
+    """What the hub's cache holds, if it is complete."""
+    with _asking_hub(name):
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return None
+    source = Source(name, _sizes(folder), folder, folder.name[:12])
+    try:
+        _check_files(source)
+    except Refusal:
+        return None
+    return source
+
+
+def _on_hub(name: str) -> Source:
+    with _asking_hub(name):
+        info = HfApi().model_info(name, files_metadata=True, timeout=PATIENCE)
+    files = {file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename}
+    return Source(name, files, None, (info.sha or "")[:12])
+
+
+def _check_files(source: Source) -> None:
+    """Refuse a model that lacks a file, naming the file."""
+    if "config.json" not in source.files:
+        raise Refusal(f"{source.name} has no config.json: name a folder or hub model saved by transformers' save_pretrained.", "model")
+    if SINGLE not in source.files and INDEX not in source.files:
+        pickled = any(_matches(file, PICKLES) for file in source.files)
+        raise Refusal(f"{source.name} has only pickled weights, which can run code of their own and are refused: save it as safetensors."
+                      if pickled else f"{source.name} has no weights (model.safetensors): save or choose a complete model.", "model")
+    if missing := _missing_shards(source):
+        raise Refusal(f"{source.name} lacks {missing[0]}: fetch or save the missing weight files.", "model")
+    if not any(file in source.files for file in TOKENIZER):
+        raise Refusal(f"{source.name} has no tokenizer (tokenizer.json): save its tokenizer beside the weights.", "model")
+
+
+def _missing_shards(source: Source) -> list[str]:
+    if not source.folder or SINGLE in source.files:
+        return []
+    try:
+        shards = json.loads((source.folder / INDEX).read_text())["weight_map"].values()
+    except (ValueError, KeyError):
+        raise _damaged(source) from None
+    return sorted(set(shards) - set(source.files))
+
+
+def _damaged(source: Source) -> Refusal:
+    return Refusal(f"The weight files of {source.name} are damaged: fetch or save them again.", "model")
+
+
+def _causal(config: PretrainedConfig) -> bool:
+    classes = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return known and (not config.architectures or any(name in classes for name in config.architectures))
+
+
+def _stored_headers(source: Source) -> SafetensorsRepoMetadata:
+    try:
+        return get_local_safetensors_metadata(source.folder)
+    except (OSError, ValueError, SafetensorsParsingError):
+        raise _damaged(source) from None
+
+
+def _hub_headers(source: Source) -> SafetensorsRepoMetadata:
+    with _asking_hub(source.name):
+        return get_safetensors_metadata(source.name)
+
+
+def _fetch_file(source: Source, file: str) -> Path:
+    with _asking_hub(source.name):
+        return Path(hf_hub_download(source.name, file))
+
+
+@contextmanager
+def _asking_hub(name: str) -> Iterator[None]:
+    """Turn whatever goes wrong between us and the hub into a Refusal."""
+    try:
+        yield
+    except GatedRepoError:
+        raise Refusal(f"{name} is gated: accept its licence at https://huggingface.co/{name}, then log in with `hf auth login`.", "model") from None
+    except RepositoryNotFoundError:
+        raise Refusal(f"The hub has no model {name!r}, or it is private: check the spelling, or log in with `hf auth login`.", "model") from None
+    except HFValidationError:
+        raise Refusal(f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B: check the spelling.", "model") from None
+    except Exception as reason:  # the hub's client lets every error of its HTTP library through, and that library changes
+        raise Refusal(f"{name} is not on this machine and the hub cannot be reached ({first_sentence(reason)}): "
+                      "connect to the network, or choose a bundled model or a folder.", "model") from None
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def _fingerprint(folder: Path, files: dict[str, int]) -> str:
+    """Twelve letters that tell two states of a folder apart: sizes, and the start of the configuration and of every weight file."""
+    digest = sha256()
+    for file in (file for file in files if file == "config.json" or fnmatch(file, WEIGHTS)):
+        with (folder / file).open("rb") as stream:
+            digest.update(f"{file} {files[file]}".encode() + stream.read(SAMPLED))
+    return digest.hexdigest()[:12]
+
+
+def _matches(file: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(file, pattern) for pattern in patterns)
