@@ -144,11 +144,12 @@ class Shelf(Generic[Held]):
     def get(self, name: str, loading: Loading, progress: Progress = unseen) -> Held:
         """The model of that name, loaded now if it is not held yet; raises Refusal."""
         key = (name, loading.resolve())
-        if key not in self._held:
-            with self._loading:
-                if key not in self._held:
-                    self._held[key] = self._load(*key, progress)
-        return self._held[key]
+        if (held := self._held.get(key)) is not None:
+            return held
+        with self._loading:
+            if key not in self._held:
+                self._held[key] = self._load(*key, progress)
+            return self._held[key]
 
     def held(self) -> list[tuple[str, Loading]]:
         """Names and settings of what is held, oldest first."""
@@ -194,8 +195,8 @@ def _estimate(source: Source, loading: Loading) -> Estimate:
 def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
     advice = "choose nf4 weights or a smaller model" if loading.quantization == "none" else "choose a smaller model"
     weights = loading.dtype if loading.quantization == "none" else loading.quantization
-    return Refusal(f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free on {loading.device}: "
-                   f"{advice}, or free memory first.", "model")
+    return Refusal(f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free on "
+                   f"{loading.device}: {advice}, or free memory first.", "model")
 
 
 def _read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:

@@ -38,7 +38,7 @@ class Model:
         self.context: int = getattr(config, "max_position_embeddings", None) or 2048
         self.device: torch.device = network.get_input_embeddings().weight.device
         self.dtype: torch.dtype = network.dtype
-        self.parameters = sum(p.numel() for p in network.parameters())
+        self.parameters = network.num_parameters()  # knows how many weights a quantised tensor stands for
         self.tokens = Tokens(tokenizer, self.vocabulary)
         with torch.inference_mode():
             expected = self._probe_library()
