@@ -25,7 +25,7 @@ from playground.events import Draft, Event, Reason, Rollback, Verdict
 from playground.parts.tree import ROOT, TokenTree
 from playground.recorder import Kept, Recorder
 from playground.rows import Chain, Choice, Rows
-from playground.stream import Immediate, Prefill, Request, Stream, Together
+from playground.stream import Immediate, Request, Stream, Together
 
 if TYPE_CHECKING:
     from playground.recipe import Assembly
@@ -56,6 +56,7 @@ class Lane:
         self.text = ""
         self.events: list[Event] = []  # not handed out yet
         self._models, self._streams, self._round = models, {}, -1
+        self._asked: Immediate | None = None  # the last request to change the text
         self._policy = assembly.cache_policy
         self._reader = Reader(self.target_model.tokens)
         self.chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids)
@@ -102,7 +103,7 @@ class Lane:
 
     def prefill(self) -> Request:
         """The prompt through the target; answers with the row after it."""
-        return Prefill(self.target, self._settle)
+        return self.target.prefill()
 
     def extend(self, tree: TokenTree | None = None) -> Request:
         """Rows of the target for the end of the text and for every node of `tree`, in one forward."""
@@ -115,11 +116,18 @@ class Lane:
     def keep(self, what: Choice | Verdict) -> Request:
         """Commit a chosen token, or the accepted path of a verdict and the token after it."""
         steps = [Kept(what.token, what.origin, what.rows, what.node)] if isinstance(what, Choice) else self._steps(what)
-        return Immediate(lambda: self._keep(steps))
+        return self._due(Immediate(lambda: self._keep(steps)))
 
     def roll_back(self, count: int) -> Request:
         """Take back the last `count` generated tokens."""
-        return Immediate(lambda: self._roll_back(count))
+        return self._due(Immediate(lambda: self._roll_back(count)))
+
+    def _due(self, request: Immediate) -> Immediate:
+        """These answer nothing, so a forgotten yield would go unnoticed, and the text would never grow."""
+        if self._asked and not self._asked.served:
+            raise RuntimeError("the text was to change and did not: write `yield lm.keep(…)` and `yield lm.roll_back(…)`")
+        self._asked = request
+        return request
 
     # --- chance ---
 
@@ -145,32 +153,37 @@ class Lane:
             self._round += 1
             event.round, event.pieces = self._round, [self.piece(token) for token in event.tokens]
         if isinstance(event, Verdict):
-            event.round, event.piece = self._round, self.piece(event.token)
+            event.round, event.piece = self._round, self.piece(event.token) if event.token >= 0 else ""
         self.events.append(event)
 
     # --- how the text grows ---
 
     def begin(self) -> None:
-        """Before the first forward: what a fork or the grammar leaves no choice about is written at once."""
-        self._commit([Kept(token, "forced") for token in self.limits.forced])
+        """Before the first forward: what the grammar leaves no choice about is written at once."""
+        if not self.limits.forced:
+            self._commit(self._forced())
+
+    def keep_given(self, rows: Rows) -> None:
+        """Commit the tokens a fork begins with; `rows` is what the model thought before and after each of them."""
+        self._keep([Kept(token, "forced", rows, node) for node, token in enumerate(rows.tree.tokens, ROOT)])
 
     def _steps(self, verdict: Verdict) -> list[Kept]:
         rows = self.target.seen
         path = [rows.tree.tokens[node] for node in verdict.kept]
         befores = [ROOT, *verdict.kept]
         drafted = [Kept(token, "draft", rows, before) for token, before in zip(path, befores)]
-        return [*drafted, Kept(verdict.token, verdict.origin, rows, befores[-1])]
+        return drafted + [Kept(verdict.token, verdict.origin, rows, befores[-1])] * (verdict.token >= 0)
 
     def _keep(self, steps: list[Kept]) -> None:
         self._commit(steps)
         for stream in self._streams.values():
             stream.follow()
-        self._settle()
+        self.settle()
 
     def _commit(self, steps: list[Kept]) -> None:
         """Lengthen the text token by token, until it is complete; tokens the grammar forces follow at once."""
         start, kept, text = self.generated, [], ""
-        waiting = deque(steps or self._forced())
+        waiting = deque(steps)
         while waiting and not self.reason:
             kept.append(waiting.popleft())
             text += self._append(kept[-1].token)
@@ -182,9 +195,9 @@ class Lane:
             self.events += self.recorder.committed(kept, start, text)
 
     def _append(self, token: int) -> str:
+        if self.chain.matcher and not self.chain.matcher.advance(token):
+            raise Refusal(f"The grammar does not allow {self.piece(token)!r} here, so the text cannot go on: loosen the grammar.", "constraint")
         self.tokens.append(token)
-        if self.chain.matcher:
-            self.chain.matcher.advance(token)
         piece = self._reader.push([token])
         self.text += piece
         self.reason = self._complete(token)
@@ -208,7 +221,7 @@ class Lane:
         self.text += rest
         return rest
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """After a keep: the policy frees slots of the target's cache, and what is left is noted."""
         store, freed = self.target.store, 0
         if self._policy:
@@ -228,4 +241,4 @@ class Lane:
         self.text = self._reader.push(self.tokens[self.prompt_length:])
         self.reason = None
         self.record(Rollback(count, self.text))
-        self._settle()
+        self.settle()

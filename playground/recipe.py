@@ -64,8 +64,8 @@ def assemble(recipe: Recipe) -> Assembly:
                       f"for example greedy with {recipe.strategy}.", recipe.strategy)
     extras = [(find(name), knobs) for name, knobs in recipe.extras]
     slots = {kind: name for name, kind in main.slots().items()}
-    filling = _filling(main, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
-    decoder = make(recipe.strategy, **recipe.knobs, **filling)
+    filling = _filling(recipe, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
+    decoder = make(recipe.strategy, **{**recipe.knobs, **filling})
     assembly = Assembly(decoder)
     for toggle in [*decoder.toggles(), *(make(cls.name, **knobs) for cls, knobs in extras if cls.kind not in slots)]:
         _add(assembly, toggle)
@@ -74,11 +74,12 @@ def assemble(recipe: Recipe) -> Assembly:
     return assembly
 
 
-def _filling(main: type[Strategy], extras: list, slots: dict[str, str]) -> dict[str, Strategy]:
-    filling: dict[str, Strategy] = {}
+def _filling(recipe: Recipe, extras: list, slots: dict[str, str]) -> dict[str, Any]:
+    """What fills the slots, by field: a knob of that name, or a strategy that was added."""
+    filling = {slot: recipe.knobs[slot] for slot in slots.values() if slot in recipe.knobs}
     for cls, knobs in extras:
         if slots[cls.kind] in filling:
-            raise Refusal(f"{main.name} takes one {cls.kind}; {cls.name} is one too many.", cls.name)
+            raise Refusal(f"{recipe.strategy} takes one {cls.kind}; {cls.name} is one too many.", cls.name)
         filling[slots[cls.kind]] = make(cls.name, **knobs)
     return filling
 

@@ -83,6 +83,10 @@ class Rows:
             raise IndexError(f"no row for node {node}: these are nodes {self.first} to {self.first + len(self.raw) - 1}")
         return row
 
+    def after(self, node: int) -> Tensor | None:
+        """The raw row of one node, [1, V]; None where it was not part of this forward."""
+        return self.raw[node - self.first:node - self.first + 1] if node >= self.first else None
+
     def position(self, node: int) -> int:
         """Position in the sequence of the token this row is about."""
         return len(self.committed) + len(self.tree.path(node))

@@ -20,6 +20,7 @@ from playground.events import Commit, Done, Event, Failed, Header, Stamped
 from playground.lane import Lane, Limits
 from playground.recipe import Assembly, Recipe, assemble
 from playground.recorder import Recorder
+from playground.strategy import Decoder
 from playground.stream import Request
 from playground.trace import Trace
 
@@ -64,7 +65,7 @@ class Runner:
 
     def __init__(self, lane: Lane, assembly: Assembly):
         self.lane, self.clock = lane, 0.0
-        self._generator = assembly.decoder.decode(lane)
+        self._generator = _speech(assembly.decoder, lane)
         self._request: Request | None = None
         self.finished = False
 
@@ -117,13 +118,24 @@ class Runner:
         self._finish(Failed(message))
 
     def _finish(self, last: Event) -> None:
-        self._generator.close()
         self.finished = True
         self.lane.events.append(last)
+        try:
+            self._generator.close()
+        except Exception:  # the text is what it is; nobody waits for this strategy any more
+            log.exception("a strategy failed while it was closed")
 
     def _drain(self) -> list[Event]:
         events, self.lane.events = self.lane.events, []
         return events
+
+
+def _speech(decoder: Decoder, lane: Lane) -> Iterator[Event | Request]:
+    """What a decoder yields. Nothing of it runs before the lane's first turn, so its errors are the lane's own."""
+    said = decoder.decode(lane)
+    if not isinstance(said, Iterator):
+        raise TypeError(f"decode of {type(decoder).__name__} returned {type(said).__name__}: it has to be a generator, so write `yield`")
+    return (yield from said)
 
 
 class Refused:

@@ -277,8 +277,8 @@ def find(name: str) -> type[Strategy]:
     return known[name]
 
 
-def make(name: str, **settings: Any) -> Strategy:
-    """A strategy with its knobs set and its slots filled with their defaults; raises Refusal for a wrong name or value."""
+def make(name: str, /, **settings: Any) -> Strategy:
+    """A strategy with its knobs set; slots take a strategy or its name, their default otherwise. Raises Refusal for what is wrong."""
     cls = find(name)
     knobs = {k.name: k for k in cls.knobs()}
     for given in settings:
@@ -286,8 +286,15 @@ def make(name: str, **settings: Any) -> Strategy:
             near = get_close_matches(given, knobs, 1)
             known = f"its knobs are {', '.join(knobs)}" if knobs else "it has none"
             raise Refusal(f"{name} has no knob {given!r}; {f'did you mean {near[0]}?' if near else known + '.'}", given)
-    chosen = {f: make(_default(cls, f)) for f in cls.slots() if f not in settings}
-    return cls(**chosen, **{k: knobs[k].read(v) if k in knobs else v for k, v in settings.items()})
+    filled = {slot: _fill(slot, kind, settings.get(slot, _default(cls, slot))) for slot, kind in cls.slots().items()}
+    return cls(**filled, **{k: knobs[k].read(v) for k, v in settings.items() if k in knobs})
+
+
+def _fill(slot_name: str, kind: str, filling: Any) -> Strategy:
+    filled = filling if isinstance(filling, Strategy) else make(str(filling))
+    if filled.kind != kind:
+        raise Refusal(f"{slot_name} takes a {kind}, and {filled.name} is a {filled.kind.replace('_', ' ')}.", slot_name)
+    return filled
 
 
 def _default(cls: type[Strategy], field_name: str) -> str:

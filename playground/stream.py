@@ -13,7 +13,7 @@ from torch import Tensor
 
 from playground.engine.model import Model, Work
 from playground.events import Forward
-from playground.parts.tree import ROOT, TokenTree
+from playground.parts.tree import ROOT, TokenTree, chain
 from playground.rows import Rows, concat
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ class Immediate(Request):
     """A request that needs no forward."""
 
     def __init__(self, act: Callable[[], Any]):
-        self._act = act
+        self._act, self.served = act, False
 
     def advance(self) -> bool:
-        self.result = self._act()
+        self.result, self.served = self._act(), True
         return True
 
 
@@ -73,17 +73,23 @@ class Extend(Request):
 
 
 class Prefill(Request):
-    """The prompt goes through the model; the answer is its last row."""
+    """The prompt goes through a model, with the tokens a fork begins with as guesses that cannot fail; the answer is the last row."""
 
-    def __init__(self, stream: Stream, then: Callable[[], None]):
-        self._stream, self._then = stream, then
+    def __init__(self, stream: Stream):
+        self._stream = stream
+        self._given = chain(list(stream.lane.limits.forced), "fork")
 
     def advance(self) -> bool:
-        if self._stream.behind() > CHUNK:
-            self._stream.catch_up(CHUNK)
+        stream, lane = self._stream, self._stream.lane
+        if stream.behind() > CHUNK:
+            stream.catch_up(CHUNK)
             return False
-        self.result = self._stream.rows(TokenTree())
-        self._then()
+        self.result = stream.rows(self._given)
+        if len(self._given):
+            lane.keep_given(self.result)
+            self._given = TokenTree()
+            return False
+        lane.settle()
         return True
 
 
@@ -93,13 +99,17 @@ class Stream:
     def __init__(self, name: str, model: Model, lane: Lane):
         self.name, self.model, self.lane = name, model, lane
         self.store = model.new_store()
-        self._root: Tensor | None = None  # row [1, V] that follows the trunk, while it is known
+        self._root: Tensor | None = None  # row [1, V] that follows the trunk, where it is known
         self._tree = TokenTree()  # the tree whose first nodes are in the scratch
         self.seen: Rows | None = None  # what was asked for last
 
     def extend(self, tree: TokenTree | None = None) -> Request:
         """Ask for rows: of the root, and of every node of `tree` this stream has not seen yet."""
         return Extend(self, tree if tree is not None else TokenTree())
+
+    def prefill(self) -> Request:
+        """Ask for the row after the prompt."""
+        return Prefill(self)
 
     def behind(self) -> int:
         """Committed tokens this stream's model has not read."""
@@ -159,9 +169,9 @@ class Stream:
             if child is None:
                 break
             node = child
-        if self.behind():
-            self._root = None
         self.store.keep(node)
+        if node != ROOT or self.behind():
+            self._root = None if self.behind() else self.seen.after(node)
         self.store.forget()
         self._tree = TokenTree()
 

@@ -99,9 +99,12 @@ def test_gradio_lives_in_the_page():
         assert within(module.name, "playground.ui", "app") or not module.reaches("gradio"), module
 
 
-def test_the_page_reaches_models_only_through_a_session():
+def test_the_page_names_models_but_runs_them_only_through_a_session():
+    naming = ("playground.engine.catalogue", "playground.engine.load", "playground.engine.sources")
     for module in under("playground.ui"):
-        assert not module.reaches("playground.engine", "transformers"), module
+        engine = {imported for imported in module.imports if within(imported, "playground.engine")}
+        assert all(within(imported, *naming) for imported in engine), module
+        assert not module.reaches("transformers"), module
 
 
 @pytest.mark.parametrize("source, package, imports", [

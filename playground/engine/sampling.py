@@ -32,7 +32,7 @@ def top_p(scores: Tensor, p: float) -> Tensor:
     """Keep the most probable tokens up to and with the one that makes their sum reach p."""
     if p >= 1:
         return scores
-    ordered, order = scores.sort(stable=True)
+    ordered, order = (x.flip(-1) for x in scores.sort(descending=True, stable=True))  # of equals the lowest id stays longest
     out = ordered.softmax(-1).cumsum(-1) <= 1 - p
     out[..., -1] = False
     return scores.masked_fill(out.scatter(-1, order, out), REMOVED)

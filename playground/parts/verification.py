@@ -37,9 +37,13 @@ Rule = Callable[[int, list[int]], Ruling]
 
 
 def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
-    """The verdict of a rule on a whole tree. A guess that ends the text ends the walk."""
+    """The verdict of a rule on a whole tree. A guess that ends the text ends the walk, and no token follows it."""
     verdict, node = Verdict(), ROOT
-    while children := tree.children(node):
+    while not _is_over(lm, tree, rows, node):
+        children = tree.children(node)
+        if not children:
+            verdict.token, verdict.origin = lm.pick(rows, node).token, "bonus" if len(tree) else "sampled"
+            return verdict
         ruling = rule(node, children)
         verdict.tests += ruling.tests
         if ruling.child is None:
@@ -48,8 +52,13 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
             return verdict
         node = ruling.child
         verdict.kept.append(node)
-    verdict.token, verdict.origin = lm.pick(rows, node).token, "bonus" if len(tree) else "sampled"
     return verdict
+
+
+def _is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
+    """Whether nothing can follow a node: it ends the text, or the grammar is complete there."""
+    complete = rows.masks is not None and not bool(rows.masks[rows.row(node)].any())
+    return node != ROOT and (complete or lm.ends(tree.tokens[node]))
 
 
 def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling:

@@ -1,7 +1,10 @@
 """JSON Schema as constraint."""
+import json
+
 from playground.strategy import Constraint, knob
 
 EXAMPLE = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
+FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class JsonSchema(Constraint):
@@ -16,6 +19,13 @@ class JsonSchema(Constraint):
     guarantee = ("constraint_sound",)
 
     source: str = knob(EXAMPLE, multiline=True, file=True, help="the schema, as JSON")
+    whitespace: str = knob("fixed", choices=("fixed", "free"), help="fixed: one space after a comma or colon; free: anywhere JSON allows it")
 
     def grammar(self):
-        return "json_schema", self.source
+        try:
+            schema = json.loads(self.source)
+        except ValueError:
+            schema = None
+        if self.whitespace == "free" or not isinstance(schema, dict):  # what is no schema is refused by the engine
+            return "json_schema", self.source
+        return "json_schema", json.dumps({"x-guidance": FIXED, **schema})

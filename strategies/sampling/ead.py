@@ -29,8 +29,8 @@ class EAD(Decoder):
         streams = {"large": lm.target, "small": lm.stream("draft")}
         active, since, recent = self.start, 0, deque(maxlen=self.window)
         yield Switch(0, active, "start")
+        rows = yield streams[active].prefill()
         while True:
-            rows = yield streams[active].extend()
             recent.append(rows.entropy() / LN2)
             mean = sum(recent) / len(recent)
             yield Figure("scalar", "mean entropy", {"x": lm.generated, "series": {"mean entropy, bits": mean}, "lines": {"threshold": self.threshold}})
@@ -40,3 +40,4 @@ class EAD(Decoder):
             if wanted != active and since >= self.dwell:
                 active, since = wanted, 0
                 yield Switch(lm.generated, active, f"mean entropy {mean:.2f} bits")
+            rows = yield streams[active].extend()

@@ -1,0 +1,52 @@
+"""Start the page: `python app.py`. Without options it runs the bundled models; a Hugging Face Space starts it the same way."""
+import argparse
+import os
+import sys
+
+from playground.errors import Refusal
+from playground.ui.arrivals import Wish
+from playground.ui.gpu import on_zero
+from playground.ui.page import build, dressed
+from playground.ui.site import Site
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def options(arguments: list[str]) -> argparse.Namespace:
+    parser = Parser(description="A page that shows how decoding strategies choose tokens.")
+    parser.add_argument("--model", default="", help="target model: a folder or a hub id; the bundled one if not given")
+    parser.add_argument("--draft", default="", help="draft model with the target's vocabulary")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--quantization", default="none", help="none, int8, nf4 or fp4")
+    parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
+    parser.add_argument("--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", 0)) or None, help="7860 or the next free one if not given")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    given = options(arguments)
+    try:
+        site = Site.from_environment(Wish(given.model, given.draft, given.device, given.dtype, given.quantization))
+        site.check()
+        page = build(site)
+        start(page, given)
+    except Refusal as refusal:
+        Parser().error(str(refusal))
+    site.warm(wait=on_zero())
+    page.block_thread()
+
+
+def start(page, given: argparse.Namespace) -> None:
+    try:
+        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, **dressed())
+    except OSError as reason:
+        raise Refusal(f"The page cannot start on {given.host}: {reason}") from None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

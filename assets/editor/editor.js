@@ -1,0 +1,381 @@
+// Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced}; what a person
+// sets goes there at once and is checked by the server a moment later. All text enters the page as textContent.
+const { strategies, most } = __CATALOGUE__;
+const byName = new Map(strategies.map((s) => [s.name, s]));
+const MAIN = ["decoder", "canvas_decoder", "preset"];
+const SINGLE = ["constraint", "cache_policy", "compute_policy"];
+const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "KV cache", compute_policy: "Compute" };
+// The guarantees worth a badge; that a method has a plain limit (collapses) is for tests to know.
+const PROMISES = {
+  greedy_identical: ["lossless", "Token for token the text of plain greedy decoding under the same toggles."],
+  distribution_identical: ["lossless", "Draws from exactly the distribution of plain sampling under the same toggles."],
+  constraint_sound: ["always valid", "Every finished text satisfies the constraint."],
+  budget_respected: ["within budget", "The cache never holds more than its budget after a token is kept."],
+  heuristic: ["heuristic", "No guarantee: what it gives up is what there is to see."],
+};
+const open = new Set();
+let lanes = [];
+let verdicts = [];
+let asked = 0;
+let timer = 0;
+
+const root = element.querySelector(".editor");
+const words = (name) => name.replaceAll("_", " ");
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+function h(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
+  return node;
+}
+
+const ICONS = { copy: "M5 5V2.8c0-.5.3-.8.8-.8h5.4c.5 0 .8.3.8.8v5.4c0 .5-.3.8-.8.8H9M2.8 5h5.4c.5 0 .8.3.8.8v5.4c0 .5-.3.8-.8.8H2.8a.8.8 0 0 1-.8-.8V5.8c0-.5.3-.8.8-.8Z", cross: "m3 3 8 8m0-8-8 8" };
+
+function icon(name) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  svg.setAttribute("viewBox", "0 0 14 14");
+  path.setAttribute("d", ICONS[name]);
+  svg.append(path);
+  return svg;
+}
+
+// ---- what a lane says
+
+const shown = (value) => (typeof value === "string" && value.length > 24 ? `${value.slice(0, 23)}…` : String(value));
+
+function phrase(name, knobs, isMain) {
+  // Knobs that were changed; of an added part also its first number, by which it is known.
+  const first = isMain ? null : byName.get(name)?.knobs.find((knob) => ["int", "float"].includes(knob.type));
+  const told = { ...(first ? { [first.name]: first.default } : {}), ...knobs };
+  const settings = Object.entries(told).map(([k, v]) => (k.length > 1 && !name.endsWith(k) ? `${words(k)} ${shown(v)}` : shown(v)));
+  return settings.length ? `${name} ${settings.join(", ")}` : name;
+}
+
+function filling(lane, slot) {
+  const held = lane.extras.find(([name]) => byName.get(name)?.kind === slot.kind);
+  return held || [slot.default, {}];
+}
+
+function recipe(lane) {
+  const main = byName.get(lane.strategy);
+  const slots = (main?.slots || []).map((slot) => filling(lane, slot));
+  const rest = lane.extras.filter(([name]) => !(main?.slots || []).some((slot) => slot.kind === byName.get(name)?.kind));
+  return [[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0));
+}
+
+// ---- what may go together
+
+function fits(main, candidate, lane) {
+  if (main.refuses.includes(candidate.kind) || main.brings.includes(candidate.name)) return false;
+  const names = lane.extras.map(([name]) => name);
+  if (candidate.kind === "sampler") return !names.includes(candidate.name);
+  return SINGLE.includes(candidate.kind) && !names.some((name) => byName.get(name)?.kind === candidate.kind);
+}
+
+function suits(slot, candidate, lane, main) {
+  if (candidate.kind !== slot.kind) return false;
+  if (candidate.kind !== "verifier" || !candidate.exact_for.length) return true;
+  const drafting = main.slots.find((other) => other.kind === "drafter");
+  const drafter = drafting && byName.get(filling(lane, drafting)[0]);
+  return !drafter?.drawn || candidate.exact_for.includes(drafter.drawn);
+}
+
+function settle(lane) {
+  // After a change of strategy or drafter: drop what has no place any more, and take a verifier that suits.
+  const main = byName.get(lane.strategy);
+  if (!main) return;
+  const kinds = main.slots.map((slot) => slot.kind);
+  const kept = [];
+  for (const [name, knobs] of lane.extras) {
+    const part = byName.get(name);
+    if (part && (kinds.includes(part.kind) || fits(main, part, { extras: kept }))) kept.push([name, knobs]);
+  }
+  lane.extras = kept;
+  for (const slot of main.slots) {
+    const held = byName.get(filling(lane, slot)[0]);
+    if (held && suits(slot, held, lane, main)) continue;
+    const other = strategies.find((candidate) => suits(slot, candidate, lane, main));
+    if (other) fill(lane, slot, other.name);
+  }
+}
+
+function fill(lane, slot, name) {
+  lane.extras = lane.extras.filter(([held]) => byName.get(held)?.kind !== slot.kind);
+  lane.extras.push([name, {}]);
+}
+
+// ---- telling the page and asking the server
+
+function commit() {
+  props.value = JSON.parse(JSON.stringify(lanes));
+  trigger("change", {});
+  clearTimeout(timer);
+  timer = setTimeout(ask, 150);
+}
+
+async function ask() {
+  const mine = ++asked;
+  const answer = await server.check(lanes);
+  if (mine !== asked) return;
+  verdicts = answer;
+  lanes.forEach((lane, i) => judge(i));
+}
+
+function judge(i) {
+  const card = root.querySelector(`.lane-card[data-lane="${i}"]`);
+  if (!card) return;
+  const { guarantee = [], problem = "", about = "" } = verdicts[i] || {};
+  card.querySelector(".promises").replaceChildren(...promises(guarantee));
+  complain(card, problem, about);
+}
+
+function promises(names) {
+  const told = new Map();
+  for (const [label, help] of names.map((name) => PROMISES[name] || [])) if (label) told.set(label, [...(told.get(label) || []), help]);
+  return [...told].map(([label, helps]) => h("span", { class: `promise ${label === "heuristic" ? "loose" : "firm"}`, title: helps.join(" ") }, label));
+}
+
+function complain(card, text, about) {
+  card.querySelectorAll(".complaint").forEach((node) => node.remove());
+  card.querySelectorAll(".wrong").forEach((node) => node.classList.remove("wrong"));
+  if (!text) return;
+  const place = [...card.querySelectorAll("[data-about]")].find((node) => node.dataset.about === about && node.offsetParent);
+  const note = h("p", { class: "complaint", role: "alert" }, text);
+  if (place) { place.classList.add("wrong"); place.append(note); } else card.append(note);
+}
+
+// ---- knobs
+
+function set(knobs, knob, value, i) {
+  if (value === knob.default) delete knobs[knob.name]; else knobs[knob.name] = value;
+  const line = root.querySelector(`.lane-card[data-lane="${i}"] .recipe`);
+  if (line) line.replaceChildren(...recipeNodes(lanes[i]));
+  commit();
+}
+
+function knobRow(knob, knobs, i) {
+  const value = knobs[knob.name] ?? knob.default;
+  const id = `knob-${Math.random().toString(36).slice(2, 9)}`;
+  const change = (given) => set(knobs, knob, given, i);
+  const wide = knob.multiline || (knob.type === "str" && !knob.choices.length);
+  return h("div", { class: `knob${wide ? " wide" : ""}`, "data-about": knob.name, title: knob.help },
+    ...control(knob, value, id, change), h("small", { class: "help" }, knob.help));
+}
+
+function control(knob, value, id, change) {
+  const label = h("label", { for: id }, capital(words(knob.name)));
+  if (knob.type === "bool") {
+    return [h("span", { class: "row check" }, h("input", { id, type: "checkbox", checked: Boolean(value), onchange: (e) => change(e.target.checked) }), label)];
+  }
+  if (knob.choices.length) {
+    const options = knob.choices.map((choice) => h("option", { value: choice, selected: choice === value }, words(choice)));
+    return [h("span", { class: "row" }, label, h("select", { id, onchange: (e) => change(e.target.value) }, ...options))];
+  }
+  if (knob.type === "str") return [label, typed(knob, value, id, change)];
+  return numeric(knob, value, id, change, label);
+}
+
+function typed(knob, value, id, change) {
+  if (!knob.multiline) return withValue(h("input", { id, type: "text", spellcheck: "false", oninput: (e) => change(e.target.value) }), value);
+  return withValue(h("textarea", { id, rows: 5, spellcheck: "false", oninput: (e) => change(e.target.value) }), value);
+}
+
+function withValue(node, value) { node.value = value; return node; }
+
+function numeric(knob, value, id, change, label) {
+  const step = knob.step ?? (knob.type === "int" ? 1 : (knob.max - knob.min) / 100 || "any");
+  const read = (text) => (text === "" || Number.isNaN(Number(text)) ? text : Number(text));
+  const box = withValue(h("input", { id, type: "number", step: knob.type === "int" ? 1 : "any", inputmode: "decimal" }), value);
+  const head = h("span", { class: "row" }, label, box);
+  if (knob.min === null || knob.max === null) {
+    box.addEventListener("input", () => change(read(box.value)));
+    return [head];
+  }
+  const range = h("input", { type: "range", min: knob.min, max: knob.max, step, "aria-label": words(knob.name), tabindex: "-1" });
+  range.value = value;
+  const fillUp = () => range.style.setProperty("--at", `${(100 * (range.value - knob.min)) / (knob.max - knob.min || 1)}%`);
+  fillUp();
+  range.addEventListener("input", () => { box.value = Number(Number(range.value).toPrecision(6)); fillUp(); change(read(box.value)); });
+  box.addEventListener("input", () => { range.value = box.value; fillUp(); change(read(box.value)); });
+  return [head, range];
+}
+
+// ---- parts of a card
+
+function knobGrid(part, knobs, i) {
+  return part.knobs.length ? h("div", { class: "knobs" }, ...part.knobs.map((knob) => knobRow(knob, knobs, i))) : null;
+}
+
+function marks(part) {
+  return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
+    part.reconstruction ? h("span", { class: "mark", title: "Rebuilt from the paper where it leaves things open; details may differ from the authors' own." }, "reconstruction") : null];
+}
+
+function paper(reference) {
+  const first = reference.split(/[,\s]+/)[0];
+  if (!/^\d{4}\.\d{4,5}$/.test(first)) return h("span", { class: "paper" }, reference);
+  return h("a", { class: "paper", href: `https://arxiv.org/abs/${first}`, target: "_blank", rel: "noopener", title: "The paper, on arXiv" }, `arXiv ${first}`);
+}
+
+function grouped(candidates, label, chosen) {
+  const groups = new Map();
+  for (const part of candidates) groups.set(label(part), [...(groups.get(label(part)) || []), part]);
+  return [...groups].map(([name, parts]) =>
+    h("optgroup", { label: name }, ...parts.map((part) => h("option", { value: part.name, selected: part.name === chosen }, part.title || words(part.name)))));
+}
+
+function slotSection(slot, lane, i) {
+  const main = byName.get(lane.strategy);
+  const [name, knobs] = heldIn(lane, slot);
+  const part = byName.get(name);
+  const offered = strategies.filter((candidate) => suits(slot, candidate, lane, main));
+  if (part && !offered.includes(part)) offered.unshift(part);
+  const id = `slot-${i}-${slot.field}`;
+  const choose = (event) => { fill(lane, slot, event.target.value); settle(lane); redraw(i); commit(); };
+  return h("section", { class: "part", "data-about": name },
+    h("header", {}, h("label", { class: "role", for: id }, words(slot.field)),
+      h("select", { id, onchange: choose }, ...offered.map((p) => h("option", { value: p.name, selected: p.name === name, title: p.summary }, p.title || words(p.name)))),
+      ...(part ? marks(part) : [])),
+    part ? knobGrid(part, knobs, i) : null);
+}
+
+function heldIn(lane, slot) {
+  // The pair in the lane's own list, so that its knobs can be set; a default is written there on first sight.
+  const held = lane.extras.find(([name]) => byName.get(name)?.kind === slot.kind);
+  if (held) return held;
+  const pair = [slot.default, {}];
+  lane.extras.push(pair);
+  return pair;
+}
+
+function toggleSection([name, knobs], lane, i) {
+  const part = byName.get(name);
+  const remove = () => { lane.extras = lane.extras.filter((pair) => pair[0] !== name); redraw(i); commit(); };
+  return h("section", { class: "part", "data-about": name },
+    h("header", {}, h("span", { class: "role" }, part ? TOGGLES[part.kind] || words(part.kind) : "Unknown"),
+      h("strong", { title: part?.summary }, part?.title || name), ...(part ? marks(part) : []),
+      h("button", { type: "button", class: "icon", "aria-label": `Remove ${name}`, title: "Remove", onclick: remove }, icon("cross"))),
+    part ? knobGrid(part, knobs, i) : null);
+}
+
+function adder(lane, i) {
+  const main = byName.get(lane.strategy);
+  const offered = main ? strategies.filter((part) => fits(main, part, lane)) : [];
+  if (!offered.length) return null;
+  const add = (event) => { lane.extras.push([event.target.value, {}]); redraw(i); commit(); };
+  return h("select", { class: "adder", "aria-label": "Add a sampler, constraint or cache policy", onchange: add },
+    h("option", { value: "", selected: true, disabled: true, hidden: true }, "+ Add sampler, constraint, cache…"), ...grouped(offered, (part) => TOGGLES[part.kind], null));
+}
+
+function forcedChip(lane, i) {
+  // A lane born from a fork begins with given tokens.
+  if (!lane.forced.length) return null;
+  const free = () => { lane.forced = []; redraw(i); commit(); };
+  return h("span", { class: "forced" }, `begins with ${lane.forced.length} given token${lane.forced.length > 1 ? "s" : ""}`,
+    h("button", { type: "button", class: "icon", "aria-label": "Let the lane begin freely", title: "Let the lane begin freely", onclick: free }, icon("cross")));
+}
+
+function recipeNodes(lane) {
+  return recipe(lane).flatMap((piece, at) => (at ? [h("i", {}, " · "), h("span", {}, piece)] : [h("span", {}, piece)]));
+}
+
+function body(lane, i) {
+  const main = byName.get(lane.strategy);
+  if (!main) return h("div", { class: "body" });
+  const slotKinds = main.slots.map((slot) => slot.kind);
+  const sections = main.slots.map((slot) => slotSection(slot, lane, i));
+  const toggles = lane.extras.filter(([name]) => !slotKinds.includes(byName.get(name)?.kind));
+  return h("div", { class: "body", id: `lane-body-${i}` },
+    h("p", { class: "summary" }, main.summary), knobGrid(main, lane.knobs, i), ...sections,
+    ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i));
+}
+
+function picker(lane, i) {
+  const mains = strategies.filter((s) => MAIN.includes(s.kind));
+  const choose = (event) => { lane.strategy = event.target.value; lane.knobs = {}; settle(lane); redraw(i); commit(); };
+  const select = h("select", { class: "strategy", "aria-label": `Strategy of lane ${i + 1}`, onchange: choose }, ...grouped(mains, (s) => capital(words(s.family)), lane.strategy));
+  if (!byName.has(lane.strategy)) select.prepend(h("option", { value: lane.strategy, selected: true, disabled: true }, `${lane.strategy} (unknown)`));
+  return select;
+}
+
+function card(lane, i) {
+  const main = byName.get(lane.strategy);
+  const opened = open.has(i);
+  const toggle = () => { if (opened) open.delete(i); else open.add(i); redraw(i); judge(i); root.querySelector(`.lane-card[data-lane="${i}"] .edit`)?.focus(); };
+  return h("article", { class: `lane-card${opened ? " open" : ""}`, "data-lane": i },
+    h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), picker(lane, i),
+      h("button", { type: "button", class: "icon", "aria-label": `Duplicate lane ${i + 1}`, title: "Duplicate", disabled: lanes.length >= most, onclick: () => duplicate(i) }, icon("copy")),
+      h("button", { type: "button", class: "icon", "aria-label": `Remove lane ${i + 1}`, title: "Remove", onclick: () => remove(i) }, icon("cross"))),
+    h("p", { class: "recipe", title: main?.summary }, ...recipeNodes(lane)),
+    h("div", { class: "foot", "data-about": lane.strategy },
+      h("button", { type: "button", class: "edit", "aria-expanded": String(opened), "aria-label": `Edit lane ${i + 1}`, onclick: toggle }, opened ? "Done" : "Edit"),
+      forcedChip(lane, i), h("span", { class: "promises" }), ...(main ? marks(main) : [])),
+    opened ? body(lane, i) : null);
+}
+
+// ---- the row of cards
+
+function redraw(i) {
+  const old = root.querySelector(`.lane-card[data-lane="${i}"]`);
+  if (old) old.replaceWith(card(lanes[i], i));
+}
+
+function draw() {
+  root.dataset.count = lanes.length;
+  const add = h("button", { type: "button", class: "add-lane", onclick: addLane }, lanes.length ? "+ Add a lane" : "+ Add a first lane");
+  root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [add] : []));
+  lanes.forEach((lane, i) => judge(i));
+}
+
+const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])] });
+
+function addLane() {
+  const used = lanes.map((lane) => lane.strategy);
+  const next = strategies.find((s) => MAIN.includes(s.kind) && !used.includes(s.name)) || strategies.find((s) => MAIN.includes(s.kind));
+  lanes.push({ strategy: next?.name || "greedy", knobs: {}, extras: [], forced: [] });
+  verdicts = [];
+  draw();
+  commit();
+}
+
+function duplicate(i) {
+  lanes.splice(i + 1, 0, fresh(JSON.parse(JSON.stringify(lanes[i]))));
+  change();
+}
+
+function remove(i) {
+  lanes.splice(i, 1);
+  change();
+}
+
+function change() {
+  open.clear();
+  verdicts = [];
+  draw();
+  commit();
+}
+
+function take() {
+  const given = (props.value || []).slice(0, most).map(fresh);
+  if (JSON.stringify(given) === JSON.stringify(lanes)) return;
+  lanes = given;
+  verdicts = [];
+  draw();
+  ask();
+}
+
+watch("value", take);
+watch("problems", () => {
+  for (const [i, text] of Object.entries(props.problems || {})) {
+    const found = root.querySelector(`.lane-card[data-lane="${i}"]`);
+    if (found) complain(found, text, "");
+  }
+});
+take();
+if (!lanes.length) draw();

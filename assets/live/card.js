@@ -1,0 +1,211 @@
+// The card of one token: the row it was chosen from, how it got into the text, and where else the text could go.
+
+class Card {
+  constructor(root, fork) {
+    this.root = root;
+    this.node = root.querySelector(".card");
+    this.fork = fork;
+    this.pinned = false;
+    this.anchor = null;
+    this.node.addEventListener("pointerenter", () => clearTimeout(this.leaving));
+    this.node.addEventListener("pointerleave", () => this.leave());
+  }
+
+  show(anchor, lane, state, token, pinned = false) {
+    clearTimeout(this.leaving);
+    if (this.pinned && !pinned) return;
+    if (this.token === token && this.pinned === pinned && !this.node.hidden) return;
+    Object.assign(this, { anchor, token, pinned, lane });
+    const step = state.sequence(token.sequence).steps.get(token.position);
+    const mask = state.sequence(token.sequence).masks.get(token.position);
+    this.node.replaceChildren(...this.parts(lane, state, token, step, mask));
+    this.node.classList.toggle("pinned", pinned);
+    this.node.hidden = false;
+    this.place();
+  }
+
+  leave() {
+    if (this.pinned) return;
+    clearTimeout(this.leaving);
+    this.leaving = setTimeout(() => this.hide(), 160);
+  }
+
+  hide() {
+    clearTimeout(this.leaving);
+    this.node.hidden = true;
+    this.pinned = false;
+    this.token = null;
+  }
+
+  /** Beside the token and inside the window; on a narrow screen under it, over the whole width. */
+  place() {
+    const frame = this.root.getBoundingClientRect();
+    const token = this.anchor.getClientRects()[0] || this.anchor.getBoundingClientRect();
+    const width = Math.min(380, frame.width);
+    this.node.style.width = width + "px";
+    const left = Math.max(0, Math.min(token.left - frame.left - 12, frame.width - width));
+    const below = token.bottom + this.node.offsetHeight + 8 < window.innerHeight || token.top < this.node.offsetHeight + 70;
+    const top = below ? token.bottom + 6 : token.top - this.node.offsetHeight - 6;
+    this.node.style.left = left + "px";
+    this.node.style.top = top - frame.top + "px";
+  }
+
+  parts(lane, state, token, step, mask) {
+    const parts = [this.heading(token), facts(token, step)];
+    if (token.round) parts.push(guessPart(token));
+    if (step && step.top.length) parts.push(this.candidates(lane, token, step));
+    else parts.push(el("p", "aside", token.origin === "forced" ? "The grammar left one way to go on, so no row was computed." : "No row was recorded for this token."));
+    if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(leftover(token.round.verdict.leftover));
+    if (mask) parts.push(maskPart(mask));
+    return parts;
+  }
+
+  heading(token) {
+    const head = el("div", "card-head");
+    const piece = el("span", "piece");
+    writePiece(piece, token.piece, true);
+    const origin = ORIGINS[token.origin] || { label: token.origin, help: "" };
+    const label = el("span", "origin", origin.label);
+    label.title = origin.help;
+    head.append(piece, label, el("span", "where", `token ${token.position + 1}, id ${token.id}`));
+    if (this.pinned) {
+      const close = button("icon close", "×", "Close (Escape)", () => this.hide());
+      close.setAttribute("aria-label", "Close");
+      head.append(close);
+    }
+    return head;
+  }
+
+  candidates(lane, token, step) {
+    const part = el("div", "candidates");
+    const head = el("div", "row head");
+    head.append(el("span", "", ""), el("span", "", ""), el("span", "num raw", "model"), el("span", "num final", "drawn with"));
+    part.append(head);
+    let rest = 1;
+    for (const candidate of step.top) {
+      rest -= candidate[2];
+      part.append(this.candidate(lane, token, step, candidate));
+    }
+    if (rest > 0.0005) {
+      const row = el("div", "row rest");
+      row.append(el("span", "piece", "all others"), bars(rest, null), el("span", "num", percent(rest)), el("span", "num", ""));
+      part.append(row);
+    }
+    return part;
+  }
+
+  candidate(lane, token, step, [id, piece, raw, final, fell]) {
+    const chosen = id === step.chosen;
+    const row = button("row candidate" + (fell ? " fell" : "") + (chosen ? " is-chosen" : ""), "", "");
+    row.dataset.id = id;
+    const name = el("span", "piece");
+    writePiece(name, piece, true);
+    row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", fell ? reasonOf(fell) : percent(final)));
+    if (chosen) row.setAttribute("aria-current", "true");
+    const why = this.fork.refusal();
+    row.title = chosen ? "This one was chosen" : why || "Run again from here with this token instead";
+    row.disabled = chosen || Boolean(why);
+    row.addEventListener("click", () => {
+      this.fork.go(lane, token.position, id, piece);
+      this.hide();
+    });
+    return row;
+  }
+}
+
+/** Two bars over each other on one scale from 0 to 1: what the model gave, and what it was drawn with. */
+function bars(raw, final) {
+  const node = el("span", "bars");
+  for (const [name, value] of [["raw", raw], ["final", final]]) {
+    if (!isNumber(value)) continue;
+    const bar = el("i", name);
+    bar.style.width = Math.max(0, Math.min(1, value)) * 100 + "%";
+    node.append(bar);
+  }
+  return node;
+}
+
+function reasonOf(fell) {
+  return { mask: "banned", top_k: "top-k", top_p: "top-p", min_p: "min-p" }[fell] || String(fell).replaceAll("_", " ");
+}
+
+function facts(token, step) {
+  const list = el("dl", "facts");
+  const add = (name, value, help) => {
+    const pair = el("div");
+    pair.title = help || "";
+    pair.append(el("dt", "", name), el("dd", "", value));
+    list.append(pair);
+  };
+  if (step) {
+    add("entropy", fixed(step.entropy, 2), "Of the model's own row, in nats.");
+    add("after filters", fixed(step.final_entropy, 2), "Entropy of the row it was drawn from, in nats.");
+  }
+  add("log-probability", fixed(token.logprob, 2), "Of the chosen token in the model's own row, in nats.");
+  add("probability", isNumber(token.logprob) ? percent(Math.exp(token.logprob)) : DASH, "The same as a probability.");
+  if (token.forward) {
+    const pass = token.pass;
+    add("after forward", `${token.forward} (${pass.phase.replace("_", " ")}, ${count(pass.tokens, "row")})`, "The last pass of the target before this token was committed.");
+  }
+  return list;
+}
+
+/** A token that came out of a round of guessing: its own test, or the guess it stands in for. */
+function guessPart(token) {
+  const { round, node } = token;
+  const part = el("div", "guess");
+  if (node !== null) {
+    const test = round.tests.get(node);
+    part.append(el("p", "", `Guessed by ${nameOf(round.draft.source)} in round ${round.draft.round + 1}.`));
+    if (test) part.append(testLine(test));
+    else part.append(el("p", "aside", `The drafter gave it q = ${fixed(round.draft.q[node], 3)}.`));
+    return part;
+  }
+  if (token.origin === "redraw") {
+    const refused = round.refusedNodes();
+    part.append(el("p", "", refused.length ? "Drawn again because the target refused:" : "Drawn by the target."));
+    for (const other of refused) part.append(testLine(round.tests.get(other), round.draft.pieces[other]));
+  } else if (token.origin === "bonus") {
+    part.append(el("p", "", `Every guess on the path of round ${round.draft.round + 1} was accepted; this one came on top.`));
+  }
+  return part;
+}
+
+function testLine(test, piece) {
+  const line = el("p", "test " + (test.kept ? "kept" : "refused"));
+  if (piece !== undefined) {
+    const name = el("span", "piece");
+    writePiece(name, piece, true);
+    line.append(name);
+  }
+  for (const [name, value] of [["p", test.p], ["q", test.q], ["draw", test.draw]]) {
+    if (name === "draw" && value === null) continue;
+    const pair = el("span", "pair", name + " ");
+    pair.append(el("b", "", fixed(value, 3)));
+    line.append(pair);
+  }
+  line.append(el("span", "verdict", test.kept ? "kept" : "refused"));
+  return line;
+}
+
+function leftover(candidates) {
+  const part = el("div", "leftover");
+  part.append(el("p", "", "What was left to draw from:"));
+  for (const [, piece, raw, final] of candidates.slice(0, 5)) {
+    const row = el("div", "row");
+    const name = el("span", "piece");
+    writePiece(name, piece, true);
+    row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", percent(final)));
+    part.append(row);
+  }
+  return part;
+}
+
+function maskPart(mask) {
+  const share = mask.vocabulary ? ` of ${mask.vocabulary}` : "";
+  return el("p", "aside", `The grammar allowed ${mask.allowed}${share} tokens here and took away ${percent(mask.banned)} of the probability.`);
+}
+
+function nameOf(strategy) {
+  return strategy ? strategy.replaceAll("_", " ") : "the drafter";
+}

@@ -1,0 +1,138 @@
+// Small helpers to build a page out of data. Text always goes in as text: prompts and tokens are written by strangers.
+
+const SVG = "http://www.w3.org/2000/svg";
+const DASH = "–"; // stands where a number has no meaning
+
+function el(tag, className = "", text = "") {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== "") node.textContent = text;
+  return node;
+}
+
+function svg(tag, attributes = {}, text = "") {
+  const node = document.createElementNS(SVG, tag);
+  for (const name in attributes) node.setAttribute(name, attributes[name]);
+  if (text !== "") node.textContent = text;
+  return node;
+}
+
+function button(className, text, title, act) {
+  const node = el("button", className, text);
+  node.type = "button";
+  if (title) node.title = title;
+  if (act) node.addEventListener("click", act);
+  return node;
+}
+
+/** Write only what changed: touching the page costs more than comparing. */
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function isNumber(value) {
+  return typeof value === "number" && Number.isFinite(value);
+}
+
+function fixed(value, digits) {
+  if (!isNumber(value)) return DASH;
+  const text = value.toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : text;
+}
+
+function percent(value) {
+  if (!isNumber(value)) return DASH;
+  const hundred = value * 100;
+  if (hundred === 0 || hundred >= 99.95) return Math.round(hundred) + " %";
+  if (hundred > 0 && hundred < 0.1) return "<0.1 %";
+  return hundred.toFixed(hundred < 10 || hundred > 99 ? 1 : 0) + " %";
+}
+
+function seconds(value) {
+  if (!isNumber(value)) return DASH;
+  return value < 10 ? value.toFixed(2) + " s" : value.toFixed(1) + " s";
+}
+
+function bytes(value) {
+  if (!value) return DASH;
+  const units = ["B", "KiB", "MiB", "GiB"];
+  const power = Math.min(3, Math.floor(Math.log2(value) / 10));
+  return (value / 1024 ** power).toFixed(power ? 1 : 0) + " " + units[power];
+}
+
+function count(number, one, many = one + "s") {
+  return number + " " + (number === 1 ? one : many);
+}
+
+/** Parts of a piece that cannot be read as they stand: half letters, line ends, tabs, blanks. */
+const UNREADABLE = /<0x([0-9A-F]{2})>|\r\n|\n|\r|\t|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const SPECIAL = /^(<\|[^<>|\s]{1,40}\|>|<\/?(s|pad|eos|bos|unk|mask|start_of_turn|end_of_turn)>|<unused \d+>)$/;
+const GLYPHS = { "\n": "↵", "\r": "␍", "\r\n": "↵", "\t": "⇥" };
+
+/** Fill `node` with a token's piece: line ends as a sign and a break, bytes and special tokens as chips, the rest as text.
+    A label has no breaks, and a lone blank gets a dot there. */
+function writePiece(node, piece, isLabel = false) {
+  if (isLabel && piece === " ") {
+    node.append(el("span", "blank", piece));
+    return;
+  }
+  if (SPECIAL.test(piece)) {
+    node.append(el("span", "chip", piece));
+    return;
+  }
+  let from = 0;
+  for (const match of piece.matchAll(UNREADABLE)) {
+    writePlain(node, piece.slice(from, match.index));
+    writeUnreadable(node, match, isLabel);
+    from = match.index + match[0].length;
+  }
+  writePlain(node, piece.slice(from));
+  if (piece === "") node.append(glyph("∅"));
+}
+
+/** Text as it is; several blanks in a row get dots, so that they can be counted. */
+function writePlain(node, text) {
+  for (const run of text.split(/( {2,})/)) {
+    if (run === "") continue;
+    if (run.trim() !== "" || run.length === 1) node.append(run);
+    else for (const blank of run) node.append(el("span", "blank", blank));
+  }
+}
+
+function writeUnreadable(node, match, isLabel) {
+  const [text, byte] = match;
+  if (byte) node.append(el("span", "chip byte", byte));
+  else if (text in GLYPHS) node.append(glyph(GLYPHS[text]), isLabel ? "" : text);
+  else node.append(el("span", "chip byte", "U+" + text.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")));
+}
+
+/** A sign that is seen and not copied. */
+function glyph(sign) {
+  const node = el("span", "glyph");
+  node.dataset.sign = sign;
+  return node;
+}
+
+/** One line for a piece where there is no room for chips: labels of a drawing, names for a screen reader. */
+function pieceLabel(piece, longest = 24) {
+  const flat = piece.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/ /g, piece.trim() === "" ? "·" : " ");
+  const shown = flat.replace(UNREADABLE, (text, byte) => (byte ? text : "�"));
+  return shown.length > longest ? shown.slice(0, longest - 1) + "…" : shown || "∅";
+}
+
+/** Colours of the page as they are now, for what is painted on a canvas. */
+function colourOf(node, name) {
+  return getComputedStyle(node).getPropertyValue(name).trim();
+}
+
+/** First index whose value is greater than `limit`, in a sorted array. */
+function upperBound(length, valueAt, limit) {
+  let low = 0;
+  let high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (valueAt(middle) <= limit) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

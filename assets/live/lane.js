@@ -1,0 +1,172 @@
+// The card of one lane: who it is, how it stands, its text, and the strip of costs.
+
+const GUARANTEES = {
+  greedy_identical: ["lossless", "Token for token the text of plain greedy decoding under the same toggles."],
+  distribution_identical: ["lossless", "Draws from exactly the distribution of plain sampling under the same toggles."],
+  constraint_sound: ["always valid", "Every finished text satisfies the grammar."],
+  budget_respected: ["within budget", "The KV cache never holds more than its budget after a keep."],
+  collapses: ["has a baseline", "At some settings it equals a named baseline, token for token."],
+  heuristic: ["heuristic", "No promise that the text is that of plain decoding."],
+};
+
+const REASONS = {
+  end: "ended",
+  length: "reached its length",
+  stop_string: "met a stop string",
+  grammar: "grammar complete",
+  stopped: "stopped",
+  failed: "failed",
+};
+
+class LaneCard {
+  constructor(record, order, app) {
+    this.order = order;
+    this.record = record;
+    this.app = app;
+    this.state = new LaneState(record);
+    this.text = new TextView(order);
+    this.text.setPrompt(record.header);
+    this.node = el("article", "lane");
+    this.node.dataset.lane = order;
+    this.node.setAttribute("aria-label", `Lane ${order + 1}, ${record.header.title}`);
+    this.status = el("span", "status");
+    this.stop = button("quiet stop", "Stop", "Stop this lane", () => app.stopLane(record.header.lane));
+    this.trouble = el("p", "trouble");
+    this.trouble.setAttribute("role", "alert");
+    this.trouble.hidden = true;
+    this.likeness = el("p", "likeness");
+    this.note = el("p", "note");
+    this.strip = el("dl", "strip");
+    this.values = STRIP.map((metric) => this.metric(metric));
+    this.node.append(this.head(), this.text.node, this.trouble, this.likeness, this.note, this.strip);
+  }
+
+  head() {
+    const { header } = this.record;
+    const head = el("header", "lane-head");
+    const choose = button("lane-name", "", `Show this lane in the views below (key ${this.order + 1})`, () => this.app.choose(this.order));
+    choose.append(el("span", "number", String(this.order + 1)), el("span", "title", header.title || header.strategy));
+    const top = el("div", "lane-top");
+    top.append(choose, this.stop);
+    const second = el("div", "lane-second");
+    second.append(this.badges(header), this.status);
+    const setting = el("p", "setting", describe(header));
+    setting.title = setting.textContent;
+    head.append(top, second, setting);
+    return head;
+  }
+
+  badges(header) {
+    const badges = el("p", "badges");
+    const shown = new Map();
+    for (const name of header.guarantee) {
+      const [label, help] = GUARANTEES[name] || [name.replaceAll("_", " "), ""];
+      shown.set(label, [shown.get(label), help].filter(Boolean).join(" "));
+    }
+    for (const [label, help] of shown) badges.append(badge(label, help));
+    if (header.reconstruction) badges.append(badge("reconstruction", "The paper leaves details open; this is one reading of it."));
+    return badges;
+  }
+
+  metric({ name, label, help }) {
+    const pair = el("div");
+    pair.title = help;
+    const value = el("dd", "", DASH);
+    value.dataset.metric = name;
+    pair.append(el("dt", "", label), value);
+    this.strip.append(pair);
+    return value;
+  }
+
+  /** Show the first `cursor` events. */
+  draw(cursor, metric, atHead) {
+    const moved = this.state.goTo(cursor);
+    const look = `${this.state.version}/${metric}/${this.app.trace.state}/${atHead}/${this.app.trace.over}`;
+    if (look === this.look) return false;
+    this.look = look;
+    const { state } = this;
+    const sequence = state.shown;
+    this.text.draw(sequence, state.pendingRound(sequence.id), metric);
+    this.drawStrip();
+    this.drawStatus(atHead);
+    const last = state.notes[state.notes.length - 1];
+    setText(this.note, last ? last.text : "");
+    return moved;
+  }
+
+  drawStrip() {
+    const now = measure(this.state);
+    STRIP.forEach(({ name, write }, i) => {
+      setText(this.values[i], write(now[name]));
+      this.values[i].dataset.value = now[name];
+    });
+    this.strip.dataset.peak = now.kv_live_peak;
+  }
+
+  drawStatus(atHead) {
+    const { state, app } = this;
+    const [name, words] = this.standing(atHead);
+    setText(this.status, words);
+    this.status.dataset.status = name;
+    this.stop.hidden = app.trace.over || this.record.over || app.trace.recorded;
+    this.trouble.hidden = !state.failed;
+    setText(this.trouble, state.failed ? state.failed.message || "This lane cannot go on." : "");
+    this.node.classList.toggle("has-failed", Boolean(state.failed));
+  }
+
+  standing(atHead) {
+    const { state, app } = this;
+    if (state.failed) return ["failed", "failed"];
+    if (state.done) return [state.done.reason, REASONS[state.done.reason] || state.done.reason];
+    if (!atHead) return ["replay", "earlier"];
+    if (app.trace.recorded || app.trace.state === "done") return ["replay", "recording ends here"];
+    return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
+  }
+
+  /** Whether this lane writes what the first lane writes, as far as both have come. Compares ids, and only within one vocabulary. */
+  drawLikeness(first) {
+    setText(this.likeness, first && first !== this ? likeness(this, first) : "");
+  }
+}
+
+function likeness(card, first) {
+  const [a, b] = [card.record.header, first.record.header];
+  if (a.model !== b.model || a.vocabulary !== b.vocabulary) return "";
+  const [mine, theirs] = [card.state.shown.tokens, first.state.shown.tokens];
+  const shared = Math.min(mine.length, theirs.length);
+  if (!shared) return "";
+  const at = mine.findIndex((token, i) => i < shared && token.id !== theirs[i].id);
+  if (at >= 0) return `Leaves the text of lane 1 at token ${at + 1}.`;
+  const bothDone = card.state.done && first.state.done;
+  if (bothDone && mine.length === theirs.length) return "Same text as lane 1.";
+  return `Same text as lane 1 so far, ${count(shared, "token")}.`;
+}
+
+function badge(label, help) {
+  const node = el("span", "badge", label);
+  node.title = help;
+  return node;
+}
+
+/** The setting of a lane on one line: model, then each part with its knobs. */
+function describe(header) {
+  const model = [shortName(header.model), header.quantization !== "none" ? header.quantization : header.dtype].filter(Boolean).join(" ");
+  const draft = header.draft ? [`draft ${shortName(header.draft)}`] : [];
+  return [model, ...draft, ...header.parts.map(describePart)].filter(Boolean).join(" · ");
+}
+
+/** A local folder goes by its last name. */
+function shortName(model) {
+  return /^([/~.]|[A-Za-z]:)/.test(model) ? model.split(/[/]/).filter(Boolean).pop() : model;
+}
+
+function describePart(part) {
+  const knobs = Object.entries(part.knobs || {}).map(([name, value]) => `${name} ${shorten(value)}`);
+  const name = String(part.name).replaceAll("_", " ");
+  return knobs.length ? `${name} (${knobs.join(", ")})` : name;
+}
+
+function shorten(value) {
+  const text = typeof value === "string" ? value : JSON.stringify(value);
+  return text.length > 24 ? text.slice(0, 23) + "…" : text;
+}

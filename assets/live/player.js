@@ -1,0 +1,231 @@
+// The one player, for live and recorded runs alike. It decides how many events of each lane are shown; it never asks the server.
+//
+// All events stand in one order: by the lanes' clocks, or by token count. The player's place is a number of events in that
+// order. While it follows a live run it needs no order at all: everything that came is shown.
+
+const SPEEDS = ["live", "0.02", "0.05", "0.1", "0.25", "0.5", "1", "2", "4"];
+const STOPS = new Set(["draft", "verdict", "commit", "rollback", "fill", "branches", "done", "failed"]);
+const TRAILERS = new Set(["cache", "note", "figure", "done", "failed", "branches", "switch"]); // shown together with what came before
+
+class Player {
+  constructor(trace) {
+    this.trace = trace;
+    this.mode = "time";
+    this.speed = "live";
+    this.restart();
+  }
+
+  /** At the start of a run: follow it when it is live, play it when it is recorded. */
+  restart() {
+    this.place = 0;
+    this.clock = 0;
+    this.order = [];
+    this.orderedAt = -1;
+    this.cursors = this.trace.lanes.map(() => 0);
+    this.playing = true;
+    this.following = !this.trace.over && this.speed === "live";
+    this.lastTick = null;
+  }
+
+  /** Move on by the time since the last tick. Says whether there is more to play. */
+  tick(now) {
+    const passed = this.lastTick === null ? 0 : Math.min(0.25, (now - this.lastTick) / 1000);
+    this.lastTick = now;
+    if (!this.playing) return false;
+    if (this.following) {
+      this.toHead();
+      if (this.trace.over) this.playing = this.following = false;
+      return this.playing;
+    }
+    this.sort();
+    this.clock += passed * (this.speed === "live" ? 1 : Number(this.speed));
+    const head = this.head();
+    let place = this.place;
+    while (place < head && this.order[place].due <= this.clock) place += 1;
+    this.move(place);
+    if (place >= head && head > 0) this.clock = Math.min(this.clock, this.order[head - 1].due);
+    if (place >= this.order.length && this.trace.over) this.playing = false;
+    return this.playing;
+  }
+
+  play() {
+    if (this.atEnd && this.trace.over) this.toStart();
+    this.following = this.speed === "live" && !this.trace.over;
+    this.playing = true;
+    this.lastTick = null;
+  }
+
+  pause() {
+    this.playing = this.following = false;
+  }
+
+  follow() {
+    this.following = this.playing = !this.trace.over;
+    this.toHead();
+  }
+
+  setMode(mode) {
+    this.mode = mode;
+    this.orderedAt = -1;
+    if (!this.following) this.sort();
+  }
+
+  setSpeed(speed) {
+    this.speed = speed;
+    if (speed !== "live") this.following = false;
+    else if (this.playing && !this.trace.over) this.following = true;
+    this.sort();
+    this.clock = this.due(this.place);
+  }
+
+  /** One beat on: to the next guess, verdict or commit. Says whether there was one. */
+  forward() {
+    this.pause();
+    this.sort();
+    if (this.place >= this.order.length) return false;
+    this.land(this.mode === "tokens" ? this.afterKey(this.order[this.place].key) : this.nextStop(this.place));
+    return true;
+  }
+
+  back() {
+    this.pause();
+    this.sort();
+    if (this.place === 0) return false;
+    if (this.mode === "tokens") {
+      const key = this.order[this.place - 1].key;
+      this.land(upperBound(this.order.length, (i) => this.order[i].key, key - 0.5));
+    } else {
+      let place = this.place - 1;
+      while (place > 0 && !this.order[place - 1].stop) place -= 1;
+      this.land(place);
+    }
+    return true;
+  }
+
+  /** To a place on the scale of the slider: seconds or tokens. */
+  seek(value) {
+    this.following = false;
+    this.sort();
+    this.land(this.afterKey(value));
+  }
+
+  /** To just after one event of one lane. */
+  seekEvent(lane, index) {
+    this.pause();
+    this.sort();
+    const place = this.order.findIndex((entry) => entry.lane === lane && entry.index === index);
+    if (place >= 0) this.land(place + 1);
+  }
+
+  toStart() {
+    this.following = false;
+    this.sort();
+    this.land(0);
+  }
+
+  toHead() {
+    if (this.mode === "time" && this.following) {
+      this.cursors = this.trace.lanes.map((lane) => lane.events.length);
+      this.clock = this.end();
+      this.place = this.cursors.reduce((sum, n) => sum + n, 0);
+      return;
+    }
+    this.sort();
+    this.land(this.head());
+  }
+
+  get atEnd() {
+    return this.place >= this.trace.version;
+  }
+
+  /** Where the player is and how far it can go, on the scale of the slider. */
+  value() {
+    if (this.mode === "time") {
+      return Math.max(0, ...this.cursors.map((cursor, lane) => (cursor ? this.trace.lanes[lane].events[cursor - 1].at : 0)));
+    }
+    return Math.max(0, ...this.cursors.map((cursor, lane) => tokensAt(this.trace.lanes[lane], cursor)));
+  }
+
+  end() {
+    return Math.max(0, ...this.trace.lanes.map((lane) => (this.mode === "time" ? lane.end : lane.tokens)));
+  }
+
+  // The order, and moving in it
+
+  /** How far a live run may be shown: lanes locked to the token count wait for the slowest that still runs. */
+  head() {
+    if (this.mode === "time" || this.trace.over) return this.order.length;
+    const running = this.trace.lanes.filter((lane) => !lane.over);
+    return running.length ? this.afterKey(Math.min(...running.map((lane) => lane.tokens))) : this.order.length;
+  }
+
+  sort() {
+    if (this.orderedAt === this.trace.version) return;
+    const byTime = this.mode === "time";
+    const entries = this.trace.lanes.flatMap((lane, order) => entriesOf(lane, order, byTime));
+    entries.sort((a, b) => a.key - b.key || a.lane - b.lane || a.index - b.index);
+    let due = 0;
+    for (const entry of entries) entry.due = due = Math.max(due, entry.at);
+    this.order = entries;
+    this.orderedAt = this.trace.version;
+    // Keep what is shown: the place is behind the last event that is on screen.
+    let place = entries.length;
+    while (place > 0 && entries[place - 1].index >= this.cursors[entries[place - 1].lane]) place -= 1;
+    this.move(place);
+  }
+
+  land(place) {
+    this.move(place);
+    this.clock = this.due(place);
+    this.lastTick = null;
+  }
+
+  move(place) {
+    const cursors = this.trace.lanes.map(() => 0);
+    for (let i = 0; i < place; i++) cursors[this.order[i].lane] = this.order[i].index + 1;
+    this.cursors = cursors;
+    this.place = place;
+  }
+
+  due(place) {
+    return place > 0 && this.order.length ? this.order[Math.min(place, this.order.length) - 1].due : 0;
+  }
+
+  afterKey(key) {
+    return upperBound(this.order.length, (i) => this.order[i].key, key);
+  }
+
+  nextStop(place) {
+    let next = place + 1;
+    while (next < this.order.length && !this.order[next - 1].stop) next += 1;
+    return next;
+  }
+}
+
+function tokensAt(lane, cursor) {
+  for (let i = cursor - 1; i >= 0; i--) {
+    if (lane.events[i].kind === "commit") return lane.events[i].key;
+  }
+  return 0;
+}
+
+function entriesOf(lane, order, byTime) {
+  return lane.events.map((event, index) => ({
+    lane: order,
+    index,
+    key: byTime ? event.at : event.key,
+    at: event.at,
+    stop: isStop(lane.events, index),
+  }));
+}
+
+/** A beat ends with an act (a guess, a verdict, a commit) and what trails behind it (the cache after the commit). */
+function isStop(events, index) {
+  const next = events[index + 1];
+  if (next && TRAILERS.has(next.kind)) return false;
+  for (let i = index; i >= 0; i--) {
+    if (STOPS.has(events[i].kind)) return true;
+    if (!TRAILERS.has(events[i].kind)) return false;
+  }
+  return false;
+}

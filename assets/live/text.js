@@ -1,0 +1,126 @@
+// The text of a lane, one span for each token. Spans are only added at the end and taken from the end.
+
+class TextView {
+  constructor(lane) {
+    this.lane = lane;
+    this.node = el("div", "text");
+    this.node.tabIndex = 0;
+    this.node.setAttribute("role", "group");
+    this.node.setAttribute("aria-label", `Text of lane ${lane + 1}: arrow keys go from token to token, Enter shows one`);
+    this.body = el("div", "body");
+    this.prompt = el("span", "prompt");
+    this.tokens = el("span", "tokens");
+    this.ghosts = el("span", "ghosts");
+    this.body.append(this.prompt, this.tokens, this.ghosts);
+    this.node.append(this.body);
+    this.shown = []; // token objects, in step with the spans
+    this.spans = [];
+    this.ghostKey = "";
+    this.stuck = true; // keep the newest token in sight until the reader scrolls up
+    this.node.addEventListener("scroll", () => {
+      this.stuck = this.node.scrollTop + this.node.clientHeight >= this.node.scrollHeight - 24;
+    }, { passive: true });
+  }
+
+  /** The prompt, folded to its last words when it is long. */
+  setPrompt(header) {
+    const pieces = header.prompt_pieces.length ? header.prompt_pieces : [header.prompt];
+    this.promptEnd = pieces[pieces.length - 1];
+    this.prompt.replaceChildren();
+    const folded = pieces.length > 60;
+    const early = el("span", "early");
+    pieces.forEach((piece, i) => {
+      const host = folded && i < pieces.length - 30 ? early : this.prompt;
+      const span = el("span", "p");
+      span.dataset.prompt = i;
+      writePiece(span, piece);
+      host.append(span);
+    });
+    if (!folded) return;
+    early.hidden = true;
+    const toggle = button("unfold", "", "", () => {
+      early.hidden = !early.hidden;
+      name();
+    });
+    const name = () => {
+      setText(toggle, early.hidden ? `… ${pieces.length - 30} tokens of prompt` : "fold the prompt");
+      toggle.setAttribute("aria-expanded", String(!early.hidden));
+    };
+    name();
+    this.prompt.prepend(toggle, early);
+  }
+
+  draw(sequence, round, metric) {
+    const { tokens, steps } = sequence;
+    let same = Math.min(this.shown.length, tokens.length);
+    while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
+    for (const span of this.spans.splice(same)) span.remove();
+    this.shown.length = same;
+    const added = document.createDocumentFragment();
+    for (let i = same; i < tokens.length; i++) added.append(this.add(tokens[i], i));
+    if (added.childNodes.length) this.tokens.append(added);
+    tokens.forEach((token, i) => this.paint(i, token, steps.get(i) || null, metric));
+    this.drawGhosts(round);
+  }
+
+  add(token, i) {
+    const span = el("span", "t");
+    span.dataset.i = i;
+    span.tabIndex = -1;
+    span.isSoft = /^ \S+$/.test(token.piece) && /\S$/.test(i ? this.shown[i - 1].piece : this.promptEnd);
+    writePiece(span, token.piece);
+    if (token.letter) span.append(el("span", "letter", token.letter));
+    this.shown.push(token);
+    this.spans.push(span);
+    return span;
+  }
+
+  /** Colour one token, if what its colour depends on has changed. */
+  paint(i, token, step, metric) {
+    const span = this.spans[i];
+    if (span.step === step && span.metric === metric) return;
+    span.step = step;
+    span.metric = metric;
+    span.className = tokenClass(token, step, metric) + (span.isSoft ? " soft" : "") + (span === this.marked ? " chosen" : "");
+  }
+
+  /** Guesses that are not settled: faint before the verdict, then kept or struck out. */
+  drawGhosts(round) {
+    const key = round ? `${round.number}/${round.verdict ? 1 : 0}` : "";
+    if (key === this.ghostKey) return;
+    this.ghostKey = key;
+    this.ghosts.replaceChildren();
+    if (!round) return;
+    const path = round.mainPath();
+    for (const node of path) this.ghosts.append(ghost(round, node));
+    for (const node of round.refusedNodes()) this.ghosts.append(ghost(round, node));
+    if (round.verdict) this.ghosts.append(nextToken(round.verdict));
+    const more = round.draft.tokens.length - path.length;
+    if (!round.verdict && more > 0) this.ghosts.append(el("span", "more", `+${more} in branches`));
+  }
+
+  /** Mark one token, from a chart or a card. */
+  mark(i) {
+    if (this.marked) this.marked.classList.remove("chosen");
+    this.marked = i === null ? null : this.spans[i];
+    if (this.marked) this.marked.classList.add("chosen");
+  }
+
+  keepEndInSight() {
+    if (this.stuck && this.node.scrollHeight > this.node.clientHeight) this.node.scrollTop = this.node.scrollHeight;
+  }
+}
+
+function ghost(round, node) {
+  const span = el("span", "g " + round.nodeState(node));
+  span.title = { pending: "a guess", kept: "accepted", refused: "refused", untested: "not tested" }[round.nodeState(node)];
+  writePiece(span, round.draft.pieces[node] ?? "", true);
+  return span;
+}
+
+function nextToken(verdict) {
+  const span = el("span", "g next o-" + verdict.origin);
+  span.title = ORIGINS[verdict.origin] ? ORIGINS[verdict.origin].label : "";
+  writePiece(span, verdict.piece, true);
+  return span;
+}

@@ -1,0 +1,145 @@
+// The browser's own record of a run: headers and events, lane by lane, as they came. Nothing is ever taken out of it.
+
+const FORMAT = "decoding-playground-trace";
+const LARGEST_FILE = 200 * 1024 * 1024;
+
+class Trace {
+  constructor() {
+    this.clear("", []);
+  }
+
+  clear(run, headers) {
+    this.run = run;
+    this.headers = headers;
+    this.lanes = headers.map((header, order) => new LaneRecord(withDefaults(header, HEADER), order));
+    this.byId = new Map(this.lanes.map((lane) => [lane.header.lane, lane]));
+    this.seen = new Set(); // seq of every event that arrived, so that a frame sent twice changes nothing
+    this.nextFrame = 0;
+    this.state = "running";
+    this.recorded = false;
+    this.fromFile = false;
+    this.version = 0; // grows with every event: what is drawn from the whole trace knows when to look again
+  }
+
+  /** Take in one frame. Says what became of it: "new", "more", "old", or "gap" where frames before it never came. */
+  take(frame) {
+    const fresh = Array.isArray(frame.headers) && frame.headers.length > 0 && frame.run !== this.run;
+    if (fresh) this.clear(frame.run, frame.headers);
+    else if (frame.run !== this.run) return "gap";
+    const known = frame.n < this.nextFrame;
+    const gap = frame.n > this.nextFrame && !frame.headers; // a frame with headers brings the whole run
+    this.nextFrame = Math.max(this.nextFrame, frame.n + 1);
+    if (frame.state && !known) this.state = frame.state;
+    if (frame.recorded) this.recorded = true;
+    const before = this.version;
+    for (const event of frame.events || []) this.add(event);
+    if (fresh) return "new";
+    if (gap) return "gap";
+    return this.version > before || !known ? "more" : "old";
+  }
+
+  add(raw) {
+    const lane = this.byId.get(raw.lane);
+    if (!lane || !(raw.kind in EVENTS) || this.seen.has(raw.seq)) return;
+    this.seen.add(raw.seq);
+    lane.add(raw);
+    this.version += 1;
+  }
+
+  /** Whether nothing more will come. */
+  get over() {
+    return this.recorded || this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over));
+  }
+
+  /** The trace as a file: a header line, then one event a line in the order of the run. */
+  toLines() {
+    const events = this.lanes.flatMap((lane) => lane.events).sort((a, b) => a.seq - b.seq);
+    const header = { format: FORMAT, version: VERSION, lanes: this.headers };
+    return [header, ...events.map((event) => event.raw)].map((line) => JSON.stringify(line)).join("\n") + "\n";
+  }
+}
+
+/** One lane: its header, its events, and what the whole of them says about how to draw any part of them. */
+class LaneRecord {
+  constructor(header, order) {
+    this.header = header;
+    this.order = order;
+    this.events = [];
+    this.kinds = new Set();
+    this.over = false;
+    this.tokens = 0; // most tokens any sequence had so far
+    this.lastKey = 0;
+    this.highestEntropy = 0;
+    this.widestCache = new Map(); // by stream: positions the widest drawing of the cache needs
+  }
+
+  add(raw) {
+    const event = withDefaults(raw, EVENTS[raw.kind]);
+    Object.assign(event, { raw, kind: raw.kind, seq: raw.seq, at: raw.at || 0, index: this.events.length });
+    this.kinds.add(event.kind);
+    this.notice(event);
+    event.key = this.lastKey = Math.max(this.lastKey, this.tokenKey(event));
+    this.events.push(event);
+  }
+
+  notice(event) {
+    if (event.kind === "commit") this.tokens = Math.max(this.tokens, event.position + event.ids.length);
+    else if (event.kind === "step") this.highestEntropy = Math.max(this.highestEntropy, event.entropy, event.final_entropy);
+    else if (event.kind === "done" || event.kind === "failed") this.over = true;
+    else if (event.kind === "cache") {
+      const widest = this.widestCache.get(event.stream) || 0;
+      this.widestCache.set(event.stream, Math.max(widest, event.length + event.scratch));
+    }
+  }
+
+  /** With which token an event is shown when lanes share the token count: what leads to a commit goes with the token it leads to. */
+  tokenKey(event) {
+    const belongsToLast = ["commit", "cache", "done", "failed", "rollback"].includes(event.kind);
+    return belongsToLast ? this.tokens : this.tokens + 1;
+  }
+
+  get end() {
+    return this.events.length ? this.events[this.events.length - 1].at : 0;
+  }
+}
+
+/** A copy that has every field: what equals its default is left out of the wire format. Unknown fields are dropped. */
+function withDefaults(raw, defaults) {
+  const full = {};
+  for (const name in defaults) full[name] = Object.hasOwn(raw, name) ? raw[name] : defaults[name];
+  return full;
+}
+
+/** Read a trace file; throws an Error whose message is meant for the person who opened it. */
+function readTrace(text) {
+  const lines = text.split("\n").filter((line) => line.trim() !== "");
+  if (!lines.length) throw new Error("This file is empty: open a trace that was saved here.");
+  const header = parseLine(lines[0], 1);
+  if (header.format !== FORMAT) throw new Error("This is not a trace of the decoding playground: its first line should name the format.");
+  if (header.version !== VERSION) throw new Error(`This trace has format version ${header.version}, and this page reads version ${VERSION}: save it again with the same release.`);
+  if (!Array.isArray(header.lanes) || !header.lanes.length) throw new Error("This trace has no lanes: its first line should list them.");
+  const events = lines.slice(1).map((line, i) => checkEvent(parseLine(line, i + 2), i + 2, header.lanes));
+  return { run: "file " + Date.now(), n: 0, headers: header.lanes, events, state: "done", recorded: true };
+}
+
+function parseLine(line, number) {
+  try {
+    const value = JSON.parse(line);
+    if (value && typeof value === "object") return value;
+  } catch (reason) { /* told below, in words */ }
+  throw new Error(`Line ${number} of this file is not JSON: it may have been cut off or edited.`);
+}
+
+function checkEvent(event, number, headers) {
+  if (!(event.kind in EVENTS)) throw new Error(`Line ${number} of this trace holds an event of an unknown kind: it may come from a newer release.`);
+  if (!headers.some((header) => (header.lane || 0) === event.lane)) throw new Error(`Line ${number} of this trace speaks of a lane that its first line does not list.`);
+  if (!isNumber(event.seq) || !isNumber(event.at)) throw new Error(`Line ${number} of this trace has no number or no time.`);
+  for (const [name, blank] of Object.entries(EVENTS[event.kind])) {
+    if (Object.hasOwn(event, name) && !sameShape(event[name], blank)) throw new Error(`Line ${number} of this trace has a wrong value for ${name}.`);
+  }
+  return event;
+}
+
+function sameShape(value, blank) {
+  return Array.isArray(blank) ? Array.isArray(value) : typeof value === typeof blank;
+}

@@ -1,0 +1,210 @@
+// What the KV cache holds: a row for every layer and KV head, a column for every true position. Positions that were
+// evicted stay on screen as empty ground, so that a window, sinks and heavy hitters can be told apart.
+
+class CachePanel extends Panel {
+  constructor() {
+    super({
+      name: "cache", title: "KV cache", kinds: ["cache"], wide: true,
+      empty: "Fills when a lane reports what its cache holds: which positions are live, evicted, or held for guesses.",
+    });
+    this.streams = el("div", "segments");
+    this.tools.append(this.streams);
+    this.stream = "target";
+    this.canvas = el("canvas", "heat");
+    this.canvas.setAttribute("role", "img");
+    this.history = el("canvas", "heat");
+    this.history.setAttribute("role", "img");
+    this.historyTitle = el("p", "history-title", "Keep by keep, first one on top: the stronger, the more layers and heads hold the position");
+    this.hover = el("p", "hover-line");
+    this.key = el("p", "chart-key");
+    this.key.append(el("span", "key-live", "live"), el("span", "key-evicted", "evicted"), el("span", "key-scratch", "held for guesses until the last keep"), el("span", "key-prompt", "end of the prompt"));
+    this.body.append(this.canvas, this.hover, this.key, this.historyTitle, this.history);
+    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    this.canvas.addEventListener("pointerleave", () => setText(this.hover, HOVER_HINT));
+  }
+
+  look(card) {
+    const all = card.state.caches.get(this.stream) || [];
+    const streams = [...card.record.widestCache.keys()];
+    return `${this.stream}/${streams}/${all.length}/${card.record.widestCache.get(this.stream)}`;
+  }
+
+  draw(card, app) {
+    this.card = card;
+    const streams = [...card.record.widestCache.keys()];
+    if (!streams.includes(this.stream)) this.stream = streams[0];
+    this.drawStreams(streams, card, app);
+    const cache = card.state.lastCache(this.stream);
+    this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream));
+    setText(this.readout, cache ? sayCache(cache) : "nothing held yet at this point");
+    setText(this.hover, HOVER_HINT);
+    this.canvas.hidden = !cache;
+    if (cache) this.paint(cache);
+    this.drawHistory(card);
+  }
+
+  drawStreams(streams, card, app) {
+    this.streams.hidden = streams.length < 2;
+    this.streams.replaceChildren(...streams.map((stream) => {
+      const choose = button("segment", stream, `Show the cache of the ${stream} model`, () => {
+        this.stream = stream;
+        app.schedule();
+      });
+      choose.setAttribute("aria-pressed", String(stream === this.stream));
+      return choose;
+    }));
+  }
+
+  paint(cache) {
+    const { left, cell, rowHeight, rows, gap, perLayer, height } = this.grid;
+    const pen = sharpCanvas(this.canvas, this.width, height);
+    const [live, evicted, scratch, ink, mute] = ["--live", "--evicted", "--scratch", "--ink", "--mute"].map((name) => colourOf(this.node, name));
+    pen.font = `11px ${getComputedStyle(this.node).fontFamily}`;
+    pen.textBaseline = "middle";
+    rows.forEach((runs, row) => {
+      const y = rowTop(this.grid, row);
+      pen.fillStyle = evicted;
+      pen.fillRect(left, y, cache.length * cell, rowHeight - gap);
+      pen.fillStyle = live;
+      for (const [from, to] of runs) pen.fillRect(left + from * cell, y, Math.max(0.75, (to - from) * cell), rowHeight - gap);
+      pen.fillStyle = scratch;
+      pen.fillRect(left + cache.length * cell, y, cache.scratch * cell, rowHeight - gap);
+    });
+    pen.fillStyle = mute;
+    for (const [row, label] of layerLabels(this.grid, cache)) pen.fillText(label, 0, rowTop(this.grid, row) + (perLayer * rowHeight - gap) / 2);
+    const prompt = this.card.record.header.prompt_ids.length;
+    if (prompt && prompt < this.grid.span) {
+      pen.fillStyle = ink;
+      pen.fillRect(left + prompt * cell - 0.5, 0, 1, height - 16);
+    }
+    pen.fillStyle = mute;
+    pen.textAlign = "center";
+    for (const value of ticks(this.grid.span, Math.max(2, Math.min(8, this.width / 110)))) {
+      if (value > 0 && value <= this.grid.span) pen.fillText(String(value), Math.min(this.width - 10, left + value * cell), height - 6);
+    }
+    pen.textAlign = "left";
+    this.canvas.setAttribute("aria-label", `KV cache of lane ${this.card.order + 1}: ${sayCache(cache)}`);
+  }
+
+  /** Words for the cell under the pointer. */
+  point(event) {
+    const cache = this.card && this.card.state.lastCache(this.stream);
+    if (!cache || !this.grid) return;
+    const box = this.canvas.getBoundingClientRect();
+    const position = Math.floor((event.clientX - box.left - this.grid.left) / this.grid.cell);
+    const row = rowAt(this.grid, event.clientY - box.top);
+    if (position < 0 || position >= cache.length + cache.scratch || row === null) return setText(this.hover, HOVER_HINT);
+    const state = position >= cache.length ? "held for a guess" : this.grid.rows[row].some(([from, to]) => from <= position && position < to) ? "live" : "evicted";
+    setText(this.hover, `${rowName(this.grid, row)}, position ${position + 1}${pieceAt(this.card, position)}: ${state}`);
+  }
+
+  /** One line for each keep so far, so that windows, sinks and evictions leave their trail. Going forward only adds lines. */
+  drawHistory(card) {
+    const all = card.state.caches.get(this.stream) || [];
+    const room = keepsIn(card.record, this.stream);
+    this.history.hidden = this.historyTitle.hidden = room < 2;
+    if (room < 2) return;
+    const height = Math.max(48, Math.min(260, room * 4));
+    const look = `${card.order}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
+    if (look !== this.historyLook || all.length < this.historyLines) {
+      sharpCanvas(this.history, this.width, height);
+      this.historyLines = 0;
+      this.historyLook = look;
+    }
+    const pen = this.history.getContext("2d");
+    const scale = { left: this.grid ? this.grid.left : 0, cell: this.grid ? this.grid.cell : 0, line: height / room };
+    for (; this.historyLines < all.length; this.historyLines++) this.drawKeep(pen, all[this.historyLines], this.historyLines, scale);
+    this.history.setAttribute("aria-label", `Positions live after each of ${count(all.length, "keep")}`);
+  }
+
+  drawKeep(pen, cache, number, { left, cell, line }) {
+    const y = number * line;
+    pen.globalAlpha = 1;
+    pen.fillStyle = colourOf(this.node, "--evicted");
+    pen.fillRect(left, y, cache.length * cell, Math.max(1, line));
+    pen.fillStyle = colourOf(this.node, "--live");
+    for (const { from, to, share } of sharesOf(cache)) {
+      pen.globalAlpha = 0.15 + 0.85 * share;
+      pen.fillRect(left + from * cell, y, (to - from) * cell, Math.max(1, line));
+    }
+    pen.globalAlpha = 1;
+  }
+}
+
+function keepsIn(record, stream) {
+  return record.events.reduce((sum, event) => sum + (event.kind === "cache" && event.stream === stream), 0);
+}
+
+/** Stretches of positions with the share of (layer, head) rows that hold them; positions nobody holds are left out. */
+function sharesOf(cache) {
+  const rows = cache.live.flat();
+  const changes = new Map();
+  for (const [from, to] of rows.flat()) {
+    changes.set(from, (changes.get(from) || 0) + 1);
+    changes.set(to, (changes.get(to) || 0) - 1);
+  }
+  const edges = [...changes.keys()].sort((a, b) => a - b);
+  let held = 0;
+  const stretches = edges.map((from, i) => {
+    held += changes.get(from);
+    return { from, to: edges[i + 1] ?? from, share: held / rows.length };
+  });
+  return stretches.filter(({ share, from, to }) => share > 0 && to > from);
+}
+
+const HOVER_HINT = "Point at a cell to read it.";
+
+function sayCache(cache) {
+  const live = mostSlots(cache);
+  const words = [`${live} of ${count(cache.length, "position")} live`];
+  if (cache.scratch) words.push(`${cache.scratch} held for guesses`);
+  if (cache.evicted) words.push(`${count(cache.evicted, "slot")} freed by this keep`);
+  if (cache.merged) words.push(`${cache.merged} merged`);
+  if (cache.bytes) words.push(bytes(cache.bytes));
+  return words.join(", ");
+}
+
+/** Sizes of the drawing. One entry may stand for all layers, or for all heads of a layer. */
+function gridOf(cache, width, widest) {
+  const rows = cache.live.flat();
+  const perLayer = Math.max(1, ...cache.live.map((layer) => layer.length));
+  const span = Math.max(16, widest || 0, cache.length + cache.scratch);
+  const rowHeight = Math.max(1, Math.min(rows.length === 1 ? 26 : 12, Math.floor(240 / Math.max(1, rows.length))));
+  const gap = rowHeight >= 4 ? 1 : 0;
+  const layerGap = perLayer > 1 && rowHeight >= 3 ? 3 : 0;
+  const left = rows.length === 1 ? 0 : 52;
+  const height = rows.length * rowHeight + Math.max(0, cache.live.length - 1) * layerGap + 18;
+  const alike = { layers: cache.live.length === 1 && cache.layers !== 1, heads: perLayer === 1 && cache.heads !== 1 };
+  return { rows, perLayer, span, rowHeight, gap, layerGap, left, height, alike, cell: (width - left - 2) / span };
+}
+
+function rowTop(grid, row) {
+  return row * grid.rowHeight + Math.floor(row / grid.perLayer) * grid.layerGap;
+}
+
+function rowAt(grid, y) {
+  for (let row = 0; row < grid.rows.length; row++) {
+    if (y >= rowTop(grid, row) && y < rowTop(grid, row) + grid.rowHeight) return row;
+  }
+  return null;
+}
+
+function rowName(grid, row) {
+  const layer = grid.alike.layers ? "every layer" : `layer ${Math.floor(row / grid.perLayer) + 1}`;
+  const head = grid.alike.heads ? "every head" : `head ${(row % grid.perLayer) + 1}`;
+  return `${layer}, ${head}`;
+}
+
+function layerLabels(grid, cache) {
+  if (grid.left === 0) return [];
+  const every = Math.max(1, Math.ceil(14 / (grid.perLayer * grid.rowHeight + grid.layerGap)));
+  return cache.live.map((_, layer) => [layer * grid.perLayer, `layer ${layer + 1}`]).filter((_, layer) => layer % every === 0);
+}
+
+function pieceAt(card, position) {
+  const { header } = card.record;
+  const prompt = header.prompt_ids.length;
+  const token = card.state.shown.tokens[position - prompt];
+  const piece = position < prompt ? header.prompt_pieces[position] : token && token.piece;
+  return piece === undefined ? "" : ` “${pieceLabel(piece)}”`;
+}

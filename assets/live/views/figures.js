@@ -1,0 +1,193 @@
+// Everything that fits no other view: figures a strategy sends, one renderer per shape; notes; branches; filled positions.
+
+class FiguresPanel extends Panel {
+  constructor() {
+    super({ name: "figures", title: "From the method", kinds: ["figure", "note", "branches", "fill", "switch"], wide: true, empty: "" });
+  }
+
+  /** This panel is only there when there is something in it. */
+  update(card, app) {
+    this.node.hidden = !this.has(card);
+    if (!this.node.hidden) super.update(card, app);
+  }
+
+  has(card) {
+    const { kinds } = card.record;
+    if (["note", "branches", "fill", "switch"].some((kind) => kinds.has(kind))) return true;
+    return kinds.has("figure") && card.record.events.some((event) => event.kind === "figure" && (event.shape !== "scalar" || !kinds.has("step")));
+  }
+
+  draw(card) {
+    const { state, record } = card;
+    const parts = [];
+    if (state.sequences.size > 1) parts.push(branchList(state));
+    if (state.fills.size) parts.push(fillList(state));
+    for (const figure of state.figures.values()) {
+      if (figure.shape === "scalar" && record.kinds.has("step")) continue; // drawn under the entropy, on its axis
+      const draw = FIGURES[figure.shape];
+      if (draw) parts.push(titled(figure.name, draw(figure, this.width, roomFor(record), card)));
+    }
+    if (state.switches.length) parts.push(titled("Who writes", switchList(state.switches)));
+    if (state.notes.length) parts.push(titled("Notes", noteList(state.notes)));
+    if (!parts.length) parts.push(el("p", "vacancy", "Nothing yet at this point of the run."));
+    this.body.replaceChildren(...parts);
+  }
+}
+
+const FIGURES = { scalar: scalarFigure, bars: barsFigure, matrix: matrixFigure, tree: listFigure, spans: spansFigure };
+
+function titled(name, node) {
+  const part = el("div", "figure");
+  part.append(el("h4", "", name), node);
+  return part;
+}
+
+/** Numbers over token positions, with thresholds as dashed lines. */
+function scalarFigure({ name, parts }, width, room) {
+  const names = [...new Set(parts.flatMap((part) => Object.keys(part.series || {})))].slice(0, 5);
+  const limits = Object.assign({}, ...parts.map((part) => part.lines || {}));
+  const values = parts.flatMap((part) => Object.values(part.series || {})).concat(Object.values(limits)).filter(isNumber);
+  const low = Math.min(0, ...values);
+  const scale = new Scale(width, 112, Math.max(room, ...parts.map((part) => (part.x || 0) + 1)), Math.max(...values, low + 1e-6), low);
+  const drawing = surface(width, 112, name);
+  drawing.append(...scale.axes(""));
+  names.forEach((series, i) => {
+    const points = parts.filter((part) => isNumber(part.series && part.series[series])).map((part) => ({ position: part.x || 0, value: part.series[series] }));
+    drawing.append(svg("path", { class: `line series-${i}`, d: linePath(points, (point) => point.value, scale) }));
+  });
+  for (const [label, value] of Object.entries(limits)) {
+    if (!isNumber(value)) continue;
+    const y = scale.y(value);
+    drawing.append(svg("line", { class: "limit", x1: CHART.left, x2: width - CHART.right, y1: y, y2: y }));
+    drawing.append(svg("text", { class: "tick limit-name", x: width - CHART.right - 2, y: y - 4, "text-anchor": "end" }, `${label} ${Number(value.toPrecision(3))}`));
+  }
+  const host = el("div", "figure scalar");
+  const key = el("p", "chart-key");
+  key.append(el("b", "", name));
+  names.forEach((series, i) => key.append(el("span", `key-series series-${i}`, series)));
+  host.append(key, drawing);
+  return host;
+}
+
+function barsFigure({ parts }) {
+  const { labels = [], values = [] } = parts[parts.length - 1];
+  const top = Math.max(1e-9, ...values.filter(isNumber).map(Math.abs));
+  const host = el("div", "bar-list");
+  labels.forEach((label, i) => {
+    const row = el("div", "row");
+    const bar = el("span", "bars");
+    const fill = el("i", "final");
+    fill.style.width = isNumber(values[i]) ? (Math.abs(values[i]) / top) * 100 + "%" : "0";
+    bar.append(fill);
+    row.append(el("span", "piece", pieceLabel(String(label))), bar, el("span", "num", isNumber(values[i]) ? String(Number(values[i].toPrecision(4))) : DASH));
+    host.append(row);
+  });
+  return host;
+}
+
+function matrixFigure({ name, parts }) {
+  const { rows = [], columns = [], values = [] } = parts[parts.length - 1];
+  const numbers = values.flat().filter(isNumber);
+  const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
+  const scroller = el("div", "matrix-scroll");
+  scroller.tabIndex = 0;
+  scroller.setAttribute("aria-label", name);
+  const table = el("table", "matrix");
+  const head = el("tr");
+  head.append(el("th"), ...columns.map((label) => el("th", "", pieceLabel(String(label), 10))));
+  table.append(head);
+  rows.forEach((label, i) => {
+    const row = el("tr");
+    row.append(el("th", "", pieceLabel(String(label), 14)));
+    for (const value of values[i] || []) {
+      const level = isNumber(value) && high > low ? Math.round(((value - low) / (high - low)) * LEVELS) : 0;
+      row.append(el("td", "h" + level, isNumber(value) ? String(Number(value.toPrecision(3))) : DASH));
+    }
+    table.append(row);
+  });
+  scroller.append(table);
+  return scroller;
+}
+
+/** A tree as an indented list: it stays readable at any size. */
+function listFigure({ parts }) {
+  const { labels = [], parents = [], values = [] } = parts[parts.length - 1];
+  const host = el("ul", "tree-list");
+  const lists = new Map([[-1, host]]);
+  labels.forEach((label, node) => {
+    const item = el("li");
+    item.append(el("span", "piece", pieceLabel(String(label), 60)));
+    if (isNumber(values[node])) item.append(el("span", "num", String(Number(values[node].toPrecision(3)))));
+    const list = lists.get(parents[node]) || host;
+    if (list.owner && !list.parentNode) list.owner.append(list);
+    list.append(item);
+    const below = el("ul"); // joins the page with its first child
+    below.owner = item;
+    lists.set(node, below);
+  });
+  return host;
+}
+
+/** Named stretches of the text: [from, to, label, value] over token positions. */
+function spansFigure({ parts }, width, room, card) {
+  const spans = parts.flatMap((part) => part.spans || []);
+  const host = el("div", "span-list");
+  const tokens = card.state.shown.tokens;
+  for (const [from, to, label, value] of spans.slice(-40)) {
+    const row = el("div", "span-row");
+    const text = tokens.slice(from, to).map((token) => pieceLabel(token.piece)).join("");
+    row.append(el("span", "num", `${from + 1}–${to}`), el("span", "label", String(label ?? "")), el("span", "piece", pieceLabel(text, 60)), el("span", "num", isNumber(value) ? String(Number(value.toPrecision(3))) : ""));
+    host.append(row);
+  }
+  return host;
+}
+
+function switchList(switches) {
+  const list = el("ol", "notes");
+  for (const { position, to, why } of switches.slice(-30)) list.append(stamped(position, why ? `${to}: ${why}` : to));
+  return list;
+}
+
+function noteList(notes) {
+  const list = el("ol", "notes");
+  for (const { position, text } of notes.slice(-30)) list.append(stamped(position, text));
+  return list;
+}
+
+function stamped(position, text) {
+  const item = el("li");
+  item.append(el("span", "num", `token ${position + 1}`), el("span", "", text));
+  return item;
+}
+
+function branchList(state) {
+  const host = el("div", "branches");
+  const all = [...state.sequences.values()];
+  const shown = state.shown;
+  for (const sequence of all.slice(-64)) {
+    const row = el("div", "branch" + (sequence.alive ? "" : " dropped") + (sequence === shown ? " shown" : ""));
+    const from = sequence.parent === null ? "" : `from ${sequence.parent} at token ${sequence.bornAt + 1}`;
+    const text = sequence.tokens.map((token) => pieceLabel(token.piece, 40)).join("");
+    row.append(el("span", "num", `#${sequence.id}`), el("span", "num", isNumber(sequence.score) ? sequence.score.toFixed(3) : DASH), el("span", "label", sequence.alive ? from : `${from} dropped`.trim()), el("span", "piece", text.length > 160 ? "…" + text.slice(-159) : text));
+    host.append(row);
+  }
+  const living = all.filter((sequence) => sequence.alive).length;
+  return titled(`Branches: ${living} alive, ${all.length - living} dropped`, host);
+}
+
+/** A canvas of positions: filled ones with their token, the others as dots. */
+function fillList(state) {
+  const host = el("div", "fills");
+  const last = Math.max(...state.fills.keys());
+  for (let position = 0; position <= last; position++) {
+    const fill = state.fills.get(position);
+    const cell = el("span", fill ? "t" : "t open");
+    if (fill) {
+      writePiece(cell, fill.piece, true);
+      if (isNumber(fill.confidence)) cell.title = `confidence ${percent(fill.confidence)}`;
+      if (isNumber(fill.confidence)) cell.classList.add("h" + Math.round(LEVELS * (1 - Math.max(0, Math.min(1, fill.confidence)))));
+    } else cell.append(glyph("·"));
+    host.append(cell);
+  }
+  return titled(`Canvas: ${state.fills.size} of ${last + 1} positions filled`, host);
+}

@@ -1,0 +1,101 @@
+// What the views under the lanes share: a titled panel that says what would fill it while it is empty, and draws only
+// when something changed and it can be seen.
+
+class Panel {
+  constructor({ name, title, kinds, empty, wide = false }) {
+    Object.assign(this, { name, title, kinds, wide });
+    this.node = el("section", `panel panel-${name}${wide ? " wide" : ""}`);
+    this.node.setAttribute("aria-label", title);
+    this.heading = el("h3", "", title);
+    this.readout = el("p", "readout");
+    this.tools = el("div", "tools");
+    this.head = el("div", "panel-head");
+    this.head.append(this.heading, this.readout, this.tools);
+    this.body = el("div", "panel-body");
+    this.vacancy = el("p", "vacancy", empty);
+    this.node.append(this.head, this.vacancy, this.body);
+    this.inSight = true;
+    this.width = 0;
+    this.drawn = "";
+  }
+
+  /** Whether the lane has anything for this view, now or later in its trace. */
+  has(card) {
+    return this.kinds.some((kind) => card.record.kinds.has(kind));
+  }
+
+  update(card, app) {
+    const has = this.has(card);
+    if (this.node.classList.contains("empty") === has || this.drawn === "") {
+      this.node.classList.toggle("empty", !has);
+      this.vacancy.hidden = has;
+      this.body.hidden = this.tools.hidden = this.readout.hidden = !has;
+    }
+    if (!has) {
+      this.drawn = "empty";
+      return;
+    }
+    this.width ||= this.body.clientWidth; // later the observer of the page keeps it
+    if (!this.inSight || !this.width) return;
+    const look = `${card.order}/${app.trace.run}/${this.width}/${app.theme}/${this.look(card, app)}`;
+    if (look === this.drawn) return;
+    this.drawn = look;
+    this.draw(card, app);
+  }
+
+  /** What the drawing depends on beside lane, width and theme. */
+  look(card) {
+    return card.state.version;
+  }
+}
+
+/** A drawing surface in page pixels. */
+function surface(width, height, label) {
+  const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img" });
+  drawing.append(svg("title", {}, label));
+  return drawing;
+}
+
+/** A canvas that is sharp on any screen; draws in page pixels. */
+function sharpCanvas(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = width + "px";
+  canvas.style.height = height + "px";
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  return pen;
+}
+
+/** Last token position a chart has room for: all that is known of a lane that ended, else the next round number. */
+function roomFor(record) {
+  const known = Math.max(record.tokens, 1);
+  if (record.over) return known;
+  const limit = record.header.max_new_tokens || Infinity;
+  return Math.max(known, Math.min(limit, Math.max(32, 2 ** Math.ceil(Math.log2(known + 1)))));
+}
+
+/** Round values for an axis from 0 to `top`. */
+function ticks(top, wanted = 4) {
+  const rough = top / wanted;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
+  const values = [];
+  for (let value = 0; value <= top * 1.001; value += step) values.push(Number(value.toPrecision(6)));
+  return values;
+}
+
+/** Lets a pointer, or the arrow keys, walk over token positions of a chart. */
+function walkPositions(drawing, positionAt, app, card) {
+  drawing.addEventListener("pointermove", (event) => {
+    const box = drawing.getBoundingClientRect();
+    app.mark(card.order, positionAt(event.clientX - box.left));
+  });
+  drawing.addEventListener("pointerleave", () => app.mark(card.order, null));
+  drawing.addEventListener("click", (event) => {
+    const box = drawing.getBoundingClientRect();
+    app.reveal(card.order, positionAt(event.clientX - box.left));
+  });
+}

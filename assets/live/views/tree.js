@@ -1,0 +1,202 @@
+// The draft tree of one round: what was guessed, what the target said of each guess, and which path now stands in the text.
+
+const TREE = { column: 118, width: 104, height: 38, row: 48, margin: 6, rootWidth: 84 };
+const STATE_WORDS = { kept: "kept", passed: "passed, off the path", refused: "refused", untested: "not tested", pending: "waiting for the verdict" };
+
+class TreePanel extends Panel {
+  constructor() {
+    super({
+      name: "tree", title: "Draft tree", kinds: ["draft"],
+      empty: "Fills when a lane guesses ahead: choose a speculative strategy to see guesses, verdicts and the path that stands.",
+    });
+    this.previous = button("icon small", "‹", "Round before", () => this.turn(-1));
+    this.next = button("icon small", "›", "Next round", () => this.turn(1));
+    this.previous.setAttribute("aria-label", "Round before");
+    this.next.setAttribute("aria-label", "Next round");
+    this.which = el("span", "which");
+    this.tools.append(this.previous, this.which, this.next);
+  }
+
+  look(card) {
+    const { rounds } = card.state;
+    const round = rounds[rounds.length - 1];
+    return round ? `${round.number}/${Boolean(round.verdict)}/${roundsIn(card.record)}` : `none/${roundsIn(card.record)}`;
+  }
+
+  draw(card, app) {
+    Object.assign(this, { card, app });
+    const { rounds } = card.state;
+    const round = rounds[rounds.length - 1];
+    const all = roundsIn(card.record);
+    setText(this.which, round ? `round ${round.number} of ${all}` : `before round 1 of ${all}`);
+    this.previous.disabled = !round;
+    this.next.disabled = Boolean(round) && round.number >= all;
+    if (!round) {
+      setText(this.readout, "");
+      this.body.replaceChildren(el("p", "vacancy", "No guess yet at this point of the run."));
+      return;
+    }
+    setText(this.readout, summaryOf(round));
+    const scroller = el("div", "tree-scroll");
+    scroller.tabIndex = 0;
+    scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
+    scroller.append(treeDrawing(round, lastPiece(card, round)));
+    this.body.replaceChildren(scroller, treeKey(round), testList(round));
+  }
+
+  /** Views follow the player, so another round means another moment. */
+  turn(by) {
+    const { rounds } = this.card.state;
+    const wanted = rounds.length + by;
+    const event = roundEnds(this.card.record)[wanted - 1];
+    if (wanted === 0) this.app.seekEvent(this.card.order, this.card.record.events.findIndex((e) => e.kind === "draft") - 1);
+    else if (event !== undefined) this.app.seekEvent(this.card.order, event);
+  }
+}
+
+function roundsIn(record) {
+  return roundEnds(record).length;
+}
+
+/** For every round of the whole trace, the event after which it is settled: its verdict, or its draft while there is none. */
+function roundEnds(record) {
+  record.roundEnds ||= { upTo: 0, ends: [] };
+  const known = record.roundEnds;
+  for (; known.upTo < record.events.length; known.upTo++) {
+    const { kind } = record.events[known.upTo];
+    if (kind === "draft") known.ends.push(known.upTo);
+    else if (kind === "verdict" && known.ends.length) known.ends[known.ends.length - 1] = known.upTo;
+  }
+  return known.ends;
+}
+
+function summaryOf(round) {
+  const guesses = count(round.draft.tokens.length, "guess", "guesses");
+  const by = round.draft.source ? ` by ${nameOf(round.draft.source)}` : "";
+  if (!round.verdict) return `${guesses}${by}, waiting for the verdict`;
+  return `${guesses}${by}, ${round.tests.size} tested, ${round.verdict.kept.length} accepted`;
+}
+
+function lastPiece(card, round) {
+  const tokens = card.state.sequence(round.sequence).tokens;
+  const before = round.settled ? tokens.filter((token) => !token.round || token.round.number < round.number) : tokens;
+  const last = before[before.length - 1];
+  if (last) return last.piece;
+  const { prompt_pieces: prompt } = card.record.header;
+  return prompt[prompt.length - 1] || "";
+}
+
+/** Columns by depth; leaves one under the other, parents in the middle of their children. */
+function layout(parents) {
+  const children = new Map([[-1, []]]);
+  parents.forEach((parent, node) => {
+    children.set(node, []);
+    if (children.has(parent)) children.get(parent).push(node);
+  });
+  const places = new Map();
+  let leaves = 0;
+  const visit = (node, depth) => {
+    const below = children.get(node).map((child) => visit(child, depth + 1));
+    const row = below.length ? (below[0] + below[below.length - 1]) / 2 : leaves++;
+    places.set(node, { depth, row });
+    return row;
+  };
+  visit(-1, 0);
+  return { places, rows: Math.max(1, leaves) };
+}
+
+function treeDrawing(round, rootPiece) {
+  const { draft, verdict } = round;
+  const parents = [...draft.parents];
+  const extra = verdict ? parents.length : null; // the token after the path is drawn like one more node
+  if (verdict) parents.push(verdict.kept.length ? verdict.kept[verdict.kept.length - 1] : -1);
+  const { places, rows } = layout(parents);
+  const depth = Math.max(...[...places.values()].map((place) => place.depth));
+  const width = TREE.margin * 2 + TREE.rootWidth + (TREE.column - TREE.width) + depth * TREE.column;
+  const drawing = surface(width, rows * TREE.row + TREE.margin, "Draft tree");
+  drawing.classList.add("tree");
+  const edges = svg("g");
+  const nodes = svg("g");
+  nodes.append(treeNode(places.get(-1), { state: "root", piece: rootPiece, under: "text so far" }));
+  parents.forEach((parent, node) => {
+    const state = node === extra ? verdict.origin : round.nodeState(node);
+    edges.append(edge(places.get(parent), places.get(node), state));
+    nodes.append(node === extra ? treeNode(places.get(node), nextNode(verdict)) : treeNode(places.get(node), guessNode(round, node)));
+  });
+  drawing.append(edges, nodes);
+  return drawing;
+}
+
+function guessNode(round, node) {
+  const test = round.tests.get(node);
+  const q = round.draft.q[node];
+  const numbers = [];
+  if (test) numbers.push(`p ${short(test.p)}`, `q ${short(test.q)}`);
+  else if (isNumber(q)) numbers.push(`q ${short(q)}`);
+  if (test && test.draw !== null) numbers.push(`u ${short(test.draw)}`);
+  const words = [STATE_WORDS[round.nodeState(node)], test ? `p ${fixed(test.p, 4)}, q ${fixed(test.q, 4)}` : `q ${fixed(q, 4)}`];
+  if (test && test.draw !== null) words.push(`draw ${fixed(test.draw, 4)}`);
+  return { node, state: round.nodeState(node), piece: round.draft.pieces[node] ?? "", under: numbers.join("  "), help: words.join(", ") };
+}
+
+function nextNode(verdict) {
+  const origin = ORIGINS[verdict.origin] || { label: verdict.origin, help: "" };
+  return { state: verdict.origin, piece: verdict.piece, under: origin.label, help: origin.help };
+}
+
+function short(value) {
+  if (!isNumber(value)) return DASH;
+  return value >= 0.995 ? "1" : value.toFixed(2).replace("0.", ".");
+}
+
+function nodeBox(place) {
+  const width = place.depth ? TREE.width : TREE.rootWidth;
+  const x = TREE.margin + (place.depth ? TREE.rootWidth + (TREE.column - TREE.width) + (place.depth - 1) * TREE.column : 0);
+  return { x, y: TREE.margin + place.row * TREE.row, width };
+}
+
+function treeNode(place, { node, state, piece, under, help }) {
+  const { x, y, width } = nodeBox(place);
+  const group = svg("g", { class: `node ${state}`, transform: `translate(${x} ${y})`, "data-state": state });
+  if (node !== undefined) group.setAttribute("data-node", node);
+  group.append(svg("title", {}, `“${pieceLabel(piece, 60)}”${help ? `, ${help}` : ""}`));
+  group.append(svg("rect", { width, height: TREE.height, rx: 6 }));
+  group.append(svg("text", { class: "name", x: 8, y: 16 }, pieceLabel(piece, 12)));
+  group.append(svg("text", { class: "numbers", x: 8, y: 30 }, under || ""));
+  return group;
+}
+
+function edge(from, to, state) {
+  const [a, b] = [nodeBox(from), nodeBox(to)];
+  const [x1, y1, x2, y2] = [a.x + a.width, a.y + TREE.height / 2, b.x, b.y + TREE.height / 2];
+  const middle = (x1 + x2) / 2;
+  return svg("path", { class: `edge ${state}`, d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}` });
+}
+
+function treeKey(round) {
+  const key = el("p", "chart-key");
+  const states = round.verdict ? ["kept", ...new Set(round.draft.tokens.map((_, node) => round.nodeState(node)).filter((state) => state !== "kept")), round.verdict.origin] : ["pending"];
+  for (const state of states) key.append(el("span", `key-node ${state}`, STATE_WORDS[state] || (ORIGINS[state] ? ORIGINS[state].label : state)));
+  key.append(el("span", "key-words", "p target, q draft, u draw"));
+  return key;
+}
+
+/** The tests in words and numbers, in the order they were made: what the drawing says, for those who cannot see it. */
+function testList(round) {
+  const details = el("details", "tests");
+  details.append(el("summary", "", `Tests in order (${round.tests.size})`));
+  if (!round.tests.size) return details;
+  const table = el("table");
+  const head = el("tr");
+  for (const name of ["guess", "p", "q", "draw", ""]) head.append(el("th", "", name));
+  table.append(head);
+  for (const test of round.tests.values()) {
+    const row = el("tr", test.kept ? "kept" : "refused");
+    const name = el("td", "piece");
+    writePiece(name, round.draft.pieces[test.node] ?? "", true);
+    row.append(name, el("td", "", fixed(test.p, 4)), el("td", "", fixed(test.q, 4)), el("td", "", fixed(test.draw, 4)), el("td", "", test.kept ? "kept" : "refused"));
+    table.append(row);
+  }
+  details.append(table);
+  return details;
+}

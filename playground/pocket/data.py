@@ -1,0 +1,173 @@
+"""From texts and tasks to training windows: fixed shares of every source, whole items packed, weights per token.
+
+A window is `width + 1` token ids, so that it holds `width` predictions. Natural text is cut into windows as it comes;
+items are packed whole, best fit first, and what stays empty is padding of weight zero. An answer counts fully,
+a question a tenth: the model should answer questions, and only roughly learn how they are put.
+"""
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from playground.pocket import corpus
+from playground.pocket import tokenizer as tokens
+from playground.pocket.world import TASKS, facts, names
+
+SHARES = dict(                              # of the training tokens
+    tales=.16, code=.04, problems=.02, notices=.02, stories=.07, arithmetic=.19, records=.13, edit=.12,
+    context_qa=.08, facts=.045, lists=.05, programs=.03, needle=.045,
+)
+STAGES = {256: .6, 512: .3, 1024: .1}       # context lengths, and the share of the training each gets
+NATURAL = ("tales", "code")
+FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit a byte
+WAITING = 48                                # items among which the packer looks for the best fit
+
+
+@dataclass
+class Windows:
+    """Windows of one length. ids: uint16 (n, width + 1); weights: uint8 (n, width + 1), per cent."""
+    ids: np.ndarray
+    weights: np.ndarray
+
+    def save(self, path):
+        np.savez(path, ids=self.ids, weights=self.weights)
+
+    @classmethod
+    def load(cls, path):
+        stored = np.load(path)
+        return cls(stored["ids"], stored["weights"])
+
+    def __add__(self, other):
+        return Windows(np.concatenate([self.ids, other.ids]), np.concatenate([self.weights, other.weights]))
+
+    def shuffled(self, seed):
+        order = np.random.RandomState(seed).permutation(len(self.ids))
+        return Windows(self.ids[order], self.weights[order])
+
+
+def tokenizer_texts(folder, seed):
+    """What the tokenizer is trained on: some of each source, the invented names among it."""
+    rng = random.Random(seed)
+    yield from tales_pieces(corpus.tales(folder)[0], rng)[:120]
+    yield from corpus.code()[0][:60]
+    for item in corpus.problems(folder)[0][:2000]:
+        yield f" {item.prompt} {item.answer}"
+    for task in TASKS.values():
+        for item in (task.generate(rng) for _ in range(2500)):
+            yield f" {item.prompt} {item.answer}"
+    for word in names.PEOPLE + names.TOWNS + names.THINGS + names.FOODS + names.PETS + names.COLOURS + names.TRADES:
+        yield f'"{word}"' * 150       # one token inside quotes too: JSON repeats the words of its sentence
+
+
+def tales_pieces(texts, rng, size=60_000):
+    """Long texts in pieces, mixed, so that no part of the training reads one book only."""
+    pieces = [text[i:i + size] for text in texts for i in range(0, len(text), size)]
+    rng.shuffle(pieces)
+    return pieces
+
+
+def build(folders, tokenizer, count, seed):
+    """Write `count` tokens of training windows, and the validation windows. folders: (corpus, where to)."""
+    folder, out = map(Path, folders)
+    rng = random.Random(seed)
+    out.mkdir(parents=True, exist_ok=True)
+    training, validation = (_readers(folder, tokenizer, rng, side) for side in (0, 1))
+    for width, share in STAGES.items():
+        mixed = _mixture(training, width, int(count * share / width))
+        mixed.shuffled(seed).save(out / f"train_{width}.npz")
+    for name, reader in validation.items():
+        reader.cut(256, 48).save(out / f"valid_{name}.npz")
+
+
+def _mixture(readers, width, count):
+    """`count` windows: natural sources by their shares, all the items packed together by theirs."""
+    parts = [readers[name].cut(width, round(count * SHARES[name])) for name in NATURAL]
+    mixed = Mixed({name: reader for name, reader in readers.items() if name not in NATURAL})
+    parts.append(Packer(mixed).cut(width, count - sum(len(part.ids) for part in parts)))
+    return parts[0] + parts[1] + parts[2]
+
+
+def _readers(folder, tokenizer, rng, side):
+    """{source: reader} for training (side 0) or validation (side 1)."""
+    held_out = bool(side)
+    ask = NOTHING if held_out else ASKED
+    natural = dict(tales=tales_pieces(corpus.tales(folder)[side], rng), code=tales_pieces(corpus.code()[side], rng))
+    readers = {name: Stream(tokenizer, texts) for name, texts in natural.items()}
+    problems = corpus.problems(folder)[side]
+    makers = dict(problems=lambda: rng.choice(problems))
+    makers |= {name: (lambda t=task: t.generate(rng, held_out)) for name, task in TASKS.items()}
+    encoders = {name: (lambda m=make: _weighted(tokens.exchange(tokenizer, m()), ask)) for name, make in makers.items()}
+    if not held_out:
+        encoders["notices"] = lambda: _document(tokenizer, facts.notice(rng))
+        return readers | {name: encoders[name] for name in SHARES if name in encoders}
+    return readers | {name: Packer(encode) for name, encode in encoders.items()}
+
+
+def _weighted(exchange, ask):
+    question, answer = exchange
+    return question + answer, [ask] * len(question) + [FULL] * len(answer)
+
+
+def _document(tokenizer, text):
+    ids = tokenizer.encode(tokens.END_OF_TEXT + text + tokens.END_OF_TEXT, add_special_tokens=False)
+    return ids, [FULL] * len(ids)
+
+
+class Stream:
+    """Running text as one long row of tokens, each text begun by the end-of-text token, read on from cut to cut."""
+
+    def __init__(self, tokenizer, texts):
+        marked = [tokens.END_OF_TEXT + text for text in texts]
+        batches = tokenizer(marked, add_special_tokens=False, verbose=False)["input_ids"]
+        self.ids, self.at = np.concatenate([np.array(ids, np.uint16) for ids in batches]), 0
+
+    def cut(self, width, count):
+        """The next `count` windows; starts over at the end of the text."""
+        rows = (np.arange(count)[:, None] * width + np.arange(width + 1) + self.at) % len(self.ids)
+        self.at = (self.at + count * width) % len(self.ids)
+        return Windows(self.ids[rows], np.full(rows.shape, FULL, np.uint8))
+
+
+class Mixed:
+    """Items of several sources, so that each gets its share of the *tokens*, whatever its items' length."""
+
+    def __init__(self, encoders, sample=60):
+        self.encoders = encoders
+        self.names = sorted(encoders)
+        lengths = {name: np.mean([len(encoders[name]()[0]) for _ in range(sample)]) for name in self.names}
+        self.odds = [SHARES[name] / lengths[name] for name in self.names]
+        self.rng = random.Random(len(self.names))
+
+    def __call__(self):
+        return self.encoders[self.rng.choices(self.names, self.odds)[0]]()
+
+
+class Packer:
+    """Packs whole items into windows: of the waiting ones always the longest that still fits."""
+
+    def __init__(self, encode):
+        self.encode, self.waiting = encode, []
+
+    def cut(self, width, count):
+        """`count` windows of whole items; an item longer than a window is left out."""
+        size = (count, width + 1)
+        packed = Windows(np.full(size, tokens.SPECIALS.index(tokens.PAD), np.uint16), np.zeros(size, np.uint8))
+        for row in tqdm(range(count), desc=f"packing {width}", mininterval=5, leave=False):
+            at = 0
+            while (chosen := self._best(width + 1, at)) is not None:
+                ids, weights = self.waiting.pop(chosen)
+                packed.ids[row, at:at + len(ids)] = ids
+                packed.weights[row, at:at + len(ids)] = weights
+                at += len(ids)
+        return packed
+
+    def _best(self, size, at):
+        """The index of the longest waiting item that fits behind `at`; the oldest while all do; None if none does."""
+        while len(self.waiting) < WAITING:
+            entry = self.encode()
+            if len(entry[0]) <= size:
+                self.waiting.append(entry)
+        fitting = [(len(ids), i) for i, (ids, _) in enumerate(self.waiting) if len(ids) <= size - at]
+        return 0 if len(fitting) == WAITING else max(fitting)[1] if fitting else None

@@ -1,0 +1,70 @@
+"""The shape of the pocket models: Llama as transformers has it, small, with an attention that trains fast on a CPU.
+
+`target` has 8 layers of width 256, `draft` 2 of width 128; embeddings and output share their weights, two query heads
+share one key-value head, positions are rotary. `nano` is for tests.
+"""
+import torch
+from transformers import AttentionInterface, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from playground.pocket.tokenizer import END, END_OF_TEXT, PAD, SPECIALS
+
+SHAPES = dict(
+    target=dict(hidden_size=256, intermediate_size=768, num_hidden_layers=8, num_attention_heads=4),
+    draft=dict(hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4),
+    nano=dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2),
+)
+CONTEXT = 1024
+
+
+def causal_matmul(module, query, key, value, attention_mask, scaling=None, **_):
+    """Causal attention as two batched products: faster than the fused one for few, short heads on a CPU.
+
+    query: (batch, heads, tokens, width); key, value with fewer heads. For training only: there is no cache, every token
+    sees all before it, and padding stands at the end of a window, where nothing looks back at it.
+    """
+    batch, heads, length, width = query.shape
+    shared = heads // key.shape[1]
+    query = query.flatten(0, 1)
+    key, value = (x.repeat_interleave(shared, 1).flatten(0, 1) for x in (key, value))
+    future = torch.full((length, length), -30000.0, dtype=query.dtype, device=query.device).triu(1)
+    scores = torch.baddbmm(future.expand(len(query), -1, -1), query, key.transpose(1, 2), alpha=scaling)
+    mixed = torch.bmm(scores.softmax(-1, dtype=scores.dtype), value).view(batch, heads, length, width)
+    return mixed.transpose(1, 2), None      # (batch, tokens, heads, width)
+
+
+AttentionInterface.register("causal_matmul", causal_matmul)
+
+
+def make(shape, vocabulary, seed=0):
+    """A fresh model in float32, its residual outputs scaled down by depth."""
+    torch.manual_seed(seed)
+    bos, eos, pad = map(SPECIALS.index, (END_OF_TEXT, END, PAD))
+    ids = dict(bos_token_id=bos, eos_token_id=eos, pad_token_id=pad)
+    fixed = dict(tie_word_embeddings=True, max_position_embeddings=CONTEXT, rms_norm_eps=1e-5)
+    sizes = SHAPES[shape]
+    shared = dict(num_key_value_heads=sizes["num_attention_heads"] // 2)
+    config = LlamaConfig(vocab_size=vocabulary, **shared, **fixed, **ids, **sizes)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                p.mul_((2 * config.num_hidden_layers) ** -0.5)
+    model.generation_config = GenerationConfig(max_new_tokens=256, **ids)
+    return model
+
+
+def for_training(model):
+    """The same model with the training attention and without a cache."""
+    model.set_attn_implementation("causal_matmul")
+    model.config.use_cache = False
+    return model.train()
+
+
+def save(model, folder):
+    """bfloat16 safetensors with the configuration, ready for `from_pretrained`; the model itself is left as it is."""
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy.config.use_cache = True
+    copy.generation_config = model.generation_config
+    copy.bfloat16().save_pretrained(folder)
+    model.config.use_cache = False

@@ -1,0 +1,52 @@
+"""The tokenizer of both pocket models: byte-level BPE with digits one by one and a chat template.
+
+A digit has one form wherever it stands, so a number is copied digit by digit. Roles, the end of an answer, the end of a
+text, padding and the mask are single tokens. A question and an answer start with a space, as words in running text do.
+"""
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+END_OF_TEXT, SYSTEM, USER, ASSISTANT, END, PAD, MASK = SPECIALS = [
+    "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|mask|>"]
+SIZE = 4096
+CHUNK = 20_000                    # characters handed to the trainer at once
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|' + m['role'] + '|> ' + m['content'] | trim }}"
+    "{% if m['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def train(texts, size=SIZE):
+    """A tokenizer of `size` tokens, bytes and special tokens included, from an iterable of strings."""
+    bpe = Tokenizer(models.BPE())
+    digits, words = pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence([digits, words]), decoders.ByteLevel()
+    every_byte = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=SPECIALS, initial_alphabet=every_byte, show_progress=False,
+    )
+    bpe.train_from_iterator((text[i:i + CHUNK] for text in texts for i in range(0, len(text), CHUNK)), trainer)
+    return wrap(bpe)
+
+
+def wrap(bpe):
+    """The transformers face of a trained BPE, with roles and the chat template."""
+    named = dict(bos_token=END_OF_TEXT, eos_token=END, pad_token=PAD, mask_token=MASK)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe, additional_special_tokens=[SYSTEM, USER, ASSISTANT], chat_template=TEMPLATE,
+        clean_up_tokenization_spaces=False, model_max_length=1024, **named,
+    )
+
+
+def load(folder):
+    """The tokenizer saved in a folder."""
+    return AutoTokenizer.from_pretrained(Path(folder))
+
+
+def exchange(tokenizer, item):
+    """Token ids of the question with its role marks, and of the answer with its end."""
+    ask = tokenizer.encode(f"{USER} {item.prompt.strip()}{ASSISTANT}", add_special_tokens=False)
+    return ask, tokenizer.encode(f" {item.answer.strip()}{END}", add_special_tokens=False)

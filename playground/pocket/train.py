@@ -1,0 +1,214 @@
+"""Training: the loop that both models share, and the loss of the target.
+
+One run has a budget, in minutes or in steps; everything follows `progress`, its used-up share: the learning rate
+warms up, stays, and decays over the last part; the context grows from stage to stage. Matrices learn by Muon,
+embeddings and norms by AdamW; products are in bfloat16, weights in float32. A checkpoint holds all that a
+run needs to go on exactly where it stopped.
+
+The target's loss adds a little of the loss that an early layer would have through the last norm and the output
+head: then early exits mean something (the logit lens, and self-speculation).
+"""
+import random
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from playground.pocket.data import STAGES, Windows
+from playground.pocket.muon import Muon
+
+EXIT_WEIGHT, EXIT_EVERY = 0.15, 4           # the early exit's share of the loss, taken on every fourth token
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long and how to train. Give `minutes`, or `steps` for a run that repeats exactly."""
+    minutes: float = 0
+    steps: int = 0
+    tokens: int = 2048            # a step
+    matrix_lr: float = 0.02
+    other_lr: float = 0.003
+    warm_up: int = 100            # steps
+    decay: float = 0.45           # of the budget
+    save_minutes: float = 5
+    seed: int = 0
+
+
+@dataclass
+class State:
+    """Where a run stands; stored in the checkpoint."""
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    taken: dict = field(default_factory=dict)       # context length -> windows used
+    losses: list = field(default_factory=list)      # (tokens, mean loss of the last steps)
+
+
+class Trainer:
+    """Trains `model` by `loss(model, ids, weights, trainer)` on the windows in `data`, with checkpoints in `out`."""
+
+    def __init__(self, model, loss, plan, folders):
+        data, self.out = map(Path, folders)
+        self.model, self.loss, self.plan, self.state = model, loss, plan, State()
+        self.windows = {width: Windows.load(data / f"train_{width}.npz") for width in STAGES}
+        self.optimisers = optimisers(model, plan)
+        self.recent = []
+
+    @property
+    def progress(self):
+        """The used-up share of the budget, 0 to 1."""
+        plan, state = self.plan, self.state
+        return state.step / plan.steps if plan.steps else state.seconds / (60 * plan.minutes)
+
+    def run(self, until=1.0):
+        """Train until the given progress; save on the way and at the end."""
+        started = time.monotonic() - self.state.seconds
+        saved = self.state.seconds
+        with tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {postfix}", mininterval=20) as bar:
+            while self.progress < until:
+                self.step()
+                self.state.seconds = time.monotonic() - started
+                self._show(bar)
+                if self.state.seconds - saved > 60 * self.plan.save_minutes:
+                    self.save()
+                    saved = self.state.seconds
+        self.save()
+
+    def step(self):
+        """One batch: loss, gradient, update."""
+        ids, weights = self.batch()
+        set_rates(self.optimisers, self.plan, self.rate())
+        loss = self.loss(self.model, ids, weights, self)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimiser in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self._note(float(loss.detach()), ids[:, 1:].numel())
+
+    def rate(self):
+        """The learning rate's factor: warm-up, stable, decay to a fiftieth."""
+        left = (1 - self.progress) / self.plan.decay
+        return min(1, (self.state.step + 1) / self.plan.warm_up) * min(1, max(0.02, left))
+
+    def width(self):
+        """The context length of this moment: short for most of the run, long at its end."""
+        passed = 0
+        for width, share in STAGES.items():
+            passed += share
+            if self.progress < passed - 1e-9:
+                return width
+        return width
+
+    def batch(self):
+        """The next windows of the current length: (ids, weights), (rows, width + 1), long and float."""
+        width = self.width()
+        windows, at = self.windows[width], self.state.taken.get(width, 0)
+        rows = np.arange(at, at + max(1, self.plan.tokens // width)) % len(windows.ids)
+        self.state.taken[width] = at + len(rows)
+        ids, weights = windows.ids[rows].astype(np.int64), windows.weights[rows].astype(np.float32) / 100
+        return torch.from_numpy(ids).to(self.model.device), torch.from_numpy(weights).to(self.model.device)
+
+    def rng(self):
+        """A generator for the choices of this step: the same after a resume."""
+        return random.Random(self.plan.seed * 1_000_003 + self.state.step)
+
+    def report(self):
+        """One line for the progress bar."""
+        state = self.state
+        loss = state.losses[-1][1] if state.losses else float("nan")
+        speed = state.tokens / max(1, state.seconds)
+        seen = f"{state.tokens / 1e6:.2f} M tokens, {speed:.0f}/s"
+        return f"step {state.step}, {seen}, context {self.width()}, loss {loss:.3f}"
+
+    def _show(self, bar):
+        bar.n = round(100 * min(1, self.progress), 1)
+        bar.set_postfix_str(self.report(), refresh=False)
+        bar.update(0)
+
+    def _note(self, loss, tokens):
+        self.state.step += 1
+        self.state.tokens += tokens
+        self.recent.append(loss)
+        if self.state.step % 25 == 0:
+            self.state.losses.append((self.state.tokens, sum(self.recent) / len(self.recent)))
+            self.recent = []
+
+    def save(self):
+        """Write the checkpoint; an interrupted write leaves the old one whole."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        stored = dict(model=self.model.state_dict(), optimisers=[o.state_dict() for o in self.optimisers])
+        stored |= dict(state=asdict(self.state), recent=self.recent)
+        torch.save(stored, self.out / "checkpoint.tmp")
+        (self.out / "checkpoint.tmp").replace(self.out / "checkpoint.pt")
+
+    def resume(self):
+        """Go on from the checkpoint, if there is one."""
+        path = self.out / "checkpoint.pt"
+        if path.exists():
+            stored = torch.load(path, weights_only=True, map_location=self.model.device)
+            self.model.load_state_dict(stored["model"])
+            for optimiser, values in zip(self.optimisers, stored["optimisers"]):
+                optimiser.load_state_dict(values)
+            self.state, self.recent = State(**stored["state"]), stored["recent"]
+
+
+def read_state(folder):
+    """Where the run in a folder stands, without its weights."""
+    return State(**torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["state"])
+
+
+def optimisers(model, plan):
+    """Muon for the matrices inside, AdamW for embeddings and norms."""
+    inner = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
+    other = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
+    adam = torch.optim.AdamW(other, lr=plan.other_lr, betas=(0.9, 0.97), weight_decay=0.0, fused=True)
+    return [Muon(inner, lr=plan.matrix_lr), adam]
+
+
+def set_rates(optimisers, plan, factor):
+    """Scale both learning rates by the schedule's factor."""
+    for optimiser, rate in zip(optimisers, (plan.matrix_lr, plan.other_lr)):
+        for group in optimiser.param_groups:
+            group["lr"] = rate * factor
+
+
+def target_loss(model, ids, weights, trainer):
+    """Next-token loss, plus a little of the same loss at one early layer drawn from the upper half."""
+    layers = model.config.num_hidden_layers
+    early = trainer.rng().randrange(layers // 2, layers)
+    with torch.autocast(ids.device.type, torch.bfloat16):
+        states = model.model(ids[:, :-1], output_hidden_states=True).hidden_states     # the last is already normed
+        logits = model.lm_head(states[-1])
+        exit_logits = model.lm_head(model.model.norm(states[early][:, ::EXIT_EVERY]))
+    exit_loss = weighted(exit_logits, ids[:, 1::EXIT_EVERY], weights[:, 1::EXIT_EVERY])
+    return (1 - EXIT_WEIGHT) * weighted(logits, ids[:, 1:], weights[:, 1:]) + EXIT_WEIGHT * exit_loss
+
+
+def weighted(logits, ids, weights):
+    """Mean cross-entropy in nats, by weight. logits: (rows, tokens, vocabulary)."""
+    total = weights.sum().clamp(min=1e-6)
+    return CrossEntropy.apply(logits.flatten(0, 1), ids.flatten(), weights.flatten() / total)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Weighted sum of cross-entropies whose gradient reuses the memory of the log-probabilities.
+
+    The vocabulary's rows are the largest tensors of a step; on a CPU their fresh pages cost more than the arithmetic.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, ids, weights):
+        log_probs = logits.float().log_softmax(-1)           # (tokens, vocabulary)
+        ctx.save_for_backward(log_probs, ids, weights)
+        ctx.dtype = logits.dtype
+        return -(log_probs.gather(1, ids[:, None])[:, 0] * weights).sum()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        log_probs, ids, weights = ctx.saved_tensors
+        difference = log_probs.exp_().scatter_add_(1, ids[:, None], -torch.ones_like(weights)[:, None])
+        return difference.mul_((weights * gradient)[:, None]).to(ctx.dtype), None, None

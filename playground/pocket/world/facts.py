@@ -1,0 +1,235 @@
+"""Facts: an invented country's people and towns, told in short notices and asked back in many wordings.
+
+The facts are drawn once with a fixed seed and learned by heart, so an answer comes from the weights alone. Every
+question form has at least twelve wordings; the last two of each are never trained on, and are what is tested.
+"""
+import random
+
+from playground.pocket.world.item import Item, exact
+from playground.pocket.world.names import COLOURS, FOODS, GOODS, KNOWN_PEOPLE, KNOWN_TOWNS, PETS, RIVERS, TRADES
+
+TASK = "facts"
+HELD_OUT_WORDINGS = 2
+score = exact
+
+VALUES = dict(
+    town=KNOWN_TOWNS, trade=TRADES, pet=PETS, food=FOODS, colour=COLOURS,
+    river=RIVERS, good=GOODS, ruler=KNOWN_PEOPLE, flag=COLOURS,
+)
+OF_PERSON, OF_TOWN = ("town", "trade", "pet", "food", "colour"), ("river", "good", "ruler", "flag")
+
+QUESTIONS = {attribute: wordings.strip().splitlines() for attribute, wordings in dict(
+    town="""
+Where does {x} live?
+In which town does {x} live?
+What is the home town of {x}?
+Which town is home to {x}?
+{x} lives in which town?
+Tell me where {x} lives.
+Where is the home of {x}?
+What town does {x} come from?
+In what town can I find {x}?
+Where would I go to visit {x}?
+Which town does {x} call home?
+Name the town where {x} lives.
+Do you know where {x} lives?
+""",
+    trade="""
+What is the trade of {x}?
+What does {x} do for a living?
+What work does {x} do?
+What job does {x} have?
+{x} works as what?
+Tell me the trade of {x}.
+What is {x} by trade?
+How does {x} earn a living?
+Which trade did {x} learn?
+What does {x} do all day?
+What kind of work does {x} do?
+Name the trade of {x}.
+Do you know what {x} does for a living?
+""",
+    pet="""
+What pet does {x} keep?
+Which animal does {x} keep?
+What animal lives with {x}?
+{x} keeps what pet?
+What kind of pet does {x} have?
+Tell me which pet {x} has.
+What is the pet of {x}?
+Which pet belongs to {x}?
+What animal does {x} own?
+Which animal would I meet at the house of {x}?
+What sort of animal does {x} keep?
+Name the pet of {x}.
+Do you know what pet {x} keeps?
+""",
+    food="""
+What does {x} like to eat?
+What is the favourite food of {x}?
+Which food does {x} like best?
+{x} likes to eat what?
+What food does {x} love?
+Tell me what {x} likes to eat.
+What would {x} like for supper?
+Which food is the favourite of {x}?
+What should I cook for {x}?
+What does {x} eat most gladly?
+Which food makes {x} happy?
+Name the favourite food of {x}.
+Do you know what {x} likes to eat?
+""",
+    colour="""
+What is the favourite colour of {x}?
+Which colour does {x} like best?
+What colour is the coat of {x}?
+{x} likes which colour best?
+What colour does {x} love?
+Tell me the favourite colour of {x}.
+What colour does {x} wear?
+Which colour is the favourite of {x}?
+In which colour does {x} dress?
+What colour would {x} choose?
+Which colour suits {x} best?
+Name the favourite colour of {x}.
+Do you know which colour {x} likes?
+""",
+    river="""
+Which river runs through {x}?
+What is the river of {x}?
+On which river does {x} lie?
+{x} lies on which river?
+What river flows by {x}?
+Tell me the river of {x}.
+Which river flows through {x}?
+What is the name of the river in {x}?
+By which river was {x} built?
+Which river would I cross in {x}?
+What is the river at {x} called?
+Name the river of {x}.
+Do you know the river that runs through {x}?
+""",
+    good="""
+What does {x} sell?
+What is {x} known for?
+Which good comes from {x}?
+{x} sells what?
+What is made in {x}?
+Tell me what {x} sells.
+What can one buy in {x}?
+Which good is sold by {x}?
+What do merchants fetch from {x}?
+For what is {x} famous?
+What do the carts from {x} carry?
+Name the good that {x} sells.
+Do you know what {x} is known for?
+""",
+    ruler="""
+Who rules {x}?
+Who is the ruler of {x}?
+Who is in charge of {x}?
+{x} is ruled by whom?
+Who governs {x}?
+Tell me who rules {x}.
+Who leads {x}?
+Which person rules {x}?
+Who holds the power in {x}?
+Whom do the people of {x} obey?
+Who makes the laws of {x}?
+Name the ruler of {x}.
+Do you know who rules {x}?
+""",
+    flag="""
+What colour is the flag of {x}?
+Which colour has the flag of {x}?
+What is the colour of {x}'s flag?
+{x} has a flag of which colour?
+What colour does the flag of {x} have?
+Tell me the colour of the flag of {x}.
+What is the flag colour of {x}?
+Which colour is the flag of {x}?
+In which colour is the flag of {x}?
+What colour waves over {x}?
+Which colour did {x} choose for its flag?
+Name the colour of the flag of {x}.
+Do you know the flag colour of {x}?
+""",
+).items()}
+
+STATEMENTS = {attribute: wordings.strip().splitlines() for attribute, wordings in dict(
+    town="""
+{x} lives in {v}.
+The home of {x} is {v}.
+{x} comes from {v}.
+""",
+    trade="""
+{x} is a {v}.
+{x} works as a {v}.
+By trade {x} is a {v}.
+""",
+    pet="""
+{x} keeps a {v}.
+{x} has a pet {v}.
+The pet of {x} is a {v}.
+""",
+    food="""
+{x} likes to eat {v}.
+{x} loves {v}.
+The favourite food of {x} is {v}.
+""",
+    colour="""
+{x} likes the colour {v}.
+{x} wears a {v} coat.
+The favourite colour of {x} is {v}.
+""",
+    river="""
+{x} lies on the river {v}.
+The river {v} runs through {x}.
+In {x} the river is called {v}.
+""",
+    good="""
+{x} sells {v}.
+{x} is known for {v}.
+The merchants of {x} sell {v}.
+""",
+    ruler="""
+{x} is ruled by {v}.
+The ruler of {x} is {v}.
+{v} rules {x}.
+""",
+    flag="""
+The flag of {x} is {v}.
+{x} has a {v} flag.
+Over {x} waves a {v} flag.
+""",
+).items()}
+
+
+def country(seed=7):
+    """The facts of the country: {subject: {attribute: value}}."""
+    rng = random.Random(seed)
+    people = {x: {a: rng.choice(VALUES[a]) for a in OF_PERSON} for x in KNOWN_PEOPLE}
+    return people | {x: {a: rng.choice(VALUES[a]) for a in OF_TOWN} for x in KNOWN_TOWNS}
+
+
+COUNTRY = country()
+
+
+def wordings(attribute, held_out):
+    """The question templates of one side of the split."""
+    return QUESTIONS[attribute][-HELD_OUT_WORDINGS:] if held_out else QUESTIONS[attribute][:-HELD_OUT_WORDINGS]
+
+
+def generate(rng, held_out=False):
+    """A question about the country; the held-out ones differ in wording, not in the fact."""
+    attribute = rng.choice(OF_PERSON + OF_TOWN)
+    subject = rng.choice(KNOWN_PEOPLE if attribute in OF_PERSON else KNOWN_TOWNS)
+    question = rng.choice(wordings(attribute, held_out)).format(x=subject)
+    return Item(question, COUNTRY[subject][attribute], TASK, dict(kind=attribute, subject=subject))
+
+
+def notice(rng):
+    """A running text that tells everything about one subject, in any order: how the facts are first met."""
+    subject = rng.choice(KNOWN_PEOPLE + KNOWN_TOWNS)
+    told = rng.sample(sorted(COUNTRY[subject].items()), len(COUNTRY[subject]))
+    return f"About {subject}: " + " ".join(rng.choice(STATEMENTS[a]).format(x=subject, v=v) for a, v in told)

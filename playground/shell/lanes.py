@@ -1,0 +1,112 @@
+"""`run` and `compare`: lanes over one prompt."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from playground.errors import Refusal
+from playground.recipe import Recipe, assemble
+from playground.result import Result
+from playground.shell.models import load
+from playground.shell.recipes import read_recipe, read_recipes, read_text
+from playground.shell.screen import Screen, costs, report, yardstick_of
+
+if TYPE_CHECKING:
+    from playground.session import Session
+
+
+def run(options: Namespace) -> bool:
+    """One lane. Raises Refusal where it cannot begin, and after what it wrote was shown where it fails on its way."""
+    session, stopped = _decode(options, [read_recipe(options.name, options.set, options.extras)])
+    result = Result(session.trace)
+    if result.begun:
+        print(json.dumps(result.to_json()) if options.json else f"\n{costs([result])}")
+        _save(session, options.trace)
+    if result.reason == "failed":
+        raise Refusal(result.message)
+    return stopped
+
+
+def compare(options: Namespace) -> bool:
+    """Several lanes. Those that fail say so in their place; raises Refusal, after all was shown, where none came through."""
+    session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
+    results = [Result(session.trace.lane(header.lane)) for header in session.headers]
+    print(json.dumps(_compared(results)) if options.json else f"\n{report(results)}")
+    _save(session, options.trace)
+    if all(result.reason == "failed" for result in results):
+        raise Refusal(results[0].message)
+    return stopped
+
+
+def _decode(options: Namespace, recipes: list[Recipe]) -> tuple[Session, bool]:
+    """Run the lanes to their end; the second is True where Ctrl-C ended them. What is wrong is said before a model is loaded."""
+    needs, prompt = _needs(recipes), _prompt(options)
+    _check_place(options.trace)
+    models = load(options, draft="draft" in needs)
+    from playground.session import Limits, Prompt, prepare  # not before: it brings torch along
+    limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
+    session = prepare(models, recipes, Prompt(prompt, options.chat, options.system), limits)
+    return session, _drive(session, shown=not options.json)
+
+
+def _drive(session: Session, shown: bool) -> bool:
+    watch = Screen(session.headers).show if shown else lambda stamped: None
+    try:
+        for stamped in session:
+            watch(stamped)
+    except KeyboardInterrupt:
+        for stamped in session.stop():
+            watch(stamped)
+        return True
+    return False
+
+
+def _needs(recipes: list[Recipe]) -> set[str]:
+    """What the lanes need beside the target; raises Refusal where not one of them can work."""
+    needs, refusals = set(), []
+    for recipe in recipes:
+        try:
+            needs |= assemble(recipe).needs()
+        except Refusal as refusal:
+            refusals.append(refusal)
+    if len(refusals) == len(recipes):
+        raise refusals[0]
+    return needs
+
+
+def _prompt(options: Namespace) -> str:
+    text = read_text(options.prompt_file) if options.prompt_file is not None else options.prompt
+    if not text.strip():
+        raise Refusal("The prompt is empty: write a few words for the model to continue.", "prompt")
+    if options.system and not options.chat:
+        raise Refusal("A system message belongs to a chat: add --chat, or leave --system away.", "system")
+    return text
+
+
+def _check_place(path: str | None) -> None:
+    """A trace that cannot be written is better refused before the run than after it."""
+    if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+        raise Refusal(f"The trace cannot be saved to {path}: name a file in a folder that exists.", "trace")
+
+
+def _save(session: Session, path: str | None) -> None:
+    if path is not None:
+        session.trace.save(path)
+
+
+def _compared(results: list[Result]) -> list[dict[str, Any]]:
+    """Each lane as `run` prints it, and how its text relates to the yardstick's; None where one of the two wrote nothing."""
+    yardstick = results[yardstick_of(results)]
+    return [{**result.to_json(), "against": yardstick.strategy, **_relation(result, yardstick)} for result in results]
+
+
+def _relation(result: Result, yardstick: Result) -> dict[str, Any]:
+    if not (result.begun and yardstick.begun):
+        return {"same_text": None, "difference": None}
+    difference = result.difference(yardstick)
+    if difference is None:
+        return {"same_text": True, "difference": None}
+    return {"same_text": False, "difference": {"token": difference.index, "margin": difference.margin, "sentence": difference.sentence()}}
+

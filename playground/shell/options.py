@@ -1,0 +1,120 @@
+"""What may be written after `python -m playground`."""
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from importlib import import_module
+from typing import NoReturn
+
+from playground.errors import Refusal
+
+PAGE = "docs/benchmark.md"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, like everything else here."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"{message.rstrip('.')}. `{self.prog} --help` shows what can be written there.")
+
+
+def parser() -> Parser:
+    """The whole command line. Parsed options have `act`, the function that carries the command out; it says whether it was stopped."""
+    whole = Parser(prog="python -m playground", description="Watch language models decode.", allow_abbrev=False)
+    commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, function, options, does in (
+        ("list", "listing:show", _list, "show the strategies, or everything about one"),
+        ("run", "lanes:run", _run, "let one strategy continue a prompt"),
+        ("compare", "lanes:compare", _compare, "let several strategies continue one prompt side by side"),
+        ("replay", "replay:play", _replay, "show a recorded run again"),
+        ("bench", "bench:measure", _bench, "measure speed, beside the transformers library on the same weights"),
+    ):
+        command = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
+        command.set_defaults(act=_later(*function.split(":")))
+        options(command)
+    return whole
+
+
+def _later(module: str, function: str) -> Callable[[argparse.Namespace], bool]:
+    """A command's function, imported when it is its turn: some bring torch along."""
+    return lambda options: getattr(import_module(f"playground.shell.{module}"), function)(options)
+
+
+def _list(command: Parser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?", help="show this strategy with its knobs")
+    command.add_argument("--json", action="store_true", help="print an array of objects")
+
+
+def _run(command: Parser) -> None:
+    command.add_argument("name", metavar="NAME", help="a decoder or preset, such as greedy; `list` shows them")
+    _of_a_run(command)
+
+
+def _compare(command: Parser) -> None:
+    command.add_argument("names", metavar="NAME", nargs="+", help="decoders or presets; --set and --with apply to all that have the knob or slot")
+    _of_a_run(command)
+
+
+def _replay(command: Parser) -> None:
+    command.add_argument("file", metavar="F.jsonl", help="what --trace has written")
+    command.add_argument("--speed", type=_number, default=1.0, metavar="X", help="2 is twice as fast, 0 all at once")
+
+
+def _bench(command: Parser) -> None:
+    _of_the_models(command)
+    command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
+    command.add_argument("--repeats", type=_from(1), default=5, metavar="N", help="measured rounds, after one that is dropped")
+    command.add_argument("--max-new-tokens", type=_from(2), default=64, metavar="N")
+    command.add_argument("--prompts", metavar="FILE", help='a JSON array of {"task": ..., "prompt": ..., "chat": true or false}')
+    command.add_argument("--json", metavar="FILE", help="write every measurement")
+    command.add_argument("--page", nargs="?", const=PAGE, metavar="FILE", help=f"write the tables as a page, {PAGE}")
+
+
+def _of_a_run(command: Parser) -> None:
+    prompt = command.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT")
+    prompt.add_argument("--prompt-file", metavar="F", help="read the prompt as it stands, last line break included; - is standard input")
+    command.add_argument("--chat", action="store_true", help="put the prompt into the model's chat form")
+    command.add_argument("--system", default="", metavar="TEXT", help="system message of the chat")
+    command.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="set a knob of the strategy")
+    command.add_argument("--with", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]", dest="extras",
+                         help="add a toggle or fill a slot: top_p:p=0.9, prompt_lookup, json_schema:file=F, choice:options=a|b")
+    _of_the_models(command)
+    command.add_argument("--seed", type=_from(0), default=0, metavar="N")
+    command.add_argument("--max-new-tokens", type=_from(1), default=64, metavar="N")
+    command.add_argument("--stop", action="append", default=[], type=_stop, metavar="S", help="end before this text; \\n is a line break")
+    command.add_argument("--trace", metavar="F.jsonl", help="record everything that happens")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _of_the_models(command: Parser) -> None:
+    command.add_argument("--model", metavar="M", help="from the catalogue, a folder or a hub id; the bundled one where nothing is named")
+    command.add_argument("--draft", metavar="M", help="smaller model with the same vocabulary; none for none")
+    for option in ("device", "dtype", "quantization"):
+        command.add_argument(f"--{option}", default="none" if option == "quantization" else "auto", metavar=option[0].upper())
+    command.add_argument("--verbose", action="store_true", help="show what the libraries say and where an unexpected error came from")
+
+
+def _from(low: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"give a whole number of at least {low}, not {text!r}")
+        return int(text)
+
+    return read
+
+
+def _number(text: str) -> float:
+    try:
+        if math.isfinite(number := float(text)) and number >= 0:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"give a number of at least 0, not {text!r}")
+
+
+def _stop(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text is everywhere; name the text to end before")
+    return text.replace("\\n", "\n")

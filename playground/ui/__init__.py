@@ -1,0 +1,1 @@
+"""The page. Gradio lives here and nowhere else; models are reached through sessions only."""

@@ -1,0 +1,44 @@
+"""The one public endpoint: the frames of a run, for programs."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gradio as gr
+
+from playground.errors import Refusal
+from playground.ui.settings import Settings
+from playground.ui.site import Site
+
+
+def run_endpoint(site: Site) -> Callable[..., Iterator[dict]]:
+    """`run` over one site."""
+
+    def run(prompt: str, lanes: list[dict[str, Any]], seed: int = 0, length: int = 64, mode: str = "raw", system: str = "", stop: str = "") -> Iterator[dict]:
+        """Run lanes over a prompt and stream what they do.
+
+        Args:
+            prompt: text to continue
+            lanes: one to four lanes, such as {"strategy": "greedy", "knobs": {}, "extras": [["top_p", {"p": 0.9}]]}
+            seed: lanes with one seed share their draws
+            length: most tokens a lane may write
+            mode: "raw", or "chat" for the model's chat template
+            system: system message of a chat
+            stop: strings that end a text, one a line
+        """
+        asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop}
+        try:
+            yield from frames(site, Settings.read(asked))
+        except Refusal as refusal:
+            raise gr.Error(str(refusal)) from None
+
+    return run
+
+
+def frames(site: Site, settings: Settings) -> Iterator[dict]:
+    settings.check(site.rules)
+    running = site.start(site.arrival(settings), settings)
+    try:
+        yield from (frame for frame in running.frames() if frame)
+    finally:
+        running.stop()

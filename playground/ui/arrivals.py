@@ -1,0 +1,91 @@
+"""Models for the page: loaded in the background, once for all visitors, with progress anyone may watch."""
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from playground.errors import Refusal
+
+KEEP = 2  # sets of models held at once
+GLANCE = 0.2  # seconds between two looks at the progress
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Which models, and how; empty names mean the bundled pair."""
+
+    model: str = ""
+    draft: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    quantization: str = "none"
+
+
+@dataclass
+class Arrival:
+    """One set of models on its way or here."""
+
+    fraction: float = 0.0
+    text: str = "waiting"
+    models: Any = None
+    refusal: Refusal | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def tell(self, fraction: float, text: str) -> None:
+        self.fraction, self.text = fraction, text
+
+    def watch(self) -> Iterator[Arrival]:
+        """Itself, now and then while it loads."""
+        while not self.ended.wait(GLANCE):
+            yield self
+
+    def result(self) -> Any:
+        """The models; raises Refusal where they could not be had."""
+        self.ended.wait()
+        if self.refusal:
+            raise Refusal(str(self.refusal), self.refusal.about or "model")
+        return self.models
+
+
+class Arrivals:
+    """Holds the last few sets of models and loads one set at a time."""
+
+    def __init__(self, load: Callable[..., Any]):
+        self._load = load
+        self._sets: OrderedDict[Wish, Arrival] = OrderedDict()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
+
+    def want(self, wish: Wish) -> Arrival:
+        """The set under way or here; a set that failed is tried afresh."""
+        with self._lock:
+            arrival = self._sets.get(wish)
+            if arrival is None or arrival.refusal:
+                arrival = self._sets[wish] = Arrival()
+                threading.Thread(target=self._fill, args=(wish, arrival), name="loading", daemon=True).start()
+            self._sets.move_to_end(wish)
+            self._drop()
+            return arrival
+
+    def _drop(self) -> None:
+        """Forget the sets not wanted for longest; a run that still uses one keeps it alive."""
+        idle = [wish for wish, arrival in self._sets.items() if arrival.ended.is_set()]
+        for wish in idle[:max(0, len(self._sets) - KEEP)]:
+            del self._sets[wish]
+
+    def _fill(self, wish: Wish, arrival: Arrival) -> None:
+        with self._turn:
+            try:
+                arrival.models = self._load(wish.model or None, wish.draft or None, device=wish.device, dtype=wish.dtype,
+                                            quantization=wish.quantization, progress=arrival.tell)
+            except Refusal as refusal:
+                arrival.refusal = refusal
+            except Exception:
+                log.exception("loading %s failed", wish)
+                arrival.refusal = Refusal(f"Loading {wish.model or 'the bundled models'} failed inside the program; the log says where.", "model")
+            arrival.ended.set()

@@ -1,0 +1,32 @@
+"""What the live view receives: small dicts that say what happened since the one before.
+
+A run is known by its name; the browser starts afresh when the name changes and ignores numbers it has already seen.
+"""
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from playground.events import VERSION
+from playground.trace import FORMAT, Trace
+
+CLOCK = 0.05  # seconds between two frames at least
+Facts = list[dict[str, Any]]
+
+
+def new_name() -> str:
+    return secrets.token_hex(4)
+
+
+def frame(run: str, number: int, events: Facts, state: str, headers: Facts | None = None) -> dict[str, Any]:
+    """One delta; the first of a run carries the headers of its lanes."""
+    return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | ({"headers": headers} if headers else {})
+
+
+def recording(headers: Facts, events: Facts) -> dict[str, Any]:
+    """A whole run in one frame, to be played from the start."""
+    return {**frame(new_name(), 0, events, "done", headers), "recorded": True}
+
+
+def trace_of(headers: Facts, events: Facts) -> Trace:
+    return Trace.from_json({"format": FORMAT, "version": VERSION, "lanes": headers, "events": events})

@@ -1,0 +1,76 @@
+"""The seam to ZeroGPU, where a GPU is lent to one call at a time and that call runs in a process of its own.
+
+There a run cannot be held or stepped on the server: the browser's player does that. Elsewhere nothing here is used.
+"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from importlib.util import find_spec
+from time import monotonic
+from typing import Any
+
+from playground.ui.frames import CLOCK, Facts, frame, new_name
+
+LEAST, EACH, MOST = 10, 0.05, 120  # seconds asked for: at least, for every token of every lane, at most
+Batch = tuple[Facts, Facts, str]  # headers (in the first), events, state
+
+
+def on_zero() -> bool:
+    return bool(os.environ.get("SPACES_ZERO_GPU")) and find_spec("spaces") is not None
+
+
+def lent(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
+    """A generator function of the visitor's settings, run on a borrowed GPU where there is one to borrow."""
+    if not on_zero():
+        return work
+    import spaces
+    return spaces.GPU(duration=seconds)(work)
+
+
+def seconds(settings) -> int:
+    return int(min(MOST, LEAST + EACH * len(settings.lanes) * settings.length))
+
+
+def batches(session) -> Iterator[Batch]:
+    """A session served to its end, as plain data that can cross processes, at most one batch every CLOCK seconds."""
+    headers, fresh, due = [asdict(header) for header in session.headers], [], monotonic()
+    while not session.finished:
+        fresh += [stamped.to_json() for stamped in session.advance()]
+        if monotonic() >= due and not session.finished:
+            yield headers, fresh, "running"
+            headers, fresh, due = [], [], monotonic() + CLOCK
+    yield headers, fresh, "done"
+
+
+class Borrowed:
+    """A run in the other process; to the page it looks like a worker's Run."""
+
+    def __init__(self, batches_: Iterator[Batch]):
+        self.name, self.number = new_name(), -1
+        self.headers: Facts = []
+        self.events: Facts = []
+        self.over, self.error = False, ""
+        self._batches = batches_
+
+    def hold(self) -> None:
+        """The GPU cannot wait; the browser's player holds the picture."""
+
+    resume = step = hold
+
+    def stop(self, lane: int | None = None) -> None:
+        """Ends the whole run with its next batch; a single lane cannot be reached."""
+        self.over = self.over or lane is None
+
+    @property
+    def state(self) -> str:
+        return "done" if self.over else "running"
+
+    def frames(self) -> Iterator[dict[str, Any] | None]:
+        for headers, fresh, state in self._batches:
+            self.headers, self.events, self.number = headers or self.headers, self.events + fresh, self.number + 1
+            self.over = self.over or state == "done"
+            yield frame(self.name, self.number, fresh, "done" if self.over else state, headers)
+            if self.over:
+                break

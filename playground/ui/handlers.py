@@ -1,0 +1,201 @@
+"""What happens when a visitor does something: one method for each act. Methods that stream are generators.
+
+Every method returns or yields {component: value} for the few components it touches; the page binds them.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from playground.engine.sources import is_folder
+from playground.errors import Refusal
+from playground.ui import figures
+from playground.ui.arrivals import Arrival
+from playground.ui.frames import frame, recording, trace_of
+from playground.ui.gpu import Borrowed
+from playground.ui.settings import Settings
+from playground.ui.gallery import examples
+from playground.ui.site import Site
+from playground.ui.worker import Run
+from playground.written import sequences
+
+MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
+Changes = dict[Any, Any]
+
+
+@dataclass
+class Visit:
+    """A visitor's last run, and how the page was set for it; there is no run yet while models load."""
+
+    settings: Settings
+    run: Run | Borrowed | None = None
+    stopped: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.run.over if self.run else self.stopped
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.run:
+            self.run.stop()
+
+
+class Acts:
+    """Bound to one page; what belongs to one visitor comes in through the page's state."""
+
+    def __init__(self, site: Site, page):
+        self.site, self.page = site, page
+
+    def open(self, stored: Any, request: gr.Request) -> Changes:
+        """Put the controls as the link or the browser's memory has them."""
+        code = request.query_params.get("s", "")
+        settings = (Settings.from_code(code) if code else None) or (Settings.read(stored) if stored else None)
+        return self.page.show(settings) if settings else gr.skip()
+
+    def ready(self) -> Iterator[Changes]:
+        """Show how the models that the page was started with are coming along."""
+        yield from self._settled(lambda: self.site.arrivals.want(self.site.wish))
+
+    def load(self, *values: Any) -> Iterator[Changes]:
+        """Fetch the chosen models now, rather than at the first run."""
+        yield from self._settled(lambda: self.site.arrival(Settings(*values)))
+
+    def run(self, *values: Any) -> Iterator[Changes]:
+        """Load what is missing, begin a run and stream it; leaving the page stops it."""
+        yield from self._guarded(Settings(*values))
+
+    def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
+        """Run again with one more lane that takes another token at some place of a lane's text."""
+        if not _has_lane(visit, event):
+            return
+        trace = trace_of(visit.run.headers, list(visit.run.events))
+        past = sequences(trace.lane(int(event.lane)).events)[0].tokens[:int(event.position)]
+        settings = visit.settings.forked(int(event.lane), [token.id for token in past] + [int(event.token)])
+        yield {self.page.lanes: settings.lanes}
+        yield from self._guarded(settings)
+
+    def hold(self, visit: Visit | None) -> None:
+        if visit and visit.run:
+            visit.run.hold()
+
+    def resume(self, visit: Visit | None) -> None:
+        if visit and visit.run:
+            visit.run.resume()
+
+    def step(self, visit: Visit | None) -> None:
+        if visit and visit.run:
+            visit.run.step()
+
+    def stop(self, visit: Visit | None) -> Changes:
+        """Stop every lane; where nothing runs any more, put the buttons right."""
+        if visit is None or visit.over:
+            return self.page.rest()
+        visit.stop()
+        return gr.skip()
+
+    def stop_lane(self, visit: Visit | None, event: gr.EventData) -> None:
+        if _has_lane(visit, event):
+            visit.run.stop(int(event.lane))
+
+    def missed(self, visit: Visit | None) -> Changes:
+        """The whole run so far, for a browser that lost frames on the way."""
+        if not (visit and visit.run):
+            return gr.skip()
+        run = visit.run
+        return frame(run.name, run.number, list(run.events), run.state, run.headers)
+
+    def again(self, visit: Visit | None) -> Changes:
+        """Show the visitor's last run from the server's record, for instance after a broken connection."""
+        if not (visit and visit.run and visit.run.events):
+            return {self.page.prompt_notice: "There is no run to show yet: press Run first."}
+        return {self.page.live: recording(visit.run.headers, list(visit.run.events)), **self._silence()}
+
+    def pick(self, event: gr.EventData) -> Changes:
+        """Take an example of the gallery: prompt, mode and the lanes that suit it."""
+        return {**self.page.show(Settings.read(examples()[int(event.index)])), **self._silence()}
+
+    def share(self, *values: Any) -> Changes:
+        """The code of a link that opens the page as it is set now; the browser makes it an address."""
+        return {self.page.link: Settings(*values).to_code()}
+
+    def _guarded(self, settings: Settings) -> Iterator[Changes]:
+        try:
+            yield from self._run(settings)
+        except Refusal as refusal:
+            yield {**self.page.rest(), **self._say(refusal)}
+
+    def _run(self, settings: Settings) -> Iterator[Changes]:
+        settings.check(self.site.rules)
+        arrival, visit = self.site.arrival(settings), Visit(settings)
+        yield {self.page.visit: visit, **self.page.busy(), **self._silence()}
+        for change in self._progress(arrival):
+            yield change
+            if visit.stopped:
+                yield self.page.rest()
+                return
+        visit.run = self.site.start(arrival, settings)
+        yield from self._stream(visit.run)
+
+    def _stream(self, run: Run | Borrowed) -> Iterator[Changes]:
+        """Frames to the live view until the run is over; a visitor who leaves stops it."""
+        try:
+            for news in run.frames():
+                yield {self.page.live: news} if news else gr.skip()
+            yield {**self.page.rest(), **self._outcome(run)}
+        finally:
+            run.stop()
+
+    def _settled(self, wanted) -> Iterator[Changes]:
+        """Progress until the wanted models are here, or the reason why they are not."""
+        try:
+            arrival = wanted()
+            yield from self._progress(arrival)
+            arrival.result()
+            yield self._silence()
+        except Refusal as refusal:
+            yield self._say(refusal)
+
+    def _progress(self, arrival: Arrival) -> Iterator[Changes]:
+        for now in arrival.watch():
+            yield {self.page.status: status(now)}
+        yield {self.page.status: status(arrival)}
+
+    def _outcome(self, run: Run | Borrowed) -> Changes:
+        """Figures, what failed in a lane beside that lane, and what broke as a whole under the prompt."""
+        failed = {str(event["lane"]): event.get("message", "") for event in run.events if event["kind"] == "failed"}
+        drawn = figures.draw(trace_of(run.headers, run.events))
+        return {self.page.lanes: gr.update(problems=failed), self.page.prompt_notice: escape(run.error), **self.page.figures_of(drawn)}
+
+    def _say(self, refusal: Refusal) -> Changes:
+        """The sentence beside the control it is about; the other places fall silent."""
+        near = {"lanes": self.page.lanes_notice, **dict.fromkeys(MODEL_CONTROLS, self.page.model_notice)}
+        return {**self._silence(), near.get(refusal.about, self.page.prompt_notice): escape(str(refusal))}
+
+    def _silence(self) -> Changes:
+        return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
+
+
+def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:
+    return bool(visit and visit.run) and 0 <= int(event.lane) < len(visit.run.headers)
+
+
+def status(arrival: Arrival) -> str:
+    """The line that says which models are here, or how far they are."""
+    if not arrival.ended.is_set():
+        return f"<span class='dot loading'></span>{escape(arrival.text)} <progress max='1' value='{arrival.fraction:.3f}'></progress>"
+    if arrival.refusal:
+        return "<span class='dot failed'></span>no model loaded"
+    return f"<span class='dot ready'></span>{escape(described(arrival.models))}"
+
+
+def described(models: Any) -> str:
+    """Names, number format and device of what is loaded."""
+    target = models.target
+    names = [Path(name).name if is_folder(name) else name for name in (target.name, models.draft.name if models.draft else "") if name]
+    return " · ".join([*names, str(target.dtype).removeprefix("torch."), target.device.type])

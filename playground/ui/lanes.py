@@ -1,0 +1,85 @@
+"""The live view as one Gradio component: it receives small frames, and everything on it is drawn by the browser.
+
+A frame is a dict that holds only what is new since the last one:
+
+    {"run": "a1b2", "n": 0, "headers": [...], "events": [...], "state": "running", "recorded": False}
+
+`headers` come with the first frame of a run only; `n` counts the frames of a run; `state` is running, held or done. A
+recorded trace is one frame with everything and `recorded` set. The html, css and scripts are files under assets/live.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from playground import events
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets" / "live"
+SCRIPTS = ("dom", "trace", "metrics", "model", "player", "colour", "text", "card", "lane", "views/panel", "views/entropy",
+           "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "main")
+"""In this order: they share one scope, and main starts them."""
+STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
+"""All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way."""
+
+
+class Lanes(gr.HTML):
+    """One to four lanes with their player and views. Give it frames as values; bind what a person does with
+
+        lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
+
+    where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `position` and `token`; missed
+    carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on the way.
+    """
+
+    def __init__(self, value: dict[str, Any] | None = None, **settings: Any):
+        super().__init__(value, html_template=STAGE, head=f"<style>{_read('live.css')}</style>", js_on_load=script(),
+                         apply_default_css=False, **settings)
+
+    def postprocess(self, value: dict[str, Any] | None) -> str | None:
+        """The frame as a JSON text: the page would otherwise track every field of every event it holds."""
+        return None if value is None else to_json(value)
+
+    def preprocess(self, payload: str | None) -> dict[str, Any] | None:
+        return json.loads(payload) if payload else None
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "string", "description": "one frame of a run, as JSON"}
+
+    def example_payload(self) -> Any:
+        return None
+
+    def example_value(self) -> Any:
+        return None
+
+
+def to_json(frame: dict[str, Any]) -> str:
+    """Compact JSON that any browser reads: numbers that JSON does not have become null."""
+    try:
+        return json.dumps(frame, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(frame), parse_constant=lambda _: None), separators=(",", ":"))
+
+
+def script() -> str:
+    """All scripts as the body of one function, after the constants they share with Python."""
+    return "\n".join(['"use strict";', *_constants(), *(_read(f"{name}.js") for name in SCRIPTS)])
+
+
+def _constants() -> list[str]:
+    """Every kind of event and the header with their defaults, which the wire format leaves out; and the page's skeleton."""
+    known = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},
+             "HEADER": _defaults(events.Header), "SKELETON": _read("live.html")}
+    return [f"const {name} = {json.dumps(value)};" for name, value in known.items()]
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    blank = cls()
+    return {f.name: getattr(blank, f.name) for f in fields(cls)}
+
+
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

@@ -1,0 +1,134 @@
+"""What a visitor has set: read from controls, from the browser's memory or from a link, and checked before a run.
+
+A link and a browser's memory are written by others, so `Settings.read` takes only fields it knows, of the type it expects.
+"""
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from playground.errors import Refusal
+from playground.recipe import Recipe
+
+LANES = 4
+DEFAULT = "default"  # the model or draft the page was started with
+NUMBERS = {"seed": "seed", "length": "number of tokens"}
+FIRST_LANES = [{"strategy": "greedy"}, {"strategy": "sample"}]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What this deployment allows. A public one opens no local paths and keeps runs short."""
+
+    public: bool = False
+    characters: int = 100_000
+    tokens: int = 4096
+
+    @classmethod
+    def for_visitors(cls) -> Rules:
+        return cls(public=True, characters=4000, tokens=256)
+
+
+@dataclass
+class Settings:
+    """Everything a run depends on; plain data, one field for each control of the page and in its order."""
+
+    prompt: str = ""
+    mode: str = "raw"
+    system: str = ""
+    seed: int = 0
+    length: int = 96
+    stop: str = ""
+    model: str = DEFAULT
+    draft: str = DEFAULT
+    dtype: str = "auto"
+    quantization: str = "none"
+    lanes: list[dict[str, Any]] = field(default_factory=lambda: [dict(lane) for lane in FIRST_LANES])
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [f.name for f in fields(cls)]
+
+    @classmethod
+    def read(cls, raw: Any) -> Settings:
+        """Settings from untrusted data; what does not fit is left at its default."""
+        blank = cls()
+        known = {name: value for name, value in raw.items() if _fits(value, getattr(blank, name, None))} if isinstance(raw, dict) else {}
+        if "lanes" in known:
+            known["lanes"] = [lane for lane in map(_lane, known["lanes"]) if lane][:LANES]
+        return cls(**known)
+
+    @classmethod
+    def from_code(cls, code: str) -> Settings | None:
+        """The settings a link carries; None where it carries none."""
+        try:
+            padded = code.encode() + b"=" * (-len(code) % 4)
+            return cls.read(json.loads(base64.urlsafe_b64decode(padded)))
+        except (ValueError, binascii.Error, RecursionError):
+            return None
+
+    def to_code(self) -> str:
+        """A short code for a link: compact JSON in base64, defaults left out."""
+        blank = asdict(Settings())
+        changed = {name: value for name, value in asdict(self).items() if value != blank[name]}
+        text = json.dumps(changed, separators=(",", ":"), ensure_ascii=False)
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def recipes(self) -> list[Recipe]:
+        return [Recipe(lane["strategy"], dict(lane["knobs"]), [(name, dict(knobs)) for name, knobs in lane["extras"]], list(lane["forced"]))
+                for lane in map(_lane, self.lanes) if lane]
+
+    def forked(self, lane: int, tokens: list[int]) -> Settings:
+        """The same with one more lane: a copy of `lane` whose text begins with `tokens`. It takes its place where there is no room."""
+        copy = {**self.lanes[lane], "forced": tokens}
+        lanes = [*self.lanes, copy] if len(self.lanes) < LANES else [*self.lanes[:lane], copy, *self.lanes[lane + 1:]]
+        return replace(self, lanes=lanes)
+
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, one a line; a line break is written \\n."""
+        return tuple(line.replace("\\n", "\n") for line in self.stop.splitlines() if line)
+
+    def check(self, rules: Rules) -> None:
+        """Raise Refusal for what can be told before any model is asked."""
+        if not self.prompt.strip():
+            raise Refusal("The prompt is empty: write a few words, or take one of the examples.", "prompt")
+        if len(self.prompt) + len(self.system) > rules.characters:
+            raise Refusal(f"The prompt is longer than the {rules.characters:,} characters taken here: shorten it.", "prompt")
+        if not self.lanes:
+            raise Refusal("There is no lane to run: add one.", "lanes")
+        for name, label in NUMBERS.items():
+            if not isinstance(getattr(self, name), int):
+                raise Refusal(f"The {label} must be a whole number.", name)
+        if not 1 <= self.length <= rules.tokens:
+            raise Refusal(f"The number of tokens must lie between 1 and {rules.tokens}, not {self.length}.", "length")
+        if self.seed < 0:
+            raise Refusal(f"The seed must be zero or more, not {self.seed}.", "seed")
+
+
+def _fits(value: Any, default: Any) -> bool:
+    return default is not None and type(value) is type(default)
+
+
+def _lane(raw: Any) -> dict[str, Any] | None:
+    """One lane as {"strategy", "knobs", "extras", "forced"}, or None where it is not one."""
+    if not isinstance(raw, dict) or not isinstance(raw.get("strategy"), str):
+        return None
+    knobs = raw.get("knobs")
+    extras = [(pair[0], pair[1]) for pair in raw.get("extras") or [] if _is_extra(pair)] if isinstance(raw.get("extras"), list) else []
+    forced = raw.get("forced") if isinstance(raw.get("forced"), list) else []
+    return {"strategy": raw["strategy"], "knobs": _scalars(knobs), "extras": [[name, _scalars(given)] for name, given in extras],
+            "forced": [token for token in forced if type(token) is int]}
+
+
+def _is_extra(pair: Any) -> bool:
+    return isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], dict)
+
+
+def _scalars(knobs: Any) -> dict[str, Any]:
+    """Knobs a page may set: scalars, and never `file`, which reads from the disk."""
+    if not isinstance(knobs, dict):
+        return {}
+    return {str(k): v for k, v in knobs.items() if k != "file" and isinstance(v, (str, int, float, bool))}

@@ -1,0 +1,114 @@
+"""What one process of the page owns: the models it was started with, its workers, and what it lets visitors do."""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import playground
+from playground.engine.catalogue import entries
+from playground.engine.load import Loading
+from playground.engine.sources import find_source, is_folder
+from playground.errors import Refusal
+from playground.trace import Trace
+from playground.ui.frames import recording
+from playground.ui.gpu import Batch, Borrowed, batches, lent, on_zero
+from playground.ui.settings import DEFAULT, Rules, Settings
+from playground.ui.arrivals import Arrival, Arrivals, Wish
+from playground.ui.worker import Run, Worker
+
+ASSETS = Path(__file__).parents[2] / "assets"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
+
+
+def _prepare(models: Any, settings: Settings):
+    from playground.session import Limits, Prompt, prepare  # not before a model is there: it brings torch along
+    prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system)
+    return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()))
+
+
+def _load(*names: Any, **how: Any) -> Any:
+    return playground.load(*names, **how)
+
+
+@dataclass
+class Site:
+    """`load` and `prepare` are the doors to the engine; tests put others in."""
+
+    wish: Wish = field(default_factory=Wish)
+    rules: Rules = field(default_factory=Rules)
+    load: Callable[..., Any] = _load
+    prepare: Callable[[Any, Settings], Any] = _prepare
+
+    def __post_init__(self) -> None:
+        self.arrivals = Arrivals(self.load)
+        self._borrowed = lent(self._batches)
+        self._workers: dict[str, Worker] = {}
+
+    @classmethod
+    def from_environment(cls, wish: Wish) -> Site:
+        """A Space, or PLAYGROUND_PUBLIC=1, makes the page one for strangers."""
+        public = os.environ.get("PLAYGROUND_PUBLIC", "") not in ("", "0") or "SPACE_ID" in os.environ
+        return cls(wish, Rules.for_visitors() if public else Rules())
+
+    def check(self) -> None:
+        """Raise Refusal for options that cannot work, before the page is up; models on the hub are looked for later."""
+        Loading(self.wish.device, self.wish.dtype, self.wish.quantization).resolve()
+        for name in (self.wish.model, self.wish.draft):
+            if name and is_folder(name):
+                find_source(name)
+
+    def warm(self, wait: bool = False) -> None:
+        """Begin to load the models the page was started with."""
+        arrival = self.arrivals.want(self.wish)
+        if wait:
+            arrival.ended.wait()
+
+    def arrival(self, settings: Settings) -> Arrival:
+        """The models a visitor asked for, under way or here; raises Refusal where they may not be had."""
+        return self.arrivals.want(self.wish_of(settings))
+
+    def wish_of(self, settings: Settings) -> Wish:
+        names = {"model": settings.model, "draft": settings.draft}
+        for about, name in names.items():
+            if self.rules.public and name not in (DEFAULT, "none", *(entry.name for entry in entries())):
+                raise Refusal(f"This public page offers only the models in its list, not {name!r}.", about)
+        chosen = self._named(settings.model.strip(), settings.draft.strip())
+        return replace(chosen, dtype=settings.dtype if settings.dtype != "auto" else self.wish.dtype,
+                       quantization=settings.quantization if settings.quantization != "none" else self.wish.quantization)
+
+    def _named(self, model: str, draft: str) -> Wish:
+        """The default draft belongs to the default model: another model comes with its own."""
+        own = model in (DEFAULT, "")
+        return replace(self.wish, model=self.wish.model if own else model,
+                       draft=draft if draft not in (DEFAULT, "") else self.wish.draft if own else "")
+
+    def start(self, arrival: Arrival, settings: Settings) -> Run | Borrowed:
+        """Begin a run; raises Refusal for what the prompt or the models do not allow."""
+        models = arrival.result()
+        if on_zero():
+            return Borrowed(self._borrowed(settings))
+        return self.worker(models).take(self.prepare(models, settings))
+
+    def _batches(self, settings: Settings) -> Iterator[Batch]:
+        """What a borrowed process does: it has this object from the page's process, with the models in it."""
+        yield from batches(self.prepare(self.arrival(settings).result(), settings))
+
+    def worker(self, models: Any) -> Worker:
+        """The one worker of the device these models live on."""
+        return self._workers.setdefault(str(models.target.device), Worker())
+
+    def default_name(self) -> str:
+        return Path(self.wish.model).name or "pocket"
+
+
+def first_view() -> dict[str, Any] | None:
+    """The recorded trace that plays before any model is here, as one frame; None where there is none to play."""
+    try:
+        trace = Trace.load(ASSETS / "traces" / "first_view.jsonl")
+    except Refusal:
+        return None
+    return recording([asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events])

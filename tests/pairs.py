@@ -1,0 +1,42 @@
+"""A random target and a draft that often but not always agrees with it, for tests that run whole lanes."""
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from architectures import SIZES, SPECIAL
+from toys import byte_tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from playground.engine.model import Model
+from playground.session import Models
+
+VOCABULARY = 320
+TOKENIZER = byte_tokenizer()
+
+
+@cache
+def pair(architecture: str = "llama", noise: float = 0.1) -> Models:
+    """In float64, with weights large enough that every token matters. The draft is the target with noise on its weights."""
+    target, draft = network(architecture), network(architecture)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weights in draft.parameters():
+            weights += torch.randn_like(weights) * noise * weights.std(correction=0)
+    return Models(Model(target, TOKENIZER, architecture), Model(draft, TOKENIZER, f"{architecture} with noise"))
+
+
+def network(architecture: str) -> PreTrainedModel:
+    """The target's network as the library makes it, without our seams."""
+    torch.manual_seed(0)
+    sizes = SPECIAL.get(architecture, SIZES) | {"vocab_size": VOCABULARY, "tie_word_embeddings": False}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **sizes, initializer_range=0.3)).double().eval()
+
+
+def greedy_text(architecture: str, prompt: list[int], length: int) -> list[int]:
+    """The library's own argmax, reading the whole text again for each token; it does not stop at an end token."""
+    ids, model = list(prompt), network(architecture)
+    with torch.inference_mode():
+        for _ in range(length):
+            ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(prompt):]

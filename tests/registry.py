@@ -1,0 +1,89 @@
+"""Every lane that can be asked for, made from what the strategies declare, so that no test keeps a list of them."""
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from playground.errors import Refusal
+from playground.recipe import MAIN_KINDS, Recipe, assemble
+from playground.strategy import Strategy, discover, find
+
+TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
+Added = tuple[str, dict[str, Any]]
+
+
+def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
+    """Strategies of the project of these kinds, or of all, that give a guarantee, or any."""
+    return [cls for cls in discover().values() if cls.__module__.startswith("strategies.")
+            and (not kinds or cls.kind in kinds) and (not promising or promising in cls.guarantee)]
+
+
+def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
+    """Settings worth trying: all at rest, then one knob at a time at its lowest, at its highest up to `most`, and at each choice."""
+    found = [{}]
+    for knob in cls.knobs():
+        ends = [knob.min, min(knob.max, most)] if knob.min is not None and knob.max is not None else []
+        found += [{knob.name: value} for value in dict.fromkeys([*ends, *knob.choices]) if value != knob.default]
+    return found
+
+
+def fillings(cls: type[Strategy], cornered: bool = False) -> Iterator[list[Added]]:
+    """Every way to fill a decoder's slots; with `cornered` every corner of every filling, one at a time."""
+    choices = [registered(kind) for kind in cls.slots().values()]
+    for chosen in product(*choices):
+        yield [(part.name, {}) for part in chosen]
+        for i, part in enumerate(chosen if cornered else ()):
+            for knobs in corners(part)[1:]:
+                yield [(other.name, knobs if j == i else {}) for j, other in enumerate(chosen)]
+
+
+def lanes(promising: str = "", cornered: bool = False, added: tuple[Added, ...] = ()) -> list[Recipe]:
+    """Every decoder with every filling of its slots and these toggles, as far as it can be had and gives the guarantee."""
+    wanted = [Recipe(cls.name, {}, [*filling, *added]) for cls in registered(*MAIN_KINDS, promising=promising)
+              for filling in fillings(cls, cornered)]
+    return [recipe for recipe in wanted if can_be_had(recipe) and (not promising or _promises(recipe, promising))]
+
+
+def can_be_had(recipe: Recipe) -> bool:
+    try:
+        assemble(recipe)
+    except Refusal:
+        return False
+    return True
+
+
+def _promises(recipe: Recipe, guarantee: str) -> bool:
+    verifiers = [find(name) for name, _ in recipe.extras if find(name).kind == "verifier"]
+    return all(guarantee in verifier.guarantee for verifier in verifiers)
+
+
+def title(recipe: Recipe) -> str:
+    """A recipe in a few letters: "speculative+draft_model(width=2)+rejection"."""
+    return "+".join(_named(name, knobs) for name, knobs in [(recipe.strategy, recipe.knobs), *recipe.extras])
+
+
+def _named(name: str, knobs: dict[str, Any]) -> str:
+    inside = ",".join(f"{key}={str(value)[:12]}" for key, value in knobs.items())
+    return f"{name}({inside})" if inside else name
+
+
+# --- promises that need an example each; they stand beside the other tests of the strategy ---
+
+@dataclass(frozen=True)
+class Collapse:
+    """Settings at which a lane must write, token for token, what a simpler lane writes."""
+
+    lane: Recipe
+    baseline: Recipe
+    on: str = "target"  # model the baseline runs on
+    twins: bool = False  # both models have the same weights
+
+
+def declared(name: str) -> dict[str, list]:
+    """What all files tests/test_strategies_*.py hold under this name, by strategy."""
+    files = sorted(Path(__file__).parent.glob("test_strategies_*.py"))
+    return {key: examples for file in files for key, examples in getattr(importlib.import_module(file.stem), name, {}).items()}

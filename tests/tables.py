@@ -1,0 +1,205 @@
+"""Models whose next-token law is a table, and chance that can be enumerated: with both, the law of a whole text is a sum.
+
+A TableModel works in the real store: it writes each token where another model writes its keys, and reads its context back
+through the store's own masks. A slot that is lost, stale or seen by the wrong row therefore changes the law.
+"""
+from __future__ import annotations
+
+import copy
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from playground.draws import Draws
+from playground.engine.grammar import GrammarEngine
+from playground.engine.model import Work
+from playground.engine.store import Store
+from playground.engine.tokens import Tokens
+from playground.events import Failed
+from playground.lane import Lane, Limits
+from playground.recipe import Assembly, Recipe, assemble
+from playground.recorder import Silent
+from playground.session import Runner
+
+Text = tuple[int, ...]
+Law = dict[Text, float]
+
+
+class Letters:
+    """The tokens of a table: token i is the i-th letter; those that end a text are silent."""
+
+    def __init__(self, letters: str, ends: frozenset[int]):
+        self.letters, self.ends = letters, ends
+
+    def encode(self, text: str) -> list[int]:
+        return [self.letters.index(letter) for letter in text]
+
+    def piece(self, token: int) -> str:
+        return f"<{self.letters[token]}>" if token in self.ends else self.letters[token]
+
+    def pieces(self, ids: list[int]) -> list[str]:
+        return [self.piece(token) for token in ids]
+
+    def bytes(self, token: int) -> bytes:
+        return b"" if token in self.ends else self.letters[token].encode()
+
+    opening_bytes = bytes
+
+    def is_special(self, token: int) -> bool:
+        return token in self.ends
+
+
+@dataclass
+class TableModel:
+    """Stands in for a Model: the scores after a context are random numbers that belong to this context alone."""
+
+    letters: str = "abc"
+    ends: str = ""
+    seed: int = 0
+    spread: float = 1.5  # of the scores: 0 is a uniform model
+    context: int = 256
+    vocabulary: int = 0
+    tokenizer: object = None  # a real one, where grammars are wanted
+    rule: Callable[[Text], Tensor] | None = None  # scores [V] after a context, in place of random ones
+    name: str = "table"
+    forwards: int = 0
+    known: dict[Text, Tensor] = field(default_factory=dict)
+
+    revision, quantization, depth, device, dtype, parameters = "", "none", 1, torch.device("cpu"), torch.float64, 0
+
+    def __post_init__(self):
+        self.end_ids = frozenset(self.letters.index(letter) for letter in self.ends)
+        self.tokens = Letters(self.letters, self.end_ids)
+        self.vocabulary = self.vocabulary or len(self.letters)
+        if self.tokenizer:
+            self.vocabulary = len(self.tokenizer)
+            self.end_ids = frozenset([self.tokenizer.eos_token_id])
+            self.tokens = Tokens(self.tokenizer, self.vocabulary)
+            self.grammars = GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
+
+    def new_store(self) -> Store:
+        return Store(1)
+
+    def flops(self, rows: int, context: int, layers: int) -> float:
+        return float(rows)
+
+    def forward(self, works: list[Work], plan=None) -> tuple[list[Tensor], dict]:
+        self.forwards += 1
+        return [self._rows(work) for work in works], {}
+
+    def _rows(self, work: Work) -> Tensor:
+        segment = work.store.extend(work.parents)
+        written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
+        held, _ = segment.write(0, written, written)
+        seen = visible(segment.mask(0, None, 1), segment.rows, held.shape[1])
+        rows = torch.stack([self.scores(tuple(map(int, held[0, row, 0].tolist()))) for row in seen])
+        return rows[-1:] if work.last_only else rows
+
+    def scores(self, context: Text) -> Tensor:
+        """Scores [V] of the token after a context."""
+        if context not in self.known:
+            self.known[context] = self.rule(context) if self.rule else self._random(context)
+        return self.known[context]
+
+    def _random(self, context: Text) -> Tensor:
+        key = int.from_bytes(blake2b(repr((self.seed, context)).encode(), digest_size=7).digest(), "big")
+        return torch.randn(self.vocabulary, generator=torch.Generator().manual_seed(key), dtype=self.dtype) * self.spread
+
+
+def visible(mask: Tensor | str | None, rows: int, slots: int) -> Tensor:
+    """What each row may see as [rows, slots], whichever way the store says it."""
+    if isinstance(mask, Tensor):
+        return mask
+    everything = torch.ones(rows, slots, dtype=torch.bool)
+    return everything.tril() if mask == "causal" else everything
+
+
+class Enumerating:
+    """Stands in for Draws: every run takes another course of chance, until all were taken. `weight` is the run's probability."""
+
+    def __init__(self):
+        self._courses: list[list] = []  # [index of the outcome taken, outcomes with their probabilities]
+        self._at, self.weight = 0, 1.0
+
+    def runs(self) -> Iterator[None]:
+        """One turn for each course of chance."""
+        while True:
+            self._at, self.weight = 0, 1.0
+            yield
+            while self._courses and self._courses[-1][0] + 1 == len(self._courses[-1][1]):
+                self._courses.pop()
+            if not self._courses:
+                return
+            self._courses[-1][0] += 1
+
+    def pick(self, p: Tensor, purpose: str, position: int) -> int:
+        chances = (p / p.sum()).tolist()
+        return self._choose([(token, chance) for token, chance in enumerate(chances) if chance > 0])
+
+    def flip(self, probability: float, purpose: str, position: int) -> tuple[bool, float]:
+        sides = [((True, 0.0), probability), ((False, probability), 1 - probability)]
+        return self._choose([side for side in sides if side[1] > 0])
+
+    def _choose(self, outcomes: list):
+        if self._at == len(self._courses):
+            self._courses.append([0, outcomes])
+        index, known = self._courses[self._at]
+        assert known == outcomes, "the same course of chance came to another fork"
+        self._at += 1
+        outcome, probability = outcomes[index]
+        self.weight *= probability
+        return outcome
+
+
+def watch(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating) -> Iterator[Lane]:
+    """Run one lane, with chance from `draws`, and look at it after each request."""
+    assembly = copy.deepcopy(assembly)
+    lane = Lane(prompt, models, assembly, limits, Silent(models["target"].tokens))
+    lane.draws = draws
+    runner = Runner(lane, assembly)
+    while not runner.finished:
+        failed = [event for event in runner.advance() if isinstance(event, Failed)]
+        assert not failed, failed
+        yield lane
+
+
+def write(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating) -> Lane:
+    """Run one lane to its end."""
+    return deque(watch(assembly, models, prompt, limits, draws), maxlen=1).pop()
+
+
+def law(recipe: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
+    """Exact probability of every text of at most `length` tokens."""
+    assembly = recipe if isinstance(recipe, Assembly) else assemble(recipe)
+    draws, found = Enumerating(), defaultdict(float)
+    for _ in draws.runs():
+        lane = write(assembly, models, prompt, Limits(max_new_tokens=length), draws)
+        found[tuple(lane.tokens[len(prompt):])] += draws.weight
+    return dict(found)
+
+
+def product_law(model: TableModel, prompt: list[int], length: int, reshape: Callable[[Tensor, list[int]], Tensor] = lambda scores, history: scores) -> Law:
+    """The same by the chain rule, without any lane: products of the model's own rows, reshaped by `reshape(scores [V], history)`."""
+    found = {(): 1.0}
+    for _ in range(length):
+        found = {longer: p for text, q in found.items() for longer, p in _continued(model, prompt, text, q, reshape)}
+    return found
+
+
+def _continued(model: TableModel, prompt: list[int], text: Text, q: float, reshape: Callable) -> Iterator[tuple[Text, float]]:
+    if text and text[-1] in model.end_ids:
+        yield text, q
+        return
+    history = [*prompt, *text]
+    for token, p in enumerate(reshape(model.scores(tuple(history)), history).softmax(-1).tolist()):
+        if p > 0:
+            yield (*text, token), q * p
+
+
+def distance(a: Law, b: Law) -> float:
+    """Largest difference between the probabilities two laws give to one text."""
+    return max(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys())

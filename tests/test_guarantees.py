@@ -1,0 +1,379 @@
+"""What strategies promise, held against all that promise it: nobody keeps a list, and a wrong variant has to fail."""
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from pairs import greedy_text, pair
+from registry import Collapse, can_be_had, corners, declared, lanes, registered, title
+from tables import Law, TableModel, distance, law, product_law, watch, write
+from toys import byte_tokenizer
+
+from playground.draws import Draws
+from playground.engine.sampling import leftover
+from playground.lane import Limits
+from playground.parts.tree import ROOT, TokenTree
+from playground.parts.verification import Ruling, match, reject, walk
+from playground.recipe import Assembly, Recipe, assemble
+from playground.session import Prompt, prepare
+from playground.strategy import Drafter, Verifier, make
+from playground.trace import metrics
+
+EXACT = 1e-9
+WRONG = 1e-3  # a law that is off by less could hide behind rounding
+AT_ONE = ("temperature", {"t": 1.0})
+FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox")
+PROMPT = [54, 71, 71, 54, 9, 71, 71]
+
+
+def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
+    """A target, and a draft that disagrees with it in every row."""
+    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
+
+
+def added(recipe: Recipe, *more: tuple[str, dict]) -> Recipe:
+    return replace(recipe, extras=[*recipe.extras, *more])
+
+
+def drawing(recipes: list[Recipe]) -> list[Recipe]:
+    """The recipes, made to draw from the model itself where they would take the largest score."""
+    return [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
+
+
+# --- distribution_identical: the law of the text, summed over every course of chance ---
+
+def promised(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
+    """The law of plain decoding under the samplers of a lane, by the chain rule."""
+    samplers = (lane if isinstance(lane, Assembly) else assemble(lane)).samplers
+
+    def reshape(scores, history):
+        for sampler in samplers:
+            scores = sampler.apply(scores[None], [history])[0]
+        return scores
+
+    return product_law(models["target"], prompt, length, reshape)
+
+
+def off(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> float:
+    """By how much the law of a lane is not the one it promises."""
+    return distance(law(lane, models, prompt, length), promised(lane, models, prompt, length))
+
+
+def exact(cornered: bool = False) -> list[Recipe]:
+    return drawing(lanes("distribution_identical", cornered))
+
+
+@pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
+def test_the_law_of_two_tokens_is_the_targets(recipe):
+    assert off(recipe, tables("abc"), [0, 1, 0], 2) < EXACT
+
+
+@pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
+def test_the_law_of_several_rounds_is_the_targets(recipe):
+    assert off(recipe, tables("ab"), [0, 1, 0], 3) < EXACT
+
+
+@pytest.mark.parametrize("recipe", exact(), ids=title)
+def test_the_law_is_the_targets_where_a_text_may_end_early(recipe):
+    assert off(recipe, tables("ab.", ends="."), [0, 1, 0], 3) < EXACT
+
+
+@pytest.mark.parametrize("knobs", [(cls.name, knobs) for cls in registered("sampler") for knobs in corners(cls)], ids=str)
+def test_the_law_is_the_targets_under_every_sampler(knobs):
+    for recipe in lanes("distribution_identical", added=(knobs,)):
+        assert off(*drawing([recipe]), tables("abc", seed=5), [0, 1, 0], 2) < EXACT, title(recipe)
+
+
+def test_the_law_is_the_targets_where_the_draft_was_made_for_more_tokens():
+    models = {"target": TableModel("abc"), "draft": TableModel("abcd", seed=1)}
+    for recipe in exact():
+        assert off(recipe, models, [0, 1, 0], 2) < EXACT, title(recipe)
+
+
+@pytest.mark.parametrize("recipe", lanes("distribution_identical", added=(("sink_window", {"sinks": 1, "window": 2}),)), ids=title)
+def test_the_law_is_that_of_a_target_that_sees_only_a_window(recipe):
+    models, prompt = tables("ab"), [0, 1, 1]
+    found = law(*drawing([recipe]), models, prompt, 3)
+    samplers = assemble(*drawing([recipe])).samplers
+
+    def seen(scores, history):
+        row = history if history == prompt else [history[0], *history[-2:]]  # the prompt itself is read whole
+        scores = models["target"].scores(tuple(row))
+        for sampler in samplers:
+            scores = sampler.apply(scores[None], [history])[0]
+        return scores
+
+    assert distance(found, product_law(models["target"], prompt, 3, seen)) < EXACT
+
+
+@pytest.mark.parametrize("recipe", lanes("distribution_identical", added=(("choice", {"options": "qz|qx|z"}), AT_ONE)), ids=title)
+def test_the_law_under_a_grammar_is_the_targets_among_what_is_legal(recipe):
+    tokenizer = byte_tokenizer()
+    models = {"target": TableModel(tokenizer=tokenizer, seed=3), "draft": TableModel(tokenizer=tokenizer, seed=4)}
+    q, x, z = (tokenizer.convert_tokens_to_ids(letter) for letter in "qxz")
+    first, second = (models["target"].scores(context).softmax(-1) for context in ((q, q), (q, q, q)))
+    chance_of_q = float(first[q] / (first[q] + first[z]))
+    chance_of_x = float(second[x] / (second[x] + second[z]))
+    by_hand = {(q, x): chance_of_q * chance_of_x, (q, z): chance_of_q * (1 - chance_of_x), (z,): 1 - chance_of_q}
+    assert distance(law(recipe, models, [q, q], 6), by_hand) < EXACT
+
+
+# --- and what a law that is wrong looks like ---
+
+Rule = Callable[..., Ruling]
+
+
+class Judged(Verifier):
+    """A verifier made of one rule(lm, tree, rows, node, children)."""
+
+    def __init__(self, rule: Rule):
+        self.rule = rule
+
+    def judge(self, lm, tree, rows):
+        return walk(lm, tree, rows, lambda node, children: self.rule(lm, tree, rows, node, children))
+
+
+def by_the_book(lm, tree, rows, node, children, drawn=None, redraw=None) -> Ruling:
+    p, position = rows.p[rows.row(node)], rows.position(node)
+    return reject(p, children, replace(tree, drawn=drawn or tree.drawn), lambda ratio: lm.flip(ratio, position),
+                  lambda rest: lm.draw(rest if redraw is None else p, position, "redraw"))
+
+
+def redraws_from_p(*case) -> Ruling:
+    return by_the_book(*case, redraw="from p")
+
+
+def takes_children_for_distinct(*case) -> Ruling:
+    return by_the_book(*case, drawn="without_replacement")
+
+
+def takes_children_for_independent(*case) -> Ruling:
+    return by_the_book(*case, drawn="independent")
+
+
+def swaps_p_and_q(lm, tree, rows, node, children) -> Ruling:
+    p, (child, *_) = rows.p[rows.row(node)], children
+    q, token = tree.q[child], tree.tokens[child]
+    if lm.flip(min(1.0, float(q[token] / p[token])), rows.position(node))[0]:
+        return Ruling(child)
+    return Ruling(None, lm.draw(leftover(p, q), rows.position(node), "redraw"))
+
+
+def draws_again_after_a_miss(lm, tree, rows, node, children) -> Ruling:
+    ruling = match(lm.pick(rows, node).token, children, tree, rows.p[rows.row(node)])
+    return ruling if ruling.child is not None else replace(ruling, token=lm.pick(rows, node, "again").token)
+
+
+class Siblings(Drafter):
+    """One level of guesses from the draft's row q, made in one of several ways."""
+
+    def __init__(self, how: Callable, drawn: str = "independent"):
+        self.how, self.drawn = how, drawn
+
+    def propose(self, lm, budget):
+        tree = TokenTree(source="siblings", drawn=self.drawn)
+        rows = yield lm.stream("draft").extend(tree)
+        q = rows.p[0]
+        for token in self.how(lambda p, count: lm.draw(p, rows.position(ROOT), f"draft/{count}"), q) if budget else ():
+            tree.add(token, ROOT, q)
+        return tree
+
+
+def independent(draw, q) -> list[int]:
+    return [draw(q, 0), draw(q, 1)]
+
+
+def distinct(draw, q) -> list[int]:
+    first = draw(q, 0)
+    rest = q.index_fill(0, torch.tensor([first]), 0.0)
+    return [first, draw(rest / rest.sum(), 1)]
+
+
+def most_probable(draw, q) -> list[int]:
+    return q.topk(2).indices.tolist()
+
+
+def sharpened(draw, q) -> list[int]:
+    return [draw(q ** 3 / (q ** 3).sum(), 0)]
+
+
+def confident(draw, q) -> list[int]:
+    guess = draw(q, 0)
+    return [guess] if q[guess] > 0.3 else []
+
+
+def speculation(drafter: Drafter, verifier: Verifier, *samplers: tuple[str, dict]) -> Assembly:
+    decoder = make("speculative")
+    decoder.drafter, decoder.verifier = drafter, verifier
+    return Assembly(decoder, [make(name, **knobs) for name, knobs in samplers])
+
+
+RIGHT = {
+    "independent siblings": (Siblings(independent), by_the_book),
+    "distinct siblings": (Siblings(distinct, "without_replacement"), by_the_book),
+}
+MUTANTS = {
+    "a redraw from p instead of what p has more than q": (Siblings(independent), redraws_from_p),
+    "p and q swapped": (Siblings(independent), swaps_p_and_q),
+    "independent siblings taken for distinct ones": (Siblings(independent), takes_children_for_distinct),
+    "distinct siblings taken for independent ones": (Siblings(distinct, "without_replacement"), takes_children_for_independent),
+    "the most probable tokens taken for drawn ones": (Siblings(most_probable, "without_replacement"), by_the_book),
+    "guesses drawn at another temperature than q says": (Siblings(sharpened), by_the_book),
+    "a drawn guess dropped because its own q is small": (Siblings(confident), by_the_book),
+    "a second draw after a miss": (Siblings(independent), draws_again_after_a_miss),
+}
+
+
+@pytest.mark.parametrize("drafter, rule", RIGHT.values(), ids=RIGHT)
+def test_a_right_rule_of_our_own_has_the_targets_law(drafter, rule):
+    assert off(speculation(drafter, Judged(rule), AT_ONE), tables("abcd"), [0, 1], 2) < EXACT
+
+
+@pytest.mark.parametrize("drafter, rule", MUTANTS.values(), ids=MUTANTS)
+def test_a_wrong_rule_is_found_out(drafter, rule):
+    assert off(speculation(drafter, Judged(rule), AT_ONE), tables("abcd"), [0, 1], 2) > WRONG
+
+
+# --- greedy_identical: token for token what plain greedy decoding writes ---
+
+LENGTH = 16
+
+
+def written(lane: Recipe | Assembly, models: dict, length: int = LENGTH, seed: int = 0, prompt: list[int] = PROMPT) -> list[int]:
+    assembly = lane if isinstance(lane, Assembly) else assemble(lane)
+    ids = write(assembly, models, prompt, Limits(seed, length), Draws(seed)).tokens
+    return ids[len(prompt):]
+
+
+def networks(architecture: str) -> dict:
+    models = pair(architecture)
+    return {"target": models.target, "draft": models.draft}
+
+
+class Hinted(Drafter):
+    """Trees of random shape that know the truth and often, but not always, tell it."""
+
+    def __init__(self, truth: list[int], seed: int = 0):
+        self.truth, self.chance = truth, random.Random(seed)
+
+    def propose(self, lm, budget):
+        yield from ()
+        tree = TokenTree(source="hinted")
+        for _ in range(self.chance.randrange(10)):
+            parent = self.chance.randrange(-1, len(tree))
+            if len(tree.path(parent)) < budget:
+                tree.add(self._guess(lm, tree.prefix(parent)), parent)
+        return tree
+
+    def _guess(self, lm, prefix: list[int]) -> int:
+        coming = self.truth[lm.generated:]
+        honest = prefix == coming[:len(prefix)] and len(prefix) < len(coming) and self.chance.random() < 0.7
+        return coming[len(prefix)] if honest else self.chance.randrange(lm.vocabulary)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_plain_greedy_writes_the_librarys_own_argmax(architecture):
+    ids = written(Recipe("greedy"), networks(architecture))
+    assert ids == greedy_text(architecture, PROMPT, LENGTH)[:len(ids)]
+    assert len(set(ids)) > 3, "a text of one token proves nothing"
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("recipe", lanes("greedy_identical"), ids=title)
+def test_a_lane_that_promises_it_writes_what_greedy_writes(recipe, architecture):
+    assert written(recipe, networks(architecture)) == written(Recipe("greedy"), networks(architecture))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("verifier", [cls.name for cls in registered("verifier", promising="greedy_identical")])
+def test_whatever_is_guessed_in_whatever_tree_the_text_is_greedys(verifier, architecture):
+    truth = written(Recipe("greedy"), networks(architecture))
+    assert written(speculation(Hinted(truth), make(verifier)), networks(architecture)) == truth
+
+
+@pytest.mark.parametrize("recipe", lanes("greedy_identical", cornered=True), ids=title)
+def test_every_setting_writes_what_greedy_writes(recipe):
+    for seed in range(5):
+        models = tables("abcde", ends="e", seed=seed)
+        plain = written(Recipe("greedy"), models, prompt=[0, 1, 0, 1])
+        assert written(recipe, models, prompt=[0, 1, 0, 1]) == plain
+        if can_be_had(added(recipe, ("top_k", {"k": 1}))):  # trees branch only where tokens are drawn
+            assert written(added(recipe, ("top_k", {"k": 1})), models, prompt=[0, 1, 0, 1]) == plain
+
+
+def test_the_guesses_of_these_tests_are_neither_all_right_nor_all_wrong():
+    for architecture in FAMILIES:
+        session = prepare(pair(architecture), [Recipe("speculative")], Prompt("The green bird"), Limits(0, LENGTH))
+        deque(session, maxlen=0)
+        assert 0.05 < metrics(session.trace)["acceptance_rate"] < 0.95, architecture
+
+
+# --- constraint_sound ---
+
+def constrained() -> list:
+    return [pytest.param((name, knobs), valid, id=f"{name}-{i}") for name, examples in declared("SOUND").items()
+            for i, (knobs, valid) in enumerate(examples)]
+
+
+@pytest.fixture(scope="module")
+def babblers() -> list[dict[str, TableModel]]:
+    """Models that know nothing of grammars: one with opinions, and one that finds all tokens equal."""
+    tokenizer = byte_tokenizer(merges=80)
+    return [{"target": TableModel(tokenizer=tokenizer, seed=1, spread=spread, context=512),
+             "draft": TableModel(tokenizer=tokenizer, seed=2, spread=spread, context=512)} for spread in (2.0, 0.0)]
+
+
+def test_every_constraint_that_promises_it_has_a_validator():
+    assert declared("SOUND").keys() == {cls.name for cls in registered(promising="constraint_sound")}
+
+
+@pytest.mark.parametrize("constraint, valid", constrained())
+def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, babblers):
+    asked = lanes(added=(constraint,))
+    for recipe in {title(recipe): recipe for recipe in asked + drawing(asked)}.values():
+        for models in babblers:
+            lane = write(assemble(recipe), models, [54], Limits(0, 120), Draws(3))
+            assert lane.reason in ("end", "grammar"), f"{title(recipe)} did not come to an end: {lane.text!r}"
+            assert valid(lane.text), f"{title(recipe)} wrote {lane.text!r}"
+
+
+# --- budget_respected ---
+
+@pytest.mark.parametrize("policy", [(cls.name, knobs) for cls in registered(promising="budget_respected") for knobs in corners(cls, most=8)], ids=str)
+def test_no_head_holds_more_than_the_budget_after_a_keep(policy):
+    prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget()
+    for recipe in drawing(lanes(added=(policy, ))):
+        generated = 0
+        for lane in watch(assemble(recipe), tables("abcde") , prompt, Limits(0, 20), Draws(0)):
+            if lane.generated > generated:
+                generated = lane.generated
+                assert most_held(lane) <= budget, title(recipe)
+
+
+def most_held(lane) -> int:
+    """Live slots of the fullest head."""
+    return max(int((slots.positions >= 0).sum(-1).max()) for slots in lane.target.store.slots)
+
+
+# --- collapses ---
+
+def collapses() -> list:
+    return [pytest.param(example, id=f"{name}-{i}") for name, examples in declared("COLLAPSES").items() for i, example in enumerate(examples)]
+
+
+def test_every_strategy_that_promises_it_says_where_it_collapses():
+    assert declared("COLLAPSES").keys() == {cls.name for cls in registered(promising="collapses")}
+
+
+@pytest.mark.parametrize("example", collapses())
+def test_a_strategy_at_rest_writes_what_a_simpler_one_writes(example: Collapse):
+    for models in [tables("abcde", seed=0), tables("abcde", seed=1), tables("abcde", seed=2), networks("llama")]:
+        models = models | ({"draft": models["target"]} if example.twins else {})
+        prompt = [1, 2, 3, 1, 2]
+        baseline = written(example.baseline, {"target": models[example.on], "draft": models["draft"]}, seed=7, prompt=prompt)
+        assert written(example.lane, models, seed=7, prompt=prompt) == baseline

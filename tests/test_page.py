@@ -1,0 +1,352 @@
+"""The page in a real browser, over the real app and small random models; and its parts by themselves."""
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from pathlib import Path
+from shutil import which
+
+import pytest
+import saved
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from playground.errors import Refusal
+from playground.events import Commit, Done, Header, Stamped
+from playground.ui.editor import check
+from playground.ui.gallery import examples
+from playground.ui.gpu import Borrowed, batches
+from playground.ui.settings import Rules, Settings
+from playground.ui.worker import Worker
+
+ROOT = Path(__file__).parents[1]
+LONG = 6000  # positions the models take, so that a run can be caught in the middle
+expect.set_options(timeout=20_000)
+
+
+# --- the app, as a person starts it ---
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, monkeypatch_module):
+    """Where `python app.py` answers, with random models."""
+    monkeypatch_module.setattr(saved, "CONTEXT", LONG)
+    models = saved.save_models(tmp_path_factory.mktemp("models"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = subprocess.Popen([sys.executable, "app.py", "--model", models.target, "--draft", models.draft, "--port", str(port)], cwd=ROOT,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while "Running on" not in (line := app.stdout.readline()):
+        assert line, "the app ended before its page was up"
+    threading.Thread(target=app.stdout.read, daemon=True).start()
+    yield f"http://127.0.0.1:{port}"
+    app.terminate()
+    app.wait(20)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str):
+    """A fresh visitor on the page, with two lanes that write for long; nothing may go wrong in the console."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page, wrong = context.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    visit(page, address, Settings(prompt="The green bird", length=5000, lanes=[{"strategy": "greedy"}, {"strategy": "sample"}]))
+    yield page
+    context.close()
+    assert not wrong
+
+
+def visit(page: Page, address: str, settings: Settings) -> None:
+    page.goto(f"{address}?s={settings.to_code()}")
+    expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
+    expect(page.locator(".lane-card")).to_have_count(len(settings.lanes))
+
+
+def tokens(page: Page, lane: int):
+    return page.locator(f"#live .lane[data-lane='{lane}'] .tokens > *")
+
+
+def status(page: Page, lane: int):
+    return page.locator(f"#live .lane[data-lane='{lane}'] .status")
+
+
+def test_two_lanes_write_and_stop(page):
+    page.click("#run")
+    for lane in (0, 1):
+        expect(tokens(page, lane).nth(5)).to_be_attached()
+    assert tokens(page, 0).nth(5).text_content()
+    page.click("#stop")
+    for lane in (0, 1):
+        expect(status(page, lane)).to_have_text("stopped")
+    expect(page.locator("#run")).to_be_visible()
+    assert tokens(page, 0).count() < 5000
+
+
+def test_one_lane_stops_and_the_other_goes_on(page):
+    page.click("#run")
+    expect(tokens(page, 0).nth(2)).to_be_attached()
+    page.locator("#live .lane[data-lane='0'] .stop").click()
+    expect(status(page, 0)).to_have_text("stopped")
+    before = tokens(page, 1).count()
+    expect(tokens(page, 1).nth(before + 3)).to_be_attached()
+    page.keyboard.press("Escape")
+    expect(status(page, 1)).to_have_text("stopped")
+
+
+def test_a_fork_is_one_more_lane_with_the_same_past(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}]))
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#run")).to_be_visible()
+    expect(tokens(page, 0).nth(11)).to_be_attached()
+    tokens(page, 0).nth(4).click()
+    page.locator("#live .card .candidate:not([disabled])").first.click()
+    expect(page.locator(".lane-card")).to_have_count(2)
+    expect(tokens(page, 1).nth(6)).to_be_attached()
+    texts = [[tokens(page, lane).nth(i).text_content() for i in range(5)] for lane in (0, 1)]
+    assert texts[0][:4] == texts[1][:4] and texts[0][4] != texts[1][4]
+
+
+def test_a_wrong_lane_says_so_beside_its_knob_and_the_other_writes(page, address):
+    lanes = [{"strategy": "sample", "knobs": {"temperature": 9}}, {"strategy": "greedy"}]
+    visit(page, address, Settings(prompt="The red fox", length=8, lanes=lanes))
+    expect(page.locator(".lane-card[data-lane='0'] .complaint")).to_contain_text("temperature must lie between")
+    page.click("#run")
+    expect(tokens(page, 1).nth(7)).to_be_attached()
+    expect(status(page, 0)).to_have_text("failed")
+
+
+def test_a_bad_grammar_is_explained_before_anything_runs(page, address):
+    lanes = [{"strategy": "greedy", "extras": [["regex", {"pattern": "(["}]]}]
+    visit(page, address, Settings(prompt="The red fox", length=8, lanes=lanes))
+    page.click("#run")
+    expect(page.locator(".lane-card[data-lane='0'] .complaint")).to_contain_text("regex")
+    assert tokens(page, 0).count() == 0
+
+
+def test_an_empty_prompt_and_no_lane_get_a_sentence_beside_them(page):
+    page.fill("#prompt textarea", " ")
+    page.click("#run")
+    expect(page.locator("#prompt-notice")).to_contain_text("prompt is empty")
+    page.fill("#prompt textarea", "The red fox")
+    for _ in range(2):
+        page.get_by_label("Remove lane 1").click()
+    page.click("#run")
+    expect(page.locator("#lanes-notice")).to_contain_text("no lane")
+    expect(page.locator("#prompt-notice")).not_to_contain_text("prompt is empty")
+
+
+def test_an_unknown_model_is_explained_beside_the_choice(page, address):
+    visit(page, address, Settings(prompt="The red fox", model="/no/such/folder"))
+    page.click("#run")
+    page.get_by_role("button", name="Models").click()
+    expect(page.locator("#model-notice")).to_contain_text("no folder /no/such/folder")
+
+
+def test_settings_survive_a_reload(page, address):
+    page.fill("#prompt textarea", "A mouse <b>ran</b>")
+    page.select_option(".lane-card[data-lane='1'] .strategy", "speculative")
+    page.get_by_label("Edit lane 2").click()
+    page.select_option("#slot-1-drafter", "prompt_lookup")
+    page.wait_for_function("localStorage.getItem('decoding-playground') !== null")
+    page.goto(address)
+    expect(page.locator("#prompt textarea")).to_have_value("A mouse <b>ran</b>")
+    expect(page.locator(".lane-card[data-lane='1'] .recipe")).to_contain_text("prompt_lookup")
+
+
+def test_an_example_sets_prompt_and_lanes(page):
+    example = next(e for e in examples() if e["title"] == "Copy and edit")
+    page.get_by_role("button", name=example["title"]).click()
+    expect(page.locator("#prompt textarea")).to_have_value(example["prompt"])
+    expect(page.locator(".lane-card")).to_have_count(len(example["lanes"]))
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_nothing_sticks_out_sideways(page, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.get_by_label("Edit lane 2").click()
+    expect(page.locator(".knob").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_endpoint_for_programs_streams_frames(address):
+    from gradio_client import Client
+    client = Client(address, verbose=False)
+    frames = list(client.submit("The red fox", [{"strategy": "greedy"}], 0, 5, api_name="/run"))
+    events = [event for frame in frames for event in frame["events"]]
+    assert frames[-1]["state"] == "done" and sum(len(e["ids"]) for e in events if e["kind"] == "commit") == 5
+
+
+def test_only_the_endpoint_for_programs_is_public(address):
+    with urllib.request.urlopen(f"{address}/gradio_api/info") as answer:
+        assert b'"/run"' in answer.read()
+    from gradio_client import Client
+    assert set(Client(address, verbose=False).view_api(return_format="dict")["named_endpoints"]) == {"/run"}
+
+
+@pytest.mark.parametrize("options, told", [
+    (["--dtype", "float3"], "float3"), (["--port", "many"], "many"), (["--model", "/no/such/folder"], "/no/such/folder"), (["--device", "abacus"], "abacus")])
+def test_wrong_options_end_with_one_line(options, told):
+    ended = subprocess.run([sys.executable, "app.py", *options], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ") and told in ended.stderr and len(ended.stderr.splitlines()) == 1
+
+
+# --- the worker, with sessions that only count ---
+
+class Counting:
+    """A session of one lane whose every request commits one token; it notes who was served in `log`."""
+
+    def __init__(self, log: list, name: str = "", length: int = 10**9):
+        self.headers, self.trace = [Header()], None
+        self.log, self.name, self.length, self.count, self.finished = log, name, length, 0, False
+
+    def advance(self):
+        self.log.append(self.name)
+        self.count += 1
+        self.finished = self.count >= self.length
+        return [Stamped(0, self.count, 0.0, Commit(ids=[self.count], pieces=["x"]))]
+
+    step = advance
+
+    def stop(self, lane=None):
+        self.finished = True
+        return [Stamped(0, self.count + 1, 0.0, Done("stopped"))]
+
+
+def committed(frames) -> list[int]:
+    return [token for frame in frames if frame for event in frame["events"] if event["kind"] == "commit" for token in event["ids"]]
+
+
+def test_runs_are_served_in_turn():
+    log, worker = [], Worker()
+    first = worker.take(Counting(log, "a", 400))
+    second = worker.take(Counting(log, "b", 400))
+    assert committed(first.frames()) == committed(second.frames()) == list(range(1, 401))
+    both = log[log.index("b"):]
+    shared = both[:2 * min(both.count("a"), both.count("b"))]
+    assert all({*pair} == {"a", "b"} for pair in zip(shared[::2], shared[1::2]))
+
+
+def test_stop_ends_a_run_within_one_request_and_says_so():
+    session = Counting([])
+    run = Worker().take(session)
+    frames = run.frames()
+    next(frames)
+    run.stop()
+    served = session.count
+    last = list(frames)[-1]
+    assert last["state"] == "done" and last["events"][-1] == {"lane": 0, "seq": session.count + 1, "at": 0.0, "kind": "done", "reason": "stopped"}
+    assert session.count <= served + 1
+
+
+def test_a_held_run_waits_takes_single_steps_and_goes_on():
+    session = Counting([])
+    worker = Worker()
+    run = worker.take(session)
+    frames = run.frames()
+    run.hold()
+    while (frame := next(frames)) is None or frame["state"] != "held":
+        pass
+    held = session.count
+    run.step()
+    assert committed([next(frames)]) == [held + 1]
+    assert next(frames) is None and session.count == held + 1
+    run.resume()
+    assert committed([next(frames)])[0] == held + 2
+    run.stop()
+
+
+def test_a_run_that_breaks_ends_with_a_sentence_and_the_next_one_works():
+    class Broken(Counting):
+        def advance(self):
+            raise RuntimeError("boom")
+
+    worker = Worker()
+    broken, sound = worker.take(Broken([])), worker.take(Counting([], length=3))
+    assert list(broken.frames())[-1]["state"] == "done" and "boom" not in broken.error and broken.error
+    assert committed(sound.frames()) == [1, 2, 3]
+
+
+def test_a_borrowed_gpu_tells_the_same_story():
+    run = Borrowed(batches(Counting([], length=50)))
+    frames = list(run.frames())
+    assert committed(frames) == list(range(1, 51)) and "headers" in frames[0] and frames[-1]["state"] == "done"
+    endless = Borrowed(batches(Counting([])))
+    frames = endless.frames()
+    next(frames)
+    endless.stop()
+    assert [frame["state"] for frame in frames] == ["done"]
+
+
+# --- settings, which come from strangers ---
+
+FULL = Settings("Ünïcode ☃ <script>", "chat", "be kind", 7, 33, "a\n\\n", "Qwen/Qwen3-0.6B", "none", "float32", "nf4", [
+    {"strategy": "speculative", "knobs": {"budget": 3}, "extras": [["top_p", {"p": 0.5}]], "forced": [4, 5]}])
+
+
+def test_a_link_carries_every_setting():
+    assert Settings.from_code(FULL.to_code()) == FULL
+    assert Settings.from_code(Settings().to_code()) == Settings()
+    assert len(Settings(prompt="Hello").to_code()) < 40
+    assert FULL.stops() == ("a", "\n")
+
+
+@pytest.mark.parametrize("code", ["", "!!!", "AAAA", "bnVsbA", "W10", "eyJzZWVkIjo"])
+def test_a_damaged_link_is_no_link(code):
+    assert Settings.from_code(code) in (None, Settings())
+
+
+def test_what_does_not_fit_is_left_at_its_default():
+    raw = {"prompt": 3, "seed": True, "length": "9", "lanes": [{"strategy": 1}, None, {"strategy": "greedy", "knobs": {"file": "/etc/passwd", "x": [1]}}], "other": 1}
+    read = Settings.read(raw)
+    assert (read.prompt, read.seed, read.length) == ("", 0, Settings().length)
+    assert read.lanes == [{"strategy": "greedy", "knobs": {}, "extras": [], "forced": []}]
+    assert len(Settings.read({"lanes": [{"strategy": "greedy"}] * 9}).lanes) == 4
+
+
+@pytest.mark.parametrize("change, about", [
+    ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
+    ({"length": 257}, "length"), ({"lanes": []}, "lanes")])
+def test_what_cannot_be_run_is_refused_where_it_stands(change, about):
+    settings = Settings(**{"prompt": "Hello", **change})
+    with pytest.raises(Refusal) as refused:
+        settings.check(Rules.for_visitors())
+    assert refused.value.about == about
+
+
+def test_a_public_page_opens_no_folders(monkeypatch, tmp_path):
+    from playground.ui.arrivals import Wish
+    from playground.ui.site import Site
+    monkeypatch.setenv("PLAYGROUND_PUBLIC", "1")
+    site = Site.from_environment(Wish())
+    with pytest.raises(Refusal, match="only the models in its list"):
+        site.wish_of(Settings(model=str(tmp_path)))
+    assert site.wish_of(Settings()) == Wish()
+
+
+def test_examples_hold_only_lanes_that_can_run():
+    for example in examples():
+        assert Settings.read(example).prompt == example["prompt"] and example["note"]
+        assert [told["problem"] for told in check(example["lanes"])] == [""] * len(example["lanes"])
+
+
+def test_figures_are_made_from_what_there_is():
+    from playground.trace import Trace
+    from playground.ui.figures import draw
+    assert draw(Trace([Header()])) == [None, None, None]

@@ -1,0 +1,365 @@
+"""The shell: what it prints, what it refuses, and that both are the same thing the page and Python do."""
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from saved import CONTEXT, save_models
+
+import playground
+from playground.errors import Refusal
+from playground.events import Commit, Done, Header, Rollback, Stamped
+from playground.shell import main
+from playground.shell.recipes import read_extra
+from playground.shell.screen import CONTROL, Screen, settled, table
+from playground.strategy import discover, find
+from playground.trace import Trace
+
+ROOT = Path(__file__).parents[1]
+PROMPT = ["--prompt", "The green bird"]
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+IMPOSSIBLE = {"type": "object", "properties": {"ok": False}, "required": ["ok"]}
+METRICS = {"tokens", "seconds", "tokens_per_second", "target_forwards", "draft_forwards", "tokens_per_target_forward", "acceptance_rate",
+           "acceptance_by_position", "mean_entropy", "kv_live_peak", "kv_bytes_peak", "mask_seconds_per_token", "wasted_tokens"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def pair(saved):
+    return ["--model", saved.target, "--draft", saved.draft]
+
+
+@pytest.fixture
+def shell(capsys):
+    """Carry out a command line: exit code, standard output, standard error."""
+    log, level = logging.getLogger("playground"), logging.getLogger("playground").level
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    yield call
+    log.setLevel(level)  # commands hush it
+
+
+@pytest.fixture
+def no_models(monkeypatch):
+    def load(*names, **how):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(playground, "load", load)
+
+
+def outside(code: str, *words: str) -> subprocess.CompletedProcess:
+    """A Python of its own."""
+    return subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def assert_one_line(err: str) -> None:
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+
+
+# --- list ---
+
+def test_list_tells_programs_everything_about_every_strategy(shell, no_models):
+    code, out, _ = shell("list", "--json")
+    listed = json.loads(out)
+    assert code == 0 and {entry["name"] for entry in listed} == set(discover())
+    for entry in listed:
+        assert set(entry) == {"name", "kind", "family", "title", "paper", "sheet", "reconstruction", "summary", "guarantee", "needs", "knobs"}
+        assert all(set(knob) == {"name", "type", "default", "min", "max", "help", "choices"} for knob in entry["knobs"])
+
+
+def test_list_gives_the_limits_of_a_knob(shell, no_models):
+    sample = json.loads(shell("list", "sample", "--json")[1])[0]
+    assert sample["kind"] == "decoder" and sample["family"] == "sampling" and sample["guarantee"] == list(find("sample").guarantee)
+    temperature = next(knob for knob in sample["knobs"] if knob["name"] == "temperature")
+    assert (temperature["type"], temperature["default"], temperature["min"], temperature["max"]) == ("float", 0.8, 0.0, 2.0)
+
+
+def test_list_shows_people_names_by_kind_and_the_knobs_of_one(shell, no_models):
+    assert "\n  greedy " in shell("list")[1]
+    out = shell("list", "prompt_lookup")[1]
+    assert "earliest | latest" in out and "1 to 8" in out
+
+
+# --- run ---
+
+def test_run_prints_one_object(shell, pair):
+    code, out, err = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12, "--json")
+    result = json.loads(out)
+    assert code == 0 and err == ""
+    assert set(result) == {"strategy", "text", "token_ids", "outputs", "metrics", "reason"} and METRICS <= set(result["metrics"])
+    assert len(result["token_ids"]) == result["metrics"]["tokens"] == 12 and result["reason"] == "length"
+    assert result["outputs"] == [{"text": result["text"], "token_ids": result["token_ids"]}]
+
+
+def test_a_seed_repeats_a_run_and_another_changes_it(shell, pair):
+    def ids(seed: int) -> list[int]:
+        return json.loads(shell("run", "sample", *PROMPT, *pair, "--set", "temperature=1.5", "--seed", seed, "--json")[1])["token_ids"]
+
+    assert ids(3) == ids(3) != ids(4)
+
+
+def test_text_ends_before_a_stop_string_and_the_ids_do_not(shell, pair):
+    whole = json.loads(shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 24, "--json")[1])
+    stop = whole["text"][8:11]
+    cut = json.loads(shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 24, "--stop", stop, "--stop", "never there", "--json")[1])
+    assert cut["reason"] == "stop_string" and cut["text"] == whole["text"][:whole["text"].index(stop)]
+    assert cut["token_ids"] == whole["token_ids"][:len(cut["token_ids"])] and len(cut["token_ids"]) > 0
+
+
+def test_with_adds_a_toggle_whose_grammar_comes_from_a_file(shell, pair, tmp_path):
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
+    code, out, _ = shell("run", "sample", *PROMPT, *pair, "--with", f"json_schema:file={tmp_path / 'schema.json'}", "--max-new-tokens", 100, "--json")
+    result = json.loads(out)
+    assert code == 0 and (result["reason"] == "length" or json.loads(result["text"])["ok"] in (True, False))
+
+
+def test_with_fills_slots(shell, pair, tmp_path):
+    shell("run", "speculative", *PROMPT, *pair, "--with", "prompt_lookup:depth=3", "--with", "greedy_match", "--max-new-tokens", 4,
+          "--trace", tmp_path / "t.jsonl")
+    parts = {part.name: part.knobs for part in Trace.load(tmp_path / "t.jsonl").headers[0].parts}
+    assert set(parts) == {"speculative", "prompt_lookup", "greedy_match"} and parts["prompt_lookup"]["depth"] == 3
+
+
+def test_a_choice_is_one_of_its_options(shell, pair):
+    result = json.loads(shell("run", "greedy", *PROMPT, *pair, "--with", "choice:options=yes|no|perhaps", "--json")[1])
+    assert result["text"] in ("yes", "no", "perhaps") and result["reason"] in ("grammar", "end")
+
+
+def test_a_draft_is_loaded_only_where_it_is_named_or_needed(shell, saved, monkeypatch):
+    asked = []
+    load = playground.load
+    monkeypatch.setattr(playground, "load", lambda model, draft, *how: asked.append(draft) or load(model, draft, *how))
+    for strategy in ("greedy", "speculative"):
+        shell("run", strategy, *PROMPT, "--model", saved.target, "--max-new-tokens", 1)
+    shell("run", "greedy", *PROMPT, "--model", saved.target, "--draft", saved.draft, "--max-new-tokens", 1)
+    assert asked == [playground.NO_DRAFT, None, saved.draft]
+
+
+def test_a_prompt_comes_from_a_file_as_it_stands(shell, pair, tmp_path):
+    (tmp_path / "prompt").write_text("The red fox\n", encoding="utf-8")
+    shell("run", "greedy", "--prompt-file", tmp_path / "prompt", *pair, "--max-new-tokens", 1, "--trace", tmp_path / "t.jsonl")
+    assert Trace.load(tmp_path / "t.jsonl").headers[0].prompt == "The red fox\n"
+
+
+def test_prompts_are_raw_unless_chat_is_asked_for(shell, pair, tmp_path):
+    def pieces(*options: str) -> list[str]:
+        shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 1, "--trace", tmp_path / "t.jsonl", *options)
+        return Trace.load(tmp_path / "t.jsonl").headers[0].prompt_pieces
+
+    assert "".join(pieces()) == "The green bird"
+    assert "".join(pieces("--chat")) == "<|user|> The green bird<|assistant|>"
+
+
+def test_people_see_the_text_and_then_what_it_cost(shell, pair):
+    result = json.loads(shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12, "--json")[1])
+    out = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12)[1]
+    text, costs = out.rsplit("\n\n", 1)
+    assert text == CONTROL.sub("\ufffd", result["text"])
+    assert costs.splitlines()[0].split()[:3] == ["lane", "tokens", "seconds"] and costs.splitlines()[1].split()[:2] == ["greedy", "12"]
+
+
+# --- compare ---
+
+def test_compare_says_whether_lanes_wrote_the_same(shell, pair):
+    code, out, _ = shell("compare", "sample", "greedy", "speculative", *PROMPT, *pair, "--set", "temperature=2", "--max-new-tokens", 16, "--json")
+    sample, greedy, speculative = json.loads(out)
+    assert code == 0 and {lane["against"] for lane in (sample, greedy, speculative)} == {"greedy"}
+    assert speculative["same_text"] is True and speculative["token_ids"] == greedy["token_ids"]
+    assert sample["same_text"] is False
+    at = sample["difference"]["token"]
+    assert sample["token_ids"][:at] == greedy["token_ids"][:at] and sample["token_ids"][at] != greedy["token_ids"][at]
+
+
+def test_a_lane_that_cannot_take_a_toggle_says_so_and_the_others_go_on(shell, pair):
+    words = ["compare", "greedy", "speculative", *PROMPT, *pair, "--with", "greedy_match", "--with", "top_p", "--max-new-tokens", 3]
+    code, out, err = shell(*words, "--json")
+    greedy, speculative = json.loads(out)
+    assert code == 0 and err == "" and greedy["reason"] == "length"
+    assert speculative["reason"] == "failed" and "greedy_match" in speculative["message"] and speculative["same_text"] is None
+    assert speculative["message"] in shell(*words)[1]
+
+
+def test_compare_fails_where_no_lane_comes_through(shell, pair):
+    code, _, err = shell("compare", "greedy", "sample", *PROMPT, *pair, "--with", "regex:pattern=(")
+    assert code == 2
+    assert_one_line(err)
+
+
+def test_a_drafter_goes_to_the_lanes_that_have_a_slot_for_it(shell, pair):
+    out = shell("compare", "greedy", "speculative", *PROMPT, *pair, "--with", "prompt_lookup", "--max-new-tokens", 3, "--json")[1]
+    assert [lane["reason"] for lane in json.loads(out)] == ["length", "length"]
+
+
+# --- replay ---
+
+@pytest.mark.parametrize("names", [["greedy"], ["greedy", "speculative"]])
+def test_a_replay_prints_what_the_run_printed(shell, pair, tmp_path, names):
+    command = "run" if len(names) == 1 else "compare"
+    shown = shell(command, *names, *PROMPT, *pair, "--max-new-tokens", 8, "--trace", tmp_path / "t.jsonl")[1]
+    assert sorted(shell("replay", tmp_path / "t.jsonl", "--speed", 0)[1].splitlines()) == sorted(shown.splitlines())
+
+
+def test_a_replay_keeps_the_pace_of_its_run(shell, pair, tmp_path, monkeypatch):
+    shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 4, "--trace", tmp_path / "t.jsonl")
+    waits = []
+    monkeypatch.setattr("playground.shell.replay.time.sleep", waits.append)
+    shell("replay", tmp_path / "t.jsonl", "--speed", 2)
+    assert sum(waits) == pytest.approx(Trace.load(tmp_path / "t.jsonl").events[-1].at / 2)
+
+
+def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
+    shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 2, "--trace", tmp_path / "t.jsonl")
+    seen = outside("import sys; from playground.shell import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)",
+                   "replay", tmp_path / "t.jsonl", "--speed", "0")
+    assert seen.returncode == 0, seen.stderr
+
+
+# --- what is refused ---
+
+@pytest.mark.parametrize("words", [
+    "", "fly", "list gredy", "run", "run greedy", "run gredy P", "run top_p P", "run greedy P --set k=3", "run sample P --set temperature=9",
+    "run sample P --set temperature=hot", "run sample P --set temperature", "run sample P --set top_k=1.5", "run sample P --set top_k=1 --set top_k=2",
+    "run greedy --prompt-file /nowhere", "run greedy --prompt-file EMPTY", "run greedy --prompt-file BYTES", "run greedy P --prompt-file EMPTY",
+    "run greedy P --seed one", "run greedy P --seed -1", "run greedy P --max-new-tokens 0", "run greedy P --nonsense", "run greedy P --system Be",
+    "run greedy P --trace /no/where", "run greedy P --with regex:patern=1", "run greedy P --with regex:1", "run greedy P --with prompt_lookup",
+    "run greedy P --with json_schema:file=/nowhere", "run greedy P --with regex:file=EMPTY", "run greedy P --with regex --with choice",
+    "run speculative P --with greedy_match --with top_p", "compare P", "compare greedy gredy P", "compare greedy sample P --set k=3",
+    "replay /nowhere", "replay EMPTY", "replay EMPTY --speed -1",
+    "bench --repeats 0", "bench --prompts /nowhere", "bench --prompts EMPTY", "bench --json /no/where",
+])
+def test_wrong_input_is_refused_in_one_line_before_a_model_is_loaded(shell, no_models, tmp_path, words):
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    files = {"EMPTY": str(tmp_path / "empty"), "BYTES": str(tmp_path / "bytes")}
+    line = words.replace("P ", "--prompt Once ").removesuffix(" P") + (" --prompt Once" if words.endswith(" P") else "")
+    for name, path in files.items():
+        line = line.replace(name, path)
+    code, out, err = shell(*line.split())
+    assert code == 2 and out == ""
+    assert_one_line(err)
+
+
+@pytest.mark.parametrize("prompt", ["", " \n"])
+def test_an_empty_prompt_is_refused(shell, no_models, prompt):
+    code, _, err = shell("run", "greedy", "--prompt", prompt)
+    assert code == 2 and "prompt is empty" in err
+
+
+@pytest.mark.parametrize("extra, says", [
+    ("regex:pattern=(", "unclosed group"), ("lark:source=start: nowhere", "nowhere"), ("json_schema:source={", "not valid JSON"),
+    (f"json_schema:source={json.dumps(IMPOSSIBLE)}", "nsatisfiable"), ("choice:options=a||b", "empty"),
+])
+def test_a_grammar_that_cannot_be_used_is_refused_with_the_engines_reason(shell, pair, extra, says):
+    code, out, err = shell("run", "greedy", *PROMPT, *pair, "--with", extra, "--json")
+    assert code == 2 and out == "" and says in err
+    assert_one_line(err)
+
+
+@pytest.mark.parametrize("options, says", [
+    (["--model", "/nowhere"], "no folder"), (["--model", "EMPTY"], "config.json"), (["--device", "toaster"], "toaster"), (["--dtype", "int3"], "int3"),
+    (["--quantization", "q4"], "q4"), (["--draft", "STRANGER"], "another vocabulary"), (["--prompt", "bird " * CONTEXT], "shorten"),
+])
+def test_models_and_prompts_that_do_not_fit_are_refused(shell, saved, tmp_path, options, says):
+    named = {"EMPTY": str(tmp_path), "STRANGER": saved.stranger}
+    words = ["--prompt", "The"] if "--prompt" not in options else []
+    code, out, err = shell("run", "greedy", *words, "--model", saved.target, *[named.get(word, word) for word in options])
+    assert code == 2 and out == "" and says in err
+    assert_one_line(err)
+
+
+def test_a_draft_that_is_needed_and_not_there_is_asked_for(shell, saved):
+    code, _, err = shell("run", "speculative", *PROMPT, "--model", saved.target)
+    assert code == 2 and "needs a draft model" in err
+
+
+def test_a_lane_that_fails_on_its_way_shows_what_it_wrote(shell, pair, monkeypatch):
+    def stumble(self, lm):
+        rows = yield lm.prefill()
+        yield lm.keep(lm.pick(rows))
+        raise Refusal("It stumbled: try another strategy.")
+
+    monkeypatch.setattr(find("greedy"), "decode", stumble)
+    code, out, err = shell("run", "greedy", *PROMPT, *pair, "--json")
+    result = json.loads(out)
+    assert code == 2 and err == "error: It stumbled: try another strategy.\n"
+    assert result["reason"] == "failed" and result["message"].startswith("It stumbled") and len(result["token_ids"]) == 1
+
+
+def test_ctrl_c_stops_and_keeps_what_was_written(shell, pair, tmp_path, monkeypatch):
+    show, seen = Screen.show, []
+
+    def interrupted(self, stamped):
+        seen.append(stamped)
+        if len(seen) == 10:
+            raise KeyboardInterrupt
+        show(self, stamped)
+
+    monkeypatch.setattr(Screen, "show", interrupted)
+    code, out, err = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 60, "--trace", tmp_path / "t.jsonl")
+    assert code == 130 and err == "" and "stopped" in out
+    assert Trace.load(tmp_path / "t.jsonl").events[-1].event.reason == "stopped"
+
+
+def test_as_a_command_only_json_reaches_standard_output(pair):
+    seen = subprocess.run([sys.executable, "-m", "playground", "run", "speculative", *PROMPT, *pair, "--max-new-tokens", "6", "--json"],
+                          cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert seen.returncode == 0 and seen.stderr == "" and len(json.loads(seen.stdout)["token_ids"]) == 6
+
+
+# --- small things it is made of ---
+
+@pytest.mark.parametrize("text, knobs", [
+    ("regex", {}),
+    ("regex:pattern=[0-9]{1,3}", {"pattern": "[0-9]{1,3}"}),
+    ("regex:pattern=a=b,c=d", {"pattern": "a=b,c=d"}),
+    ("choice:options=a|b,c|d", {"options": "a|b,c|d"}),
+    ("prompt_lookup:n_max=4,depth=8", {"n_max": "4", "depth": "8"}),
+    ("prompt_lookup:depth=8,occurrence=latest,n_min=2", {"depth": "8", "occurrence": "latest", "n_min": "2"}),
+    ("lark:source=start: /a,b/ | file", {"source": "start: /a,b/ | file"}),
+])
+def test_a_comma_separates_knobs_only_where_a_known_one_follows(text, knobs):
+    assert read_extra(text) == (text.partition(":")[0], knobs)
+
+
+def test_a_file_fills_the_knob_that_takes_one(tmp_path):
+    (tmp_path / "a,b.lark").write_text("start: /x/")
+    assert read_extra(f"lark:file={tmp_path / 'a,b.lark'}") == ("lark", {"source": "start: /x/"})
+
+
+@pytest.mark.parametrize("text, stops, shown", [
+    ("abc", [], "abc"), ("abc", ["x"], "abc"), ("abc", ["cd"], "ab"), ("abc", ["bcd", "x"], "a"), ("abc", ["b"], "a"), ("aab", ["abab"], "a"),
+    ("abc", ["cde", "d"], "ab"),
+])
+def test_a_growing_text_holds_back_what_may_begin_a_stop_string(text, stops, shown):
+    assert settled(text, stops) == shown
+
+
+def show(*events) -> None:
+    screen = Screen([Header()])
+    for seq, event in enumerate(events):
+        screen.show(Stamped(0, seq, 0.0, event))
+
+
+def test_a_text_that_was_taken_back_is_shown_again(capsys):
+    show(Commit(0, [1], ["one "], "one "), Commit(1, [2], ["two"], "two"), Rollback(1, "one "), Commit(1, [3], ["three"], "three"), Done())
+    assert capsys.readouterr().out == "one two\n[taken back]\none three\n"
+
+
+def test_control_characters_do_not_reach_the_terminal(capsys):
+    show(Commit(0, [1], ["x"], "a\x1b[2Jb\tc\n"), Done())
+    assert capsys.readouterr().out == "a\ufffd[2Jb\tc\n\n"
+
+
+def test_columns_stand_under_each_other():
+    assert table([["lane", "n", "note"], ["a", "10", "x"]]) == "lane   n  note\na     10  x"
