@@ -45,7 +45,7 @@ class Model:
             self.depth = len(install(network))
             self._probe_seams(expected)
 
-    @property
+    @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end a text, by the model's own generation settings and its tokenizer."""
         named = self.network.generation_config.eos_token_id if self.network.generation_config else None

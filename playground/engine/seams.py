@@ -60,7 +60,7 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     for segment in call.segments:
         rows = slice(start, start + segment.rows)
         keys, values = segment.write(module.layer_idx, key[0, :, rows], value[0, :, rows])
-        mask = segment.mask(module.layer_idx, sliding_window, len(keys))
+        mask = segment.mask(module.layer_idx, sliding_window)
         outputs.append(attend(query[0, :, rows], keys, values, mask, scaling or query.shape[-1] ** -0.5, softcap))
         start += segment.rows
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
@@ -68,26 +68,32 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float | None) -> Tensor:
-    """query [heads, n, d] over keys, values [kv_heads, m, d]; mask [n, m] or [kv_heads, n, m], "causal", or None for all visible."""
-    kv_heads, m, _ = keys.shape
-    heads, n, d = query.shape
-    if mask is None and n == 1 and softcap is None:  # one new token: the heads of a group are rows of one product
-        grouped = query.reshape(1, kv_heads, heads // kv_heads, d)
-        return scaled_dot_product_attention(grouped, keys[None], values[None], scale=scaling).reshape(heads, 1, -1)
-    if heads != kv_heads:
-        keys, values = (x.repeat_interleave(heads // kv_heads, 0) for x in (keys, values))
-    if isinstance(mask, Tensor) and mask.dim() == 3 and mask.shape[0] != heads:
-        mask = mask.repeat_interleave(heads // kv_heads, 0)
-    if softcap is not None:
-        return _softcapped(query, keys, values, mask, scaling, softcap)
-    explicit = None if mask is None or isinstance(mask, str) else mask[None]
-    return scaled_dot_product_attention(query[None], keys[None], values[None], explicit, is_causal=isinstance(mask, str), scale=scaling)[0]
+    """query [heads, n, d] over keys, values [kv_heads, m, d]; mask [n, m] or [kv_heads, n, m], CAUSAL, or None for all visible."""
+    kv_heads, (heads, n, _) = len(keys), query.shape
+    groups = heads // kv_heads
+    if isinstance(mask, str) and softcap is None:
+        keys, values = (x.repeat_interleave(groups, 0)[None] for x in (keys, values))
+        return scaled_dot_product_attention(query[None], keys, values, is_causal=True, scale=scaling)[0]
+    query = query.reshape(kv_heads, groups * n, -1)  # the heads of a group are further rows, so no key is copied
+    mask = _grouped(mask, groups, n, query.device)
+    if softcap is None:
+        out = scaled_dot_product_attention(query[None], keys[None], values[None], mask, scale=scaling)
+    else:
+        out = _softcapped(query, keys, values, mask, scaling, softcap)
+    return out.reshape(heads, n, -1)
 
 
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float) -> Tensor:
-    scores = torch.tanh(query @ keys.transpose(-1, -2) * scaling / softcap) * softcap
+def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.device) -> Tensor | None:
+    """A mask for the rows of all heads of a group."""
+    if mask is None:
+        return None
     if isinstance(mask, str):
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        mask = torch.ones(n, n, dtype=torch.bool, device=device).tril()
+    return mask.repeat(groups, 1) if mask.dim() == 2 else mask.repeat(1, groups, 1)
+
+
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softcap: float) -> Tensor:
+    scores = torch.tanh(query @ keys.transpose(-1, -2) * scaling / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     exact = torch.promote_types(scores.dtype, torch.float32)

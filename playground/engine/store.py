@@ -19,6 +19,7 @@ from torch import Tensor
 
 GROWTH = 64  # slots a layer gets at a time, at least
 DEAD = -1
+CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
 
 
 @dataclass
@@ -250,20 +251,23 @@ class Segment:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return self.store.write(layer, self.first, keys, values)
 
-    def mask(self, layer: int, sliding_window: int | None, heads: int) -> Tensor | str | None:
-        """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], "causal", or None for everything."""
+    def mask(self, layer: int, sliding_window: int | None) -> Tensor | str | None:
+        """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""
         key = (sliding_window, layer if len(self.store.slots) > 1 else 0)
         if key not in self._masks:
-            self._masks[key] = self._build(self.store.slots_of(layer), sliding_window, heads)
+            self._masks[key] = self._build(self.store.slots_of(layer), sliding_window)
         return self._masks[key]
 
-    def _build(self, slots: Slots, sliding_window: int | None, heads: int) -> Tensor | str | None:
-        if not self._narrow(sliding_window) and slots.whole:
-            if self.rows == 1 and self.first == 0:
-                return None
-            if slots.count == 0 and self.first == 0 and self._is_chain():
-                return "causal"
-        return self._explicit(slots, sliding_window)
+    def _build(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
+        if self._narrow(sliding_window) or not slots.whole:
+            return self._explicit(slots, sliding_window)
+        before = slots.count + self.first
+        if not self._is_chain():
+            seen = torch.ones(self.rows, slots.count, dtype=torch.bool, device=self.store.device)
+            return torch.cat([seen, self._ancestors()], 1)
+        if self.rows == 1:
+            return None
+        return CAUSAL if not before else torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
 
     def _narrow(self, sliding_window: int | None) -> bool:
         """Whether some row may not see all that came before it."""
@@ -279,24 +283,20 @@ class Segment:
         trunk = slots.positions[:, None, :]  # [1 or heads, 1, n]
         seen = (trunk != DEAD) & self._allowed(query, trunk, sliding_window)
         own = self._ancestors() & self._allowed(query, scratch, sliding_window)
-        mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(seen.shape[0], -1, -1)], 2)
-        return mask[0] if mask.shape[0] == 1 else mask
+        mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
+        return mask[0] if len(mask) == 1 else mask
 
     def _allowed(self, query: Tensor, key: Tensor, sliding_window: int | None) -> Tensor:
-        allowed = torch.ones((), dtype=torch.bool, device=query.device)
+        allowed = query >= key
         if sliding_window:
             allowed = allowed & (query - key < sliding_window)
-        window = self.store.window
-        if window:
+        if window := self.store.window:
             allowed = allowed & ((query < window.start) | window.visible(query, key))
-        return allowed.expand(torch.broadcast_shapes(query.shape, key.shape))
+        return allowed
 
     def _ancestors(self) -> Tensor:
         """Which scratch nodes each row descends from, itself included, [rows, scratch]."""
         parents = self.store.parents
-        if self._is_chain():
-            ones = torch.ones(self.rows, len(parents), dtype=torch.bool, device=self.store.device)
-            return ones.tril(self.first)
         seen = torch.eye(len(parents), dtype=torch.bool)
         for node, parent in enumerate(parents):
             if parent != -1:
