@@ -48,7 +48,7 @@ class Result:
         dropped = {sequence for event in branches for sequence in event.dropped}
         scores = {sequence: score for event in branches for sequence, score in event.scores.items()}
         alive = [sequence for sequence in self._written if sequence not in dropped] or [0]
-        best_first = sorted(alive, key=lambda sequence: scores.get(sequence, float("-inf")))
+        best_first = sorted(alive, key=lambda sequence: -scores.get(sequence, float("-inf")))
         return [self._output(self._written[sequence]) for sequence in best_first]
 
     @cached_property

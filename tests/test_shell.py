@@ -12,10 +12,11 @@ from saved import CONTEXT, save_models
 
 import playground
 from playground.errors import Refusal
-from playground.events import Commit, Done, Header, Rollback, Stamped
+from playground.events import Commit, Done, Failed, Header, Rollback, Stamped
+from playground.result import Result
 from playground.shell import main
 from playground.shell.recipes import read_extra
-from playground.shell.screen import CONTROL, Screen, settled, table
+from playground.shell.screen import CONTROL, Screen, settled, table, yardstick_of
 from playground.strategy import discover, find
 from playground.trace import Trace
 
@@ -190,6 +191,17 @@ def test_a_lane_that_cannot_take_a_toggle_says_so_and_the_others_go_on(shell, pa
     assert speculative["message"] in shell(*words)[1]
 
 
+@pytest.mark.parametrize("lanes, yardstick", [
+    (["sample", "greedy"], 1), (["sample", "speculative"], 0), (["greedy failed", "sample"], 1), (["sample failed", "greedy failed"], 0),
+])
+def test_lanes_are_held_against_greedy_or_the_first_that_ran(lanes, yardstick):
+    def result(lane: str) -> Result:
+        last = Failed("It cannot.") if lane.endswith("failed") else Done()
+        return Result(Trace([Header(strategy=lane.split()[0])], [Stamped(0, 0, 0.0, last)]))
+
+    assert yardstick_of([result(lane) for lane in lanes]) == yardstick
+
+
 def test_compare_fails_where_no_lane_comes_through(shell, pair):
     code, _, err = shell("compare", "greedy", "sample", *PROMPT, *pair, "--with", "regex:pattern=(")
     assert code == 2
@@ -216,6 +228,9 @@ def test_a_replay_keeps_the_pace_of_its_run(shell, pair, tmp_path, monkeypatch):
     monkeypatch.setattr("playground.shell.replay.time.sleep", waits.append)
     shell("replay", tmp_path / "t.jsonl", "--speed", 2)
     assert sum(waits) == pytest.approx(Trace.load(tmp_path / "t.jsonl").events[-1].at / 2)
+    waits.clear()
+    shell("replay", tmp_path / "t.jsonl", "--speed", 0)
+    assert waits == []
 
 
 def test_a_trace_is_read_without_torch(shell, pair, tmp_path):

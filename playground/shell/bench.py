@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from playground import NO_DRAFT
 from playground.bench.prompts import DEFAULT, read_tasks
-from playground.errors import Refusal
+from playground.shell.files import check_place
 from playground.shell.models import hush, tell
 from playground.shell.screen import table
 
@@ -20,7 +20,7 @@ def measure(options: Namespace) -> bool:
     """Measure, print the tables, and write what was asked for."""
     tasks = read_tasks(options.prompts or DEFAULT)
     for path in (options.json, options.page):
-        _check_place(path)
+        check_place(path)
     target, draft = _load(options)
     from playground.bench import contenders, contest, report  # not before: it brings torch along
     everyone = contenders.contenders(target, draft, options.max_new_tokens)
@@ -54,11 +54,6 @@ def _settings(options: Namespace, target: Loaded, draft: Loaded | None) -> dict[
     return {"model": model.name, "revision": model.revision, "parameters": model.parameters, "draft": draft.model.name if draft else "",
             "dtype": str(model.dtype).removeprefix("torch."), "quantization": model.quantization, "repeats": options.repeats,
             "max_new_tokens": options.max_new_tokens}
-
-
-def _check_place(path: str | None) -> None:
-    if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
-        raise Refusal(f"{path} cannot be written: name a file in a folder that exists.")
 
 
 def _write(path: str | None, text: str) -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
 from playground.recipe import Recipe, assemble
 from playground.result import Result
+from playground.shell.files import check_place, read_text
 from playground.shell.models import load
-from playground.shell.recipes import read_recipe, read_recipes, read_text
+from playground.shell.recipes import read_recipe, read_recipes
 from playground.shell.screen import Screen, costs, report, yardstick_of
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def compare(options: Namespace) -> bool:
 def _decode(options: Namespace, recipes: list[Recipe]) -> tuple[Session, bool]:
     """Run the lanes to their end; the second is True where Ctrl-C ended them. What is wrong is said before a model is loaded."""
     needs, prompt = _needs(recipes), _prompt(options)
-    _check_place(options.trace)
+    check_place(options.trace)
     models = load(options, draft="draft" in needs)
     from playground.session import Limits, Prompt, prepare  # not before: it brings torch along
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
@@ -83,12 +83,6 @@ def _prompt(options: Namespace) -> str:
     if options.system and not options.chat:
         raise Refusal("A system message belongs to a chat: add --chat, or leave --system away.", "system")
     return text
-
-
-def _check_place(path: str | None) -> None:
-    """A trace that cannot be written is better refused before the run than after it."""
-    if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
-        raise Refusal(f"The trace cannot be saved to {path}: name a file in a folder that exists.", "trace")
 
 
 def _save(session: Session, path: str | None) -> None:

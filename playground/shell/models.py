@@ -30,7 +30,8 @@ def hush() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    logging.getLogger("playground").setLevel(logging.CRITICAL)
+    for log in ("playground", "bitsandbytes"):
+        logging.getLogger(log).setLevel(logging.CRITICAL)
 
 
 def tell(share: float, text: str) -> None:

@@ -1,13 +1,12 @@
-"""From `--set` and `--with` to recipes. Files named there are read here, and only here."""
+"""From `--set` and `--with` to recipes."""
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 from playground.errors import Refusal
 from playground.recipe import Recipe
+from playground.shell.files import read_text
 from playground.strategy import Strategy, find
 
 FILE = "file"  # stands for the knob that takes a file's text
@@ -50,16 +49,6 @@ def read_knobs(cls: type[Strategy], settings: list[str]) -> dict[str, Any]:
             raise Refusal(f"{cls.name}: {name} is set twice; leave one away.", name)
         knobs[name] = value
     return knobs
-
-
-def read_text(path: str) -> str:
-    """The text of a file, - being standard input; raises Refusal."""
-    try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except OSError as reason:
-        raise Refusal(f"The file {path} cannot be read ({reason.strerror or reason}): check the path.", FILE) from None
-    except ValueError:
-        raise Refusal(f"The file {path} is no text in UTF-8: save it as one.", FILE) from None
 
 
 def _split(setting: str) -> tuple[str, str]:

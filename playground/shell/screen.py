@@ -67,8 +67,9 @@ def costs(results: list[Result], remarks: list[str] | None = None) -> str:
 
 
 def yardstick_of(results: list[Result]) -> int:
-    """The lane that others are held against: plain greedy decoding where it is there, otherwise the first."""
-    return next((i for i, result in enumerate(results) if result.strategy == "greedy" and result.begun), 0)
+    """The lane that others are held against: plain greedy decoding where it ran, otherwise the first that did."""
+    begun = [i for i, result in enumerate(results) if result.begun]
+    return next((i for i in begun if results[i].strategy == "greedy"), begun[0] if begun else 0)
 
 
 def table(rows: list[list[str]], left: int = 1) -> str:

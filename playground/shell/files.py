@@ -1,0 +1,23 @@
+"""Files named on the command line: read here and only here, and refused before a run rather than after it."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from playground.errors import Refusal
+
+
+def read_text(path: str) -> str:
+    """The text of a file, - being standard input; raises Refusal."""
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except OSError as reason:
+        raise Refusal(f"The file {path} cannot be read ({reason.strerror or reason}): check the path.", "file") from None
+    except ValueError:
+        raise Refusal(f"The file {path} is no text in UTF-8: save it as one.", "file") from None
+
+
+def check_place(path: str | None) -> None:
+    """Refuse a place where no file can be written; None is nowhere, and fine."""
+    if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+        raise Refusal(f"{path} cannot be written: name a file in a folder that exists.", "file")
