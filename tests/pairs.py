@@ -16,7 +16,7 @@ TOKENIZER = byte_tokenizer()
 
 
 @cache
-def pair(architecture: str = "llama", noise: float = 0.1) -> Models:
+def pair(architecture: str = "llama", noise: float = 0.04) -> Models:
     """In float64, with weights large enough that every token matters. The draft is the target with noise on its weights."""
     target, draft = network(architecture), network(architecture)
     torch.manual_seed(1)

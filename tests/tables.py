@@ -17,7 +17,7 @@ from torch import Tensor
 from playground.draws import Draws
 from playground.engine.grammar import GrammarEngine
 from playground.engine.model import Work
-from playground.engine.store import Store
+from playground.engine.store import CAUSAL, Store
 from playground.engine.tokens import Tokens
 from playground.events import Failed
 from playground.lane import Lane, Limits
@@ -95,7 +95,7 @@ class TableModel:
         segment = work.store.extend(work.parents)
         written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
         held, _ = segment.write(0, written, written)
-        seen = visible(segment.mask(0, None, 1), segment.rows, held.shape[1])
+        seen = visible(segment.mask(0, None), segment.rows, held.shape[1])
         rows = torch.stack([self.scores(tuple(map(int, held[0, row, 0].tolist()))) for row in seen])
         return rows[-1:] if work.last_only else rows
 
@@ -115,7 +115,7 @@ def visible(mask: Tensor | str | None, rows: int, slots: int) -> Tensor:
     if isinstance(mask, Tensor):
         return mask
     everything = torch.ones(rows, slots, dtype=torch.bool)
-    return everything.tril() if mask == "causal" else everything
+    return everything.tril() if mask == CAUSAL else everything
 
 
 class Enumerating:

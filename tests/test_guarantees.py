@@ -41,8 +41,9 @@ def added(recipe: Recipe, *more: tuple[str, dict]) -> Recipe:
 
 
 def drawing(recipes: list[Recipe]) -> list[Recipe]:
-    """The recipes, made to draw from the model itself where they would take the largest score."""
-    return [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
+    """The recipes, made to draw from the model itself where they would take the largest score; without those that cannot."""
+    made = [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
+    return [recipe for recipe in made if can_be_had(recipe)]
 
 
 # --- distribution_identical: the law of the text, summed over every course of chance ---
@@ -347,9 +348,9 @@ def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, babbler
 @pytest.mark.parametrize("policy", [(cls.name, knobs) for cls in registered(promising="budget_respected") for knobs in corners(cls, most=8)], ids=str)
 def test_no_head_holds_more_than_the_budget_after_a_keep(policy):
     prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget()
-    for recipe in drawing(lanes(added=(policy, ))):
+    for recipe in drawing(lanes(added=(policy,))):
         generated = 0
-        for lane in watch(assemble(recipe), tables("abcde") , prompt, Limits(0, 20), Draws(0)):
+        for lane in watch(assemble(recipe), tables("abcde"), prompt, Limits(0, 20), Draws(0)):
             if lane.generated > generated:
                 generated = lane.generated
                 assert most_held(lane) <= budget, title(recipe)

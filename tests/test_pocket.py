@@ -1,11 +1,12 @@
 """What the pocket models are trained on, and that training them works: seconds, on nano models."""
+import gzip
 import itertools
 import json
 import random
 import re
+from functools import partial
 
 import jsonschema
-import numpy as np
 import pytest
 import torch
 
@@ -37,7 +38,7 @@ def tokenizer():
 def folder(tmp_path, tokenizer):
     """A folder with a few training windows of every length, all of arithmetic."""
     rng = random.Random(1)
-    packer = data.Packer(lambda: data._weighted(tokens.exchange(tokenizer, TASKS["arithmetic"].generate(rng)), data.ASKED))
+    packer = data.Packer(lambda: data._item(tokenizer, partial(TASKS["arithmetic"].generate, rng), data.ASKED))
     for width in data.STAGES:
         packer.cut(width, 6).save(tmp_path / f"train_{width}.npz")
     return tmp_path
@@ -58,7 +59,7 @@ def test_the_same_seed_gives_the_same_items(task):
 
 @EACH_TASK
 def test_the_known_answer_scores_one_and_a_corrupted_one_less(task):
-    for item in some(task, 15):
+    for item in some(task, 8):
         assert score(item, item.answer) == score(item, f" {item.answer}\n") == 1
         assert score(item, corrupted(item)) < 1
         assert score(item, "") < 1
@@ -69,7 +70,7 @@ def corrupted(item):
     if item.task in ("arithmetic", "needle") and item.answer[-1].isdigit():
         return item.answer[:-1] + str((int(item.answer[-1]) + 1) % 10)
     if item.task == "programs":
-        return item.answer.replace("return", "return not", 1) if item.answer.count("return") == 1 else item.answer.rpartition("return")[0]
+        return item.answer.rpartition("return")[0] + "return None"
     return item.answer[: len(item.answer) // 2]
 
 
@@ -104,7 +105,7 @@ def test_few_passages_contradict_memory_and_never_about_the_kept_attributes():
     items = some(TASKS["context_qa"], 2000)
     against = [item for item in items if item.meta["kind"] == "contradicts"]
     assert 0.03 < len(against) / len(items) < 0.07
-    untouched = {facts.COUNTRY[x][a] for x in facts.COUNTRY for a in context_qa.NEVER_CONTRADICTED if a in facts.COUNTRY[x]}
+    untouched = {known[a] for known in facts.COUNTRY.values() for a in context_qa.NEVER_CONTRADICTED if a in known}
     assert not any(item.meta["memory"] in untouched for item in against)
 
 
@@ -156,9 +157,13 @@ def test_an_edit_changes_the_text_but_little():
         assert before != after and len(set(before) & set(after)) > 0.3 * len(set(before))
 
 
-def test_a_program_may_not_import_loop_forever_or_touch_files():
-    for code in ("import os\ndef work(items): return 1", "def work(items):\n    while True: pass", "def work(items): return open('x', 'w')", "def work("):
-        assert programs.run(code, "work") is None
+@pytest.mark.parametrize("code", [
+    "import os\ndef work(items): return 1", "def work(items):\n    while True: pass",
+    "def work(items): return open('x', 'w')", "def work(items): return ().__class__", "def work(",
+])
+def test_a_program_may_not_import_loop_forever_or_touch_files(code):
+    assert programs.run(code, "work") is None
+    assert programs.run("def work(items): return 1", "work") == [1] * len(programs.INPUTS)
 
 
 def test_a_needle_is_hidden_once_and_deeper_passages_are_longer():
@@ -168,7 +173,8 @@ def test_a_needle_is_hidden_once_and_deeper_passages_are_longer():
 
 
 def test_a_shuffled_list_may_come_in_any_order():
-    item = next(item for item in some(TASKS["lists"], 200) if item.meta["kind"] == "shuffle" and item.meta["length"] > 2)
+    shuffled = (item for item in some(TASKS["lists"], 200) if item.meta["kind"] == "shuffle")
+    item = next(item for item in shuffled if item.meta["length"] > 2)
     words = item.answer.split(", ")
     assert score(item, ", ".join(words[::-1])) == 1 and score(item, ", ".join(words[1:])) == 0
 
@@ -193,7 +199,8 @@ def test_every_digit_is_a_token_of_its_own_and_always_the_same(tokenizer):
 
 
 def test_roles_and_ends_are_single_tokens(tokenizer):
-    assert [tokenizer.encode(special, add_special_tokens=False) for special in tokens.SPECIALS] == [[i] for i in range(len(tokens.SPECIALS))]
+    for place, special in enumerate(tokens.SPECIALS):
+        assert tokenizer.encode(special, add_special_tokens=False) == [place]
     assert tokenizer.eos_token == tokens.END and tokenizer.mask_token == tokens.MASK
 
 
@@ -240,6 +247,25 @@ def test_running_text_is_read_on_and_starts_over(tokenizer):
     assert stream.cut(64, 4).ids.shape == (4, 65)
 
 
+def test_the_windows_of_a_corpus_mix_all_sources_by_their_shares(tmp_path, tokenizer, monkeypatch):
+    write(tmp_path / "tales.jsonl.gz", [dict(text=f"A tale of the {n} foxes. " * 60) for n in range(9)])
+    sums = [dict(question=f"What is {n} + 1?", answer=f"#### {n + 1}") for n in range(200)]
+    write(tmp_path / "gsm8k_train.jsonl.gz", sums)
+    monkeypatch.setattr(data, "VALIDATION", (256, 2))
+    monkeypatch.setattr(corpus, "code", lambda: (["x = 1\n" * 500], ["y = 2\n" * 500]))
+    data.build((tmp_path, tmp_path), tokenizer, 60_000, seed=1)
+    windows = data.Windows.load(tmp_path / "train_256.npz")
+    told = sum("foxes. A tale" in tokenizer.decode(row) for row in windows.ids)
+    assert told / len(windows.ids) == pytest.approx(data.SHARES["tales"], abs=0.02)
+    asked = {path.name for path in tmp_path.glob("valid_*.npz")}
+    assert asked == {f"valid_{name}.npz" for name in data.SHARES if name != "notices"}
+
+
+def write(path, rows):
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
 def test_problems_lose_their_calculator_marks():
     item = corpus._problem(dict(question="How many?", answer="2+2 = <<2+2=4>>4\n#### 4"))
     assert item.answer == "2+2 = 4\n#### 4" and score(item, item.answer) == 1
@@ -266,8 +292,11 @@ def test_a_resumed_run_is_the_same_run(folder, tmp_path):
     rest.resume()
     rest.run()
     assert rest.state.step == 6 and rest.state.taken == whole.state.taken
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.state_dict().values(), rest.model.state_dict().values()))
-    assert not all(torch.equal(a, b) for a, b in zip(half.model.state_dict().values(), rest.model.state_dict().values()))
+    assert same_weights(whole.model, rest.model) and not same_weights(half.model, rest.model)
+
+
+def same_weights(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_the_rate_warms_up_stays_and_decays(folder, tmp_path):
@@ -294,7 +323,8 @@ def test_the_training_attention_is_the_usual_attention():
 
 
 def test_muon_makes_directions_equal():
-    values = torch.linalg.svdvals(orthogonal(torch.randn(3, 32, 48, generator=torch.Generator().manual_seed(1)) @ torch.diag(torch.logspace(0, -1, 48))))
+    noise = torch.randn(3, 32, 48, generator=torch.Generator().manual_seed(1))
+    values = torch.linalg.svdvals(orthogonal(noise * torch.logspace(0, -1, 48)))
     assert 0.4 < values.min() and values.max() < 1.4
 
 
@@ -340,8 +370,9 @@ def test_a_saved_model_loads_in_bfloat16_and_says_the_same(tmp_path):
     models.save(model, tmp_path)
     from transformers import AutoModelForCausalLM
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.dtype == torch.bfloat16 and loaded.config.use_cache and loaded.generation_config.eos_token_id == tokens.SPECIALS.index(tokens.END)
-    assert torch.allclose(loaded.state_dict()["model.norm.weight"].float(), model.state_dict()["model.norm.weight"], atol=1e-2)
+    assert loaded.dtype == torch.bfloat16 and loaded.config.use_cache
+    assert loaded.generation_config.eos_token_id == tokens.SPECIALS.index(tokens.END)
+    assert torch.allclose(loaded.lm_head.weight.float(), model.lm_head.weight, atol=1e-2)
     assert model.dtype == torch.float32
 
 
@@ -370,5 +401,5 @@ def test_repetition_sees_a_loop():
 def test_card_pieces_are_made_from_measures():
     row = dict(score=0.5, right=0.25, tokens=7, acceptance=0.8, tokens_per_forward=3.2)
     assert "| facts | 0.50 | 25% | 7 | 0.80 | 3.2 |" in table(dict(facts=row))
-    assert curve([(0, 8.0), (1_000_000, 3.0)]).startswith("<svg") and "1.0 M tokens" in curve([(0, 8.0), (1_000_000, 3.0)])
-    assert np.isfinite([float(x) for x in re.search(r'points="([^"]+)"', curve([(0, 8.0), (9, 3.0)]))[1].replace(",", " ").split()]).all()
+    picture = curve([(0, 8.0), (1_000_000, 3.0)])
+    assert picture.startswith("<svg") and "1.0 M tokens" in picture and 'points="40.0,15.0 630.0,' in picture

@@ -4,12 +4,10 @@ from __future__ import annotations
 import torch
 from registry import Collapse, lanes
 
-from playground.recipe import Recipe
 from playground.strategy import make
 
 COLLAPSES = {
-    "sink_window": [Collapse(lane, plain) for lane, plain in zip(lanes(added=(("sink_window", {"window": 1024}),)), lanes())]
-    + [Collapse(Recipe("greedy", {}, [("sink_window", {"sinks": 16, "window": 1})]), Recipe("greedy", {}, [("sink_window", {"sinks": 16, "window": 3})]))],
+    "sink_window": [Collapse(lane, plain) for lane, plain in zip(lanes(added=(("sink_window", {"window": 1024}),)), lanes())],
 }
 
 

@@ -65,7 +65,7 @@ function drawScale(host, metric) {
 }
 
 function drawOrigins(host, metric) {
-  host.replaceChildren(...Object.entries(ORIGINS).map(([name, { label, help }]) => {
+  host.replaceChildren(el("span", "", "Underline"), ...Object.entries(ORIGINS).map(([name, { label, help }]) => {
     const sample = el("span", `t o-${name}${metric === "origin" ? " tinted" : ""}`, label);
     sample.title = help;
     return sample;

@@ -19,7 +19,8 @@ const REASONS = {
 };
 
 class LaneCard {
-  constructor(record, order, app) {
+  constructor(record, order, app, title) {
+    this.title = title;
     this.order = order;
     this.record = record;
     this.app = app;
@@ -28,7 +29,7 @@ class LaneCard {
     this.text.setPrompt(record.header);
     this.node = el("article", "lane");
     this.node.dataset.lane = order;
-    this.node.setAttribute("aria-label", `Lane ${order + 1}, ${record.header.title}`);
+    this.node.setAttribute("aria-label", `Lane ${order + 1}, ${title}`);
     this.status = el("span", "status");
     this.stop = button("quiet stop", "Stop", "Stop this lane", () => app.stopLane(record.header.lane));
     this.trouble = el("p", "trouble");
@@ -45,7 +46,7 @@ class LaneCard {
     const { header } = this.record;
     const head = el("header", "lane-head");
     const choose = button("lane-name", "", `Show this lane in the views below (key ${this.order + 1})`, () => this.app.choose(this.order));
-    choose.append(el("span", "number", String(this.order + 1)), el("span", "title", header.title || header.strategy));
+    choose.append(el("span", "number", String(this.order + 1)), el("span", "title", this.title));
     const top = el("div", "lane-top");
     top.append(choose, this.stop);
     const second = el("div", "lane-second");
@@ -148,11 +149,28 @@ function badge(label, help) {
   return node;
 }
 
-/** The setting of a lane on one line: model, then each part with its knobs. */
+/** Titles for all lanes; where several lanes have the same one, each adds the part or knob that the others lack. */
+function distinctTitles(headers) {
+  const plain = headers.map((header) => header.title || header.strategy);
+  return headers.map((header, i) => {
+    const others = headers.filter((_, j) => j !== i && plain[j] === plain[i]);
+    const own = header.parts.find((part) => !others.every((other) => other.parts.some((one) => one.name === part.name)));
+    const set = knobsOf(header).find((knob) => !others.every((other) => knobsOf(other).includes(knob)));
+    const addition = own ? own.name.replaceAll("_", " ") : set;
+    return others.length && addition ? `${plain[i]}, ${addition}` : plain[i];
+  });
+}
+
+function knobsOf(header) {
+  return header.parts.flatMap((part) => Object.entries(part.knobs || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${shorten(value)}`));
+}
+
+/** The setting of a lane on one line: what was added and set, then the models. */
 function describe(header) {
+  const parts = header.parts.filter((part) => part.name !== header.strategy || Object.keys(part.knobs || {}).length);
   const model = [shortName(header.model), header.quantization !== "none" ? header.quantization : header.dtype].filter(Boolean).join(" ");
   const draft = header.draft ? [`draft ${shortName(header.draft)}`] : [];
-  return [model, ...draft, ...header.parts.map(describePart)].filter(Boolean).join(" · ");
+  return [...parts.map(describePart), model, ...draft].filter(Boolean).join(" · ");
 }
 
 /** A local folder goes by its last name. */

@@ -66,7 +66,8 @@ class App {
     this.stepping = false;
     this.card.hide();
     this.player.restart();
-    this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this));
+    const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
+    this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
     this.lanes.dataset.count = this.cards.length;
     this.chosen = Math.max(0, Math.min(this.chosen, this.cards.length - 1));
@@ -76,6 +77,7 @@ class App {
     this.chooser.hidden = this.cards.length < 2;
     this.welcome.hidden = true;
     this.live.dataset.state = "filled";
+    this.live.dataset.run = this.trace.run;
     this.say("");
     if (this.trace.recorded && matchMedia("(prefers-reduced-motion: reduce)").matches) this.showEnd();
   }
@@ -307,11 +309,10 @@ class App {
     });
   }
 
-  /** Keys belong to the player unless they are typed into something else on the page. */
+  /** Keys belong to the player unless what has the focus has a use for them. */
   owns(event) {
-    const { target } = event;
-    if (target !== document.body && !this.root.contains(target)) return false;
-    return !target.closest || !target.closest("input, textarea, select, button, summary, [contenteditable]");
+    const wanted = event.key === " " ? "button, summary, a, label, input, textarea, select, [contenteditable], [role]:not(.live *)" : "input, textarea, select, [contenteditable], [role]:not(.live *)";
+    return !event.target.closest || !event.target.closest(wanted);
   }
 
   /** Inside a text, arrows go from token to token and Enter pins the card. */
@@ -457,7 +458,7 @@ class App {
       tab.setAttribute("role", "tab");
       tab.setAttribute("aria-selected", String(order === this.chosen));
       tab.dataset.lane = order;
-      tab.append(el("span", "number", String(order + 1)), el("span", "title", card.record.header.title || card.record.header.strategy));
+      tab.append(el("span", "number", String(order + 1)), el("span", "title", card.title));
       card.node.classList.toggle("in-view", order === this.chosen);
       return tab;
     }));

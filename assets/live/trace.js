@@ -70,6 +70,7 @@ class LaneRecord {
     this.tokens = 0; // most tokens any sequence had so far
     this.lastKey = 0;
     this.highestEntropy = 0;
+    this.partial = new Set(); // streams whose cache did not always hold everything
     this.widestCache = new Map(); // by stream: positions the widest drawing of the cache needs
   }
 
@@ -89,6 +90,7 @@ class LaneRecord {
     else if (event.kind === "cache") {
       const widest = this.widestCache.get(event.stream) || 0;
       this.widestCache.set(event.stream, Math.max(widest, event.length + event.scratch));
+      if (event.live.some((layer) => layer.some((runs) => slots(runs) < event.length))) this.partial.add(event.stream);
     }
   }
 

@@ -6,6 +6,7 @@ a question a tenth: the model should answer questions, and only roughly learn ho
 """
 import random
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ SHARES = dict(                              # of the training tokens
 STAGES = {256: .6, 512: .3, 1024: .1}       # context lengths, and the share of the training each gets
 NATURAL = ("tales", "code")
 FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit a byte
+VALIDATION = (256, 48)                      # width and number of the validation windows of every source
 WAITING = 48                                # items among which the packer looks for the best fit
 
 
@@ -50,7 +52,7 @@ class Windows:
 def tokenizer_texts(folder, seed):
     """What the tokenizer is trained on: some of each source, the invented names among it."""
     rng = random.Random(seed)
-    yield from tales_pieces(corpus.tales(folder)[0], rng)[:120]
+    yield from pieces_of(corpus.tales(folder)[0], rng)[:120]
     yield from corpus.code()[0][:60]
     for item in corpus.problems(folder)[0][:2000]:
         yield f" {item.prompt} {item.answer}"
@@ -61,7 +63,7 @@ def tokenizer_texts(folder, seed):
         yield f'"{word}"' * 150       # one token inside quotes too: JSON repeats the words of its sentence
 
 
-def tales_pieces(texts, rng, size=60_000):
+def pieces_of(texts, rng, size=60_000):
     """Long texts in pieces, mixed, so that no part of the training reads one book only."""
     pieces = [text[i:i + size] for text in texts for i in range(0, len(text), size)]
     rng.shuffle(pieces)
@@ -73,36 +75,44 @@ def build(folders, tokenizer, count, seed):
     folder, out = map(Path, folders)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
-    training, validation = (_readers(folder, tokenizer, rng, side) for side in (0, 1))
+    training = _streams(folder, tokenizer, rng, 0), _encoders(folder, tokenizer, rng, 0)
+    training[1]["notices"] = partial(_notice, tokenizer, rng)
+    validation = _streams(folder, tokenizer, rng, 1) | _packers(_encoders(folder, tokenizer, rng, 1))
     for width, share in STAGES.items():
         mixed = _mixture(training, width, int(count * share / width))
         mixed.shuffled(seed).save(out / f"train_{width}.npz")
     for name, reader in validation.items():
-        reader.cut(256, 48).save(out / f"valid_{name}.npz")
+        reader.cut(*VALIDATION).save(out / f"valid_{name}.npz")
 
 
-def _mixture(readers, width, count):
+def _mixture(sources, width, count):
     """`count` windows: natural sources by their shares, all the items packed together by theirs."""
-    parts = [readers[name].cut(width, round(count * SHARES[name])) for name in NATURAL]
-    mixed = Mixed({name: reader for name, reader in readers.items() if name not in NATURAL})
-    parts.append(Packer(mixed).cut(width, count - sum(len(part.ids) for part in parts)))
-    return parts[0] + parts[1] + parts[2]
+    streams, encoders = sources
+    parts = [stream.cut(width, round(count * SHARES[name])) for name, stream in streams.items()]
+    packed = Packer(Mixed(encoders)).cut(width, count - sum(len(part.ids) for part in parts))
+    return parts[0] + parts[1] + packed
 
 
-def _readers(folder, tokenizer, rng, side):
-    """{source: reader} for training (side 0) or validation (side 1)."""
-    held_out = bool(side)
-    ask = NOTHING if held_out else ASKED
-    natural = dict(tales=tales_pieces(corpus.tales(folder)[side], rng), code=tales_pieces(corpus.code()[side], rng))
-    readers = {name: Stream(tokenizer, texts) for name, texts in natural.items()}
-    problems = corpus.problems(folder)[side]
-    makers = dict(problems=lambda: rng.choice(problems))
-    makers |= {name: (lambda t=task: t.generate(rng, held_out)) for name, task in TASKS.items()}
-    encoders = {name: (lambda m=make: _weighted(tokens.exchange(tokenizer, m()), ask)) for name, make in makers.items()}
-    if not held_out:
-        encoders["notices"] = lambda: _document(tokenizer, facts.notice(rng))
-        return readers | {name: encoders[name] for name in SHARES if name in encoders}
-    return readers | {name: Packer(encode) for name, encode in encoders.items()}
+def _packers(encoders):
+    return {name: Packer(encode) for name, encode in encoders.items()}
+
+
+def _streams(folder, tokenizer, rng, side):
+    """The natural texts, of training (side 0) or validation (side 1): {source: Stream}."""
+    texts = dict(tales=corpus.tales(folder)[side], code=corpus.code()[side])
+    return {name: Stream(tokenizer, pieces_of(texts[name], rng)) for name in NATURAL}
+
+
+def _encoders(folder, tokenizer, rng, side):
+    """What makes one new item of every other source: {source: function without arguments -> (ids, weights)}."""
+    problems, ask = corpus.problems(folder)[side], NOTHING if side else ASKED
+    makers = dict(problems=partial(rng.choice, problems))
+    makers |= {name: partial(task.generate, rng, bool(side)) for name, task in TASKS.items()}
+    return {name: partial(_item, tokenizer, make, ask) for name, make in makers.items()}
+
+
+def _item(tokenizer, make, ask):
+    return _weighted(tokens.exchange(tokenizer, make()), ask)
 
 
 def _weighted(exchange, ask):
@@ -110,7 +120,8 @@ def _weighted(exchange, ask):
     return question + answer, [ask] * len(question) + [FULL] * len(answer)
 
 
-def _document(tokenizer, text):
+def _notice(tokenizer, rng):
+    text = facts.notice(rng)
     ids = tokenizer.encode(tokens.END_OF_TEXT + text + tokens.END_OF_TEXT, add_special_tokens=False)
     return ids, [FULL] * len(ids)
 

@@ -42,7 +42,7 @@ def cost(trace: Trace) -> Figure | None:
     measured = [(header, metrics(trace.lane(header.lane))) for header in trace.headers]
     figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.07, subplot_titles=("tokens/s", "tokens/forward", "forwards"))
     for column, name in enumerate(("tokens_per_second", "tokens_per_target_forward", "target_forwards"), 1):
-        shown = [(header, values[name]) for header, values in measured if values[name] is not None]
+        shown = [(header, values[name]) for header, values in measured if values[name]]
         figure.add_bar(x=[f"{header.lane + 1}" for header, _ in shown], y=[value for _, value in shown], row=1, col=column, showlegend=False,
                        marker_color=[_colour(header) for header, _ in shown], texttemplate="%{y:.3~g}", hovertext=[_label(header) for header, _ in shown])
     return _if_drawn(_styled(figure, "Speed and cost", "lane"))

@@ -69,8 +69,9 @@ class Borrowed:
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
         for headers, fresh, state in self._batches:
+            ends = state == "done" or self.over
             self.headers, self.events, self.number = headers or self.headers, self.events + fresh, self.number + 1
-            self.over = self.over or state == "done"
-            yield frame(self.name, self.number, fresh, "done" if self.over else state, headers)
-            if self.over:
+            yield frame(self.name, self.number, fresh, "done" if ends else state, headers)
+            if ends:
                 break
+        self.over = True

@@ -17,9 +17,9 @@ from playground.errors import Refusal
 from playground.ui import figures
 from playground.ui.arrivals import Arrival
 from playground.ui.frames import frame, recording, trace_of
+from playground.ui.gallery import examples
 from playground.ui.gpu import Borrowed
 from playground.ui.settings import Settings
-from playground.ui.gallery import examples
 from playground.ui.site import Site
 from playground.ui.worker import Run
 from playground.written import sequences

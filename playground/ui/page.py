@@ -14,41 +14,33 @@ from playground.ui.editor import LaneEditor
 from playground.ui.gallery import Gallery, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
-from playground.ui.settings import DEFAULT, Settings
-from playground.ui.site import DTYPES, QUANTIZATIONS, Site, first_view
+from playground.ui.settings import CHOICES, DEFAULT, Settings
+from playground.ui.site import Site, first_view
 
 ASSETS = Path(__file__).parents[2] / "assets"
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # the browser keeps what its owner typed
-HEAD = """<div class="masthead"><svg viewBox="0 0 34 24" width="34" height="24" aria-hidden="true"><rect x="0" y="1" width="14" height="9" rx="2.5"/>
-<rect x="17" y="1" width="8" height="9" rx="2.5" opacity=".55"/><rect x="28" y="1" width="6" height="9" rx="2.5" opacity=".25"/><rect x="0" y="14" width="8" height="9" rx="2.5"
-opacity=".55"/><rect x="11" y="14" width="14" height="9" rx="2.5"/><rect x="28" y="14" width="6" height="9" rx="2.5" opacity=".4"/></svg>
-<h1>Decoding playground</h1><p>Watch language models choose their next token</p></div>"""
-THEME = """<button type="button" class="theme" onclick="switchTheme()" title="Light or dark" aria-label="Switch between light and dark"><svg viewBox="0 0 16 16" width="16" height="16"
-aria-hidden="true"><circle cx="8" cy="8" r="6.2" fill="none" stroke="currentColor" stroke-width="1.5"/><path d="M8 1.8a6.2 6.2 0 0 1 0 12.4Z" fill="currentColor"/></svg></button>"""
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 
 
 def build(site: Site) -> gr.Blocks:
     """The whole page over one site."""
     with gr.Blocks(title="Decoding playground", analytics_enabled=False, fill_width=True) as blocks:
+        gr.api(run_endpoint(site), api_name="run")  # first, or a private listener takes the name
         page = Page(site)
         page.bind(Acts(site, page), blocks)
-        gr.api(run_endpoint(site), api_name="run")
     return blocks.queue(max_size=64)
 
 
 def dressed() -> dict[str, Any]:
     """What `launch` needs for the looks."""
-    script = (ASSETS / "page.js").read_text(encoding="utf-8")
-    return {"theme": theme(), "css_paths": ASSETS / "page.css", "head": f"<script>{script}</script>", "footer_links": ["api", "settings"]}
+    return {"theme": theme(), "css_paths": ASSETS / "page.css", "head": f"<script>{_read('page.js')}</script>", "footer_links": ["api", "settings"]}
 
 
 def theme() -> gr.themes.Base:
     """System fonts, quiet greys and one accent, so that nothing is fetched and colour is left to the data."""
-    accent = gr.themes.colors.blue
     sans = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
     mono = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace"]
-    plain = gr.themes.Base(primary_hue=accent, neutral_hue=gr.themes.colors.slate, font=sans, font_mono=mono, radius_size="md", text_size="md")
+    plain = gr.themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=mono, radius_size="md", text_size="md")
     both = {"body_background_fill": "var(--pg-paper)", "background_fill_primary": "var(--pg-card)", "background_fill_secondary": "var(--pg-sunk)",
             "border_color_primary": "var(--pg-line)", "body_text_color": "var(--pg-ink)", "body_text_color_subdued": "var(--pg-soft)", "block_border_color": "var(--pg-line)",
             "block_background_fill": "var(--pg-card)", "input_background_fill": "var(--pg-card)", "input_border_color": "var(--pg-line)",
@@ -82,7 +74,7 @@ class Page:
         return {**plain, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"), self.lanes: settings.lanes}
 
     def busy(self) -> Changes:
-        return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True)}
+        return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True), self.lanes: gr.update(problems={})}
 
     def rest(self) -> Changes:
         return {self.go: gr.update(visible=True), self.halt: gr.update(visible=False)}
@@ -129,39 +121,38 @@ class Page:
 
     def _masthead(self) -> None:
         with gr.Row(elem_classes="top"):
-            gr.HTML(HEAD, apply_default_css=False)
-            self.status = gr.HTML("<span class='dot loading'></span>starting", elem_classes="status", elem_id="status", apply_default_css=False)
-            gr.HTML(THEME, apply_default_css=False)
+            gr.HTML(html_template=_read("masthead.html"), apply_default_css=False)
+            self.status = gr.HTML("starting", html_template=_read("status.html"), elem_classes="status", elem_id="status", apply_default_css=False)
 
     def _question(self) -> None:
         start = self.start
         with gr.Column(scale=5, min_width=280, elem_classes="question"):
             self.system = gr.Textbox(start.system, label="System message", lines=1, max_lines=4, visible=start.mode == "chat", placeholder="optional", elem_id="system")
-            self.prompt = gr.Textbox(start.prompt, label="Prompt", lines=4, max_lines=14, placeholder="Write what the model continues…", elem_id="prompt")
+            self.prompt = gr.Textbox(start.prompt, label="Prompt", lines=4, max_lines=14, elem_id="prompt", placeholder="Write what the model continues…")
             self.prompt_notice = _notice("prompt-notice")
 
     def _numbers(self) -> None:
-        start, rules = self.start, self.site.rules
+        start = self.start
         with gr.Column(scale=2, min_width=280, elem_classes="numbers"):
             self.mode = gr.Radio([("Raw text", "raw"), ("Chat", "chat")], value=start.mode, label="The prompt is", elem_id="mode", elem_classes="segmented")
             with gr.Row(elem_classes="pair"):
-                self.length = gr.Number(start.length, label="Tokens", precision=0, minimum=1, maximum=rules.tokens, min_width=90, elem_id="length")
-                self.seed = gr.Number(start.seed, label="Seed", precision=0, minimum=0, min_width=90, elem_id="seed")
+                self.length = gr.Number(start.length, label="Tokens", precision=0, min_width=90, elem_id="length")
+                self.seed = gr.Number(start.seed, label="Seed", precision=0, min_width=90, elem_id="seed")
             self.stop = gr.Textbox(start.stop, label="Stop at", lines=1, max_lines=4, placeholder="one a line; \\n is a line break", elem_id="stop-strings")
             self._models(start)
+            self.model_notice = _notice("model-notice")
 
     def _models(self, start: Settings) -> None:
         offered = [(f"{self.site.default_name()} (default)", DEFAULT), *((entry.title, entry.name) for entry in entries())]
         own = not self.site.rules.public
         with gr.Accordion("Models", open=False, elem_classes="models"):
-            self.model = gr.Dropdown(offered, value=start.model, label="Target", allow_custom_value=own, elem_id="model",
+            self.model = gr.Dropdown(offered, value=start.model, label="Target", allow_custom_value=True, elem_id="model",
                                      info="from the list, a hub id or a folder" if own else None)
-            self.draft = gr.Dropdown([("its own draft", DEFAULT), ("none", "none"), *offered[1:]], value=start.draft, label="Draft", allow_custom_value=own, elem_id="draft")
+            self.draft = gr.Dropdown([("its own draft", DEFAULT), ("none", "none"), *offered[1:]], value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft")
             with gr.Row(elem_classes="pair"):
-                self.dtype = gr.Dropdown(list(DTYPES), value=start.dtype, label="Numbers", min_width=90, elem_id="dtype")
-                self.quantization = gr.Dropdown(list(QUANTIZATIONS), value=start.quantization, label="Quantisation", min_width=90, elem_id="quantization")
+                self.dtype = gr.Dropdown(list(CHOICES["dtype"]), value=start.dtype, label="Numbers", min_width=90, elem_id="dtype")
+                self.quantization = gr.Dropdown(list(CHOICES["quantization"]), value=start.quantization, label="Quantisation", min_width=90, elem_id="quantization")
             self.fetch = gr.Button("Load now", size="sm")
-            self.model_notice = _notice("model-notice")
 
     def _lanes(self) -> None:
         self.lanes = LaneEditor(self.start.lanes, elem_id="editor")
@@ -180,6 +171,10 @@ class Page:
         self.live = Lanes(first_view(), elem_id="live")
         with gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures") as self.examined:
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in figures.KINDS]
+
+
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def _notice(name: str) -> gr.HTML:

@@ -10,13 +10,14 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from playground.engine.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
 from playground.recipe import Recipe
 
 LANES = 4
 DEFAULT = "default"  # the model or draft the page was started with
+CHOICES = {"mode": ("raw", "chat"), "dtype": DTYPES, "quantization": QUANTIZATIONS}
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
-FIRST_LANES = [{"strategy": "greedy"}, {"strategy": "sample"}]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Settings:
     draft: str = DEFAULT
     dtype: str = "auto"
     quantization: str = "none"
-    lanes: list[dict[str, Any]] = field(default_factory=lambda: [dict(lane) for lane in FIRST_LANES])
+    lanes: list[dict[str, Any]] = field(default_factory=lambda: [{"strategy": "greedy"}])
 
     @classmethod
     def names(cls) -> list[str]:
@@ -56,7 +57,8 @@ class Settings:
     def read(cls, raw: Any) -> Settings:
         """Settings from untrusted data; what does not fit is left at its default."""
         blank = cls()
-        known = {name: value for name, value in raw.items() if _fits(value, getattr(blank, name, None))} if isinstance(raw, dict) else {}
+        given = raw.items() if isinstance(raw, dict) else ()
+        known = {name: value for name, value in given if _fits(value, getattr(blank, name, None)) and value in CHOICES.get(name, (value,))}
         if "lanes" in known:
             known["lanes"] = [lane for lane in map(_lane, known["lanes"]) if lane][:LANES]
         return cls(**known)

@@ -13,15 +13,13 @@ from playground.engine.load import Loading
 from playground.engine.sources import find_source, is_folder
 from playground.errors import Refusal
 from playground.trace import Trace
+from playground.ui.arrivals import Arrival, Arrivals, Wish
 from playground.ui.frames import recording
 from playground.ui.gpu import Batch, Borrowed, batches, lent, on_zero
 from playground.ui.settings import DEFAULT, Rules, Settings
-from playground.ui.arrivals import Arrival, Arrivals, Wish
 from playground.ui.worker import Run, Worker
 
 ASSETS = Path(__file__).parents[2] / "assets"
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
 
 
 def _prepare(models: Any, settings: Settings):

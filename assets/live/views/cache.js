@@ -102,9 +102,10 @@ class CachePanel extends Panel {
   drawHistory(card) {
     const all = card.state.caches.get(this.stream) || [];
     const room = keepsIn(card.record, this.stream);
-    this.history.hidden = this.historyTitle.hidden = room < 2;
-    if (room < 2) return;
-    const height = Math.max(48, Math.min(260, room * 4));
+    const tells = room > 1 && card.record.partial.has(this.stream); // a cache that holds everything has no trail
+    this.history.hidden = this.historyTitle.hidden = !tells;
+    if (!tells) return;
+    const height = room * Math.max(1, Math.min(4, Math.floor(240 / room)));
     const look = `${card.order}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
     if (look !== this.historyLook || all.length < this.historyLines) {
       sharpCanvas(this.history, this.width, height);
@@ -112,20 +113,21 @@ class CachePanel extends Panel {
       this.historyLook = look;
     }
     const pen = this.history.getContext("2d");
-    const scale = { left: this.grid ? this.grid.left : 0, cell: this.grid ? this.grid.cell : 0, line: height / room };
-    for (; this.historyLines < all.length; this.historyLines++) this.drawKeep(pen, all[this.historyLines], this.historyLines, scale);
+    if (!this.grid) return;
+    const style = { left: this.grid.left, cell: this.grid.cell, line: height / room, live: colourOf(this.node, "--live"), evicted: colourOf(this.node, "--evicted") };
+    for (; this.historyLines < all.length; this.historyLines++) this.drawKeep(pen, all[this.historyLines], this.historyLines, style);
     this.history.setAttribute("aria-label", `Positions live after each of ${count(all.length, "keep")}`);
   }
 
-  drawKeep(pen, cache, number, { left, cell, line }) {
+  drawKeep(pen, cache, number, { left, cell, line, live, evicted }) {
     const y = number * line;
     pen.globalAlpha = 1;
-    pen.fillStyle = colourOf(this.node, "--evicted");
-    pen.fillRect(left, y, cache.length * cell, Math.max(1, line));
-    pen.fillStyle = colourOf(this.node, "--live");
+    pen.fillStyle = evicted;
+    pen.fillRect(left, y, cache.length * cell, line);
+    pen.fillStyle = live;
     for (const { from, to, share } of sharesOf(cache)) {
       pen.globalAlpha = 0.15 + 0.85 * share;
-      pen.fillRect(left + from * cell, y, (to - from) * cell, Math.max(1, line));
+      pen.fillRect(left + from * cell, y, (to - from) * cell, line);
     }
     pen.globalAlpha = 1;
   }

@@ -33,6 +33,7 @@ class MaskPanel extends Panel {
     drawing.append(...scale.axes());
     const bar = Math.max(1.5, Math.min(9, (scale.inner / scale.room) * 0.7));
     for (const mask of masks) drawing.append(...maskMarks(mask, scale, bar, mask === chosen));
+    for (const run of forcedRuns(sequence.tokens)) drawing.append(forcedMark(run, scale, bar));
     const floor = height - 40;
     drawing.append(svg("text", { class: "tick", x: CHART.left - 6, y: floor + 20, "text-anchor": "end" }, "banned"));
     drawing.append(svg("line", { class: "grid", x1: CHART.left, x2: width - CHART.right, y1: floor + 32, y2: floor + 32 }));
@@ -54,7 +55,7 @@ class MaskPanel extends Panel {
     if (!mask.favourites.length) return side;
     side.append(el("p", "favourites-title", "What the model would rather have said"));
     for (const [, piece, raw] of mask.favourites) {
-      const row = el("div", "row fell");
+      const row = el("div", "row");
       const name = el("span", "piece");
       writePiece(name, piece, true);
       row.append(name, bars(raw, null), el("span", "num raw", percent(raw)));
@@ -117,14 +118,29 @@ function maskMarks(mask, scale, width, chosen) {
   const x = scale.x(mask.position);
   const y = scale.allowed(mask.allowed);
   if (chosen) marks.push(svg("line", { class: "cross", x1: x, x2: x, y1: CHART.top, y2: scale.height - CHART.bottom }));
-  if (mask.forced.length) {
-    const end = scale.x(mask.position + mask.forced.length - 1) + width / 2;
-    marks.push(svg("rect", { class: "forced-run", x: x - width / 2, y: scale.y(0) - 4, width: end - x + width / 2, height: 8, rx: 2, "data-position": mask.position }));
-  } else {
-    marks.push(svg("rect", { class: "allowed", x: x - width / 2, y: y - 1.5, width, height: Math.max(3, scale.y(0) - y + 1.5), rx: 1, "data-position": mask.position, "data-allowed": mask.allowed }));
-  }
-  if (mask.accepting) marks.push(svg("circle", { class: "accepting", cx: x, cy: Math.max(4, y - 7), r: 3 }));
+  marks.push(svg("line", { class: "stem", x1: x, x2: x, y1: y, y2: scale.y(0) }));
+  marks.push(svg("rect", { class: "allowed", x: x - width / 2, y: y - 2, width, height: 4, rx: 1.5, "data-position": mask.position, "data-allowed": mask.allowed }));
+  if (mask.accepting) marks.push(svg("circle", { class: "accepting", cx: x, cy: Math.max(4, y - 8), r: 3 }));
   return marks;
+}
+
+/** Stretches of the text that the grammar wrote: [from, to) over token positions. */
+function forcedRuns(tokens) {
+  const runs = [];
+  tokens.forEach((token, i) => {
+    if (token.origin !== "forced") return;
+    const last = runs[runs.length - 1];
+    if (last && last.to === i) last.to += 1;
+    else runs.push({ from: i, to: i + 1 });
+  });
+  return runs;
+}
+
+function forcedMark({ from, to }, scale, width) {
+  const left = scale.x(from) - width / 2;
+  const mark = svg("rect", { class: "forced-run", x: left, y: scale.y(0) - 4, width: scale.x(to - 1) + width / 2 - left, height: 8, rx: 2, "data-from": from, "data-to": to });
+  mark.append(svg("title", {}, `${count(to - from, "token")} forced from token ${from + 1} on`));
+  return mark;
 }
 
 function bannedBar(mask, scale, width, floor) {

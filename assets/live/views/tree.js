@@ -41,7 +41,17 @@ class TreePanel extends Panel {
     scroller.tabIndex = 0;
     scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
     scroller.append(treeDrawing(round, lastPiece(card, round)));
-    this.body.replaceChildren(scroller, treeKey(round), testList(round));
+    this.body.replaceChildren(scroller, treeKey(round), this.tests(round));
+  }
+
+  /** The tests in words and numbers: what the drawing says, for those who cannot see it. Short lists are open to begin with. */
+  tests(round) {
+    const list = testList(round);
+    list.open = this.opened ?? round.tests.size <= 8;
+    list.querySelector("summary").addEventListener("click", () => {
+      this.opened = !list.open;
+    });
+    return list;
   }
 
   /** Views follow the player, so another round means another moment. */
@@ -181,11 +191,10 @@ function treeKey(round) {
   return key;
 }
 
-/** The tests in words and numbers, in the order they were made: what the drawing says, for those who cannot see it. */
 function testList(round) {
   const details = el("details", "tests");
   details.append(el("summary", "", `Tests in order (${round.tests.size})`));
-  if (!round.tests.size) return details;
+  details.hidden = !round.tests.size;
   const table = el("table");
   const head = el("tr");
   for (const name of ["guess", "p", "q", "draw", ""]) head.append(el("th", "", name));
