@@ -20,6 +20,7 @@ import pkgutil
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from playground.errors import Refusal
@@ -260,11 +261,17 @@ def _register(cls: type[Strategy]) -> None:
 
 
 def discover() -> dict[str, type[Strategy]]:
-    """Every strategy by name. Importing all modules under `strategies` is what registers them."""
+    """Every strategy by name."""
+    _import_all()
+    return dict(sorted(_registered.items()))
+
+
+@cache
+def _import_all() -> None:
+    """Importing all modules under `strategies` is what registers them; once is enough."""
     package = importlib.import_module("strategies")
     for module in pkgutil.walk_packages(package.__path__, "strategies."):
         importlib.import_module(module.name)
-    return dict(sorted(_registered.items()))
 
 
 def find(name: str) -> type[Strategy]:
