@@ -6,7 +6,8 @@ import sys
 from playground.errors import Refusal
 from playground.ui.arrivals import Wish
 from playground.ui.gpu import on_zero
-from playground.ui.page import build, dressed
+from playground.ui.look import dress
+from playground.ui.page import build
 from playground.ui.site import Site
 
 
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> None:
 
 def start(page, given: argparse.Namespace) -> None:
     try:
-        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, **dressed())
+        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, **dress())
     except OSError as reason:
         raise Refusal(f"The page cannot start on {given.host}: {reason}") from None
 

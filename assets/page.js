@@ -4,16 +4,20 @@
 
   document.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); press("run"); }
-    if (event.key === "Escape" && !event.defaultPrevented) press("stop");
+    if (event.key === "Escape" && !document.querySelector("[role=dialog]:not([hidden])")) press("stop");
   }, true);
 
-  const chosen = localStorage.getItem("decoding-playground-theme");
-  const asked = new URLSearchParams(location.search).has("__theme");
-  if (chosen && !asked) addEventListener("DOMContentLoaded", () => setTimeout(() => document.body.classList.toggle("dark", chosen === "dark")));
+  const THEME = "decoding-playground-theme";
+
+  // Called once the page stands; an address that names a theme wins.
+  window.keepTheme = () => {
+    const chosen = localStorage.getItem(THEME);
+    if (chosen && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", chosen === "dark");
+  };
 
   window.switchTheme = () => {
     const dark = document.body.classList.toggle("dark");
-    localStorage.setItem("decoding-playground-theme", dark ? "dark" : "light");
+    localStorage.setItem(THEME, dark ? "dark" : "light");
   };
 
   // The code of the settings becomes this page's address and goes to the clipboard.

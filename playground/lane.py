@@ -206,7 +206,7 @@ class Lane:
     def _complete(self, token: int) -> Reason | None:
         if self.ends(token):
             return "end"
-        if any(stop in self.text for stop in self.limits.stop):
+        if any(stop in self.text for stop in self.limits.stop if stop):
             return "stop_string"
         if self.chain.matcher and self.chain.matcher.stopped:
             return "grammar"

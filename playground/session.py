@@ -24,6 +24,7 @@ from playground.strategy import Decoder
 from playground.stream import Request
 from playground.trace import Trace
 
+MOST_EVENTS = 10_000  # before a strategy has to ask for something, so that nobody waits for it in vain
 log = logging.getLogger(__name__)
 
 
@@ -94,6 +95,8 @@ class Runner:
     def _run_on(self, answer: object) -> None:
         """Let the strategy speak until it asks for something or the text is complete."""
         while not self.lane.reason:
+            if len(self.lane.events) > MOST_EVENTS:
+                raise RuntimeError(f"it told {MOST_EVENTS} events and asked for nothing: a loop in it needs a request")
             try:
                 said = self._generator.send(answer)
             except StopIteration:

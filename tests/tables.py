@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -25,14 +25,15 @@ from playground.recipe import Assembly, Recipe, assemble
 from playground.recorder import Silent
 from playground.session import Runner
 
+MOST_COURSES = 50_000  # of chance that one law may have: a text of two or three tokens over a few letters stays far below
 Text = tuple[int, ...]
 Law = dict[Text, float]
 
 
 class Letters:
-    """The tokens of a table: token i is the i-th letter; those that end a text are silent."""
+    """The tokens of a table: token i is the i-th letter, or a longer piece; those that end a text are silent."""
 
-    def __init__(self, letters: str, ends: frozenset[int]):
+    def __init__(self, letters: Sequence[str], ends: frozenset[int]):
         self.letters, self.ends = letters, ends
 
     def encode(self, text: str) -> list[int]:
@@ -57,7 +58,7 @@ class Letters:
 class TableModel:
     """Stands in for a Model: the scores after a context are random numbers that belong to this context alone."""
 
-    letters: str = "abc"
+    letters: Sequence[str] = "abc"
     ends: str = ""
     seed: int = 0
     spread: float = 1.5  # of the scores: 0 is a uniform model
@@ -176,7 +177,8 @@ def law(recipe: Recipe | Assembly, models: dict[str, TableModel], prompt: list[i
     """Exact probability of every text of at most `length` tokens."""
     assembly = recipe if isinstance(recipe, Assembly) else assemble(recipe)
     draws, found = Enumerating(), defaultdict(float)
-    for _ in draws.runs():
+    for course, _ in enumerate(draws.runs()):
+        assert course < MOST_COURSES, "this law would take too long to sum: ask for fewer tokens, letters or guesses"
         lane = write(assembly, models, prompt, Limits(max_new_tokens=length), draws)
         found[tuple(lane.tokens[len(prompt):])] += draws.weight
     return dict(found)

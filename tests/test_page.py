@@ -1,6 +1,7 @@
 """The page in a real browser, over the real app and small random models; and its parts by themselves."""
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -8,17 +9,25 @@ import threading
 import urllib.request
 from pathlib import Path
 from shutil import which
+from types import SimpleNamespace
 
 import pytest
 import saved
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
+from playground.engine.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
 from playground.events import Commit, Done, Header, Stamped
+from playground.trace import Trace
+from playground.ui.arrivals import Wish
 from playground.ui.editor import check
+from playground.ui.figures import draw
 from playground.ui.gallery import examples
 from playground.ui.gpu import Borrowed, batches
-from playground.ui.settings import Rules, Settings
+from playground.ui.look import dress
+from playground.ui.page import build
+from playground.ui.settings import CHOICES, Rules, Settings
+from playground.ui.site import Site
 from playground.ui.worker import Worker
 
 ROOT = Path(__file__).parents[1]
@@ -194,9 +203,11 @@ def test_nothing_sticks_out_sideways(page, address):
 def test_the_endpoint_for_programs_streams_frames(address):
     from gradio_client import Client
     client = Client(address, verbose=False)
-    frames = list(client.submit("The red fox", [{"strategy": "greedy"}], 0, 5, api_name="/run"))
-    events = [event for frame in frames for event in frame["events"]]
-    assert frames[-1]["state"] == "done" and sum(len(e["ids"]) for e in events if e["kind"] == "commit") == 5
+    job = client.submit("The red fox", [{"strategy": "greedy"}, {"strategy": "speculative"}], 0, 30, api_name="/run")
+    job.result(30)
+    frames = [json.loads(text) for text in job.outputs()]
+    assert frames[-1]["state"] == "done" and len(frames[0]["headers"]) == 2
+    assert len(committed(frames)) == 60
 
 
 def test_only_the_endpoint_for_programs_is_public(address):
@@ -231,8 +242,10 @@ class Counting:
     def __init__(self, log: list, name: str = "", length: int = 10**9):
         self.headers, self.trace = [Header()], None
         self.log, self.name, self.length, self.count, self.finished = log, name, length, 0, False
+        self.stopped = threading.Event()
 
     def advance(self):
+        self.stopped.wait(0.001)  # what a forward takes
         self.log.append(self.name)
         self.count += 1
         self.finished = self.count >= self.length
@@ -242,6 +255,7 @@ class Counting:
 
     def stop(self, lane=None):
         self.finished = True
+        self.stopped.set()
         return [Stamped(0, self.count + 1, 0.0, Done("stopped"))]
 
 
@@ -277,7 +291,7 @@ def test_a_held_run_waits_takes_single_steps_and_goes_on():
     run = worker.take(session)
     frames = run.frames()
     run.hold()
-    while (frame := next(frames)) is None or frame["state"] != "held":
+    while next(frames) is not None:
         pass
     held = session.count
     run.step()
@@ -308,6 +322,41 @@ def test_a_borrowed_gpu_tells_the_same_story():
     next(frames)
     endless.stop()
     assert [frame["state"] for frame in frames] == ["done"]
+
+
+# --- visitors who come and go, over such sessions ---
+
+@pytest.fixture
+def counted(browser):
+    """The page over sessions that count without end; gives its address and the sessions that were begun."""
+    begun = []
+
+    def prepare(models, settings):
+        begun.append(Counting([], settings.prompt))
+        return begun[-1]
+
+    device = SimpleNamespace(type="cpu")
+    models = SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device=device), draft=None)
+    demo = build(Site(load=lambda *names, **how: models, prepare=prepare))
+    address = demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
+    yield address, begun
+    demo.close()
+
+
+def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, browser):
+    address, begun = counted
+    pages = [browser.new_page(), browser.new_page()]
+    for page, prompt in zip(pages, ("first", "second")):
+        visit(page, address, Settings(prompt=prompt))
+        page.click("#run")
+        expect(tokens(page, 0).nth(2)).to_be_attached()
+    first, second = begun
+    pages[0].close()
+    assert first.stopped.wait(20) and not second.finished
+    pages[1].click("#stop")
+    assert second.stopped.wait(20)
+    expect(pages[1].locator("#run")).to_be_visible()
+    pages[1].close()
 
 
 # --- settings, which come from strangers ---
@@ -348,13 +397,15 @@ def test_what_cannot_be_run_is_refused_where_it_stands(change, about):
 
 
 def test_a_public_page_opens_no_folders(monkeypatch, tmp_path):
-    from playground.ui.arrivals import Wish
-    from playground.ui.site import Site
     monkeypatch.setenv("PLAYGROUND_PUBLIC", "1")
     site = Site.from_environment(Wish())
     with pytest.raises(Refusal, match="only the models in its list"):
         site.wish_of(Settings(model=str(tmp_path)))
     assert site.wish_of(Settings()) == Wish()
+
+
+def test_the_page_offers_only_what_the_engine_knows():
+    assert set(CHOICES["dtype"]) <= set(DTYPES) and CHOICES["quantization"] == QUANTIZATIONS
 
 
 def test_examples_hold_only_lanes_that_can_run():
@@ -364,6 +415,4 @@ def test_examples_hold_only_lanes_that_can_run():
 
 
 def test_figures_are_made_from_what_there_is():
-    from playground.trace import Trace
-    from playground.ui.figures import draw
     assert draw(Trace([Header()])) == [None, None, None]

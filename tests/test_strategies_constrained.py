@@ -1,12 +1,23 @@
-"""Constraints: what their texts are held against, by validators that share nothing with the grammar engine."""
+"""Constraints: what their texts are held against, by validators that share nothing with the grammar engine, and how a lane follows them."""
 from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import jsonschema
+import pytest
+from pairs import pair
+from registry import lanes, title
+from tables import TableModel, write
+from toys import byte_tokenizer
 
-from playground.recipe import assemble, Recipe
+from playground.draws import Draws
+from playground.events import Commit, Done, Failed, Forward, Mask, Step
+from playground.lane import Limits
+from playground.recipe import Recipe, assemble
+from playground.session import Models, Prompt, prepare
+from playground.trace import check
 
 RECORD = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
                                            "likes": {"type": "array", "items": {"enum": ["tea", "trees"]}, "minItems": 1, "maxItems": 2}},
@@ -39,5 +50,64 @@ SOUND = {
 }
 
 
-def test_a_constraint_names_its_grammar_as_it_was_written():
-    assert assemble(Recipe("greedy", {}, [("choice", {"options": "a|b"})])).constraint.grammar() == ("choice", "a|b")
+def choosing(options: str) -> tuple[str, dict]:
+    return "choice", {"options": options}
+
+
+def run(recipe: Recipe, models: Models | None = None, **limits):
+    session = prepare(models or pair(), [recipe], Prompt("The bird is"), Limits(**limits))
+    return session, [stamped.event for stamped in session]
+
+
+every_choosing_lane = pytest.mark.parametrize("recipe", lanes(added=(choosing(COLOURS),)), ids=title)
+
+
+@every_choosing_lane
+def test_every_thought_comes_with_the_mask_it_was_thought_under(recipe):
+    session, told = run(recipe)
+    masks = {event.position: event for event in told if isinstance(event, Mask)}
+    steps = {event.position: event for event in told if isinstance(event, Step)}
+    assert masks.keys() == steps.keys() and masks
+    for position, mask in masks.items():
+        assert 0 < mask.allowed < mask.vocabulary and 0 <= mask.banned <= 1
+        assert steps[position].chosen not in [candidate.id for candidate in mask.favourites]
+        assert all(candidate.fell == "mask" for candidate in steps[position].top if candidate.id in [f.id for f in mask.favourites])
+    assert check(session.trace) == []
+
+
+@pytest.mark.parametrize("recipe", lanes(added=(choosing("The only answer there is"),)), ids=title)
+def test_what_has_no_alternative_is_written_without_asking_the_model(recipe):
+    _, told = run(recipe)
+    assert not [event for event in told if isinstance(event, Forward)]
+    commit = next(event for event in told if isinstance(event, Commit))
+    assert commit.text == "The only answer there is" and set(commit.origins) == {"forced"}
+    assert told[-1] == Done("grammar")
+
+
+@pytest.mark.parametrize("recipe", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title)
+def test_guessing_ahead_changes_nothing_under_a_grammar(recipe):
+    tokenizer = byte_tokenizer()
+    for seed in range(6):
+        models = {"target": TableModel(tokenizer=tokenizer, seed=seed), "draft": TableModel(tokenizer=tokenizer, seed=seed + 9)}
+        plain = Recipe("greedy", {}, recipe.extras[-1:])
+        texts = [write(assemble(lane), models, [54, 71], Limits(max_new_tokens=24), Draws(0)) for lane in (plain, recipe)]
+        assert texts[0].tokens == texts[1].tokens and texts[0].reason == texts[1].reason
+
+
+@every_choosing_lane
+def test_a_fork_may_not_leave_the_grammar(recipe):
+    tokens = pair().target.tokens
+    _, told = run(replace(recipe, forced=tokens.encode("blue")))
+    assert isinstance(told[-1], Failed) and told[-1].message.startswith("The grammar does not allow 'b' here")
+    _, told = run(replace(recipe, forced=tokens.encode("Gr")))
+    assert "".join(event.text for event in told if isinstance(event, Commit)) == "Größe"
+
+
+def test_a_grammar_no_token_can_follow_is_refused_before_anything_runs():
+    _, told = run(Recipe("greedy", {}, [("regex", {"pattern": "(("})]))
+    assert [type(event) for event in told] == [Failed] and told[0].message.startswith("The regex cannot be used")
+
+
+def test_a_text_cut_by_its_length_is_not_called_finished():
+    _, told = run(Recipe("greedy", {}, [("regex", {"pattern": "[a-z]{40}"})]), max_new_tokens=3)
+    assert told[-1] == Done("length")

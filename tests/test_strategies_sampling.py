@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from registry import Collapse
+from registry import Collapse, lanes, title
 from tables import TableModel, write
 
 from playground.draws import Draws
@@ -42,6 +42,13 @@ COLLAPSES = {
     + [Collapse(ead(threshold=t, window=w, dwell=d, start=s), GREEDY, twins=True) for t, w, d, s in
        [(1.5, 1, 0, "large"), (1.5, 1, 0, "small"), (1.8, 3, 2, "large"), (6.0, 1, 0, "small"), (6.2, 5, 1, "large")]],
 }
+
+
+@pytest.mark.parametrize("recipe", lanes("greedy_identical") + [alone("top_p", p=0.0), alone("temperature", t=0.0)], ids=title)
+def test_of_two_tokens_that_tie_the_lower_id_is_written(recipe):
+    undecided = TableModel("abc", rule=lambda context: torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
+    lane = write(assemble(recipe), {"target": undecided, "draft": undecided}, [0, 1, 2], Limits(max_new_tokens=8), Draws(0))
+    assert lane.text == "b" * 8
 
 
 # --- entropy adaptive decoding ---

@@ -56,6 +56,7 @@ function drawScale(host, metric) {
   host.replaceChildren();
   const { ends, help } = COLOURS[metric];
   host.title = help;
+  host.hidden = !ends;
   if (!ends) return;
   const ramp = el("span", "ramp");
   for (let level = 0; level <= LEVELS; level++) ramp.append(el("i", "h" + level));

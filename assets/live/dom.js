@@ -57,7 +57,8 @@ function bytes(value) {
   if (!value) return DASH;
   const units = ["B", "KiB", "MiB", "GiB"];
   const power = Math.min(3, Math.floor(Math.log2(value) / 10));
-  return (value / 1024 ** power).toFixed(power ? 1 : 0) + " " + units[power];
+  const scaled = value / 1024 ** power;
+  return scaled.toFixed(power && scaled < 100 ? 1 : 0) + " " + units[power];
 }
 
 function count(number, one, many = one + "s") {

@@ -5,7 +5,7 @@ const GUARANTEES = {
   distribution_identical: ["lossless", "Draws from exactly the distribution of plain sampling under the same toggles."],
   constraint_sound: ["always valid", "Every finished text satisfies the grammar."],
   budget_respected: ["within budget", "The KV cache never holds more than its budget after a keep."],
-  collapses: ["has a baseline", "At some settings it equals a named baseline, token for token."],
+  collapses: null, // a promise to the tests, of no use to a reader
   heuristic: ["heuristic", "No promise that the text is that of plain decoding."],
 };
 
@@ -35,11 +35,11 @@ class LaneCard {
     this.trouble = el("p", "trouble");
     this.trouble.setAttribute("role", "alert");
     this.trouble.hidden = true;
-    this.likeness = el("p", "likeness");
+    this.remark = el("p", "remark");
     this.note = el("p", "note");
     this.strip = el("dl", "strip");
     this.values = STRIP.map((metric) => this.metric(metric));
-    this.node.append(this.head(), this.text.node, this.trouble, this.likeness, this.note, this.strip);
+    this.node.append(this.head(), this.text.node, this.trouble, this.remark, this.note, this.strip);
   }
 
   head() {
@@ -61,6 +61,7 @@ class LaneCard {
     const badges = el("p", "badges");
     const shown = new Map();
     for (const name of header.guarantee) {
+      if (GUARANTEES[name] === null) continue;
       const [label, help] = GUARANTEES[name] || [name.replaceAll("_", " "), ""];
       shown.set(label, [shown.get(label), help].filter(Boolean).join(" "));
     }
@@ -87,7 +88,7 @@ class LaneCard {
     this.look = look;
     const { state } = this;
     const sequence = state.shown;
-    this.text.draw(sequence, state.pendingRound(sequence.id), metric);
+    this.text.draw(sequence, state, metric);
     this.drawStrip();
     this.drawStatus(atHead);
     const last = state.notes[state.notes.length - 1];
@@ -124,12 +125,15 @@ class LaneCard {
     return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
   }
 
-  /** Whether this lane writes what the first lane writes, as far as both have come. Compares ids, and only within one vocabulary. */
-  drawLikeness(first) {
-    setText(this.likeness, first && first !== this ? likeness(this, first) : "");
+  /** A line under the text: which branch is shown while there is no text yet, or how the text compares with lane 1's. */
+  drawRemark(first) {
+    const { shown } = this.state;
+    if (shown.id !== 0) setText(this.remark, `Branch ${shown.id}, the best so far.`);
+    else setText(this.remark, first === this ? "" : likeness(this, first));
   }
 }
 
+/** Whether a lane writes what the first one writes, as far as both have come. Compares ids, and only within one vocabulary. */
 function likeness(card, first) {
   const [a, b] = [card.record.header, first.record.header];
   if (a.model !== b.model || a.vocabulary !== b.vocabulary) return "";

@@ -121,6 +121,11 @@ class Round {
     this.settled = true;
   }
 
+  /** Whether a token follows the kept path; none does where the path ends the text. */
+  get hasNext() {
+    return Boolean(this.verdict) && this.verdict.token >= 0;
+  }
+
   /** "kept" (on the path that stands), "passed" (its test alone was passed), "refused", "untested", or "pending" before the verdict. */
   nodeState(node) {
     if (!this.verdict) return "pending";

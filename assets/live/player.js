@@ -44,6 +44,7 @@ class Player {
     while (place < head && this.order[place].due <= this.clock) place += 1;
     this.move(place);
     if (place >= head && head > 0) this.clock = Math.min(this.clock, this.order[head - 1].due);
+    if (place >= head && this.speed === "live" && !this.trace.over) this.following = true; // caught up
     if (place >= this.order.length && this.trace.over) this.playing = false;
     return this.playing;
   }

@@ -50,7 +50,7 @@ class TextView {
     this.prompt.prepend(toggle, early);
   }
 
-  draw(sequence, round, metric) {
+  draw(sequence, state, metric) {
     const { tokens, steps } = sequence;
     let same = Math.min(this.shown.length, tokens.length);
     while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
@@ -60,7 +60,8 @@ class TextView {
     for (let i = same; i < tokens.length; i++) added.append(this.add(tokens[i], i));
     if (added.childNodes.length) this.tokens.append(added);
     tokens.forEach((token, i) => this.paint(i, token, steps.get(i) || null, metric));
-    this.drawGhosts(round);
+    if (state.fills.size && !tokens.length) this.drawCanvas(state.fills);
+    else this.drawGhosts(state.pendingRound(sequence.id));
   }
 
   add(token, i) {
@@ -94,9 +95,17 @@ class TextView {
     const path = round.mainPath();
     for (const node of path) this.ghosts.append(ghost(round, node));
     for (const node of round.refusedNodes()) this.ghosts.append(ghost(round, node));
-    if (round.verdict) this.ghosts.append(nextToken(round.verdict));
+    if (round.hasNext) this.ghosts.append(nextToken(round.verdict));
     const more = round.draft.tokens.length - path.length;
     if (!round.verdict && more > 0) this.ghosts.append(el("span", "more", `+${more} in branches`));
+  }
+
+  /** A canvas that is still being filled stands where the text will be. */
+  drawCanvas(fills) {
+    const key = `canvas ${fills.size}`;
+    if (key === this.ghostKey) return;
+    this.ghostKey = key;
+    this.ghosts.replaceChildren(...canvasCells(fills));
   }
 
   /** Mark one token, from a chart or a card. */
@@ -109,6 +118,22 @@ class TextView {
   keepEndInSight() {
     if (this.stuck && this.node.scrollHeight > this.node.clientHeight) this.node.scrollTop = this.node.scrollHeight;
   }
+}
+
+/** Filled positions with their token, coloured by how unsure it was; the others as dots. */
+function canvasCells(fills) {
+  const last = Math.max(...fills.keys());
+  return Array.from({ length: last + 1 }, (_, position) => {
+    const fill = fills.get(position);
+    const cell = el("span", fill ? "t" : "t open");
+    if (!fill) cell.append(glyph("·"));
+    else writePiece(cell, fill.piece, true);
+    if (fill && isNumber(fill.confidence)) {
+      cell.title = `confidence ${percent(fill.confidence)}`;
+      cell.classList.add("h" + Math.round(LEVELS * (1 - Math.max(0, Math.min(1, fill.confidence)))));
+    }
+    return cell;
+  });
 }
 
 function ghost(round, node) {

@@ -3,6 +3,8 @@
 const FORMAT = "decoding-playground-trace";
 const LARGEST_FILE = 200 * 1024 * 1024;
 
+const LEADS_ON = new Set(["forward", "mask", "step", "draft", "verdict"]);
+
 class Trace {
   constructor() {
     this.clear("", []);
@@ -96,8 +98,7 @@ class LaneRecord {
 
   /** With which token an event is shown when lanes share the token count: what leads to a commit goes with the token it leads to. */
   tokenKey(event) {
-    const belongsToLast = ["commit", "cache", "done", "failed", "rollback"].includes(event.kind);
-    return belongsToLast ? this.tokens : this.tokens + 1;
+    return LEADS_ON.has(event.kind) ? this.tokens + 1 : this.tokens;
   }
 
   get end() {

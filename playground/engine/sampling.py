@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 REMOVED = float("-inf")
+COLDEST = 1e-6  # below this the quotients leave the range of numbers
 
 
 def temperature(scores: Tensor, t: float) -> Tensor:
     """scores / t. At t = 0 only the largest score of a row is left, the first where several are equal."""
-    return scores / t if t > 0 else greedy(scores)
+    return scores / t if t > COLDEST else greedy(scores)
 
 
 def greedy(scores: Tensor) -> Tensor:

@@ -1,4 +1,8 @@
-"""The one public endpoint: the frames of a run, for programs."""
+"""The one public endpoint: the frames of a run, for programs.
+
+A frame travels as JSON text. Gradio sends the difference between one answer and the next, and in 6.31 its clients break
+on a list that grows shorter by two or more; a text is replaced as a whole.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -7,15 +11,16 @@ from typing import Any
 import gradio as gr
 
 from playground.errors import Refusal
+from playground.ui.lanes import to_json
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 
 
-def run_endpoint(site: Site) -> Callable[..., Iterator[dict]]:
+def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
     """`run` over one site."""
 
-    def run(prompt: str, lanes: list[dict[str, Any]], seed: int = 0, length: int = 64, mode: str = "raw", system: str = "", stop: str = "") -> Iterator[dict]:
-        """Run lanes over a prompt and stream what they do.
+    def run(prompt: str, lanes: list[dict[str, Any]], seed: int = 0, length: int = 64, mode: str = "raw", system: str = "", stop: str = "") -> Iterator[str]:
+        """Run lanes over a prompt and stream what they do, as frames in JSON: {"run", "n", "events", "state", and first "headers"}.
 
         Args:
             prompt: text to continue
@@ -28,7 +33,7 @@ def run_endpoint(site: Site) -> Callable[..., Iterator[dict]]:
         """
         asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop}
         try:
-            yield from frames(site, Settings.read(asked))
+            yield from map(to_json, frames(site, Settings.read(asked)))
         except Refusal as refusal:
             raise gr.Error(str(refusal)) from None
 

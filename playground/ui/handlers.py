@@ -12,7 +12,6 @@ from typing import Any
 
 import gradio as gr
 
-from playground.engine.sources import is_folder
 from playground.errors import Refusal
 from playground.ui import figures
 from playground.ui.arrivals import Arrival
@@ -56,7 +55,7 @@ class Acts:
         """Put the controls as the link or the browser's memory has them."""
         code = request.query_params.get("s", "")
         settings = (Settings.from_code(code) if code else None) or (Settings.read(stored) if stored else None)
-        return self.page.show(settings) if settings else gr.skip()
+        return self.page.show(settings, Settings.names()) if settings else gr.skip()
 
     def ready(self) -> Iterator[Changes]:
         """Show how the models that the page was started with are coming along."""
@@ -117,12 +116,14 @@ class Acts:
         return {self.page.live: recording(visit.run.headers, list(visit.run.events)), **self._silence()}
 
     def pick(self, event: gr.EventData) -> Changes:
-        """Take an example of the gallery: prompt, mode and the lanes that suit it."""
-        return {**self.page.show(Settings.read(examples()[int(event.index)])), **self._silence()}
+        """Take an example of the gallery: prompt, mode and the lanes that suit it; seed and models stay as they are."""
+        example = examples()[int(event.index)]
+        return {**self.page.show(Settings.read(example), [name for name in Settings.names() if name in example]), **self._silence()}
 
-    def share(self, *values: Any) -> Changes:
-        """The code of a link that opens the page as it is set now; the browser makes it an address."""
-        return {self.page.link: Settings(*values).to_code()}
+    def share(self, *values: Any) -> Iterator[Changes]:
+        """The code of a link that opens the page as it is set now; the browser makes it an address, each time anew."""
+        yield {self.page.link: ""}
+        yield {self.page.link: Settings(*values).to_code()}
 
     def _guarded(self, settings: Settings) -> Iterator[Changes]:
         try:
@@ -197,5 +198,5 @@ def status(arrival: Arrival) -> str:
 def described(models: Any) -> str:
     """Names, number format and device of what is loaded."""
     target = models.target
-    names = [Path(name).name if is_folder(name) else name for name in (target.name, models.draft.name if models.draft else "") if name]
+    names = [Path(name).name if Path(name).is_dir() else name for name in (target.name, models.draft.name if models.draft else "") if name]
     return " · ".join([*names, str(target.dtype).removeprefix("torch."), target.device.type])

@@ -19,8 +19,9 @@ import gradio as gr
 from playground import events
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets" / "live"
+STYLES = ("live", "lanes", "views", "card", "sizes")
 SCRIPTS = ("dom", "trace", "metrics", "model", "player", "colour", "text", "card", "lane", "views/panel", "views/entropy",
-           "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "main")
+           "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "bar", "listening", "main")
 """In this order: they share one scope, and main starts them."""
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
 """All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way."""
@@ -36,7 +37,7 @@ class Lanes(gr.HTML):
     """
 
     def __init__(self, value: dict[str, Any] | None = None, **settings: Any):
-        super().__init__(value, html_template=STAGE, head=f"<style>{_read('live.css')}</style>", js_on_load=script(),
+        super().__init__(value, html_template=STAGE, head=f"<style>{styles()}</style>", js_on_load=script(),
                          apply_default_css=False, **settings)
 
     def postprocess(self, value: dict[str, Any] | None) -> str | None:
@@ -62,6 +63,10 @@ def to_json(frame: dict[str, Any]) -> str:
         return json.dumps(frame, separators=(",", ":"), allow_nan=False)
     except ValueError:
         return json.dumps(json.loads(json.dumps(frame), parse_constant=lambda _: None), separators=(",", ":"))
+
+
+def styles() -> str:
+    return "\n".join(_read(f"{name}.css") for name in STYLES)
 
 
 def script() -> str:

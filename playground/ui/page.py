@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -14,10 +13,10 @@ from playground.ui.editor import LaneEditor
 from playground.ui.gallery import Gallery, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
+from playground.ui.look import read
 from playground.ui.settings import CHOICES, DEFAULT, Settings
 from playground.ui.site import Site, first_view
 
-ASSETS = Path(__file__).parents[2] / "assets"
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # the browser keeps what its owner typed
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 
@@ -29,23 +28,6 @@ def build(site: Site) -> gr.Blocks:
         page = Page(site)
         page.bind(Acts(site, page), blocks)
     return blocks.queue(max_size=64)
-
-
-def dressed() -> dict[str, Any]:
-    """What `launch` needs for the looks."""
-    return {"theme": theme(), "css_paths": ASSETS / "page.css", "head": f"<script>{_read('page.js')}</script>", "footer_links": ["api", "settings"]}
-
-
-def theme() -> gr.themes.Base:
-    """System fonts, quiet greys and one accent, so that nothing is fetched and colour is left to the data."""
-    sans = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
-    mono = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace"]
-    plain = gr.themes.Base(primary_hue="blue", neutral_hue="slate", font=sans, font_mono=mono, radius_size="md", text_size="md")
-    both = {"body_background_fill": "var(--pg-paper)", "background_fill_primary": "var(--pg-card)", "background_fill_secondary": "var(--pg-sunk)",
-            "border_color_primary": "var(--pg-line)", "body_text_color": "var(--pg-ink)", "body_text_color_subdued": "var(--pg-soft)", "block_border_color": "var(--pg-line)",
-            "block_background_fill": "var(--pg-card)", "input_background_fill": "var(--pg-card)", "input_border_color": "var(--pg-line)",
-            "link_text_color": "var(--pg-accent)", "checkbox_background_color_selected": "var(--pg-accent)"}
-    return plain.set(color_accent="var(--pg-accent)", **both, **{f"{name}_dark": value for name, value in both.items()})
 
 
 class Page:
@@ -68,10 +50,10 @@ class Page:
         """What a visitor sets, in the order of Settings; the lanes come last."""
         return [getattr(self, name) for name in Settings.names()]
 
-    def show(self, settings: Settings) -> Changes:
-        """The controls as `settings` has them."""
-        plain = {getattr(self, name): getattr(settings, name) for name in Settings.names() if name not in ("lanes", "system")}
-        return {**plain, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"), self.lanes: settings.lanes}
+    def show(self, settings: Settings, names: list[str]) -> Changes:
+        """The named controls as `settings` has them; the system message is seen in a chat only."""
+        shown = {getattr(self, name): getattr(settings, name) for name in names}
+        return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat")}
 
     def busy(self) -> Changes:
         return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True), self.lanes: gr.update(problems={})}
@@ -89,7 +71,7 @@ class Page:
         controls = self.controls()
         streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, self.go, self.halt],
                      "concurrency_limit": 16, "concurrency_id": "run", **PRIVATE}
-        blocks.load(acts.open, self.stored, controls, **PRIVATE)
+        blocks.load(acts.open, self.stored, controls, js="(stored) => (window.keepTheme(), stored)", **PRIVATE)
         blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
         self.fetch.click(acts.load, controls, self._told(), concurrency_limit=None, **PRIVATE)
         self.go.click(acts.run, controls, **streaming)
@@ -121,14 +103,15 @@ class Page:
 
     def _masthead(self) -> None:
         with gr.Row(elem_classes="top"):
-            gr.HTML(html_template=_read("masthead.html"), apply_default_css=False)
-            self.status = gr.HTML("starting", html_template=_read("status.html"), elem_classes="status", elem_id="status", apply_default_css=False)
+            gr.HTML(html_template=read("masthead.html"), apply_default_css=False)
+            self.status = gr.HTML("starting", html_template=read("status.html"), elem_classes="status", elem_id="status", apply_default_css=False)
 
     def _question(self) -> None:
         start = self.start
         with gr.Column(scale=5, min_width=280, elem_classes="question"):
-            self.system = gr.Textbox(start.system, label="System message", lines=1, max_lines=4, visible=start.mode == "chat", placeholder="optional", elem_id="system")
-            self.prompt = gr.Textbox(start.prompt, label="Prompt", lines=4, max_lines=14, elem_id="prompt", placeholder="Write what the model continues…")
+            self.system = gr.Textbox(start.system, label="System message", lines=1, max_lines=4, placeholder="optional", visible=start.mode == "chat",
+                                     elem_id="system")
+            self.prompt = gr.Textbox(start.prompt, label="Prompt", lines=4, max_lines=14, placeholder="Write what the model continues…", elem_id="prompt")
             self.prompt_notice = _notice("prompt-notice")
 
     def _numbers(self) -> None:
@@ -144,14 +127,14 @@ class Page:
 
     def _models(self, start: Settings) -> None:
         offered = [(f"{self.site.default_name()} (default)", DEFAULT), *((entry.title, entry.name) for entry in entries())]
-        own = not self.site.rules.public
+        drafts = [("its own draft", DEFAULT), ("none", "none"), *offered[1:]]
+        hint = None if self.site.rules.public else "from the list, a hub id or a folder"
         with gr.Accordion("Models", open=False, elem_classes="models"):
-            self.model = gr.Dropdown(offered, value=start.model, label="Target", allow_custom_value=True, elem_id="model",
-                                     info="from the list, a hub id or a folder" if own else None)
-            self.draft = gr.Dropdown([("its own draft", DEFAULT), ("none", "none"), *offered[1:]], value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft")
+            self.model = gr.Dropdown(offered, value=start.model, label="Target", info=hint, allow_custom_value=True, elem_id="model")
+            self.draft = gr.Dropdown(drafts, value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft")
             with gr.Row(elem_classes="pair"):
-                self.dtype = gr.Dropdown(list(CHOICES["dtype"]), value=start.dtype, label="Numbers", min_width=90, elem_id="dtype")
-                self.quantization = gr.Dropdown(list(CHOICES["quantization"]), value=start.quantization, label="Quantisation", min_width=90, elem_id="quantization")
+                self.dtype = gr.Dropdown(CHOICES["dtype"], value=start.dtype, label="Numbers", min_width=90, elem_id="dtype")
+                self.quantization = gr.Dropdown(CHOICES["quantization"], value=start.quantization, label="Quantisation", min_width=90, elem_id="quantization")
             self.fetch = gr.Button("Load now", size="sm")
 
     def _lanes(self) -> None:
@@ -171,10 +154,6 @@ class Page:
         self.live = Lanes(first_view(), elem_id="live")
         with gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures") as self.examined:
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in figures.KINDS]
-
-
-def _read(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def _notice(name: str) -> gr.HTML:

@@ -10,13 +10,12 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from playground.engine.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
 from playground.recipe import Recipe
 
 LANES = 4
 DEFAULT = "default"  # the model or draft the page was started with
-CHOICES = {"mode": ("raw", "chat"), "dtype": DTYPES, "quantization": QUANTIZATIONS}
+CHOICES = {"mode": ("raw", "chat"), "dtype": ("auto", "float32", "bfloat16", "float16"), "quantization": ("none", "int8", "nf4", "fp4")}
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import playground
 from playground.engine.catalogue import entries
-from playground.engine.load import Loading
-from playground.engine.sources import find_source, is_folder
 from playground.errors import Refusal
 from playground.trace import Trace
 from playground.ui.arrivals import Arrival, Arrivals, Wish
@@ -28,17 +26,13 @@ def _prepare(models: Any, settings: Settings):
     return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()))
 
 
-def _load(*names: Any, **how: Any) -> Any:
-    return playground.load(*names, **how)
-
-
 @dataclass
 class Site:
     """`load` and `prepare` are the doors to the engine; tests put others in."""
 
     wish: Wish = field(default_factory=Wish)
     rules: Rules = field(default_factory=Rules)
-    load: Callable[..., Any] = _load
+    load: Callable[..., Any] = playground.load
     prepare: Callable[[Any, Settings], Any] = _prepare
 
     def __post_init__(self) -> None:
@@ -54,6 +48,10 @@ class Site:
 
     def check(self) -> None:
         """Raise Refusal for options that cannot work, before the page is up; models on the hub are looked for later."""
+        if self.wish == Wish():
+            return
+        from playground.engine.load import Loading  # not before there is something to check: it takes seconds
+        from playground.engine.sources import find_source, is_folder
         Loading(self.wish.device, self.wish.dtype, self.wish.quantization).resolve()
         for name in (self.wish.model, self.wish.draft):
             if name and is_folder(name):

@@ -112,8 +112,8 @@ class CachePanel extends Panel {
       this.historyLines = 0;
       this.historyLook = look;
     }
-    const pen = this.history.getContext("2d");
     if (!this.grid) return;
+    const pen = this.history.getContext("2d");
     const style = { left: this.grid.left, cell: this.grid.cell, line: height / room, live: colourOf(this.node, "--live"), evicted: colourOf(this.node, "--evicted") };
     for (; this.historyLines < all.length; this.historyLines++) this.drawKeep(pen, all[this.historyLines], this.historyLines, style);
     this.history.setAttribute("aria-label", `Positions live after each of ${count(all.length, "keep")}`);
@@ -133,8 +133,10 @@ class CachePanel extends Panel {
   }
 }
 
+/** Lines the trail has room for: the keeps there are, and while the lane runs up to the next round number, so that the panel keeps its height. */
 function keepsIn(record, stream) {
-  return record.events.reduce((sum, event) => sum + (event.kind === "cache" && event.stream === stream), 0);
+  const known = record.events.reduce((sum, event) => sum + (event.kind === "cache" && event.stream === stream), 0);
+  return record.over ? known : Math.max(32, 2 ** Math.ceil(Math.log2(known + 1)));
 }
 
 /** Stretches of positions with the share of (layer, head) rows that hold them; positions nobody holds are left out. */

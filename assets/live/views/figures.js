@@ -168,26 +168,15 @@ function branchList(state) {
     const row = el("div", "branch" + (sequence.alive ? "" : " dropped") + (sequence === shown ? " shown" : ""));
     const from = sequence.parent === null ? "" : `from ${sequence.parent} at token ${sequence.bornAt + 1}`;
     const text = sequence.tokens.map((token) => pieceLabel(token.piece, 40)).join("");
-    row.append(el("span", "num", `#${sequence.id}`), el("span", "num", isNumber(sequence.score) ? sequence.score.toFixed(3) : DASH), el("span", "label", sequence.alive ? from : `${from} dropped`.trim()), el("span", "piece", text.length > 160 ? "…" + text.slice(-159) : text));
+    row.append(el("span", "num", `#${sequence.id}`), el("span", "num", isNumber(sequence.score) ? sequence.score.toFixed(3) : DASH), el("span", "label", sequence.alive ? from : `${from}, dropped`), el("span", "piece", text.length > 160 ? "…" + text.slice(-159) : text));
     host.append(row);
   }
   const living = all.filter((sequence) => sequence.alive).length;
   return titled(`Branches: ${living} alive, ${all.length - living} dropped`, host);
 }
 
-/** A canvas of positions: filled ones with their token, the others as dots. */
 function fillList(state) {
   const host = el("div", "fills");
-  const last = Math.max(...state.fills.keys());
-  for (let position = 0; position <= last; position++) {
-    const fill = state.fills.get(position);
-    const cell = el("span", fill ? "t" : "t open");
-    if (fill) {
-      writePiece(cell, fill.piece, true);
-      if (isNumber(fill.confidence)) cell.title = `confidence ${percent(fill.confidence)}`;
-      if (isNumber(fill.confidence)) cell.classList.add("h" + Math.round(LEVELS * (1 - Math.max(0, Math.min(1, fill.confidence)))));
-    } else cell.append(glyph("·"));
-    host.append(cell);
-  }
-  return titled(`Canvas: ${state.fills.size} of ${last + 1} positions filled`, host);
+  host.append(...canvasCells(state.fills));
+  return titled(`Canvas: ${state.fills.size} of ${Math.max(...state.fills.keys()) + 1} positions filled`, host);
 }

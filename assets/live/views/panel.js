@@ -40,7 +40,17 @@ class Panel {
     const look = `${card.order}/${app.trace.run}/${this.width}/${app.theme}/${this.look(card, app)}`;
     if (look === this.drawn) return;
     this.drawn = look;
-    this.draw(card, app);
+    this.drawSafely(card, app);
+  }
+
+  /** A trace from a file may contradict itself; then this view says so and the others go on. */
+  drawSafely(card, app) {
+    try {
+      this.draw(card, app);
+    } catch (reason) {
+      console.error(reason);
+      setText(this.readout, "The events of this lane contradict each other here, so this view cannot be drawn.");
+    }
   }
 
   /** What the drawing depends on beside lane, width and theme. */

@@ -25,7 +25,7 @@ class RoundsPanel extends Panel {
   bars(rounds, card, app) {
     const height = 150;
     const room = Math.max(12, roundsIn(card.record));
-    const tallest = Math.max(4, ...rounds.map((round) => round.verdict.kept.length + 1 + refusedIn(round)));
+    const tallest = Math.max(4, ...rounds.map((round) => round.verdict.kept.length + round.hasNext + refusedIn(round)));
     const scale = new Scale(this.width, height, room, tallest);
     const drawing = surface(this.width, height, `Guesses accepted in ${count(rounds.length, "round")}`);
     drawing.append(...scale.axes("tokens"));
@@ -39,7 +39,7 @@ class RoundsPanel extends Panel {
     const bar = svg("g", { class: "bar" + (current ? " current" : ""), "data-round": round.number });
     const x = scale.x(round.number - 1) - width / 2;
     let level = 0;
-    for (const [name, size] of [["kept", round.verdict.kept.length], [round.verdict.origin, 1], ["refused", refusedIn(round)]]) {
+    for (const [name, size] of [["kept", round.verdict.kept.length], [round.verdict.origin, Number(round.hasNext)], ["refused", refusedIn(round)]]) {
       if (!size) continue;
       const top = scale.y(level + size);
       bar.append(svg("rect", { class: name, x, y: top, width, height: Math.max(0, scale.y(level) - top - 0.5) }));

@@ -1,6 +1,6 @@
 // The draft tree of one round: what was guessed, what the target said of each guess, and which path now stands in the text.
 
-const TREE = { column: 118, width: 104, height: 38, row: 48, margin: 6, rootWidth: 84 };
+const TREE = { node: [74, 104], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84 };
 const STATE_WORDS = { kept: "kept", passed: "passed, off the path", refused: "refused", untested: "not tested", pending: "waiting for the verdict" };
 
 class TreePanel extends Panel {
@@ -40,14 +40,14 @@ class TreePanel extends Panel {
     const scroller = el("div", "tree-scroll");
     scroller.tabIndex = 0;
     scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
-    scroller.append(treeDrawing(round, lastPiece(card, round)));
+    scroller.append(treeDrawing(round, lastPiece(card, round), this.width));
     this.body.replaceChildren(scroller, treeKey(round), this.tests(round));
   }
 
   /** The tests in words and numbers: what the drawing says, for those who cannot see it. Short lists are open to begin with. */
   tests(round) {
     const list = testList(round);
-    list.open = this.opened ?? round.tests.size <= 8;
+    list.open = this.opened ?? round.tests.size <= 12;
     list.querySelector("summary").addEventListener("click", () => {
       this.opened = !list.open;
     });
@@ -115,23 +115,24 @@ function layout(parents) {
   return { places, rows: Math.max(1, leaves) };
 }
 
-function treeDrawing(round, rootPiece) {
+function treeDrawing(round, rootPiece, room) {
   const { draft, verdict } = round;
   const parents = [...draft.parents];
-  const extra = verdict ? parents.length : null; // the token after the path is drawn like one more node
-  if (verdict) parents.push(verdict.kept.length ? verdict.kept[verdict.kept.length - 1] : -1);
+  const extra = round.hasNext ? parents.length : null; // the token after the path is drawn like one more node
+  if (round.hasNext) parents.push(verdict.kept.length ? verdict.kept[verdict.kept.length - 1] : -1);
   const { places, rows } = layout(parents);
   const depth = Math.max(...[...places.values()].map((place) => place.depth));
-  const width = TREE.margin * 2 + TREE.rootWidth + (TREE.column - TREE.width) + depth * TREE.column;
-  const drawing = surface(width, rows * TREE.row + TREE.margin, "Draft tree");
+  const grid = treeGrid(depth, room);
+  const drawing = surface(grid.left + depth * grid.column, rows * TREE.row + TREE.margin, "Draft tree");
   drawing.classList.add("tree");
   const edges = svg("g");
   const nodes = svg("g");
-  nodes.append(treeNode(places.get(-1), { state: "root", piece: rootPiece, under: "text so far" }));
+  nodes.append(treeNode(nodeBox(places.get(-1), grid), { state: "root", piece: rootPiece, under: "text so far" }));
   parents.forEach((parent, node) => {
-    const state = node === extra ? verdict.origin : round.nodeState(node);
-    edges.append(edge(places.get(parent), places.get(node), state));
-    nodes.append(node === extra ? treeNode(places.get(node), nextNode(verdict)) : treeNode(places.get(node), guessNode(round, node)));
+    if (!places.has(node)) return; // its parent is no node that came before it
+    const content = node === extra ? nextNode(verdict) : guessNode(round, node);
+    edges.append(edge(nodeBox(places.get(parent), grid), nodeBox(places.get(node), grid), content.state));
+    nodes.append(treeNode(nodeBox(places.get(node), grid), content));
   });
   drawing.append(edges, nodes);
   return drawing;
@@ -156,28 +157,33 @@ function nextNode(verdict) {
 
 function short(value) {
   if (!isNumber(value)) return DASH;
-  return value >= 0.995 ? "1" : value.toFixed(2).replace("0.", ".");
+  return value >= 0.99995 ? "1" : Math.min(0.99, value).toFixed(2).replace("0.", ".");
 }
 
-function nodeBox(place) {
-  const width = place.depth ? TREE.width : TREE.rootWidth;
-  const x = TREE.margin + (place.depth ? TREE.rootWidth + (TREE.column - TREE.width) + (place.depth - 1) * TREE.column : 0);
-  return { x, y: TREE.margin + place.row * TREE.row, width };
+/** Deep trees get narrower nodes, down to where a token can still be read; beyond that the panel scrolls. */
+function treeGrid(depth, room) {
+  const left = TREE.margin + TREE.rootWidth + TREE.gap;
+  const [narrowest, widest] = TREE.node;
+  const width = Math.max(narrowest, Math.min(widest, Math.floor((room - left) / Math.max(1, depth)) - TREE.gap));
+  return { left, width, column: width + TREE.gap };
 }
 
-function treeNode(place, { node, state, piece, under, help }) {
-  const { x, y, width } = nodeBox(place);
+function nodeBox({ depth, row }, grid) {
+  const y = TREE.margin + row * TREE.row;
+  return depth ? { x: grid.left + (depth - 1) * grid.column, y, width: grid.width } : { x: TREE.margin, y, width: TREE.rootWidth };
+}
+
+function treeNode({ x, y, width }, { node, state, piece, under, help }) {
   const group = svg("g", { class: `node ${state}`, transform: `translate(${x} ${y})`, "data-state": state });
   if (node !== undefined) group.setAttribute("data-node", node);
   group.append(svg("title", {}, `“${pieceLabel(piece, 60)}”${help ? `, ${help}` : ""}`));
   group.append(svg("rect", { width, height: TREE.height, rx: 6 }));
-  group.append(svg("text", { class: "name", x: 8, y: 16 }, pieceLabel(piece, 12)));
+  group.append(svg("text", { class: "name", x: 8, y: 16 }, pieceLabel(piece, Math.floor((width - 14) / 7.5))));
   group.append(svg("text", { class: "numbers", x: 8, y: 30 }, under || ""));
   return group;
 }
 
-function edge(from, to, state) {
-  const [a, b] = [nodeBox(from), nodeBox(to)];
+function edge(a, b, state) {
   const [x1, y1, x2, y2] = [a.x + a.width, a.y + TREE.height / 2, b.x, b.y + TREE.height / 2];
   const middle = (x1 + x2) / 2;
   return svg("path", { class: `edge ${state}`, d: `M${x1} ${y1}C${middle} ${y1} ${middle} ${y2} ${x2} ${y2}` });
@@ -185,7 +191,8 @@ function edge(from, to, state) {
 
 function treeKey(round) {
   const key = el("p", "chart-key");
-  const states = round.verdict ? ["kept", ...new Set(round.draft.tokens.map((_, node) => round.nodeState(node)).filter((state) => state !== "kept")), round.verdict.origin] : ["pending"];
+  const states = new Set(round.draft.tokens.map((_, node) => round.nodeState(node)));
+  if (round.hasNext) states.add(round.verdict.origin);
   for (const state of states) key.append(el("span", `key-node ${state}`, STATE_WORDS[state] || (ORIGINS[state] ? ORIGINS[state].label : state)));
   key.append(el("span", "key-words", "p target, q draft, u draw"));
   return key;

@@ -1,0 +1,47 @@
+// The player's bar: what its buttons, slider and clock show.
+
+class PlayerBar {
+  constructor(root) {
+    this.node = root.querySelector(".player");
+    for (const name of ["scrub", "marks", "clock", "follow", "play"]) this[name] = this.node.querySelector("." + name);
+  }
+
+  draw(player, trace) {
+    const end = player.end();
+    const value = player.value();
+    this.play.classList.toggle("playing", player.playing);
+    const label = player.playing ? "Pause" : "Play";
+    if (this.play.getAttribute("aria-label") !== label) this.play.setAttribute("aria-label", label);
+    this.scrub.max = end || 1;
+    this.scrub.step = player.mode === "time" ? "any" : "1";
+    if (document.activeElement !== this.scrub || player.playing) this.scrub.value = value;
+    this.scrub.style.setProperty("--done", end ? (value / end) * 100 + "%" : "0%");
+    const words = player.mode === "time" ? `${value.toFixed(2)} of ${end.toFixed(2)} s` : `${value} of ${count(end, "token")}`;
+    setText(this.clock, words);
+    this.scrub.setAttribute("aria-valuetext", words);
+    this.follow.hidden = trace.over;
+    this.follow.setAttribute("aria-pressed", String(player.following));
+    setText(this.follow, trace.state === "held" && !player.following ? "Held" : "Live");
+    this.drawMarks(player, trace, end);
+  }
+
+  /** Where each lane came to its end, over the slider. */
+  drawMarks(player, trace, end) {
+    const ends = trace.lanes.map((lane) => (lane.over ? (player.mode === "time" ? lane.end : lane.tokens) : null));
+    const look = JSON.stringify([ends, end]);
+    if (look === this.marksLook) return;
+    this.marksLook = look;
+    this.marks.replaceChildren();
+    const places = new Map();
+    ends.forEach((at, lane) => {
+      if (at === null || !end) return;
+      const key = Math.round((at / end) * 60);
+      places.set(key, [...(places.get(key) || []), lane + 1]);
+    });
+    for (const [key, lanes] of places) {
+      const mark = el("span", "", lanes.join(" "));
+      mark.style.left = `calc(8px + (100% - 16px) * ${key / 60})`;
+      this.marks.append(mark);
+    }
+  }
+}

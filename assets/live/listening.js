@@ -1,0 +1,144 @@
+// Everything the page listens to: the controls, the pointer over tokens, keys, dropped files, and changes of the page itself.
+
+const PRESSED = "button, summary, a, label"; // what the space bar presses
+const TYPED = "input, textarea, select, [contenteditable]"; // what takes every key
+
+function listenToControls(app) {
+  app.root.addEventListener("click", (event) => {
+    const doing = event.target.closest("[data-do]");
+    if (doing) app.act(doing.dataset.do);
+  });
+  app.scrub.addEventListener("input", () => {
+    app.stepping = false;
+    app.player.seek(Number(app.scrub.value));
+    app.schedule();
+  });
+  app.speed.addEventListener("change", () => {
+    app.player.setSpeed(app.speed.value);
+    app.keep();
+  });
+  app.mode.addEventListener("change", () => {
+    app.player.setMode(app.mode.value);
+    app.schedule();
+  });
+  app.metric.addEventListener("change", () => {
+    app.drawLegend();
+    app.keep();
+  });
+  app.file.addEventListener("change", () => {
+    app.openFile(app.file.files[0]);
+    app.file.value = "";
+  });
+}
+
+function listenToTokens(app) {
+  const tokenAt = (event) => event.target.closest && event.target.closest(".lane .tokens > .t");
+  app.lanes.addEventListener("pointerover", (event) => {
+    const span = event.pointerType !== "touch" && tokenAt(event);
+    if (span) app.showCard(span, false);
+  });
+  app.lanes.addEventListener("pointerout", (event) => {
+    if (!tokenAt(event) || app.card.pinned) return;
+    app.card.leave();
+    app.mark(-1, null);
+  });
+  app.lanes.addEventListener("click", (event) => {
+    const span = tokenAt(event);
+    if (span && !String(getSelection())) app.showCard(span, true);
+  });
+  onDocument(app, "pointerdown", (event) => {
+    if (app.card.pinned && !app.card.node.contains(event.target) && !tokenAt(event)) app.unpin();
+  });
+}
+
+function listenToKeys(app) {
+  onDocument(app, "keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || !app.cards.length) return;
+    if (event.key === "Escape" && !app.card.node.hidden) return app.unpin();
+    const text = event.target.closest && event.target.closest(".lane .text");
+    if (text && walk(app, event, text)) return event.preventDefault();
+    if (!belongsToPlayer(app, event)) return;
+    const act = { " ": "play", ArrowLeft: "back", ArrowRight: "forward" }[event.key];
+    if (act) app.act(act);
+    else if (/^[1-4]$/.test(event.key)) app.choose(Number(event.key) - 1);
+    else return;
+    event.preventDefault();
+  });
+}
+
+/** Keys belong to the player unless what has the focus has a use for them. */
+function belongsToPlayer(app, { key, target }) {
+  if (!target.closest || target.closest(TYPED)) return false;
+  if (target.closest("[role]") && !app.root.contains(target)) return false;
+  return key !== " " || !target.closest(PRESSED);
+}
+
+/** Inside a text, arrows go from token to token and Enter pins the card. */
+function walk(app, event, text) {
+  const card = app.cards.find((one) => one.text.node === text);
+  const at = app.markOf(card.order);
+  const spans = card.text.spans;
+  if (event.key === "Enter" && at !== null) app.showCard(spans[at], true);
+  else if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && spans.length) {
+    const next = at === null ? spans.length - 1 : at + (event.key === "ArrowRight" ? 1 : -1);
+    const span = spans[Math.max(0, Math.min(spans.length - 1, next))];
+    span.setAttribute("aria-label", describeToken(card, Number(span.dataset.i)));
+    app.card.pinned = false;
+    span.focus({ preventScroll: true });
+    span.scrollIntoView({ block: "nearest" });
+    app.showCard(span, false);
+  } else return false;
+  return true;
+}
+
+function describeToken(card, i) {
+  const token = card.text.shown[i];
+  const step = card.state.sequence(token.sequence).steps.get(token.position);
+  const entropy = step ? `, entropy ${fixed(step.entropy, 2)} nats` : "";
+  return `token ${i + 1}, ${pieceLabel(token.piece)}, ${ORIGINS[token.origin] ? ORIGINS[token.origin].label : token.origin}${entropy}`;
+}
+
+function listenToFiles(app) {
+  const carriesFile = (event) => event.dataTransfer && [...event.dataTransfer.types].includes("Files");
+  app.root.addEventListener("dragover", (event) => {
+    if (!carriesFile(event)) return;
+    event.preventDefault();
+    app.live.classList.add("dropping");
+  });
+  app.root.addEventListener("dragleave", (event) => {
+    if (!app.root.contains(event.relatedTarget)) app.live.classList.remove("dropping");
+  });
+  app.root.addEventListener("drop", (event) => {
+    if (!carriesFile(event)) return;
+    event.preventDefault();
+    app.live.classList.remove("dropping");
+    app.openFile(event.dataTransfer.files[0]);
+  });
+}
+
+/** Draw again when the page changes its width or its theme; leave out panels that are out of sight. */
+function watchPage(app) {
+  const frame = app.root.closest(".gradio-container");
+  if (frame) frame.style.overflow = "clip"; // cuts off like "hidden", and lets the player stick to the window
+  const sizes = new ResizeObserver((changed) => {
+    for (const { target, contentRect } of changed) app.panels.find((panel) => panel.body === target).width = Math.floor(contentRect.width);
+    app.schedule();
+  });
+  for (const panel of app.panels) sizes.observe(panel.body);
+  new MutationObserver(() => app.retheme()).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+  const watcher = new IntersectionObserver((seen) => {
+    for (const { target, isIntersecting } of seen) app.panels.find((panel) => panel.node === target).inSight = isIntersecting;
+    app.schedule();
+  }, { rootMargin: "200px" });
+  for (const panel of app.panels) watcher.observe(panel.node);
+  app.retheme();
+}
+
+/** Listens on the whole document for as long as the view is part of it. */
+function onDocument(app, name, act) {
+  const listener = (event) => {
+    if (app.root.isConnected) act(event);
+    else document.removeEventListener(name, listener);
+  };
+  document.addEventListener(name, listener);
+}

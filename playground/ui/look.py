@@ -1,0 +1,36 @@
+"""How the page looks: system fonts, quiet greys and one accent, so that nothing is fetched and colour is left to the data."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+ASSETS = Path(__file__).parents[2] / "assets"
+SANS = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
+MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace"]
+COLOURS = {  # which of Gradio's own colours follow which of page.css, in light and dark alike
+    "paper": ("body_background_fill",),
+    "card": ("background_fill_primary", "block_background_fill", "input_background_fill"),
+    "sunk": ("background_fill_secondary",),
+    "line": ("border_color_primary", "block_border_color", "input_border_color"),
+    "ink": ("body_text_color",),
+    "soft": ("body_text_color_subdued",),
+    "accent": ("link_text_color", "checkbox_background_color_selected"),
+}
+
+
+def dress() -> dict[str, Any]:
+    """What `launch` needs for the looks."""
+    return {"theme": _theme(), "css_paths": ASSETS / "page.css", "head": f"<script>{read('page.js')}</script>", "footer_links": ["api", "settings"]}
+
+
+def read(name: str) -> str:
+    """A file of the page, such as a piece of HTML."""
+    return (ASSETS / name).read_text(encoding="utf-8")
+
+
+def _theme() -> gr.themes.Base:
+    plain = gr.themes.Base(primary_hue="blue", neutral_hue="slate", font=SANS, font_mono=MONO, radius_size="md", text_size="md")
+    colours = {f"{name}{mode}": f"var(--pg-{ours})" for ours, names in COLOURS.items() for name in names for mode in ("", "_dark")}
+    return plain.set(color_accent="var(--pg-accent)", **colours)

@@ -1,0 +1,310 @@
+"""What holds for every lane there is: what it tells, what it leaves behind, how it ends, and what it goes together with."""
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from pairs import pair
+from registry import TOGGLES, can_be_had, lanes, registered, title
+from tables import TableModel, watch, write
+from test_guarantees import drawing
+from toys import byte_tokenizer
+
+from playground.draws import Draws
+from playground.engine.model import Work
+from playground.errors import Refusal
+from playground.events import Commit, Done, Event, Forward, event_from_json
+from playground.lane import Lane, Limits
+from playground.recipe import Recipe, assemble
+from playground.session import Models, Prompt, Session, prepare
+from playground.trace import Trace, check
+
+LENGTH = 8
+TEXT = "The green bird"
+ALL = {title(recipe): recipe for recipe in lanes() + drawing(lanes())}
+every_lane = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
+every_greedy_lane = pytest.mark.parametrize("recipe", lanes("greedy_identical"), ids=title)
+
+
+def start(*recipes: Recipe, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT) -> Session:
+    return prepare(models or pair(), list(recipes), Prompt(text), Limits(seed, length))
+
+
+def events(session: Session, lane: int = 0) -> list[Event]:
+    deque(session, maxlen=0)
+    return [stamped.event for stamped in session.trace.events if stamped.lane == lane]
+
+
+def ids(told: list[Event]) -> list[int]:
+    return [token for event in told if isinstance(event, Commit) for token in event.ids]
+
+
+def timeless(told: list[Event]) -> list[dict]:
+    """Events as JSON without what a clock measured."""
+    return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in told]
+
+
+def lane_of(session: Session, index: int = 0) -> Lane:
+    return session._runners[index].lane
+
+
+def tables(letters: str = "abcde", ends: str = "", context: int = 256) -> dict[str, TableModel]:
+    return {"target": TableModel(letters, ends, context=context), "draft": TableModel(letters, ends, seed=1, context=context)}
+
+
+# --- what a lane tells ---
+
+@every_lane
+def test_the_events_of_a_run_do_not_contradict_each_other(recipe):
+    session = start(recipe)
+    told = events(session)
+    assert check(session.trace) == []
+    assert isinstance(told[-1], Done)
+
+
+@every_lane
+def test_commits_alone_rebuild_the_text(recipe):
+    session = start(recipe)
+    told, lane = events(session), lane_of(session)
+    assert ids(told) == lane.tokens[lane.prompt_length:] and len(ids(told)) == LENGTH
+    assert "".join(event.text for event in told if isinstance(event, Commit)) == lane.text
+
+
+@every_lane
+def test_events_survive_json(recipe):
+    session = start(recipe)
+    for event in events(session):
+        assert event_from_json(json.loads(json.dumps(event.to_json(), allow_nan=False))) == event
+    again = Trace.from_json(json.loads(json.dumps(session.trace.to_json(), allow_nan=False)))
+    assert again.headers == session.trace.headers
+    assert [stamped.to_json() for stamped in again.events] == [stamped.to_json() for stamped in session.trace.events]
+
+
+@every_lane
+def test_the_same_seed_tells_the_same_story(recipe):
+    assert timeless(events(start(recipe, seed=3))) == timeless(events(start(recipe, seed=3)))
+
+
+@pytest.mark.parametrize("recipe", drawing(lanes()), ids=title)
+def test_another_seed_writes_another_text(recipe):
+    flat = {"target": TableModel("abcde", spread=0.1), "draft": TableModel("abcde", spread=0.1, seed=1)}
+    written = {tuple(write(assemble(recipe), flat, [0], Limits(seed, 12), Draws(seed)).tokens) for seed in range(4)}
+    assert len(written) == 4
+
+
+@every_lane
+def test_every_forward_is_told_of(recipe):
+    models = tables()
+    told = [event for event in events(start(recipe, models=Models(*models.values()), text="abcab")) if isinstance(event, Forward)]
+    for name, model in models.items():
+        assert sum(event.stream == name for event in told) == model.forwards
+    for event in told:
+        assert event.seconds >= 0 and event.tokens >= 1 and event.layers == 1
+
+
+@every_lane
+def test_what_is_counted_as_prefill_is_the_prompt(recipe):
+    told = [event for event in events(start(recipe)) if isinstance(event, Forward)]
+    for stream in {event.stream for event in told}:
+        phases = [event.phase for event in told if event.stream == stream]
+        assert phases[0] == "prefill" and "prefill" not in phases[1:]
+
+
+# --- what it leaves in its caches ---
+
+@every_lane
+def test_a_cache_holds_the_beginning_of_the_text_token_for_token(recipe):
+    prompt = [0, 1, 2, 0, 1]
+    for lane in watch(assemble(recipe), tables(), prompt, Limits(2, 12), Draws(2)):
+        for stream in lane._streams.values():
+            store = stream.store
+            assert store.length <= len(lane.tokens)
+            if store.length:
+                assert store.layers[0].keys[0, :store.length, 0].tolist() == lane.tokens[:store.length]
+                assert store.slots[0].positions.tolist() == [list(range(store.length))]
+
+
+@every_lane
+def test_after_a_keep_no_guess_is_left_and_only_the_last_token_is_unread(recipe):
+    generated = 0
+    for lane in watch(assemble(recipe), tables(), [0, 1, 2, 0, 1], Limits(2, 12), Draws(2)):
+        if lane.generated > generated:
+            generated = lane.generated
+            assert all(not stream.store.parents for stream in lane._streams.values())
+            assert lane.reason or min(stream.behind() for stream in lane._streams.values()) == 1
+
+
+@every_lane
+def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
+    session = start(recipe)
+    events(session)
+    for stream in [stream for stream in lane_of(session)._streams.values() if stream.store.length]:
+        held, tokens = stream.store, lane_of(session).tokens[:stream.store.length]
+        fresh = stream.model.new_store()
+        stream.model.forward([Work(fresh, tokens, list(range(-1, len(tokens) - 1)))])
+        for layer, expected in zip(held.layers, fresh.layers):
+            for ours, theirs in ((layer.keys, expected.keys), (layer.values, expected.values)):
+                assert (ours[:, :held.length] - theirs[:, :held.length]).abs().max() < 1e-9
+
+
+# --- stopping, and what stays usable after it ---
+
+@every_lane
+def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(recipe):
+    models = Models(*tables().values())
+    whole, stops = events(start(recipe, models=models, text="abcab")), 0
+    while True:
+        session = start(recipe, models=models, text="abcab")
+        for _ in range(stops):
+            session.advance()
+        if session.finished:
+            break
+        session.stop()
+        told = events(session)
+        assert told[-1] == Done("stopped") and timeless(told[:-1]) == timeless(whole[:len(told) - 1])
+        assert check(session.trace) == []
+        stops += 1
+    assert stops >= LENGTH / 6
+    assert timeless(events(start(recipe, models=models, text="abcab"))) == timeless(whole)
+
+
+def test_lanes_that_share_a_model_write_what_each_writes_alone():
+    together = start(*ALL.values(), seed=5)
+    for i, recipe in enumerate(ALL.values()):
+        assert timeless(events(together, i)) == timeless(events(start(recipe, seed=5))), title(recipe)
+
+
+# --- forks ---
+
+@every_lane
+def test_a_fork_begins_with_the_tokens_it_was_given_and_says_so(recipe):
+    given = [70, 71, 72]
+    told = events(start(replace(recipe, forced=given)))
+    origins = [origin for event in told if isinstance(event, Commit) for origin in event.origins]
+    assert ids(told)[:3] == given and len(ids(told)) == LENGTH
+    assert origins[:3] == ["forced"] * 3 and "forced" not in origins[3:]
+
+
+@every_greedy_lane
+def test_a_fork_goes_on_as_if_its_beginning_had_been_in_the_prompt(recipe):
+    prompt, given, models = [0, 1, 2], [3, 3, 0], tables()
+    forked = write(assemble(recipe), models, prompt, Limits(0, 10, forced=tuple(given)), Draws(0)).tokens
+    assert forked == write(assemble(Recipe("greedy")), models, prompt + given, Limits(0, 7), Draws(0)).tokens
+
+
+@every_greedy_lane
+def test_a_fork_along_its_own_text_changes_nothing(recipe):
+    models = tables(ends="e")
+    text = write(assemble(recipe), models, [0, 1], Limits(0, 9), Draws(0)).tokens
+    for length in range(1, len(text) - 1):
+        forced = tuple(text[2:2 + length])
+        assert write(assemble(recipe), models, [0, 1], Limits(0, 9, forced=forced), Draws(0)).tokens == text
+
+
+@every_lane
+def test_a_fork_may_end_the_text_by_itself(recipe):
+    models = tables(ends="e")
+    for forced, reason, left in [((1, 4, 2, 2), "end", [1, 4]), ((1, 2, 3), "length", [1, 2]), ((1, 2, 3), "stop_string", [1, 2])]:
+        limits = Limits(0, 2 if reason == "length" else 9, ("bc",) if reason == "stop_string" else (), forced)
+        lane = write(assemble(recipe), models, [0], limits, Draws(0))
+        assert (lane.reason, lane.tokens[1:]) == (reason, left)
+
+
+# --- how a text ends ---
+
+@every_lane
+def test_nothing_follows_an_end_token(recipe):
+    reasons = []
+    for seed in range(6):
+        lane = write(assemble(recipe), {"target": TableModel("abcde", "e", seed), "draft": TableModel("abcde", "e", seed + 1)}, [0, 1], Limits(seed, 20), Draws(seed))
+        written = lane.tokens[2:]
+        reasons.append(lane.reason)
+        assert 4 not in written[:-1] and (written[-1] == 4) == (lane.reason == "end")
+        assert lane.reason == "end" or len(written) == 20
+        assert lane.text == "".join("abcd"[token] for token in written if token != 4)
+    assert "end" in reasons
+
+
+@every_lane
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_text_is_as_long_as_was_asked(recipe, length):
+    lane = write(assemble(recipe), tables(), [0, 1], Limits(0, length), Draws(0))
+    assert (lane.generated, lane.reason) == (length, "length")
+
+
+@every_lane
+def test_a_text_never_outgrows_the_context(recipe):
+    for room in (1, 2, 5):
+        lane = write(assemble(recipe), tables(context=6 + room), [0, 1, 2, 3, 0, 1], Limits(0, 50), Draws(0))
+        assert (lane.generated, lane.reason) == (room, "length")
+
+
+@every_lane
+def test_no_forward_leaves_the_positions_a_model_has(recipe):
+    models = pair("gpt2")  # it has one embedding for each position, and none beyond
+    for room in (1, 4, 9):
+        told = events(prepare(models, [recipe], Prompt("7" * (models.target.context - room)), Limits(0, 50)))
+        assert isinstance(told[-1], Done), told[-1]
+        assert len(ids(told)) == room or told[-1].reason == "end"
+
+
+@every_greedy_lane
+def test_a_stop_string_cuts_the_text_where_it_cuts_greedys(recipe):
+    models, prompt = tables(), [0, 1, 0, 1]
+    text = write(assemble(Recipe("greedy")), models, prompt, Limits(0, 16), Draws(0)).text
+    for begin in range(0, 14, 2):
+        limits = Limits(0, 16, ("zz", "", text[begin:begin + 3]))
+        plain, lane = (write(assemble(r), models, prompt, limits, Draws(0)) for r in (Recipe("greedy"), recipe))
+        assert (lane.text, lane.reason) == (plain.text, "stop_string")
+        assert lane.text.endswith(text[begin:begin + 3]) and text[begin:begin + 3] not in lane.text[:-1]
+
+
+@every_lane
+def test_a_stop_string_inside_a_token_ends_the_text_with_that_token(recipe):
+    models = {name: TableModel(["one ", "two ", "three "], seed=seed) for seed, name in enumerate(("target", "draft"))}
+    lane = write(assemble(recipe), models, [0, 1, 2], Limits(1, 30, ("wo", "hre")), Draws(1))
+    assert lane.reason == "stop_string" and lane.text.endswith(("two ", "three "))
+    assert set(lane.text.split()[:-1]) <= {"one"}
+
+
+# --- what goes together: everything, or it is refused before it runs ---
+
+def outcome(recipe: Recipe, models: dict) -> str:
+    """ "refused", or how the text ended; fails where the lane does."""
+    try:
+        assembly = assemble(recipe)
+    except Refusal as refusal:
+        assert str(refusal).endswith(".") and "\n" not in str(refusal)
+        return "refused"
+    return write(assembly, models, [54, 71, 71], Limits(1, 6), Draws(1)).reason
+
+
+def toggles() -> list[str]:
+    return [cls.name for cls in registered(*TOGGLES)]
+
+
+@pytest.fixture(scope="module")
+def speakers() -> dict[str, TableModel]:
+    tokenizer = byte_tokenizer()
+    return {"target": TableModel(tokenizer=tokenizer), "draft": TableModel(tokenizer=tokenizer, seed=1)}
+
+
+@pytest.mark.parametrize("toggle", toggles())
+def test_a_toggle_works_with_every_lane_or_is_refused(toggle):
+    models = {"target": pair().target, "draft": pair().draft}
+    for recipe in lanes():
+        assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in ("refused", "length", "end", "grammar")
+
+
+@pytest.mark.parametrize("first, second", list(combinations(toggles(), 2)))
+def test_two_toggles_work_together_or_are_refused(first, second, speakers):
+    for recipe in lanes():
+        assert outcome(replace(recipe, extras=[*recipe.extras, (first, {}), (second, {})]), speakers) in ("refused", "length", "end", "grammar")
+
+
+def test_most_of_what_can_be_asked_for_can_be_had():
+    asked = [replace(recipe, extras=[*recipe.extras, (toggle, {})]) for recipe in lanes() for toggle in toggles()]
+    assert sum(map(can_be_had, asked)) > len(asked) / 2

@@ -1,0 +1,449 @@
+"""The live view in a real browser: a page with nothing but the Lanes component, fed frames made by hand.
+
+What is read off the page must be what the events say, and the numbers must be those that playground.metrics reckons.
+"""
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import asdict
+
+import gradio as gr
+import pytest
+
+from playground import events as ev
+from playground.events import (
+    Branches,
+    Cache,
+    Candidate,
+    Commit,
+    Done,
+    Draft,
+    Failed,
+    Figure,
+    Forward,
+    Header,
+    Mask,
+    Note,
+    Part,
+    Rollback,
+    Stamped,
+    Step,
+    Switch,
+    Verdict,
+)
+from playground.trace import FORMAT, Trace, check, metrics
+from playground.ui.frames import frame, new_name, recording
+from playground.ui.lanes import Lanes, to_json
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+expect.set_options(timeout=20_000)
+
+HOSTILE = "<img src=x onerror=window.hacked=1>"
+READABLE = ("tokens", "seconds", "tokens_per_second", "target_forwards", "tokens_per_target_forward", "draft_forwards", "acceptance_rate",
+            "mean_accepted", "mean_entropy", "wasted_tokens")
+ACTS = ("hold", "resume", "step", "stop_lane", "fork", "missed")
+
+
+# --- a small run, made by hand: lane 0 writes under a grammar, lane 1 guesses ahead, lane 2 fails ---
+
+def candidates(chosen: str, fallen: str) -> list[Candidate]:
+    return [Candidate(7, chosen, 0.5, 0.75), Candidate(8, " other", 0.25, 0.25), Candidate(9, fallen, 0.125, 0.0, "mask")]
+
+
+def step(position: int, entropy: float, piece: str = " a") -> Step:
+    return Step(position, entropy, entropy / 2, 7, candidates(piece, HOSTILE))
+
+
+def commit(position: int, *tokens: tuple[str, str]) -> Commit:
+    pieces = [piece for piece, _ in tokens]
+    logprobs = [None if origin == "forced" else -math.log(2) for _, origin in tokens]
+    return Commit(position, list(range(7, 7 + len(tokens))), pieces, "".join(pieces), logprobs, [origin for _, origin in tokens])
+
+
+def under_a_grammar() -> list:
+    """(seconds, event), one token at a time; two tokens are forced."""
+    favourite = Candidate(9, HOSTILE, 0.375, 0.0, "mask")
+    return [
+        (0.1, Forward(phase="prefill", tokens=3)),
+        (0.1, Mask(0, 12, 100, 0.375, [favourite], state="open")), (0.1, step(0, 1.0, HOSTILE)), (0.1, commit(0, (HOSTILE, "sampled"))),
+        (0.2, Mask(1, 1, 100, 0.5, [], forced=[7, 8])), (0.2, commit(1, ("\n", "forced"), (" b", "forced"))),
+        (0.3, Forward(phase="catch_up", tokens=3)),
+        (0.4, Mask(3, 40, 100, 0.25, [favourite], accepting=True)), (0.4, step(3, 3.0)), (0.4, commit(3, ("<|end|>", "sampled"))),
+        (0.4, Done("end")),
+    ]
+
+
+def guessing_ahead() -> list:
+    """A tree of four guesses: the path 0, 2 stands, 1 is refused, 3 is not looked at; then a chain that falls at once."""
+    tree = Draft(0, [7, 20, 8, 21], [" a", " x", " b", " y"], [-1, -1, 0, 1], [0.5, 0.25, 0.5, 0.75], "draft_model", "without_replacement")
+    tests = [ev.Test(1, 0.01, 0.25, 0.9, False), ev.Test(0, 0.5, 0.5, 0.125, True), ev.Test(2, 0.75, 0.5, 0.25, True)]
+    chain = Draft(1, [30], [" z"], [-1], [0.875], "draft_model")
+    return [
+        (0.1, Forward(phase="prefill", tokens=3)), (0.1, step(0, 2.0)), (0.1, commit(0, (" s", "sampled"))),
+        (0.1, Cache("target", 3, 2, 2, [[[(0, 3)], [(0, 3)]], [[(0, 3)], [(0, 3)]]], bytes=96)),
+        (0.12, Forward("draft")), (0.14, Forward("draft")), (0.14, tree),
+        (0.2, Forward(tokens=5)), (0.2, Verdict(0, [0, 2], tests, 9, " c", "bonus")),
+        (0.2, step(1, 0.5)), (0.2, step(2, 0.25)), (0.2, step(3, 1.25)), (0.2, commit(1, (" a", "draft"), (" b", "draft"), (" c", "bonus"))),
+        (0.2, Cache("target", 6, 2, 2, [[[(0, 1), (4, 6)], [(0, 6)]], [[(2, 6)], [(5, 6)]]], scratch=5, evicted=9, bytes=160)),
+        (0.25, Forward("draft")), (0.25, chain),
+        (0.3, Forward(tokens=2)), (0.3, Verdict(1, [], [ev.Test(0, 0.0, 0.875, 0.5, False)], 7, " r", "redraw", [Candidate(7, " r", 0.5, 0.75)])),
+        (0.3, step(4, 0.75)), (0.3, commit(4, (" r", "redraw"))), (0.3, Note("One guess fell.")),
+        (0.3, Figure("scalar", "surprise", {"x": 4, "series": {"mu": 2.5}, "lines": {"tau": 3.0}})), (0.3, Switch(5, "draft", "sure enough")),
+        (0.3, Done("length")),
+    ]
+
+
+def headers() -> list[Header]:
+    shared = {"model": "toy", "vocabulary": 100, "prompt": "one two", "prompt_ids": [1, 2, 3], "prompt_pieces": ["one", " ", "two"]}
+    return [Header(0, "Schema", parts=[Part("greedy", "decoder")], strategy="greedy", guarantee=["constraint_sound"], **shared),
+            Header(1, "Speculative", parts=[Part("draft_model", "drafter", {"depth": 2})], guarantee=["greedy_identical"], **shared),
+            Header(2, "Broken", guarantee=["heuristic"], reconstruction=True, **shared)]
+
+
+def whole_run() -> Trace:
+    happened = [(0, under_a_grammar()), (1, guessing_ahead()), (2, [(0.0, Failed("Choose another draft model."))])]
+    rows = sorted(((at, lane, i, event) for lane, events in happened for i, (at, event) in enumerate(events)), key=lambda row: row[:3])
+    return Trace(headers(), [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
+
+
+RUN = whole_run()
+HEADERS = [asdict(header) for header in RUN.headers]
+EVENTS = [stamped.to_json() for stamped in RUN.events]
+
+
+# --- the page ---
+
+class Feed:
+    """What the next press of the button sends, and what the browser said."""
+
+    def __init__(self):
+        self.frames: list[dict] = []
+        self.heard: list[tuple[str, dict]] = []
+
+    def send(self):
+        yield from self.frames
+
+    def hear(self, name: str):
+        def handler(event: gr.EventData) -> None:
+            self.heard.append((name, dict(event._data or {})))
+        return handler
+
+
+@pytest.fixture(scope="module")
+def feed():
+    return Feed()
+
+
+@pytest.fixture(scope="module")
+def address(feed):
+    with gr.Blocks() as demo:
+        send = gr.Button("send", elem_id="send")
+        live = Lanes(elem_id="live")
+        send.click(feed.send, None, live, show_progress="hidden")
+        for name in ACTS:
+            getattr(live, name)(feed.hear(name), None, None, show_progress="hidden")
+    _, url, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
+    yield url
+    demo.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def visitor(browser, address):
+    """One page for all tests: every run that is sent begins afresh. Whatever breaks in the script breaks the test."""
+    page = browser.new_context(viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True).new_page()
+    page.set_default_timeout(20_000)
+    page.broken = []
+    page.on("pageerror", lambda error: page.broken.append(error))
+    page.goto(address)
+    page.wait_for_selector(".live .welcome")
+    return page
+
+
+@pytest.fixture
+def page(visitor, feed):
+    feed.heard.clear()
+    visitor.set_viewport_size({"width": 1440, "height": 2400})
+    if visitor.locator(".live .player").is_visible():
+        visitor.select_option(".live .mode", "time")
+        visitor.keyboard.press("Escape")
+    yield visitor
+    assert not visitor.broken
+
+
+def send(page, feed, *frames):
+    feed.frames = list(frames)
+    page.click("#send")
+    page.evaluate("document.activeElement.blur()")  # keys go to the player, not to the button
+
+
+def seek(page, share: float):
+    """Hold the player and put its slider at a share of the way."""
+    page.evaluate("""(share) => {
+        document.querySelector(".live .play.playing")?.click();
+        const scrub = document.querySelector(".live .scrub");
+        scrub.value = scrub.max * share;
+        scrub.dispatchEvent(new Event("input", { bubbles: true }));
+    }""", share)
+
+
+def show(page, feed, share: float = 1.0):
+    """The whole run, over before it is seen, with the player at a share of its length."""
+    run = frame(new_name(), 0, EVENTS, "done", HEADERS)
+    send(page, feed, run)
+    page.wait_for_selector(f".live[data-run='{run['run']}']")
+    seek(page, share)
+    expect(page.locator(".live .clock")).to_have_text(f"{max(e['at'] for e in EVENTS if e['at'] <= 0.4 * share + 1e-9):.2f} of 0.40 s")
+
+
+def token_texts(page, lane: int) -> list[str]:
+    return page.locator(f".lane[data-lane='{lane}'] .tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)")
+
+
+def numbers(page, lane: int) -> dict[str, float | None]:
+    shown = page.locator(f".lane[data-lane='{lane}'] dd[data-metric]").evaluate_all("cells => cells.map((dd) => [dd.dataset.metric, dd.dataset.value])")
+    return {name: None if value == "null" else float(value) for name, value in shown}
+
+
+def choose(page, lane: int):
+    page.click(f".live .chooser .tab[data-lane='{lane}']")
+
+
+# --- what is on the page is what the events say ---
+
+def test_the_run_made_by_hand_is_a_sound_one():
+    complaints = [complaint for complaint in check(RUN) if "probability" not in complaint]
+    assert not complaints
+
+
+def test_text_is_shown_token_by_token_and_stays_text(page, feed):
+    show(page, feed)
+    assert token_texts(page, 0) == [HOSTILE, "\n", " b", "<|end|>"]
+    assert token_texts(page, 1) == [" s", " a", " b", " c", " r"]
+    assert page.locator(".live img").count() == 0
+    assert page.evaluate("window.hacked") is None
+    origins = page.locator(".lane[data-lane='1'] .tokens > .t").evaluate_all("all => all.map((t) => [...t.classList].find((c) => c.startsWith('o-')))")
+    assert origins == ["o-sampled", "o-draft", "o-draft", "o-bonus", "o-redraw"]
+    assert page.locator(".lane[data-lane='0'] .tokens .chip").all_inner_texts() == ["<|end|>"]
+
+
+def test_a_lane_says_who_it_is_and_how_it_ended(page, feed):
+    show(page, feed)
+    assert page.locator(".lane .status").all_inner_texts() == ["ended", "reached its length", "failed"]
+    assert page.locator(".lane[data-lane='2'] .trouble").inner_text() == "Choose another draft model."
+    assert page.locator(".lane[data-lane='2'] .badge").all_inner_texts() == ["heuristic", "reconstruction"]
+    assert page.locator(".lane[data-lane='1'] .badge").all_inner_texts() == ["lossless"]
+    assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One guess fell."
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
+def test_costs_are_those_of_the_trace_up_to_the_player(page, feed, share):
+    """Scrubbing back shows the earlier state: texts and costs of the events up to that moment, and nothing of later ones."""
+    show(page, feed)
+    show(page, feed, share)
+    for lane in (0, 1):
+        seen = [stamped for stamped in RUN.lane(lane).events if stamped.at <= 0.4 * share + 1e-9]
+        reckoned = metrics(Trace([RUN.headers[lane]], seen))
+        shown = numbers(page, lane)
+        assert {name: shown[name] for name in READABLE} == pytest.approx({name: reckoned[name] for name in READABLE})
+        assert len(token_texts(page, lane)) == reckoned["tokens"]
+
+
+def test_live_slots_are_the_most_of_any_head(page, feed):
+    show(page, feed)
+    assert numbers(page, 1)["kv_live"] == 6
+    assert page.locator(".lane[data-lane='1'] .strip").get_attribute("data-peak") == str(metrics(RUN.lane(1))["kv_live_peak"])
+    choose(page, 1)
+    expect(page.locator(".panel-cache .readout")).to_have_text("6 of 6 positions live, 5 held for guesses, 9 slots freed by this keep, 160 B")
+
+
+def test_the_tree_shows_what_was_tested_and_what_stands(page, feed):
+    show(page, feed, 0.5)
+    choose(page, 1)
+    nodes = page.locator(".panel-tree .node[data-node]")
+    expect(nodes).to_have_count(4)
+    assert nodes.evaluate_all("all => all.map((node) => node.dataset.state)") == ["kept", "refused", "kept", "untested"]
+    assert nodes.nth(1).locator(".numbers").text_content().split() == ["p", ".01", "q", ".25", "u", ".90"]
+    assert page.locator(".panel-tree .node[data-state='bonus'] .name").text_content() == " c"
+    assert page.locator(".panel-tree .which").inner_text() == "round 1 of 2"
+    rows = page.locator(".panel-tree .tests tr").all_inner_texts()[1:]
+    assert [row.split() for row in rows] == [["x", "0.0100", "0.2500", "0.9000", "refused"], ["a", "0.5000", "0.5000", "0.1250", "kept"],
+                                             ["b", "0.7500", "0.5000", "0.2500", "kept"]]
+    page.click(".panel-tree button[title='Next round']")
+    expect(page.locator(".panel-tree .which")).to_have_text("round 2 of 2")
+    assert page.locator(".panel-tree .node[data-node]").evaluate_all("all => all.map((node) => node.dataset.state)") == ["refused"]
+
+
+def test_guesses_are_seen_before_their_verdict(page, feed):
+    show(page, feed, 0.26)
+    beats = []
+    for _ in range(7):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(80)
+        states = page.locator(".lane[data-lane='1'] .ghosts .g").evaluate_all("all => all.map((g) => g.classList[1])")
+        beats += [states] if states not in beats[-1:] else []
+    assert beats[:3] == [["pending", "pending"], ["kept", "kept", "refused", "next"], []]  # the commit settles them
+
+
+def test_the_mask_view_tells_what_was_allowed(page, feed):
+    show(page, feed)
+    choose(page, 0)
+    page.wait_for_selector(".panel-mask .allowed")
+    allowed = page.locator(".panel-mask .allowed").evaluate_all("all => all.map((mark) => [mark.dataset.position, mark.dataset.allowed])")
+    assert allowed == [["0", "12"], ["1", "1"], ["3", "40"]]
+    assert page.locator(".panel-mask .readout").inner_text() == "40 of 100 tokens allowed, 25 % of the probability taken away"
+    assert page.locator(".panel-mask .favourites .row .piece").text_content() == HOSTILE
+    assert page.locator(".panel-mask .forced-run").evaluate_all("all => all.map((run) => [run.dataset.from, run.dataset.to])") == [["1", "3"]]
+    assert page.locator(".panel-mask .accepting").count() == 1
+
+
+def test_empty_views_say_what_would_fill_them(page, feed):
+    show(page, feed)
+    choose(page, 2)
+    expect(page.locator(".live .panel.empty:visible")).to_have_count(5)
+    assert all(page.locator(".live .panel.empty .vacancy").all_inner_texts())
+    expect(page.locator(".panel-figures")).to_be_hidden()
+
+
+def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
+    show(page, feed)
+    page.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
+    card = page.locator(".live .card")
+    assert card.locator(".candidate .num").all_inner_texts() == ["50 %", "75 %", "25 %", "25 %", "13 %", "banned"]
+    assert card.locator(".rest .num").first.inner_text() == "13 %"  # never renormalised: the rest is named
+    assert "p 0.500 q 0.500 draw 0.125" in " ".join(card.locator(".guess").inner_text().split())
+    card.locator(".candidate[data-id='8']").click()
+    expect(card).to_be_hidden()
+    assert wait_for(page, feed, "fork") == {"lane": 1, "position": 1, "token": 8}
+    page.locator(".lane[data-lane='1'] .tokens > .t").nth(4).click()
+    assert "refused" in card.locator(".guess").inner_text()
+
+
+# --- frames and acts ---
+
+def wait_for(page, feed, name: str) -> dict:
+    for _ in range(60):
+        if found := [data for heard, data in feed.heard if heard == name]:
+            return found[-1]
+        page.wait_for_timeout(50)
+    raise AssertionError(f"the browser never said {name}, only {feed.heard}")
+
+
+def plain_frames(tokens: int) -> list[dict]:
+    """A run of its own, one token a frame."""
+    name = new_name()
+    events = [Stamped(0, i, i / 100, commit(i, (f" {i}", "sampled"))).to_json() for i in range(tokens)]
+    return [frame(name, i, [event], "running", [asdict(Header())] if i == 0 else None) for i, event in enumerate(events)]
+
+
+def test_no_frame_is_lost_and_none_counts_twice(page, feed):
+    frames = plain_frames(200)
+    send(page, feed, *frames[:120], frames[60], frames[119], *frames[100:], frame(frames[0]["run"], 200, [], "done"))
+    expect(page.locator(".lane .tokens > .t")).to_have_count(200)
+    assert token_texts(page, 0) == [f" {i}" for i in range(200)]
+    assert not [heard for heard in feed.heard if heard[0] == "missed"]
+
+
+def test_lost_frames_are_asked_for_again(page, feed):
+    frames = plain_frames(10)
+    send(page, feed, *frames[:4], frames[8])
+    assert wait_for(page, feed, "missed")["run"] == frames[0]["run"]
+    whole = {**frames[9], "headers": frames[0]["headers"], "events": [event for one in frames for event in one["events"]]}
+    send(page, feed, whole)
+    expect(page.locator(".lane .tokens > .t")).to_have_count(10)
+    assert len([heard for heard in feed.heard if heard[0] == "missed"]) == 1
+
+
+def test_a_live_run_is_held_stepped_and_resumed(page, feed):
+    frames = plain_frames(6)
+    send(page, feed, *frames[:2])
+    expect(page.locator(".lane .tokens > .t")).to_have_count(2)
+    page.keyboard.press("Space")
+    wait_for(page, feed, "hold")
+    send(page, feed, {**frames[2], "state": "held"})  # was on its way: kept, and not shown before the player goes there
+    expect(page.locator(".lane .status")).to_have_text("earlier")
+    assert len(token_texts(page, 0)) == 2
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".lane .tokens > .t")).to_have_count(3)
+    page.keyboard.press("ArrowRight")
+    wait_for(page, feed, "step")
+    send(page, feed, {**frames[3], "state": "held"})
+    expect(page.locator(".lane .tokens > .t")).to_have_count(4)
+    page.keyboard.press("Space")
+    wait_for(page, feed, "resume")
+    send(page, feed, *frames[4:])
+    expect(page.locator(".lane .tokens > .t")).to_have_count(6)
+    page.click(".lane .stop")
+    assert wait_for(page, feed, "stop_lane") == {"lane": 0}
+
+
+def test_taken_back_tokens_leave_the_text(page, feed):
+    events = [commit(0, (" a", "sampled")), commit(1, (" b", "sampled")), Rollback(1, " a"), commit(1, (" c", "sampled")), Branches([(1, 0)], [0], {1: -0.5})]
+    stamped = [Stamped(0, i, i / 100, event).to_json() for i, event in enumerate(events)]
+    send(page, feed, frame(new_name(), 0, stamped, "done", [asdict(Header())]))
+    expect(page.locator(".live .clock")).to_have_text("0.04 of 0.04 s")
+    for key, texts in (("", [" a", " c"]), ("ArrowLeft", [" a"]), ("ArrowLeft", [" a", " b"]), ("ArrowRight", [" a"])):
+        page.keyboard.press(key or "Escape")
+        page.wait_for_timeout(100)
+        assert token_texts(page, 0) == texts
+
+
+def test_lanes_can_share_the_token_count(page, feed):
+    show(page, feed)
+    page.select_option(".live .mode", "tokens")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".live .clock")).to_have_text("4 of 5 tokens")
+    assert [len(token_texts(page, lane)) for lane in (0, 1)] == [4, 4]
+    seek(page, 1 / 5)
+    expect(page.locator(".lane[data-lane='1'] .tokens > .t")).to_have_count(1)
+    assert len(token_texts(page, 0)) == 1
+
+
+def test_a_trace_can_be_saved_and_opened_again(page, feed, tmp_path):
+    show(page, feed)
+    with page.expect_download() as download:
+        page.click(".live [data-do=export]")
+    path = tmp_path / "saved.jsonl"
+    download.value.save_as(path)
+    assert Trace.load(path).to_json() == RUN.to_json()
+    assert json.loads(path.read_text().splitlines()[0])["format"] == FORMAT
+    send(page, feed, *plain_frames(2))
+    expect(page.locator(".lane")).to_have_count(1)
+    page.set_input_files(".live .file", path)
+    expect(page.locator(".live .message")).to_have_text(f"Opened saved.jsonl: 3 lanes, {len(EVENTS)} events.")
+    expect(page.locator(".lane")).to_have_count(3)
+    seek(page, 1.0)
+    page.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
+    expect(page.locator(".live .card .candidate").nth(1)).to_be_disabled()  # nothing could carry a fork out
+    (tmp_path / "other.jsonl").write_text('{"format": "shopping list"}\n')
+    page.set_input_files(".live .file", tmp_path / "other.jsonl")
+    expect(page.locator(".live .message")).to_contain_text("This is not a trace of the decoding playground")
+
+
+def test_a_recording_plays_by_itself(page, feed):
+    send(page, feed, recording(HEADERS, EVENTS))
+    expect(page.locator(".lane .status")).to_have_text(["ended", "reached its length", "failed"])
+    assert not feed.heard
+
+
+def test_it_fits_a_phone(page, feed):
+    page.set_viewport_size({"width": 390, "height": 844})
+    show(page, feed)
+    page.locator(".lane[data-lane='1'] .tokens > .t").nth(1).tap()
+    expect(page.locator(".live .card")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_numbers_that_json_lacks_become_null():
+    assert json.loads(to_json({"a": math.nan, "b": [math.inf, 1.5]})) == {"a": None, "b": [None, 1.5]}

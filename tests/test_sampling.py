@@ -1,0 +1,182 @@
+"""Sampling primitives against the library's own processors, against hand-made rows, and against chance itself."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from playground.draws import Draws
+from playground.engine import sampling
+from playground.recipe import Recipe, assemble
+
+HAND = torch.tensor([[0.50, 0.30, 0.15, 0.05]], dtype=torch.float64).log()
+SIZES = [2, 3, 50, 1000]
+
+
+def kept(scores: torch.Tensor) -> set[int]:
+    return set((scores[0] > -math.inf).nonzero().flatten().tolist())
+
+
+def random_rows(size: int, rows: int = 25, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, size, generator=torch.Generator().manual_seed(seed + size)) * 3
+
+
+# --- the library ---
+
+PAIRS = {
+    "temperature": (sampling.temperature, TemperatureLogitsWarper, [0.05, 0.7, 1.0, 2.0]),
+    "top_k": (sampling.top_k, TopKLogitsWarper, [1, 2, 40, 1000, 5000]),
+    "top_p": (sampling.top_p, TopPLogitsWarper, [0.01, 0.5, 0.9, 0.999, 1.0]),
+    "min_p": (sampling.min_p, MinPLogitsWarper, [0.001, 0.05, 0.5, 1.0]),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("ours, theirs, values", PAIRS.values(), ids=PAIRS)
+def test_a_row_is_the_same_as_after_the_librarys_processor(ours, theirs, values, size):
+    rows = random_rows(size)
+    for value in values:
+        assert torch.equal(ours(rows, value), theirs(value)(None, rows)), value
+
+
+@pytest.mark.parametrize("penalty", [0.8, 1.2, 2.0])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_penalised_row_is_the_same_as_the_librarys(size, penalty):
+    history = torch.randint(size, (25, 7), generator=torch.Generator().manual_seed(size))
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(history, random_rows(size))
+    found = torch.stack([sampling.repetition_penalty(row, past.tolist(), penalty) for row, past in zip(random_rows(size), history)])
+    assert torch.equal(found, expected)
+
+
+def test_all_samplers_at_once_act_in_the_order_of_the_library():
+    knobs = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
+    history = [[3, 3, 9]] * 25
+    expected = random_rows(50)
+    for processor in (RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)):
+        expected = processor(torch.tensor(history), expected)
+    found = random_rows(50)
+    for sampler in assemble(Recipe("sample", knobs)).samplers:
+        found = sampler.apply(found, history)
+    assert torch.equal(found, expected)
+
+
+def test_the_order_of_samplers_is_not_that_of_their_being_added():
+    added = Recipe("greedy", {}, [("top_p", {}), ("temperature", {}), ("top_k", {}), ("repetition_penalty", {})])
+    assert [sampler.name for sampler in assemble(added).samplers] == ["repetition_penalty", "temperature", "top_p", "top_k"]
+
+
+# --- by hand: p = (.50, .30, .15, .05) ---
+
+@pytest.mark.parametrize("scores, left", [
+    (sampling.top_k(HAND, 2), {0, 1}), (sampling.top_p(HAND, 0.79), {0, 1}), (sampling.top_p(HAND, 0.81), {0, 1, 2}),
+    (sampling.min_p(HAND, 0.2), {0, 1, 2}), (sampling.min_p(HAND, 0.31), {0, 1}), (sampling.top_p(HAND, 0.0), {0}),
+    (sampling.top_k(HAND, 0), {0, 1, 2, 3}), (sampling.min_p(HAND, 1.0), {0}), (sampling.temperature(HAND, 0.0), {0}),
+])
+def test_what_is_left_of_a_row(scores, left):
+    assert kept(scores) == left
+
+
+def test_entropy_is_in_nats_and_counts_removed_tokens_as_nothing():
+    assert float(sampling.entropy(HAND)) == pytest.approx(1.1421, abs=1e-4)
+    assert float(sampling.entropy(sampling.top_k(HAND, 1))) == 0
+    assert float(sampling.entropy(torch.zeros(1, 8))) == pytest.approx(math.log(8))
+
+
+def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative():
+    row = torch.tensor([2.0, -1.0, 0.5])
+    assert sampling.repetition_penalty(row, [0, 1, 1], 1.2).tolist() == pytest.approx([1.6667, -1.2, 0.5], abs=1e-4)
+
+
+def test_a_token_that_ties_with_the_kth_stays():
+    assert kept(sampling.top_k(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2)) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("t", [1e-3, 1e-5, 1e-30, 1e-45, 0.0])
+def test_the_coldest_temperatures_are_greedy_and_stay_numbers(t):
+    p = sampling.temperature(torch.tensor([[90.0, 100.0, -100.0]]), t).softmax(-1)
+    assert p.tolist() == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize("alone", [lambda rows: sampling.top_p(rows, 0.0), lambda rows: sampling.temperature(rows, 0.0), sampling.greedy])
+def test_of_two_equal_scores_the_lower_id_is_the_greedy_one(alone):
+    assert kept(alone(torch.tensor([[0.0, 3.0, 3.0, 1.0]]))) == {1}
+
+
+# --- for all rows ---
+
+some_rows = st.lists(st.floats(-30, 30), min_size=2, max_size=12).map(lambda row: torch.tensor([row], dtype=torch.float64))
+TRUNCATIONS = {"top_k": (sampling.top_k, 3), "top_p": (sampling.top_p, 0.6), "min_p": (sampling.min_p, 0.2)}
+every_truncation = pytest.mark.parametrize("truncate, value", TRUNCATIONS.values(), ids=TRUNCATIONS)
+
+
+@every_truncation
+@settings(deadline=None, max_examples=60)
+@given(rows=some_rows)
+def test_a_truncation_keeps_the_best_token_and_changes_no_score(truncate, value, rows):
+    left = truncate(rows, value)
+    assert int(rows.argmax()) in kept(left)
+    assert torch.equal(left[left > -math.inf], rows[left > -math.inf])
+
+
+@every_truncation
+@settings(deadline=None, max_examples=60)
+@given(rows=some_rows, mask=st.lists(st.booleans(), min_size=12, max_size=12))
+def test_a_token_that_was_removed_never_comes_back(truncate, value, rows, mask):
+    masked = rows.masked_fill(torch.tensor(mask[:rows.shape[1] - 1] + [False]), -math.inf)
+    assert kept(truncate(masked, value)) <= kept(masked)
+    assert kept(truncate(masked, value))
+
+
+@every_truncation
+def test_ids_may_be_renamed_without_changing_what_is_kept(truncate, value):
+    rows, order = random_rows(50), torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(truncate(rows[:, order], value), truncate(rows, value)[:, order])
+
+
+@every_truncation
+def test_a_row_does_not_depend_on_the_rows_beside_it(truncate, value):
+    rows = random_rows(50)
+    assert torch.equal(truncate(rows, value), torch.cat([truncate(row[None], value) for row in rows]))
+
+
+@pytest.mark.parametrize("truncate, value", [TRUNCATIONS["top_k"], TRUNCATIONS["min_p"]])
+def test_truncating_twice_is_truncating_once(truncate, value):
+    once = truncate(random_rows(50), value)
+    assert torch.equal(truncate(once, value), once)
+
+
+# --- chance ---
+
+def test_draws_follow_the_distribution():
+    p, draws, count = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05]), Draws(0), 20_000
+    found = torch.bincount(torch.tensor([draws.pick(p, "token", position) for position in range(count)]), minlength=5)
+    expected = p * count
+    assert found[1] == 0
+    chi_square = float(((found - expected) ** 2 / expected.clamp(min=1)).sum())
+    assert (chi_square - 3) / math.sqrt(2 * 3) < 4
+
+
+def test_a_coin_lands_as_often_as_it_should():
+    draws = Draws(1)
+    heads = sum(draws.flip(0.3, "accept", position)[0] for position in range(20_000))
+    assert abs(heads - 6000) < 4 * math.sqrt(20_000 * 0.3 * 0.7)
+
+
+def test_what_cannot_happen_never_does_and_what_must_always_does():
+    draws = Draws(2)
+    assert not any(draws.flip(0.0, "accept", position)[0] for position in range(1000))
+    assert all(draws.flip(1.0, "accept", position)[0] for position in range(1000))
+    assert {draws.pick(torch.tensor([0.0, 1.0, 0.0]), "token", position) for position in range(1000)} == {1}
+
+
+def test_a_draw_depends_on_seed_purpose_position_and_count_and_on_nothing_else():
+    first, again = Draws(3), Draws(3)
+    asked = [("token", 1), ("accept", 1), ("token", 2), ("token", 1)]
+    found = {key + (i,): first.uniform(*key) for i, key in enumerate(asked)}
+    assert len(set(found.values())) == 4 and Draws(4).uniform("token", 1) not in found.values()
+    assert [again.uniform("token", 2), again.uniform("token", 1), again.uniform("accept", 1), again.uniform("token", 1)] == [
+        found["token", 2, 2], found["token", 1, 0], found["accept", 1, 1], found["token", 1, 3]]

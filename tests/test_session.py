@@ -1,0 +1,377 @@
+"""Lanes side by side: each gets its turn, one that fails harms no other, and what drives them can hold, step and stop."""
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from pairs import pair
+from tables import TableModel
+
+import playground.session
+from playground.errors import Refusal
+from playground.events import Commit, Done, Failed, Forward, Header, Note, Stamped
+from playground.lane import Lane, Limits
+from playground.parts.plain import plain
+from playground.parts.tree import chain
+from playground.recipe import Assembly, Recipe, assemble
+from playground.recorder import Recorder
+from playground.session import Models, Prompt, Runner, Session, prepare
+from playground.strategy import Decoder, make
+from playground.trace import check
+
+MODEL = TableModel("abcde")
+LENGTH = 6
+
+
+def side_by_side(*decoders: Decoder, length: int = LENGTH, model: TableModel = MODEL) -> Session:
+    """A session of decoders that are in no registry."""
+    assemblies = [Assembly(decoder) for decoder in decoders]
+    lanes = [Lane([0, 1, 2], {"target": model}, assembly, Limits(max_new_tokens=length), Recorder(model.tokens)) for assembly in assemblies]
+    return Session([Header(lane=i) for i in range(len(decoders))], [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)])
+
+
+def run(session: Session) -> Session:
+    for _ in session:
+        pass
+    return session
+
+
+def last(session: Session, lane: int):
+    return session.trace.lane(lane).events[-1].event
+
+
+def text(stamped: list[Stamped], lane: int = 0) -> str:
+    return "".join(s.event.text for s in stamped if s.lane == lane and isinstance(s.event, Commit))
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    """Lanes that fail on purpose need not fill the report."""
+    caplog.set_level(logging.CRITICAL, logger="playground.session")
+
+
+# --- one lane fails, the others do not ---
+
+class Raises(Decoder):
+    def decode(self, lm):
+        yield lm.prefill()
+        raise ZeroDivisionError("nothing is left")
+
+
+class RaisesAtOnce(Decoder):
+    def decode(self, lm):
+        raise ZeroDivisionError("nothing is left")
+
+
+class Refuses(Decoder):
+    def decode(self, lm):
+        yield lm.prefill()
+        raise Refusal("This prompt has no question in it: ask one.")
+
+
+class WantsADraft(Decoder):
+    def decode(self, lm):
+        yield lm.stream("draft").extend()
+
+
+class YieldsNonsense(Decoder):
+    def decode(self, lm):
+        yield "a token"
+
+
+class ReturnsNothing(Decoder):
+    def decode(self, lm):
+        lm.prefill()
+
+
+class ForgetsToYieldPrefill(Decoder):
+    def decode(self, lm):
+        rows = lm.prefill()
+        yield lm.keep(lm.pick(rows))
+
+
+class ForgetsToYieldKeep(Decoder):
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        while True:
+            lm.keep(lm.pick(rows))
+            rows = yield lm.extend()
+
+
+class ForgetsToYieldRollBack(Decoder):
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        yield lm.keep(lm.pick(rows))
+        lm.roll_back(1)
+        yield lm.keep(lm.pick((yield lm.extend())))
+
+
+class YieldsFromARequest(Decoder):
+    def decode(self, lm):
+        yield from lm.prefill()
+
+
+class TakesBackTooMuch(Decoder):
+    def decode(self, lm):
+        yield lm.prefill()
+        yield lm.roll_back(1)
+
+
+class AsksForANodeThatIsNotThere(Decoder):
+    def decode(self, lm):
+        rows = yield lm.extend(chain([1, 2], "test"))
+        yield lm.keep(lm.pick(rows, 2))
+
+
+class TalksForEver(Decoder):
+    def decode(self, lm):
+        yield lm.prefill()
+        while True:
+            yield Note("and another thing")
+
+
+class RunsOutOfMemory(Decoder):
+    def decode(self, lm):
+        yield lm.prefill()
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+FAILURES = {
+    Raises: "ZeroDivisionError: nothing is left",
+    RaisesAtOnce: "ZeroDivisionError: nothing is left",
+    Refuses: "This prompt has no question in it: ask one.",
+    WantsADraft: "This strategy needs a draft model next to the target: choose one.",
+    YieldsNonsense: "a strategy yields events and requests, not str",
+    ReturnsNothing: "decode of ReturnsNothing returned NoneType: it has to be a generator",
+    ForgetsToYieldPrefill: "write `answer = yield lm.…`",
+    ForgetsToYieldKeep: "write `yield lm.keep(…)`",
+    ForgetsToYieldRollBack: "`yield lm.roll_back(…)`",
+    YieldsFromARequest: "not iterable",
+    TakesBackTooMuch: "cannot take back 1 of 0 generated tokens",
+    AsksForANodeThatIsNotThere: "no row for node 2",
+    TalksForEver: "asked for nothing: a loop in it needs a request",
+    RunsOutOfMemory: "The device ran out of memory",
+}
+
+
+@pytest.mark.parametrize("broken, message", FAILURES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_lane_that_fails_says_why_and_leaves_the_others_alone(broken, message):
+    session = run(side_by_side(make("greedy"), broken(), make("greedy")))
+    assert isinstance(last(session, 1), Failed) and message in last(session, 1).message
+    alone = run(side_by_side(make("greedy")))
+    assert text(session.trace.events, 0) == text(session.trace.events, 2) == text(alone.trace.events)
+    assert last(session, 0) == last(session, 2) == Done("length")
+    assert check(session.trace) == []
+
+
+class SpeaksWhileItIsClosed(Decoder):
+    def decode(self, lm):
+        try:
+            yield from plain(lm)
+        finally:
+            yield Note("one thing more")
+
+
+class FailsWhileItIsClosed(Decoder):
+    def decode(self, lm):
+        try:
+            yield from plain(lm)
+        finally:
+            raise ValueError("no")
+
+
+@pytest.mark.parametrize("stubborn", [SpeaksWhileItIsClosed, FailsWhileItIsClosed])
+def test_a_lane_that_will_not_close_ends_nonetheless(stubborn):
+    finished = run(side_by_side(stubborn(), make("greedy")))
+    assert last(finished, 0) == last(finished, 1) == Done("length")
+    stopped = side_by_side(stubborn(), make("greedy"))
+    stopped.advance(), stopped.advance(), stopped.stop()
+    assert stopped.finished and last(stopped, 0) == last(stopped, 1) == Done("stopped")
+
+
+class SaysNoMore(Decoder):
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        yield lm.keep(lm.pick(rows))
+
+
+def test_a_strategy_that_says_no_more_has_ended_its_text():
+    session = run(side_by_side(SaysNoMore()))
+    assert last(session, 0) == Done("end") and len(text(session.trace.events)) == 1
+
+
+def test_a_lane_that_cannot_be_set_up_says_so_in_its_own_place():
+    session = run(prepare(Models(pair().target), [Recipe("greedy"), Recipe("speculative"), Recipe("gredy"), Recipe("greedy", {"k": 1})],
+                          Prompt("The bird"), Limits(max_new_tokens=2)))
+    assert last(session, 0) == Done("length")
+    assert [last(session, lane).message[:30] for lane in (1, 2, 3)] == [
+        "This strategy needs a draft mo", "There is no strategy named 'gr", "greedy has no knob 'k'; it has"]
+    assert [header.strategy for header in session.headers] == ["greedy", "speculative", "gredy", "greedy"]
+
+
+@pytest.mark.parametrize("recipes, prompt, limits, about", [
+    ([], "The bird", Limits(), "lanes"), ([Recipe()], "The bird", Limits(max_new_tokens=0), "max_new_tokens"),
+    ([Recipe()], "  \n", Limits(), "prompt"), ([Recipe()], "bird " * 200, Limits(), "prompt"),
+], ids=["no lanes", "no length", "no prompt", "too long a prompt"])
+def test_what_cannot_run_at_all_is_refused(recipes, prompt, limits, about):
+    with pytest.raises(Refusal) as refusal:
+        prepare(pair(), recipes, Prompt(prompt), limits)
+    assert refusal.value.about == about and str(refusal.value).endswith(".")
+
+
+# --- fairness ---
+
+class Spendthrift(Decoder):
+    """Looks at fifty trees before it writes a token."""
+
+    def decode(self, lm):
+        yield lm.prefill()
+        while True:
+            for _ in range(50):
+                rows = yield lm.extend(chain([1], "test"))
+            yield lm.keep(lm.pick(rows))
+
+
+class Clock:
+    """Every look at it is a second later, so each request takes one second, whatever it does."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def test_a_lane_that_asks_for_fifty_forwards_a_token_does_not_starve_another(monkeypatch):
+    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    session = run(side_by_side(Spendthrift(), make("greedy"), length=8))
+    ended = next(i for i, s in enumerate(session.trace.events) if s.lane == 1 and isinstance(s.event, Done))
+    before = [s for s in session.trace.events[:ended] if s.lane == 0 and isinstance(s.event, Forward)]
+    assert len(before) <= 2 * 8 + 2, "the other lane's tokens wait for no more than their share"
+    assert text(session.trace.events, 0) == text(session.trace.events, 1)
+
+
+def test_the_lane_whose_clock_shows_least_is_served_next(monkeypatch):
+    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    session, clocks = side_by_side(Spendthrift(), make("greedy"), make("greedy"), length=20), {0: 0.0, 1: 0.0, 2: 0.0}
+    for _ in range(60):
+        served = {stamped.lane: stamped.at for stamped in session.advance()}
+        clocks |= served
+        assert max(clocks.values()) - min(clocks.values()) <= 4
+
+
+def test_a_lanes_clock_is_the_sum_of_its_own_requests(monkeypatch):
+    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    alone, among = run(side_by_side(make("greedy"))), run(side_by_side(make("greedy"), Spendthrift(), Raises()))
+    assert [s.at for s in among.trace.lane(0).events] == [s.at for s in alone.trace.events]
+
+
+def test_a_long_prompt_goes_through_in_pieces_so_that_others_need_not_wait():
+    model = TableModel("abcde", context=4096, rule=lambda context: torch.arange(5.0).double())
+    assembly = Assembly(make("greedy"))
+    runner = Runner(Lane([0, 1, 2] * 400, {"target": model}, assembly, Limits(max_new_tokens=1), Recorder(model.tokens)), assembly)
+    pieces = []
+    while not runner.finished:
+        pieces.append([event.tokens for event in runner.advance() if isinstance(event, Forward)])
+    assert max(map(len, pieces)) == 1 and [tokens for piece in pieces for tokens in piece] == [512, 512, 176]
+
+
+class AsksBothAtOnce(Decoder):
+    """Reads a row of both models side by side, and writes what the target thinks of the draft's favourite."""
+
+    def decode(self, lm):
+        while True:
+            ours, theirs = yield lm.together(lm.extend(), lm.stream("draft").extend())
+            assert (ours.stream, theirs.stream) == ("target", "draft")
+            yield lm.keep(lm.pick(ours))
+
+
+def test_requests_asked_for_together_are_still_served_one_forward_at_a_time():
+    models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
+    assembly = Assembly(AsksBothAtOnce())
+    runner, forwards = Runner(Lane([0, 1, 2], models, assembly, Limits(max_new_tokens=LENGTH), Recorder(models["target"].tokens)), assembly), []
+    while not runner.finished:
+        forwards.append([event.stream for event in runner.advance() if isinstance(event, Forward)])
+    assert [streams for streams in forwards if streams] == [["target"], ["draft"]] * LENGTH
+
+
+# --- hold, step, stop ---
+
+def test_a_session_that_is_not_driven_does_nothing():
+    model = TableModel("abcde")
+    session = side_by_side(make("greedy"), model=model)
+    assert model.forwards == 0 and session.trace.events == [] and not session.finished
+
+
+def test_a_step_takes_each_lane_to_its_next_commit():
+    session = side_by_side(make("greedy"), Spendthrift())
+    for count in range(1, LENGTH + 1):
+        stamped = session.step()
+        assert [sum(isinstance(s.event, Commit) for s in stamped if s.lane == lane) for lane in (0, 1)] == [1, 1]
+        assert len(text(session.trace.events, 0)) == len(text(session.trace.events, 1)) == count
+    assert session.finished and session.step() == [] and session.advance() == []
+
+
+def test_a_step_passes_a_lane_that_fails():
+    session = side_by_side(Raises(), make("greedy"))
+    session.step()
+    assert isinstance(last(session, 0), Failed) and len(text(session.trace.events, 1)) == 1
+
+
+def test_stop_ends_all_lanes_at_once_and_no_forward_follows():
+    model = TableModel("abcde")
+    session = side_by_side(Spendthrift(), make("greedy"), model=model)
+    for _ in range(7):
+        session.advance()
+    done = model.forwards
+    assert [stamped.event for stamped in session.stop()] == [Done("stopped")] * 2
+    assert session.finished and session.advance() == [] and list(session) == [] and model.forwards == done
+
+
+def test_stopping_one_lane_leaves_the_others_running():
+    session = side_by_side(Spendthrift(), make("greedy"))
+    session.advance(), session.advance()
+    assert [stamped.event for stamped in session.stop(0)] == [Done("stopped")]
+    run(session)
+    assert last(session, 1) == Done("length") and session.stop() == []
+
+
+def test_a_lane_that_was_refused_can_be_stopped_as_well():
+    session = prepare(pair(), [Recipe("gredy")], Prompt("The bird"), Limits())
+    assert [type(stamped.event) for stamped in session.stop()] == [Failed]
+    assert session.finished and session.stop() == []
+
+
+# --- taking back ---
+
+class Hesitates(Decoder):
+    """Writes two tokens, takes both back, and writes again."""
+
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        for _ in range(3):
+            yield lm.keep(lm.pick(rows))
+            yield lm.keep(lm.pick((yield lm.extend())))
+            yield lm.roll_back(2)
+            rows = yield lm.extend()
+        yield from plain(lm)
+
+
+def test_what_was_taken_back_leaves_no_trace_in_text_or_cache():
+    session = run(side_by_side(Hesitates(), make("greedy")))
+    hesitant, plain_lane = (session._runners[lane].lane for lane in (0, 1))
+    assert hesitant.tokens == plain_lane.tokens and hesitant.text == plain_lane.text
+    assert hesitant.target.store.layers[0].keys[0, :8, 0].tolist() == hesitant.tokens[:8]
+    assert check(session.trace) == []
+
+
+def test_a_grammar_follows_what_was_taken_back():
+    models = {"target": pair().target}
+    assembly = assemble(Recipe("greedy", {}, [("regex", {"pattern": "[a-c]{9}"})]))
+    assembly.decoder = Hesitates()
+    runner = Runner(Lane([54, 71], models, assembly, Limits(max_new_tokens=12), Recorder(pair().target.tokens)), assembly)
+    while not runner.finished:
+        runner.advance()
+    assert len(runner.lane.text) == 9 and set(runner.lane.text) <= set("abc")

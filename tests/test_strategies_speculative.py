@@ -1,0 +1,276 @@
+"""Drafters and verification rules, against numbers worked out by hand and by brute force."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairs import pair
+from registry import Collapse, corners, title
+from tables import Enumerating, TableModel, watch, write
+
+from playground.draws import Draws
+from playground.events import Draft, Verdict
+from playground.lane import Limits
+from playground.parts.tree import ROOT, TokenTree, chain
+from playground.parts.verification import Ruling, match, reject
+from playground.recipe import Recipe, assemble
+from playground.session import Models, Prompt, prepare
+from playground.strategy import find, make
+from playground.trace import metrics
+
+GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+
+
+def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> Recipe:
+    return Recipe("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
+
+
+COLLAPSES = {
+    "draft_model": [Collapse(guessing("draft_model", depth=0), GREEDY),
+                    Collapse(guessing("draft_model", "rejection", *MODEL.extras, depth=0), MODEL)],
+    "prompt_lookup": [Collapse(guessing("prompt_lookup", depth=0), GREEDY), Collapse(guessing("prompt_lookup", n_max=1, n_min=4), GREEDY),
+                      Collapse(guessing("prompt_lookup", "rejection", *MODEL.extras, depth=0), MODEL)],
+}
+
+
+# --- verification rules: P = (.5, .3, .2), Q = (.2, .5, .3) ---
+
+P, Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+
+
+def siblings(count: int, q: torch.Tensor, drawn: str, draws: Enumerating) -> TokenTree:
+    """Guesses drawn from q one after another, with or without replacement."""
+    tree, rest = TokenTree(drawn=drawn), q
+    for place in range(count):
+        token = draws.pick(rest, "draft", place)
+        tree.add(token, ROOT, q)
+        if drawn == "without_replacement":
+            rest = rest.index_fill(0, torch.tensor([token]), 0.0)
+    return tree
+
+
+def rulings(count: int, p: torch.Tensor, q: torch.Tensor, drawn: str = "independent") -> list[tuple[int, bool, float]]:
+    """Every outcome of the rejection rule: the token that stands, whether it was a guess, and how probable that is."""
+    draws, found = Enumerating(), []
+    for _ in draws.runs():
+        tree = siblings(count, q, drawn, draws)
+        ruling = reject(p, tree.children(ROOT), tree, lambda ratio: draws.flip(ratio, "accept", 0), lambda rest: draws.pick(rest, "redraw", 0))
+        found.append((tree.tokens[ruling.child] if ruling.child is not None else ruling.token, ruling.child is not None, draws.weight))
+    return found
+
+
+def accepted(*case) -> float:
+    return sum(weight for _, was_guess, weight in rulings(*case) if was_guess)
+
+
+def law_of(outcomes: list[tuple[int, bool, float]], size: int) -> list[float]:
+    return [sum(weight for token, _, weight in outcomes if token == wanted) for wanted in range(size)]
+
+
+@pytest.mark.parametrize("count, drawn, chance", [
+    (1, "independent", 0.7), (2, "independent", 0.76), (3, "independent", 0.808),
+    (1, "without_replacement", 0.7), (2, "without_replacement", 0.808571), (3, "without_replacement", 1.0),
+])
+def test_a_guess_is_accepted_as_often_as_the_papers_say(count, drawn, chance):
+    assert accepted(count, P, Q, drawn) == pytest.approx(chance, abs=1e-6)
+
+
+def test_one_guess_is_accepted_with_the_overlap_of_p_and_q():
+    assert accepted(1, P, Q) == pytest.approx(float(torch.minimum(P, Q).sum()))
+
+
+def test_what_is_redrawn_is_what_p_has_more_than_q():
+    assert {token for token, was_guess, _ in rulings(1, P, Q) if not was_guess} == {0}
+
+
+def test_a_draft_that_equals_the_target_is_always_accepted():
+    assert accepted(1, P, P) == pytest.approx(1)
+
+
+@st.composite
+def distributions(draw, size: int):
+    """A distribution in which some tokens may be impossible."""
+    weights = draw(st.lists(st.integers(0, 9), min_size=size, max_size=size).filter(any))
+    return torch.tensor(weights, dtype=torch.float64) / sum(weights)
+
+
+@pytest.mark.parametrize("drawn", ["independent", "without_replacement"])
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), size=st.integers(2, 4))
+def test_rejection_gives_p_whatever_p_and_q_are(drawn, data, size):
+    p, q = data.draw(distributions(size)), data.draw(distributions(size))
+    count = min(3, int((q > 0).sum()) if drawn == "without_replacement" else 3)
+    assert law_of(rulings(count, p, q, drawn), size) == pytest.approx(p.tolist(), abs=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), size=st.integers(2, 4), guesses=st.lists(st.integers(0, 1), min_size=1, max_size=3))
+def test_rejection_gives_p_for_guesses_that_were_certain(data, size, guesses):
+    p, draws, found = data.draw(distributions(size)), Enumerating(), Counter()
+    tree = TokenTree()
+    for guess in guesses:
+        tree.add(guess)
+    for _ in draws.runs():
+        ruling = reject(p, tree.children(ROOT), tree, lambda ratio: draws.flip(ratio, "accept", 0), lambda rest: draws.pick(rest, "redraw", 0))
+        found[ruling.token if ruling.child is None else tree.tokens[ruling.child]] += draws.weight
+    assert [found[token] for token in range(size)] == pytest.approx(p.tolist(), abs=1e-9)
+
+
+def test_sample_and_match_accepts_with_the_probability_of_the_children():
+    tree = TokenTree()
+    tree.add(1), tree.add(2)
+    standing = [match(token, [0, 1], tree, P).child for token in range(3)]
+    assert standing == [None, 0, 1]
+    assert sum(float(P[token]) for token, child in enumerate(standing) if child is not None) == pytest.approx(0.5)
+
+
+def test_a_miss_keeps_the_token_that_was_drawn():
+    assert match(0, [0], chain([2], "test"), P) == Ruling(None, 0, match(0, [0], chain([2], "test"), P).tests, P)
+
+
+@pytest.mark.parametrize("depth, expected", [(2, 2.19), (4, 2.7731)])
+def test_tokens_a_round_are_those_of_the_papers_formula(depth, expected):
+    """Leviathan et al.: (1 - alpha ** (depth + 1)) / (1 - alpha), here with alpha = 0.7."""
+    models = {"target": TableModel("abc", rule=lambda context: P.log()), "draft": TableModel("abc", rule=lambda context: Q.log())}
+    found, draws = 0.0, Enumerating()
+    for _ in draws.runs():
+        tokens = len(first_round(models, depth, draws))
+        found += draws.weight * tokens
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def first_round(models: dict, depth: int, draws) -> list[int]:
+    """Tokens of the first commit."""
+    for lane in watch(assemble(guessing("draft_model", "rejection", *MODEL.extras, depth=depth)), models, [0], Limits(0, depth + 1), draws):
+        if lane.generated:
+            return lane.tokens[1:]
+    raise AssertionError("nothing was written")
+
+
+# --- what is seen of a round ---
+
+def rounds(recipe: Recipe, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
+    session = prepare(models, [recipe], Prompt("The green bird"), Limits(seed, length))
+    events = [stamped.event for stamped in session]
+    return list(zip([e for e in events if isinstance(e, Draft)], [e for e in events if isinstance(e, Verdict)]))
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
+def test_tests_are_told_as_they_were_made(verifier):
+    for draft, verdict in rounds(guessing("draft_model", verifier, *MODEL.extras, width=3), pair()):
+        assert [test.node for test in verdict.tests if test.kept] == verdict.kept
+        for test in verdict.tests:
+            assert 0 <= test.p <= 1 and 0 < test.q <= 1
+            if verifier == "rejection":
+                assert test.kept == (test.draw < min(1, test.p / test.q))
+        assert verdict.origin == ("bonus" if len(verdict.kept) == depth_of(draft, verdict) else "redraw")
+
+
+def depth_of(draft: Draft, verdict: Verdict) -> int:
+    """How deep the walk could have gone: down to a leaf below the last node that stands."""
+    node = verdict.kept[-1] if verdict.kept else ROOT
+    return len(verdict.kept) + (node in draft.parents)
+
+
+def test_a_redraw_shows_what_it_was_drawn_from():
+    refused = [verdict for _, verdict in rounds(guessing("draft_model", "rejection", *MODEL.extras), pair()) if verdict.origin == "redraw"]
+    assert refused
+    for verdict in refused:
+        assert sum(candidate.final for candidate in verdict.leftover) <= 1 + 1e-6
+        assert verdict.token in [candidate.id for candidate in verdict.leftover] or len(verdict.leftover) == 8
+
+
+@pytest.mark.parametrize("recipe", [guessing("draft_model", "rejection", *extras, width=width) for width in (1, 2) for extras in ([], MODEL.extras)], ids=title)
+def test_a_draft_that_is_the_target_has_every_guess_accepted(recipe):
+    models = pair()
+    for draft, verdict in rounds(recipe, Models(models.target, models.target)):
+        assert verdict.origin == "bonus" and len(verdict.kept) == max(map(len, paths(draft)))
+
+
+def paths(draft: Draft) -> list[list[int]]:
+    tree = TokenTree(parents=draft.parents)
+    return [tree.path(node) for node in range(len(draft.parents))]
+
+
+def test_no_guess_is_longer_than_what_may_still_be_written():
+    for depth, width in product((1, 3, 16), (1, 2)):
+        written = 0
+        for draft, verdict in rounds(guessing("draft_model", "rejection", *MODEL.extras, depth=depth, width=width), pair(), length=9):
+            assert max(map(len, paths(draft))) <= 9 - written - 1
+            written += len(verdict.kept) + 1
+        assert written <= 9
+
+
+def test_every_guess_after_the_first_miss_counts_as_untested():
+    session = prepare(pair(), [guessing("draft_model", "greedy_match")], Prompt("The green bird"), Limits(0, 24))
+    rounds_ = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
+    assert metrics(session.trace)["acceptance_rate"] == pytest.approx(sum(len(v.kept) for v in rounds_) / sum(len(v.tests) for v in rounds_))
+
+
+# --- draws that are shared ---
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("drafter, knobs", [(name, knobs) for name in ("draft_model", "prompt_lookup") for knobs in corners(find(name), most=3)], ids=str)
+def test_sample_and_match_writes_what_plain_sampling_writes_with_the_same_seed(drafter, knobs, architecture):
+    models = {"target": pair(architecture).target, "draft": pair(architecture).draft}
+    samplers = [("temperature", {"t": 0.7}), ("top_p", {"p": 0.9}), ("repetition_penalty", {"penalty": 1.2})]
+    prompt = [54, 71, 71, 54, 9, 71, 71]
+    plain, guessed = (write(assemble(recipe), models, prompt, Limits(5, 12), Draws(5)).tokens
+                      for recipe in (Recipe("greedy", {}, samplers), guessing(drafter, "sample_match", *samplers, **knobs)))
+    assert plain == guessed
+
+
+# --- prompt lookup ---
+
+END = 99
+
+
+def guess(text: list[int], count: int = 4, ends: Callable = lambda token: token == END, **knobs) -> list[int]:
+    return make("prompt_lookup", **knobs).guess(text, count, ends)
+
+
+@pytest.mark.parametrize("n_max", [2, 3])
+def test_what_followed_the_last_two_tokens_is_guessed_again(n_max):
+    assert guess([1, 2, 3, 4, 2, 3], n_max=n_max) == [4, 2, 3]
+
+
+def test_a_guess_that_would_end_the_text_is_cut_and_no_shorter_match_is_tried():
+    assert guess([5, 6, END, 7, 5, 6]) == []
+
+
+@pytest.mark.parametrize("text, knobs, expected", [
+    ([1], {}, []), ([1, 1], {}, [1]), ([7, 7, 7, 7], {}, [7]), ([1, 2, 3], {}, []),
+    ([1, 5, 1, 6, 1], {"occurrence": "earliest"}, [5, 1, 6, 1]), ([1, 5, 1, 6, 1], {"occurrence": "latest"}, [6, 1]),
+    ([1, 2, 9, 8, 2], {"n_min": 2}, []), ([1, 2, 9, 8, 2], {"n_min": 1}, [9, 8, 2]),
+])
+def test_prompt_lookup_follows(text, knobs, expected):
+    assert guess(text, **knobs) == expected
+
+
+@pytest.mark.parametrize("occurrence", ["earliest", "latest"])
+@settings(deadline=None, max_examples=150)
+@given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), n_min=st.integers(1, 3), count=st.integers(0, 5))
+def test_prompt_lookup_is_the_search_by_brute_force(occurrence, text, n_max, n_min, count):
+    endings = [(n, start) for n in range(n_min, n_max + 1) for start in range(len(text) - n)
+               if text[start:start + n] == text[len(text) - n:]]
+    longest = max((n for n, _ in endings), default=0)
+    starts = [start for n, start in endings if n == longest]
+    expected = text[(min if occurrence == "earliest" else max)(starts) + longest:][:count] if starts else []
+    assert guess(text, count, n_max=n_max, n_min=n_min, occurrence=occurrence) == expected
+
+
+def test_a_text_that_copies_itself_costs_one_forward_for_every_eleven_tokens():
+    copier = TableModel("abcdefgh", rule=lambda context: torch.eye(8, dtype=torch.float64)[(context[-1] + 1) % 8] * 50)
+    write(assemble(guessing("prompt_lookup", depth=10)), {"target": copier}, list(range(8)) * 3, Limits(0, 44), Draws(0))
+    assert copier.forwards == 1 + 44 / 11, "the prompt, and then rounds of ten guesses and a bonus"
+
+
+def test_a_text_without_repetition_costs_one_forward_a_token():
+    counter = TableModel("".join(map(chr, range(97, 123))), rule=lambda context: torch.eye(26, dtype=torch.float64)[len(context)] * 50)
+    write(assemble(guessing("prompt_lookup")), {"target": counter}, [0], Limits(0, 20), Draws(0))
+    assert counter.forwards == 20
