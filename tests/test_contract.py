@@ -128,13 +128,13 @@ def test_a_cache_holds_the_beginning_of_the_text_token_for_token(recipe):
 
 
 @every_lane
-def test_after_a_keep_no_guess_is_left_and_only_the_last_token_is_unread(recipe):
+def test_after_a_keep_no_guess_is_left_and_at_most_the_last_token_is_unread(recipe):
     generated = 0
     for lane in watch(assemble(recipe), tables(), [0, 1, 2, 0, 1], Limits(2, 12), Draws(2)):
         if lane.generated > generated:
             generated = lane.generated
             assert all(not stream.store.parents for stream in lane._streams.values())
-            assert lane.reason or min(stream.behind() for stream in lane._streams.values()) == 1
+            assert lane.reason or min(stream.behind() for stream in lane._streams.values()) <= 1
 
 
 @every_lane

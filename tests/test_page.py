@@ -87,6 +87,7 @@ def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
     page.goto(f"{address}?s={settings.to_code()}")
     expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
     expect(page.locator(".lane-card")).to_have_count(len(settings.lanes))
+    expect(page.locator("#system")).to_be_hidden()  # from then on nothing moves under the mouse
 
 
 def tokens(page: Page, lane: int):
