@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
 
 def start(page, given: argparse.Namespace) -> None:
     try:
-        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, **dress())
+        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, run_history=False, **dress())
     except OSError as reason:
         raise Refusal(f"The page cannot start on {given.host}: {reason}") from None
 
