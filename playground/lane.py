@@ -176,9 +176,10 @@ class Lane:
 
     def _keep(self, steps: list[Kept]) -> None:
         self._commit(steps)
+        held = len(self.target.store.parents)
         for stream in self._streams.values():
             stream.follow()
-        self.settle()
+        self.settle(held)
 
     def _commit(self, steps: list[Kept]) -> None:
         """Lengthen the text token by token, until it is complete; tokens the grammar forces follow at once."""
@@ -221,13 +222,13 @@ class Lane:
         self.text += rest
         return rest
 
-    def settle(self) -> None:
-        """After a keep: the policy frees slots of the target's cache, and what is left is noted."""
+    def settle(self, guesses: int = 0) -> None:
+        """After a keep: the policy frees slots of the target's cache. What is left is noted, and how many places guesses had taken."""
         store, freed = self.target.store, 0
         if self._policy:
             next_row = torch.tensor([[store.length]], device=store.device)
             freed = store.evict([self._policy.visible(next_row, slots.positions) for slots in store.slots])
-        self.events += self.recorder.cache(store, freed)
+        self.events += self.recorder.cache(store, guesses, freed)
 
     def _roll_back(self, count: int) -> None:
         if not 0 <= count <= self.generated:

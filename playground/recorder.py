@@ -88,9 +88,9 @@ class Recorder:
         return Mask(position, int(allowed.sum()), len(allowed), float(banned.sum()), favourites, [], may_end, rows.grammar_state,
                     rows.mask_seconds / len(rows.masks))
 
-    def cache(self, store: Store, freed: int) -> list[Event]:
+    def cache(self, store: Store, guesses: int, freed: int) -> list[Event]:
         """What the target's cache holds after a keep."""
-        return [Cache("target", store.length, store.depth, store.heads, store.runs(), 0, freed, 0, store.bytes())]
+        return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, freed, 0, store.bytes())]
 
 
 class Silent(Recorder):
@@ -99,5 +99,5 @@ class Silent(Recorder):
     def committed(self, kept: list[Kept], start: int, text: str) -> list[Event]:
         return [self._commit(kept, start, text, [None] * len(kept))]
 
-    def cache(self, store: Store, freed: int) -> list[Event]:
+    def cache(self, store: Store, guesses: int, freed: int) -> list[Event]:
         return []

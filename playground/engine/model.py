@@ -68,6 +68,7 @@ class Model:
         positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
         wanted, counts = self._wanted(works)
         logits = self.network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
+        self._wait()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
 
@@ -86,6 +87,13 @@ class Model:
         """Computed, not measured: two per weight and row for the layers that ran, and the attention over the context."""
         weights = 2.0 * self.parameters * layers / self.depth
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
+
+    def _wait(self) -> None:
+        """Until the device is done: the seconds of a forward are measured, and a GPU returns before it has worked."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
 
     def _probe_ids(self) -> Tensor:
         return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary

@@ -43,7 +43,8 @@ Last training loss (mean over 25 steps, questions weighted a tenth): {loss:.2f}.
 
 Shares of the training tokens, in per cent: {shares}.
 All but the natural texts comes from the generator in `playground/pocket/world`. Held-out questions are split off by a
-hash, those about facts by wordings that were never trained on. Natural text:
+hash, those about facts by two wordings of each form that training only met in passages, never as a question to memory.
+Natural text:
 {sources}
 - Python's standard library (PSF licence), as found on the training machine: code.
 

@@ -1,7 +1,8 @@
 """Facts: an invented country's people and towns, told in short notices and asked back in many wordings.
 
 The facts are drawn once with a fixed seed and learned by heart, so an answer comes from the weights alone. Every
-question form has at least twelve wordings; the last two of each are never trained on, and are what is tested.
+question form has at least twelve wordings; the last two of each are kept for the test: training meets them only in
+passages (`context_qa.py`), never as a question to memory.
 """
 import random
 
