@@ -13,7 +13,7 @@ from tables import TableModel, write
 from toys import byte_tokenizer
 
 from playground.draws import Draws
-from playground.events import Commit, Done, Failed, Forward, Mask, Step
+from playground.events import Commit, Done, Failed, Forward, Mask, Step, Verdict
 from playground.lane import Limits
 from playground.recipe import Recipe, assemble
 from playground.session import Models, Prompt, prepare
@@ -101,6 +101,13 @@ def test_a_fork_may_not_leave_the_grammar(recipe):
     assert isinstance(told[-1], Failed) and told[-1].message.startswith("The grammar does not allow 'b' here")
     _, told = run(replace(recipe, forced=tokens.encode("Gr")))
     assert "".join(event.text for event in told if isinstance(event, Commit)) == "Größe"
+
+
+def test_the_draft_model_guesses_only_what_is_legal():
+    at_one = ("temperature", {"t": 1.0})
+    _, told = run(Recipe("speculative", {}, [("sample_match", {}), ("draft_model", {"width": 2}), choosing(COLOURS), at_one]))
+    tests = [test for event in told if isinstance(event, Verdict) for test in event.tests]
+    assert tests and all(test.p > 0 for test in tests)
 
 
 def test_a_grammar_no_token_can_follow_is_refused_before_anything_runs():
