@@ -233,6 +233,8 @@ class Lane:
     def _roll_back(self, count: int) -> None:
         if not 0 <= count <= self.generated:
             raise ValueError(f"cannot take back {count} of {self.generated} generated tokens")
+        if self._policy:
+            raise Refusal(f"{self._policy.name} has freed slots that an earlier place of the text needs, so the text cannot go back: take it away.", "cache_policy")
         del self.tokens[len(self.tokens) - count:]
         for stream in self._streams.values():
             stream.roll_back()

@@ -375,3 +375,19 @@ def test_a_grammar_follows_what_was_taken_back():
     while not runner.finished:
         runner.advance()
     assert len(runner.lane.text) == 9 and set(runner.lane.text) <= set("abc")
+
+
+class GoesBack(Decoder):
+    """Takes back what it wrote."""
+
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        yield lm.keep(lm.pick(rows))
+        yield lm.roll_back(1)
+
+
+def test_a_text_cannot_go_back_where_its_cache_has_forgotten():
+    assembly = Assembly(GoesBack(), cache_policy=make("sink_window"))
+    lane = Lane([0, 1, 2], {"target": MODEL}, assembly, Limits(max_new_tokens=LENGTH), Recorder(MODEL.tokens))
+    session = run(Session([Header()], [Runner(lane, assembly)]))
+    assert last(session, 0) == Failed("sink_window has freed slots that an earlier place of the text needs, so the text cannot go back: take it away.")
