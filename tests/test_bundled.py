@@ -1,0 +1,64 @@
+"""The models that come with the project: loaded like any other, and held to what is said about them."""
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import playground
+from playground.engine.catalogue import BUNDLED_MODELS
+from playground.recipe import Recipe
+from playground.session import Models
+
+STORY = "Tell me a story about Mia and a red boat."
+RECORD = "Turn the text into {name: text, trade: text, colours: [text], married: true|false}. Sebrast is not married, works as a cook and likes yellow and white."
+EDIT = "Write tailor where it says smith.\nText: Grewath gave the cook some fish. In Dakest the smith made a table. The horse slept under the ring."
+LANES = [Recipe("speculative", extras=[(drafter, knobs), (verifier, {})])
+         for drafter, knobs in (("draft_model", {}), ("draft_model", {"width": 3}), ("prompt_lookup", {}))
+         for verifier in ("rejection", "sample_match", "greedy_match")]
+
+
+@pytest.fixture(scope="module")
+def exact() -> Models:
+    """The bundled pair in float64, where a text does not hang on how a product was rounded."""
+    return playground.load(dtype="float64")
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return playground.load()
+
+
+@pytest.mark.parametrize("prompt", [STORY, RECORD, EDIT])
+def test_speculation_writes_what_plain_greedy_writes(exact, prompt):
+    plain, *guessed = playground.compare([Recipe("greedy"), *LANES], prompt, models=exact, chat=True, max_new_tokens=40)
+    assert plain.reason in ("end", "length")
+    assert [lane.token_ids for lane in guessed] == [plain.token_ids] * len(LANES)
+
+
+def test_the_draft_is_worth_asking(models):
+    lane = playground.run("speculative", RECORD, models=models, chat=True)
+    assert lane.metrics["acceptance_rate"] > 0.6
+    assert lane.metrics["tokens_per_target_forward"] > 2.5
+
+
+def test_looking_up_the_prompt_pays_where_the_answer_repeats_it(models):
+    lane = playground.run("speculative", EDIT, models=models, chat=True, extras=["prompt_lookup"])
+    assert lane.metrics["tokens_per_target_forward"] > 2.5
+
+
+def test_a_record_is_json_and_right(models):
+    told = json.loads(playground.run("greedy", RECORD, models=models, chat=True).text)
+    assert told == {"name": "Sebrast", "trade": "cook", "colours": ["yellow", "white"], "married": False}
+
+
+def test_a_card_tells_sources_tokens_and_limits():
+    for name in ("pocket", "pocket-draft"):
+        card = (BUNDLED_MODELS / name / "README.md").read_text(encoding="utf-8")
+        assert all(word in card for word in ("sha256", "tokens", "loss", "imit"))
+
+
+def test_bundled_files_stay_small():
+    files = [path for path in BUNDLED_MODELS.rglob("*") if path.is_file()]
+    assert max(path.stat().st_size for path in files) < 50e6
+    assert sum(path.stat().st_size for path in files) < 120e6
