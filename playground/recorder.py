@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.special import entr
 
 from playground.engine.sampling import entropy
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
@@ -62,11 +63,13 @@ class Recorder:
         places = [rows.row(k.node) for k in kept]
         chosen = torch.tensor([k.token for k in kept], device=rows.raw.device)
         logs = rows.raw[places].log_softmax(-1)
-        p, final = logs.exp(), rows.p[places]
+        p = logs.exp()
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
-        numbers = [-(p * logs).nan_to_num().sum(-1), entropy(rows.scores[places]), logs.gather(-1, chosen[:, None])[:, 0]]
-        raw_entropy, final_entropy, logprobs = torch.stack(numbers).tolist()
-        finals, falls = final.gather(-1, ids).tolist(), rows.falls(places, ids)
+        uncertain = entr(p).sum(-1)
+        final_uncertain = entropy(rows.scores[places]) if len(rows.stages) > 1 else uncertain
+        numbers = torch.stack([uncertain, final_uncertain, logs.gather(-1, chosen[:, None])[:, 0]])
+        raw_entropy, final_entropy, logprobs = numbers.tolist()
+        finals, falls = rows.finals(places, ids).tolist(), rows.falls(places, ids)
         events: list[Event] = []
         for i, (k, position, place) in enumerate(zip(kept, positions, places)):
             top = self._candidates(ids[i].tolist(), values[i].tolist(), finals[i], falls[i])

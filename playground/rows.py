@@ -129,6 +129,12 @@ class Rows:
         """Entropy in nats of the model's own row, before masks and samplers."""
         return float(entropy(self.raw[self.row(node)]))
 
+    def finals(self, rows: list[int], tokens: Tensor) -> Tensor:
+        """Probability that tokens [n, k] of the given rows are drawn with, [n, k]."""
+        if self.chain.draws:
+            return self.p[rows].gather(-1, tokens)
+        return (tokens == self.scores[rows].argmax(-1, keepdim=True)).float()
+
     def falls(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
         """For tokens [n, k] of the given rows: the stage that removed each, None where none did."""
         fell: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]

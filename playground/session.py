@@ -74,7 +74,8 @@ class Runner:
         """Serve the pending request by at most one forward and run the strategy up to its next request."""
         start = perf_counter()
         try:
-            self._serve()
+            with torch.inference_mode():  # nothing here is differentiated; a strategy that learns says so itself
+                self._serve()
         except Refusal as refusal:
             self._fail(str(refusal))
         except torch.OutOfMemoryError:

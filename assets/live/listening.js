@@ -14,6 +14,7 @@ function listenToControls(app) {
     app.schedule();
   });
   app.speed.addEventListener("change", () => {
+    app.settings.speed = app.speed.value;
     app.player.setSpeed(app.speed.value);
     app.keep();
   });

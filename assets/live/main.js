@@ -1,6 +1,7 @@
 // Puts the parts together: frames in, one paint for each animation frame, the person's acts out.
 
 const VIEW_SETTINGS = "decoding-playground.view"; // the only thing kept in the browser: how to look, never what was seen
+const GREETING_SPEED = "0.05";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 
 class App {
@@ -65,6 +66,7 @@ class App {
     this.asked = null;
     this.stepping = false;
     this.card.hide();
+    this.pace();
     this.player.restart();
     const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
     this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
@@ -80,6 +82,12 @@ class App {
     this.live.dataset.run = this.trace.run;
     this.say("");
     if (this.trace.recorded && matchMedia("(prefers-reduced-motion: reduce)").matches) this.showEnd();
+  }
+
+  /** A recording that greets a visitor is slow enough to be watched; whatever comes after goes at the speed they chose. */
+  pace() {
+    const greets = this.trace.recorded && this.live.dataset.state === "empty" && this.settings.speed === "live";
+    this.player.speed = this.speed.value = greets ? GREETING_SPEED : this.settings.speed;
   }
 
   showEnd() {
@@ -310,7 +318,7 @@ class App {
 
   keep() {
     try {
-      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric: this.metric.value, speed: this.speed.value }));
+      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric: this.metric.value, speed: this.settings.speed }));
     } catch (reason) { /* a browser that keeps nothing still shows everything */ }
     this.schedule();
   }

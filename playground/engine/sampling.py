@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.special import entr
 
 REMOVED = float("-inf")
 COLDEST = 1e-6  # below this the quotients leave the range of numbers
@@ -58,8 +59,7 @@ def repetition_penalty(scores: Tensor, history: list[int], penalty: float) -> Te
 
 def entropy(scores: Tensor) -> Tensor:
     """Entropy in nats of each row's softmax, [n]."""
-    logs = scores.log_softmax(-1)
-    return -(logs.exp() * logs).nan_to_num().sum(-1)
+    return entr(scores.softmax(-1)).sum(-1)
 
 
 def leftover(p: Tensor, q: Tensor) -> Tensor:

@@ -56,20 +56,20 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     unknown = [name for name, value_ in passed.items() if value_ is not None and name not in HARMLESS]
     if unknown:
         raise Refusal(f"This model's attention uses {unknown[0]}, which the playground cannot honour yet: choose another model.", "model")
-    outputs, start = [], 0
-    for segment in call.segments:
-        rows = slice(start, start + segment.rows)
-        keys, values = segment.write(module.layer_idx, key[0, :, rows], value[0, :, rows])
+    counts = [segment.rows for segment in call.segments]
+    shares = [(query[0], key[0], value[0])] if len(counts) == 1 else zip(*(rows[0].split(counts, 1) for rows in (query, key, value)))
+    outputs = []
+    for segment, (asked, new_keys, new_values) in zip(call.segments, shares):
+        keys, values = segment.write(module.layer_idx, new_keys, new_values)
         mask = segment.mask(module.layer_idx, sliding_window)
-        outputs.append(attend(query[0, :, rows], keys, values, mask, scaling or query.shape[-1] ** -0.5, softcap))
-        start += segment.rows
+        outputs.append(attend(asked, keys, values, mask, scaling or query.shape[-1] ** -0.5, softcap))
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
     return out.transpose(0, 1)[None], None
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float | None) -> Tensor:
     """query [heads, n, d] over keys, values [kv_heads, m, d]; mask [n, m] or [kv_heads, n, m], CAUSAL, or None for all visible."""
-    kv_heads, (heads, n, _) = len(keys), query.shape
+    kv_heads, (heads, n, _) = keys.shape[0], query.shape
     groups = heads // kv_heads
     if isinstance(mask, str) and softcap is None:
         keys, values = (x.repeat_interleave(groups, 0)[None] for x in (keys, values))

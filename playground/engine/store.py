@@ -41,6 +41,10 @@ class Layer:
     keys: Tensor | None = None
     values: Tensor | None = None
 
+    def slot_bytes(self) -> int:
+        """Memory of one slot in all heads."""
+        return 0 if self.keys is None else sum(len(pool) * pool.shape[2] * pool.element_size() for pool in (self.keys, self.values))
+
 
 @dataclass
 class Store:
@@ -72,12 +76,12 @@ class Store:
 
     def write(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put rows [kv_heads, n, d] at scratch place `at`; returns everything the layer holds up to them."""
-        start = self.slots_of(layer).count + at
+        start, rows = self.slots_of(layer).count + at, keys.shape[1]
         held = self.layers[layer]
-        self._reserve(held, start + keys.shape[1], keys, values)
-        held.keys[:, start:start + keys.shape[1]] = keys
-        held.values[:, start:start + keys.shape[1]] = values
-        return held.keys[:, :start + keys.shape[1]], held.values[:, :start + keys.shape[1]]
+        self._reserve(held, start + rows, keys, values)
+        held.keys.narrow(1, start, rows).copy_(keys)
+        held.values.narrow(1, start, rows).copy_(values)
+        return held.keys.narrow(1, 0, start + rows), held.values.narrow(1, 0, start + rows)
 
     def _reserve(self, held: Layer, wanted: int, keys: Tensor, values: Tensor) -> None:
         capacity = 0 if held.keys is None else held.keys.shape[1]
@@ -189,16 +193,12 @@ class Store:
 
     def bytes(self) -> int:
         """Memory of the slots held, trunk and scratch."""
-        total = 0
-        for index, held in enumerate(self.layers):
-            if held.keys is not None:
-                places = self.slots_of(index).count + len(self.parents)
-                total += places * held.keys.shape[0] * (held.keys.shape[2] * held.keys.element_size() + held.values.shape[2] * held.values.element_size())
-        return total
+        alike = self.depth if len(self.slots) == 1 else 1  # layers that hold as many slots as the first of them
+        return sum(alike * (slots.count + len(self.parents)) * held.slot_bytes() for slots, held in zip(self.slots, self.layers))
 
     def runs(self) -> list[list[list[tuple[int, int]]]]:
         """Live true positions as half-open stretches, by layer and head; one entry where all layers or heads agree."""
-        return [[_stretches(row) for row in slots.positions.tolist()] for slots in self.slots]
+        return [[[(0, slots.count)]] if slots.whole and slots.count == self.length else [_stretches(row) for row in slots.positions.tolist()] for slots in self.slots]
 
 
 def _move(pool: Tensor, order: Tensor, count: int, scratch: int) -> None:
