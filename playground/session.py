@@ -8,8 +8,10 @@ A session is a plain synchronous object and owns no thread. Whoever drives it ho
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -59,6 +61,17 @@ class Prompt:
         if len(ids) >= model.context:
             raise Refusal(f"The prompt has {len(ids)} tokens, but {model.name} reads {model.context} at most: shorten it.", "prompt")
         return ids
+
+
+@cache
+def leave_a_core() -> None:
+    """Let torch compute on all processor cores but one, which is left to whoever shows the run.
+
+    Its threads wait for each other many times a token: where one of them has to share its core with a server or a
+    browser, all of them stand still. Call it before the first forward; OMP_NUM_THREADS, where it is set, is obeyed.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, torch.get_num_threads() - 1))
 
 
 class Runner:

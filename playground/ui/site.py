@@ -26,13 +26,19 @@ def _prepare(models: Any, settings: Settings):
     return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()))
 
 
+def _load(*names: Any, **how: Any) -> Any:
+    from playground.session import leave_a_core  # not before a model is wanted: it brings torch along
+    leave_a_core()
+    return playground.load(*names, **how)
+
+
 @dataclass
 class Site:
     """`load` and `prepare` are the doors to the engine; tests put others in."""
 
     wish: Wish = field(default_factory=Wish)
     rules: Rules = field(default_factory=Rules)
-    load: Callable[..., Any] = playground.load
+    load: Callable[..., Any] = _load
     prepare: Callable[[Any, Settings], Any] = _prepare
 
     def __post_init__(self) -> None:
