@@ -90,12 +90,24 @@ def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
     expect(page.locator("#system")).to_be_hidden()  # from then on nothing moves under the mouse
 
 
+def running(page: Page, lane: int):
+    """A lane of a run that was started here, not of the recording that greets a visitor."""
+    return page.locator(f"#live [data-recorded='false'] .lane[data-lane='{lane}']")
+
+
 def tokens(page: Page, lane: int):
-    return page.locator(f"#live .lane[data-lane='{lane}'] .tokens > *")
+    return running(page, lane).locator(".tokens > *")
 
 
 def status(page: Page, lane: int):
-    return page.locator(f"#live .lane[data-lane='{lane}'] .status")
+    return running(page, lane).locator(".status")
+
+
+def test_a_recording_greets_the_visitor(page, address):
+    visit(page, address)
+    recorded = page.locator("#live [data-recorded='true'] .lane")
+    expect(recorded).to_have_count(len(Trace.load(ROOT / "assets/traces/first_view.jsonl").headers))
+    expect(recorded.first.locator(".tokens > *").nth(2)).to_be_attached()
 
 
 def test_two_lanes_write_and_stop(page, address):

@@ -137,7 +137,9 @@ function judge(i) {
 
 function promises(names) {
   const told = new Map();
-  for (const [label, help] of names.map((name) => PROMISES[name] || [])) if (label) told.set(label, [...(told.get(label) || []), help]);
+  const forgets = names.includes("budget_respected"); // then lossless means: as plain decoding with that cache
+  const known = names.map((name) => PROMISES[name] || []).map(([label, help]) => [label === "lossless" && forgets ? "lossless for its cache" : label, help]);
+  for (const [label, help] of known) if (label) told.set(label, [...(told.get(label) || []), help]);
   return [...told].map(([label, helps]) => h("span", { class: `promise ${label === "heuristic" ? "loose" : "firm"}`, title: helps.join(" ") }, label));
 }
 

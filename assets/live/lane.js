@@ -9,6 +9,11 @@ const GUARANTEES = {
   heuristic: ["heuristic", "No promise that the text is that of plain decoding."],
 };
 
+/** With a cache that forgets, lossless means the same as plain decoding with that cache, which may be another text. */
+function qualified(label, guarantee) {
+  return label === "lossless" && guarantee.includes("budget_respected") ? "lossless for its cache" : label;
+}
+
 const REASONS = {
   end: "ended",
   length: "reached its length",
@@ -62,7 +67,8 @@ class LaneCard {
     const shown = new Map();
     for (const name of header.guarantee) {
       if (GUARANTEES[name] === null) continue;
-      const [label, help] = GUARANTEES[name] || [name.replaceAll("_", " "), ""];
+      const [plain, help] = GUARANTEES[name] || [name.replaceAll("_", " "), ""];
+      const label = qualified(plain, header.guarantee);
       shown.set(label, [shown.get(label), help].filter(Boolean).join(" "));
     }
     for (const [label, help] of shown) badges.append(badge(label, help));

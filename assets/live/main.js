@@ -80,6 +80,7 @@ class App {
     this.welcome.hidden = true;
     this.live.dataset.state = "filled";
     this.live.dataset.run = this.trace.run;
+    this.live.dataset.recorded = this.trace.recorded;
     this.say("");
     if (this.trace.recorded && matchMedia("(prefers-reduced-motion: reduce)").matches) this.showEnd();
   }
