@@ -215,9 +215,9 @@ class Session:
         return self._stamp(lane, self._runners[lane].advance())
 
     def _stamp(self, lane: int, events: list[Event]) -> list[Stamped]:
-        stamped = []
+        stamped, clock = [], round(self._runners[lane].clock, 6)  # as a file keeps it, so that a saved run reads the same
         for event in events:
-            stamped.append(Stamped(lane, len(self.trace.events), self._runners[lane].clock, event))
+            stamped.append(Stamped(lane, len(self.trace.events), clock, event))
             self.trace.append(stamped[-1])
         return stamped
 

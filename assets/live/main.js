@@ -68,6 +68,7 @@ class App {
     this.card.hide();
     this.pace();
     this.player.restart();
+    this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the run before
     const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
     this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
@@ -87,7 +88,7 @@ class App {
 
   /** A recording that greets a visitor is slow enough to be watched; whatever comes after goes at the speed they chose. */
   pace() {
-    const greets = this.trace.recorded && this.live.dataset.state === "empty" && this.settings.speed === "live";
+    const greets = this.trace.recorded && !this.trace.fromFile && this.live.dataset.state === "empty" && this.settings.speed === "live";
     this.player.speed = this.speed.value = greets ? GREETING_SPEED : this.settings.speed;
   }
 
