@@ -240,8 +240,7 @@ class Lane:
             stream.roll_back()
         if self.chain.matcher:
             self.chain.matcher.rollback(count)
-        self._reader = Reader(self.target_model.tokens)
-        self.text = self._reader.push(self.tokens[self.prompt_length:])
+        self.text = self._reader.rebuild(self.tokens[self.prompt_length:])
         self.reason = None
         self.record(Rollback(count, self.text))
         self.settle()

@@ -16,8 +16,27 @@ from hypothesis import strategies as st
 
 from playground import events as ev
 from playground.errors import Refusal
-from playground.events import (Branches, Cache, Candidate, Commit, Done, Draft, Failed, Figure, Fill, Forward, Header, Mask, Note,
-                               Part, Rollback, Stamped, Step, Switch, Verdict)
+from playground.events import (
+    Branches,
+    Cache,
+    Candidate,
+    Commit,
+    Done,
+    Draft,
+    Failed,
+    Figure,
+    Fill,
+    Forward,
+    Header,
+    Mask,
+    Note,
+    Part,
+    Rollback,
+    Stamped,
+    Step,
+    Switch,
+    Verdict,
+)
 from playground.trace import Trace, check, diff, metrics, replay, schema
 
 ROOT = Path(__file__).parents[1]
