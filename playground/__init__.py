@@ -18,6 +18,7 @@ from playground.result import Result
 
 if TYPE_CHECKING:
     from playground.engine.load import Shelf
+    from playground.memory import Memory
     from playground.recipe import Recipe
     from playground.session import Models, Session
 
@@ -33,13 +34,15 @@ def load(model: str | None = None, draft: str | None = None, device: str = "auto
 
     A model is named by the catalogue, a folder or a hub id; None is the bundled one. A draft of None is the catalogue's
     partner of the model, if it has one; "none" is no draft. `progress` is called with the share done, 0 to 1, and a few
-    words. Loads that are given one `shelf` share what is on it.
+    words. Loads that are given one `shelf` share what is on it. The oracle is a table in float64 on the CPU, however it is asked for.
     """
     from playground.engine import catalogue
     from playground.engine import load as loading
     from playground.engine.model import Model
     from playground.session import Models
     name = model or catalogue.BUNDLED[0].name
+    if name == catalogue.ORACLE:
+        return _oracle(draft or NO_DRAFT)
     partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
     how, tell = loading.Loading(device, dtype, quantization), progress or (lambda share, text: None)
     shelf = shelf or loading.Shelf(lambda network, tokenizer, facts: Model(network, tokenizer, facts.name, facts.revision, facts.quantization))
@@ -52,25 +55,36 @@ def load(model: str | None = None, draft: str | None = None, device: str = "auto
     return Models(target, second)
 
 
+def _oracle(draft: str) -> Models:
+    from playground.engine.oracle import OracleDenoiser
+    from playground.session import Models
+    if draft != NO_DRAFT:
+        raise Refusal("The oracle takes no draft model: choose none.", "draft")
+    return Models(OracleDenoiser.bundled())
+
+
 def run(strategy: str, prompt: str, *, models: Models | None = None, knobs: Mapping[str, Any] | None = None, extras: Extras = (),
-        chat: bool = False, system: str = "", seed: int = 0, max_new_tokens: int = 64, stop: str | Iterable[str] = ()) -> Result:
+        chat: bool = False, system: str = "", context: str = "", seed: int = 0, max_new_tokens: int = 64, stop: str | Iterable[str] = (),
+        memory: Memory | None = None) -> Result:
     """Let one strategy continue a prompt.
 
-    `extras` add toggles and fill slots, by name or as (name, knobs). Without `models` the bundled pair is loaded, each
+    `extras` add toggles and fill slots, by name or as (name, knobs). `context` is a passage read before the prompt. What a
+    strategy learns for later runs stays in `memory`, a playground.memory.Memory of yours. Without `models` the bundled pair is loaded, each
     time: load once and pass it on. Raises Refusal for what cannot begin; a run that fails on its way comes back with the
     reason "failed", a message and the text so far.
     """
     from playground.recipe import Recipe, assemble
     recipe = Recipe(strategy, dict(knobs or {}), [_extra(extra) for extra in extras])
     assemble(recipe)  # what is wrong with it is said before a model is loaded
-    result = compare([recipe], prompt, models=models, chat=chat, system=system, seed=seed, max_new_tokens=max_new_tokens, stop=stop)[0]
+    result = compare([recipe], prompt, models=models, chat=chat, system=system, context=context, seed=seed, max_new_tokens=max_new_tokens,
+                     stop=stop, memory=memory)[0]
     if not result.begun:
         raise Refusal(result.message, strategy)
     return result
 
 
-def compare(lanes: Iterable[str | Recipe], prompt: str, *, models: Models | None = None, chat: bool = False, system: str = "", seed: int = 0,
-            max_new_tokens: int = 64, stop: str | Iterable[str] = ()) -> list[Result]:
+def compare(lanes: Iterable[str | Recipe], prompt: str, *, models: Models | None = None, chat: bool = False, system: str = "", context: str = "",
+            seed: int = 0, max_new_tokens: int = 64, stop: str | Iterable[str] = (), memory: Memory | None = None) -> list[Result]:
     """Let several strategies, names or recipes, continue one prompt side by side; the results are in their order.
 
     A lane that cannot begin or fails has the reason "failed" and a message, and the others go on. Raises Refusal where no
@@ -80,7 +94,7 @@ def compare(lanes: Iterable[str | Recipe], prompt: str, *, models: Models | None
     from playground.session import Limits, Prompt, prepare
     recipes = [Recipe(lane) if isinstance(lane, str) else lane for lane in lanes]
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    session = prepare(models or load(), recipes, Prompt(prompt, chat, system), Limits(seed, max_new_tokens, stops))
+    session = prepare(models or load(), recipes, Prompt(prompt, chat, system, context), Limits(seed, max_new_tokens, stops), memory=memory)
     return _results(session)
 
 

@@ -15,26 +15,29 @@ SCALE = 2.0 ** -53
 
 
 class Draws:
-    """Uniform numbers in [0, 1) from a seed and a key: purpose, position, and how often that key was asked before."""
+    """Uniform numbers in [0, 1) from a seed and a key: purpose, lineage, position, and how often that key was asked before.
+
+    The lineage tells sequences that grow side by side from each other, so that one more of them changes nothing for the rest.
+    """
 
     def __init__(self, seed: int):
         self.seed = seed
         self._asked: Counter = Counter()
 
-    def uniform(self, purpose: str, position: int) -> float:
-        count = self._asked[purpose, position]
-        self._asked[purpose, position] += 1
-        key = f"{self.seed}|{purpose}|{position}|{count}".encode()
+    def uniform(self, purpose: str, position: int, lineage: int = 0) -> float:
+        count = self._asked[purpose, position, lineage]
+        self._asked[purpose, position, lineage] += 1
+        key = f"{self.seed}|{purpose}|{position}|{count}{f'|{lineage}' if lineage else ''}".encode()
         return (int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 11) * SCALE
 
-    def flip(self, probability: float, purpose: str, position: int) -> tuple[bool, float]:
+    def flip(self, probability: float, purpose: str, position: int, lineage: int = 0) -> tuple[bool, float]:
         """True with the given probability, and the uniform that decided."""
-        u = self.uniform(purpose, position)
+        u = self.uniform(purpose, position, lineage)
         return u < probability, u
 
-    def pick(self, p: Tensor, purpose: str, position: int) -> int:
+    def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         """An index drawn from the distribution p [V], in order of ids."""
         cumulated = p.to(torch.float32 if p.device.type == "mps" else torch.float64).cumsum(0)  # Apple GPUs have no float64
-        target = self.uniform(purpose, position) * float(cumulated[-1])
+        target = self.uniform(purpose, position, lineage) * float(cumulated[-1])
         index = int((cumulated <= target).sum())
         return min(index, int(p.nonzero()[-1]))

@@ -68,6 +68,7 @@ class Forward(Event):
     tokens: int = 1  # rows that went in
     context: int = 0  # positions they could see, themselves left out
     layers: int = 0  # decoder layers that ran
+    lanes: int = 1  # lanes whose rows went through together; the seconds are this lane's share, by rows
     seconds: float = 0.0
     flops: float = 0.0
 
@@ -128,6 +129,7 @@ class Commit(Event):
     logprobs: list[float | None] = field(default_factory=list)  # raw, of the chosen token; None where no row was computed
     origins: list[Origin] = field(default_factory=list)
     sequence: int = 0
+    grown_on: int = 0  # the sequence these tokens grew on, where that is another one: its Steps and Masks are theirs too
 
 
 @dataclass(slots=True)
@@ -153,6 +155,7 @@ class Cache(Event):
     scratch: int = 0  # slots held for guesses before this keep
     evicted: int = 0  # slots freed by this keep, summed over layers and heads
     merged: int = 0
+    packed: int = 0  # oldest tokens that are held in a coarser form than they were written in
     bytes: int = 0
 
 
@@ -277,10 +280,12 @@ class Header:
     max_new_tokens: int = 0
     stop: list[str] = field(default_factory=list)
     chat: bool = False
+    context: str = ""  # a passage the lane read before the prompt
     prompt: str = ""
     prompt_ids: list[int] = field(default_factory=list)
     prompt_pieces: list[str] = field(default_factory=list)
     vocabulary: int = 0
+    canvas: int = 0  # positions that are filled in any order; 0 where text grows from left to right
     memory: str = ""  # digest of what the strategy remembered from earlier runs; empty where it remembers nothing
 
 

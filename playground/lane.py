@@ -5,27 +5,36 @@
     choice = lm.pick(rows)              a token from a row: by chance where a sampler draws, the largest score otherwise
     yield lm.keep(choice)               commit; also lm.keep(verdict) for a tree that was judged
     other = lm.stream("draft")          another model that follows the same text: other.extend(tree)
+    early = lm.exit(4)                  the target left after four layers: early.extend(tree)
 
-The lane counts costs, keeps grammar, caches and policies in step with the text, and knows when the text is complete.
+    leaves = lm.fork(8)                 sequences that grow side by side from here, sharing the cache of what they share
+    rows = yield lm.extend(leaves)      a row for the end of each, in one forward
+    yield lm.keep([lm.pick(row) for row in rows])
+    yield lm.keep(leaves[3])            that one becomes the text
+
+The lane counts costs, keeps grammar, caches, policies and samplers in step with the text, and knows when it is complete.
 """
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from playground.draws import Draws
 from playground.engine.model import Model
-from playground.engine.store import Window
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
-from playground.events import Draft, Event, Reason, Rollback, Verdict
+from playground.events import Branches, Commit, Draft, Event, Reason, Rollback, Verdict
+from playground.memory import Memory
 from playground.parts.tree import ROOT, TokenTree
 from playground.recorder import Kept, Recorder
+from playground.retention import Retention
 from playground.rows import Chain, Choice, Rows
-from playground.stream import Immediate, Request, Stream, Together
+from playground.sequence import Bounds, Sequence
+from playground.stream import Exit, Immediate, Request, Stream, Together
 
 if TYPE_CHECKING:
     from playground.recipe import Assembly
@@ -42,26 +51,28 @@ class Limits:
 
 
 class Lane:
-    def __init__(self, prompt: list[int], models: dict[str, Model], assembly: Assembly, limits: Limits, recorder: Recorder):
-        self.tokens = list(prompt)  # everything committed, prompt included
+    def __init__(self, prompt: list[int], models: dict[str, Model], assembly: Assembly, limits: Limits, recorder: Recorder,
+                 prompts: dict[str, list[int]] | None = None, memory: Memory | None = None):
+        """`prompts` are other prompts for the target's model, by the name of the stream that reads them."""
         self.prompt_length = len(prompt)
-        self.limits, self.recorder = limits, recorder
+        self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.draws = Draws(limits.seed)
         self.target_model = models["target"]
         self.vocabulary = min(model.vocabulary for model in models.values())  # embeddings may be padded to different sizes
-        self.context = min(model.context for model in models.values())
+        self.prompts = {"target": prompt, **(prompts or {})}
+        self.context = min(model.context for model in models.values()) - max(map(len, self.prompts.values())) + len(prompt)
         if len(prompt) >= self.context:
             raise Refusal(f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.", "prompt")
-        self.reason: Reason | None = None
-        self.text = ""
         self.events: list[Event] = []  # not handed out yet
         self._models, self._streams, self._round = models, {}, -1
         self._asked: Immediate | None = None  # the last request to change the text
-        self._policy = assembly.cache_policy
-        self._reader = Reader(self.target_model.tokens)
-        self.chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids)
-        if self._policy:
-            self.target.store.window = Window(self._policy.visible, self.prompt_length)
+        bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
+        chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, not assembly.decoder.owns_constraint)
+        self.main = Sequence(0, prompt, bounds, chain, Reader(self.target_model.tokens))
+        self.leaves: dict[int, Sequence] = {}  # sequences that grow beside each other, by number; those dropped are not among them
+        self._born, self._branches = 0, TokenTree()
+        self._visitor, self._recalled = memory or Memory(), {}
+        self.retention = Retention(assembly.cache_policy, self.target.store, self.prompt_length) if assembly.cache_policy else None
 
     def _matcher(self, assembly: Assembly):
         if assembly.constraint is None:
@@ -75,13 +86,40 @@ class Lane:
         return self.stream("target")
 
     @property
+    def tokens(self) -> list[int]:
+        """Everything committed, prompt included."""
+        return self.main.tokens
+
+    @property
+    def text(self) -> str:
+        """What was generated, as far as it is readable."""
+        return self.main.text
+
+    @property
+    def reason(self) -> Reason | None:
+        return self.main.reason
+
+    @reason.setter
+    def reason(self, reason: Reason) -> None:
+        self.main.reason = reason
+
+    @property
+    def chain(self) -> Chain:
+        return self.main.chain
+
+    @property
     def generated(self) -> int:
-        return len(self.tokens) - self.prompt_length
+        return self.main.generated
 
     @property
     def remaining(self) -> int:
         """Tokens that may still be committed."""
-        return min(self.limits.max_new_tokens - self.generated, self.context - len(self.tokens))
+        return self.main.remaining
+
+    @property
+    def depth(self) -> int:
+        """Decoder layers of the target."""
+        return self.target_model.depth
 
     def ends(self, token: int) -> bool:
         """Whether a token ends the text."""
@@ -96,25 +134,42 @@ class Lane:
     def stream(self, name: str) -> Stream:
         """The stream of that name; it reads the text when it is first asked for rows."""
         if name not in self._streams:
-            if name not in self._models:
-                raise Refusal(f"This strategy needs a {name} model next to the target: choose one.", name)
-            self._streams[name] = Stream(name, self._models[name], self)
+            self._streams[name] = self._opened(name)
         return self._streams[name]
+
+    def _opened(self, name: str) -> Stream:
+        if name in self._models:
+            companions = [self.stream(other) for other in self.assembly.streams()] if name == "target" else []
+            return Stream(name, self._models[name], self, self.prompts["target"], companions)
+        if name in self.prompts:
+            return Stream(name, self.target_model, self, self.prompts[name])
+        raise Refusal(f"This strategy needs a {name} model next to the target: choose one.", name)
+
+    def exit(self, layer: int) -> Exit:
+        """The target left after `layer` layers."""
+        return self.target.exit(min(layer, self.depth))
 
     def prefill(self) -> Request:
         """The prompt through the target; answers with the row after it."""
         return self.target.prefill()
 
-    def extend(self, tree: TokenTree | None = None) -> Request:
-        """Rows of the target for the end of the text and for every node of `tree`, in one forward."""
-        return self.target.extend(tree)
+    def extend(self, what: TokenTree | list[Sequence] | None = None) -> Request:
+        """Rows of the target in one forward: for the end of the text and every node of a tree, or one for the end of each sequence."""
+        return self.target.grow(what) if isinstance(what, list) else self.target.extend(what)
 
     def together(self, *requests: Request) -> Request:
         """Several independent requests; answers with a tuple."""
         return Together(*requests)
 
-    def keep(self, what: Choice | Verdict) -> Request:
-        """Commit a chosen token, or the accepted path of a verdict and the token after it."""
+    def keep(self, what: Choice | Verdict | Sequence | list[Choice]) -> Request:
+        """Commit a chosen token, the accepted path of a verdict and the token after it, or what a sequence wrote.
+
+        A list of choices is committed each by its own sequence, and none of them is the lane's text yet.
+        """
+        if isinstance(what, list):
+            return self._due(Immediate(lambda: self._keep_each(what)))
+        if isinstance(what, Sequence):
+            return self._due(Immediate(lambda: self._adopt(what)))
         steps = [Kept(what.token, what.origin, what.rows, what.node)] if isinstance(what, Choice) else self._steps(what)
         return self._due(Immediate(lambda: self._keep(steps)))
 
@@ -135,7 +190,12 @@ class Lane:
         """A token for the place after `node`: drawn from the row's distribution, or its best where nothing is left to chance."""
         if not rows.chain.draws:
             return Choice(rows.best(node), rows, node)
-        return Choice(self.draw(rows.p[rows.row(node)], rows.position(node), purpose), rows, node)
+        token = self.draws.pick(rows.p[rows.row(node)], purpose, rows.position(node), rows.sequence.lineage)
+        return Choice(token, rows, node)
+
+    def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> Choice:
+        """A token the strategy decided on, to be kept; by another sequence than the row's where both stand at the same place."""
+        return Choice(token, rows, node, by=leaf)
 
     def draw(self, p: torch.Tensor, position: int, purpose: str) -> int:
         """A token from any distribution p [V], at a position of the sequence."""
@@ -144,6 +204,27 @@ class Lane:
     def flip(self, probability: float, position: int, purpose: str = "accept") -> tuple[bool, float]:
         """True with the given probability, and the uniform number that decided."""
         return self.draws.flip(probability, purpose, position)
+
+    def uniform(self, position: int, purpose: str) -> float:
+        """A number drawn evenly from [0, 1), where a strategy needs noise of its own making. Laws with it cannot be enumerated."""
+        return self.draws.uniform(purpose, position)
+
+    # --- memory ---
+
+    def memory(self, name: str, make: Callable[[], Any], *about: object) -> Any:
+        """What a strategy learned in earlier runs of the same visitor with this model, a copy of it; `make` makes it new.
+
+        `about` is all else it depends on. A thing has `digest() -> str`, equal for equal contents.
+        """
+        key = "|".join(map(str, (name, self.target_model.name, self.target_model.revision, *about)))
+        if key not in self._recalled:
+            self._recalled[key] = self._visitor.recall(key, make)
+        return self._recalled[key]
+
+    def remember(self) -> None:
+        """Give back what was learned."""
+        for key, thing in self._recalled.items():
+            self._visitor.keep(key, thing)
 
     # --- events ---
 
@@ -156,12 +237,75 @@ class Lane:
             event.round, event.piece = self._round, self.piece(event.token) if event.token >= 0 else ""
         self.events.append(event)
 
+    # --- several sequences ---
+
+    def fork(self, count: int, leaf: Sequence | None = None) -> list[Sequence]:
+        """New sequences at the end of the text, or of a sequence. The first of the lane draws what the lane itself would have drawn."""
+        parent = leaf or self.main
+        twins = [parent.fork(self._born + i) for i in range(1, count + 1)]
+        self._born += count
+        self.leaves |= {twin.number: twin for twin in twins}
+        self.record(Branches(born=[(twin.number, parent.number) for twin in twins]))
+        return twins
+
+    def drop(self, leaves: Iterable[Sequence]) -> None:
+        """These sequences are given up, and their slots are free."""
+        dropped = [leaf.number for leaf in leaves]
+        if dropped:
+            self.leaves = {number: leaf for number, leaf in self.leaves.items() if number not in dropped}
+            self.record(Branches(dropped=dropped))
+            self._prune()
+
+    def plant(self, leaves: list[Sequence]) -> TokenTree:
+        """The tree of all that living sequences wrote since they were forked; ready to be fed."""
+        self._prune()
+        fresh: dict[tuple[int, int], int] = {}  # those who write the same in the same place share it
+        for leaf in leaves:
+            for token in leaf.tokens[leaf.placed:]:
+                place = (leaf.node, token)
+                if place not in fresh:
+                    fresh[place] = self._branches.add(token, leaf.node)
+                leaf.node = fresh[place]
+            leaf.placed = len(leaf.tokens)
+        return self._branches
+
+    def _prune(self) -> None:
+        """Free what no sequence that still grows stands on."""
+        growing = [leaf for leaf in self.leaves.values() if not leaf.reason]
+        needed = sorted({node for leaf in growing for node in self._branches.path(leaf.node)})
+        if len(needed) == len(self._branches):
+            return
+        before, self._branches = self._branches, self._branches.only(needed)
+        renumbered = {old: new for new, old in enumerate(needed)} | {ROOT: ROOT}
+        for leaf in growing:
+            leaf.node = renumbered[leaf.node]
+        for stream in self._streams.values():
+            stream.prune(before, needed, self._branches)
+
+    def _keep_each(self, choices: list[Choice]) -> None:
+        for choice in choices:
+            self._commit([Kept(choice.token, choice.origin, choice.rows, choice.node)], choice.sequence)
+        self.settle("branch")
+
+    def _adopt(self, leaf: Sequence) -> None:
+        """What a sequence wrote becomes the lane's text."""
+        start, main = self.generated, self.main
+        ids = leaf.tokens[len(main.tokens):]
+        text = leaf.text[len(main.text):]
+        logprobs, origins = leaf.logprobs[start:], leaf.origins[start:]
+        self.main = leaf
+        leaf.number, number = 0, leaf.number
+        self.events.append(Commit(start, ids, [self.piece(i) for i in ids], text, logprobs, origins, grown_on=number))
+        self.leaves = {}
+        self._follow("keep")
+        self._branches = TokenTree()
+
     # --- how the text grows ---
 
     def begin(self) -> None:
         """Before the first forward: what the grammar leaves no choice about is written at once."""
         if not self.limits.forced:
-            self._commit(self._forced())
+            self._commit(self._forced(self.main), self.main)
 
     def keep_given(self, rows: Rows) -> None:
         """Commit the tokens a fork begins with; `rows` is what the model thought before and after each of them."""
@@ -175,72 +319,76 @@ class Lane:
         return drafted + [Kept(verdict.token, verdict.origin, rows, befores[-1])] * (verdict.token >= 0)
 
     def _keep(self, steps: list[Kept]) -> None:
-        self._commit(steps)
+        if self.leaves:
+            raise RuntimeError("sequences grow side by side: keep one of them before the text goes on")
+        self._commit(steps, self.main)
+        self._follow("keep")
+
+    def _follow(self, moment: str) -> None:
         held = len(self.target.store.parents)
         for stream in self._streams.values():
             stream.follow()
-        self.settle(held)
+        self.settle(moment, held)
 
-    def _commit(self, steps: list[Kept]) -> None:
-        """Lengthen the text token by token, until it is complete; tokens the grammar forces follow at once."""
-        start, kept, text = self.generated, [], ""
+    def _commit(self, steps: list[Kept], sequence: Sequence) -> None:
+        """Lengthen a text token by token, until it is complete; tokens the grammar forces follow at once."""
+        start, kept, text = sequence.generated, [], ""
         waiting = deque(steps)
-        while waiting and not self.reason:
+        while waiting and not sequence.reason:
             kept.append(waiting.popleft())
-            text += self._append(kept[-1].token)
-            if not waiting and not self.reason:
-                waiting.extend(self._forced())
-        if self.reason:
-            text += self._finish_text()
+            text += self._append(kept[-1], sequence)
+            if not waiting and not sequence.reason:
+                waiting.extend(self._forced(sequence))
+        if sequence.reason:
+            text += sequence.finish()
         if kept:
-            self.events += self.recorder.committed(kept, start, text)
+            self._tell(kept, start, text, sequence)
 
-    def _append(self, token: int) -> str:
-        if self.chain.matcher and not self.chain.matcher.advance(token):
-            raise Refusal(f"The grammar does not allow {self.piece(token)!r} here, so the text cannot go on: loosen the grammar.", "constraint")
-        self.tokens.append(token)
-        piece = self._reader.push([token])
-        self.text += piece
-        self.reason = self._complete(token)
-        return piece
+    def _append(self, kept: Kept, sequence: Sequence) -> str:
+        matcher = sequence.chain.matcher
+        if matcher and not matcher.advance(kept.token):
+            raise Refusal(f"The grammar does not allow {self.piece(kept.token)!r} here, so the text cannot go on: loosen the grammar.", "constraint")
+        if kept.rows is not None:
+            self.events += kept.rows.kept(kept.node, kept.token)
+        return sequence.append(kept.token)
 
-    def _complete(self, token: int) -> Reason | None:
-        if self.ends(token):
-            return "end"
-        if any(stop in self.text for stop in self.limits.stop if stop):
-            return "stop_string"
-        if self.chain.matcher and self.chain.matcher.stopped:
-            return "grammar"
-        return "length" if self.remaining <= 0 else None
+    def _tell(self, kept: list[Kept], start: int, text: str, sequence: Sequence) -> None:
+        events = self.recorder.committed(kept, start, text)
+        for event in events:
+            event.sequence = sequence.number
+        commit = events[-1]
+        sequence.logprobs += commit.logprobs
+        sequence.origins += commit.origins
+        self.events += events
 
-    def _forced(self) -> list[Kept]:
+    def _forced(self, sequence: Sequence) -> list[Kept]:
         """Tokens the grammar leaves no alternative to; they need no forward of their own."""
-        return [Kept(token, "forced") for token in self.chain.matcher.forced()] if self.chain.matcher else []
+        chain = sequence.chain
+        return [Kept(token, "forced") for token in chain.matcher.forced()] if chain.matcher and chain.masking else []
 
-    def _finish_text(self) -> str:
-        rest = self._reader.flush()
-        self.text += rest
-        return rest
+    # --- caches ---
 
-    def settle(self, guesses: int = 0) -> None:
-        """After a keep: the policy frees slots of the target's cache. What is left is noted, and how many places guesses had taken."""
-        store, freed = self.target.store, 0
-        if self._policy:
-            next_row = torch.tensor([[store.length]], device=store.device)
-            freed = store.evict([self._policy.visible(next_row, slots.positions) for slots in store.slots])
-        self.events += self.recorder.cache(store, guesses, freed)
+    def watch(self, stream: Stream) -> Callable[[int], bool] | None:
+        """Says which rows' attention a cache policy wants, by their position; None where it wants none."""
+        return self.retention.watch() if self.retention and stream is self.target else None
+
+    def settle(self, moment: str, guesses: int = 0) -> None:
+        """After a keep: the policy acts on the target's cache. What is left is noted, and how many places guesses had taken."""
+        freed = self.retention.settle(moment, self._next()) if self.retention else 0
+        self.events += self.recorder.cache(self.target.store, guesses, freed)
+
+    def _next(self) -> int:
+        """Position of the next row; of the hindmost where several sequences grow."""
+        ends = [len(leaf.tokens) for leaf in self.leaves.values() if not leaf.reason] or [self.target.store.length + 1]
+        return min(ends) - 1
 
     def _roll_back(self, count: int) -> None:
         if not 0 <= count <= self.generated:
             raise ValueError(f"cannot take back {count} of {self.generated} generated tokens")
-        if self._policy:
-            raise Refusal(f"{self._policy.name} has freed slots that an earlier place of the text needs, so the text cannot go back: take it away.", "cache_policy")
-        del self.tokens[len(self.tokens) - count:]
+        if self.retention:
+            raise Refusal(f"{self.assembly.cache_policy.name} has freed slots that an earlier place of the text needs, so the text cannot go back: take it away.", "cache_policy")
+        self.main.take_back(count)
         for stream in self._streams.values():
             stream.roll_back()
-        if self.chain.matcher:
-            self.chain.matcher.rollback(count)
-        self.text = self._reader.rebuild(self.tokens[self.prompt_length:])
-        self.reason = None
         self.record(Rollback(count, self.text))
-        self.settle()
+        self.settle("keep")

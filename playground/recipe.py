@@ -44,10 +44,26 @@ class Assembly:
     def needs(self) -> set[str]:
         return {need for part in self.strategies() for need in part.needs}
 
+    def needing(self, need: str) -> str:
+        """Name of the strategy that has a need."""
+        return next(part.name for part in self.strategies() if need in part.needs)
+
+    def streams(self) -> list[str]:
+        """Streams that samplers read beside the target."""
+        return list(dict.fromkeys(name for sampler in self.samplers for name in sampler.streams))
+
+    def remembers(self) -> bool:
+        return any(part.remembers for part in self.strategies())
+
     def guarantee(self) -> list[str]:
-        """What the whole lane promises. Lossless means: same as plain decoding under the same toggles."""
+        """What the whole lane promises. Lossless means: same as plain decoding under the same toggles.
+
+        It survives toggles that act row by row. One whose rows depend on the path sees another path where guesses are
+        checked several at a time.
+        """
         promises = list(self.decoder.guarantee)
-        if self.cache_policy and not self.cache_policy.row_wise:
+        by_path = self.cache_policy and not self.cache_policy.row_wise
+        if by_path or "verifier" in self.decoder.slots().values() and not all(sampler.row_wise for sampler in self.samplers):
             promises = ["heuristic"]
         added = [part for part in (self.constraint, self.cache_policy) if part]
         return list(dict.fromkeys(promises + [g for part in added for g in part.guarantee]))
@@ -71,6 +87,8 @@ def assemble(recipe: Recipe) -> Assembly:
         _add(assembly, toggle)
     assembly.samplers.sort(key=lambda sampler: STAGES.index(sampler.stage))
     _check_exactness(assembly)
+    if "constraint" in decoder.needs and not assembly.constraint:
+        raise Refusal(f"{decoder.name} needs a constraint: add json_schema, regex, lark or choice.", decoder.name)
     return assembly
 
 
@@ -86,8 +104,10 @@ def _filling(recipe: Recipe, extras: list, slots: dict[str, str]) -> dict[str, A
 
 def _add(assembly: Assembly, toggle: Strategy) -> None:
     decoder = assembly.decoder
-    if toggle.kind in decoder.refuses:
-        raise Refusal(f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')}: take {toggle.name} away.", toggle.name)
+    if toggle.kind in decoder.refuses or toggle.name in decoder.refuses:
+        raise Refusal(f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.name}: take {toggle.name} away.", toggle.name)
+    if toggle.kind == "cache_policy" and decoder.several and not toggle.row_wise:
+        raise Refusal(f"{toggle.name} goes by the path of one text, and {decoder.name} grows several: take {toggle.name} away.", toggle.name)
     if toggle.kind == "sampler":
         if any(sampler.name == toggle.name for sampler in assembly.samplers):
             raise Refusal(f"{toggle.name} is in this lane already, added or brought along by {decoder.name}: take one away.", toggle.name)

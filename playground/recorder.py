@@ -93,7 +93,7 @@ class Recorder:
 
     def cache(self, store: Store, guesses: int, freed: int) -> list[Event]:
         """What the target's cache holds after a keep."""
-        return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, freed, 0, store.bytes())]
+        return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, freed, 0, store.packed(), store.bytes())]
 
 
 class Silent(Recorder):

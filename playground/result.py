@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from playground.events import Branches, Done, Event, Failed, Header, Reason
+from playground.events import Branches, Commit, Done, Event, Failed, Header, Reason
 from playground.metrics import Difference, diff, metrics
 from playground.trace import Trace
 from playground.written import Written, sequences
@@ -47,7 +47,9 @@ class Result:
         branches = [event for event in self._events if isinstance(event, Branches)]
         dropped = {sequence for event in branches for sequence in event.dropped}
         scores = {sequence: score for event in branches for sequence, score in event.scores.items()}
-        alive = [sequence for sequence in self._written if sequence not in dropped] or [0]
+        became = {event.grown_on for event in self._events if isinstance(event, Commit) and event.grown_on}  # the lane's text is in their place
+        scores |= {0: scores[sequence] for sequence in became if sequence in scores}
+        alive = [sequence for sequence in self._written if sequence not in dropped | became and self._written[sequence].tokens] or [0]
         best_first = sorted(alive, key=lambda sequence: -scores.get(sequence, float("-inf")))
         return [self._output(self._written[sequence]) for sequence in best_first]
 

@@ -4,11 +4,13 @@ A row goes one way: raw - mask - penalties - temperature - truncation - draw. Ta
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,30 +21,51 @@ from playground.parts.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
     from playground.engine.grammar import Matcher
+    from playground.events import Event
+    from playground.sequence import Sequence as Text
     from playground.strategy import Sampler
+
+
+class Stage(NamedTuple):
+    """Scores [n, V] after one step of the way, and the sampler that made them; none for the raw ones and for the mask."""
+
+    name: str
+    scores: Tensor
+    sampler: Sampler | None = None
 
 
 @dataclass
 class Chain:
-    """What every row of a lane passes through before a token is drawn."""
+    """What every row of a sequence passes through before a token is drawn."""
 
     samplers: list[Sampler] = field(default_factory=list)
     matcher: Matcher | None = None
     end_ids: frozenset[int] = frozenset()
+    masking: bool = True  # False where the decoder itself sees to it that the text stays legal
 
     @property
     def draws(self) -> bool:
         """Whether tokens are drawn by chance; argmax otherwise."""
         return any(sampler.draws for sampler in self.samplers)
 
-    def stages(self, raw: Tensor, masks: Tensor | None, histories: Sequence[list[int]]) -> list[tuple[str, Tensor]]:
-        """Scores after each stage, the raw ones first, [n, V] each."""
-        stages = [("raw", raw)]
-        if masks is not None:
-            stages.append(("mask", raw.masked_fill(~masks, REMOVED)))
+    def fork(self) -> Chain:
+        """The same for another sequence: samplers that remember and the grammar go their own way from here."""
+        return replace(self, samplers=deepcopy(self.samplers), matcher=self.matcher.fork() if self.matcher else None)
+
+    def stages(self, rows: Rows, histories: Sequence[list[int]]) -> list[Stage]:
+        """Scores after each stage, the raw ones first."""
+        stages = [Stage("raw", rows.raw)]
+        for sampler in self._mixing() if rows.others else ():
+            stages.append(Stage(sampler.name, sampler.mix({**rows.others, rows.stream: stages[-1].scores}), sampler))
+        if rows.masks is not None and self.masking:
+            stages.append(Stage("mask", stages[-1].scores.masked_fill(~rows.masks, REMOVED)))
         for sampler in self.samplers:
-            stages.append((sampler.name, sampler.apply(stages[-1][1], histories)))
+            if sampler.stage != "mix":
+                stages.append(Stage(sampler.name, sampler.apply(stages[-1].scores, histories), sampler))
         return stages
+
+    def _mixing(self) -> list[Sampler]:
+        return [sampler for sampler in self.samplers if sampler.stage == "mix"]
 
 
 class Histories(Sequence):
@@ -64,17 +87,23 @@ class Rows:
 
     stream: str
     raw: Tensor  # logits [n, V]
-    chain: Chain
-    committed: list[int]
+    sequence: Text
     tree: TokenTree
     first: int = ROOT
+    others: dict[str, Tensor] = field(default_factory=dict)  # raw rows [n, V] of the streams that samplers read besides
     mask_seconds: float = 0.0  # time the grammar took for these rows
     grammar_state: str = ""  # where the grammar stood at the root
     masks: Tensor | None = None  # tokens the grammar allows after each node, [n, V]
 
     def __post_init__(self) -> None:
+        self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
         if self.chain.matcher:  # now: the matcher moves on when tokens are kept
             self.masks = self._masks()
+
+    @property
+    def committed(self) -> list[int]:
+        """The tokens before the root."""
+        return self.sequence.tokens[:self.length]
 
     def row(self, node: int) -> int:
         """Index of a node's row; raises where the node was not part of this forward."""
@@ -89,7 +118,7 @@ class Rows:
 
     def position(self, node: int) -> int:
         """Position in the sequence of the token this row is about."""
-        return len(self.committed) + len(self.tree.path(node))
+        return self.length + len(self.tree.path(node))
 
     def _masks(self) -> Tensor:
         """Tokens the grammar allows after each node, [n, V]."""
@@ -107,14 +136,18 @@ class Rows:
         return self.first + len(self.raw) - 1
 
     @cached_property
-    def stages(self) -> list[tuple[str, Tensor]]:
-        nodes = range(self.first, self._last + 1)
-        return self.chain.stages(self.raw, self.masks, Histories(self.committed, self.tree, nodes))
+    def stages(self) -> list[Stage]:
+        return self.chain.stages(self, Histories(self.committed, self.tree, range(self.first, self._last + 1)))
 
     @property
     def scores(self) -> Tensor:
         """Final scores, [n, V]."""
-        return self.stages[-1][1]
+        return self.stages[-1].scores
+
+    @cached_property
+    def logp(self) -> Tensor:
+        """The model's own log-probabilities, before masks and samplers, [n, V]."""
+        return self.raw.log_softmax(-1)
 
     @cached_property
     def p(self) -> Tensor:
@@ -138,20 +171,34 @@ class Rows:
     def falls(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
         """For tokens [n, k] of the given rows: the stage that removed each, None where none did."""
         fell: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
-        for name, scores in reversed(self.stages[1:]):  # the first stage that removed a token is written last
+        for name, scores, _ in reversed(self.stages[1:]):  # the first stage that removed a token is written last
             for row, column in (scores[rows].gather(-1, tokens) == REMOVED).nonzero().tolist():
                 fell[row][column] = name
         return fell
 
+    def kept(self, node: int, token: int) -> Iterator[Event]:
+        """Tell samplers that remember, or have something to show, which token was kept after a node."""
+        row, position = self.row(node), self.position(node)
+        for before, stage in pairwise(self.stages):
+            if stage.sampler is None or not stage.sampler.observes:
+                continue
+            seen = {**self.others, self.stream: before.scores} if stage.sampler.stage == "mix" else {self.stream: before.scores}
+            yield from stage.sampler.observe({name: scores[row] for name, scores in seen.items()}, token, position)
+
 
 @dataclass(frozen=True)
 class Choice:
-    """A token chosen from a row, to be kept."""
+    """A token chosen from a row, to be kept: by the sequence the row belongs to, or by another that stands at the same place."""
 
     token: int
     rows: Rows
     node: int = ROOT
     origin: str = "sampled"
+    by: Text | None = None
+
+    @property
+    def sequence(self) -> Text:
+        return self.by or self.rows.sequence
 
     @property
     def p(self) -> Tensor:

@@ -1,5 +1,7 @@
 """Runs lanes side by side, fairly: the lane whose clock shows least is served next, one forward at a time.
 
+Lanes whose clocks are about level and that wait for the same model share a forward, each with its own rows and cache. So
+four lanes take less time than four runs, and none gets ahead: a lane's clock is the sum of its own shares.
 A session is a plain synchronous object and owns no thread. Whoever drives it holds it by not calling `advance`.
 
     session = prepare(models, [Recipe("greedy"), Recipe("speculative")], Prompt("Once"), Limits())
@@ -10,23 +12,27 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter
 
 import torch
 
+from playground.canvas import Canvas, check_fit
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Failed, Header, Stamped
+from playground.events import Commit, Done, Event, Failed, Fill, Header, Stamped
 from playground.lane import Lane, Limits
+from playground.memory import Memory
 from playground.recipe import Assembly, Recipe, assemble
 from playground.recorder import Recorder
 from playground.strategy import Decoder
-from playground.stream import Request
+from playground.stream import Feed, Request
 from playground.trace import Trace
 
 MOST_EVENTS = 10_000  # before a strategy has to ask for something, so that nobody waits for it in vain
+LEVEL = 0.03  # seconds by which a lane's clock may be ahead of the hindmost one's for the two to share a forward
 log = logging.getLogger(__name__)
 
 
@@ -52,12 +58,24 @@ class Prompt:
     text: str
     chat: bool = False
     system: str = ""
+    context: str = ""  # a passage the answer should rest on, read before the prompt
+
+    def without_context(self) -> Prompt:
+        """The same question with nothing to rest on."""
+        return replace(self, context="")
+
+    def whole(self) -> str:
+        """Context and prompt as the model reads them."""
+        passage = self.context.strip()
+        if not passage:
+            return self.text
+        return f"Read this: {passage} Now answer: {self.text}" if self.chat else f"{passage}\n{self.text}"
 
     def encode(self, model: Model) -> list[int]:
         """Token ids; raises Refusal for an empty prompt and for one that leaves the model no room."""
         if not self.text.strip():
             raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
-        ids = model.tokens.encode_chat(self.text, self.system) if self.chat else model.tokens.encode(self.text)
+        ids = model.tokens.encode_chat(self.whole(), self.system) if self.chat else model.tokens.encode(self.whole())
         if len(ids) >= model.context:
             raise Refusal(f"The prompt has {len(ids)} tokens, but {model.name} reads {model.context} at most: shorten it.", "prompt")
         return ids
@@ -81,14 +99,35 @@ class Runner:
         self.lane, self.clock = lane, 0.0
         self._generator = _speech(assembly.decoder, lane)
         self._request: Request | None = None
-        self.finished = False
+        self._begun = self._answered = self.finished = False
+
+    @property
+    def feeds(self) -> list[Feed]:
+        """Forwards the lane waits for; empty where it can go on without."""
+        return self._request.feeds if self._request else []
 
     def advance(self) -> list[Event]:
-        """Serve the pending request by at most one forward and run the strategy up to its next request."""
-        start = perf_counter()
+        """Serve what the lane waits for and let the strategy speak until it waits again."""
+        serve([self])
+        return self.go_on()
+
+    def go_on(self) -> list[Event]:
+        """With what it waited for served, run to the next forward the lane waits for; what was told meanwhile."""
+        with self.guarded(), self._timed():
+            if not self._begun:
+                self._begun = True
+                self.lane.begin()
+                self._run_on(None)
+            elif self._answered or self._request.go_on():
+                self._run_on(self._request.result)
+        return self._drain()
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Whatever goes wrong is this lane's own failure, and says what to do."""
         try:
             with torch.inference_mode():  # nothing here is differentiated; a strategy that learns says so itself
-                self._serve()
+                yield
         except Refusal as refusal:
             self._fail(str(refusal))
         except torch.OutOfMemoryError:
@@ -96,15 +135,14 @@ class Runner:
         except Exception as error:
             log.exception("a lane failed")
             self._fail(f"The strategy stopped with an unexpected error ({type(error).__name__}: {error}). The other lanes go on.")
-        self.clock += perf_counter() - start
-        return self._drain()
 
-    def _serve(self) -> None:
-        if self._request is None:
-            self.lane.begin()
-            self._run_on(None)
-        elif self._request.advance():
-            self._run_on(self._request.result)
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.clock += perf_counter() - start
 
     def _run_on(self, answer: object) -> None:
         """Let the strategy speak until it asks for something or the text is complete."""
@@ -118,7 +156,9 @@ class Runner:
                 break
             answer = None
             if isinstance(said, Request):
-                self._request = said
+                self._request, self._answered = said, said.go_on()
+                if self.lane.reason:  # what was kept completes the text
+                    break
                 return
             if not isinstance(said, Event):
                 raise TypeError(f"a strategy yields events and requests, not {type(said).__name__}")
@@ -136,6 +176,7 @@ class Runner:
 
     def _finish(self, last: Event) -> None:
         self.finished = True
+        self.lane.remember()
         self.lane.events.append(last)
         try:
             self._generator.close()
@@ -145,6 +186,40 @@ class Runner:
     def _drain(self) -> list[Event]:
         events, self.lane.events = self.lane.events, []
         return events
+
+
+def serve(runners: list[Runner]) -> None:
+    """Carry out the forwards these lanes wait for, those of one model in one batch."""
+    batches: dict[int, list[tuple[Runner, Feed]]] = {}
+    for runner in runners:
+        for feed in runner.feeds:
+            batches.setdefault(id(feed.stream.model if feed.plain else feed), []).append((runner, feed))
+    for batch in batches.values():
+        _forward(batch)
+
+
+def _forward(batch: list[tuple[Runner, Feed]]) -> None:
+    """One forward. Where lanes together are too much for the device, each gets one of its own, so that one alone fails."""
+    if len(batch) > 1:
+        try:
+            return _run(batch)
+        except Exception:
+            log.info("a forward of %d lanes failed; each goes alone", len(batch))
+    for runner, feed in batch:
+        with runner.guarded():
+            _run([(runner, feed)])
+
+
+def _run(batch: list[tuple[Runner, Feed]]) -> None:
+    feeds, told = [feed for _, feed in batch], [feed.describe() for _, feed in batch]
+    start = perf_counter()
+    logits, captured = feeds[0].stream.model.forward([feed.work for feed in feeds], feeds[0].plan)
+    seconds, rows = perf_counter() - start, sum(feed.rows for feed in feeds)
+    for (runner, feed), event, raw in zip(batch, told, logits):
+        feed.logits, feed.captured = raw, captured
+        event.seconds, event.lanes = seconds * feed.rows / rows, len({id(runner) for runner, _ in batch})
+        runner.clock += event.seconds
+        runner.lane.record(event)
 
 
 def _speech(decoder: Decoder, lane: Lane) -> Iterator[Event | Request]:
@@ -158,17 +233,17 @@ def _speech(decoder: Decoder, lane: Lane) -> Iterator[Event | Request]:
 class Refused:
     """Stands in for a runner whose lane could not be set up; it says so once."""
 
-    clock = 0.0
+    clock, feeds = 0.0, ()
 
     def __init__(self, message: str):
         self._message, self.finished = message, False
 
-    def advance(self) -> list[Event]:
+    def go_on(self) -> list[Event]:
         self.finished = True
         return [Failed(self._message)]
 
     def stop(self) -> list[Event]:
-        return [] if self.finished else self.advance()
+        return [] if self.finished else self.go_on()
 
 
 class Session:
@@ -184,35 +259,51 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        return all(runner.finished for runner in self._runners)
+        return not self._live()
+
+    def _live(self) -> list[int]:
+        return [lane for lane, runner in enumerate(self._runners) if not runner.finished]
 
     def __iter__(self) -> Iterator[Stamped]:
         while not self.finished:
             yield from self.advance()
 
     def advance(self) -> list[Stamped]:
-        """One request of the live lane whose clock shows least; empty when all are finished."""
-        live = [lane for lane, runner in enumerate(self._runners) if not runner.finished]
-        return self._advance(min(live, key=lambda lane: self._runners[lane].clock)) if live else []
+        """One turn of the live lane whose clock shows least, and of those that share its forward; empty when all are finished."""
+        return self._turn(self._live())
 
     def step(self) -> list[Stamped]:
         """Every live lane runs up to and with its next commit."""
         stamped: list[Stamped] = []
-        for lane, runner in enumerate(self._runners):
-            committed = False
-            while not (committed or runner.finished):
-                new = self._advance(lane)
-                committed = any(isinstance(s.event, Commit) for s in new)
-                stamped += new
+        waiting = self._live()
+        while waiting:
+            new = self._turn(waiting)
+            committed = {s.lane for s in new if isinstance(s.event, (Commit, Fill))}
+            waiting = [lane for lane in waiting if lane not in committed and not self._runners[lane].finished]
+            stamped += new
         return stamped
+
+    def _turn(self, lanes: list[int]) -> list[Stamped]:
+        """Of lanes that are about level, one that needs no forward goes first; then the hindmost, with all that wait for its model."""
+        if not lanes:
+            return []
+        runners = self._runners
+        hindmost = min(lanes, key=lambda lane: runners[lane].clock)
+        level = [lane for lane in lanes if runners[lane].clock <= runners[hindmost].clock + LEVEL]
+        free = [lane for lane in level if not runners[lane].feeds]
+        return self._serve(free[:1] or [lane for lane in level if lane == hindmost or _shared(runners[lane], runners[hindmost])])
+
+    def _serve(self, lanes: list[int]) -> list[Stamped]:
+        serve([self._runners[lane] for lane in lanes])
+        return [stamped for lane in lanes for stamped in self._stamp(lane, self._told(self._runners[lane]))]
+
+    def _told(self, runner: Runner | Refused) -> list[Event]:
+        return runner.stop() if runner.finished else runner.go_on()
 
     def stop(self, lane: int | None = None) -> list[Stamped]:
         """End one lane, or all of them."""
         chosen = range(len(self._runners)) if lane is None else [lane]
         return [stamped for index in chosen for stamped in self._stamp(index, self._runners[index].stop())]
-
-    def _advance(self, lane: int) -> list[Stamped]:
-        return self._stamp(lane, self._runners[lane].advance())
 
     def _stamp(self, lane: int, events: list[Event]) -> list[Stamped]:
         stamped, clock = [], round(self._runners[lane].clock, 6)  # as a file keeps it, so that a saved run reads the same
@@ -222,8 +313,14 @@ class Session:
         return stamped
 
 
+def _shared(runner: Runner, other: Runner) -> bool:
+    """Whether two lanes wait for forwards of one model that may be one."""
+    models = {id(feed.stream.model) for feed in other.feeds if feed.plain}
+    return all(feed.plain and id(feed.stream.model) in models for feed in runner.feeds)
+
+
 def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limits,
-            recorder: type[Recorder] = Recorder) -> Session:
+            recorder: type[Recorder] = Recorder, memory: Memory | None = None) -> Session:
     """A session ready to run. Raises Refusal where nothing can run; a single lane that cannot says so in its own place."""
     if not recipes:
         raise Refusal("There is no lane to run: add one.", "lanes")
@@ -240,20 +337,38 @@ def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limit
         try:
             assembly = assemble(recipe)
             _describe(header, assembly, models)
-            chosen = models.by_stream(assembly.needs())
-            lane_limits = replace(limits, forced=tuple(recipe.forced))
-            lane = Lane(ids, chosen, assembly, lane_limits, recorder(models.target.tokens))
+            lane = _lane(models, assembly, prompt, replace(limits, forced=tuple(recipe.forced)), recorder, memory)
+            header.memory = memory.digest() if memory and assembly.remembers() else ""
+            header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))
         except Refusal as refusal:
             runners.append(Refused(str(refusal)))
     return Session(headers, runners)
 
 
+def _lane(models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, recorder: type[Recorder], memory: Memory | None) -> Lane | Canvas:
+    """What a decoder touches: text that grows, or a canvas that is filled. Raises Refusal where the model cannot do that."""
+    check_fit(assembly.decoder, models.target)
+    ids, chosen, told = prompt.encode(models.target), models.by_stream(assembly.needs()), recorder(models.target.tokens)
+    if assembly.decoder.kind == "canvas_decoder":
+        return Canvas(ids, chosen, assembly, limits, told)
+    return Lane(ids, chosen, assembly, limits, told, _other_prompts(assembly, prompt, models.target), memory)
+
+
+def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str, list[int]]:
+    """What streams over another prompt read, by name; raises Refusal where there is no context to leave away."""
+    if "context" not in assembly.needs():
+        return {}
+    if not prompt.context.strip():
+        raise Refusal(f"{assembly.needing('context')} holds a context against the model's memory, and there is none: write a passage into Context.", "context")
+    return {"without_context": prompt.without_context().encode(model)}
+
+
 def _header(models: Models, prompt: Prompt, ids: list[int], limits: Limits) -> Header:
     target = models.target
     return Header(model=target.name, revision=target.revision, dtype=str(target.dtype).removeprefix("torch."), device=target.device.type,
                   quantization=target.quantization, seed=limits.seed, max_new_tokens=limits.max_new_tokens, stop=list(limits.stop),
-                  chat=prompt.chat, prompt=prompt.text, prompt_ids=ids, prompt_pieces=target.tokens.pieces(ids), vocabulary=target.vocabulary)
+                  chat=prompt.chat, context=prompt.context, prompt=prompt.text, prompt_ids=ids, prompt_pieces=target.tokens.pieces(ids), vocabulary=target.vocabulary)
 
 
 def _describe(header: Header, assembly: Assembly, models: Models) -> None:

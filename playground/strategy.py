@@ -28,12 +28,18 @@ from playground.events import Drawn, Event
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
-    from playground.lane import Lane, Rows
+    from playground.engine.pool import Packed
+    from playground.events import Figure, Note
+    from playground.lane import Lane
     from playground.parts.tree import TokenTree
+    from playground.retention import Held
+    from playground.rows import Rows
+    from playground.trace import Trace
 
 GUARANTEES = ("greedy_identical", "distribution_identical", "constraint_sound", "budget_respected", "collapses", "heuristic")
-NEEDS = ("draft", "context", "labels", "tests", "corpus", "trained", "hidden_states", "attention_scores", "experts")
+NEEDS = ("draft", "constraint", "context", "labels", "tests", "corpus", "trained", "hidden_states", "attention_scores", "experts")
 STAGES = ("mix", "penalty", "temperature", "truncation")
 
 
@@ -102,6 +108,7 @@ class Strategy:
     guarantee: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()
     reconstruction: ClassVar[bool] = False
+    remembers: ClassVar[bool] = False  # it learns from one run of a visitor for the next, through lm.memory
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -136,12 +143,17 @@ class Strategy:
         """Current value of every knob."""
         return {k.name: getattr(self, k.name) for k in self.knobs()}
 
+    def check(self) -> None:
+        """Raise Refusal where knobs contradict each other; each by itself lies within its limits already."""
+
 
 class Decoder(Strategy):
     """Answers: how does the text grow?"""
 
     kind = "decoder"
-    refuses: ClassVar[tuple[str, ...]] = ()  # kinds of toggle that cannot work with it
+    refuses: ClassVar[tuple[str, ...]] = ()  # kinds of toggle, or names of toggles, that cannot work with it
+    several: ClassVar[bool] = False  # sequences grow side by side
+    owns_constraint: ClassVar[bool] = False  # rows come unmasked, with rows.masks to look at; the decoder keeps the text legal
 
     def decode(self, lm: Lane) -> Iterator:
         """Yield events and requests; `lm` ends the generator when the text is complete."""
@@ -165,15 +177,36 @@ class Preset(Decoder):
 
 
 class Sampler(Strategy):
-    """Answers: which token, given the rows? Samplers of a lane act in the order of STAGES, then of their being added."""
+    """Answers: which token, given the rows? Samplers of a lane act in the order of STAGES, then of their being added.
+
+    Those of the stage "mix" write `mix`, all others `apply`. One that remembers, or has something to show, writes
+    `observe`; what it remembers moves only there, so guesses that are refused leave no trace.
+    """
 
     kind = "sampler"
     stage: ClassVar[str] = "truncation"
     draws: ClassVar[bool] = True  # False where the sampler reshapes scores and leaves the choice to argmax
+    row_wise: ClassVar[bool] = True  # False where a row's scores depend on how earlier tokens were chosen
+    streams: ClassVar[tuple[str, ...]] = ()  # other streams it reads: "without_context" is the target over the prompt alone
 
     def apply(self, scores: torch.Tensor, histories: list[list[int]]) -> torch.Tensor:
         """New scores for rows of scores [n, V]; -inf removes a token. `histories` are the tokens before each row, prompt included."""
         raise NotImplementedError
+
+    def mix(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Scores [n, V] made of raw rows [n, V] by stream: "target", and each of `streams`."""
+        raise NotImplementedError
+
+    def observe(self, rows: dict[str, torch.Tensor], token: int, position: int) -> Iterator[Event]:
+        """Learn that `token` was kept at a position of the sequence, and yield what is to be shown.
+
+        `rows` are the scores [V] this sampler was given there, by stream; one that mixes sees each of its streams.
+        """
+        yield from ()
+
+    @property
+    def observes(self) -> bool:
+        return type(self).observe is not Sampler.observe
 
 
 class Drafter(Strategy):
@@ -213,17 +246,44 @@ class Constraint(Strategy):
 
 
 class CachePolicy(Strategy):
-    """Answers: what stays in the KV cache, and how?"""
+    """Answers: what stays in the KV cache, and how? It acts after the prompt and after every keep, on what was kept.
+
+    A row-wise one writes `visible`: a mask, and slots that no later row may see are freed. One that goes by attention sets
+    `watches` and hears in `attended` what kept rows attended to; one that packs sets `packs` and writes `due` and `encode`.
+    What it frees or packs is gone for good.
+    """
 
     kind = "cache_policy"
     row_wise: ClassVar[bool] = True  # False where what a row sees depends on the path, not on its position alone
+    watches: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
 
     def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Which true positions key [m] each query position [n, 1] may attend to, [n, m]; depends on positions alone."""
         raise NotImplementedError
 
-    def budget(self) -> int:
-        """Most slots a layer and KV head may hold after a keep."""
+    def wants(self, position: int, prompt: int) -> bool:
+        """Whether it wants to hear what the row at a position attended to; `prompt` is the number of tokens of the prompt."""
+        return True
+
+    def attended(self, layer: int, weights: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> None:
+        """Hear of rows that were kept: attention weights [kv_heads, n, m], summed over the query heads of a group, of the rows at
+        positions [n] over the slots at positions [1 or kv_heads, m]; a slot is empty where its position is below 0."""
+
+    def retain(self, held: Held) -> torch.Tensor:
+        """Which slots of one layer stay, [1 or kv_heads, slots]; of a row-wise policy, those its next row may see."""
+        raise NotImplementedError
+
+    def budget(self, generated: int) -> int:
+        """Most slots a layer and KV head may hold after a keep, with that many tokens generated."""
+        raise NotImplementedError
+
+    def due(self, part: str, exact: int) -> int:
+        """How many of the oldest rows of the "keys" or "values" are to be packed, where `exact` are held as they were written."""
+        return 0
+
+    def encode(self, part: str, rows: torch.Tensor, packed: Packed | None) -> Packed:
+        """Rows [kv_heads, n, d] in a coarser form, together with those that were packed before them."""
         raise NotImplementedError
 
 
@@ -237,12 +297,24 @@ class Variant(Strategy):
     """A command that makes a new entry in the model catalogue."""
 
     kind = "variant"
+    adjective: ClassVar[str] = ""  # what the model becomes: the entry is titled "Pocket, hyperfitted"
+
+    def make(self, network: PreTrainedModel, texts: list[list[int]], seed: int) -> Iterator[Figure | Note]:
+        """Change a network of the library, its weights in float32, in place; done where the generator ends.
+
+        `texts` are token ids. Yields what was measured on the way; the same seed gives the same weights. Raises Refusal.
+        """
+        raise NotImplementedError
 
 
 class Study(Strategy):
     """A function of traces with a figure."""
 
     kind = "study"
+
+    def draw(self, traces: list[Trace]) -> list[Figure | Note]:
+        """Figures made of finished lanes, a trace of one lane each, and what there is to say about them; raises Refusal."""
+        raise NotImplementedError
 
 
 KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
@@ -294,7 +366,9 @@ def make(name: str, /, **settings: Any) -> Strategy:
             known = f"its knobs are {', '.join(knobs)}" if knobs else "it has none"
             raise Refusal(f"{name} has no knob {given!r}; {f'did you mean {near[0]}?' if near else known + '.'}", given)
     filled = {slot: _fill(slot, kind, settings.get(slot, _default(cls, slot))) for slot, kind in cls.slots().items()}
-    return cls(**filled, **{k: knobs[k].read(v) for k, v in settings.items() if k in knobs})
+    made = cls(**filled, **{k: knobs[k].read(v) for k, v in settings.items() if k in knobs})
+    made.check()
+    return made
 
 
 def _fill(slot_name: str, kind: str, filling: Any) -> Strategy:

@@ -1,34 +1,81 @@
 """A stream: one model following a lane's text with a cache of its own, and the requests that make it look ahead.
 
-The target is a stream; so is a draft model. Each catches up with the committed text when it is next asked for rows.
-A request is what a strategy yields and the scheduler serves, one forward at a time; its answer comes back from the yield.
+The target is a stream; so is a draft model, and the target's own model over another prompt. Each catches up with the
+committed text when it is next asked for rows. A request is what a strategy yields: steps that wait for a forward each,
+and an answer that comes back from the yield. Whoever serves it may put forwards of one model into one batch.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from time import perf_counter
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from playground.engine.model import Model, Work
+from playground.engine.seams import Plan
 from playground.events import Forward
 from playground.parts.tree import ROOT, TokenTree, chain
 from playground.rows import Rows, concat
 
 if TYPE_CHECKING:
     from playground.lane import Lane
+    from playground.sequence import Sequence
 
 CHUNK = 512  # tokens of a prompt that go through in one forward, so that stop and the other lanes need not wait
+WATCHED_CHUNK = 128  # the same where a cache policy wants their attention, which is a number for every pair of tokens
+
+
+@dataclass
+class Feed:
+    """One stream's share of a forward it waits for; `logits` and `captured` are the answer."""
+
+    stream: Stream
+    work: Work
+    plan: Plan = field(default_factory=Plan)
+    name: str = ""  # under which it is told of, where that is not the stream's own
+    logits: Tensor | None = None  # [rows, V]
+    captured: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return len(self.work.tokens)
+
+    @property
+    def plain(self) -> bool:
+        """Whether all layers run from first to last, so that it may share its forward."""
+        return self.plan == Plan()
+
+    def describe(self) -> Forward:
+        """What is known of the forward before it runs."""
+        model, store = self.stream.model, self.stream.store
+        context = store.length + len(store.parents) - (self.rows if self.work.again else 0)
+        prompt = store.length < len(self.stream.prompt)
+        phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"
+        layers = self.plan.layers(model.depth)
+        return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=model.flops(self.rows, context, layers))
+
+
+Steps = Generator[list[Feed], None, Any]
 
 
 class Request:
-    """Something a strategy asks for. `advance` does at most one forward and says whether the answer is there."""
+    """Something a strategy asks for. `go_on` walks to the next forwards it waits for and says whether the answer is there."""
 
     result: Any = None
 
-    def advance(self) -> bool:
-        raise NotImplementedError
+    def __init__(self, steps: Steps):
+        self._steps, self.feeds = steps, []
+
+    def go_on(self) -> bool:
+        """Take the answers of `feeds`, which have been served, and go on to the next; True once `result` is there."""
+        try:
+            self.feeds = next(self._steps)
+            return False
+        except StopIteration as stop:
+            self.feeds, self.result = [], stop.value
+            return True
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"a request has no {name!r}: write `answer = yield lm.…`, the answer comes back from the yield")
@@ -38,148 +85,255 @@ class Immediate(Request):
     """A request that needs no forward."""
 
     def __init__(self, act: Callable[[], Any]):
-        self._act, self.served = act, False
+        super().__init__(self._once(act))
+        self.served = False
 
-    def advance(self) -> bool:
-        self.result, self.served = self._act(), True
-        return True
+    def _once(self, act: Callable[[], Any]) -> Steps:
+        self.served = True
+        return act()
+        yield
 
 
 class Together(Request):
     """Independent requests served side by side; the answer is a tuple."""
 
     def __init__(self, *requests: Request):
-        self._requests, self._pending = requests, list(requests)
-
-    def advance(self) -> bool:
-        if self._pending and self._pending[0].advance():
-            self._pending.pop(0)
-        self.result = tuple(request.result for request in self._requests)
-        return not self._pending
+        super().__init__(_side_by_side(requests))
 
 
-class Extend(Request):
-    """Rows for the end of the text and for the nodes of a tree that were not fed yet."""
-
-    def __init__(self, stream: Stream, tree: TokenTree):
-        self._stream, self._tree = stream, tree
-
-    def advance(self) -> bool:
-        if self._stream.behind() > CHUNK:
-            self._stream.catch_up(CHUNK)
-            return False
-        self.result = self._stream.rows(self._tree)
-        return True
-
-
-class Prefill(Request):
-    """The prompt goes through a model, with the tokens a fork begins with as guesses that cannot fail; the answer is the last row."""
-
-    def __init__(self, stream: Stream):
-        self._stream = stream
-        self._given = chain(list(stream.lane.limits.forced), "fork")
-
-    def advance(self) -> bool:
-        stream, lane = self._stream, self._stream.lane
-        if stream.behind() > CHUNK:
-            stream.catch_up(CHUNK)
-            return False
-        self.result = stream.rows(self._given)
-        if len(self._given):
-            lane.keep_given(self.result)
-            self._given = TokenTree()
-            return False
-        lane.settle()
-        return True
+def _side_by_side(requests: Iterable[Request]) -> Steps:
+    waiting = requests = list(requests)
+    while waiting := [request for request in waiting if not request.go_on()]:
+        feeds = [feed for request in waiting for feed in request.feeds]
+        if len({id(feed.stream) for feed in feeds}) < len(feeds):
+            raise RuntimeError("two requests to one stream cannot be served side by side: one may forget what the other looks at")
+        yield feeds
+    return tuple(request.result for request in requests)
 
 
 class Stream:
     """One model in step with one lane. The trunk of its store is committed text, the scratch is the fed part of one tree."""
 
-    def __init__(self, name: str, model: Model, lane: Lane):
-        self.name, self.model, self.lane = name, model, lane
+    def __init__(self, name: str, model: Model, lane: Lane, prompt: list[int], companions: Iterable[Stream] = ()):
+        self.name, self.model, self.lane, self.prompt = name, model, lane, prompt
+        self.companions = list(companions)  # streams whose rows samplers read beside this one's
         self.store = model.new_store()
         self._root: Tensor | None = None  # row [1, V] that follows the trunk, where it is known
         self._tree = TokenTree()  # the tree whose first nodes are in the scratch
+        self._left_early = Early()
         self.seen: Rows | None = None  # what was asked for last
+
+    # --- what is asked of it ---
 
     def extend(self, tree: TokenTree | None = None) -> Request:
         """Ask for rows: of the root, and of every node of `tree` this stream has not seen yet."""
-        return Extend(self, tree if tree is not None else TokenTree())
+        return Request(self._extend(tree if tree is not None else TokenTree()))
 
     def prefill(self) -> Request:
         """Ask for the row after the prompt."""
-        return Prefill(self)
+        return Request(self._prefill())
 
-    def behind(self) -> int:
-        """Committed tokens this stream's model has not read."""
-        return len(self.lane.tokens) - self.store.length
+    def grow(self, leaves: list[Sequence]) -> Request:
+        """Ask for the row after the end of each sequence, in one forward."""
+        return Request(self._grow(leaves))
 
-    def catch_up(self, count: int) -> None:
-        """Feed the next `count` committed tokens."""
-        tokens = self.lane.tokens[self.store.length:self.store.length + count]
-        self._root = self._feed(tokens, _chain(count), last_only=True)
-        self.store.keep(count - 1)
+    def exit(self, layer: int) -> Exit:
+        """This model left after `layer` layers."""
+        return Exit(self, layer)
 
-    def rows(self, tree: TokenTree) -> Rows:
-        """Feed what is missing and the new nodes of `tree` in one forward; rows of the new nodes, and of the root unless the tree grew."""
+    # --- how it answers ---
+
+    def _prefill(self) -> Steps:
+        """The tokens a fork begins with go along with the prompt, as guesses that cannot fail."""
+        given, lane = chain(list(self.lane.limits.forced), "fork"), self.lane
+        rows = yield from self._extend(given)
+        if len(given):
+            lane.keep_given(rows)
+            if lane.reason:
+                return rows
+            rows = yield from self._extend(TokenTree())
+        lane.settle("prefill")
+        return rows
+
+    def _grow(self, leaves: list[Sequence]) -> Steps:
+        raw, first, others = yield from self._raws(self.lane.plant(leaves))
+        return [self._of(leaf, raw, first, others) for leaf in leaves]
+
+    def _of(self, leaf: Sequence, raw: Tensor, first: int, others: dict[str, Tensor]) -> Rows:
+        at = leaf.node - first
+        if not 0 <= at < len(raw):
+            raise RuntimeError(f"sequence {leaf.number} has no new token to look behind: keep one first")
+        return Rows(self.name, raw[at:at + 1], leaf, TokenTree(), others={name: other[at:at + 1] for name, other in others.items()})
+
+    def _extend(self, tree: TokenTree) -> Steps:
+        raw, first, others = yield from self._raws(tree)
+        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others)
+        return self.seen
+
+    def _raws(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int, dict[str, Tensor]]]:
+        """Logits [n, V], the node of the first row, and the logits of the companions for the same nodes."""
+        size = self.lane.vocabulary
+        if not self.companions:
+            raw, first = yield from self._walk(tree)
+            return raw[:, :size], first, {}
+        (raw, first), *others = yield from _side_by_side(Request(stream._walk(tree)) for stream in (self, *self.companions))
+        return raw[:, :size], first, {stream.name: other[:, :size] for stream, (other, _) in zip(self.companions, others)}
+
+    def _walk(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
+        """Feed what is missing and the new nodes of `tree`; raw rows and the node of the first: the root unless the tree grew."""
+        yield from self._catch_up()
         if tree is not self._tree:
-            self.store.forget()
-            self._tree = tree
+            self._begin(tree)
+        if self._left_early:
+            return (yield from self._complete(tree))
         fed = len(self.store.parents)
         if not self.behind() and self._root is None:
             self.store.roll_back(1)
-        missing = self.lane.tokens[self.store.length:]
-        new = self._feed_new(missing, tree, fed)
-        if fed:
-            return self._rows(new, tree, fed)
-        return self._rows(concat([self._root, new]) if len(new) else self._root, tree, ROOT)
+        new = yield from self._feed_new(self.unread(), tree, fed)
+        return (new, fed) if fed else (concat([self._root, new]) if len(new) else self._root, ROOT)
 
-    def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Tensor:
+    def _begin(self, tree: TokenTree) -> None:
+        self.store.forget()
+        self._tree, self._left_early = tree, Early()
+
+    def behind(self) -> int:
+        """Committed tokens this stream's model has not read."""
+        return len(self.prompt) + self.lane.generated - self.store.length
+
+    def unread(self) -> list[int]:
+        at = self.store.length
+        return self.prompt[at:] + self.lane.tokens[self.lane.prompt_length + max(0, at - len(self.prompt)):]
+
+    def _catch_up(self) -> Steps:
+        """Feed the text in pieces as long as much of it is missing."""
+        most = WATCHED_CHUNK if self.lane.watch(self) else CHUNK
+        while self.behind() > most:
+            self._root = yield from self._feed(Work(self.store, self.unread()[:most], _chain(most), last_only=True))
+            self.store.keep(most - 1)
+
+    def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward over missing tokens and new nodes; returns the rows of the new nodes, [new, V]."""
         count = len(missing)
         if not count and fed == len(tree):
             return self._root[:0]
-        hanging = [count + parent if parent != ROOT else count - 1 for parent in tree.parents[fed:]]
-        logits = self._feed([*missing, *tree.tokens[fed:]], [*_chain(count), *hanging], last_only=not len(tree))
+        tokens, parents = _behind(count, missing, tree, fed)
+        work = Work(self.store, tokens, parents, last_only=not len(tree), blends={count + node - fed: blend for node, blend in tree.blends.items() if node >= fed})
+        logits = yield from self._feed(work)
         if count:
             self.store.keep(count - 1)
             self._root = logits[-1:] if not len(tree) else logits[count - 1:count]
         return logits[len(logits) - (len(tree) - fed):]
 
-    def _feed(self, tokens: list[int], parents: list[int], last_only: bool) -> Tensor:
-        context, prefill = self.store.length + len(self.store.parents), self.store.length < self.lane.prompt_length
-        phase = "prefill" if prefill else "catch_up" if last_only and len(tokens) > 1 else "decode"
-        start = perf_counter()
-        (logits,), _ = self.model.forward([Work(self.store, tokens, parents, last_only)])
-        seconds = perf_counter() - start
-        depth = self.model.depth
-        self.lane.record(Forward(self.name, phase, len(tokens), context, depth, seconds, self.model.flops(len(tokens), context, depth)))
-        return logits
+    def _feed(self, work: Work) -> Generator[list[Feed], None, Tensor]:
+        feed = Feed(self, self._watched(work))
+        yield [feed]
+        return feed.logits
 
-    def _rows(self, raw: Tensor, tree: TokenTree, first: int) -> Rows:
-        self.seen = Rows(self.name, raw[:, :self.lane.vocabulary], self.lane.chain, list(self.lane.tokens), tree, first)
-        return self.seen
+    def _watched(self, work: Work) -> Work:
+        work.watch = self.lane.watch(self)
+        return work
+
+    # --- leaving early ---
+
+    def _complete(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
+        """Take the rows that left early through the layers they have not seen, all in one forward."""
+        early = self._left_early
+        yield from self.exit(early.layer).feed_new(tree)
+        work = Work(self.store, early.tokens, [], again=True)
+        feed = Feed(self, self._watched(work), Plan(resume=(early.layer, torch.cat(early.hidden))))
+        yield [feed]
+        self.store.keep(early.missing - 1)
+        self._root, self._left_early = feed.logits[early.missing - 1:early.missing], Early()
+        return feed.logits[early.missing - 1:], ROOT
+
+    # --- when the text changes ---
 
     def follow(self) -> None:
         """Keep the guesses the lane has committed meanwhile, and forget all others."""
         node = ROOT
-        for token in self.lane.tokens[self.store.length:]:
+        for token in self.unread() if not self._left_early else []:
             child = next((c for c in self._tree.children(node) if c < len(self.store.parents) and self._tree.tokens[c] == token), None)
-            if child is None:
+            if child is None or child in self._tree.blends:
                 break
             node = child
         self.store.keep(node)
         if node != ROOT or self.behind():
-            self._root = None if self.behind() else self.seen.after(node)
-        self.store.forget()
-        self._tree = TokenTree()
+            self._root = self.seen.after(node) if self.seen and self.seen.tree is self._tree and not self.behind() else None
+        self._begin(TokenTree())
 
     def roll_back(self) -> None:
         """The lane took back its last tokens."""
-        self.store.forget()
         self.store.roll_back(max(0, -self.behind()))
-        self._root, self._tree = None, TokenTree()
+        self._root = None
+        self._begin(TokenTree())
+
+    def prune(self, tree: TokenTree, nodes: list[int], pruned: TokenTree) -> None:
+        """Of the lane's tree of branches only these nodes are left."""
+        if self._tree is tree:
+            fed = len(self.store.parents)
+            self.store.prune([node for node in nodes if node < fed])
+            self._tree = pruned
+
+
+@dataclass
+class Early:
+    """Rows in a scratch that only the first layers have seen: committed tokens, then nodes of the tree."""
+
+    layer: int = 0
+    missing: int = 0  # committed tokens among them
+    tokens: list[int] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)  # what entered the layer after, [rows, d] each
+
+    def __bool__(self) -> bool:
+        return bool(self.hidden)
+
+
+class Exit:
+    """A model left early: its head on an inner layer. Keys and values are those of the whole model's first layers, computed once.
+
+    What was fed this way goes on through the other layers when the stream itself is next asked for rows of the same tree.
+    """
+
+    def __init__(self, stream: Stream, layer: int):
+        self.stream, self.layer = stream, layer
+
+    def extend(self, tree: TokenTree | None = None) -> Request:
+        """Ask for rows of the early exit: of the root, and of every node of `tree` it has not seen yet."""
+        return Request(self._extend(tree if tree is not None else TokenTree()))
+
+    def _extend(self, tree: TokenTree) -> Steps:
+        stream = self.stream
+        if tree is not stream._tree:
+            yield from stream._catch_up()
+            stream._begin(tree)
+        grown = bool(stream._left_early)
+        if not grown and not stream.behind():  # its last row came from the whole model: the first layers read that token again
+            stream.store.roll_back(1)
+        raw = yield from self.feed_new(tree)
+        before_root = 0 if grown else stream._left_early.missing - 1
+        raw = raw[before_root:, :stream.lane.vocabulary]
+        return Rows("exit", raw, stream.lane.main, tree, len(tree) - len(raw))
+
+    def feed_new(self, tree: TokenTree) -> Generator[list[Feed], None, Tensor]:
+        """Take what this exit has not seen of text and tree through the first layers; returns rows [new, V]."""
+        stream, early = self.stream, self.stream._left_early
+        missing = [] if early else stream.unread()
+        early.layer, early.missing = self.layer, early.missing or len(missing)
+        fed = max(0, len(stream.store.parents) - early.missing)
+        if not missing and fed == len(tree):
+            return early.hidden[-1][:0]
+        work = Work(stream.store, *_behind(early.missing, missing, tree, fed))
+        feed = Feed(stream, stream._watched(work), Plan(stop=self.layer, capture=frozenset([self.layer])), name="exit")
+        yield [feed]
+        early.tokens += work.tokens
+        early.hidden.append(feed.captured[self.layer])
+        return feed.logits
+
+
+def _behind(offset: int, missing: list[int], tree: TokenTree, fed: int) -> tuple[list[int], list[int]]:
+    """Missing text and the nodes of a tree from `fed` on, as tokens and parents; node i stands at scratch place offset + i."""
+    hanging = [offset + parent if parent != ROOT else offset - 1 for parent in tree.parents[fed:]]
+    return [*missing, *tree.tokens[fed:]], [*_chain(len(missing)), *hanging]
 
 
 def _chain(count: int) -> list[int]:

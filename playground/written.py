@@ -1,7 +1,8 @@
 """What a lane wrote, rebuilt from its Commits and Rollbacks alone.
 
 Sequence 0 is the text of the lane and begins empty. Another sequence begins as a copy of its parent at the moment
-Branches tells of its birth. Imports neither torch nor gradio.
+Branches tells of its birth. A Commit that says where its tokens grew brings along what was noted there. Imports neither
+torch nor gradio.
 """
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Token(NamedTuple):
     piece: str
     logprob: float | None
     origin: Origin | None
-    seq: int  # of the Commit that wrote it
+    seq: int  # of the Commit that first wrote it, on whichever sequence
 
 
 @dataclass
@@ -38,6 +39,14 @@ class Written:
         columns = commit.pieces, commit.logprobs, commit.origins
         for i, token in enumerate(commit.ids):
             self.tokens.append(Token(token, *(_at(column, i) for column in columns), seq))
+
+    def inherit(self, source: Written, commit: Commit) -> None:
+        """What was noted while the tokens of `commit` grew on `source` is noted here too; they were first written there."""
+        for position in range(commit.position, min(len(self.tokens), len(source.tokens))):
+            if self.tokens[position].id == source.tokens[position].id:
+                self.tokens[position] = self.tokens[position]._replace(seq=source.tokens[position].seq)
+            if position in source.steps:
+                self.steps[position] = source.steps[position]
 
     def take_back(self, rollback: Rollback) -> None:
         """Thoughts about the positions that were taken back go with them."""
@@ -62,7 +71,10 @@ def advance(found: dict[int, Written], stamped: Stamped) -> None:
         case Step() as step:
             found.setdefault(step.sequence, Written()).steps[step.position] = step
         case Commit() as commit:
-            found.setdefault(commit.sequence, Written()).add(commit, stamped.seq)
+            written = found.setdefault(commit.sequence, Written())
+            written.add(commit, stamped.seq)
+            if commit.grown_on and commit.grown_on in found:  # 0, the lane's own text, stands for nowhere else
+                written.inherit(found[commit.grown_on], commit)
         case Rollback() as rollback:
             found.setdefault(rollback.sequence, Written()).take_back(rollback)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from playground.errors import Refusal
-from playground.recipe import MAIN_KINDS, Recipe, assemble
+from playground.recipe import Recipe, assemble
 from playground.strategy import Strategy, discover, find
 
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
+TEXT = ("decoder", "preset")  # ways for text to grow; a canvas is filled, and has tests of its own
 Added = tuple[str, dict[str, Any]]
 
 
@@ -43,7 +44,7 @@ def fillings(cls: type[Strategy], cornered: bool = False) -> Iterator[list[Added
 
 def lanes(promising: str = "", cornered: bool = False, added: tuple[Added, ...] = ()) -> list[Recipe]:
     """Every decoder with every filling of its slots and these toggles, as far as it can be had and gives the guarantee."""
-    wanted = [Recipe(cls.name, {}, [*filling, *added]) for cls in registered(*MAIN_KINDS, promising=promising)
+    wanted = [Recipe(cls.name, {}, [*filling, *added]) for cls in registered(*TEXT, promising=promising)
               for filling in fillings(cls, cornered)]
     return [recipe for recipe in wanted if can_be_had(recipe) and (not promising or _promises(recipe, promising))]
 

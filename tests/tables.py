@@ -17,7 +17,8 @@ from torch import Tensor
 from playground.draws import Draws
 from playground.engine.grammar import GrammarEngine
 from playground.engine.model import Work
-from playground.engine.store import CAUSAL, Store
+from playground.engine.segment import CAUSAL
+from playground.engine.store import Store
 from playground.engine.tokens import Tokens
 from playground.events import Failed
 from playground.lane import Lane, Limits
@@ -90,10 +91,11 @@ class TableModel:
 
     def forward(self, works: list[Work], plan=None) -> tuple[list[Tensor], dict]:
         self.forwards += 1
-        return [self._rows(work) for work in works], {}
+        captured = {layer: torch.zeros(len(work.tokens), 1) for work in works for layer in (plan.capture if plan else ())}
+        return [self._rows(work) for work in works], captured
 
     def _rows(self, work: Work) -> Tensor:
-        segment = work.store.extend(work.parents)
+        segment = work.segment()
         written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
         held, _ = segment.write(0, written, written)
         seen = visible(segment.mask(0, None), segment.rows, held.shape[1])
@@ -137,11 +139,11 @@ class Enumerating:
                 return
             self._courses[-1][0] += 1
 
-    def pick(self, p: Tensor, purpose: str, position: int) -> int:
+    def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         chances = (p / p.sum()).tolist()
         return self._choose([(token, chance) for token, chance in enumerate(chances) if chance > 0])
 
-    def flip(self, probability: float, purpose: str, position: int) -> tuple[bool, float]:
+    def flip(self, probability: float, purpose: str, position: int, lineage: int = 0) -> tuple[bool, float]:
         sides = [((True, 0.0), probability), ((False, probability), 1 - probability)]
         return self._choose([side for side in sides if side[1] > 0])
 

@@ -123,7 +123,7 @@ def test_a_cache_holds_the_beginning_of_the_text_token_for_token(recipe):
             store = stream.store
             assert store.length <= len(lane.tokens)
             if store.length:
-                assert store.layers[0].keys[0, :store.length, 0].tolist() == lane.tokens[:store.length]
+                assert store.keys[0].rows[0, :store.length, 0].tolist() == lane.tokens[:store.length]
                 assert store.slots[0].positions.tolist() == [list(range(store.length))]
 
 
@@ -145,8 +145,8 @@ def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
         held, tokens = stream.store, lane_of(session).tokens[:stream.store.length]
         fresh = stream.model.new_store()
         stream.model.forward([Work(fresh, tokens, list(range(-1, len(tokens) - 1)))])
-        for layer, expected in zip(held.layers, fresh.layers):
-            for ours, theirs in ((layer.keys, expected.keys), (layer.values, expected.values)):
+        for pools, expected in ((held.keys, fresh.keys), (held.values, fresh.values)):
+            for ours, theirs in ((pool.rows, other.rows) for pool, other in zip(pools, expected)):
                 assert (ours[:, :held.length] - theirs[:, :held.length]).abs().max() < 1e-9
 
 

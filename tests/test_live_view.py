@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import asdict
 
-import gradio as gr
 import pytest
+from live_page import address, browser, choose, expect, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 
 from playground import events as ev
 from playground.events import (
@@ -35,16 +34,11 @@ from playground.events import (
 )
 from playground.trace import FORMAT, Trace, check, metrics
 from playground.ui.frames import frame, new_name, recording
-from playground.ui.lanes import Lanes, to_json
-
-sync_api = pytest.importorskip("playwright.sync_api")
-expect = sync_api.expect
-expect.set_options(timeout=20_000)
+from playground.ui.lanes import to_json
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 READABLE = ("tokens", "seconds", "tokens_per_second", "target_forwards", "tokens_per_target_forward", "draft_forwards", "acceptance_rate",
             "mean_accepted", "mean_entropy", "wasted_tokens")
-ACTS = ("hold", "resume", "step", "stop_lane", "fork", "missed")
 
 
 # --- a small run, made by hand: lane 0 writes under a grammar, lane 1 guesses ahead, lane 2 fails ---
@@ -114,89 +108,7 @@ HEADERS = [asdict(header) for header in RUN.headers]
 EVENTS = [stamped.to_json() for stamped in RUN.events]
 
 
-# --- the page ---
-
-class Feed:
-    """What the next press of the button sends, and what the browser said."""
-
-    def __init__(self):
-        self.frames: list[dict] = []
-        self.heard: list[tuple[str, dict]] = []
-
-    def send(self):
-        yield from self.frames
-
-    def hear(self, name: str):
-        def handler(event: gr.EventData) -> None:
-            self.heard.append((name, dict(event._data or {})))
-        return handler
-
-
-@pytest.fixture(scope="module")
-def feed():
-    return Feed()
-
-
-@pytest.fixture(scope="module")
-def address(feed):
-    with gr.Blocks() as demo:
-        send = gr.Button("send", elem_id="send")
-        live = Lanes(elem_id="live")
-        send.click(feed.send, None, live, show_progress="hidden")
-        for name in ACTS:
-            getattr(live, name)(feed.hear(name), None, None, show_progress="hidden")
-    _, url, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
-    yield url
-    demo.close()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def visitor(browser, address):
-    """One page for all tests: every run that is sent begins afresh. Whatever breaks in the script breaks the test."""
-    page = browser.new_context(viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True).new_page()
-    page.set_default_timeout(20_000)
-    page.broken = []
-    page.on("pageerror", lambda error: page.broken.append(error))
-    page.goto(address)
-    page.wait_for_selector(".live .welcome")
-    return page
-
-
-@pytest.fixture
-def page(visitor, feed):
-    feed.heard.clear()
-    visitor.set_viewport_size({"width": 1440, "height": 2400})
-    if visitor.locator(".live .player").is_visible():
-        visitor.select_option(".live .mode", "time")
-        visitor.keyboard.press("Escape")
-    yield visitor
-    assert not visitor.broken
-
-
-def send(page, feed, *frames):
-    feed.frames = list(frames)
-    page.click("#send")
-    page.evaluate("document.activeElement.blur()")  # keys go to the player, not to the button
-
-
-def seek(page, share: float):
-    """Hold the player and put its slider at a share of the way."""
-    page.evaluate("""(share) => {
-        document.querySelector(".live .play.playing")?.click();
-        const scrub = document.querySelector(".live .scrub");
-        scrub.value = scrub.max * share;
-        scrub.dispatchEvent(new Event("input", { bubbles: true }));
-    }""", share)
-
+# --- what is shown of it ---
 
 def show(page, feed, share: float = 1.0):
     """The whole run, over before it is seen, with the player at a share of its length."""
@@ -205,19 +117,6 @@ def show(page, feed, share: float = 1.0):
     page.wait_for_selector(f".live[data-run='{run['run']}']")
     seek(page, share)
     expect(page.locator(".live .clock")).to_have_text(f"{max(e['at'] for e in EVENTS if e['at'] <= 0.4 * share + 1e-9):.2f} of 0.40 s")
-
-
-def token_texts(page, lane: int) -> list[str]:
-    return page.locator(f".lane[data-lane='{lane}'] .tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)")
-
-
-def numbers(page, lane: int) -> dict[str, float | None]:
-    shown = page.locator(f".lane[data-lane='{lane}'] dd[data-metric]").evaluate_all("cells => cells.map((dd) => [dd.dataset.metric, dd.dataset.value])")
-    return {name: None if value == "null" else float(value) for name, value in shown}
-
-
-def choose(page, lane: int):
-    page.click(f".live .chooser .tab[data-lane='{lane}']")
 
 
 # --- what is on the page is what the events say ---
@@ -325,20 +224,12 @@ def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     assert "p 0.500 q 0.500 draw 0.125" in " ".join(card.locator(".guess").inner_text().split())
     card.locator(".candidate[data-id='8']").click()
     expect(card).to_be_hidden()
-    assert wait_for(page, feed, "fork") == {"lane": 1, "position": 1, "token": 8}
+    assert wait_for(page, feed, "fork") == {"lane": 1, "sequence": 0, "position": 1, "token": 8}
     page.locator(".lane[data-lane='1'] .tokens > .t").nth(4).click()
     assert "refused" in card.locator(".guess").inner_text()
 
 
 # --- frames and acts ---
-
-def wait_for(page, feed, name: str) -> dict:
-    for _ in range(60):
-        if found := [data for heard, data in feed.heard if heard == name]:
-            return found[-1]
-        page.wait_for_timeout(50)
-    raise AssertionError(f"the browser never said {name}, only {feed.heard}")
-
 
 def plain_frames(tokens: int) -> list[dict]:
     """A run of its own, one token a frame."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import which
 from types import SimpleNamespace
@@ -22,11 +23,12 @@ from playground.trace import Trace
 from playground.ui.arrivals import Wish
 from playground.ui.editor import check
 from playground.ui.figures import draw
-from playground.ui.gallery import examples
+from playground.ui.gallery import brought_models, examples
 from playground.ui.gpu import Borrowed, batches
+from playground.ui.handlers import Acts
 from playground.ui.look import dress
 from playground.ui.page import build
-from playground.ui.settings import CHOICES, Rules, Settings
+from playground.ui.settings import CHOICES, DEFAULT, Rules, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Worker
 
@@ -88,6 +90,11 @@ def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
     expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
     expect(page.locator(".lane-card")).to_have_count(len(settings.lanes))
     expect(page.locator("#system")).to_be_hidden()  # from then on nothing moves under the mouse
+
+
+def choose_strategy(page: Page, lane: int, name: str) -> None:
+    page.locator(f".lane-card[data-lane='{lane}'] .strategy").click()
+    page.locator(f".lane-card[data-lane='{lane}'] .option[data-name='{name}']").click()
 
 
 def running(page: Page, lane: int):
@@ -187,7 +194,7 @@ def test_an_unknown_model_is_explained_beside_the_choice(page, address):
 def test_settings_survive_a_reload(page, address):
     visit(page, address)
     page.fill("#prompt textarea", "A mouse <b>ran</b>")
-    page.select_option(".lane-card[data-lane='1'] .strategy", "speculative")
+    choose_strategy(page, 1, "speculative")
     page.get_by_label("Edit lane 2").click()
     page.select_option("#slot-1-drafter", "prompt_lookup")
     expect(page.locator(".lane-card[data-lane='1'] .promise")).to_have_count(1)
@@ -196,12 +203,79 @@ def test_settings_survive_a_reload(page, address):
     expect(page.locator(".lane-card[data-lane='1'] .recipe")).to_contain_text("prompt_lookup")
 
 
+def test_a_strategy_is_found_by_typing_and_taken_with_the_keyboard(page, address):
+    visit(page, address)
+    opener = page.get_by_label("Strategy of lane 2")
+    opener.focus()
+    page.keyboard.press("ArrowDown")
+    everything = page.locator(".editor .option").count()
+    assert page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") == "sample"
+    page.keyboard.type("guess ahead")
+    assert 0 < page.locator(".editor .option").count() < everything
+    assert page.locator(".editor .options .heading").first.text_content() == "Speculative"
+    while page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") != "speculative":
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(opener).to_have_text("Speculative decoding")
+    expect(opener).to_be_focused()
+    expect(page.locator(".editor .menu")).to_have_count(0)
+
+
+def test_a_search_without_a_find_says_so_and_escape_leaves_things_as_they_are(page, address):
+    visit(page, address)
+    opener = page.get_by_label("Strategy of lane 1")
+    opener.click()
+    page.keyboard.type("zzz")
+    expect(page.locator(".editor .menu .none")).to_contain_text("zzz")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.locator(".editor .menu")).to_have_count(0)
+    expect(opener).to_have_text("Greedy")
+    opener.click()
+    page.locator("#prompt textarea").click()
+    expect(page.locator(".editor .menu")).to_have_count(0)
+
+
+def test_a_part_is_added_from_a_menu_that_is_grouped_by_kind(page, address):
+    visit(page, address)
+    page.get_by_label("Edit lane 1").click()
+    page.locator(".lane-card[data-lane='0'] .adder").click()
+    assert {"Sampler", "Constraint", "KV cache"} <= set(page.locator(".editor .options .heading").all_text_contents())
+    page.keyboard.type("sink")
+    page.keyboard.press("Enter")
+    expect(page.locator(".lane-card[data-lane='0'] .recipe")).to_contain_text("sink_window")
+
+
+def test_a_context_is_read_before_the_prompt_and_stays_folded_while_there_is_none(page, address):
+    visit(page, address)
+    expect(page.locator("#context")).to_be_hidden()
+    visit(page, address, Settings(prompt="The red fox", context="A green bird sleeps.", length=4, lanes=[{"strategy": "greedy"}]))
+    expect(page.locator("#context textarea")).to_have_value("A green bird sleeps.")
+    page.click("#run")
+    expect(tokens(page, 0).nth(3)).to_be_attached()
+    assert running(page, 0).locator(".prompt").text_content().startswith("A green bird sleeps.")
+    expect(running(page, 0).locator(".setting")).to_contain_text("context “A green bird sleeps.”")
+
+
 def test_an_example_sets_prompt_and_lanes(page, address):
     visit(page, address)
     example = next(e for e in examples() if e["title"] == "Copy and edit")
-    page.get_by_role("button", name=example["title"]).click()
+    page.get_by_role("button", name=example["title"], exact=True).click()
     expect(page.locator("#prompt textarea")).to_have_value(example["prompt"])
     expect(page.locator(".lane-card")).to_have_count(len(example["lanes"]))
+
+
+def test_an_example_takes_its_context_and_its_model_away_with_it():
+    acts = Acts(Site(), None)
+    shown = {}
+    acts.page = SimpleNamespace(show=lambda settings, names: shown.update({name: getattr(settings, name) for name in names}) or {},
+                                prompt_notice="p", model_notice="m", lanes_notice="l")
+    plain = next(i for i, example in enumerate(examples()) if "model" not in example)
+    acts.pick("my/own", SimpleNamespace(index=plain))
+    assert "model" not in shown and shown["context"] == examples()[plain].get("context", "")
+    for brought in brought_models():
+        acts.pick(brought, SimpleNamespace(index=plain))
+        assert shown["model"] == DEFAULT
 
 
 def test_nothing_sticks_out_sideways(page, address):
@@ -221,6 +295,15 @@ def test_the_endpoint_for_programs_streams_frames(address):
     frames = [json.loads(text) for text in job.outputs()]
     assert frames[-1]["state"] == "done" and len(frames[0]["headers"]) == 2
     assert len(committed(frames)) == 60
+
+
+def test_the_endpoint_for_programs_takes_a_context(address):
+    from gradio_client import Client
+    job = Client(address, verbose=False).submit("The red fox", [{"strategy": "greedy"}], length=1, context="A green bird.", api_name="/run")
+    job.result(30)
+    header = json.loads(job.outputs()[0])["headers"][0]
+    assert header["context"] == "A green bird." and header["prompt"] == "The red fox"
+    assert "".join(header["prompt_pieces"]).startswith("A green bird.")
 
 
 def test_only_the_endpoint_for_programs_is_public(address):
@@ -339,21 +422,33 @@ def test_a_borrowed_gpu_tells_the_same_story():
 
 # --- visitors who come and go, over such sessions ---
 
+def counting_site(prepare) -> Site:
+    device = SimpleNamespace(type="cpu")
+    models = SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device=device), draft=None)
+    return Site(load=lambda *names, **how: models, prepare=prepare)
+
+
+@contextmanager
+def open_page(prepare):
+    """The page over sessions made by `prepare`; gives its address."""
+    demo = build(counting_site(prepare))
+    try:
+        yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
+    finally:
+        demo.close()
+
+
 @pytest.fixture
-def counted(browser):
+def counted():
     """The page over sessions that count without end; gives its address and the sessions that were begun."""
     begun = []
 
-    def prepare(models, settings):
+    def prepare(models, settings, memory):
         begun.append(Counting([], settings.prompt))
         return begun[-1]
 
-    device = SimpleNamespace(type="cpu")
-    models = SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device=device), draft=None)
-    demo = build(Site(load=lambda *names, **how: models, prepare=prepare))
-    address = demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
-    yield address, begun
-    demo.close()
+    with open_page(prepare) as address:
+        yield address, begun
 
 
 def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, browser):
@@ -372,9 +467,62 @@ def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, browser):
     pages[1].close()
 
 
+class Seen:
+    """Something to remember."""
+
+    def digest(self) -> str:
+        return "seen"
+
+
+@pytest.fixture
+def learning():
+    """The page over short sessions that remember their prompt; gives its address and, for every run, what was remembered before it."""
+    known = []
+
+    def prepare(models, settings, memory):
+        known.append(len(memory))
+        memory.keep(settings.prompt, Seen())
+        return Counting([], length=3)
+
+    with open_page(prepare) as address:
+        yield address, known
+
+
+def ran(page: Page) -> None:
+    page.click("#run")
+    expect(page.locator("#live [data-recorded='false'] .tokens > *").nth(2)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+
+
+def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning, browser):
+    address, known = learning
+    first, second = browser.new_page(), browser.new_page()
+    visit(first, address, Settings(prompt="one"))
+    expect(first.locator("#forget")).to_be_hidden()
+    ran(first)
+    expect(first.locator("#remembered")).to_contain_text("remembers 1 thing from earlier runs")
+    first.fill("#prompt textarea", "two")
+    ran(first)
+    expect(first.locator("#remembered")).to_contain_text("remembers 2 things from earlier runs")
+    visit(second, address, Settings(prompt="one"))
+    ran(second)
+    first.click("#forget")
+    expect(first.locator("#remembered")).to_be_hidden()
+    ran(first)
+    assert known == [0, 1, 0, 0]
+    for page in (first, second):
+        page.close()
+
+
+def test_a_run_on_a_borrowed_gpu_begins_with_an_empty_memory():
+    given = []
+    site = counting_site(lambda models, settings, memory: given.append(len(memory)) or Counting([], length=2))
+    assert list(site._batches(Settings(prompt="one")))[-1][2] == "done" and given == [0]
+
+
 # --- settings, which come from strangers ---
 
-FULL = Settings("Ünïcode ☃ <script>", "chat", "be kind", 7, 33, "a\n\\n", "Qwen/Qwen3-0.6B", "none", "float32", "nf4", [
+FULL = Settings("Ünïcode ☃ <script>", "chat", "be kind", "Feadrad has a key.", 7, 33, "a\n\\n", "Qwen/Qwen3-0.6B", "none", "float32", "nf4", [
     {"strategy": "speculative", "knobs": {"budget": 3}, "extras": [["top_p", {"p": 0.5}]], "forced": [4, 5]}])
 
 
@@ -400,7 +548,7 @@ def test_what_does_not_fit_is_left_at_its_default():
 
 
 @pytest.mark.parametrize("change, about", [
-    ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
+    ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"context": "x" * 5000}, "prompt"), ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
     ({"length": 257}, "length"), ({"lanes": []}, "lanes")])
 def test_what_cannot_be_run_is_refused_where_it_stands(change, about):
     settings = Settings(**{"prompt": "Hello", **change})

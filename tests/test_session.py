@@ -24,10 +24,11 @@ MODEL = TableModel("abcde")
 LENGTH = 6
 
 
-def side_by_side(*decoders: Decoder, length: int = LENGTH, model: TableModel = MODEL) -> Session:
-    """A session of decoders that are in no registry."""
+def side_by_side(*decoders: Decoder, length: int = LENGTH, model: TableModel | None = MODEL) -> Session:
+    """A session of decoders that are in no registry, over one model, or over a model each where none is given."""
     assemblies = [Assembly(decoder) for decoder in decoders]
-    lanes = [Lane([0, 1, 2], {"target": model}, assembly, Limits(max_new_tokens=length), Recorder(model.tokens)) for assembly in assemblies]
+    lanes = [Lane([0, 1, 2], {"target": model or TableModel("abcde")}, assembly, Limits(max_new_tokens=length), Recorder(MODEL.tokens))
+             for assembly in assemblies]
     return Session([Header(lane=i) for i in range(len(decoders))], [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)])
 
 
@@ -264,7 +265,7 @@ def test_the_lane_whose_clock_shows_least_is_served_next(monkeypatch):
 
 def test_a_lanes_clock_is_the_sum_of_its_own_requests(monkeypatch):
     monkeypatch.setattr(playground.session, "perf_counter", Clock())
-    alone, among = run(side_by_side(make("greedy"))), run(side_by_side(make("greedy"), Spendthrift(), Raises()))
+    alone, among = run(side_by_side(make("greedy"))), run(side_by_side(make("greedy"), Spendthrift(), Raises(), model=None))
     assert [s.at for s in among.trace.lane(0).events] == [s.at for s in alone.trace.events]
 
 
@@ -288,13 +289,64 @@ class AsksBothAtOnce(Decoder):
             yield lm.keep(lm.pick(ours))
 
 
-def test_requests_asked_for_together_are_still_served_one_forward_at_a_time():
+def test_requests_asked_for_together_are_served_in_one_turn():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     assembly = Assembly(AsksBothAtOnce())
     runner, forwards = Runner(Lane([0, 1, 2], models, assembly, Limits(max_new_tokens=LENGTH), Recorder(models["target"].tokens)), assembly), []
     while not runner.finished:
         forwards.append([event.stream for event in runner.advance() if isinstance(event, Forward)])
-    assert [streams for streams in forwards if streams] == [["target"], ["draft"]] * LENGTH
+    assert [streams for streams in forwards if streams] == [["target", "draft"]] * LENGTH
+
+
+# --- lanes that share a model share its forwards ---
+
+def test_four_plain_lanes_over_one_model_take_as_many_forwards_as_one():
+    alone, shared = TableModel("abcde"), TableModel("abcde")
+    one = run(side_by_side(make("greedy"), model=alone))
+    four = run(side_by_side(*[make("greedy") for _ in range(4)], model=shared))
+    assert shared.forwards == alone.forwards == LENGTH
+    assert {text(four.trace.events, lane) for lane in range(4)} == {text(one.trace.events)}
+
+
+def test_the_seconds_of_a_shared_forward_are_divided_by_rows(monkeypatch):
+    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    session = run(side_by_side(make("greedy"), make("greedy"), make("greedy")))
+    shared = [s.event for s in session.trace.events if isinstance(s.event, Forward) and s.event.lanes == 3]
+    assert len(shared) == 3 * LENGTH and all(event.seconds == pytest.approx(1 / 3) for event in shared)
+
+
+class FailsOnThree(TableModel):
+    """Has room for the rows of two lanes, not for three."""
+
+    def forward(self, works, plan=None):
+        if len(works) > 2:
+            raise torch.OutOfMemoryError("three are too many")
+        return super().forward(works, plan)
+
+
+def test_where_lanes_together_are_too_much_each_goes_alone():
+    session = run(side_by_side(make("greedy"), make("greedy"), make("greedy"), model=FailsOnThree("abcde")))
+    assert [last(session, lane) for lane in range(3)] == [Done("length")] * 3
+
+
+class Narrow(TableModel):
+    """Breaks wherever the rows of one work are many."""
+
+    def forward(self, works, plan=None):
+        if any(len(work.tokens) > 3 for work in works):
+            raise torch.OutOfMemoryError("too many rows")
+        return super().forward(works, plan)
+
+
+class GuessesWide(Decoder):
+    def decode(self, lm):
+        yield lm.prefill()
+        yield lm.extend(chain([1, 2, 3, 4, 0], "wide"))
+
+
+def test_a_lane_that_asks_too_much_of_a_shared_model_fails_alone():
+    session = run(side_by_side(make("greedy"), GuessesWide(), make("greedy"), model=Narrow("abcde")))
+    assert isinstance(last(session, 1), Failed) and [last(session, lane) for lane in (0, 2)] == [Done("length")] * 2
 
 
 # --- hold, step, stop ---
@@ -363,7 +415,7 @@ def test_what_was_taken_back_leaves_no_trace_in_text_or_cache():
     session = run(side_by_side(Hesitates(), make("greedy")))
     hesitant, plain_lane = (session._runners[lane].lane for lane in (0, 1))
     assert hesitant.tokens == plain_lane.tokens and hesitant.text == plain_lane.text
-    assert hesitant.target.store.layers[0].keys[0, :8, 0].tolist() == hesitant.tokens[:8]
+    assert hesitant.target.store.keys[0].rows[0, :8, 0].tolist() == hesitant.tokens[:8]
     assert check(session.trace) == []
 
 

@@ -12,7 +12,8 @@ from toys import byte_tokenizer
 from transformers import PreTrainedModel
 
 from playground.engine.model import Model, Work
-from playground.engine.store import Store, Window
+from playground.engine.segment import Window
+from playground.engine.store import Store
 
 EXACT = 1e-9
 TOKENS = 96
@@ -179,10 +180,10 @@ def test_eviction_gives_memory_back(llama):
     store = model.new_store()
     feed(model, store, words(7, 110), chain(110))
     store.keep(109)
-    held, before = store.layers[0].keys.shape[1], store.bytes()
+    held, before = store.keys[0].rows.shape[1], store.bytes()
     store.evict([torch.arange(110)[None] >= 106])
     assert store.bytes() * 27 < before
-    assert store.layers[0].keys.shape[1] < held
+    assert store.keys[0].rows.shape[1] < held
 
 
 def test_a_window_hides_old_positions_from_decode_rows_but_not_from_the_prompt(llama):

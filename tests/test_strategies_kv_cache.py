@@ -51,4 +51,4 @@ def test_what_stays_in_the_cache_is_the_text_at_those_positions(recipe):
         store = lane.target.store
         positions = store.slots[0].positions[0].tolist()
         if store.length:
-            assert store.layers[0].keys[0, :len(positions), 0].tolist() == [lane.tokens[position] for position in positions]
+            assert store.keys[0].rows[0, :len(positions), 0].tolist() == [lane.tokens[position] for position in positions]

@@ -107,5 +107,5 @@ def test_a_model_that_takes_over_reads_all_that_the_other_wrote():
     models = {"target": TableModel("abcde", seed=3), "draft": TableModel("abcde", seed=4)}
     lane = write(assemble(ead(threshold=1.8, window=1, dwell=0)), models, [0, 1, 2], Limits(max_new_tokens=24), Draws(0))
     for stream in (lane.target, lane.stream("draft")):
-        read = stream.store.layers[0].keys[0, :stream.store.length, 0].tolist()
+        read = stream.store.keys[0].rows[0, :stream.store.length, 0].tolist()
         assert len(read) > 8 and read == lane.tokens[:len(read)]

@@ -216,6 +216,7 @@ function knobGrid(part, knobs, i) {
 
 function marks(part) {
   return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
+    part.needs.includes("context") ? h("span", { class: "mark need", title: "Rests its answer on a passage: write one under the prompt, as the context." }, "reads a context") : null,
     part.reconstruction ? h("span", { class: "mark", title: "Rebuilt from the paper where it leaves things open; details may differ from the authors' own." }, "reconstruction") : null];
 }
 
@@ -225,11 +226,93 @@ function paper(reference) {
   return h("a", { class: "paper", href: `https://arxiv.org/abs/${first}`, target: "_blank", rel: "noopener", title: "The paper, on arXiv" }, `arXiv ${first}`);
 }
 
-function grouped(candidates, label, chosen) {
+// ---- a menu to search in: type to filter, arrows to go through it, Enter to take, Escape to leave
+
+function menu({ face, label, title, candidates, group, current, choose }) {
+  const opener = h("button", { type: "button", class: `opener ${face}`, "aria-haspopup": "dialog", "aria-expanded": "false", "aria-label": label }, title);
+  const host = h("div", { class: "menu-host" }, opener);
+  opener.addEventListener("click", () => openMenu(host, opener, { label, candidates, group, current, choose }));
+  opener.addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowDown") return;
+    event.preventDefault();
+    opener.click();
+  });
+  return host;
+}
+
+function openMenu(host, opener, { label, candidates, group, current, choose }) {
+  if (host.querySelector(".menu")) return;
+  const id = `menu-${Math.random().toString(36).slice(2, 9)}`;
+  const list = h("div", { id, class: "options", role: "listbox", "aria-label": label });
+  const search = h("input", { type: "text", role: "combobox", spellcheck: "false", autocomplete: "off", placeholder: `Search ${candidates.length}`, "aria-label": label,
+    "aria-expanded": "true", "aria-controls": id, "aria-autocomplete": "list" });
+  const popup = h("div", { class: "menu", role: "dialog", "aria-label": label }, search, list);
+  const outside = (event) => { if (!host.contains(event.target)) close(); };
+  const close = () => { popup.remove(); opener.setAttribute("aria-expanded", "false"); document.removeEventListener("pointerdown", outside); };
+  const take = (name) => { close(); choose(name); };
+  const show = () => { list.replaceChildren(...optionGroups(candidates, group, search.value, take)); activate(list, search, bestOption(list, search.value, current)); };
+  search.addEventListener("input", show);
+  search.addEventListener("keydown", (event) => menuKey(event, list, search, () => { close(); opener.focus(); }));
+  popup.addEventListener("focusout", (event) => { if (event.relatedTarget && !host.contains(event.relatedTarget)) close(); });
+  document.addEventListener("pointerdown", outside);
+  opener.setAttribute("aria-expanded", "true");
+  host.append(popup);
+  show();
+  keepInSight(popup);
+  search.focus();
+}
+
+/** Every word that was typed must occur somewhere in what is told of a part. */
+function found(part, text) {
+  const told = [part.title, part.name, words(part.name), words(part.family), words(part.kind), part.paper, part.summary].join(" ").toLowerCase();
+  return text.toLowerCase().split(/\s+/).every((word) => told.includes(word));
+}
+
+function optionGroups(candidates, group, text, take) {
   const groups = new Map();
-  for (const part of candidates) groups.set(label(part), [...(groups.get(label(part)) || []), part]);
-  return [...groups].map(([name, parts]) =>
-    h("optgroup", { label: name }, ...parts.map((part) => h("option", { value: part.name, selected: part.name === chosen }, part.title || words(part.name)))));
+  for (const part of candidates.filter((one) => found(one, text))) groups.set(group(part), [...(groups.get(group(part)) || []), part]);
+  if (!groups.size) return [h("p", { class: "none" }, `Nothing here is called or does “${text}”.`)];
+  return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name }, h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map((part) => optionOf(part, take))));
+}
+
+function optionOf(part, take) {
+  const option = h("div", { class: "option", role: "option", id: `option-${part.name}`, "data-name": part.name, "aria-selected": "false" },
+    h("span", { class: "name" }, part.title || words(part.name)), h("small", {}, part.summary));
+  option.addEventListener("click", () => take(part.name));
+  return option;
+}
+
+/** Where the search stands: while nothing is typed at the current part, then at the first whose name holds what was typed, else at the first one left. */
+function bestOption(list, text, current) {
+  const options = [...list.querySelectorAll(".option")];
+  const named = !text.trim() ? options.find((option) => option.dataset.name === current) : options.find((option) => `${option.dataset.name} ${option.querySelector(".name").textContent}`.toLowerCase().includes(text.trim().toLowerCase()));
+  return named || options[0] || null;
+}
+
+function activate(list, search, option) {
+  for (const other of list.querySelectorAll("[aria-selected=true]")) other.setAttribute("aria-selected", "false");
+  search.setAttribute("aria-activedescendant", option ? option.id : "");
+  option?.setAttribute("aria-selected", "true");
+  option?.scrollIntoView({ block: "nearest" });
+}
+
+function menuKey(event, list, search, leave) {
+  const options = [...list.querySelectorAll(".option")];
+  const at = options.findIndex((option) => option.getAttribute("aria-selected") === "true");
+  const next = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + 8, PageUp: at - 8 }[event.key];
+  if (next !== undefined) activate(list, search, options[Math.max(0, Math.min(options.length - 1, next))] || null);
+  else if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) options[at]?.click();
+  else if (event.key === "Escape") leave();
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+function keepInSight(popup) {
+  const { right } = popup.getBoundingClientRect();
+  const over = right - document.documentElement.clientWidth + 8;
+  if (over > 0) popup.style.left = `${-over}px`;
+  popup.scrollIntoView({ block: "nearest" });
 }
 
 function slotSection(slot, lane, i) {
@@ -270,9 +353,9 @@ function adder(lane, i) {
   const main = byName.get(lane.strategy);
   const offered = main ? strategies.filter((part) => fits(main, part, lane)) : [];
   if (!offered.length) return null;
-  const add = (event) => { lane.extras.push([event.target.value, {}]); redraw(i); commit(); };
-  return h("select", { class: "adder", "aria-label": "Add a sampler, constraint or cache policy", onchange: add },
-    h("option", { value: "", selected: true, disabled: true, hidden: true }, "+ Add sampler, constraint, cache…"), ...grouped(offered, (part) => TOGGLES[part.kind], null));
+  const add = (name) => { lane.extras.push([name, {}]); redraw(i); commit(); focusOn(i, ".adder"); };
+  return menu({ face: "adder", label: `Add a sampler, constraint or cache policy to lane ${i + 1}`, candidates: offered, group: (part) => TOGGLES[part.kind],
+    title: "+ Add sampler, constraint, cache…", choose: add });
 }
 
 function forcedChip(lane, i) {
@@ -300,10 +383,14 @@ function body(lane, i) {
 
 function picker(lane, i) {
   const mains = strategies.filter((s) => MAIN.includes(s.kind));
-  const choose = (event) => { lane.strategy = event.target.value; lane.knobs = {}; settle(lane); redraw(i); commit(); };
-  const select = h("select", { class: "strategy", "aria-label": `Strategy of lane ${i + 1}`, onchange: choose }, ...grouped(mains, (s) => capital(words(s.family)), lane.strategy));
-  if (!byName.has(lane.strategy)) select.prepend(h("option", { value: lane.strategy, selected: true, disabled: true }, `${lane.strategy} (unknown)`));
-  return select;
+  const choose = (name) => { lane.strategy = name; lane.knobs = {}; settle(lane); redraw(i); commit(); focusOn(i, ".strategy"); };
+  const main = byName.get(lane.strategy);
+  const title = main ? main.title || words(main.name) : `${lane.strategy} (unknown)`;
+  return menu({ face: "strategy", label: `Strategy of lane ${i + 1}: ${title}`, candidates: mains, group: (s) => capital(words(s.family)), title, current: lane.strategy, choose });
+}
+
+function focusOn(i, selector) {
+  root.querySelector(`.lane-card[data-lane="${i}"] ${selector}`)?.focus();
 }
 
 function card(lane, i) {

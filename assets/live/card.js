@@ -54,7 +54,7 @@ class Card {
     const parts = [this.heading(token), facts(token, step)];
     if (token.round) parts.push(guessPart(token));
     if (step && step.top.length) parts.push(this.candidates(lane, token, step));
-    else parts.push(el("p", "aside", token.origin === "forced" ? "The grammar left one way to go on, so no row was computed." : "No row was recorded for this token."));
+    else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
     if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(leftover(token.round.verdict.leftover));
     if (mask) parts.push(maskPart(mask));
     return parts;
@@ -111,6 +111,12 @@ class Card {
     });
     return row;
   }
+}
+
+function whyNoRow(token, fill) {
+  if (fill) return `Written at ${sayFill(fill)}.`;
+  if (token.origin === "forced") return "The grammar left one way to go on, so no row was computed.";
+  return "No row was recorded for this token.";
 }
 
 /** Two bars over each other on one scale from 0 to 1: what the model gave, and what it was drawn with. */

@@ -37,6 +37,7 @@ class LaneCard {
     this.node.setAttribute("aria-label", `Lane ${order + 1}, ${title}`);
     this.status = el("span", "status");
     this.stop = button("quiet stop", "Stop", "Stop this lane", () => app.stopLane(record.header.lane));
+    this.branch = el("p", "branch-shown");
     this.trouble = el("p", "trouble");
     this.trouble.setAttribute("role", "alert");
     this.trouble.hidden = true;
@@ -44,7 +45,7 @@ class LaneCard {
     this.note = el("p", "note");
     this.strip = el("dl", "strip");
     this.values = STRIP.map((metric) => this.metric(metric));
-    this.node.append(this.head(), this.text.node, this.trouble, this.remark, this.note, this.strip);
+    this.node.append(this.head(), this.branch, this.text.node, this.trouble, this.remark, this.note, this.strip);
   }
 
   head() {
@@ -131,18 +132,20 @@ class LaneCard {
     return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
   }
 
-  /** A line under the text: which branch is shown while there is no text yet, or how the text compares with lane 1's. */
+  /** Over the text: that it is only a branch, while there is no text yet. Under it: how it compares with lane 1's. */
   drawRemark(first) {
-    const { shown } = this.state;
-    if (shown.id !== 0) setText(this.remark, `Branch ${shown.id}, the best so far.`);
-    else setText(this.remark, first === this ? "" : likeness(this, first));
+    const { shown, living } = this.state;
+    const alone = shown.id === 0;
+    setText(this.branch, alone ? "" : `Sequence ${shown.id}, best of ${living.length} so far`);
+    this.node.classList.toggle("shows-branch", !alone);
+    setText(this.remark, alone && first !== this ? likeness(this, first) : "");
   }
 }
 
 /** Whether a lane writes what the first one writes, as far as both have come. Compares ids, and only within one vocabulary. */
 function likeness(card, first) {
   const [a, b] = [card.record.header, first.record.header];
-  if (a.model !== b.model || a.vocabulary !== b.vocabulary) return "";
+  if (a.model !== b.model || a.vocabulary !== b.vocabulary || first.state.shown.id !== 0) return "";
   const [mine, theirs] = [card.state.shown.tokens, first.state.shown.tokens];
   const shared = Math.min(mine.length, theirs.length);
   if (!shared) return "";
@@ -180,7 +183,9 @@ function describe(header) {
   const parts = header.parts.filter((part) => part.name !== header.strategy || Object.keys(part.knobs || {}).length);
   const model = [shortName(header.model), header.quantization !== "none" ? header.quantization : header.dtype].filter(Boolean).join(" ");
   const draft = header.draft ? [`draft ${shortName(header.draft)}`] : [];
-  return [...parts.map(describePart), model, ...draft].filter(Boolean).join(" · ");
+  const context = header.context ? [`context “${shorten(header.context)}”`] : [];
+  const memory = header.memory ? ["remembers earlier runs"] : [];
+  return [...parts.map(describePart), ...context, ...memory, model, ...draft].filter(Boolean).join(" · ");
 }
 
 /** A local folder goes by its last name. */

@@ -37,7 +37,7 @@ class App {
     for (const [name, { label }] of Object.entries(COLOURS)) this.metric.append(option(name, label));
     this.speed.value = this.settings.speed;
     this.metric.value = this.settings.metric;
-    this.panels = [new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new FiguresPanel()];
+    this.panels = [new CanvasPanel(), new BranchesPanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new FiguresPanel()];
     this.views.append(...this.panels.map((panel) => panel.node));
     this.drawLegend();
   }
@@ -199,7 +199,8 @@ class App {
 
   fork(lane, position, token, piece) {
     this.say(`Running lane ${lane + 1} again with “${pieceLabel(piece)}” as token ${position + 1}.`);
-    trigger("fork", { lane: this.trace.lanes[lane].header.lane, position, token });
+    const { sequence } = this.cards[lane].text.shown[position];
+    trigger("fork", { lane: this.trace.lanes[lane].header.lane, sequence, position, token });
   }
 
   choose(order) {

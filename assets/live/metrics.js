@@ -54,16 +54,18 @@ class Costs {
   }
 }
 
-/** Every metric of a lane as it stands now, by the name it has in playground/metrics.py. */
+/** Every metric of a lane as it stands now, by the name it has in playground/metrics.py, of the text that is shown:
+    while nothing of the lane's own text stands, that is its best branch or what its canvas holds. */
 function measure(state) {
-  const { costs, clock } = state;
-  const { tokens, steps } = state.sequence(0);
+  const { costs, clock, canvas } = state;
+  const { tokens, steps } = state.shown;
+  const length = tokens.length || canvas.filled.size;
   const entropies = tokens.map((_, i) => steps.get(i)).filter(Boolean).map((step) => step.entropy);
   const rows = state.done || state.failed ? costs.rows : costs.atCommit.rows; // rows still on their way are not waste yet
   return {
-    tokens: tokens.length,
+    tokens: length,
     seconds: clock,
-    tokens_per_second: ratio(tokens.length, clock),
+    tokens_per_second: ratio(length, clock),
     target_forwards: costs.passes,
     tokens_per_target_forward: ratio(tokens.filter((token) => token.decoded).length, costs.atCommit.passes),
     draft_forwards: costs.draftPasses,
@@ -73,7 +75,7 @@ function measure(state) {
     kv_live: costs.live,
     kv_live_peak: costs.livePeak,
     kv_bytes: costs.bytes,
-    wasted_tokens: state.fills.size ? null : Math.max(0, rows - Math.max(0, tokens.length - 1)),
+    wasted_tokens: canvas.size ? null : Math.max(0, rows - Math.max(0, tokens.length - 1)),
   };
 }
 

@@ -13,6 +13,8 @@ class LaneState {
     this.clock = 0;
     this.version = (this.version || 0) + 1;
     this.sequences = new Map([[0, new Sequence(0, null)]]);
+    this.family = []; // every branch that was ever born, in order, also those whose number was given away again
+    this.rows = new Rows();
     this.rounds = [];
     this.forwards = [];
     this.costs = new Costs();
@@ -20,7 +22,7 @@ class LaneState {
     this.switches = [];
     this.notes = [];
     this.figures = new Map(); // by name: {shape, parts}
-    this.fills = new Map(); // by position
+    this.canvas = new Canvas(this.record.header.canvas);
     this.done = null;
     this.failed = null;
   }
@@ -53,6 +55,24 @@ class LaneState {
     return living.reduce((best, one) => ((one.score ?? -Infinity) > (best.score ?? -Infinity) ? one : best), living[0] || own);
   }
 
+  get living() {
+    return this.family.filter((sequence) => sequence.alive);
+  }
+
+  /** Branches come into being at once, each as a copy of what its parent is before any of them. */
+  bear(event) {
+    const leaving = new Set(event.dropped);
+    const others = event.born.filter(([id, parent]) => id !== parent); // one that is born from itself just goes on
+    const children = others.map(([id, parent]) => new Sequence(id, this.sequence(parent)));
+    for (const child of children) {
+      const namesake = this.sequences.get(child.id);
+      if (namesake) namesake.alive = false;
+      child.row = this.rows.take(child, leaving);
+      this.sequences.set(child.id, child);
+      this.family.push(child);
+    }
+  }
+
   /** The round that is being guessed or was last judged, for one sequence. */
   openRound(sequence) {
     for (let i = this.rounds.length - 1; i >= 0; i--) {
@@ -73,17 +93,66 @@ class LaneState {
   }
 }
 
+/** Rows of a drawing of births. A child goes on in its parent's row where the parent ends, else in the first row that is free. */
+class Rows {
+  constructor() {
+    this.last = []; // by row, who came last in it
+  }
+
+  take(child, leaving) {
+    const free = (one) => (!one.alive || leaving.has(one.id)) && one.tokens.length <= child.bornAt;
+    const own = this.last.indexOf(child.parent);
+    const other = this.last.findIndex(free);
+    const row = own >= 0 && free(child.parent) ? own : other >= 0 ? other : this.last.length;
+    this.last[row] = child;
+    return row;
+  }
+}
+
+/** Positions that are filled in any order: which token each one got, how sure the model was of it, and in which step. */
+class Canvas {
+  constructor(size) {
+    this.size = size; // 0 where the text grows from left to right
+    this.steps = [];
+    this.filled = new Map(); // by position
+  }
+
+  fill(event) {
+    this.steps.push(event);
+    event.positions.forEach((position, i) => {
+      const fill = { position, piece: event.pieces[i] ?? "", confidence: event.confidences[i] ?? null, step: this.steps.length, event: event.index };
+      this.filled.set(position, fill);
+      this.size = Math.max(this.size, position + 1);
+    });
+  }
+}
+
 class Sequence {
   constructor(id, parent) {
     this.id = id;
-    this.parent = parent ? parent.id : null;
+    this.parent = parent;
     this.tokens = parent ? parent.tokens.slice() : [];
     this.steps = new Map(parent ? parent.steps : []); // by position: what the model thought
     this.masks = new Map(parent ? parent.masks : []); // by position: what the grammar allowed
     this.bornAt = this.tokens.length;
     this.alive = true;
+    this.becameText = false;
     this.score = null;
     this.halfLetter = []; // bytes that wait for the rest of their letter
+  }
+
+  /** Whether it came to its end; it may stay alive and wait for the others. */
+  get ended() {
+    return this.tokens.length > 0 && SPECIAL.test(this.tokens[this.tokens.length - 1].piece);
+  }
+
+  /** What was noted about tokens while they grew on another sequence is noted here too. */
+  inherit(source, tokens) {
+    for (const { position } of tokens) {
+      for (const name of ["steps", "masks"]) {
+        if (source[name].has(position)) this[name].set(position, source[name].get(position));
+      }
+    }
   }
 
   /** What was thought about the positions that are taken back goes with them. */
@@ -185,6 +254,11 @@ const APPLY = {
     sequence.tokens.push(...tokens);
     sequence.halfLetter = tokens.length ? tokens[tokens.length - 1].waiting : sequence.halfLetter;
     if (round && round.verdict) round.settle(event);
+    const source = sourceOf(state, event);
+    if (source) {
+      sequence.inherit(source, tokens);
+      source.becameText = true;
+    }
     state.costs.commit();
   },
 
@@ -207,19 +281,13 @@ const APPLY = {
   },
 
   branches(state, event) {
-    for (const [id, parent] of event.born) {
-      const sequence = new Sequence(id, state.sequences.get(parent) || null);
-      sequence.parent = parent;
-      state.sequences.set(id, sequence);
-    }
+    state.bear(event);
     for (const id of event.dropped) state.sequence(id).alive = false;
     for (const id in event.scores) state.sequence(Number(id)).score = event.scores[id];
   },
 
   fill(state, event) {
-    event.positions.forEach((position, i) => {
-      state.fills.set(position, { piece: event.pieces[i] ?? "", confidence: event.confidences[i] ?? null });
-    });
+    state.canvas.fill(event);
   },
 
   figure(state, event) {
@@ -249,6 +317,7 @@ function tokensOf(state, event, sequence, round) {
 
 function makeTokens(state, event, sequence, round) {
   let waiting = sequence.halfLetter;
+  const source = sourceOf(state, event);
   return event.ids.map((id, i) => {
     const piece = event.pieces[i] ?? "";
     const letters = readBytes(waiting, piece);
@@ -260,15 +329,30 @@ function makeTokens(state, event, sequence, round) {
       logprob: event.logprobs[i] ?? null,
       origin: event.origins[i] || "sampled",
       sequence: event.sequence,
-      decoded: state.costs.passes > 0, // not read from the prefill row
-      forward: state.costs.targetForwards, // how many target forwards had run when it was committed
-      pass: lastTarget(state.forwards),
-      round,
-      node: round ? round.guessBehind(i, id) : null,
+      ...(grownToken(source, event.position + i, id) || {
+        decoded: state.costs.passes > 0, // not read from the prefill row
+        forward: state.costs.targetForwards, // how many target forwards had run when it was committed
+        pass: lastTarget(state.forwards),
+        round,
+        node: round ? round.guessBehind(i, id) : null,
+      }),
       letter: letters.text,
       waiting,
     };
   });
+}
+
+/** The sequence on which the tokens of a commit grew, where that is another one. */
+function sourceOf(state, event) {
+  return event.grown_on ? state.sequences.get(event.grown_on) || null : null;
+}
+
+/** How a token came about that grew on another sequence, or null where the two do not agree. */
+function grownToken(source, position, id) {
+  const token = source && source.tokens[position];
+  if (!token || token.id !== id) return null;
+  const { decoded, forward, pass, round, node } = token;
+  return { decoded, forward, pass, round, node };
 }
 
 function lastTarget(forwards) {

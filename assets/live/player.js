@@ -5,6 +5,7 @@
 
 const SPEEDS = ["live", "0.02", "0.05", "0.1", "0.25", "0.5", "1", "2", "4"];
 const STOPS = new Set(["draft", "verdict", "commit", "rollback", "fill", "branches", "done", "failed"]);
+const BESIDE = new Set(["step", "mask", "commit"]);
 const TRAILERS = new Set(["cache", "note", "figure", "done", "failed", "branches", "switch"]); // shown together with what came before
 
 class Player {
@@ -205,9 +206,14 @@ class Player {
 
 function tokensAt(lane, cursor) {
   for (let i = cursor - 1; i >= 0; i--) {
-    if (lane.events[i].kind === "commit") return lane.events[i].key;
+    if (LENGTHENS.has(lane.events[i].kind)) return lane.events[i].key;
   }
   return 0;
+}
+
+/** Whether after a commit of one branch the same beat goes on with another branch. */
+function goesOnBeside(event, next) {
+  return event.kind === "commit" && event.sequence > 0 && next.sequence > 0 && next.sequence !== event.sequence && BESIDE.has(next.kind);
 }
 
 function entriesOf(lane, order, byTime) {
@@ -220,10 +226,11 @@ function entriesOf(lane, order, byTime) {
   }));
 }
 
-/** A beat ends with an act (a guess, a verdict, a commit) and what trails behind it (the cache after the commit). */
+/** A beat ends with an act (a guess, a verdict, a commit) and what trails behind it (the cache after the commit).
+    Branches that grow side by side take one beat together. */
 function isStop(events, index) {
   const next = events[index + 1];
-  if (next && TRAILERS.has(next.kind)) return false;
+  if (next && (TRAILERS.has(next.kind) || goesOnBeside(events[index], next))) return false;
   for (let i = index; i >= 0; i--) {
     if (STOPS.has(events[i].kind)) return true;
     if (!TRAILERS.has(events[i].kind)) return false;

@@ -59,8 +59,10 @@ class TextView {
     const added = document.createDocumentFragment();
     for (let i = same; i < tokens.length; i++) added.append(this.add(tokens[i], i));
     if (added.childNodes.length) this.tokens.append(added);
-    tokens.forEach((token, i) => this.paint(i, token, steps.get(i) || null, metric));
-    if (state.fills.size && !tokens.length) this.drawCanvas(state.fills);
+    const { canvas } = state;
+    this.body.classList.toggle("is-canvas", canvas.size > 0);
+    tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, metric)));
+    if (canvas.size && !tokens.length) this.drawCanvas(canvas);
     else this.drawGhosts(state.pendingRound(sequence.id));
   }
 
@@ -85,6 +87,14 @@ class TextView {
     span.className = tokenClass(token, step, metric) + (span.isSoft ? " soft" : "") + (span === this.marked ? " chosen" : "");
   }
 
+  /** A token that was filled in keeps the look it had on the canvas, whatever the colour of other lanes means. */
+  paintFilled(i, fill) {
+    const span = this.spans[i];
+    if (span.fill === fill) return;
+    span.fill = fill;
+    dressCell(span, fill);
+  }
+
   /** Guesses that are not settled: faint before the verdict, then kept or struck out. */
   drawGhosts(round) {
     const key = round ? `${round.number}/${round.verdict ? 1 : 0}` : "";
@@ -101,11 +111,11 @@ class TextView {
   }
 
   /** A canvas that is still being filled stands where the text will be. */
-  drawCanvas(fills) {
-    const key = `canvas ${fills.size}`;
+  drawCanvas(canvas) {
+    const key = `canvas ${canvas.steps.length}/${canvas.size}`;
     if (key === this.ghostKey) return;
     this.ghostKey = key;
-    this.ghosts.replaceChildren(...canvasCells(fills));
+    this.ghosts.replaceChildren(...canvasCells(canvas));
   }
 
   /** Mark one token, from a chart or a card. */
@@ -120,20 +130,34 @@ class TextView {
   }
 }
 
-/** Filled positions with their token, coloured by how unsure it was; the others as dots. */
-function canvasCells(fills) {
-  const last = Math.max(...fills.keys());
-  return Array.from({ length: last + 1 }, (_, position) => {
-    const fill = fills.get(position);
-    const cell = el("span", fill ? "t" : "t open");
-    if (!fill) cell.append(glyph("·"));
-    else writePiece(cell, fill.piece, true);
-    if (fill && isNumber(fill.confidence)) {
-      cell.title = `confidence ${percent(fill.confidence)}`;
-      cell.classList.add("h" + Math.round(LEVELS * (1 - Math.max(0, Math.min(1, fill.confidence)))));
-    }
+/** All positions in order: filled ones with their token, the others as blank boxes; what the last step filled is framed. */
+function canvasCells(canvas) {
+  return Array.from({ length: canvas.size }, (_, position) => {
+    const fill = canvas.filled.get(position);
+    const cell = el("span", "cell open");
+    cell.dataset.position = position;
+    if (!fill) return cell;
+    writePiece(cell, fill.piece, true);
+    dressCell(cell, fill);
+    cell.classList.toggle("fresh", fill.step === canvas.steps.length);
     return cell;
   });
+}
+
+/** Coloured by how unsure the model was, with the number of the step that filled it. */
+function dressCell(cell, fill) {
+  cell.className = `t cell ${confidenceClass(fill.confidence)}`;
+  cell.dataset.step = fill.step;
+  cell.title = sayFill(fill);
+}
+
+function confidenceClass(confidence) {
+  return isNumber(confidence) ? "h" + Math.round(LEVELS * (1 - Math.max(0, Math.min(1, confidence)))) : "unknown";
+}
+
+function sayFill({ position, step, confidence }) {
+  const sure = isNumber(confidence) ? `, confidence ${percent(confidence)}` : "";
+  return `position ${position + 1}, filled in step ${step}${sure}`;
 }
 
 function ghost(round, node) {

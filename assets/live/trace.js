@@ -4,6 +4,7 @@ const FORMAT = "decoding-playground-trace";
 const LARGEST_FILE = 200 * 1024 * 1024;
 
 const LEADS_ON = new Set(["forward", "mask", "step", "draft", "verdict"]);
+const LENGTHENS = new Set(["commit", "fill"]);
 
 class Trace {
   constructor() {
@@ -69,11 +70,14 @@ class LaneRecord {
     this.events = [];
     this.kinds = new Set();
     this.over = false;
-    this.tokens = 0; // most tokens any sequence had so far
+    this.tokens = 0; // most tokens any sequence had so far; of a canvas, filled positions
+    this.lengths = new Map(); // by sequence: most tokens it had so far
     this.lastKey = 0;
     this.highestEntropy = 0;
     this.partial = new Set(); // streams whose cache did not always hold everything
     this.widestCache = new Map(); // by stream: positions the widest drawing of the cache needs
+    this.packs = new Set(); // streams whose cache holds tokens in a coarser form
+    this.fillings = 0; // Fill events so far
   }
 
   add(raw) {
@@ -86,19 +90,39 @@ class LaneRecord {
   }
 
   notice(event) {
-    if (event.kind === "commit") this.tokens = Math.max(this.tokens, event.position + event.ids.length);
+    if (event.kind === "commit") this.lengthen(event.sequence, event.position + event.ids.length);
+    else if (event.kind === "branches") this.bear(event.born);
+    else if (event.kind === "fill") this.fill(event);
     else if (event.kind === "step") this.highestEntropy = Math.max(this.highestEntropy, event.entropy, event.final_entropy);
     else if (event.kind === "done" || event.kind === "failed") this.over = true;
     else if (event.kind === "cache") {
       const widest = this.widestCache.get(event.stream) || 0;
       this.widestCache.set(event.stream, Math.max(widest, event.length + event.scratch));
       if (event.live.some((layer) => layer.some((runs) => slots(runs) < event.length))) this.partial.add(event.stream);
+      if (event.packed) this.packs.add(event.stream);
     }
+  }
+
+  lengthen(sequence, length) {
+    this.lengths.set(sequence, Math.max(this.lengths.get(sequence) || 0, length));
+    this.tokens = Math.max(this.tokens, length);
+  }
+
+  fill({ sequence, positions }) {
+    this.fillings += 1;
+    this.lengthen(sequence, this.tokens + positions.length);
+  }
+
+  bear(born) {
+    const lengths = born.map(([, parent]) => this.lengths.get(parent) || 0);
+    born.forEach(([child], i) => this.lengths.set(child, lengths[i]));
   }
 
   /** With which token an event is shown when lanes share the token count: what leads to a commit goes with the token it leads to. */
   tokenKey(event) {
-    return LEADS_ON.has(event.kind) ? this.tokens + 1 : this.tokens;
+    if (!LEADS_ON.has(event.kind)) return this.tokens;
+    const length = event.sequence ? this.lengths.get(event.sequence) || 0 : this.tokens;
+    return length + 1;
   }
 
   get end() {

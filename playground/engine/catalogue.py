@@ -1,15 +1,20 @@
-"""Models on offer: those that come with the project, and some from the Hugging Face hub that run well with it.
+"""Models on offer: those that come with the project, those made from others on this machine, and some from the hub.
 
 The list is an offer, not a limit: any causal language model may be named by its hub id or by a folder.
 """
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from playground.errors import Refusal
 
 BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
+ORACLE = "oracle"  # a table rather than a network: a file beside the models' folders
+ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
+CARD = "variant.json"  # in the folder of a model that was made here: what it is and how it came to be
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,7 @@ class Entry:
 BUNDLED = (
     Entry("pocket", "Pocket", "bundled", "pocket-draft", "Trained for this playground; needs neither network nor GPU."),
     Entry("pocket-draft", "Pocket draft", "bundled", "", "The small partner that guesses ahead for Pocket."),
+    Entry(ORACLE, "Oracle sentences", "bundled", "", "An exact table over 60 sentences, not a neural network; for masked diffusion."),
 )
 SUGGESTED = (
     Entry("HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2 135M", "135 M", "", "Fast on a laptop."),
@@ -40,20 +46,47 @@ SUGGESTED = (
 
 def entries(bundled: Path = BUNDLED_MODELS) -> list[Entry]:
     """All models on offer; of the bundled ones those whose files are there."""
-    return [entry for entry in BUNDLED if (bundled / entry.name).is_dir()] + list(SUGGESTED)
+    return [entry for entry in BUNDLED if _place(entry.name, bundled).exists()] + made() + list(SUGGESTED)
+
+
+def _place(name: str, bundled: Path) -> Path:
+    return bundled.parent / ORACLE_SENTENCES.name if name == ORACLE else bundled / name
 
 
 def partner(name: str) -> str:
     """Name of the draft model that goes with a model, empty where the catalogue knows none."""
-    return next((entry.draft for entry in BUNDLED + SUGGESTED if entry.name == name), "")
+    return next((entry.draft for entry in (*BUNDLED, *made(), *SUGGESTED) if entry.name == name), "")
+
+
+def made_models() -> Path:
+    """Folder that holds the models made on this machine; the environment variable PLAYGROUND_HOME moves it."""
+    home = os.environ.get("PLAYGROUND_HOME") or Path.home() / ".decoding-playground"
+    return Path(home).expanduser() / "models"
+
+
+def made() -> list[Entry]:
+    """Models made on this machine, by name; a folder whose card cannot be read is passed over."""
+    found = [_read_card(card) for card in sorted(made_models().glob(f"*/{CARD}"))]
+    return [entry for entry in found if entry]
+
+
+def _read_card(path: Path) -> Entry | None:
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+        return Entry(path.parent.name, *(str(card[field]) for field in ("title", "parameters", "draft", "note")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def is_bundled(name: str) -> bool:
-    return any(entry.name == name for entry in BUNDLED)
+    """Whether the name means files the playground brought or made itself, not a folder or a hub id."""
+    return any(entry.name == name for entry in (*BUNDLED, *made()))
 
 
 def bundled_folder(name: str, bundled: Path = BUNDLED_MODELS) -> Path:
-    """Folder of a model that comes with the project; raises Refusal where its files are missing."""
+    """Folder of a model that comes with the project or was made here; raises Refusal where its files are missing."""
+    if any(entry.name == name for entry in made()):
+        return made_models() / name
     folder = bundled / name
     if not folder.is_dir():
         raise Refusal(f"The bundled model {name} is missing from assets/models: fetch the project's files again, or name another model.", "model")

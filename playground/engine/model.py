@@ -1,7 +1,8 @@
 """A language model as the playground sees it: token ids in, rows of logits out, keys and values in the stores it is given."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.grammar import GrammarEngine
 from playground.engine.seams import Call, Plan, install
+from playground.engine.segment import Segment
 from playground.engine.store import Store
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
@@ -17,18 +19,33 @@ from playground.errors import Refusal
 PROBE = 5  # tokens of the forward that compares our attention with the library's own
 
 
+Blend = tuple[list[int], list[float]]
+"""Tokens and their weights: a row whose input is the weighted mean of their embeddings."""
+
+
 @dataclass
 class Work:
-    """One lane's share of a forward: new scratch nodes of its store."""
+    """One lane's share of a forward: new scratch nodes of its store, or nodes that only some layers have seen."""
 
     store: Store
     tokens: list[int]
     parents: list[int]  # indices into the store's scratch, -1 for the end of its trunk
     last_only: bool = False  # return a single row, the last
+    again: bool = False  # the rows are in the scratch already: the last ones of it
+    blends: dict[int, Blend] = field(default_factory=dict)  # by row
+    watch: Callable[[int], bool] | None = None  # says of a row, by its position, whether what it attends to is wanted
+
+    def segment(self) -> Segment:
+        segment = self.store.again(len(self.tokens)) if self.again else self.store.extend(self.parents)
+        if self.watch:
+            segment.watched = [row for row, position in enumerate(segment.positions()) if self.watch(position)]
+        return segment
 
 
 class Model:
     """A causal language model with both seams in place. Many lanes may share one; all their state is in their stores."""
+
+    fills = False  # it writes from left to right, and cannot fill masked positions
 
     def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, revision: str = "", quantization: str = "none"):
         self.network, self.tokenizer, self.name, self.revision, self.quantization = network.eval(), tokenizer, name, revision, quantization
@@ -61,16 +78,40 @@ class Model:
 
     @torch.inference_mode()
     def forward(self, works: list[Work], plan: Plan | None = None) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """One pass over the rows of all works. Returns logits [rows, V] of each, in float32 or better, and captured hidden states."""
-        segments = [work.store.extend(work.parents) for work in works]
-        call = Call(segments, plan or Plan())
-        ids = torch.tensor([[token for work in works for token in work.tokens]], device=self.device)
+        """One pass over the rows of all works. Returns logits [rows, V] of each, in float32 or better, and captured hidden states.
+
+        A forward that fails leaves the stores as they were.
+        """
+        before = [len(work.store.parents) for work in works]
+        try:
+            return self._forward(works, [work.segment() for work in works], plan or Plan())
+        except BaseException:
+            for work, count in zip(works, before):
+                work.store.forget(count)
+            raise
+
+    def _forward(self, works: list[Work], segments: list[Segment], plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
+        call = Call(segments, plan)
         positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
         wanted, counts = self._wanted(works)
-        logits = self.network(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
+        logits = self.network(**self._inputs(works), position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
         self._wait()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
+
+    def _inputs(self, works: list[Work]) -> dict[str, Tensor]:
+        """Token ids, or embeddings where some row blends several tokens."""
+        ids = torch.tensor([[token for work in works for token in work.tokens]], device=self.device)
+        if not any(work.blends for work in works):
+            return {"input_ids": ids}
+        embed, start = self.network.get_input_embeddings(), 0
+        embeddings = embed(ids)
+        for work in works:
+            for row, (tokens, weights) in work.blends.items():
+                share = torch.tensor(weights, dtype=embeddings.dtype, device=self.device)
+                embeddings[0, start + row] = share @ embed(torch.tensor(tokens, device=self.device))
+            start += len(work.tokens)
+        return {"inputs_embeds": embeddings}
 
     def _wanted(self, works: list[Work]) -> tuple[Tensor | int, list[int]]:
         """Rows the head is applied to, and how many belong to each work. 0 is the library's word for all."""

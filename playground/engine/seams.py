@@ -19,7 +19,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.store import Segment
+    from playground.engine.segment import Segment
 
 ATTENTION = "playground"
 HARMLESS = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "attention_mask", "output_router_logits"}
@@ -32,7 +32,11 @@ class Plan:
     skip: frozenset[int] = frozenset()
     stop: int | None = None  # this layer and all after it do not run; the head reads the hidden states so far
     resume: tuple[int, Tensor] | None = None  # (layer, hidden states [rows, d]): enter before that layer with these
-    capture: frozenset[int] = frozenset()  # keep the hidden states [rows, d] that enter these layers
+    capture: frozenset[int] = frozenset()  # keep the hidden states [rows, d] that enter these layers; depth is the final norm
+
+    def layers(self, depth: int) -> int:
+        """How many of a model's layers run."""
+        return sum(map(self.runs, range(depth)))
 
     def runs(self, layer: int) -> bool:
         late = self.stop is not None and layer >= self.stop
@@ -48,6 +52,14 @@ class Call:
     plan: Plan = field(default_factory=Plan)
     captured: dict[int, Tensor] = field(default_factory=dict)
 
+    def enter(self, layer: int, hidden: Tensor) -> Tensor:
+        """What enters a layer, [1, rows, d]: perhaps it comes from an earlier forward, perhaps a later one wants it."""
+        if self.plan.resume and self.plan.resume[0] == layer:
+            hidden = self.plan.resume[1][None]
+        if layer in self.plan.capture:
+            self.captured[layer] = hidden[0]
+        return hidden
+
 
 def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *, call: Call,
               scaling: float | None = None, softcap: float | None = None, sliding_window: int | None = None,
@@ -62,7 +74,10 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     for segment, (asked, new_keys, new_values) in zip(call.segments, shares):
         keys, values = segment.write(module.layer_idx, new_keys, new_values)
         mask = segment.mask(module.layer_idx, sliding_window)
-        outputs.append(attend(asked, keys, values, mask, scaling or query.shape[-1] ** -0.5, softcap))
+        scale = scaling or query.shape[-1] ** -0.5
+        outputs.append(attend(asked, keys, values, mask, scale, softcap))
+        if segment.watched:
+            segment.store.watch(segment, module.layer_idx, weights(asked, keys, mask, segment.watched, scale, softcap))
     out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
     return out.transpose(0, 1)[None], None
 
@@ -92,12 +107,29 @@ def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.devic
     return mask.repeat(groups, 1) if mask.dim() == 2 else mask.repeat(1, groups, 1)
 
 
+def weights(query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, softcap: float | None) -> Tensor:
+    """What chosen rows attend to, summed over the query heads of a group, [kv_heads, len(rows), m].
+
+    A pass of its own, so that all rows still go through the fast attention, which never writes its weights out.
+    """
+    kv_heads, (heads, n, _) = keys.shape[0], query.shape
+    mask = _grouped(mask, 1, n, query.device)
+    mask = None if mask is None else mask[..., rows, :].repeat(*[1] * (mask.dim() - 2), heads // kv_heads, 1)
+    spread = _softmax(query[:, rows].reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, softcap)
+    return spread.reshape(kv_heads, heads // kv_heads, len(rows), -1).sum(1)
+
+
 def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softcap: float) -> Tensor:
-    scores = torch.tanh(query @ keys.transpose(-1, -2) * scaling / softcap) * softcap
+    return _softmax(query, keys, mask, scaling, softcap).to(values.dtype) @ values
+
+
+def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, softcap: float | None) -> Tensor:
+    scores = query @ keys.transpose(-1, -2) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    exact = torch.promote_types(scores.dtype, torch.float32)
-    return scores.softmax(-1, dtype=exact).to(values.dtype) @ values
+    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
 
 
 def install(network: PreTrainedModel) -> list[nn.Module]:
@@ -106,7 +138,7 @@ def install(network: PreTrainedModel) -> list[nn.Module]:
     network.set_attn_implementation(ATTENTION)
     layers = _decoder_layers(network)
     for index, layer in enumerate(layers):
-        layer.forward = _planned(layer.forward, index)
+        layer.forward = _planned(layer.forward, index, len(layers))
     return layers
 
 
@@ -118,21 +150,19 @@ def _decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
     raise Refusal(f"{network.config.model_type} models do not keep their {depth} layers in a list the playground can reach: choose another model.", "model")
 
 
-def _planned(forward: Callable, index: int) -> Callable:
+def _planned(forward: Callable, index: int, depth: int) -> Callable:
     """The layer's own forward, asked first whether it runs at all. A layer returns hidden states, alone or first in a tuple."""
     returns_tuple = False
 
     def planned(hidden: Tensor, *args: Any, call: Call, **kwargs: Any) -> Any:
         nonlocal returns_tuple
-        plan = call.plan
-        if plan.resume and plan.resume[0] == index:
-            hidden = plan.resume[1][None]
-        if index in plan.capture:
-            call.captured[index] = hidden[0]
-        if not plan.runs(index):
-            return (hidden,) if returns_tuple else hidden
-        out = forward(hidden, *args, call=call, **kwargs)
-        returns_tuple = isinstance(out, tuple)
-        return out
+        hidden, others = call.enter(index, hidden), ()
+        if call.plan.runs(index):
+            out = forward(hidden, *args, call=call, **kwargs)
+            returns_tuple = isinstance(out, tuple)
+            hidden, *others = out if returns_tuple else (out,)
+        if index + 1 == depth:
+            hidden = call.enter(depth, hidden)
+        return (hidden, *others) if returns_tuple else hidden
 
     return planned

@@ -20,7 +20,7 @@ from huggingface_hub.utils import SafetensorsRepoMetadata, TensorInfo
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from playground.engine.catalogue import bundled_folder, is_bundled
+from playground.engine.catalogue import ORACLE, bundled_folder, is_bundled
 from playground.errors import Refusal
 
 Progress = Callable[[float, str], None]
@@ -102,6 +102,8 @@ def first_sentence(reason: BaseException) -> str:
 
 
 def _local(name: str) -> Source | None:
+    if name == ORACLE:
+        raise Refusal("The oracle is a table without weights, and serves masked diffusion only: choose a language model here.", "model")
     if is_bundled(name):
         folder = bundled_folder(name)
     elif is_folder(name):

@@ -6,20 +6,24 @@ are always the true ones: evicting renumbers nothing, siblings share a position.
 
     store.extend(parents)      rows to be fed: nodes of the scratch, by the index of their parent (-1: end of the trunk)
     store.keep(node)           the path down to a node joins the trunk, what hangs below it stays, everything else is forgotten
-    store.forget()             the scratch is dropped
+    store.prune(nodes)         of the scratch only these nodes stay
     store.roll_back(count)     the last tokens of the trunk are forgotten
     store.evict(live)          slots of the trunk are freed, chosen by layer and head
+    store.pack(...)            rows of the oldest tokens go over into a coarser form
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-GROWTH = 64  # slots a layer gets at a time, at least
-DEAD = -1
-CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
+from playground.engine.pool import Encode, Pool
+from playground.engine.segment import DEAD, Segment, Window
+
+Hear = Callable[[int, Tensor, Tensor, Tensor], None]
+"""hear(layer, weights [kv_heads, rows, slots], positions of the rows [rows], positions of the slots [1 or kv_heads, slots])"""
 
 
 @dataclass
@@ -35,15 +39,11 @@ class Slots:
 
 
 @dataclass
-class Layer:
-    """Keys and values of one layer, [kv_heads, capacity, d]; allocated when the first row arrives."""
+class Attention:
+    """What rows of one forward attended to, until it is known which of them are kept. Columns: the trunk, then the scratch."""
 
-    keys: Tensor | None = None
-    values: Tensor | None = None
-
-    def slot_bytes(self) -> int:
-        """Memory of one slot in all heads."""
-        return 0 if self.keys is None else sum(len(pool) * pool.shape[2] * pool.element_size() for pool in (self.keys, self.values))
+    nodes: list[int]
+    layers: dict[int, Tensor]  # [kv_heads, nodes, slots]
 
 
 @dataclass
@@ -53,11 +53,14 @@ class Store:
     length: int = 0  # tokens of the trunk, evicted ones included: the true position of the next token
     parents: list[int] = field(default_factory=list)  # of the scratch nodes, within the scratch
     depths: list[int] = field(default_factory=list)  # of the scratch nodes; 0 continues the trunk
+    lineage: list[int] = field(default_factory=list)  # of the scratch nodes: itself and its ancestors, one bit each
     window: Window | None = None  # what a cache policy lets decode rows see
+    hear: Hear | None = None  # told what rows attended to, once they are kept
 
     def __post_init__(self) -> None:
-        self.layers = [Layer() for _ in range(self.depth)]
+        self.keys, self.values = ([Pool() for _ in range(self.depth)] for _ in range(2))
         self.slots = [Slots(torch.empty(1, 0, dtype=torch.long, device=self.device))]  # one for all layers, or one each
+        self.attention: list[Attention] = []
 
     # --- what a forward asks for ---
 
@@ -67,33 +70,25 @@ class Store:
         for node, parent in enumerate(parents, first):
             if not -1 <= parent < node:
                 raise ValueError(f"node {node} cannot continue node {parent}")
-            self.parents.append(parent)
-            self.depths.append(0 if parent == -1 else self.depths[parent] + 1)
+            self._hang(node, parent)
         return Segment(self, first, len(parents))
+
+    def again(self, count: int) -> Segment:
+        """The last `count` scratch nodes once more: layers that have not seen them will."""
+        return Segment(self, len(self.parents) - count, count)
+
+    def _hang(self, node: int, parent: int) -> None:
+        self.parents.append(parent)
+        self.depths.append(0 if parent == -1 else self.depths[parent] + 1)
+        self.lineage.append((0 if parent == -1 else self.lineage[parent]) | 1 << node)
 
     def slots_of(self, layer: int) -> Slots:
         return self.slots[layer if len(self.slots) > 1 else 0]
 
     def write(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put rows [kv_heads, n, d] at scratch place `at`; returns everything the layer holds up to them."""
-        start, rows = self.slots_of(layer).count + at, keys.shape[1]
-        held = self.layers[layer]
-        self._reserve(held, start + rows, keys, values)
-        held.keys.narrow(1, start, rows).copy_(keys)
-        held.values.narrow(1, start, rows).copy_(values)
-        return held.keys.narrow(1, 0, start + rows), held.values.narrow(1, 0, start + rows)
-
-    def _reserve(self, held: Layer, wanted: int, keys: Tensor, values: Tensor) -> None:
-        capacity = 0 if held.keys is None else held.keys.shape[1]
-        if wanted <= capacity:
-            return
-        grown = -(-max(wanted, capacity + capacity // 2) // GROWTH) * GROWTH
-        for name, like in (("keys", keys), ("values", values)):
-            with torch.inference_mode(False):  # an ordinary tensor, so that it can be moved about outside a forward
-                new = torch.empty(like.shape[0], grown, like.shape[2], dtype=like.dtype, device=like.device)
-            if capacity:
-                new[:, :capacity] = getattr(held, name)
-            setattr(held, name, new)
+        start = self.slots_of(layer).count + at
+        return self.keys[layer].write(start, keys), self.values[layer].write(start, values)
 
     # --- what moves nodes and slots ---
 
@@ -103,10 +98,15 @@ class Store:
         stay = self._below(node) if node != -1 else []
         self._gather([*path, *stay])
         self._lengthen(len(path))
-        renumbered = {old: new for new, old in enumerate(stay)}
-        self.parents = [renumbered.get(self.parents[old], -1) for old in stay]
-        self.depths = [self.depths[old] - len(path) for old in stay]
+        self._listen(path, stay)
+        self._rename(stay)
         return stay
+
+    def prune(self, nodes: list[int]) -> None:
+        """Only these scratch nodes stay, ascending; every one's parent is among them."""
+        self._gather(nodes)
+        self._listen([], nodes)
+        self._rename(nodes)
 
     def path(self, node: int) -> list[int]:
         path = []
@@ -116,26 +116,29 @@ class Store:
         return path[::-1]
 
     def _below(self, node: int) -> list[int]:
-        below: dict[int, None] = {}
-        for child, parent in enumerate(self.parents):
-            if parent == node or parent in below:
-                below[child] = None
-        return list(below)
+        return [below for below, line in enumerate(self.lineage) if below != node and line >> node & 1]
 
-    def forget(self) -> None:
-        """Drop the whole scratch."""
-        self.parents, self.depths = [], []
+    def _rename(self, stay: list[int]) -> None:
+        """The scratch nodes `stay` become 0, 1, ...; a parent that does not stay has joined the trunk."""
+        renumbered, parents = {old: new for new, old in enumerate(stay)}, self.parents
+        self.parents, self.depths, self.lineage = [], [], []
+        for new, old in enumerate(stay):
+            self._hang(new, renumbered.get(parents[old], -1))
+
+    def forget(self, left: int = 0) -> None:
+        """Drop the scratch, all but the first `left` nodes, as if the others had never been fed."""
+        for column in (self.parents, self.depths, self.lineage):
+            del column[left:]
+        self.attention = [noted for noted in self.attention if max(noted.nodes) < left]
 
     def _gather(self, order: list[int]) -> None:
         """Scratch slots in a new order; free of cost where the first ones stay in place."""
         if order == list(range(len(order))):
             return
         chosen = torch.tensor(order, device=self.device)
-        for index, held in enumerate(self.layers):
-            if held.keys is not None:
-                start = self.slots_of(index).count
-                for pool in (held.keys, held.values):
-                    pool[:, start:start + len(order)] = pool[:, start + chosen]
+        for layer, pools in enumerate(zip(self.keys, self.values)):
+            for pool in pools:
+                pool.reorder(self.slots_of(layer).count, chosen)
 
     def _lengthen(self, count: int) -> None:
         added = torch.arange(self.length, self.length + count, device=self.device)
@@ -156,35 +159,78 @@ class Store:
         """Free trunk slots. `live` is one mask [1 or kv_heads, slots] for all layers, or one for each; returns slots freed over layers and heads."""
         before = self.live_slots()
         if len(live) > len(self.slots):
-            self.slots = [Slots(self.slots[0].positions.clone()) for _ in range(self.depth)]
+            self.slots = [Slots(self.slots[0].positions.clone(), self.slots[0].whole) for _ in range(self.depth)]
         for index, slots in enumerate(self.slots):
             layers = range(self.depth) if len(self.slots) == 1 else (index,)
-            self._compact(slots, live[index if len(live) > 1 else 0], [self.layers[i] for i in layers])
+            self._compact(slots, live[index if len(live) > 1 else 0], layers)
         return before - self.live_slots()
 
-    def _compact(self, slots: Slots, live: Tensor, layers: list[Layer]) -> None:
+    def _compact(self, slots: Slots, live: Tensor, layers: range | tuple[int, ...]) -> None:
         """Close the holes: live slots keep their order, every head as many places as the fullest one needs."""
         live = live & (slots.positions != DEAD)
         if bool(live.all()):
             return
-        order = torch.argsort(~live, dim=1, stable=True)
-        count = int(live.sum(1).max())
-        scratch = len(self.parents)
-        for held in layers:
-            if held.keys is not None:
-                _move(held.keys, order[:, :count], slots.count, scratch)
-                _move(held.values, order[:, :count], slots.count, scratch)
-                _release(held, count + scratch)
-        lasting = live.gather(1, order[:, :count])
-        slots.positions = slots.positions.expand_as(order).gather(1, order[:, :count]).masked_fill(~lasting, DEAD)
+        order = torch.argsort(~live, dim=1, stable=True)[:, :int(live.sum(1).max())]
+        for pool in (pool for layer in layers for pool in (self.keys[layer], self.values[layer])):
+            pool.compact(order, slots.count, len(self.parents))
+        lasting = live.gather(1, order)
+        slots.positions = slots.positions.expand_as(live).gather(1, order).masked_fill(~lasting, DEAD)
         slots.whole = bool(lasting.all())
+
+    def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
+        """Move rows of the oldest tokens into a coarser form: due("keys" or "values", rows held as written) says how many."""
+        for part, pools in (("keys", self.keys), ("values", self.values)):
+            for layer, pool in enumerate(pools):
+                used = self.slots_of(layer).count
+                if count := due(part, used - pool.coarse):
+                    pool.pack(count, used + len(self.parents), encode[part])
+
+    # --- attention that was watched ---
+
+    def watch(self, segment: Segment, layer: int, weights: Tensor) -> None:
+        """Note what the watched rows of a segment attended to in a layer, [kv_heads, watched, slots]."""
+        nodes = [segment.first + row for row in segment.watched]
+        if not (self.attention and self.attention[-1].nodes == nodes):
+            self.attention.append(Attention(nodes, {}))
+        self.attention[-1].layers[layer] = weights
+
+    def _listen(self, path: list[int], stay: list[int]) -> None:
+        """Tell of kept rows, and bring those of `stay` in line with the slots' new order. Called after the trunk has grown by the path."""
+        if not self.attention:
+            return
+        held, self.attention = self.attention, []
+        for noted in held:
+            self._tell(noted, path)
+            rows = [row for row, node in enumerate(noted.nodes) if node in stay]
+            if rows:
+                layers = {layer: self._columns(layer, weights[:, rows], len(path), [*path, *stay]) for layer, weights in noted.layers.items()}
+                self.attention.append(Attention([stay.index(noted.nodes[row]) for row in rows], layers))
+
+    def _tell(self, noted: Attention, path: list[int]) -> None:
+        rows = [row for row, node in enumerate(noted.nodes) if node in path]
+        if not rows or self.hear is None:
+            return
+        start = self.length - len(path)
+        positions = torch.tensor([start + path.index(noted.nodes[row]) for row in rows], device=self.device)
+        for layer, weights in noted.layers.items():
+            self.hear(layer, self._columns(layer, weights[:, rows], len(path), path), positions, self.slots_of(layer).positions)
+
+    def _columns(self, layer: int, weights: Tensor, grown: int, order: list[int]) -> Tensor:
+        """Weights with their scratch columns in a new order; columns younger than the rows are zero."""
+        trunk = self.slots_of(layer).count - grown
+        known = weights.shape[2] - trunk
+        scratch = weights[:, :, trunk:]
+        blank = scratch.new_zeros(*scratch.shape[:2], 1)
+        padded = torch.cat([scratch, blank], 2)
+        chosen = torch.tensor([node if node < known else known for node in order], dtype=torch.long, device=weights.device)
+        return torch.cat([weights[:, :, :trunk], padded[:, :, chosen]], 2)
 
     # --- what a screen or a policy wants to know ---
 
     @property
     def heads(self) -> int:
-        keys = self.layers[0].keys
-        return 0 if keys is None else keys.shape[0]
+        rows = self.keys[0].rows
+        return 0 if rows is None else rows.shape[0]
 
     def live_slots(self) -> int:
         """Live trunk slots over all layers and heads."""
@@ -193,28 +239,16 @@ class Store:
 
     def bytes(self) -> int:
         """Memory of the slots held, trunk and scratch."""
-        alike = self.depth if len(self.slots) == 1 else 1  # layers that hold as many slots as the first of them
-        return sum(alike * (slots.count + len(self.parents)) * held.slot_bytes() for slots, held in zip(self.slots, self.layers))
+        return sum(pool.bytes(self.slots_of(layer).count + len(self.parents))
+                   for pools in (self.keys, self.values) for layer, pool in enumerate(pools))
+
+    def packed(self) -> int:
+        """Oldest tokens whose keys are held in a coarser form."""
+        return self.keys[0].coarse
 
     def runs(self) -> list[list[list[tuple[int, int]]]]:
         """Live true positions as half-open stretches, by layer and head; one entry where all layers or heads agree."""
         return [[[(0, slots.count)]] if slots.whole and slots.count == self.length else [_stretches(row) for row in slots.positions.tolist()] for slots in self.slots]
-
-
-def _move(pool: Tensor, order: Tensor, count: int, scratch: int) -> None:
-    """Trunk slots [heads, count] of a pool into a new order, the scratch right behind them; shrinks nothing."""
-    heads, new = order.shape
-    index = order[:, :, None].expand(pool.shape[0] if heads == 1 else heads, new, pool.shape[2])
-    moved = pool[:, :count].gather(1, index)
-    tail = pool[:, count:count + scratch].clone()
-    pool[:, :new] = moved
-    pool[:, new:new + scratch] = tail
-
-
-def _release(held: Layer, used: int) -> None:
-    """Give memory back once a pool is more than twice as large as what it holds."""
-    if held.keys.shape[1] > 2 * used + GROWTH:
-        held.keys, held.values = (pool[:, :used + GROWTH].clone() for pool in (held.keys, held.values))
 
 
 def _stretches(positions: list[int]) -> list[tuple[int, int]]:
@@ -225,80 +259,3 @@ def _stretches(positions: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append([position, position + 1])
     return [(a, b) for a, b in runs]
-
-
-@dataclass
-class Window:
-    """A cache policy's view: visible(query [n, 1], key [m]) -> [n, m], held against rows from position `start` on."""
-
-    visible: object
-    start: int
-
-
-@dataclass
-class Segment:
-    """Rows of one store in one forward: scratch nodes first .. first + rows."""
-
-    store: Store
-    first: int
-    rows: int
-    _masks: dict = field(default_factory=dict)
-
-    def positions(self) -> list[int]:
-        """True position of each row."""
-        return [self.store.length + depth for depth in self.store.depths[self.first:self.first + self.rows]]
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return self.store.write(layer, self.first, keys, values)
-
-    def mask(self, layer: int, sliding_window: int | None) -> Tensor | str | None:
-        """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""
-        key = (sliding_window, layer if len(self.store.slots) > 1 else 0)
-        if key not in self._masks:
-            self._masks[key] = self._build(self.store.slots_of(layer), sliding_window)
-        return self._masks[key]
-
-    def _build(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
-        if self._narrow(sliding_window) or not slots.whole:
-            return self._explicit(slots, sliding_window)
-        before = slots.count + self.first
-        if not self._is_chain():
-            seen = torch.ones(self.rows, slots.count, dtype=torch.bool, device=self.store.device)
-            return torch.cat([seen, self._ancestors()], 1)
-        if self.rows == 1:
-            return None
-        return CAUSAL if not before else torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
-
-    def _narrow(self, sliding_window: int | None) -> bool:
-        """Whether some row may not see all that came before it."""
-        return self.store.window is not None or bool(sliding_window and self.store.length + len(self.store.parents) > sliding_window)
-
-    def _is_chain(self) -> bool:
-        return self.store.parents == list(range(-1, len(self.store.parents) - 1))
-
-    def _explicit(self, slots: Slots, sliding_window: int | None) -> Tensor:
-        device = self.store.device
-        query = torch.tensor(self.positions(), device=device)[:, None]
-        scratch = torch.tensor([self.store.length + d for d in self.store.depths], device=device)
-        trunk = slots.positions[:, None, :]  # [1 or heads, 1, n]
-        seen = (trunk != DEAD) & self._allowed(query, trunk, sliding_window)
-        own = self._ancestors() & self._allowed(query, scratch, sliding_window)
-        mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
-        return mask[0] if len(mask) == 1 else mask
-
-    def _allowed(self, query: Tensor, key: Tensor, sliding_window: int | None) -> Tensor:
-        allowed = query >= key
-        if sliding_window:
-            allowed = allowed & (query - key < sliding_window)
-        if window := self.store.window:
-            allowed = allowed & ((query < window.start) | window.visible(query, key))
-        return allowed
-
-    def _ancestors(self) -> Tensor:
-        """Which scratch nodes each row descends from, itself included, [rows, scratch]."""
-        parents = self.store.parents
-        seen = torch.eye(len(parents), dtype=torch.bool)
-        for node, parent in enumerate(parents):
-            if parent != -1:
-                seen[node] |= seen[parent]
-        return seen[self.first:].to(self.store.device)

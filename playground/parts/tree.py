@@ -21,7 +21,9 @@ class TokenTree:
     """Tokens with parents, and how they were drawn.
 
     q[i] is the distribution [V] node i was drawn from, None where chance had no part in it. confidence[i] is the probability
-    the drafter gave the token, for people to look at; no rule reads it.
+    the drafter gave the token, for people to look at; no rule reads it. `order` names nodes as they were drawn: a node that
+    was drawn several times is fed once and stands there several times. `blends` are nodes that stand for several tokens at
+    once, (tokens, weights): their input is the weighted mean of the tokens' embeddings.
     """
 
     source: str = ""
@@ -30,6 +32,8 @@ class TokenTree:
     parents: list[int] = field(default_factory=list)
     q: list[torch.Tensor | None] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)
+    blends: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -42,10 +46,31 @@ class TokenTree:
         self.parents.append(parent)
         self.q.append(q)
         self.confidence.append(confidence if q is None else float(q[token]))
+        self.order.append(len(self) - 1)
         return len(self) - 1
 
+    def again(self, node: int) -> int:
+        """The same child was drawn once more."""
+        self.order.append(node)
+        return node
+
+    def blend(self, tokens: list[int], weights: list[float], parent: int = ROOT) -> int:
+        """Append a node that stands for several tokens at once; the heaviest is the one it shows."""
+        node = self.add(max(zip(weights, tokens))[1], parent)
+        self.blends[node] = (tokens, weights)
+        return node
+
     def children(self, node: int) -> list[int]:
-        return [i for i, parent in enumerate(self.parents) if parent == node]
+        """In the order they were drawn, repeats included."""
+        return [child for child in self.order if self.parents[child] == node]
+
+    def only(self, nodes: list[int]) -> TokenTree:
+        """The tree of these nodes, ascending and every one's parent among them, numbered anew."""
+        new = {old: i for i, old in enumerate(nodes)} | {ROOT: ROOT}
+        kept = TokenTree(self.source, self.drawn)
+        for node in nodes:
+            kept.add(self.tokens[node], new[self.parents[node]], self.q[node], self.confidence[node])
+        return kept
 
     def path(self, node: int) -> list[int]:
         """Nodes from the root's child down to `node`; empty for the root."""

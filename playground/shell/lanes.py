@@ -47,7 +47,7 @@ def _decode(options: Namespace, recipes: list[Recipe]) -> tuple[Session, bool]:
     models = load(options, draft="draft" in needs)
     from playground.session import Limits, Prompt, prepare  # not before: it brings torch along
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
-    session = prepare(models, recipes, Prompt(prompt, options.chat, options.system), limits)
+    session = prepare(models, recipes, Prompt(prompt, options.chat, options.system, options.context), limits)
     return session, _drive(session, shown=not options.json)
 
 

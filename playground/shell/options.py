@@ -29,6 +29,9 @@ def parser() -> Parser:
         ("compare", "lanes:compare", _compare, "let several strategies continue one prompt side by side"),
         ("replay", "replay:play", _replay, "show a recorded run again"),
         ("bench", "bench:measure", _bench, "measure speed, beside the transformers library on the same weights"),
+        ("study", "studies:study", _study, "draw conclusions from recorded runs"),
+        ("fit", "learning:fit", _fit, "find the knobs that suit a model"),
+        ("variant", "learning:make_variant", _variant, "make a new model of another; it joins the catalogue"),
     ):
         command = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
         command.set_defaults(act=_later(*function.split(":")))
@@ -71,12 +74,44 @@ def _bench(command: Parser) -> None:
     command.add_argument("--page", nargs="?", const=PAGE, metavar="FILE", help=f"write the tables as a page, {PAGE}")
 
 
+def _study(command: Parser) -> None:
+    command.add_argument("name", metavar="NAME", help="a study, such as scaling_laws; `list` shows them")
+    command.add_argument("files", metavar="F.jsonl", nargs="+", help="what --trace has written; every lane counts")
+    command.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="set a knob of the study")
+    command.add_argument("--json", action="store_true", help="print figures and notes as JSON")
+
+
+def _fit(command: Parser) -> None:
+    command.add_argument("name", metavar="NAME", help="a strategy with knobs that are learnt, such as adadec")
+    _of_the_texts(command, required=True)
+    _of_the_model(command)
+    command.set_defaults(draft=None)
+    command.add_argument("--json", action="store_true", help="print the knobs as JSON")
+
+
+def _variant(command: Parser) -> None:
+    command.add_argument("name", metavar="NAME", help="a variant, such as hyperfitting; `list` shows them")
+    _of_the_texts(command)
+    command.add_argument("--name", dest="called", default="", metavar="NAME", help="name of the new model; made of the base and the method where none is given")
+    command.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="set a knob of the method")
+    command.add_argument("--seed", type=_from(0), default=0, metavar="N")
+    _of_the_base(command)
+    command.add_argument("--json", action="store_true", help="print what was made as JSON")
+
+
+def _of_the_texts(command: Parser, required: bool = False) -> None:
+    what = "" if required else "; a few bundled tales where none is named"
+    command.add_argument("--texts", nargs="+", action="extend", required=required, metavar="FILE",
+                         help=f'one text each, or a .jsonl with {{"text": ...}} on every line; - is standard input{what}')
+
+
 def _of_a_run(command: Parser) -> None:
     prompt = command.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="F", help="read the prompt as it stands, last line break included; - is standard input")
     command.add_argument("--chat", action="store_true", help="put the prompt into the model's chat form")
     command.add_argument("--system", default="", metavar="TEXT", help="system message of the chat")
+    command.add_argument("--context", default="", metavar="TEXT", help="a passage to rest the answer on; every lane reads it before the prompt")
     command.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="set a knob of the strategy")
     command.add_argument("--with", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]", dest="extras",
                          help="add a toggle or fill a slot: top_p:p=0.9, prompt_lookup, json_schema:file=F, choice:options=a|b")
@@ -89,10 +124,20 @@ def _of_a_run(command: Parser) -> None:
 
 
 def _of_the_models(command: Parser) -> None:
-    command.add_argument("--model", metavar="M", help="from the catalogue, a folder or a hub id; the bundled one where nothing is named")
     command.add_argument("--draft", metavar="M", help="smaller model with the same vocabulary; none for none")
-    for option in ("device", "dtype", "quantization"):
+    _of_the_model(command)
+
+
+def _of_the_model(command: Parser) -> None:
+    _of_the_base(command)
+    for option in ("dtype", "quantization"):
         command.add_argument(f"--{option}", default="none" if option == "quantization" else "auto", metavar=option[0].upper())
+
+
+def _of_the_base(command: Parser) -> None:
+    """A model that is not only run: it is loaded as it is to be trained."""
+    command.add_argument("--model", metavar="M", help="from the catalogue, a folder or a hub id; the bundled one where nothing is named")
+    command.add_argument("--device", default="auto", metavar="D")
     command.add_argument("--verbose", action="store_true", help="show what the libraries say and where an unexpected error came from")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 from playground.errors import Refusal
+from playground.memory import Memory
 from playground.ui.lanes import to_json
 from playground.ui.settings import Settings
 from playground.ui.site import Site
@@ -19,7 +20,8 @@ from playground.ui.site import Site
 def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
     """`run` over one site."""
 
-    def run(prompt: str, lanes: list[dict[str, Any]], seed: int = 0, length: int = 64, mode: str = "raw", system: str = "", stop: str = "") -> Iterator[str]:
+    def run(prompt: str, lanes: list[dict[str, Any]], seed: int = 0, length: int = 64, mode: str = "raw", system: str = "", stop: str = "",
+            context: str = "") -> Iterator[str]:
         """Run lanes over a prompt and stream what they do, as frames in JSON: {"run", "n", "events", "state", and first "headers"}.
 
         Args:
@@ -30,8 +32,9 @@ def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
             mode: "raw", or "chat" for the model's chat template
             system: system message of a chat
             stop: strings that end a text, one a line
+            context: a passage that every lane reads before the prompt
         """
-        asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop}
+        asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop, "context": context}
         try:
             yield from map(to_json, frames(site, Settings.read(asked)))
         except Refusal as refusal:
@@ -42,7 +45,7 @@ def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
 
 def frames(site: Site, settings: Settings) -> Iterator[dict]:
     settings.check(site.rules)
-    running = site.start(site.arrival(settings), settings)
+    running = site.start(site.arrival(settings), settings, Memory())
     try:
         yield from (frame for frame in running.frames() if frame)
     finally:

@@ -34,6 +34,11 @@ class LaneEditor(gr.HTML):
         return {"type": "array"}
 
 
+def reading_context() -> list[str]:
+    """Names of the strategies that rest an answer on a passage."""
+    return [cls.name for cls in discover().values() if "context" in cls.needs]
+
+
 def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each lane what it promises, or the sentence that says why it cannot run and which knob or part it is about."""
     return [_checked(recipe) for recipe in Settings.read({"lanes": lanes}).recipes()]

@@ -22,6 +22,11 @@ def examples() -> list[dict[str, Any]]:
     return json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
+def brought_models() -> set[str]:
+    """Models that examples name themselves."""
+    return {example["model"] for example in examples() if "model" in example}
+
+
 class Gallery(gr.HTML):
     def __init__(self, **kwargs: Any):
         chips = "".join(f"<button type='button' data-index='{i}' title='{escape(example['note'], quote=True)}'>{escape(example['title'])}</button>"

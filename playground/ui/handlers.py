@@ -5,7 +5,7 @@ Every method returns or yields {component: value} for the few components it touc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import gradio as gr
 
 from playground.errors import Refusal
+from playground.memory import Memory
 from playground.ui import figures
 from playground.ui.arrivals import Arrival
 from playground.ui.frames import frame, recording, trace_of
-from playground.ui.gallery import examples
+from playground.ui.gallery import brought_models, examples
 from playground.ui.gpu import Borrowed
 from playground.ui.settings import Settings
 from playground.ui.site import Site
@@ -29,9 +30,13 @@ Changes = dict[Any, Any]
 
 @dataclass
 class Visit:
-    """A visitor's last run, and how the page was set for it; there is no run yet while models load."""
+    """A visitor's last run, and how the page was set for it; there is no run yet while models load.
+
+    What strategies remember goes from visit to visit. It lives here and nowhere else: no other visitor meets it.
+    """
 
     settings: Settings
+    memory: Memory = field(default_factory=Memory)
     run: Run | Borrowed | None = None
     stopped: bool = False
 
@@ -65,19 +70,19 @@ class Acts:
         """Fetch the chosen models now, rather than at the first run."""
         yield from self._settled(lambda: self.site.arrival(Settings(*values)))
 
-    def run(self, *values: Any) -> Iterator[Changes]:
+    def run(self, before: Visit | None, *values: Any) -> Iterator[Changes]:
         """Load what is missing, begin a run and stream it; leaving the page stops it."""
-        yield from self._guarded(Settings(*values))
+        yield from self._guarded(_after(before, Settings(*values)))
 
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
-        """Run again with one more lane that takes another token at some place of a lane's text."""
+        """Run again with one more lane that takes another token at some place of a lane's text, or of the sequence that was shown as such."""
         if not _has_lane(visit, event):
             return
         trace = trace_of(visit.run.headers, list(visit.run.events))
-        past = sequences(trace.lane(int(event.lane)).events)[0].tokens[:int(event.position)]
+        past = sequences(trace.lane(int(event.lane)).events)[int(event.sequence)].tokens[:int(event.position)]
         settings = visit.settings.forked(int(event.lane), [token.id for token in past] + [int(event.token)])
         yield {self.page.lanes: settings.lanes}
-        yield from self._guarded(settings)
+        yield from self._guarded(_after(visit, settings))
 
     def hold(self, visit: Visit | None) -> None:
         if visit and visit.run:
@@ -115,42 +120,52 @@ class Acts:
             return {self.page.prompt_notice: "There is no run to show yet: press Run first."}
         return {self.page.live: recording(visit.run.headers, list(visit.run.events)), **self._silence()}
 
-    def pick(self, event: gr.EventData) -> Changes:
-        """Take an example of the gallery: prompt, mode and the lanes that suit it; seed and models stay as they are."""
+    def forget(self, visit: Visit | None) -> Changes:
+        """Begin with an empty memory. A run that still goes on keeps its own, which ends with it."""
+        if visit:
+            visit.memory = Memory()
+        return self.page.remembers(Memory())
+
+    def pick(self, model: str, event: gr.EventData) -> Changes:
+        """Take an example of the gallery: prompt, context, mode and the lanes that suit it; seed and models stay as they are.
+
+        Only a model that an example brought goes again with the next one: few others could run on it.
+        """
         example = examples()[int(event.index)]
-        return {**self.page.show(Settings.read(example), [name for name in Settings.names() if name in example]), **self._silence()}
+        names = {*example, "context"} | ({"model"} if model in brought_models() else set())
+        return {**self.page.show(Settings.read(example), [name for name in Settings.names() if name in names]), **self._silence()}
 
     def share(self, *values: Any) -> Iterator[Changes]:
         """The code of a link that opens the page as it is set now; the browser makes it an address, each time anew."""
         yield {self.page.link: ""}
         yield {self.page.link: Settings(*values).to_code()}
 
-    def _guarded(self, settings: Settings) -> Iterator[Changes]:
+    def _guarded(self, visit: Visit) -> Iterator[Changes]:
         try:
-            yield from self._run(settings)
+            yield from self._run(visit)
         except Refusal as refusal:
             yield {**self.page.rest(), **self._say(refusal)}
 
-    def _run(self, settings: Settings) -> Iterator[Changes]:
-        settings.check(self.site.rules)
-        arrival, visit = self.site.arrival(settings), Visit(settings)
+    def _run(self, visit: Visit) -> Iterator[Changes]:
+        visit.settings.check(self.site.rules)
+        arrival = self.site.arrival(visit.settings)
         yield {self.page.visit: visit, **self.page.busy(), **self._silence()}
         for change in self._progress(arrival):
             yield change
             if visit.stopped:
                 yield self.page.rest()
                 return
-        visit.run = self.site.start(arrival, settings)
-        yield from self._stream(visit.run)
+        visit.run = self.site.start(arrival, visit.settings, visit.memory)
+        yield from self._stream(visit)
 
-    def _stream(self, run: Run | Borrowed) -> Iterator[Changes]:
+    def _stream(self, visit: Visit) -> Iterator[Changes]:
         """Frames to the live view until the run is over; a visitor who leaves stops it."""
         try:
-            for news in run.frames():
+            for news in visit.run.frames():
                 yield {self.page.live: news} if news else gr.skip()
-            yield {**self.page.rest(), **self._outcome(run)}
+            yield {**self.page.rest(), **self._outcome(visit.run), **self.page.remembers(visit.memory)}
         finally:
-            run.stop()
+            visit.run.stop()
 
     def _settled(self, wanted) -> Iterator[Changes]:
         """Progress until the wanted models are here, or the reason why they are not."""
@@ -180,6 +195,11 @@ class Acts:
 
     def _silence(self) -> Changes:
         return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
+
+
+def _after(before: Visit | None, settings: Settings) -> Visit:
+    """The next visit of the same person."""
+    return Visit(settings, before.memory) if before else Visit(settings)
 
 
 def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:

@@ -21,7 +21,7 @@ from playground import events
 ASSETS = Path(__file__).resolve().parents[2] / "assets" / "live"
 STYLES = ("live", "lanes", "views", "card", "sizes")
 SCRIPTS = ("dom", "trace", "metrics", "model", "player", "colour", "text", "card", "lane", "views/panel", "views/entropy",
-           "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "bar", "listening", "main")
+           "views/branches", "views/canvas", "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "bar", "listening", "main")
 """In this order: they share one scope, and main starts them."""
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
 """All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way."""
@@ -32,8 +32,8 @@ class Lanes(gr.HTML):
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
 
-    where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `position` and `token`; missed
-    carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on the way.
+    where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `sequence`, `position` and `token`;
+    missed carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on the way.
     """
 
     def __init__(self, value: dict[str, Any] | None = None, **settings: Any):

@@ -7,9 +7,10 @@ from typing import Any
 import gradio as gr
 
 from playground.engine.catalogue import entries
+from playground.memory import Memory
 from playground.ui import figures
 from playground.ui.api import run_endpoint
-from playground.ui.editor import LaneEditor
+from playground.ui.editor import LaneEditor, reading_context
 from playground.ui.gallery import Gallery, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
@@ -51,15 +52,22 @@ class Page:
         return [getattr(self, name) for name in Settings.names()]
 
     def show(self, settings: Settings, names: list[str]) -> Changes:
-        """The named controls as `settings` has them; the system message is seen in a chat only."""
+        """The named controls as `settings` has them; the system message is seen in a chat only, the context where there is one."""
         shown = {getattr(self, name): getattr(settings, name) for name in names}
-        return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat")}
+        return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
+                self.passage: gr.update(open=bool(settings.context))}
 
     def busy(self) -> Changes:
         return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True), self.lanes: gr.update(problems={})}
 
     def rest(self) -> Changes:
         return {self.go: gr.update(visible=True), self.halt: gr.update(visible=False)}
+
+    def remembers(self, memory: Memory) -> Changes:
+        """How much strategies remember from earlier runs, and the button that makes them forget it; nothing where it is nothing."""
+        things = f"{len(memory)} thing{'s' if len(memory) > 1 else ''}"
+        return {self.remembered: gr.update(value=f"remembers {things} from earlier runs", visible=len(memory) > 0),
+                self.forget: gr.update(visible=len(memory) > 0)}
 
     def figures_of(self, drawn: list[Any]) -> Changes:
         """Show the figures that have something to show, and the accordion if any has."""
@@ -69,18 +77,20 @@ class Page:
     def bind(self, acts: Acts, blocks: gr.Blocks) -> None:
         """One act for each event."""
         controls = self.controls()
-        streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, self.go, self.halt],
+        streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, self.go, self.halt, *self._memory()],
                      "concurrency_limit": 16, "concurrency_id": "run", **PRIVATE}
-        blocks.load(acts.open, self.stored, controls, js="(stored) => (window.keepTheme(), stored)", **PRIVATE)
+        blocks.load(acts.open, self.stored, [*controls, self.passage], js="(stored) => (window.keepTheme(), stored)", **PRIVATE)
         blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
         self.fetch.click(acts.load, controls, self._told(), concurrency_limit=None, **PRIVATE)
-        self.go.click(acts.run, controls, **streaming)
+        self.go.click(acts.run, [self.visit, *controls], **streaming)
         self.live.fork(acts.fork, self.visit, **streaming)
         self._bind_run(acts)
-        self.gallery.pick(acts.pick, None, [*controls, *self._told()], **PRIVATE)
+        self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
+        self.gallery.pick(acts.pick, self.model, [*controls, self.passage, *self._told()], **PRIVATE)
         self.share.click(acts.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
         self.mode.change(None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE)
+        self.lanes.change(None, self.lanes, self.passage, js=_opens_for_readers(), **PRIVATE)
         self._remember(controls)
 
     def _bind_run(self, acts: Acts) -> None:
@@ -101,6 +111,9 @@ class Page:
     def _told(self) -> list[gr.components.Component]:
         return [self.status, self.prompt_notice, self.model_notice, self.lanes_notice]
 
+    def _memory(self) -> list[gr.components.Component]:
+        return [self.remembered, self.forget]
+
     def _masthead(self) -> None:
         with gr.Row(elem_classes="top"):
             gr.HTML(html_template=read("masthead.html"), apply_default_css=False)
@@ -112,6 +125,9 @@ class Page:
             self.system = gr.Textbox(start.system, label="System message", lines=1, max_lines=4, placeholder="optional", visible=start.mode == "chat",
                                      elem_id="system")
             self.prompt = gr.Textbox(start.prompt, label="Prompt", lines=4, max_lines=14, placeholder="Write what the model continues…", elem_id="prompt")
+            with gr.Accordion("Context", open=bool(start.context), elem_classes="passage", elem_id="passage") as self.passage:
+                self.context = gr.Textbox(start.context, label="A passage that the answer should rest on", lines=3, max_lines=10, elem_id="context",
+                                          info="Every lane reads it before the prompt; contrastive lanes also answer without it.")
             self.prompt_notice = _notice("prompt-notice")
 
     def _numbers(self) -> None:
@@ -146,6 +162,8 @@ class Page:
             self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=120, scale=0)
             self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=120, scale=0, visible=False)
             gr.HTML("<kbd>Ctrl</kbd> <kbd>Enter</kbd>", elem_classes="hint", apply_default_css=False)
+            self.remembered = gr.HTML("", elem_classes="remembered", elem_id="remembered", apply_default_css=False, visible=False)
+            self.forget = gr.Button("Forget", size="sm", variant="secondary", elem_id="forget", min_width=80, scale=0, visible=False)
             self.again = gr.Button("Show last run", size="sm", variant="secondary", elem_id="again", min_width=110, scale=0)
             self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
             self.link = gr.Textbox(visible="hidden", elem_id="link")
@@ -154,6 +172,15 @@ class Page:
         self.live = Lanes(first_view(), elem_id="live")
         with gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures") as self.examined:
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in figures.KINDS]
+
+
+def _opens_for_readers() -> str:
+    """A script that opens the context for lanes that cannot do without one."""
+    names = json.dumps(reading_context())
+    return f"""(lanes) => {{
+        const reads = (lanes || []).some((lane) => [lane.strategy, ...(lane.extras || []).map(([name]) => name)].some((name) => {names}.includes(name)));
+        return reads ? {{__type__: 'update', open: true}} : {{__type__: 'update'}};
+    }}"""
 
 
 def _notice(name: str) -> gr.HTML:

@@ -39,6 +39,7 @@ class Settings:
     prompt: str = ""
     mode: str = "raw"
     system: str = ""
+    context: str = ""
     seed: int = 0
     length: int = 96
     stop: str = ""
@@ -96,8 +97,9 @@ class Settings:
         """Raise Refusal for what can be told before any model is asked."""
         if not self.prompt.strip():
             raise Refusal("The prompt is empty: write a few words, or take one of the examples.", "prompt")
-        if len(self.prompt) + len(self.system) > rules.characters:
-            raise Refusal(f"The prompt is longer than the {rules.characters:,} characters taken here: shorten it.", "prompt")
+        if len(self.prompt) + len(self.system) + len(self.context) > rules.characters:
+            whole = "prompt and its context are" if self.context else "prompt is"
+            raise Refusal(f"The {whole} longer than the {rules.characters:,} characters taken here: shorten what you wrote.", "prompt")
         if not self.lanes:
             raise Refusal("There is no lane to run: add one.", "lanes")
         for name, label in NUMBERS.items():

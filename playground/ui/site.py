@@ -10,6 +10,7 @@ from typing import Any
 import playground
 from playground.engine.catalogue import entries
 from playground.errors import Refusal
+from playground.memory import Memory
 from playground.trace import Trace
 from playground.ui.arrivals import Arrival, Arrivals, Wish
 from playground.ui.frames import recording
@@ -20,10 +21,11 @@ from playground.ui.worker import Run, Worker
 ASSETS = Path(__file__).parents[2] / "assets"
 
 
-def _prepare(models: Any, settings: Settings):
+def _prepare(models: Any, settings: Settings, memory: Memory):
     from playground.session import Limits, Prompt, prepare  # not before a model is there: it brings torch along
-    prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system)
-    return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()))
+    context = settings.context if settings.context.strip() else ""
+    prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system, context)
+    return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()), memory=memory)
 
 
 def _load(*names: Any, **how: Any) -> Any:
@@ -39,7 +41,7 @@ class Site:
     wish: Wish = field(default_factory=Wish)
     rules: Rules = field(default_factory=Rules)
     load: Callable[..., Any] = _load
-    prepare: Callable[[Any, Settings], Any] = _prepare
+    prepare: Callable[[Any, Settings, Memory], Any] = _prepare
 
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.load)
@@ -88,16 +90,20 @@ class Site:
         return replace(self.wish, model=self.wish.model if own else model,
                        draft=draft if draft not in (DEFAULT, "") else self.wish.draft if own else "")
 
-    def start(self, arrival: Arrival, settings: Settings) -> Run | Borrowed:
-        """Begin a run; raises Refusal for what the prompt or the models do not allow."""
+    def start(self, arrival: Arrival, settings: Settings, memory: Memory) -> Run | Borrowed:
+        """Begin a run that may use and add to a visitor's memory; raises Refusal for what the prompt or the models do not allow."""
         models = arrival.result()
         if on_zero():
             return Borrowed(self._borrowed(settings))
-        return self.worker(models).take(self.prepare(models, settings))
+        return self.worker(models).take(self.prepare(models, settings, memory))
 
     def _batches(self, settings: Settings) -> Iterator[Batch]:
-        """What a borrowed process does: it has this object from the page's process, with the models in it."""
-        yield from batches(self.prepare(self.arrival(settings).result(), settings))
+        """What a borrowed process does: it has this object from the page's process, with the models in it.
+
+        What is learnt there ends with that process and cannot come back, so a run on a borrowed GPU begins with an empty
+        memory, and the visitor's own stays empty.
+        """
+        yield from batches(self.prepare(self.arrival(settings).result(), settings, Memory()))
 
     def worker(self, models: Any) -> Worker:
         """The one worker of the device these models live on."""

@@ -20,5 +20,5 @@ class SinkWindow(CachePolicy):
     def visible(self, query, key):
         return (key < self.sinks) | (query - key < self.window)
 
-    def budget(self):
+    def budget(self, generated):
         return self.sinks + self.window

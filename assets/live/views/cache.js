@@ -17,7 +17,8 @@ class CachePanel extends Panel {
     this.historyTitle = el("p", "history-title", "Keep by keep, first one on top: the stronger, the more layers and heads hold the position");
     this.hover = el("p", "hover-line");
     this.key = el("p", "chart-key");
-    this.key.append(el("span", "key-live", "live"), el("span", "key-evicted", "evicted"), el("span", "key-scratch", "held for guesses until the last keep"), el("span", "key-prompt", "end of the prompt"));
+    this.packedKey = el("span", "key-packed", "live, in a coarser form");
+    this.key.append(el("span", "key-live", "live"), this.packedKey, el("span", "key-evicted", "evicted"), el("span", "key-scratch", "held for guesses until the last keep"), el("span", "key-prompt", "end of the prompt"));
     this.body.append(this.canvas, this.hover, this.key, this.historyTitle, this.history);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => setText(this.hover, HOVER_HINT));
@@ -34,6 +35,7 @@ class CachePanel extends Panel {
     const streams = [...card.record.widestCache.keys()];
     if (!streams.includes(this.stream)) this.stream = streams[0];
     this.drawStreams(streams, card, app);
+    this.packedKey.hidden = !card.record.packs.has(this.stream);
     const cache = card.state.lastCache(this.stream);
     this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream));
     setText(this.readout, cache ? sayCache(cache) : "nothing held yet at this point");
@@ -59,6 +61,7 @@ class CachePanel extends Panel {
     const { left, cell, rowHeight, rows, gap, perLayer, height } = this.grid;
     const pen = sharpCanvas(this.canvas, this.width, height);
     const [live, evicted, scratch, ink, mute] = ["--live", "--evicted", "--scratch", "--ink", "--mute"].map((name) => colourOf(this.node, name));
+    const coarse = hatch(pen, live, evicted);
     pen.font = `11px ${getComputedStyle(this.node).fontFamily}`;
     pen.textBaseline = "middle";
     rows.forEach((runs, row) => {
@@ -67,6 +70,8 @@ class CachePanel extends Panel {
       pen.fillRect(left, y, cache.length * cell, rowHeight - gap);
       pen.fillStyle = live;
       for (const [from, to] of runs) pen.fillRect(left + from * cell, y, Math.max(0.75, (to - from) * cell), rowHeight - gap);
+      pen.fillStyle = coarse;
+      for (const [from, to] of oldest(runs, cache.packed)) pen.fillRect(left + from * cell, y, (to - from) * cell, rowHeight - gap);
       pen.fillStyle = scratch;
       pen.fillRect(left + cache.length * cell, y, cache.scratch * cell, rowHeight - gap);
     });
@@ -94,7 +99,7 @@ class CachePanel extends Panel {
     const position = Math.floor((event.clientX - box.left - this.grid.left) / this.grid.cell);
     const row = rowAt(this.grid, event.clientY - box.top);
     if (position < 0 || position >= cache.length + cache.scratch || row === null) return setText(this.hover, HOVER_HINT);
-    const state = position >= cache.length ? "held for a guess" : this.grid.rows[row].some(([from, to]) => from <= position && position < to) ? "live" : "evicted";
+    const state = slotState(cache, this.grid.rows[row], position);
     setText(this.hover, `${rowName(this.grid, row)}, position ${position + 1}${pieceAt(this.card, position)}: ${state}`);
   }
 
@@ -156,6 +161,43 @@ function sharesOf(cache) {
   return stretches.filter(({ share, from, to }) => share > 0 && to > from);
 }
 
+/** The first `number` live slots of a row, as stretches. */
+function oldest(runs, number) {
+  const stretches = [];
+  for (const [from, to] of runs) {
+    if (number <= 0) break;
+    stretches.push([from, Math.min(to, from + number)]);
+    number -= to - from;
+  }
+  return stretches;
+}
+
+/** Slanted lines in the colour of live slots on the colour of empty ground. */
+function hatch(pen, line, ground) {
+  const tile = el("canvas");
+  tile.width = tile.height = 8;
+  const tilePen = tile.getContext("2d");
+  tilePen.fillStyle = ground;
+  tilePen.fillRect(0, 0, 8, 8);
+  tilePen.strokeStyle = line;
+  tilePen.lineWidth = 2.4;
+  for (const shift of [-8, 0, 8]) {
+    tilePen.moveTo(shift, 8);
+    tilePen.lineTo(shift + 8, 0);
+  }
+  tilePen.stroke();
+  const pattern = pen.createPattern(tile, "repeat");
+  pattern.setTransform(new DOMMatrix().scale(0.75));
+  return pattern;
+}
+
+function slotState(cache, runs, position) {
+  const within = (stretches) => stretches.some(([from, to]) => from <= position && position < to);
+  if (position >= cache.length) return "held for a guess";
+  if (within(oldest(runs, cache.packed))) return "live, in a coarser form";
+  return within(runs) ? "live" : "evicted";
+}
+
 const HOVER_HINT = "Point at a cell to read it.";
 
 function sayCache(cache) {
@@ -163,6 +205,7 @@ function sayCache(cache) {
   const words = [`${live} of ${count(cache.length, "position")} live`];
   if (cache.scratch) words.push(`${cache.scratch} held for guesses`);
   if (cache.evicted) words.push(`${count(cache.evicted, "slot")} freed by this keep`);
+  if (cache.packed) words.push(`the oldest ${cache.packed} in a coarser form`);
   if (cache.merged) words.push(`${cache.merged} merged`);
   if (cache.bytes) words.push(bytes(cache.bytes));
   return words.join(", ");

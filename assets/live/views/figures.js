@@ -1,8 +1,8 @@
-// Everything that fits no other view: figures a strategy sends, one renderer per shape; notes; branches; filled positions.
+// Everything that fits no other view: figures a strategy sends, one renderer per shape; who writes; notes.
 
 class FiguresPanel extends Panel {
   constructor() {
-    super({ name: "figures", title: "From the method", kinds: ["figure", "note", "branches", "fill", "switch"], wide: true, empty: "" });
+    super({ name: "figures", title: "From the method", kinds: ["figure", "note", "switch"], wide: true, empty: "" });
   }
 
   /** This panel is only there when there is something in it. */
@@ -13,15 +13,13 @@ class FiguresPanel extends Panel {
 
   has(card) {
     const { kinds } = card.record;
-    if (["note", "branches", "fill", "switch"].some((kind) => kinds.has(kind))) return true;
+    if (["note", "switch"].some((kind) => kinds.has(kind))) return true;
     return kinds.has("figure") && card.record.events.some((event) => event.kind === "figure" && (event.shape !== "scalar" || !kinds.has("step")));
   }
 
   draw(card) {
     const { state, record } = card;
     const parts = [];
-    if (state.sequences.size > 1) parts.push(branchList(state));
-    if (state.fills.size) parts.push(fillList(state));
     for (const figure of state.figures.values()) {
       if (figure.shape === "scalar" && record.kinds.has("step")) continue; // drawn under the entropy, on its axis
       const draw = FIGURES[figure.shape];
@@ -158,25 +156,4 @@ function stamped(position, text) {
   const item = el("li");
   item.append(el("span", "num", `token ${position + 1}`), el("span", "", text));
   return item;
-}
-
-function branchList(state) {
-  const host = el("div", "branches");
-  const all = [...state.sequences.values()];
-  const shown = state.shown;
-  for (const sequence of all.slice(-64)) {
-    const row = el("div", "branch" + (sequence.alive ? "" : " dropped") + (sequence === shown ? " shown" : ""));
-    const from = sequence.parent === null ? "" : `from ${sequence.parent} at token ${sequence.bornAt + 1}`;
-    const text = sequence.tokens.map((token) => pieceLabel(token.piece, 40)).join("");
-    row.append(el("span", "num", `#${sequence.id}`), el("span", "num", isNumber(sequence.score) ? sequence.score.toFixed(3) : DASH), el("span", "label", sequence.alive ? from : `${from}, dropped`), el("span", "piece", text.length > 160 ? "…" + text.slice(-159) : text));
-    host.append(row);
-  }
-  const living = all.filter((sequence) => sequence.alive).length;
-  return titled(`Branches: ${living} alive, ${all.length - living} dropped`, host);
-}
-
-function fillList(state) {
-  const host = el("div", "fills");
-  host.append(...canvasCells(state.fills));
-  return titled(`Canvas: ${state.fills.size} of ${Math.max(...state.fills.keys()) + 1} positions filled`, host);
 }

@@ -1,0 +1,222 @@
+// Sequences that grow side by side: who came from whom, and for each one its score, its text and what became of it.
+
+const LINEAGE = { height: 230, row: [8, 18], label: 24 };
+const MOST_LINES = 96; // rows of the list; what was dropped earliest is left out
+const SHARED_SHOWN = 8; // tokens of a shared beginning that stay readable
+const STANDINGS = { text: "became the text", growing: "growing", ended: "ended", left: "not taken", dropped: "dropped" };
+
+class BranchesPanel extends Panel {
+  constructor() {
+    super({ name: "branches", title: "Sequences", kinds: ["branches"], wide: true, empty: "" });
+    this.lineage = el("div", "lineage");
+    this.lineage.tabIndex = 0;
+    this.lineage.setAttribute("aria-label", "Who came from whom");
+    this.list = el("ol", "branches");
+    this.list.tabIndex = 0;
+    this.list.setAttribute("aria-label", "Sequences, the best first");
+    this.earlier = el("p", "vacancy");
+    this.lines = new Map(); // by sequence
+    this.body.append(this.lineage, lineageKey(), this.list, this.earlier);
+    for (const host of [this.lineage, this.list]) this.linkTo(host);
+  }
+
+  /** This panel is only there for lanes that have more than one sequence. */
+  update(card, app) {
+    this.node.hidden = !this.has(card);
+    if (!this.node.hidden) super.update(card, app);
+  }
+
+  look(card, app) {
+    return `${card.state.version}/${app.metric.value}/${roomFor(card.record)}`;
+  }
+
+  draw(card, app) {
+    const { state } = card;
+    setText(this.readout, sayFamily(state));
+    this.lineage.replaceChildren(lineageDrawing(card, this.width));
+    this.drawList(state, app.metric.value);
+  }
+
+  drawList(state, metric) {
+    const all = inOrder(state);
+    const lines = all.slice(0, MOST_LINES).map((sequence) => this.lineOf(sequence));
+    const seen = new Set();
+    for (const line of lines) {
+      line.draw(state, sharedLength(line.sequence.tokens, seen), metric);
+      for (const token of line.sequence.tokens) seen.add(token);
+    }
+    const nodes = lines.map((line) => line.node);
+    if (nodes.length !== this.list.children.length || nodes.some((node, i) => node !== this.list.children[i])) this.list.replaceChildren(...nodes);
+    this.lines = new Map(lines.map((line) => [line.sequence, line]));
+    setText(this.earlier, all.length > MOST_LINES ? `and ${all.length - MOST_LINES} that were dropped earlier` : "");
+  }
+
+  lineOf(sequence) {
+    return this.lines.get(sequence) || new BranchLine(sequence);
+  }
+
+  /** Pointing at a sequence in the drawing or in the list shows it in both. */
+  linkTo(host) {
+    const mark = (event) => {
+      const found = event.type === "pointerover" && event.target.closest("[data-sequence]");
+      for (const node of this.body.querySelectorAll("[data-sequence]")) node.classList.toggle("pointed", Boolean(found) && node.dataset.sequence === found.dataset.sequence);
+    };
+    host.addEventListener("pointerover", mark);
+    host.addEventListener("pointerleave", mark);
+  }
+}
+
+/** One sequence in the list. Its tokens are only added at the end and taken from the end. */
+class BranchLine {
+  constructor(sequence) {
+    this.sequence = sequence;
+    this.node = el("li", "branch");
+    this.node.dataset.sequence = sequence.id;
+    this.score = el("span", "num score");
+    this.standing = el("span", "standing");
+    this.shared = el("span", "shared");
+    this.own = el("span", "own");
+    const text = el("span", "branch-text");
+    text.append(this.shared, this.own);
+    this.node.append(el("span", "num", `#${sequence.id}`), this.score, this.standing, text);
+    this.node.title = sayOrigin(sequence);
+    this.shown = [];
+  }
+
+  draw(state, shared, metric) {
+    const standing = standingOf(this.sequence, state);
+    this.node.dataset.standing = standing;
+    this.node.classList.toggle("shown", this.sequence === state.shown);
+    setText(this.standing, STANDINGS[standing]);
+    setText(this.score, fixed(this.sequence.score, 3));
+    const { tokens } = this.sequence;
+    const folded = shared > SHARED_SHOWN + 1;
+    setText(this.shared, (folded ? "… " : "") + tokens.slice(folded ? shared - SHARED_SHOWN : 0, shared).map((token) => pieceLabel(token.piece, 40)).join(""));
+    this.drawOwn(tokens.slice(shared), metric);
+  }
+
+  drawOwn(tokens, metric) {
+    let same = metric === this.metric ? Math.min(this.shown.length, tokens.length) : 0;
+    while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
+    while (this.own.children.length > same) this.own.lastChild.remove();
+    this.own.append(...tokens.slice(same).map((token) => this.token(token, metric)));
+    this.shown = tokens;
+    this.metric = metric;
+  }
+
+  token(token, metric) {
+    const span = el("span", tokenClass(token, this.sequence.steps.get(token.position) || null, metric));
+    if (isNumber(token.logprob)) span.title = `token ${token.position + 1}, probability ${percent(Math.exp(token.logprob))}`;
+    writePiece(span, token.piece, true);
+    return span;
+  }
+}
+
+/** The one that became the text, then the living by score, then the dropped, the last one first. */
+function inOrder(state) {
+  const rank = (sequence) => (sequence.becameText ? 0 : sequence.alive ? 1 : 2);
+  const score = (sequence) => (sequence.alive ? sequence.score ?? -Infinity : state.family.indexOf(sequence));
+  return [...state.family].sort((a, b) => rank(a) - rank(b) || score(b) - score(a) || a.id - b.id);
+}
+
+/** How many of the first tokens stand in a sequence above already: branches share the very tokens they were born with. */
+function sharedLength(tokens, seen) {
+  const first = tokens.findIndex((token) => !seen.has(token));
+  return first < 0 ? tokens.length : first;
+}
+
+function standingOf(sequence, state) {
+  if (sequence.becameText) return "text";
+  if (!sequence.alive) return "dropped";
+  if (sequence.ended) return "ended";
+  return state.done || state.failed ? "left" : "growing";
+}
+
+function sayFamily(state) {
+  const standings = state.family.map((sequence) => standingOf(sequence, state));
+  const number = (name) => standings.filter((standing) => standing === name).length;
+  const alive = standings.length - number("dropped");
+  const words = [`${count(alive, "sequence")} alive`];
+  if (number("ended")) words.push(`${number("ended")} of them ended`);
+  if (number("dropped")) words.push(`${number("dropped")} dropped`);
+  const chosen = state.family.filter((sequence) => sequence.becameText).map((sequence) => sequence.id);
+  if (chosen.length) words.push(`${chosen.join(", ")} became the text`);
+  return words.join(", ");
+}
+
+function sayOrigin({ id, parent, bornAt }) {
+  return parent && parent.id ? `Sequence ${id}, from ${parent.id} after token ${bornAt}` : `Sequence ${id}`;
+}
+
+// The drawing: columns are tokens, every sequence is a line from where it was born to its last token.
+
+function lineageDrawing(card, width) {
+  const { state, record } = card;
+  const scale = new LineageScale(width, state.rows.last.length, roomFor(record));
+  const drawing = surface(width, scale.height, sayFamily(state));
+  drawing.classList.add("tree-of-births");
+  drawing.append(...scale.positions(scale.height - 6));
+  const lines = state.family.map((sequence) => lineageLine(sequence, standingOf(sequence, state), scale));
+  const best = state.family.find((sequence) => sequence.becameText) || (state.shown.id ? state.shown : null);
+  drawing.append(...lines, ...ancestry(best).map(([sequence, until]) => svg("path", { class: "descent", d: descent(sequence, until, scale) })));
+  drawing.append(...state.family.flatMap((sequence) => lineageEnd(sequence, standingOf(sequence, state), scale)));
+  return drawing;
+}
+
+class LineageScale extends Scale {
+  constructor(width, rows, room) {
+    const [least, most] = LINEAGE.row;
+    const pitch = Math.max(least, Math.min(most, Math.floor(LINEAGE.height / Math.max(1, rows))));
+    super(width, Math.max(1, rows) * pitch + 30, room, 1);
+    this.pitch = pitch;
+    this.inner -= LINEAGE.label;
+    this.rows = rows;
+  }
+
+  row(sequence) {
+    return sequence && sequence.row !== undefined ? 8 + sequence.row * this.pitch : 8 + ((this.rows - 1) / 2) * this.pitch;
+  }
+}
+
+function lineageLine(sequence, standing, scale) {
+  const group = svg("g", { class: `birth ${standing}`, "data-sequence": sequence.id });
+  const score = isNumber(sequence.score) ? `, score ${fixed(sequence.score, 3)}` : "";
+  group.append(svg("title", {}, `${sayOrigin(sequence)}, ${STANDINGS[standing]}${score}`));
+  group.append(svg("path", { d: descent(sequence, sequence.tokens.length, scale) }));
+  return group;
+}
+
+/** From the parent's last token to this sequence's row, and along it to the token before position `until`. */
+function descent(sequence, until, scale) {
+  const [from, to] = [scale.x(sequence.bornAt - 1), scale.x(sequence.bornAt)];
+  const [start, row] = [scale.row(sequence.parent), scale.row(sequence)];
+  const middle = (from + to) / 2;
+  const end = Math.max(to, scale.x(until - 1));
+  return `M${from.toFixed(1)} ${start.toFixed(1)}C${middle.toFixed(1)} ${start.toFixed(1)} ${middle.toFixed(1)} ${row.toFixed(1)} ${to.toFixed(1)} ${row.toFixed(1)}H${end.toFixed(1)}`;
+}
+
+/** A sequence and those it came from, each with the position up to which it is part of the way. */
+function ancestry(sequence) {
+  const way = [];
+  let until = sequence ? sequence.tokens.length : 0;
+  for (let one = sequence; one && one.parent; one = one.parent) {
+    way.push([one, until]);
+    until = one.bornAt;
+  }
+  return way;
+}
+
+function lineageEnd(sequence, standing, scale) {
+  const x = Math.max(scale.x(sequence.bornAt), scale.x(sequence.tokens.length - 1));
+  const y = scale.row(sequence);
+  if (standing === "dropped") return [svg("path", { class: "end dropped", d: `M${x - 2.5} ${y - 2.5}l5 5m0 -5l-5 5` })];
+  const mark = standing === "ended" ? svg("rect", { x: x - 3, y: y - 3, width: 6, height: 6 }) : svg("circle", { cx: x, cy: y, r: standing === "text" ? 4 : 3 });
+  mark.setAttribute("class", `end ${standing}`);
+  return scale.pitch < 11 ? [mark] : [mark, svg("text", { class: "tick", x: x + 7, y: y + 3.5 }, `#${sequence.id}`)];
+}
+
+function lineageKey() {
+  const key = el("p", "chart-key");
+  key.append(el("span", "key-descent", "the best one and where it came from"), el("span", "key-birth", "alive"), el("span", "key-ended", "ended"), el("span", "key-dropped", "dropped"));
+  return key;
+}

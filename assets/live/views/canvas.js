@@ -1,0 +1,91 @@
+// A canvas as it fills: positions from left to right, steps from top to bottom, every position coloured from the step that filled it.
+
+const CANVAS = { left: 44, right: 8, top: 20, height: 320, row: [3, 22], widest: 110 };
+
+class CanvasPanel extends Panel {
+  constructor() {
+    super({ name: "canvas", title: "Canvas, step by step", kinds: ["fill"], wide: true, empty: "" });
+  }
+
+  /** This panel is only there for lanes that fill a canvas. */
+  update(card, app) {
+    this.node.hidden = !this.has(card);
+    if (!this.node.hidden) super.update(card, app);
+  }
+
+  has(card) {
+    return card.record.header.canvas > 0 || super.has(card);
+  }
+
+  look(card) {
+    return `${card.state.canvas.steps.length}/${card.state.canvas.size}/${fillingsIn(card.record)}`;
+  }
+
+  draw(card, app) {
+    const { canvas } = card.state;
+    setText(this.readout, sayCanvas(canvas, card.record));
+    const grid = canvasGrid(canvas.size, fillingsIn(card.record), this.width);
+    const drawing = surface(this.width, grid.height, sayCanvas(canvas, card.record));
+    drawing.append(...canvasAxes(grid), ...canvasGround(grid, canvas.steps.length));
+    for (const fill of canvas.filled.values()) drawing.append(fillMark(fill, grid, canvas.steps.length, () => app.seekEvent(card.order, fill.event)));
+    this.body.replaceChildren(drawing, canvasKey());
+  }
+}
+
+/** Steps there is room for: those there are, and while the lane runs up to the next round number. */
+function fillingsIn({ fillings, over }) {
+  return over ? Math.max(1, fillings) : Math.max(8, 2 ** Math.ceil(Math.log2(fillings + 1)));
+}
+
+function sayCanvas({ steps, filled, size }, record) {
+  const last = steps[steps.length - 1];
+  if (!last) return `${count(size, "position")}, all masked`;
+  const total = record.over ? ` of ${record.fillings}` : "";
+  const told = `step ${steps.length}${total} filled ${count(last.positions.length, "position")}, ${filled.size} of ${size} are filled`;
+  const sure = last.confidences.filter(isNumber);
+  return sure.length ? `${told}, least confidence ${percent(Math.min(...sure))}` : told;
+}
+
+function canvasGrid(size, steps, width) {
+  const [least, most] = CANVAS.row;
+  const row = Math.max(least, Math.min(most, Math.floor(CANVAS.height / steps)));
+  const cell = Math.min(CANVAS.widest, (width - CANVAS.left - CANVAS.right) / Math.max(1, size));
+  return { size, steps, row, cell, height: CANVAS.top + steps * row + 4 };
+}
+
+function canvasAxes(grid) {
+  const marks = [svg("text", { class: "tick unit", x: 0, y: 11 }, "step")];
+  for (const step of ticks(grid.steps, Math.max(1, Math.min(8, (grid.steps * grid.row) / 16))).filter((tick) => tick >= 1 && tick <= grid.steps && Number.isInteger(tick))) {
+    marks.push(svg("text", { class: "tick", x: CANVAS.left - 8, y: CANVAS.top + (step - 0.5) * grid.row + 4, "text-anchor": "end" }, String(step)));
+  }
+  for (const position of ticks(grid.size, Math.max(2, Math.min(16, (grid.size * grid.cell) / 40))).filter((tick) => tick >= 1 && tick <= grid.size && Number.isInteger(tick))) {
+    marks.push(svg("text", { class: "tick", x: CANVAS.left + (position - 0.5) * grid.cell, y: 11, "text-anchor": "middle" }, String(position)));
+  }
+  return marks;
+}
+
+/** What is masked: every position in every step so far, until fills are laid over it; later steps are only outlined. */
+function canvasGround(grid, now) {
+  const box = { x: CANVAS.left, y: CANVAS.top, width: grid.size * grid.cell };
+  return [svg("rect", { class: "canvas-later", ...box, height: grid.steps * grid.row }), svg("rect", { class: "canvas-masked", ...box, height: now * grid.row })];
+}
+
+function fillMark(fill, grid, now, go) {
+  const group = svg("g", { class: "filled" + (fill.step === now ? " fresh" : "") + (Math.min(grid.cell, grid.row) < 7 ? " tiny" : ""), "data-position": fill.position, "data-step": fill.step });
+  const [x, y] = [CANVAS.left + fill.position * grid.cell, CANVAS.top + (fill.step - 1) * grid.row];
+  const gap = grid.cell > 5 ? 1 : 0;
+  const box = { x: x + gap / 2, width: Math.max(0.5, grid.cell - gap), style: `fill: var(--${confidenceClass(fill.confidence)}, var(--paper))` };
+  group.append(svg("title", {}, `“${pieceLabel(fill.piece)}”, ${sayFill(fill)}`));
+  group.append(svg("rect", { class: "since", ...box, y, height: (now - fill.step + 1) * grid.row }));
+  group.append(svg("rect", { class: "at", ...box, y, height: Math.max(1, grid.row - (grid.row > 6 ? 1 : 0)) }));
+  const letters = Math.floor((grid.cell - 6) / 7);
+  if (letters >= 2 && grid.row >= 13) group.append(svg("text", { x: x + grid.cell / 2, y: y + grid.row / 2 + 4, "text-anchor": "middle" }, pieceLabel(fill.piece.trim() || fill.piece, letters)));
+  group.addEventListener("click", go);
+  return group;
+}
+
+function canvasKey() {
+  const key = el("p", "chart-key");
+  key.append(el("span", "key-masked", "masked"), el("span", "key-sure", "filled, sure of it"), el("span", "key-unsure", "filled, unsure"), el("span", "key-fresh", "filled in this step"));
+  return key;
+}

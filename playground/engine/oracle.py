@@ -1,0 +1,120 @@
+"""A denoiser that is never wrong: an exact table over a list of strings, not a neural network.
+
+A masked diffusion model guesses every masked position from the tokens that are revealed. Over a short list of strings that
+guess can be reckoned exactly, so whatever a decoder then writes badly is the decoder's doing. The table answers a canvas
+with the marginals of the strings that agree with it, p(x_j | revealed tokens).
+"""
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from playground.engine.catalogue import ORACLE, ORACLE_SENTENCES
+from playground.engine.tokens import Tokens
+from playground.errors import Refusal
+
+END, UNKNOWN = "[END]", "[unknown word]"
+OFFERED = 4  # beginnings named where a prompt fits no string
+
+
+class OracleDenoiser:
+    """An exact table over N strings of L tokens, not a neural network. It stands in for a Model beside canvas decoders.
+
+    `strings` are token ids [N, L], `weights` [N] are positive and need not sum to one.
+    """
+
+    fills = True  # it fills masked positions, and does not continue text
+    quantization, depth, device, dtype = "none", 1, torch.device("cpu"), torch.float64
+
+    def __init__(self, strings: Tensor, weights: Tensor, tokens: Tokens, end_ids: frozenset[int] = frozenset(), name: str = ORACLE):
+        if weights.shape != strings.shape[:1] or not len(weights) or not bool((weights > 0).all()):
+            raise ValueError("every string needs a positive weight, and there must be a string")
+        self.strings, self.p = strings, weights.double() / weights.sum()
+        self.tokens, self.end_ids, self.name = tokens, end_ids, name
+        self.vocabulary = int(strings.max()) + 1  # rows end with the last id that some string has
+        self.parameters, self.context = strings.shape
+        self.revision = sha256(repr((strings.tolist(), self.p.tolist())).encode()).hexdigest()[:12]
+
+    @classmethod
+    def from_table(cls, table: Tensor, tokens: Tokens, end_ids: frozenset[int] = frozenset()) -> OracleDenoiser:
+        """Of a probability for each of the V^L strings, [V, ..., V] with an axis for each position."""
+        return cls(table.nonzero(), table[table > 0], tokens, end_ids, "table")
+
+    @classmethod
+    def from_texts(cls, texts: Sequence[str], weights: Sequence[float] | None = None, name: str = ORACLE) -> OracleDenoiser:
+        """Of sentences, a token for each word; end tokens fill them up to one length, and every sentence has at least one."""
+        tokenizer = _word_tokenizer(texts)
+        tokens, end = Tokens(tokenizer, len(tokenizer)), tokenizer.eos_token_id
+        rows = [tokens.encode(text) for text in texts]
+        length = max(map(len, rows)) + 1
+        strings = torch.tensor([row + [end] * (length - len(row)) for row in rows])
+        return cls(strings, torch.tensor(weights or [1.0] * len(rows)), tokens, frozenset([end]), name)
+
+    @classmethod
+    def bundled(cls, file: Path = ORACLE_SENTENCES) -> OracleDenoiser:
+        """Of the sentences that come with the project; raises Refusal where their file is missing."""
+        try:
+            sentences = json.loads(file.read_text(encoding="utf-8"))["sentences"]
+        except OSError:
+            raise Refusal(f"The sentences of the oracle ({file.name}) are missing from assets: fetch the project's files again.",
+                          "model") from None
+        return cls.from_texts([sentence["text"] for sentence in sentences], [float(sentence["weight"]) for sentence in sentences])
+
+    def denoise(self, canvas: Sequence[int | None]) -> Tensor:
+        """Log-probability of every token at every position given the revealed ones, [L, V]; None is masked.
+
+        Decoders that fill several positions at once can reveal tokens that no string has together. Then the strings that
+        agree with most of them count: the limit of tokens that are misprinted ever more rarely.
+        """
+        known = [position for position, token in enumerate(canvas) if token is not None]
+        agreeing = (self.strings[:, known] == torch.tensor([canvas[position] for position in known], dtype=torch.long)).sum(-1)
+        weights = self.p * (agreeing == agreeing.max())
+        marginals = torch.zeros(self.context, self.vocabulary, dtype=self.dtype)
+        marginals.scatter_add_(1, self.strings.T, weights.expand(self.context, -1))
+        return (marginals / weights.sum()).log()
+
+    def answer_length(self, prompt: list[int]) -> int:
+        """Positions that are left to fill after a prompt; raises Refusal where no string begins with it."""
+        fitting = self._beginning(prompt)
+        if not bool(fitting.any()):
+            raise Refusal(f"No sentence of the {self.name} begins with {self._text(prompt)!r}: try {self._offers(prompt)}.", "prompt")
+        return self.context - len(prompt)
+
+    def flops(self, rows: int, context: int, layers: int) -> float:
+        """A comparison and an addition for each token of each string."""
+        return 2.0 * self.parameters * rows
+
+    def _beginning(self, prompt: list[int]) -> Tensor:
+        """Which strings begin with these tokens, [N]."""
+        return (self.strings[:, :len(prompt)] == torch.tensor(prompt, dtype=torch.long)).all(-1)
+
+    def _offers(self, prompt: list[int]) -> str:
+        """The likeliest ways to go on from the longest part of the prompt that some string begins with."""
+        fits = max(size for size in range(len(prompt)) if bool(self._beginning(prompt[:size]).any()))
+        found: Counter[int] = Counter()
+        for string, weight, begins in zip(self.strings.tolist(), self.p.tolist(), self._beginning(prompt[:fits]).tolist()):
+            found[string[fits]] += weight * begins
+        likely = [token for token, weight in found.most_common(OFFERED) if weight]
+        return " or ".join(repr(self._text([*prompt[:fits], token])) for token in likely)
+
+    def _text(self, ids: list[int]) -> str:
+        return "".join(self.tokens.pieces(ids)).strip()
+
+
+def _word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    """A token for each word with the space before it and for each run of punctuation, letters lowered."""
+    normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+    splitter = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    words = [word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+    ids = {word: id for id, word in enumerate(dict.fromkeys([END, UNKNOWN, *words]))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizer, splitter, decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, unk_token=UNKNOWN)

@@ -1,0 +1,96 @@
+"""What the rows of one forward may see: a segment of a store, and its masks."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from playground.engine.store import Slots, Store
+
+DEAD = -1
+CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
+
+
+@dataclass
+class Window:
+    """A cache policy's view: visible(query [n, 1], key [m]) -> [n, m], held against rows from position `start` on."""
+
+    visible: object
+    start: int
+
+
+@dataclass
+class Segment:
+    """Rows of one store in one forward: scratch nodes first .. first + rows. `watched` are rows whose attention is wanted."""
+
+    store: Store
+    first: int
+    rows: int
+    watched: list[int] = field(default_factory=list)
+    _masks: dict = field(default_factory=dict)
+
+    def positions(self) -> list[int]:
+        """True position of each row."""
+        return [self.store.length + depth for depth in self.store.depths[self.first:self.end]]
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rows
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.store.write(layer, self.first, keys, values)
+
+    def mask(self, layer: int, sliding_window: int | None) -> Tensor | str | None:
+        """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""
+        key = (sliding_window, layer if len(self.store.slots) > 1 else 0)
+        if key not in self._masks:
+            self._masks[key] = self._build(self.store.slots_of(layer), sliding_window)
+        return self._masks[key]
+
+    def _build(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
+        if self._narrow(sliding_window) or not slots.whole:
+            return self._explicit(slots, sliding_window)
+        before = slots.count + self.first
+        if not self._is_chain():
+            seen = torch.ones(self.rows, slots.count, dtype=torch.bool, device=self.store.device)
+            return torch.cat([seen, self._ancestors()], 1)
+        if self.rows == 1:
+            return None
+        return CAUSAL if not before else torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
+
+    def _narrow(self, sliding_window: int | None) -> bool:
+        """Whether some row may not see all that came before it."""
+        return self.store.window is not None or bool(sliding_window and self.store.length + self.end > sliding_window)
+
+    def _is_chain(self) -> bool:
+        return self.store.parents[:self.end] == list(range(-1, self.end - 1))
+
+    def _explicit(self, slots: Slots, sliding_window: int | None) -> Tensor:
+        device = self.store.device
+        query = torch.tensor(self.positions(), device=device)[:, None]
+        scratch = torch.tensor([self.store.length + d for d in self.store.depths[:self.end]], device=device)
+        trunk = slots.positions[:, None, :]  # [1 or heads, 1, n]
+        seen = (trunk != DEAD) & self._allowed(query, trunk, sliding_window)
+        own = self._ancestors() & self._allowed(query, scratch, sliding_window)
+        mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
+        return mask[0] if len(mask) == 1 else mask
+
+    def _allowed(self, query: Tensor, key: Tensor, sliding_window: int | None) -> Tensor:
+        allowed = query >= key
+        if sliding_window:
+            allowed = allowed & (query - key < sliding_window)
+        if window := self.store.window:
+            allowed = allowed & ((query < window.start) | window.visible(query, key))
+        return allowed
+
+    def _ancestors(self) -> Tensor:
+        """Which scratch nodes each row descends from, itself included, [rows, scratch]."""
+        lines = self.store.lineage[self.first:self.end]
+        size = -(-self.end // 8)
+        packed = numpy.frombuffer(b"".join(line.to_bytes(size, "little") for line in lines), numpy.uint8)
+        bits = numpy.unpackbits(packed.reshape(self.rows, size), axis=1, count=self.end, bitorder="little")
+        return torch.from_numpy(bits).bool().to(self.store.device)

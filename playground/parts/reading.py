@@ -1,0 +1,14 @@
+"""A text as a model reads it, for strategies that fit a knob to a model."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Reading(NamedTuple):
+    """A stretch of a text that somebody else wrote, and what the model thought before each of its tokens."""
+
+    ids: Tensor  # [n]
+    logits: Tensor  # [n, V], raw

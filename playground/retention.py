@@ -1,0 +1,75 @@
+"""What a cache policy does to the target's cache, and when: after the prompt, and after every keep."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from playground.engine.segment import DEAD, Window
+
+if TYPE_CHECKING:
+    from playground.engine.store import Store
+    from playground.strategy import CachePolicy
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one layer holds when a policy is asked what stays. A place is empty where its position is below 0."""
+
+    layer: int
+    layers: int
+    moment: str  # "prefill": the prompt was read; "keep": tokens were kept; "branch": by sequences that grow side by side
+    prompt: int  # tokens of the prompt
+    next: int  # position of the next row
+    positions: Tensor  # true positions, [kv_heads, slots]; [1, slots] where all heads agree
+    read: Callable[[str], Tensor]  # "keys" or "values" of the slots, [kv_heads, slots, d]
+
+    @property
+    def live(self) -> Tensor:
+        """Places that hold a token, [1 or kv_heads, slots]."""
+        return self.positions != DEAD
+
+
+class Retention:
+    """One policy at work on one store."""
+
+    def __init__(self, policy: CachePolicy, store: Store, prompt: int):
+        self.policy, self.store, self.prompt = policy, store, prompt
+        if policy.row_wise:
+            store.window = Window(policy.visible, prompt)
+        if policy.watches:
+            store.hear = policy.attended
+
+    def watch(self) -> Callable[[int], bool] | None:
+        """Says of a row, by its position, whether its attention is wanted; None where no row's is."""
+        return (lambda position: self.policy.wants(position, self.prompt)) if self.policy.watches else None
+
+    def settle(self, moment: str, next_position: int) -> int:
+        """Free and pack what the policy says; returns slots freed over layers and heads."""
+        if self.policy.packs:
+            self.store.pack(self.policy.due, {part: self._encoder(part) for part in ("keys", "values")})
+        if self.policy.row_wise:
+            next_row = torch.tensor([[next_position]], device=self.store.device)
+            return self.store.evict([self.policy.visible(next_row, slots.positions) for slots in self.store.slots])
+        held = (self._held(layer, moment, next_position) for layer in range(self.store.depth))
+        return self.store.evict([self.policy.retain(layer) for layer in held])
+
+    def _encoder(self, part: str) -> Callable:
+        return lambda rows, packed: self.policy.encode(part, rows, packed)
+
+    def _held(self, layer: int, moment: str, next_position: int) -> Held:
+        store = self.store
+        slots = store.slots_of(layer)
+
+        def read(part: str) -> Tensor:
+            return getattr(store, part)[layer].read(slots.count)
+
+        return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read)
+
+
+def everything(held: Held) -> Tensor:
+    """All slots stay, [1 or kv_heads, slots]."""
+    return torch.ones_like(held.positions, dtype=torch.bool)

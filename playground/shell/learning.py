@@ -1,0 +1,76 @@
+"""`variant` and `fit`: what is learnt before any text is written."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from playground.errors import Refusal
+from playground.events import Figure, Note
+from playground.shell.models import hush, load, tell
+from playground.shell.recipes import read_knobs
+from playground.shell.texts import read_texts
+from playground.strategy import Strategy, find, make
+
+if TYPE_CHECKING:
+    from playground.learning import Loaded
+
+
+def make_variant(options: Namespace) -> bool:
+    """Make a model, with its measurements printed as they come; raises Refusal. Ctrl-C leaves nothing behind."""
+    texts = read_texts(options.texts)
+    from playground import learning  # not before: it brings torch along
+    from playground.engine.catalogue import BUNDLED
+    order = learning.Order(of_kind("variant", options), options.model or BUNDLED[0].name, options.called, options.seed)
+    card = learning.make_variant(order, _load(order.base, options), texts, _hold if options.json else _show)
+    print(json.dumps(card) if options.json else f"Made {order.title}. It is in the catalogue as {order.name}: run it with --model {order.name}, or "
+                                                f"choose it on the page. Delete {order.folder} to be rid of it.")
+    return False
+
+
+def fit(options: Namespace) -> bool:
+    """Print the knobs that suit a model, as options to paste; raises Refusal."""
+    cls = find(options.name)
+    texts = read_texts(options.texts)
+    from playground import learning
+    learning.check_fits(cls)
+    model = load(options, draft=False).target
+    knobs = learning.fit(cls, model, texts, tell)
+    tell(1.0, "")
+    facts = {"strategy": cls.name, "model": model.name, "revision": model.revision, "texts": len(texts), "knobs": knobs}
+    print(json.dumps(facts) if options.json else " ".join(f"--set {name}={_short(value)}" for name, value in knobs.items()))
+    return False
+
+
+def of_kind(kind: str, options: Namespace) -> Strategy:
+    """The strategy a command names, with its knobs set; raises Refusal for one of another kind."""
+    cls = find(options.name)
+    if cls.kind != kind:
+        raise Refusal(f"{cls.name} is a {cls.kind.replace('_', ' ')}, not a {kind}: `python -m playground list` shows every {kind} there is.", cls.name)
+    return make(cls.name, **read_knobs(cls, options.set))
+
+
+def _load(name: str, options: Namespace) -> Loaded:
+    from playground.engine import load as loading
+    from playground.learning import Loaded
+    if not options.verbose:
+        hush()
+    loaded = Loaded(*loading.load(name, loading.Loading(options.device, "float32"), tell))
+    tell(1.0, "")
+    return loaded
+
+
+def _show(event: Figure | Note) -> None:
+    """One line for each measurement: where it was taken, and what was found."""
+    if isinstance(event, Note):
+        print(event.text, flush=True)
+    else:
+        print(f"{event.data['x']:4}  " + "  ".join(f"{name} {value:.3f}" for name, value in event.data["series"].items()), flush=True)
+
+
+def _hold(event: Figure | Note) -> None:
+    """The card tells it all in the end."""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

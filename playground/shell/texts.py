@@ -1,0 +1,38 @@
+"""Texts to learn from, named on the command line.
+
+Those that come with the project are tales of the brothers Grimm in Margaret Hunt's translation of 1884, in the public domain.
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from playground.errors import Refusal
+from playground.shell.files import read_text
+
+BUNDLED_TEXTS = Path(__file__).resolve().parents[2] / "assets" / "texts" / "tales.jsonl"
+
+
+def read_texts(paths: list[str] | None) -> list[str]:
+    """Every file is one text, or many where it is JSON Lines; the bundled tales where none is named. Raises Refusal."""
+    texts = [text for path in paths or [str(BUNDLED_TEXTS)] for text in _read(path)]
+    if not any(text.strip() for text in texts):
+        raise Refusal("The texts are empty: name files with something to read in them.", "texts")
+    return texts
+
+
+def _read(path: str) -> list[str]:
+    text = read_text(path)
+    if not path.endswith(".jsonl"):
+        return [text]
+    return [_text_of(line, f"Line {number} of {path}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _text_of(line: str, place: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise Refusal(f'{place} is not of the form {{"text": "..."}}: write one such object on every line, or name a plain text file.', "texts")
+    return text

@@ -1,0 +1,121 @@
+"""A page with nothing but the live view, in a real browser: fixtures and what tests do to it and read off it.
+
+`from live_page import address, browser, feed, page, visitor` gives a test file its own page.
+"""
+from __future__ import annotations
+
+import shutil
+
+import gradio as gr
+import pytest
+
+from playground.ui.lanes import Lanes
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+expect.set_options(timeout=20_000)
+
+ACTS = ("hold", "resume", "step", "stop_lane", "fork", "missed")
+
+
+class Feed:
+    """What the next press of the button sends, and what the browser said."""
+
+    def __init__(self):
+        self.frames: list[dict] = []
+        self.heard: list[tuple[str, dict]] = []
+
+    def send(self):
+        yield from self.frames
+
+    def hear(self, name: str):
+        def handler(event: gr.EventData) -> None:
+            self.heard.append((name, dict(event._data or {})))
+        return handler
+
+
+@pytest.fixture(scope="module")
+def feed():
+    return Feed()
+
+
+@pytest.fixture(scope="module")
+def address(feed):
+    with gr.Blocks() as demo:
+        send = gr.Button("send", elem_id="send")
+        live = Lanes(elem_id="live")
+        send.click(feed.send, None, live, show_progress="hidden")
+        for name in ACTS:
+            getattr(live, name)(feed.hear(name), None, None, show_progress="hidden")
+    _, url, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
+    yield url
+    demo.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def visitor(browser, address):
+    """One page for all tests: every run that is sent begins afresh. Whatever breaks in the script breaks the test."""
+    page = browser.new_context(viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True).new_page()
+    page.set_default_timeout(20_000)
+    page.broken = []
+    page.on("pageerror", lambda error: page.broken.append(error))
+    page.goto(address)
+    page.wait_for_selector(".live .welcome")
+    return page
+
+
+@pytest.fixture
+def page(visitor, feed):
+    feed.heard.clear()
+    visitor.set_viewport_size({"width": 1440, "height": 2400})
+    if visitor.locator(".live .player").is_visible():
+        visitor.select_option(".live .mode", "time")
+        visitor.keyboard.press("Escape")
+    yield visitor
+    assert not visitor.broken
+
+
+def send(page, feed, *frames):
+    feed.frames = list(frames)
+    page.click("#send")
+    page.evaluate("document.activeElement.blur()")  # keys go to the player, not to the button
+
+
+def seek(page, share: float):
+    """Hold the player and put its slider at a share of the way."""
+    page.evaluate("""(share) => {
+        document.querySelector(".live .play.playing")?.click();
+        const scrub = document.querySelector(".live .scrub");
+        scrub.value = scrub.max * share;
+        scrub.dispatchEvent(new Event("input", { bubbles: true }));
+    }""", share)
+
+
+def token_texts(page, lane: int) -> list[str]:
+    return page.locator(f".lane[data-lane='{lane}'] .tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)")
+
+
+def numbers(page, lane: int) -> dict[str, float | None]:
+    shown = page.locator(f".lane[data-lane='{lane}'] dd[data-metric]").evaluate_all("cells => cells.map((dd) => [dd.dataset.metric, dd.dataset.value])")
+    return {name: None if value == "null" else float(value) for name, value in shown}
+
+
+def choose(page, lane: int):
+    page.click(f".live .chooser .tab[data-lane='{lane}']")
+
+
+def wait_for(page, feed, name: str) -> dict:
+    for _ in range(60):
+        if found := [data for heard, data in feed.heard if heard == name]:
+            return found[-1]
+        page.wait_for_timeout(50)
+    raise AssertionError(f"the browser never said {name}, only {feed.heard}")

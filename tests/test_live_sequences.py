@@ -1,0 +1,256 @@
+"""The live view of lanes that hold more than one text: sequences that grow side by side, canvases, and caches in a coarser form."""
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+from live_page import address, browser, choose, expect, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+
+from playground.events import Branches, Cache, Candidate, Commit, Done, Event, Fill, Forward, Header, Stamped, Step
+from playground.trace import Trace, check, metrics
+from playground.ui.frames import frame, new_name
+
+READABLE = ("tokens", "seconds", "tokens_per_second", "target_forwards", "tokens_per_target_forward", "mean_entropy", "wasted_tokens")
+
+
+# --- runs made by hand ---
+
+def grown(sequence: int, position: int, piece: str, entropy: float = 1.0) -> list[Event]:
+    """One token of one sequence, with the thought behind it."""
+    top = [Candidate(ord(piece[-1]), piece, 0.5, 0.5), Candidate(7, " other", 0.25, 0.25)]
+    thought = Step(position, entropy, entropy, ord(piece[-1]), top, sequence=sequence)
+    return [thought, Commit(position, [ord(piece[-1])], [piece], piece, [-0.5], ["sampled"], sequence=sequence)]
+
+
+def three_beams() -> list[tuple[float, Event]]:
+    """Sequence 3 is dropped for a child of 1; 1 ends; 2 has the best score in the end and becomes the text."""
+    rounds = [
+        [Forward(phase="prefill", tokens=3), Branches([(1, 0), (2, 0), (3, 0)]), *grown(1, 0, " a"), *grown(2, 0, " b", 2.0), *grown(3, 0, " c"),
+         Branches(scores={1: -1.0, 2: -1.5, 3: -2.5})],
+        [Forward(tokens=3), Branches([(4, 1)], [3]), *grown(1, 1, " d"), *grown(2, 1, " e", 3.0), *grown(4, 1, " f"),
+         Branches(scores={1: -1.25, 2: -1.75, 4: -2.75})],
+        [Forward(tokens=3), *grown(1, 2, "<|end|>"), *grown(2, 2, " g", 4.0), *grown(4, 2, " h"), Branches(scores={1: -3.0, 2: -2.0, 4: -3.5})],
+        [Commit(0, [ord(c) for c in "beg"], [" b", " e", " g"], " b e g", [-0.5] * 3, ["sampled"] * 3, grown_on=2), Done("length")],
+    ]
+    return [((number + 1) / 10, event) for number, events in enumerate(rounds) for event in events]
+
+
+def filling() -> list[tuple[float, Event]]:
+    """Four positions in three steps, the sure ones first."""
+    return [(0.1, Forward(tokens=4)), (0.1, Fill([2], [13], [" c"], [0.9])),
+            (0.2, Forward(tokens=4)), (0.2, Fill([0, 3], [11, 14], [" a", " d"], [0.7, 0.4])),
+            (0.3, Forward(tokens=4)), (0.3, Fill([1], [12], [" b"], [1.0])),
+            (0.4, Commit(0, [11, 12, 13, 14], [" a", " b", " c", " d"], " a b c d", [None] * 4, ["sampled"] * 4)), (0.4, Done("end"))]
+
+
+def run_of(*lanes: tuple[Header, list[tuple[float, Event]]]) -> Trace:
+    rows = sorted(((at, header.lane, i, event) for header, events in lanes for i, (at, event) in enumerate(events)), key=lambda row: row[:3])
+    return Trace([header for header, _ in lanes], [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
+
+
+def lane(number: int, events: list[tuple[float, Event]], **facts) -> tuple[Header, list[tuple[float, Event]]]:
+    return Header(number, f"Lane {number}", vocabulary=300, prompt="Say", prompt_ids=[1, 2, 3], prompt_pieces=["S", "a", "y"], **facts), events
+
+
+BEAMS = run_of(lane(0, three_beams()))
+
+
+def show(page, feed, trace: Trace, share: float = 1.0):
+    """A whole run, with the player at a share of its length."""
+    run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], "done", [asdict(header) for header in trace.headers])
+    send(page, feed, run)
+    page.wait_for_selector(f".live[data-run='{run['run']}']")
+    seek(page, share)
+    last = trace.events[-1].at
+    shown = max(stamped.at for stamped in trace.events if stamped.at <= last * share + 1e-9) if share else 0
+    expect(page.locator(".live .clock")).to_have_text(f"{shown:.2f} of {last:.2f} s")
+
+
+def listed(page) -> list[list[str]]:
+    """Number, score, standing, shared beginning and own text of every sequence in the list."""
+    page.wait_for_selector(".panel-branches .branch")
+    page.wait_for_timeout(120)  # the views wait for the player to come to rest
+    return page.locator(".panel-branches .branch").evaluate_all(
+        "rows => rows.map((row) => ['.num', '.score', '.standing', '.shared', '.own'].map((part) => row.querySelector(part).textContent))")
+
+
+# --- sequences ---
+
+def test_the_runs_made_by_hand_are_sound():
+    assert not check(BEAMS) and not check(run_of(lane(0, filling(), canvas=4)))
+
+
+def test_while_there_is_no_text_the_best_sequence_is_shown_and_said_to_be_one_of_several(page, feed):
+    show(page, feed, BEAMS, 0.5)
+    assert token_texts(page, 0) == [" a", " d"]
+    expect(page.locator(".branch-shown")).to_have_text("Sequence 1, best of 3 so far")
+    assert numbers(page, 0)["tokens"] == 2
+    show(page, feed, BEAMS, 0.75)
+    assert token_texts(page, 0) == [" b", " e", " g"]
+    expect(page.locator(".branch-shown")).to_have_text("Sequence 2, best of 3 so far")
+
+
+def test_the_sequence_that_becomes_the_text_brings_its_thoughts_along(page, feed):
+    show(page, feed, BEAMS)
+    assert token_texts(page, 0) == [" b", " e", " g"]
+    expect(page.locator(".branch-shown")).to_be_empty()
+    reckoned, shown = metrics(BEAMS), numbers(page, 0)
+    assert {name: shown[name] for name in READABLE} == pytest.approx({name: reckoned[name] for name in READABLE})
+    assert (shown["mean_entropy"], shown["tokens_per_target_forward"]) == (3.0, 1.0)
+    page.locator(".lane .tokens > .t").nth(1).click()
+    assert "3.00" in page.locator(".live .card .facts").inner_text()
+    assert "after forward" in page.locator(".live .card .facts").inner_text()
+
+
+def test_every_sequence_has_a_line_with_score_fate_and_text_and_the_best_comes_first(page, feed):
+    show(page, feed, BEAMS)
+    assert listed(page) == [["#2", "-2.000", "became the text", "", " b e g"], ["#1", "-3.000", "ended", "", " a d<|end|>"],
+                            ["#4", "-3.500", "not taken", " a", " f h"], ["#3", "-2.500", "dropped", "", " c"]]
+    expect(page.locator(".panel-branches .readout")).to_have_text("3 sequences alive, 1 of them ended, 1 dropped, 2 became the text")
+
+
+def test_going_back_shows_the_sequences_as_they_were(page, feed):
+    show(page, feed, BEAMS)
+    listed(page)
+    show(page, feed, BEAMS, 0.25)
+    assert listed(page) == [["#1", "-1.000", "growing", "", " a"], ["#2", "-1.500", "growing", "", " b"], ["#3", "-2.500", "growing", "", " c"]]
+
+
+def test_the_drawing_of_births_marks_the_way_of_the_best(page, feed):
+    show(page, feed, BEAMS, 0.5)
+    listed(page)
+    fates = page.locator(".panel-branches .birth").evaluate_all("all => all.map((one) => [one.dataset.sequence, one.classList[1]])")
+    assert fates == [["1", "growing"], ["2", "growing"], ["3", "dropped"], ["4", "growing"]]
+    assert page.locator(".panel-branches .descent").count() == 1  # sequence 1 comes from the beginning; a child's way would have two parts
+    rows = page.locator(".panel-branches .birth path").evaluate_all("all => all.map((path) => path.getAttribute('d').match(/([\\d.]+)H/)[1])")
+    assert rows[3] == rows[2] and len(set(rows)) == 3  # the child takes the row that came free
+
+
+def test_sequences_that_grow_side_by_side_take_one_beat(page, feed):
+    show(page, feed, BEAMS, 0)
+    beats = []
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_timeout(150)
+        beats.append(sorted(len((shared + own).split()) for *_, shared, own in listed(page)))
+    assert beats == [[0, 0, 0], [1, 1, 1], [1, 1, 1, 1], [1, 2, 2, 2]]  # births are a beat of their own, a round is one
+
+
+def test_sequences_side_by_side_share_the_token_count(page, feed):
+    show(page, feed, BEAMS)
+    page.select_option(".live .mode", "tokens")
+    expect(page.locator(".live .clock")).to_have_text("3 of 3 tokens")
+    seek(page, 1 / 3)
+    expect(page.locator(".live .clock")).to_have_text("1 of 3 tokens")
+    assert [own for *_, own in listed(page)] == [" a", " b", " c"]
+
+
+def test_numbers_given_away_at_one_moment_change_hands_at_once(page, feed):
+    events = [Branches([(1, 0), (2, 0)]), *grown(1, 0, " a"), *grown(2, 0, " b"), Branches([(1, 2), (2, 1)], scores={1: -1.0, 2: -2.0}), Done("length")]
+    show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
+    living = {number: shared + own for number, _, standing, shared, own in listed(page) if standing != "dropped"}
+    assert living == {"#1": " b", "#2": " a"}
+
+
+def test_a_fork_from_a_sequence_says_which_one(page, feed):
+    show(page, feed, BEAMS, 0.5)
+    page.locator(".lane .tokens > .t").nth(1).click()
+    page.locator(".live .card .candidate[data-id='7']").click()
+    assert wait_for(page, feed, "fork") == {"lane": 0, "sequence": 1, "position": 1, "token": 7}
+
+
+def test_sixty_four_sequences_fit(page, feed):
+    births = Branches([(number, 0) for number in range(1, 65)], scores={number: -float(number) for number in range(1, 65)})
+    tokens = [event for position in range(20) for number in range(1, 65) for event in grown(number, position, f" w{number}")]
+    show(page, feed, run_of(lane(0, [(0.1, births), *((0.1, event) for event in tokens)])))
+    assert [number for number, *_ in listed(page)] == [f"#{number}" for number in range(1, 65)]
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".panel-branches .branches").evaluate("list => list.scrollHeight > list.clientHeight")
+
+
+def test_lanes_with_one_text_have_neither_view(page, feed):
+    show(page, feed, run_of(lane(0, [(0.1, event) for event in [*grown(0, 0, " a"), Done("length")]])))
+    expect(page.locator(".panel-branches")).to_be_hidden()
+    expect(page.locator(".panel-canvas")).to_be_hidden()
+
+
+# --- canvases ---
+
+CANVAS = run_of(lane(0, filling(), canvas=4))
+
+
+def cells(page) -> list[tuple[str, str | None]]:
+    """Text and step of every position of the canvas."""
+    return [tuple(cell) for cell in page.locator(".lane .is-canvas .cell").evaluate_all("all => all.map((cell) => [cell.textContent, cell.dataset.step || null])")]
+
+
+def test_a_canvas_begins_as_a_row_of_blank_boxes(page, feed):
+    show(page, feed, CANVAS, 0)
+    assert cells(page) == [("", None)] * 4
+    assert numbers(page, 0)["tokens"] == 0
+
+
+def test_boxes_fill_in_any_order_coloured_by_confidence_with_the_step_that_filled_them(page, feed):
+    show(page, feed, CANVAS, 0.5)
+    assert cells(page) == [(" a", "2"), ("", None), (" c", "1"), (" d", "2")]
+    levels = page.locator(".lane .is-canvas .cell").evaluate_all("all => all.map((cell) => [...cell.classList].find((name) => /^h\\d/.test(name)) || null)")
+    assert levels == ["h3", None, "h1", "h6"]  # tenths that are missing to certainty
+    assert page.locator(".lane .cell.fresh").all_inner_texts() == page.locator(".lane .cell[data-step='2']").all_inner_texts()
+    assert numbers(page, 0)["tokens"] == 3
+
+
+def test_a_text_from_a_canvas_keeps_its_look_and_tells_when_it_was_filled(page, feed):
+    show(page, feed, CANVAS)
+    assert cells(page) == [(" a", "2"), (" b", "3"), (" c", "1"), (" d", "2")]
+    page.locator(".lane .tokens > .t").nth(3).click()
+    assert "position 4, filled in step 2, confidence 40 %" in page.locator(".live .card").inner_text()
+    reckoned, shown = metrics(CANVAS), numbers(page, 0)
+    assert {name: shown[name] for name in READABLE} == {name: reckoned[name] for name in READABLE}
+
+
+def test_the_grid_has_a_mark_where_each_position_was_filled_and_goes_there(page, feed):
+    show(page, feed, CANVAS)
+    marks = page.locator(".panel-canvas .filled")
+    expect(marks).to_have_count(4)
+    assert sorted(marks.evaluate_all("all => all.map((one) => [one.dataset.position, one.dataset.step])")) == [["0", "2"], ["1", "3"], ["2", "1"], ["3", "2"]]
+    page.locator(".panel-canvas .filled[data-position='2'] .at").click()
+    expect(page.locator(".panel-canvas .readout")).to_have_text("step 1 of 3 filled 1 position, 1 of 4 are filled, least confidence 90 %")
+    assert cells(page) == [("", None), ("", None), (" c", "1"), ("", None)]
+
+
+def test_filled_positions_count_as_tokens_for_the_player(page, feed):
+    show(page, feed, CANVAS)
+    page.select_option(".live .mode", "tokens")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".live .clock")).to_have_text("3 of 4 tokens")
+
+
+# --- caches in a coarser form ---
+
+def cached(packed: int) -> Trace:
+    events = [*grown(0, 0, " a"), Cache("target", 8, 1, 1, [[[(0, 2), (4, 8)]]], packed=packed, bytes=64), Done("length")]
+    return run_of(lane(0, [(0.1, event) for event in events]))
+
+
+def pointed_at(page, position: int) -> str:
+    """What the view says of one position; the drawing has room for sixteen."""
+    box = page.locator(".panel-cache canvas").first.bounding_box()
+    page.mouse.move(box["x"] + (position + 0.5) * (box["width"] - 2) / 16, box["y"] + 5)
+    return page.locator(".panel-cache .hover-line").inner_text()
+
+
+def test_the_oldest_live_tokens_are_marked_where_they_are_held_in_a_coarser_form(page, feed):
+    show(page, feed, cached(3))
+    expect(page.locator(".panel-cache .readout")).to_have_text("6 of 8 positions live, the oldest 3 in a coarser form, 64 B")
+    expect(page.locator(".panel-cache .key-packed")).to_be_visible()
+    told = [pointed_at(page, position).split(": ")[-1] for position in range(8)]
+    coarse = "live, in a coarser form"
+    assert told == [coarse, coarse, "evicted", "evicted", coarse, "live", "live", "live"]
+
+
+def test_a_cache_with_nothing_packed_says_nothing_of_it(page, feed):
+    show(page, feed, cached(0))
+    expect(page.locator(".panel-cache .readout")).to_have_text("6 of 8 positions live, 64 B")
+    expect(page.locator(".panel-cache .key-packed")).to_be_hidden()

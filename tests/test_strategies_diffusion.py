@@ -1,0 +1,500 @@
+"""Masked diffusion over tables whose every conditional is a sum, so that laws and orders are checked against brute force."""
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import product
+
+import pytest
+import torch
+from tables import Enumerating, Law, Letters, TableModel, distance
+from torch import Tensor
+from torch.special import entr
+
+import playground
+from playground.canvas import Canvas, check_fit
+from playground.draws import Draws
+from playground.engine import catalogue
+from playground.engine.load import Loading
+from playground.engine.load import load as load_network
+from playground.engine.oracle import OracleDenoiser
+from playground.errors import Refusal
+from playground.events import Commit, Event, Failed, Fill, Forward, Header, Note
+from playground.lane import Limits
+from playground.metrics import metrics
+from playground.recipe import Recipe, assemble
+from playground.recorder import Recorder, Silent
+from playground.session import Runner, Session
+from playground.strategy import CanvasDecoder, make
+from playground.trace import Trace, check
+from strategies.diffusion.masked_diffusion import MaskedDiffusion
+
+ORDERS = ("low_confidence", "margin", "entropy", "left_to_right", "random")
+ORACLE = OracleDenoiser.bundled()
+SENTENCES = {sentence["text"] for sentence in json.loads(catalogue.ORACLE_SENTENCES.read_text(encoding="utf-8"))["sentences"]}
+
+
+# --- tables, and lanes over them ---
+
+def random_table(letters: int, length: int, seed: int = 0) -> Tensor:
+    """Probabilities of all strings, an axis for each position."""
+    scores = torch.randn([letters] * length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 1.5
+    return scores.flatten().softmax(0).view_as(scores)
+
+
+def over(table: Tensor) -> OracleDenoiser:
+    return OracleDenoiser.from_table(table, Letters("abcd"[:len(table)], frozenset()))
+
+
+def decoder(**knobs) -> MaskedDiffusion:
+    return make("masked_diffusion", **knobs)
+
+
+def canvas(model: OracleDenoiser, assembly, prompt: list[int] = [], seed: int = 0) -> Canvas:  # noqa: B006
+    return Canvas(prompt, {"target": model}, assembly, Limits(seed), Recorder(model.tokens))
+
+
+def session(model: OracleDenoiser, *recipes: Recipe, prompt: list[int] = [], seed: int = 0) -> Session:  # noqa: B006
+    """Lanes side by side, run to their end."""
+    assemblies = [assemble(recipe) for recipe in recipes]
+    lanes = [canvas(model, assembly, prompt, seed) for assembly in assemblies]
+    runners = [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)]
+    run = Session([Header(lane=i) for i in range(len(runners))], runners)
+    for _ in run:
+        pass
+    return run
+
+
+def told(model: OracleDenoiser, prompt: list[int] = [], seed: int = 0, **knobs) -> list[Event]:  # noqa: B006
+    """Events of one lane."""
+    events = [stamped.event for stamped in session(model, Recipe("masked_diffusion", knobs), prompt=prompt, seed=seed).trace.events]
+    assert not [event for event in events if isinstance(event, Failed)], events[-1]
+    return events
+
+
+def drive(model: OracleDenoiser, strategy: CanvasDecoder, seed: int = 0) -> list[Event]:
+    """Events of a decoder that is in no registry."""
+    assembly = assemble(Recipe("masked_diffusion", {"temperature": getattr(strategy, "temperature", 0.0)}))
+    assembly.decoder = strategy
+    runner, events = Runner(canvas(model, assembly, seed=seed), assembly), []
+    while not runner.finished:
+        events += runner.advance()
+    return events
+
+
+def fills(events: list[Event]) -> list[Fill]:
+    return [event for event in events if isinstance(event, Fill)]
+
+
+def passes(events: list[Event]) -> int:
+    return sum(isinstance(event, Forward) for event in events)
+
+
+def answer(events: list[Event]) -> str:
+    (commit,) = [event for event in events if isinstance(event, Commit)]
+    return commit.text
+
+
+def law(table: Tensor, strategy: CanvasDecoder) -> Law:
+    """Exact probability of every string the strategy may write."""
+    model, draws, found = over(table), Enumerating(), defaultdict(float)
+    for _ in draws.runs():
+        found[tuple(written(model, strategy, draws))] += draws.weight
+    return dict(found)
+
+
+def written(model: OracleDenoiser, strategy: CanvasDecoder, draws: Draws | Enumerating) -> list[int]:
+    assembly = assemble(Recipe("masked_diffusion", strategy.values()))
+    assembly.decoder = strategy
+    lane = Canvas([], {"target": model}, assembly, Limits(), Silent(model.tokens))
+    lane.draws = draws
+    runner = Runner(lane, assembly)
+    while not runner.finished:
+        assert not [event for event in runner.advance() if isinstance(event, Failed)]
+    return lane.ids
+
+
+def law_of(table: Tensor) -> Law:
+    return {text: float(table[text]) for text in product(range(len(table)), repeat=table.ndim)}
+
+
+def conditional(table: Tensor, revealed: dict[int, int], position: int) -> list[float]:
+    """p(token at position | revealed tokens), by going through all strings."""
+    found = [0.0] * len(table)
+    for text, p in law_of(table).items():
+        if all(text[i] == token for i, token in revealed.items()):
+            found[text[position]] += p
+    return [p / sum(found) for p in found]
+
+
+# --- the oracle ---
+
+def test_the_oracle_s_marginals_are_those_of_the_strings_that_agree():
+    table = random_table(3, 4)
+    model = over(table)
+    for revealed in ({}, {0: 1}, {1: 2, 3: 0}, {0: 0, 1: 1, 2: 2}):
+        rows = model.denoise([revealed.get(i) for i in range(4)]).exp()
+        for position in set(range(4)) - set(revealed):
+            assert rows[position].tolist() == pytest.approx(conditional(table, revealed, position))
+        for position, token in revealed.items():
+            assert float(rows[position, token]) == pytest.approx(1.0)
+
+
+def test_where_no_string_agrees_with_all_tokens_those_that_agree_with_most_count():
+    model = OracleDenoiser.from_texts(["red fox runs", "red fox hides", "green frog hides"], [1.0, 2.0, 3.0])
+    red, fox, runs, green, frog, hides, end = model.tokens.encode("red fox runs green frog hides") + list(model.end_ids)
+    rows = model.denoise([green, fox, None, None]).exp()  # each of the three agrees with one of the two
+    assert [float(rows[2, token]) for token in (runs, hides)] == pytest.approx([1 / 6, 5 / 6]) and float(rows[3, end]) == 1
+    rows = model.denoise([red, frog, runs, None]).exp()  # only the first agrees with two
+    assert float(rows[0, red]) == float(rows[1, fox]) == float(rows[2, runs]) == 1
+
+
+def test_sentences_become_strings_of_one_length_that_read_as_before():
+    for string in ORACLE.strings.tolist():
+        assert ORACLE.tokens.decode(string).strip() in SENTENCES
+        assert string[-1] in ORACLE.end_ids
+    assert ORACLE.p.sum() == pytest.approx(1.0) and len(SENTENCES) == ORACLE.parameters == 60
+
+
+def test_no_two_sentences_say_the_same_and_their_words_depend_on_each_other():
+    """Drawn word by word from the marginals alone, hardly any would come out whole."""
+    blind = ORACLE.denoise([None] * ORACLE.context)
+    chance = sum(math.exp(float(blind[range(ORACLE.context), string].sum())) for string in ORACLE.strings)
+    assert len({tuple(string) for string in ORACLE.strings.tolist()}) == 60 and chance < 1e-3
+
+
+@pytest.mark.parametrize("prompt, advice", [("zebra", "try 'the' or 'one'"), ("The green dog", "try 'the green bird' or")])
+def test_a_prompt_that_no_sentence_begins_with_is_refused_with_some_that_do(prompt, advice):
+    with pytest.raises(Refusal, match=f"No sentence of the oracle begins with .*: {advice}"):
+        ORACLE.answer_length(ORACLE.tokens.encode(prompt))
+
+
+def test_a_prompt_may_have_capitals_and_spaces_to_spare():
+    assert ORACLE.tokens.encode("  The   green BIRD ") == ORACLE.tokens.encode("the green bird")
+
+
+@pytest.mark.parametrize("weights", [[], [1.0, 0.0]])
+def test_every_string_needs_a_weight(weights):
+    with pytest.raises(ValueError, match="positive weight"):
+        OracleDenoiser(torch.zeros(len(weights), 2, dtype=torch.long), torch.tensor(weights), Letters("ab", frozenset()))
+
+
+# --- the law of what is written ---
+
+@pytest.mark.parametrize("order, letters, length", [("left_to_right", 3, 3), ("entropy", 3, 3), ("margin", 3, 3), ("random", 2, 3)])
+def test_one_token_a_pass_at_temperature_one_follows_the_table(order, letters, length):
+    table = random_table(letters, length)
+    assert distance(law(table, decoder(order=order, temperature=1.0)), law_of(table)) < 1e-12
+
+
+def test_low_confidence_above_temperature_zero_is_biased_even_at_one_token_a_pass():
+    table = random_table(3, 3)
+    assert distance(law(table, decoder(order="low_confidence", temperature=1.0)), law_of(table)) > 0.01
+
+
+class Stale(MaskedDiffusion):
+    """Wrong: it goes on with what it proposed before anything was revealed."""
+
+    def decode(self, lm) -> Iterator:
+        rows = yield lm.read()
+        for position in lm.masked:
+            yield lm.fill([position], [lm.pick(rows, position)], [1.0])
+
+
+def test_proposals_that_are_not_read_anew_break_the_law():
+    table = random_table(3, 3)
+    assert distance(law(table, Stale(temperature=1.0)), law_of(table)) > 0.01
+
+
+def test_several_tokens_a_pass_cost_exactly_their_total_correlation():
+    """KL(table || written) is the sum over passes of what the tokens revealed together know of each other."""
+    table = random_table(2, 4, seed=4)
+    found = law(table, decoder(order="left_to_right", steps=2, temperature=1.0))
+    kl = sum(p * math.log(p / found[text]) for text, p in law_of(table).items())
+
+    def h(*positions: int) -> float:
+        others = [i for i in range(4) if i not in positions]
+        return float(entr(table.sum(others) if others else table).sum())
+
+    first = h(0) + h(1) - h(0, 1)
+    second = h(0, 1, 2) + h(0, 1, 3) - h(0, 1) - h(0, 1, 2, 3)
+    assert kl == pytest.approx(first + second, abs=1e-12) and first > 0.01 and second > 0.01
+
+
+def test_all_tokens_in_one_pass_are_drawn_as_if_they_knew_nothing_of_each_other():
+    table = random_table(3, 3)
+    alone = {text: math.prod(conditional(table, {}, i)[token] for i, token in enumerate(text)) for text in law_of(table)}
+    assert distance(law(table, decoder(steps=1, temperature=1.0)), alone) < 1e-12
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_blocks_of_one_position_are_plain_decoding_from_left_to_right(order):
+    table = random_table(3, 3, seed=1)
+    assert distance(law(table, decoder(order=order, block_length=1, temperature=1.0)), law_of(table)) < 1e-12
+    greedy = {}
+    for position in range(3):
+        row = conditional(table, greedy, position)
+        greedy[position] = row.index(max(row))
+    assert list(law(table, decoder(order=order, block_length=1))) == [tuple(greedy.values())]
+
+
+# --- which positions are revealed ---
+
+def preference(order: str, row: list[float]) -> float:
+    """How early a position goes, by the row of its probabilities; its proposal is the likeliest token."""
+    best, second, *_ = sorted(row, reverse=True)
+    return {"low_confidence": best, "margin": best - second, "entropy": sum(p * math.log(p) for p in row), "left_to_right": 0.0}[order]
+
+
+def misplaced(table: Tensor, order: str, events: list[Event]) -> int:
+    """Fills of one position each that were not the first in order, or whose confidence is not the table's probability."""
+    revealed, wrong = {}, 0
+    for fill in fills(events):
+        (position,), (token,), (confidence,) = fill.positions, fill.ids, fill.confidences
+        rows = {i: conditional(table, revealed, i) for i in range(table.ndim) if i not in revealed}
+        wrong += position != max(rows, key=lambda i: preference(order, rows[i])) or abs(confidence - rows[position][token]) > 1e-9
+        revealed[position] = token
+    return wrong
+
+
+@pytest.mark.parametrize("order", ["low_confidence", "margin", "entropy", "left_to_right"])
+def test_the_position_the_order_asks_for_goes_first_with_the_confidence_of_the_model(order):
+    for seed in range(5):
+        table = random_table(3, 4, seed)
+        assert misplaced(table, order, told(over(table), order=order)) == 0
+
+
+@pytest.mark.parametrize("order", ["margin", "entropy"])
+def test_a_temperature_changes_neither_order_nor_confidence(order):
+    for seed in range(5):
+        table = random_table(3, 4, seed)
+        assert misplaced(table, order, told(over(table), seed=seed, order=order, temperature=0.3)) == 0
+
+
+class Tempered(MaskedDiffusion):
+    """Wrong: it ranks positions by scores that went through the temperature."""
+
+    def _ranked(self, lm, rows, proposed) -> Iterator[int]:
+        return iter(sorted(proposed, key=lambda position: float(entr(rows.p[position]).sum())))
+
+
+def test_an_order_by_tempered_scores_is_another_order():
+    tables = [random_table(3, 4, seed) for seed in range(5)]
+    assert sum(misplaced(table, "entropy", drive(over(table), Tempered(temperature=0.3))) for table in tables) > 0
+
+
+def test_of_positions_that_tie_the_first_goes_first():
+    even = over(torch.full([2] * 4, 1 / 16, dtype=torch.float64))
+    for order in ("low_confidence", "margin", "entropy", "left_to_right"):
+        assert [fill.positions for fill in fills(told(even, order=order))] == [[0], [1], [2], [3]]
+
+
+def test_a_random_order_takes_every_course():
+    model = over(random_table(2, 3))
+    courses = {tuple(fill.positions[0] for fill in fills(told(model, seed=seed, order="random"))) for seed in range(60)}
+    assert len(courses) == 6
+
+
+# --- how many, and when it is over ---
+
+@pytest.mark.parametrize("length, block", [(4, 4), (4, 2), (5, 5), (5, 2), (6, 4), (6, 1)])
+def test_every_position_is_filled_once_in_exactly_the_passes_asked_for(length, block):
+    model, blocks = over(random_table(2, length)), math.ceil(length / block)
+    for steps in range(1, length + 2):
+        events = told(model, steps=steps, block_length=block)
+        assert sorted(position for fill in fills(events) for position in fill.positions) == list(range(length))
+        assert passes(events) == len(fills(events)) == min(max(steps, blocks), length)  # a pass fills one at least, and only of one block
+
+
+def test_shares_differ_by_one_at_most_and_the_larger_come_first():
+    shares = [len(fill.positions) for fill in fills(told(over(random_table(2, 5)), steps=3))]
+    assert shares == [2, 2, 1]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_position_of_a_later_block_is_filled_before_its_turn(order):
+    events = told(over(random_table(2, 6)), order=order, block_length=2, temperature=1.0)
+    assert [position // 2 for fill in fills(events) for position in fill.positions] == [0, 0, 1, 1, 2, 2]
+    assert [event.text for event in events if isinstance(event, Note)] == [
+        "Positions 1 to 2 are filled, and the next block begins.", "Positions 3 to 4 are filled, and the next block begins."]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_threshold_above_one_reveals_one_position_a_pass(temperature):
+    for seed in range(4):
+        model = over(random_table(3, 4, seed))
+        sure = told(model, seed=seed, rule="threshold", threshold=1.05, temperature=temperature)
+        assert fills(sure) == fills(told(model, seed=seed, temperature=temperature))
+
+
+def test_a_threshold_of_zero_takes_one_pass_a_block():
+    assert passes(told(over(random_table(2, 6)), rule="threshold", threshold=0.0, block_length=2)) == 3
+
+
+def test_a_threshold_reveals_all_that_reach_it_or_else_the_first_in_order():
+    table = random_table(2, 5, seed=1)
+    events, revealed, together = told(over(table), rule="threshold", threshold=0.65), {}, []
+    for fill in fills(events):
+        best = {i: max(conditional(table, revealed, i)) for i in range(5) if i not in revealed}
+        sure = [i for i, p in best.items() if p >= 0.65]
+        assert fill.positions == (sure or [max(best, key=best.get)])
+        revealed.update(zip(fill.positions, fill.ids))
+        together.append(len(sure))
+    assert 0 in together and max(together) > 1
+
+
+def test_an_end_token_in_a_full_block_ends_the_answer_without_another_pass():
+    model = OracleDenoiser.from_texts(["go on", "go on and on and on"], [3.0, 1.0])
+    events = told(model, model.tokens.encode("go"), block_length=2)
+    assert passes(events) == 2 and answer(events) == " on"
+    assert fills(events)[-1].positions == [2, 3, 4, 5] and set(fills(events)[-1].ids) == set(model.end_ids)
+
+
+# --- what the lane tells ---
+
+def test_the_same_seed_tells_the_same_story_and_lanes_do_not_disturb_each_other():
+    recipes = [Recipe("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
+    prompt = ORACLE.tokens.encode("the")
+    together = session(ORACLE, *recipes, prompt=prompt, seed=3).trace
+    for i, recipe in enumerate(recipes):
+        alone = session(ORACLE, recipe, prompt=prompt, seed=3).trace
+        assert fills([s.event for s in together.lane(i).events]) == fills([s.event for s in alone.events])
+
+
+@pytest.mark.parametrize("knobs", [{}, {"steps": 3, "temperature": 1.0}, {"rule": "threshold"}, {"block_length": 4, "order": "random"}])
+def test_a_run_is_a_sound_trace_that_survives_json(knobs):
+    trace = session(ORACLE, Recipe("masked_diffusion", knobs), prompt=ORACLE.tokens.encode("my")).trace
+    assert check(trace) == []
+    again = Trace.from_json(json.loads(json.dumps(trace.to_json(), allow_nan=False)))
+    assert [stamped.to_json() for stamped in again.events] == [stamped.to_json() for stamped in trace.events]
+
+
+def test_the_text_is_one_commit_whose_log_probabilities_are_the_confidences():
+    events = told(ORACLE, ORACLE.tokens.encode("in"), seed=1, steps=4, temperature=1.0)
+    filled = {position: confidence for fill in fills(events) for position, confidence in zip(fill.positions, fill.confidences)}
+    (commit,) = [event for event in events if isinstance(event, Commit)]
+    assert [math.exp(logprob) for logprob in commit.logprobs] == pytest.approx([filled[i] for i in range(len(commit.ids))])
+    assert commit.ids[-1] in ORACLE.end_ids and not set(commit.ids[:-1]) & ORACLE.end_ids
+
+
+def test_a_step_shows_the_row_of_the_pass_that_filled_its_position():
+    trace = session(ORACLE, Recipe("masked_diffusion", {"temperature": 1.0}), prompt=ORACLE.tokens.encode("the")).trace
+    filled = {fill.positions[0]: fill.confidences[0] for fill in fills([stamped.event for stamped in trace.events])}
+    steps = [stamped.event for stamped in trace.events if stamped.event.kind == "step"]
+    assert [step.position for step in steps] == list(range(len(steps)))
+    for step in steps:
+        assert next(c.raw for c in step.top if c.id == step.chosen) == pytest.approx(filled[step.position], abs=1e-6)
+
+
+def test_tokens_a_forward_count_the_text_over_the_passes():
+    found = metrics(session(ORACLE, Recipe("masked_diffusion", {"steps": 3}), prompt=ORACLE.tokens.encode("the")).trace)
+    assert found["target_forwards"] == 3 and found["tokens_per_target_forward"] == pytest.approx(found["tokens"] / 3)
+    assert found["wasted_tokens"] is None and found["mean_entropy"] is not None
+
+
+def test_a_stop_string_ends_the_text_and_not_the_canvas():
+    assembly = assemble(Recipe("masked_diffusion"))
+    lane = Canvas(ORACLE.tokens.encode("two"), {"target": ORACLE}, assembly, Limits(stop=("boat",)), Recorder(ORACLE.tokens))
+    runner = Runner(lane, assembly)
+    while not runner.finished:
+        runner.advance()
+    assert (lane.text, lane.reason, lane.masked) == (" sailors row their boat", "stop_string", [])
+
+
+# --- the bundled sentences ---
+
+def sentence(prompt: str, seed: int, **knobs) -> str:
+    return prompt + answer(told(ORACLE, ORACLE.tokens.encode(prompt), seed, **knobs))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_one_at_a_time_every_text_is_a_sentence_of_the_list(order):
+    assert {sentence("the", seed, order=order, temperature=1.0) for seed in range(6)} <= SENTENCES
+
+
+def test_all_at_once_the_words_of_several_sentences_mix():
+    mixed = {sentence("the", seed, steps=1, temperature=1.0) for seed in range(6)} - SENTENCES
+    assert mixed == {sentence("the", seed, steps=1, temperature=1.0) for seed in range(6)}
+
+
+def test_revealing_all_that_is_certain_saves_passes_and_costs_nothing():
+    for seed in range(6):
+        events = told(ORACLE, ORACLE.tokens.encode("the"), seed, rule="threshold", threshold=1.0, temperature=1.0)
+        assert "the" + answer(events) in SENTENCES and passes(events) <= 8 < ORACLE.context - 1
+
+
+# --- what is refused ---
+
+def refused(extras=(), **limits) -> str:
+    with pytest.raises(Refusal) as refusal:
+        assembly = assemble(Recipe("masked_diffusion", {}, [(name, knobs) for name, knobs in extras]))
+        Canvas(ORACLE.tokens.encode("the"), {"target": ORACLE}, assembly, Limits(**limits), Recorder(ORACLE.tokens))
+    assert str(refusal.value).endswith(".")
+    return str(refusal.value)
+
+
+def test_what_has_no_meaning_on_a_canvas_is_refused():
+    assert "allow at least 12" in refused(max_new_tokens=5)
+    assert "cannot begin with other tokens" in refused(forced=(3,))
+    assert "top_p is made for text that grows" in refused(extras=[("top_p", {})])
+    assert "does not work with a constraint" in refused(extras=[("regex", {"pattern": "a"})])
+    assert "does not work with a cache policy" in refused(extras=[("sink_window", {})])
+    assert "no place for a drafter" in refused(extras=[("prompt_lookup", {})])
+
+
+def test_a_model_that_continues_text_is_refused_for_a_canvas_and_the_oracle_for_text():
+    with pytest.raises(Refusal, match="table continues text .*: choose the oracle"):
+        check_fit(decoder(), TableModel("abc"))
+    with pytest.raises(Refusal, match="oracle fills masked positions .*: choose masked_diffusion or another model"):
+        check_fit(make("greedy"), ORACLE)
+    check_fit(make("greedy"), TableModel("abc"))
+    check_fit(decoder(), ORACLE)
+
+
+class FillsTwice(CanvasDecoder):
+    def decode(self, lm) -> Iterator:
+        yield lm.fill([0], [1], [1.0])
+        yield lm.fill([0, 1], [1, 1], [1.0, 1.0])
+
+
+class FillsUneven(CanvasDecoder):
+    def decode(self, lm) -> Iterator:
+        yield lm.fill([0, 1], [1], [1.0])
+
+
+class ForgetsToYield(CanvasDecoder):
+    def decode(self, lm) -> Iterator:
+        lm.fill([0], [1], [1.0])
+        yield lm.fill([1], [1], [1.0])
+
+
+WRONG = [(FillsTwice(), "each is filled once"), (FillsUneven(), "shorter"), (ForgetsToYield(), "write `yield lm.fill")]
+
+
+@pytest.mark.parametrize("wrong, said", WRONG)
+def test_a_decoder_that_fills_wrongly_is_told(wrong, said, caplog):
+    events = drive(over(random_table(2, 3)), wrong)
+    assert isinstance(events[-1], Failed) and said in events[-1].message
+
+
+# --- loading it ---
+
+def test_the_oracle_is_loaded_by_its_name_like_any_model():
+    target = playground.load("oracle").target
+    assert target.fills and target.revision == ORACLE.revision
+    entry = next(entry for entry in catalogue.entries() if entry.name == "oracle")
+    assert f"table over {target.parameters} sentences, not a neural network" in entry.note
+
+
+def test_the_oracle_has_no_draft_and_is_none():
+    with pytest.raises(Refusal, match="takes no draft"):
+        playground.load("oracle", "pocket-draft")
+    with pytest.raises(Refusal, match="table without weights"):
+        load_network("oracle", Loading("cpu"))
+
+
+def test_a_missing_list_of_sentences_is_refused(tmp_path):
+    with pytest.raises(Refusal, match="missing from assets"):
+        OracleDenoiser.bundled(tmp_path / "oracle.json")
