@@ -349,7 +349,9 @@ class Lane:
         if matcher and not matcher.advance(kept.token):
             raise Refusal(f"The grammar does not allow {self.piece(kept.token)!r} here, so the text cannot go on: loosen the grammar.", "constraint")
         if kept.rows is not None:
-            self.events += kept.rows.kept(kept.node, kept.token)
+            for event in kept.rows.kept(kept.node, kept.token, sequence):
+                event.sequence = sequence.number
+                self.events.append(event)
         return sequence.append(kept.token)
 
     def _tell(self, kept: list[Kept], start: int, text: str, sequence: Sequence) -> None:

@@ -176,14 +176,15 @@ class Rows:
                 fell[row][column] = name
         return fell
 
-    def kept(self, node: int, token: int) -> Iterator[Event]:
-        """Tell samplers that remember, or have something to show, which token was kept after a node."""
-        row, position = self.row(node), self.position(node)
+    def kept(self, node: int, token: int, by: Text) -> Iterator[Event]:
+        """Tell samplers that remember, or have something to show, which token a sequence kept after a node."""
+        own = {sampler.name: sampler for sampler in by.chain.samplers}  # not the row's, where it takes another sequence's row
+        row, position = self.row(node), self.position(node) - self.sequence.start
         for before, stage in pairwise(self.stages):
             if stage.sampler is None or not stage.sampler.observes:
                 continue
             seen = {**self.others, self.stream: before.scores} if stage.sampler.stage == "mix" else {self.stream: before.scores}
-            yield from stage.sampler.observe({name: scores[row] for name, scores in seen.items()}, token, position)
+            yield from own[stage.name].observe({name: scores[row] for name, scores in seen.items()}, token, position)
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ class Sampler(Strategy):
         raise NotImplementedError
 
     def observe(self, rows: dict[str, torch.Tensor], token: int, position: int) -> Iterator[Event]:
-        """Learn that `token` was kept at a position of the sequence, and yield what is to be shown.
+        """Learn that `token` was kept at a position, 0 for the first generated one, and yield what is to be shown.
 
         `rows` are the scores [V] this sampler was given there, by stream; one that mixes sees each of its streams.
         """

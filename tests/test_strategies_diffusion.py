@@ -183,14 +183,15 @@ def test_every_string_needs_a_weight(weights):
 
 # --- the law of what is written ---
 
-@pytest.mark.parametrize("order, letters, length", [("left_to_right", 3, 3), ("entropy", 3, 3), ("margin", 3, 3), ("random", 2, 3)])
+@pytest.mark.parametrize("letters, length", [(3, 2), (2, 3)])
+@pytest.mark.parametrize("order", ["left_to_right", "entropy", "margin", "random"])
 def test_one_token_a_pass_at_temperature_one_follows_the_table(order, letters, length):
     table = random_table(letters, length)
     assert distance(law(table, decoder(order=order, temperature=1.0)), law_of(table)) < 1e-12
 
 
 def test_low_confidence_above_temperature_zero_is_biased_even_at_one_token_a_pass():
-    table = random_table(3, 3)
+    table = random_table(2, 3)
     assert distance(law(table, decoder(order="low_confidence", temperature=1.0)), law_of(table)) > 0.01
 
 

@@ -24,9 +24,11 @@ LONGEST = 3  # tokens of the ending that is looked up
 PLAIN, SILENT, LIBRARY = "greedy", "greedy, nothing recorded", "generate"
 DRAFT, ASSISTED, ASSISTED_DEFAULT = "draft model", "generate, assisted", "generate, assisted, own settings"
 LOOKUP, LIBRARY_LOOKUP = "prompt lookup", "generate, prompt lookup"
+TOGETHER, APART = "four lanes together", "four lanes one after the other"
 PAIRS = (
     (PLAIN, LIBRARY),
     (PLAIN, SILENT),
+    (TOGETHER, APART),
     (DRAFT, PLAIN),
     (DRAFT, ASSISTED),
     (DRAFT, ASSISTED_DEFAULT),
@@ -75,22 +77,29 @@ def contenders(target: Loaded, draft: Loaded | None, length: int) -> list[Conten
 
 
 def _lanes(models: Models, length: int) -> list[Contender]:
-    def lane(name: str, recipe: Recipe, recorder: type[Recorder] = Recorder) -> Contender:
-        def write(task: Task) -> Session:
-            prompt = Prompt(task.prompt, task.chat and bool(models.target.tokenizer.chat_template))
-            session = prepare(models, [recipe], prompt, Limits(max_new_tokens=length), recorder)
-            for _ in session:
-                pass
-            return session
+    def run(task: Task, lanes: int, recipe: Recipe, recorder: type[Recorder] = Recorder) -> Session:
+        prompt = Prompt(task.prompt, task.chat and bool(models.target.tokenizer.chat_template))
+        session = prepare(models, [recipe] * lanes, prompt, Limits(max_new_tokens=length), recorder)
+        for _ in session:
+            pass
+        return session
 
-        return Contender(name, lambda task: task, write, lambda session: Result(session.trace).token_ids)
+    def lane(name: str, recipe: Recipe, recorder: type[Recorder] = Recorder) -> Contender:
+        return Contender(name, lambda task: task, lambda task: [run(task, 1, recipe, recorder)], _texts)
 
     def guessing(drafter: str, **knobs: int) -> Recipe:
         return Recipe("speculative", extras=[(drafter, knobs), ("greedy_match", {})])
 
     plain = [lane(PLAIN, Recipe("greedy")), lane(SILENT, Recipe("greedy"), Silent)]
     ahead = [lane(DRAFT, guessing("draft_model", depth=GUESSES))] if models.draft else []
-    return [*plain, *ahead, lane(LOOKUP, guessing("prompt_lookup", depth=LOOKED_UP, n_max=LONGEST))]
+    four = [Contender(TOGETHER, lambda task: task, lambda task: [run(task, 4, Recipe("greedy"))], _texts),
+            Contender(APART, lambda task: task, lambda task: [run(task, 1, Recipe("greedy")) for _ in range(4)], _texts)]
+    return [*plain, *four, *ahead, lane(LOOKUP, guessing("prompt_lookup", depth=LOOKED_UP, n_max=LONGEST))]
+
+
+def _texts(sessions: list[Session]) -> list[int]:
+    """Ids of all lanes, one text after the other."""
+    return [token for session in sessions for header in session.headers for token in Result(session.trace.lane(header.lane)).token_ids]
 
 
 def _library(target: Loaded, draft: Loaded | None, length: int) -> list[Contender]:

@@ -67,3 +67,14 @@ def leftover(p: Tensor, q: Tensor) -> Tensor:
     rest = (p - q).clamp(min=0)
     total = rest.sum()
     return rest / total if total > 0 else p
+
+
+def contrast(with_context: Tensor, without: Tensor, alpha: float | Tensor) -> Tensor:
+    """(1 + alpha) * with_context - alpha * without: scores that carry further what the context changes; alpha may differ by row, [n, 1]."""
+    return (1 + alpha) * with_context - alpha * without
+
+
+def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
+    """Jensen-Shannon divergence in nats of the softmax of two rows, [n]: 0 where they are equal, ln 2 where they share no token."""
+    p, q = first.softmax(-1), second.softmax(-1)
+    return (entr((p + q) / 2).sum(-1) - (entr(p).sum(-1) + entr(q).sum(-1)) / 2).clamp(min=0)
