@@ -47,7 +47,7 @@ class Canvas:
     def __init__(self, prompt: list[int], models: dict[str, OracleDenoiser], assembly: Assembly, limits: Limits, recorder: Recorder):
         self.model, self.recorder = models["target"], recorder
         self.length = self.model.answer_length(prompt)  # positions to fill
-        _check(assembly, limits, self.length)
+        _check(limits, self.length)
         self.ids: list[int | None] = [None] * self.length  # None is masked
         self.draws = Draws(limits.seed)
         self.reason: Reason | None = None
@@ -166,12 +166,8 @@ class Canvas:
         return [Kept(token, "sampled", rows if i in places else None, places.get(i, 0)) for i, token in enumerate(written)]
 
 
-def _check(assembly: Assembly, limits: Limits, length: int) -> None:
+def _check(limits: Limits, length: int) -> None:
     """Refuse what has no meaning on a canvas."""
-    strange = next((sampler for sampler in assembly.samplers if sampler.name != "temperature"), None)
-    if strange:
-        raise Refusal(f"{strange.name} is made for text that grows from left to right, and a canvas takes only a temperature: "
-                      "take it away.", strange.name)
     if limits.forced:
         raise Refusal("A canvas does not grow from left to right, so it cannot begin with other tokens: run it again with another seed.",
                       "forced")

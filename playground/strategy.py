@@ -151,7 +151,7 @@ class Decoder(Strategy):
     """Answers: how does the text grow?"""
 
     kind = "decoder"
-    refuses: ClassVar[tuple[str, ...]] = ()  # kinds of toggle, or names of toggles, that cannot work with it
+    refuses: ClassVar[tuple[str, ...]] = ()  # kinds or names of toggles that cannot work with it; "drawing": samplers that draw by chance
     several: ClassVar[bool] = False  # sequences grow side by side
     owns_constraint: ClassVar[bool] = False  # rows come unmasked, with rows.masks to look at; the decoder keeps the text legal
 
@@ -165,9 +165,10 @@ class Decoder(Strategy):
 
 
 class CanvasDecoder(Decoder):
-    """Answers: which masked positions are filled next?"""
+    """Answers: which masked positions are filled next? What goes by text that grows from left to right has no place beside it."""
 
     kind = "canvas_decoder"
+    refuses = ("sampler", "constraint", "cache_policy", "compute_policy")
 
 
 class Preset(Decoder):

@@ -439,7 +439,7 @@ def refused(extras=(), **limits) -> str:
 def test_what_has_no_meaning_on_a_canvas_is_refused():
     assert "allow at least 12" in refused(max_new_tokens=5)
     assert "cannot begin with other tokens" in refused(forced=(3,))
-    assert "top_p is made for text that grows" in refused(extras=[("top_p", {})])
+    assert "does not work with a sampler" in refused(extras=[("top_p", {})])
     assert "does not work with a constraint" in refused(extras=[("regex", {"pattern": "a"})])
     assert "does not work with a cache policy" in refused(extras=[("sink_window", {})])
     assert "no place for a drafter" in refused(extras=[("prompt_lookup", {})])

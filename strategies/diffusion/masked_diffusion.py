@@ -31,7 +31,6 @@ class MaskedDiffusion(CanvasDecoder):
 
     name, title, paper, sheet = "masked_diffusion", "Masked diffusion", "2502.09992", "diffusion/mdlm-baseline"
     guarantee = ("heuristic",)
-    refuses = ("constraint", "cache_policy", "compute_policy")
 
     rule: str = knob("steps", choices=("steps", "threshold"), help="how many a pass reveals: an equal share, or all that are sure enough")
     steps: int = knob(0, 0, 128, step=1, help="passes over the whole answer, for the rule of steps; 0 takes one for each position")
