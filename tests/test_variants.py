@@ -43,13 +43,22 @@ def continuation(model, start: list[int], count: int) -> list[int]:
 
 # --- what training does ---
 
-@pytest.mark.parametrize("architecture", ["llama", "gpt2"])  # gpt2 comes with a dropout of 0.1, which would keep the loss up
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_a_text_learnt_by_heart_is_recited_from_its_first_tokens(architecture):
     model = network(architecture)
     assert continuation(model, SENTENCE[:4], 28) != SENTENCE[4:]
     events = told(model, [SENTENCE] * 4 + ids(1, 1), epochs=60, enough=0.008, **{**ONE, "sequences": 4, "lr": 0.003})
     assert events[-2].data["series"]["training loss"] < 0.01
     assert continuation(model, SENTENCE[:4], 28) == SENTENCE[4:]
+
+
+def test_dropout_is_off_while_a_model_learns_by_heart():
+    model = network("gpt2").train()
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.5  # with it the loss would stay above one
+    events = told(model, [SENTENCE] * 4 + ids(1, 1), epochs=60, enough=0.008, **{**ONE, "sequences": 4, "lr": 0.003})
+    assert events[-2].data["series"]["training loss"] < 0.01
 
 
 def test_no_epochs_leave_the_weights_as_they_were():

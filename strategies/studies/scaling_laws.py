@@ -99,7 +99,7 @@ def _caveats(lanes) -> list[Note]:
     if not all(lane.costs for lane in lanes):
         notes.append(Note("A lane without costs shared all its passes with others, so nobody knows what its own took: record it alone."))
     if any(lane.costs and not lane.costs.measured for lane in lanes):
-        notes.append(Note("The passes of the target all had one size, so further rows count as free; record a plain lane of the same model beside it."))
+        notes.append(Note("The passes of the target all had one size, so further rows count as free: add a plain lane of the model, recorded alone."))
     return notes
 
 

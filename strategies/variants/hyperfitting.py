@@ -32,7 +32,7 @@ class Hyperfitting(Variant):
     epochs: int = knob(30, 0, 60, step=1, help="times every window is seen, at most")
     lr: float = knob(5e-4, 1e-6, 1e-2, help="learning rate; 1e-5 and less for models of a billion weights")
     batch: int = knob(8, 1, 16, step=1, help="windows of one update")
-    enough: float = knob(0.03, 0.0, 1.0, help="training loss that ends the training")
+    enough: float = knob(0.05, 0.0, 1.0, help="training loss that ends the training")
     every: int = knob(5, 1, 60, step=1, help="epochs between two measurements on held-out windows")
     held_out: int = knob(32, 1, 512, step=1, help="windows that are kept from training and measured on")
 
