@@ -71,7 +71,7 @@ class Lane:
         self.main = Sequence(0, prompt, bounds, chain, Reader(self.target_model.tokens))
         self.leaves: dict[int, Sequence] = {}  # sequences that grow beside each other, by number; those dropped are not among them
         self._born, self._branches = 0, TokenTree()
-        self._visitor, self._recalled = memory or Memory(), {}
+        self._visitor, self._recalled = Memory() if memory is None else memory, {}  # an empty one is false
         self.retention = Retention(assembly.cache_policy, self.target.store, self.prompt_length) if assembly.cache_policy else None
 
     def _matcher(self, assembly: Assembly):
@@ -128,6 +128,10 @@ class Lane:
     def piece(self, token: int) -> str:
         """What a screen shows for a token."""
         return self.target_model.tokens.piece(token)
+
+    def encode(self, text: str) -> list[int]:
+        """A text as the target's token ids, with whatever its tokenizer puts around it."""
+        return self.target_model.tokens.encode(text)
 
     # --- what a strategy asks for ---
 
@@ -216,7 +220,8 @@ class Lane:
 
         `about` is all else it depends on. A thing has `digest() -> str`, equal for equal contents.
         """
-        key = "|".join(map(str, (name, self.target_model.name, self.target_model.revision, *about)))
+        model = self.target_model
+        key = "|".join(map(str, (name, model.name, model.revision, model.quantization, model.dtype, *about)))
         if key not in self._recalled:
             self._recalled[key] = self._visitor.recall(key, make)
         return self._recalled[key]

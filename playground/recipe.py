@@ -83,7 +83,9 @@ def assemble(recipe: Recipe) -> Assembly:
     filling = _filling(recipe, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
     decoder = make(recipe.strategy, **{**recipe.knobs, **filling})
     assembly = Assembly(decoder)
-    for toggle in [*decoder.toggles(), *(make(cls.name, **knobs) for cls, knobs in extras if cls.kind not in slots)]:
+    added = [make(cls.name, **knobs) for cls, knobs in extras if cls.kind not in slots]
+    _check_refused(decoder, added)
+    for toggle in [*decoder.toggles(), *added]:
         _add(assembly, toggle)
     assembly.samplers.sort(key=lambda sampler: STAGES.index(sampler.stage))
     _check_exactness(assembly)
@@ -102,10 +104,16 @@ def _filling(recipe: Recipe, extras: list, slots: dict[str, str]) -> dict[str, A
     return filling
 
 
+def _check_refused(decoder: Decoder, toggles: list[Strategy]) -> None:
+    """What a decoder brings along itself it may refuse from others."""
+    for toggle in toggles:
+        drawing = "drawing" in decoder.refuses and getattr(toggle, "draws", False)
+        if drawing or toggle.kind in decoder.refuses or toggle.name in decoder.refuses:
+            raise Refusal(f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.name}: take {toggle.name} away.", toggle.name)
+
+
 def _add(assembly: Assembly, toggle: Strategy) -> None:
     decoder = assembly.decoder
-    if toggle.kind in decoder.refuses or toggle.name in decoder.refuses:
-        raise Refusal(f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.name}: take {toggle.name} away.", toggle.name)
     if toggle.kind == "cache_policy" and decoder.several and not toggle.row_wise:
         raise Refusal(f"{toggle.name} goes by the path of one text, and {decoder.name} grows several: take {toggle.name} away.", toggle.name)
     if toggle.kind == "sampler":

@@ -127,7 +127,7 @@ class Rows:
         start = perf_counter()
         masks = self.chain.matcher.masks_of_tree(tokens, parents)[self.first + 1:, :self.raw.shape[1]].to(self.raw.device)
         self.mask_seconds = perf_counter() - start
-        if self.first == ROOT and not bool(masks[0].any()):
+        if self.chain.masking and self.first == ROOT and not bool(masks[0].any()):
             raise Refusal("The grammar allows no token here: nothing this model can write continues the text legally. Loosen the grammar.", "constraint")
         return masks
 
@@ -138,6 +138,10 @@ class Rows:
     @cached_property
     def stages(self) -> list[Stage]:
         return self.chain.stages(self, Histories(self.committed, self.tree, range(self.first, self._last + 1)))
+
+    def decide(self, name: str, scores: Tensor) -> None:
+        """A decoder that reckons the law itself says so: scores [n, V] after a stage of its own, before anything is drawn."""
+        self.stages.append(Stage(name, scores.to(self.raw)))
 
     @property
     def scores(self) -> Tensor:

@@ -87,6 +87,11 @@ class Sequence:
             return "end"
         if any(stop in self.text for stop in self.bounds.stop if stop):
             return "stop_string"
-        if self.chain.matcher and self.chain.matcher.stopped:
+        if self._nothing_follows():
             return "grammar"
         return "length" if self.remaining <= 0 else None
+
+    def _nothing_follows(self) -> bool:
+        """Whether the grammar leaves nothing but the end. A decoder that owns the grammar writes the end itself: its chance counts too."""
+        written_out = self.chain.masking or not self.bounds.end_ids
+        return bool(written_out and self.chain.matcher and self.chain.matcher.stopped)

@@ -153,7 +153,7 @@ class Decoder(Strategy):
     kind = "decoder"
     refuses: ClassVar[tuple[str, ...]] = ()  # kinds or names of toggles that cannot work with it; "drawing": samplers that draw by chance
     several: ClassVar[bool] = False  # sequences grow side by side
-    owns_constraint: ClassVar[bool] = False  # rows come unmasked, with rows.masks to look at; the decoder keeps the text legal
+    owns_constraint: ClassVar[bool] = False  # rows come unmasked, with rows.masks to look at; the decoder keeps the text legal and ends it
 
     def decode(self, lm: Lane) -> Iterator:
         """Yield events and requests; `lm` ends the generator when the text is complete."""

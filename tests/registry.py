@@ -59,7 +59,7 @@ def can_be_had(recipe: Recipe) -> bool:
 
 def _promises(recipe: Recipe, guarantee: str) -> bool:
     verifiers = [find(name) for name, _ in recipe.extras if find(name).kind == "verifier"]
-    return all(guarantee in verifier.guarantee for verifier in verifiers)
+    return guarantee in assemble(recipe).guarantee() and all(guarantee in verifier.guarantee for verifier in verifiers)
 
 
 def title(recipe: Recipe) -> str:

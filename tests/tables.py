@@ -38,7 +38,8 @@ class Letters:
         self.letters, self.ends = letters, ends
 
     def encode(self, text: str) -> list[int]:
-        return [self.letters.index(letter) for letter in text]
+        """Letters that are no token are passed over, as a text about something else may hold any."""
+        return [self.letters.index(letter) for letter in text if letter in self.letters]
 
     def piece(self, token: int) -> str:
         return f"<{self.letters[token]}>" if token in self.ends else self.letters[token]
@@ -161,13 +162,18 @@ class Enumerating:
 def watch(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating) -> Iterator[Lane]:
     """Run one lane, with chance from `draws`, and look at it after each request."""
     assembly = copy.deepcopy(assembly)
-    lane = Lane(prompt, models, assembly, limits, Silent(models["target"].tokens))
+    lane = Lane(prompt, models, assembly, limits, Silent(models["target"].tokens), {name: without_context(prompt) for name in assembly.streams()})
     lane.draws = draws
     runner = Runner(lane, assembly)
     while not runner.finished:
         failed = [event for event in runner.advance() if isinstance(event, Failed)]
         assert not failed, failed
         yield lane
+
+
+def without_context(prompt: list[int]) -> list[int]:
+    """What streams beside the target read in place of the prompt: its last token, as if all before were context."""
+    return prompt[-1:]
 
 
 def write(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating) -> Lane:

@@ -38,8 +38,13 @@ def events(session: Session, lane: int = 0) -> list[Event]:
     return [stamped.event for stamped in session.trace.events if stamped.lane == lane]
 
 
+def commits(told: list[Event]) -> list[Commit]:
+    """Those of the lane's text; what grows beside it is told of under numbers of its own."""
+    return [event for event in told if isinstance(event, Commit) and event.sequence == 0]
+
+
 def ids(told: list[Event]) -> list[int]:
-    return [token for event in told if isinstance(event, Commit) for token in event.ids]
+    return [token for commit in commits(told) for token in commit.ids]
 
 
 def timeless(told: list[Event]) -> list[dict]:
@@ -70,7 +75,7 @@ def test_commits_alone_rebuild_the_text(recipe):
     session = start(recipe)
     told, lane = events(session), lane_of(session)
     assert ids(told) == lane.tokens[lane.prompt_length:] and len(ids(told)) == LENGTH
-    assert "".join(event.text for event in told if isinstance(event, Commit)) == lane.text
+    assert "".join(commit.text for commit in commits(told)) == lane.text
 
 
 @every_lane
@@ -183,7 +188,7 @@ def test_lanes_that_share_a_model_write_what_each_writes_alone():
 def test_a_fork_begins_with_the_tokens_it_was_given_and_says_so(recipe):
     given = [70, 71, 72]
     told = events(start(replace(recipe, forced=given)))
-    origins = [origin for event in told if isinstance(event, Commit) for origin in event.origins]
+    origins = [origin for commit in commits(told) for origin in commit.origins]
     assert ids(told)[:3] == given and len(ids(told)) == LENGTH
     assert origins[:3] == ["forced"] * 3 and "forced" not in origins[3:]
 
@@ -299,10 +304,19 @@ def test_a_toggle_works_with_every_lane_or_is_refused(toggle):
         assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in ("refused", "length", "end", "grammar")
 
 
-@pytest.mark.parametrize("first, second", list(combinations(toggles(), 2)))
-def test_two_toggles_work_together_or_are_refused(first, second, speakers):
+def companies() -> list[tuple[tuple[str, str], list[Recipe]]]:
+    """Every pair of toggles with every decoder, its slots filled in one of their ways, another one for each pair."""
+    fillings: dict[str, list[Recipe]] = {}
     for recipe in lanes():
-        assert outcome(replace(recipe, extras=[*recipe.extras, (first, {}), (second, {})]), speakers) in ("refused", "length", "end", "grammar")
+        fillings.setdefault(recipe.strategy, []).append(recipe)
+    return [(pair_, [ways[turn % len(ways)] for ways in fillings.values()]) for turn, pair_ in enumerate(combinations(toggles(), 2))]
+
+
+@pytest.mark.parametrize("both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else "")
+def test_two_toggles_work_together_or_are_refused(both, beside, speakers):
+    for recipe in beside:
+        added = [(name, {}) for name in both]
+        assert outcome(replace(recipe, extras=[*recipe.extras, *added]), speakers) in ("refused", "length", "end", "grammar")
 
 
 def test_most_of_what_can_be_asked_for_can_be_had():

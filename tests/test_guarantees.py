@@ -1,6 +1,7 @@
 """What strategies promise, held against all that promise it: nobody keeps a list, and a wrong variant has to fail."""
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import torch
 from architectures import ARCHITECTURES
 from pairs import greedy_text, pair
 from registry import Collapse, can_be_had, corners, declared, lanes, registered, title
-from tables import Law, TableModel, distance, law, product_law, watch, write
+from tables import Law, TableModel, distance, law, product_law, watch, without_context, write
+from torch import Tensor
 from toys import byte_tokenizer
 
 from playground.draws import Draws
@@ -21,7 +23,7 @@ from playground.parts.tree import ROOT, TokenTree
 from playground.parts.verification import Ruling, match, reject, walk
 from playground.recipe import Assembly, Recipe, assemble
 from playground.session import Prompt, prepare
-from playground.strategy import Drafter, Verifier, make
+from playground.strategy import Drafter, Sampler, Verifier, make
 from playground.trace import metrics
 
 EXACT = 1e-9
@@ -50,14 +52,28 @@ def drawing(recipes: list[Recipe]) -> list[Recipe]:
 
 def promised(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
     """The law of plain decoding under the samplers of a lane, by the chain rule."""
-    samplers = (lane if isinstance(lane, Assembly) else assemble(lane)).samplers
+    fresh, target = (lane if isinstance(lane, Assembly) else assemble(lane)).samplers, models["target"]
 
     def reshape(scores, history):
-        for sampler in samplers:
-            scores = sampler.apply(scores[None], [history])[0]
-        return scores
+        samplers = copy.deepcopy(fresh)
+        for end in range(len(prompt), len(history)):  # those that remember hear of all that was kept
+            passed(samplers, target, prompt, history[:end], history[end])
+        return passed(samplers, target, prompt, history)
 
-    return product_law(models["target"], prompt, length, reshape)
+    return product_law(target, prompt, length, reshape)
+
+
+def passed(samplers: list[Sampler], target: TableModel, prompt: list[int], history: list[int], kept: int | None = None) -> Tensor:
+    """Scores [V] after a history, once all samplers have had them; each learns, on what it was given, that `kept` came next."""
+    place, given = len(history) - len(prompt), []
+    rows = {"target": target.scores(tuple(history)), "without_context": target.scores((*without_context(prompt), *history[len(prompt):]))}
+    for sampler in samplers:
+        given.append(dict(rows))
+        stacked = {name: row[None] for name, row in rows.items()}
+        rows["target"] = (sampler.mix(stacked) if sampler.stage == "mix" else sampler.apply(stacked["target"], [history]))[0]
+    for sampler, seen in zip(samplers, given) if kept is not None else ():
+        deque(sampler.observe(seen if sampler.stage == "mix" else {"target": seen["target"]}, kept, place), maxlen=0)
+    return rows["target"]
 
 
 def off(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> float:

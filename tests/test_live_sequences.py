@@ -122,7 +122,7 @@ def test_the_drawing_of_births_marks_the_way_of_the_best(page, feed):
     fates = page.locator(".panel-branches .birth").evaluate_all("all => all.map((one) => [one.dataset.sequence, one.classList[1]])")
     assert fates == [["1", "growing"], ["2", "growing"], ["3", "dropped"], ["4", "growing"]]
     assert page.locator(".panel-branches .descent").count() == 1  # sequence 1 comes from the beginning; a child's way would have two parts
-    rows = page.locator(".panel-branches .birth path").evaluate_all("all => all.map((path) => path.getAttribute('d').match(/([\\d.]+)H/)[1])")
+    rows = page.locator(".panel-branches .birth path").evaluate_all("all => all.map((path) => path.getAttribute('d').match(/([\\d.]+)$/)[1])")
     assert rows[3] == rows[2] and len(set(rows)) == 3  # the child takes the row that came free
 
 

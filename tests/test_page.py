@@ -257,6 +257,31 @@ def test_a_context_is_read_before_the_prompt_and_stays_folded_while_there_is_non
     expect(running(page, 0).locator(".setting")).to_contain_text("context “A green bird sleeps.”")
 
 
+def test_a_lane_that_cannot_do_without_a_context_opens_it_and_says_so_where_there_is_none(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=4, lanes=[{"strategy": "greedy"}]))
+    page.get_by_label("Edit lane 1").click()
+    page.locator(".lane-card .adder").click()
+    page.keyboard.type("context-aware")
+    page.keyboard.press("Enter")
+    expect(page.locator("#context textarea")).to_be_visible()
+    expect(page.locator(".lane-card .mark.need").first).to_have_text("reads a context")
+    page.click("#run")
+    expect(running(page, 0).locator(".trouble")).to_contain_text("write a passage into Context")
+    page.fill("#context textarea", "A green bird sleeps.")
+    page.click("#run")
+    expect(tokens(page, 0).nth(3)).to_be_attached()
+
+
+def test_an_example_brings_its_context_and_the_next_one_takes_it_away(page, address):
+    visit(page, address)
+    example = next(e for e in examples() if e.get("context"))
+    page.get_by_role("button", name=example["title"], exact=True).click()
+    expect(page.locator("#context textarea")).to_have_value(example["context"])
+    expect(page.locator("#context textarea")).to_be_visible()
+    page.get_by_role("button", name="A fact", exact=True).click()
+    expect(page.locator("#context")).to_be_hidden()
+
+
 def test_an_example_sets_prompt_and_lanes(page, address):
     visit(page, address)
     example = next(e for e in examples() if e["title"] == "Copy and edit")
@@ -550,7 +575,8 @@ def test_what_does_not_fit_is_left_at_its_default():
 
 
 @pytest.mark.parametrize("change, about", [
-    ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"context": "x" * 5000}, "prompt"), ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
+    ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"context": "x" * 5000}, "prompt"),
+    ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
     ({"length": 257}, "length"), ({"lanes": []}, "lanes")])
 def test_what_cannot_be_run_is_refused_where_it_stands(change, about):
     settings = Settings(**{"prompt": "Hello", **change})

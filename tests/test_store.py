@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from playground.engine.model import Model, Work
 from playground.engine.segment import Window
-from playground.engine.store import Store
+from playground.engine.store import Slots, Store
 
 EXACT = 1e-9
 TOKENS = 96
@@ -147,10 +147,8 @@ def test_evicting_slots_equals_masking_them_in_every_layer_and_head(llama):
 
 def _mask_by_hand(store: Store, live: list[torch.Tensor]) -> None:
     """Same keep sets, but every key stays where it is."""
-    store.evict([torch.ones(2, 12, dtype=torch.bool)] * 3)
-    for slots, mask in zip(store.slots, live):
-        slots.positions = slots.positions.expand(2, -1).masked_fill(~mask, -1)
-        slots.whole = False
+    positions = store.slots[0].positions
+    store.slots = [Slots(positions.expand(2, -1).masked_fill(~mask, -1), whole=False) for mask in live]
 
 
 def test_evicting_in_one_head_changes_the_rows(llama):

@@ -244,8 +244,8 @@ function openMenu(host, opener, { label, candidates, group, current, choose }) {
   if (host.querySelector(".menu")) return;
   const id = `menu-${Math.random().toString(36).slice(2, 9)}`;
   const list = h("div", { id, class: "options", role: "listbox", "aria-label": label });
-  const search = h("input", { type: "text", role: "combobox", spellcheck: "false", autocomplete: "off", placeholder: `Search ${candidates.length}`, "aria-label": label,
-    "aria-expanded": "true", "aria-controls": id, "aria-autocomplete": "list" });
+  const search = h("input", { type: "text", role: "combobox", spellcheck: "false", autocomplete: "off", placeholder: `Search ${candidates.length}`,
+    "aria-label": label, "aria-expanded": "true", "aria-controls": id, "aria-autocomplete": "list" });
   const popup = h("div", { class: "menu", role: "dialog", "aria-label": label }, search, list);
   const outside = (event) => { if (!host.contains(event.target)) close(); };
   const close = () => { popup.remove(); opener.setAttribute("aria-expanded", "false"); document.removeEventListener("pointerdown", outside); };
@@ -272,7 +272,8 @@ function optionGroups(candidates, group, text, take) {
   const groups = new Map();
   for (const part of candidates.filter((one) => found(one, text))) groups.set(group(part), [...(groups.get(group(part)) || []), part]);
   if (!groups.size) return [h("p", { class: "none" }, `Nothing here is called or does “${text}”.`)];
-  return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name }, h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map((part) => optionOf(part, take))));
+  return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name },
+    h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map((part) => optionOf(part, take))));
 }
 
 function optionOf(part, take) {

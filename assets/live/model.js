@@ -14,7 +14,6 @@ class LaneState {
     this.version = (this.version || 0) + 1;
     this.sequences = new Map([[0, new Sequence(0, null)]]);
     this.family = []; // every branch that was ever born, in order, also those whose number was given away again
-    this.rows = new Rows();
     this.rounds = [];
     this.forwards = [];
     this.costs = new Costs();
@@ -55,22 +54,28 @@ class LaneState {
     return living.reduce((best, one) => ((one.score ?? -Infinity) > (best.score ?? -Infinity) ? one : best), living[0] || own);
   }
 
+  /** Branches that may still become the text. */
   get living() {
-    return this.family.filter((sequence) => sequence.alive);
+    return this.family.filter((sequence) => sequence.alive && !sequence.leftBehind);
   }
 
   /** Branches come into being at once, each as a copy of what its parent is before any of them. */
   bear(event) {
-    const leaving = new Set(event.dropped);
     const others = event.born.filter(([id, parent]) => id !== parent); // one that is born from itself just goes on
     const children = others.map(([id, parent]) => new Sequence(id, this.sequence(parent)));
     for (const child of children) {
       const namesake = this.sequences.get(child.id);
       if (namesake) namesake.alive = false;
-      child.row = this.rows.take(child, leaving);
       this.sequences.set(child.id, child);
       this.family.push(child);
     }
+  }
+
+  /** What grew on a branch is the text now, and the branches beside it are left behind. */
+  adopt(sequence, source, tokens) {
+    sequence.inherit(source, tokens);
+    for (const other of this.living) other.leftBehind = other !== source;
+    source.becameText = true;
   }
 
   /** The round that is being guessed or was last judged, for one sequence. */
@@ -90,22 +95,6 @@ class LaneState {
   lastCache(stream) {
     const all = this.caches.get(stream);
     return all ? all[all.length - 1] : null;
-  }
-}
-
-/** Rows of a drawing of births. A child goes on in its parent's row where the parent ends, else in the first row that is free. */
-class Rows {
-  constructor() {
-    this.last = []; // by row, who came last in it
-  }
-
-  take(child, leaving) {
-    const free = (one) => (!one.alive || leaving.has(one.id)) && one.tokens.length <= child.bornAt;
-    const own = this.last.indexOf(child.parent);
-    const other = this.last.findIndex(free);
-    const row = own >= 0 && free(child.parent) ? own : other >= 0 ? other : this.last.length;
-    this.last[row] = child;
-    return row;
   }
 }
 
@@ -137,6 +126,7 @@ class Sequence {
     this.bornAt = this.tokens.length;
     this.alive = true;
     this.becameText = false;
+    this.leftBehind = false; // another one became the text while it was alive
     this.score = null;
     this.halfLetter = []; // bytes that wait for the rest of their letter
   }
@@ -255,10 +245,8 @@ const APPLY = {
     sequence.halfLetter = tokens.length ? tokens[tokens.length - 1].waiting : sequence.halfLetter;
     if (round && round.verdict) round.settle(event);
     const source = sourceOf(state, event);
-    if (source) {
-      sequence.inherit(source, tokens);
-      source.becameText = true;
-    }
+    if (source) state.adopt(sequence, source, tokens);
+    sequence.leftBehind = false;
     state.costs.commit();
   },
 

@@ -67,15 +67,30 @@ class Pool:
             self.rows[:, start:start + len(chosen)] = self.rows[:, start + chosen]
 
     def compact(self, order: Tensor, trunk: int, scratch: int) -> None:
-        """Of the first `trunk` slots only order [1 or kv_heads, n] stay; the scratch moves up right behind them."""
+        """Of the first `trunk` slots only order [1 or kv_heads, n] stay; the scratch moves up right behind them.
+
+        Packed rows have no order of their own, so where one of them goes the others become as they can be read, until packed again.
+        """
         if self.rows is None:
             return
+        if not self._leaves_packed(order):
+            self._unpack(trunk + scratch)
+        order, trunk = order[:, self.coarse:] - self.coarse, trunk - self.coarse
         heads, count = order.shape
         index = order[:, :, None].expand(self.rows.shape[0] if heads == 1 else heads, count, self.rows.shape[2])
         moved, tail = self.rows[:, :trunk].gather(1, index), self.rows[:, trunk:trunk + scratch].clone()
         self.rows[:, :count] = moved
         self.rows[:, count:count + scratch] = tail
         self._shrink(count + scratch)
+
+    def _leaves_packed(self, order: Tensor) -> bool:
+        first = torch.arange(self.coarse, device=order.device)
+        return order.shape[1] >= self.coarse and bool((order[:, :self.coarse] == first).all())
+
+    def _unpack(self, used: int) -> None:
+        held, self.packed = self._all(used - self.coarse), None
+        self._grow(used, held)
+        self.rows[:, :used] = held
 
     def pack(self, count: int, used: int, encode: Encode) -> None:
         """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all."""

@@ -13,7 +13,7 @@ are always the true ones: evicting renumbers nothing, siblings share a position.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -45,6 +45,13 @@ class Attention:
     nodes: list[int]
     layers: dict[int, Tensor]  # [kv_heads, nodes, slots]
 
+    def compact(self, order: Tensor, trunk: int, layers: Iterable[int]) -> None:
+        """Of the first `trunk` columns of some layers only order [1 or kv_heads, n] stay."""
+        for layer in self.layers.keys() & set(layers):
+            weights = self.layers[layer]
+            index = order[:, None, :].expand(*weights.shape[:2], order.shape[1])
+            self.layers[layer] = torch.cat([weights[:, :, :trunk].gather(2, index), weights[:, :, trunk:]], 2)
+
 
 @dataclass
 class Store:
@@ -56,6 +63,7 @@ class Store:
     lineage: list[int] = field(default_factory=list)  # of the scratch nodes: itself and its ancestors, one bit each
     window: Window | None = None  # what a cache policy lets decode rows see
     hear: Hear | None = None  # told what rows attended to, once they are kept
+    heard: int = 0  # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice
 
     def __post_init__(self) -> None:
         self.keys, self.values = ([Pool() for _ in range(self.depth)] for _ in range(2))
@@ -157,6 +165,8 @@ class Store:
 
     def evict(self, live: list[Tensor]) -> int:
         """Free trunk slots. `live` is one mask [1 or kv_heads, slots] for all layers, or one for each; returns slots freed over layers and heads."""
+        if all(bool(mask.all()) for mask in live):
+            return 0
         before = self.live_slots()
         if len(live) > len(self.slots):
             self.slots = [Slots(self.slots[0].positions.clone(), self.slots[0].whole) for _ in range(self.depth)]
@@ -173,6 +183,8 @@ class Store:
         order = torch.argsort(~live, dim=1, stable=True)[:, :int(live.sum(1).max())]
         for pool in (pool for layer in layers for pool in (self.keys[layer], self.values[layer])):
             pool.compact(order, slots.count, len(self.parents))
+        for noted in self.attention:
+            noted.compact(order, slots.count, layers)
         lasting = live.gather(1, order)
         slots.positions = slots.positions.expand_as(live).gather(1, order).masked_fill(~lasting, DEAD)
         slots.whole = bool(lasting.all())
@@ -205,12 +217,14 @@ class Store:
             if rows:
                 layers = {layer: self._columns(layer, weights[:, rows], len(path), [*path, *stay]) for layer, weights in noted.layers.items()}
                 self.attention.append(Attention([stay.index(noted.nodes[row]) for row in rows], layers))
+        self.heard = max(self.heard, self.length)
 
     def _tell(self, noted: Attention, path: list[int]) -> None:
-        rows = [row for row, node in enumerate(noted.nodes) if node in path]
+        start = self.length - len(path)
+        fresh = path[max(0, self.heard - start):]
+        rows = [row for row, node in enumerate(noted.nodes) if node in fresh]
         if not rows or self.hear is None:
             return
-        start = self.length - len(path)
         positions = torch.tensor([start + path.index(noted.nodes[row]) for row in rows], device=self.device)
         for layer, weights in noted.layers.items():
             self.hear(layer, self._columns(layer, weights[:, rows], len(path), path), positions, self.slots_of(layer).positions)

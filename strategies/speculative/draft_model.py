@@ -1,7 +1,7 @@
 """A smaller model as drafter."""
 from collections.abc import Iterator
 
-from playground.parts.tree import ROOT, TokenTree
+from playground.parts.drafting import grow, independent, new_tree
 from playground.strategy import Drafter, knob
 
 
@@ -21,24 +21,10 @@ class DraftModel(Drafter):
     branching: int = knob(2, 0, 2, step=1, help="levels that branch; further down each branch is a chain")
 
     def propose(self, lm, budget) -> Iterator:
-        tree = TokenTree(self.name, self.drawn if lm.chain.draws else "deterministic")
-        leaves, draft = [ROOT], lm.stream("draft")
-        for level in range(min(self.depth, budget)):
-            rows = yield draft.extend(tree)
-            width = self.width if level < self.branching else 1
-            leaves = [child for leaf in leaves for child in self._grow(lm, tree, rows, leaf, width)]
-            if not leaves:
-                break
-        return tree
+        tree = new_tree(lm, self)
 
-    def _grow(self, lm, tree, rows, leaf, width) -> list[int]:
-        """Children of a leaf, from its row. A guess that ends the text has none, nor has one the grammar cannot continue."""
-        if leaf != ROOT and lm.ends(tree.tokens[leaf]):
-            return []
-        q = rows.scores[rows.row(leaf)].softmax(-1)
-        if not lm.chain.draws:
-            best = q.topk(width)
-            return [tree.add(token, leaf, confidence=p) for p, token in zip(best.values.tolist(), best.indices.tolist()) if p > 0]
-        if q.isnan().any():
-            return []
-        return [tree.add(lm.draw(q, rows.position(leaf), f"draft/{leaf}/{i}"), leaf, q) for i in range(width)]
+        def level(rows, leaves, number):
+            width = self.width if number < self.branching else 1
+            return [child for leaf in leaves for child in independent(lm, tree, rows, leaf, width)]
+
+        return (yield from grow(lm.stream("draft"), tree, min(self.depth, budget), level))

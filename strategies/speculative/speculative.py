@@ -1,6 +1,7 @@
 """Speculative decoding, over chains and trees."""
 from collections.abc import Iterator
 
+from playground.parts.rounds import rounds
 from playground.strategy import Decoder, Drafter, Verifier, slot
 
 
@@ -19,14 +20,4 @@ class Speculative(Decoder):
     verifier: Verifier = slot("rejection")
 
     def decode(self, lm) -> Iterator:
-        yield lm.prefill()
-        while True:
-            tree = yield from self.drafter.propose(lm, lm.remaining - 1)
-            if len(tree):
-                yield tree.draft()  # the guess is seen before the verdict
-            rows = yield lm.extend(tree)
-            verdict = self.verifier.judge(lm, tree, rows)
-            if len(tree):
-                yield verdict
-            yield lm.keep(verdict)
-            self.drafter.observe(tree, rows, verdict)
+        yield from rounds(lm, self.drafter, self.verifier)

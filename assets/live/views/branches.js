@@ -1,6 +1,6 @@
 // Sequences that grow side by side: who came from whom, and for each one its score, its text and what became of it.
 
-const LINEAGE = { height: 230, row: [8, 18], label: 24 };
+const LINEAGE = { height: 230, row: [8, 18], label: 24, margin: 6, bend: 40 };
 const MOST_LINES = 96; // rows of the list; what was dropped earliest is left out
 const SHARED_SHOWN = 8; // tokens of a shared beginning that stay readable
 const STANDINGS = { text: "became the text", growing: "growing", ended: "ended", left: "not taken", dropped: "dropped" };
@@ -40,13 +40,14 @@ class BranchesPanel extends Panel {
   drawList(state, metric) {
     const all = inOrder(state);
     const lines = all.slice(0, MOST_LINES).map((sequence) => this.lineOf(sequence));
-    const seen = new Set();
+    const seen = new Set(state.sequence(0).tokens);
     for (const line of lines) {
       line.draw(state, sharedLength(line.sequence.tokens, seen), metric);
       for (const token of line.sequence.tokens) seen.add(token);
     }
     const nodes = lines.map((line) => line.node);
-    if (nodes.length !== this.list.children.length || nodes.some((node, i) => node !== this.list.children[i])) this.list.replaceChildren(...nodes);
+    const present = this.list.children;
+    if (nodes.length !== present.length || nodes.some((node, i) => node !== present[i])) this.list.replaceChildren(...nodes);
     this.lines = new Map(lines.map((line) => [line.sequence, line]));
     setText(this.earlier, all.length > MOST_LINES ? `and ${all.length - MOST_LINES} that were dropped earlier` : "");
   }
@@ -59,7 +60,8 @@ class BranchesPanel extends Panel {
   linkTo(host) {
     const mark = (event) => {
       const found = event.type === "pointerover" && event.target.closest("[data-sequence]");
-      for (const node of this.body.querySelectorAll("[data-sequence]")) node.classList.toggle("pointed", Boolean(found) && node.dataset.sequence === found.dataset.sequence);
+      const number = found ? found.dataset.sequence : null;
+      for (const node of this.body.querySelectorAll("[data-sequence]")) node.classList.toggle("pointed", node.dataset.sequence === number);
     };
     host.addEventListener("pointerover", mark);
     host.addEventListener("pointerleave", mark);
@@ -91,7 +93,8 @@ class BranchLine {
     setText(this.score, fixed(this.sequence.score, 3));
     const { tokens } = this.sequence;
     const folded = shared > SHARED_SHOWN + 1;
-    setText(this.shared, (folded ? "… " : "") + tokens.slice(folded ? shared - SHARED_SHOWN : 0, shared).map((token) => pieceLabel(token.piece, 40)).join(""));
+    const beginning = tokens.slice(folded ? shared - SHARED_SHOWN : 0, shared);
+    setText(this.shared, (folded ? "… " : "") + beginning.map((token) => pieceLabel(token.piece, 40)).join(""));
     this.drawOwn(tokens.slice(shared), metric);
   }
 
@@ -129,7 +132,7 @@ function standingOf(sequence, state) {
   if (sequence.becameText) return "text";
   if (!sequence.alive) return "dropped";
   if (sequence.ended) return "ended";
-  return state.done || state.failed ? "left" : "growing";
+  return state.done || state.failed || sequence.leftBehind ? "left" : "growing";
 }
 
 function sayFamily(state) {
@@ -152,29 +155,45 @@ function sayOrigin({ id, parent, bornAt }) {
 
 function lineageDrawing(card, width) {
   const { state, record } = card;
-  const scale = new LineageScale(width, state.rows.last.length, roomFor(record));
+  const scale = new LineageScale(width, lineageRows(state.family), roomFor(record));
   const drawing = surface(width, scale.height, sayFamily(state));
   drawing.classList.add("tree-of-births");
   drawing.append(...scale.positions(scale.height - 6));
   const lines = state.family.map((sequence) => lineageLine(sequence, standingOf(sequence, state), scale));
-  const best = state.family.find((sequence) => sequence.becameText) || (state.shown.id ? state.shown : null);
+  const best = state.family.findLast((sequence) => sequence.becameText) || (state.shown.id ? state.shown : null);
   drawing.append(...lines, ...ancestry(best).map(([sequence, until]) => svg("path", { class: "descent", d: descent(sequence, until, scale) })));
   drawing.append(...state.family.flatMap((sequence) => lineageEnd(sequence, standingOf(sequence, state), scale)));
   return drawing;
 }
 
+/** The row of every sequence: its parent's where the parent ends at its birth, else the first that is free from there on. */
+function lineageRows(family) {
+  const last = []; // by row, who came last in it
+  const rows = new Map();
+  for (const child of family) {
+    const free = (one) => !one.alive && one.tokens.length <= child.bornAt;
+    const own = free(child.parent) ? last.indexOf(child.parent) : -1;
+    const row = [own, last.findIndex(free), last.length].find((place) => place >= 0);
+    last[row] = child;
+    rows.set(child, row);
+  }
+  return rows;
+}
+
 class LineageScale extends Scale {
   constructor(width, rows, room) {
+    const number = Math.max(1, ...[...rows.values()].map((row) => row + 1));
     const [least, most] = LINEAGE.row;
-    const pitch = Math.max(least, Math.min(most, Math.floor(LINEAGE.height / Math.max(1, rows))));
-    super(width, Math.max(1, rows) * pitch + 30, room, 1);
+    const pitch = Math.max(least, Math.min(most, Math.floor(LINEAGE.height / number)));
+    super(width, number * pitch + 30, room, 1);
     this.pitch = pitch;
     this.inner -= LINEAGE.label;
     this.rows = rows;
+    this.middle = (number - 1) / 2; // where the lane's own text stands, from which the first ones come
   }
 
   row(sequence) {
-    return sequence && sequence.row !== undefined ? 8 + sequence.row * this.pitch : 8 + ((this.rows - 1) / 2) * this.pitch;
+    return 8 + (this.rows.get(sequence) ?? this.middle) * this.pitch;
   }
 }
 
@@ -188,11 +207,14 @@ function lineageLine(sequence, standing, scale) {
 
 /** From the parent's last token to this sequence's row, and along it to the token before position `until`. */
 function descent(sequence, until, scale) {
-  const [from, to] = [scale.x(sequence.bornAt - 1), scale.x(sequence.bornAt)];
-  const [start, row] = [scale.row(sequence.parent), scale.row(sequence)];
-  const middle = (from + to) / 2;
+  const from = Math.max(LINEAGE.margin, scale.x(sequence.bornAt - 1));
+  const to = scale.x(sequence.bornAt);
+  const bend = Math.max(from, to - LINEAGE.bend);
+  const middle = (bend + to) / 2;
   const end = Math.max(to, scale.x(until - 1));
-  return `M${from.toFixed(1)} ${start.toFixed(1)}C${middle.toFixed(1)} ${start.toFixed(1)} ${middle.toFixed(1)} ${row.toFixed(1)} ${to.toFixed(1)} ${row.toFixed(1)}H${end.toFixed(1)}`;
+  const [above, row] = [scale.row(sequence.parent), scale.row(sequence)];
+  const at = (x, y) => `${x.toFixed(1)} ${y.toFixed(1)}`;
+  return `M${at(from, above)}L${at(bend, above)}C${at(middle, above)} ${at(middle, row)} ${at(to, row)}L${at(end, row)}`;
 }
 
 /** A sequence and those it came from, each with the position up to which it is part of the way. */
@@ -217,6 +239,7 @@ function lineageEnd(sequence, standing, scale) {
 
 function lineageKey() {
   const key = el("p", "chart-key");
-  key.append(el("span", "key-descent", "the best one and where it came from"), el("span", "key-birth", "alive"), el("span", "key-ended", "ended"), el("span", "key-dropped", "dropped"));
+  key.append(el("span", "key-descent", "the best one and where it came from"), el("span", "key-birth", "alive"));
+  key.append(el("span", "key-ended", "ended"), el("span", "key-dropped", "dropped"));
   return key;
 }

@@ -54,38 +54,54 @@ function canvasGrid(size, steps, width) {
 }
 
 function canvasAxes(grid) {
-  const marks = [svg("text", { class: "tick unit", x: 0, y: 11 }, "step")];
-  for (const step of ticks(grid.steps, Math.max(1, Math.min(8, (grid.steps * grid.row) / 16))).filter((tick) => tick >= 1 && tick <= grid.steps && Number.isInteger(tick))) {
-    marks.push(svg("text", { class: "tick", x: CANVAS.left - 8, y: CANVAS.top + (step - 0.5) * grid.row + 4, "text-anchor": "end" }, String(step)));
-  }
-  for (const position of ticks(grid.size, Math.max(2, Math.min(16, (grid.size * grid.cell) / 40))).filter((tick) => tick >= 1 && tick <= grid.size && Number.isInteger(tick))) {
-    marks.push(svg("text", { class: "tick", x: CANVAS.left + (position - 0.5) * grid.cell, y: 11, "text-anchor": "middle" }, String(position)));
-  }
-  return marks;
+  const tick = (x, y, anchor, text) => svg("text", { class: "tick", x, y, "text-anchor": anchor }, String(text));
+  const steps = wholeTicks(grid.steps, (grid.steps * grid.row) / 16);
+  const positions = wholeTicks(grid.size, (grid.size * grid.cell) / 40);
+  return [
+    svg("text", { class: "tick unit", x: 0, y: 11 }, "step"),
+    ...steps.map((step) => tick(CANVAS.left - 8, CANVAS.top + (step - 0.5) * grid.row + 4, "end", step)),
+    ...positions.map((position) => tick(CANVAS.left + (position - 0.5) * grid.cell, 11, "middle", position)),
+  ];
+}
+
+/** Numbers from 1 to `top` to write along an axis that has room for about `room` of them. */
+function wholeTicks(top, room) {
+  return ticks(top, Math.max(1, Math.min(16, room))).filter((value) => value >= 1 && value <= top && Number.isInteger(value));
 }
 
 /** What is masked: every position in every step so far, until fills are laid over it; later steps are only outlined. */
 function canvasGround(grid, now) {
   const box = { x: CANVAS.left, y: CANVAS.top, width: grid.size * grid.cell };
-  return [svg("rect", { class: "canvas-later", ...box, height: grid.steps * grid.row }), svg("rect", { class: "canvas-masked", ...box, height: now * grid.row })];
+  const later = svg("rect", { class: "canvas-later", ...box, height: grid.steps * grid.row });
+  return [later, svg("rect", { class: "canvas-masked", ...box, height: now * grid.row })];
 }
 
 function fillMark(fill, grid, now, go) {
-  const group = svg("g", { class: "filled" + (fill.step === now ? " fresh" : "") + (Math.min(grid.cell, grid.row) < 7 ? " tiny" : ""), "data-position": fill.position, "data-step": fill.step });
+  const group = svg("g", { class: "filled", "data-position": fill.position, "data-step": fill.step });
+  group.classList.toggle("fresh", fill.step === now);
+  group.classList.toggle("tiny", Math.min(grid.cell, grid.row) < 7);
   const [x, y] = [CANVAS.left + fill.position * grid.cell, CANVAS.top + (fill.step - 1) * grid.row];
   const gap = grid.cell > 5 ? 1 : 0;
   const box = { x: x + gap / 2, width: Math.max(0.5, grid.cell - gap), style: `fill: var(--${confidenceClass(fill.confidence)}, var(--paper))` };
   group.append(svg("title", {}, `“${pieceLabel(fill.piece)}”, ${sayFill(fill)}`));
   group.append(svg("rect", { class: "since", ...box, y, height: (now - fill.step + 1) * grid.row }));
   group.append(svg("rect", { class: "at", ...box, y, height: Math.max(1, grid.row - (grid.row > 6 ? 1 : 0)) }));
-  const letters = Math.floor((grid.cell - 6) / 7);
-  if (letters >= 2 && grid.row >= 13) group.append(svg("text", { x: x + grid.cell / 2, y: y + grid.row / 2 + 4, "text-anchor": "middle" }, pieceLabel(fill.piece.trim() || fill.piece, letters)));
+  group.append(...fillName(fill, grid, x + grid.cell / 2, y + grid.row / 2 + 4));
   group.addEventListener("click", go);
   return group;
 }
 
+/** The token in its cell, where there is room to read it. */
+function fillName(fill, grid, x, y) {
+  const name = fill.piece.trim() || fill.piece;
+  const letters = Math.floor((grid.cell - 6) / 7);
+  if (grid.row < 13 || letters < Math.min(5, name.length)) return [];
+  return [svg("text", { x, y, "text-anchor": "middle" }, pieceLabel(name, letters))];
+}
+
 function canvasKey() {
   const key = el("p", "chart-key");
-  key.append(el("span", "key-masked", "masked"), el("span", "key-sure", "filled, sure of it"), el("span", "key-unsure", "filled, unsure"), el("span", "key-fresh", "filled in this step"));
+  key.append(el("span", "key-masked", "masked"), el("span", "key-sure", "filled, sure of it"));
+  key.append(el("span", "key-unsure", "filled, unsure"), el("span", "key-fresh", "filled in this step"));
   return key;
 }

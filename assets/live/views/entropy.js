@@ -81,7 +81,7 @@ class Scale {
     for (const value of ticks(this.top - this.bottom, 3).map((tick) => tick + this.bottom)) {
       const y = this.y(value);
       parts.push(svg("line", { class: "grid", x1: CHART.left, x2: this.width - CHART.right, y1: y, y2: y }));
-      parts.push(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end" }, String(Number(value.toPrecision(3)))));
+      parts.push(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end" }, shortNumber(value)));
     }
     if (unit) parts.push(svg("text", { class: "tick unit", x: 0, y: 9 }, unit));
     const base = this.height - 6;
@@ -94,6 +94,11 @@ class Scale {
     const values = ticks(this.room, Math.max(2, Math.min(8, this.inner / 80))).filter((value) => value > 0 && value <= this.room && Number.isInteger(value));
     return values.map((value) => svg("text", { class: "tick", x: this.x(value - 1), y, "text-anchor": "middle" }, String(value)));
   }
+}
+
+/** At most three digits, and no row of zeros before them: there is little room beside an axis. */
+function shortNumber(value) {
+  return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(0) : String(Number(value.toPrecision(3)));
 }
 
 function linePath(points, valueOf, scale) {

@@ -92,14 +92,14 @@ function matrixFigure({ name, parts }) {
   scroller.setAttribute("aria-label", name);
   const table = el("table", "matrix");
   const head = el("tr");
-  head.append(el("th"), ...columns.map((label) => el("th", "", pieceLabel(String(label), 10))));
+  head.append(el("th"), ...columns.map((label) => el("th", "", pieceLabel(String(label), 20))));
   table.append(head);
   rows.forEach((label, i) => {
     const row = el("tr");
     row.append(el("th", "", pieceLabel(String(label), 14)));
     for (const value of values[i] || []) {
       const level = isNumber(value) && high > low ? Math.round(((value - low) / (high - low)) * LEVELS) : 0;
-      row.append(el("td", "h" + level, isNumber(value) ? String(Number(value.toPrecision(3))) : DASH));
+      row.append(el("td", "h" + level, isNumber(value) ? shortNumber(value) : DASH));
     }
     table.append(row);
   });

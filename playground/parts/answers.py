@@ -1,0 +1,30 @@
+"""The final answer of a text, in a form in which equal answers are equal strings."""
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+NUMBER = re.compile(r"(?:(?<![\w)])[-+])?\d[\d,]*(?:\.\d+)?")
+STATED = re.compile(r"\\boxed\{([^{}]*)\}|(?:\banswer is|\banswer:|####)([^\n]*)", re.IGNORECASE)
+
+
+def last_number(text: str) -> str | None:
+    """The number that is stated last as the answer, as in "the answer is 3", "#### 3" or "\\boxed{3}"; else the last number there is."""
+    stated = [number[0] for boxed, said in STATED.findall(text) if (number := NUMBER.search(boxed or said))]
+    found = stated or NUMBER.findall(text)
+    return _plain(found[-1]) if found else None
+
+
+def last_words(text: str, count: int) -> str | None:
+    """The last words, without case and punctuation."""
+    return " ".join(re.findall(r"\w+", text.casefold())[-count:]) or None
+
+
+def whole_text(text: str) -> str | None:
+    """All of it; how words are spaced does not matter."""
+    return " ".join(text.split()) or None
+
+
+def _plain(number: str) -> str:
+    """ "1,200.50" as "1200.5"."""
+    return f"{Decimal(number.replace(',', '')).normalize() + 0:f}"

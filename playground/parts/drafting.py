@@ -1,0 +1,62 @@
+"""How drafters grow a tree: level by level, one forward of a stream for each, children from the rows of their parents."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from playground.parts.tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from playground.lane import Lane
+    from playground.rows import Rows
+    from playground.stream import Exit, Stream
+
+Level = Callable[["Rows", list[int], int], list[int]]
+"""level(rows, leaves, its number from 0) adds children to the leaves and returns those that may have children themselves."""
+
+
+def new_tree(lm: Lane, drafter) -> TokenTree:
+    """An empty tree of a drafter's; where the lane leaves nothing to chance, guesses are not drawn either."""
+    return TokenTree(drafter.name, drafter.drawn if lm.chain.draws else "deterministic")
+
+
+def grow(stream: Stream | Exit, tree: TokenTree, depth: int, level: Level) -> Iterator:
+    """Add up to `depth` levels to an empty tree; returns it."""
+    leaves = [ROOT]
+    for number in range(depth):
+        rows = yield stream.extend(tree)
+        leaves = level(rows, leaves, number)
+        if not leaves:
+            break
+    return tree
+
+
+def guess_row(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tensor | None:
+    """Distribution [V] of what follows a leaf; None where nothing can: the guess ends the text, or the grammar cannot continue it."""
+    if leaf != ROOT and lm.ends(tree.tokens[leaf]):
+        return None
+    q = rows.scores[rows.row(leaf)].softmax(-1)
+    return None if q.isnan().any() else q
+
+
+def best(tree: TokenTree, leaf: int, q: Tensor, width: int) -> list[int]:
+    """The `width` most probable tokens become children of a leaf."""
+    top = q.topk(min(width, len(q)))
+    return [tree.add(token, leaf, confidence=p) for p, token in zip(top.values.tolist(), top.indices.tolist()) if p > 0]
+
+
+def independent(lm: Lane, tree: TokenTree, rows: Rows, leaf: int, width: int) -> list[int]:
+    """Children of a leaf, drawn independently, so siblings may repeat; the most probable ones where the lane does not draw."""
+    q = guess_row(lm, tree, rows, leaf)
+    if q is None:
+        return []
+    if not lm.chain.draws:
+        return best(tree, leaf, q, width)
+    return [tree.add(lm.draw(q, rows.position(leaf), purpose(leaf, i)), leaf, q) for i in range(width)]
+
+
+def purpose(leaf: int, child: int) -> str:
+    """What a guess is drawn for. Drafters that share this name share their chances where their trees are alike."""
+    return f"draft/{leaf}/{child}"

@@ -1,0 +1,49 @@
+"""What followed what in a corpus: n-gram frequencies, found in the corpus itself when they are asked for."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+TALES = Path(__file__).resolve().parents[2] / "assets" / "texts" / "tales.jsonl"
+BREAK = -1  # stands between texts, so that no context reaches from one into another
+
+
+def tales() -> list[str]:
+    """The bundled tales of the brothers Grimm, some 150,000 characters."""
+    return [json.loads(line)["text"] for line in TALES.read_text(encoding="utf-8").splitlines()]
+
+
+class Corpus:
+    """Texts as token ids, and the longest context, in tokens, that is looked up in them."""
+
+    def __init__(self, texts: list[list[int]], longest: int):
+        self.longest = longest
+        self.asked, self.hits = 0, [0] * longest  # contexts looked up, and those whose last 1, 2, ... tokens occur
+        self.ids = torch.tensor([BREAK] * longest + [token for text in texts for token in [*text, BREAK]])
+
+    def followers(self, context: list[int]) -> list[Tensor]:
+        """The tokens that follow each occurrence of the last 1, 2, ... tokens of a context, empty where that ending does not occur."""
+        places, found = torch.arange(self.longest, len(self.ids)), []
+        self.asked += 1
+        for length in range(1, min(self.longest, len(context)) + 1):
+            places = places[self.ids[places - length] == context[-length]]
+            following = self.ids[places]
+            found.append(following[following != BREAK])
+            self.hits[length - 1] += len(found[-1]) > 0
+        return found
+
+    def hit_rates(self) -> list[float]:
+        """Share of contexts whose last 1, 2, ... tokens occur with something after them."""
+        return [hits / max(1, self.asked) for hits in self.hits]
+
+
+def frequencies(followers: list[Tensor], weights: tuple[float, ...], size: int) -> Tensor:
+    """Relative frequencies of the next token, [size], summed over the lengths of context with their weights; an unseen context adds nothing."""
+    total = torch.zeros(size, dtype=torch.float64)
+    for following, weight in zip(followers, weights):
+        if len(following):
+            total += weight * torch.bincount(following, minlength=size)[:size] / len(following)
+    return total

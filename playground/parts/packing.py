@@ -1,0 +1,88 @@
+"""Rows of keys or values in few bits: numbers of one group share a scale and a zero, and several codes share a byte.
+
+A number x of a group becomes the code round((x - zero) / scale), and is read back as zero + scale * code. Scale and zero are
+held in half precision, the zero rounded down and the scale rounded up, so the codes span every number of the group and none
+is moved by more than half of the scale that is stored. Numbers beyond the range of half precision are cut to it.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+LARGEST = torch.finfo(torch.float16).max
+SHARE, SMALLEST = 2.0 ** -10, 2.0 ** -24  # rounding to half precision moves a number by no more than half of |x| * SHARE + SMALLEST
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Rows [heads, count, d] as codes. A group is `size` neighbours along `axis`: 1 for tokens of one channel, 2 for channels of one token."""
+
+    bits: int
+    axis: int
+    size: int
+    dtype: torch.dtype  # of the rows
+    codes: Tensor  # uint8 [heads, count, bytes of a row]
+    scale: Tensor  # float16, the shape of the rows with one entry for each group along `axis`
+    zero: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.nbytes for part in (self.codes, self.scale, self.zero))
+
+    def unpack(self) -> Tensor:
+        """The rows, [heads, count, d], each number within half a scale of what was written."""
+        wide = torch.promote_types(self.dtype, torch.float32)
+        scale, zero = (part.to(wide).repeat_interleave(self.size, self.axis) for part in (self.scale, self.zero))
+        return (unpack_bits(self.codes, self.bits, scale.shape[2]) * scale + zero).to(self.dtype)
+
+    def then(self, later: Quantised) -> Quantised:
+        """These rows with later ones behind them."""
+        joined = {name: torch.cat([getattr(self, name), getattr(later, name)], 1) for name in ("codes", "scale", "zero")}
+        return replace(self, **joined)
+
+
+def quantise(rows: Tensor, bits: int, axis: int, size: int) -> Quantised:
+    """Rows [heads, n, d] as codes of 1, 2, 4 or 8 bits; `size` has to divide their length along `axis`."""
+    wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    groups, members = wide.unflatten(axis, (-1, size)), axis + 1
+    low, high = groups.amin(members), groups.amax(members)
+    levels = 2 ** bits - 1
+    zero = _half(low, -1)
+    scale = _half((high - zero) / levels, 1)
+    steps = (groups - zero.unsqueeze(members)) / scale.to(wide.dtype).unsqueeze(members)
+    codes = steps.round().clamp(0, levels).to(torch.uint8).flatten(axis, members)
+    return Quantised(bits, axis, size, rows.dtype, pack_bits(codes, bits), scale, zero)
+
+
+def _half(x: Tensor, direction: int) -> Tensor:
+    """x in half precision, rounded up (1) or down (-1); never 0 where it is rounded up from 0 or more, so one may divide by it."""
+    return (x + direction * (x.abs() * SHARE + SMALLEST)).clamp(-LARGEST, LARGEST).to(torch.float16)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Codes [..., n] below 2 ** bits, 8 / bits of them in a byte, as uint8 [..., bytes]; what is left of the last byte is 0."""
+    share = 8 // bits
+    filled = pad(codes, (0, -codes.shape[-1] % share)).unflatten(-1, (-1, share))
+    return (filled << _shifts(bits, codes)).sum(-1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The first `count` codes of each row, uint8 [..., count]."""
+    codes = (packed[..., None] >> _shifts(bits, packed)) & (2 ** bits - 1)
+    return codes.flatten(-2)[..., :count]
+
+
+def _shifts(bits: int, like: Tensor) -> Tensor:
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=like.device)
+
+
+def fitting(whole: int, wanted: int) -> int:
+    """The largest size of a group up to `wanted` that divides `whole`."""
+    return next(size for size in range(min(whole, wanted), 0, -1) if whole % size == 0)

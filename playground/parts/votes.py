@@ -1,0 +1,45 @@
+"""Votes: how much attention every token has received, by its true position, and the choice of the slots with the most of it.
+
+A token votes by attending: each kept row adds its attention weights to the tokens it looked at. Evicting renumbers nothing,
+so a vote stays with its token for as long as the token has a slot.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from playground.engine.sampling import REMOVED
+
+
+class Votes:
+    """Attention received so far in each layer, summed over rows and over the query heads of a group."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, Tensor] = {}  # [kv_heads, positions]
+
+    def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
+        """Count the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots]; below 0 a slot is empty."""
+        cast = weights.sum(1).masked_fill(keys < 0, 0)
+        so_far = self._reaching(layer, int(keys.max()) + 1, cast)
+        self._layers[layer] = so_far.scatter_add(1, keys.clamp(min=0).expand_as(cast), cast)
+
+    def of(self, layer: int, positions: Tensor) -> Tensor:
+        """Votes of the slots at positions [1 or kv_heads, slots], shaped [kv_heads, slots]; zero where nobody has voted."""
+        if layer not in self._layers or not positions.numel():
+            return torch.zeros(positions.shape, device=positions.device)
+        so_far = self._reaching(layer, int(positions.max()) + 1, self._layers[layer])
+        return so_far.gather(1, positions.clamp(min=0).expand(len(so_far), -1))
+
+    def _reaching(self, layer: int, length: int, like: Tensor) -> Tensor:
+        """The votes of a layer with room for `length` positions at least."""
+        so_far = self._layers.get(layer, like.new_zeros(len(like), 0))
+        return pad(so_far, (0, max(0, length - so_far.shape[1])))
+
+
+def heaviest(scores: Tensor, count: int, among: Tensor) -> Tensor:
+    """Mask of the `count` largest scores of each row that stand in the mask `among`, [rows, slots]; of equals the later ones."""
+    scores = scores.masked_fill(~among, REMOVED)
+    rising = scores.argsort(dim=-1, stable=True)  # so that equals stay in the order of their positions
+    chosen = rising[:, max(0, rising.shape[1] - count):]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True) & among

@@ -1,0 +1,27 @@
+"""LayerSkip: self-speculation."""
+from collections.abc import Iterator
+
+from playground.errors import Refusal
+from playground.parts.rounds import rounds
+from playground.strategy import Drafter, Preset, Verifier, slot
+
+
+class LayerSkip(Preset):
+    """Speculative decoding with one model: its first layers guess, its other layers check all guesses at once.
+
+    A row that was guessed from has been through the first layers already and goes on from there, so a guess costs its
+    target the late layers only. The text follows the model exactly. Elhoushi et al. 2024, arXiv 2404.16710.
+    """
+
+    name, title, paper, sheet = "layer_skip", "LayerSkip", "2404.16710", "adaptive-compute/layer-skip-draft"
+    guarantee = ("greedy_identical", "distribution_identical")
+
+    drafter: Drafter = slot("layer_skip_draft")
+    verifier: Verifier = slot("rejection")
+
+    def check(self):
+        if self.drafter.name != "layer_skip_draft":
+            raise Refusal(f"layer_skip guesses with the model's own first layers: for {self.drafter.name} choose speculative.", "drafter")
+
+    def decode(self, lm) -> Iterator:
+        yield from rounds(lm, self.drafter, self.verifier)

@@ -1,0 +1,89 @@
+"""Mirostat."""
+import math
+from collections.abc import Iterator
+
+import torch
+
+from playground.engine.sampling import REMOVED
+from playground.events import Event, Figure, Note
+from playground.strategy import Sampler, knob
+
+LN2 = math.log(2)
+LOST = 7  # bits above those of a uniform row: what is cut there has less than 2 ** -7 of all probability
+
+
+class Mirostat(Sampler):
+    """Hold the surprise of the text at a target: cut more after a token that surprised too much, less after one that bored.
+
+    Only tokens with a surprise of at most mu bits are drawn; after each token mu -= eta * (surprise - tau), from 2 * tau at
+    the start. Version 2 cuts at mu itself. Version 1 keeps the k most probable, with k from mu and the exponent of a Zipf law
+    fitted to the top ranks. Surprise is that of the whole row the sampler is given, or, as llama.cpp has it, of what the cut
+    left. Temperature may come before; a truncation before it hides from mu what it cut. tau = 0 is greedy.
+    Basu et al. 2021, arXiv 2007.14966; version 2 after the authors' notebook.
+    """
+
+    name, title, paper, sheet = "mirostat", "Mirostat", "2007.14966", "sampling/mirostat"
+    row_wise, guarantee = False, ("collapses",)
+
+    version: str = knob("2", choices=("1", "2"), help="1 turns mu into a top-k, 2 cuts at a surprise of mu")
+    tau: float = knob(3.0, 0.0, 10.0, step=0.1, help="surprise aimed at, in bits per token; 0 is greedy")
+    eta: float = knob(0.1, 0.0, 2.0, step=0.01, help="how fast mu is corrected; 1 makes it swing, 0 leaves it at 2 * tau")
+    surprise: str = knob("full", choices=("full", "renormalised"), help="of the whole row, or of what the cut left")
+    ranks: int = knob(100, 10, 500, step=10, help="top ranks the Zipf law is fitted to, in version 1")
+
+    def __post_init__(self):
+        self.mu, self.observed = 2 * self.tau, []
+
+    def apply(self, scores, histories):
+        return scores.masked_fill(~self.kept(scores), REMOVED)
+
+    def kept(self, scores: torch.Tensor) -> torch.Tensor:
+        """Tokens that may be drawn, [n, V]; the most probable one always may."""
+        best = scores.argmax(-1, keepdim=True)
+        if self.version == "2":
+            return (-scores.log_softmax(-1) / LN2 <= self.mu).scatter(-1, best, True)
+        order = scores.sort(descending=True, stable=True).indices
+        first = torch.arange(scores.shape[-1], device=scores.device) < zipf_size(scores, self.mu, self.ranks)[:, None]
+        return torch.zeros_like(first).scatter(-1, order, first)
+
+    def observe(self, rows, token, position) -> Iterator[Event]:
+        (scores,) = rows.values()
+        kept = self.kept(scores[None])[0]
+        judged = scores[kept] if self.surprise == "renormalised" else scores
+        surprise = max(0.0, float(judged.logsumexp(-1) - scores[token]) / LN2)
+        if math.isinf(surprise):  # a token that was given from outside, and removed before this sampler saw the row
+            return
+        before, self.mu = self.mu, self.mu - self.eta * (surprise - self.tau)
+        self.observed.append(surprise)
+        yield from self._told(position, before, int(kept.sum()))
+        if before <= max(2 * self.tau, math.log2(len(scores)) + LOST) < self.mu:
+            yield Note(f"The target of {self.tau:g} bits is out of reach: next to nothing is cut, and the text still surprises less.")
+
+    def _told(self, position: int, mu: float, kept: int) -> Iterator[Event]:
+        mean = sum(self.observed) / len(self.observed)
+        series = {"surprise, bits": self.observed[-1], "mean so far": mean, "mu": mu}
+        yield Figure("scalar", "surprise", {"x": position, "series": series, "lines": {"tau": self.tau}})
+        yield Figure("scalar", "tokens that may be drawn", {"x": position, "series": {"tokens": kept}})
+
+
+def zipf_size(scores: torch.Tensor, mu: float, ranks: int) -> torch.Tensor:
+    """How many of the most probable tokens have a surprise of at most mu bits if each row follows a Zipf law, [n].
+
+    With k ** s = 2 ** mu / H, H the sum of i ** -s over all N ranks, approximated by (1 - N ** -eps) / eps for eps = s - 1.
+    """
+    count = (scores > REMOVED).sum(-1)
+    s = zipf_exponent(scores, ranks)
+    eps, width = s - 1, count.clamp(min=2).log()
+    inverse = torch.where(eps.abs() < 1e-6, 1 / width, eps / -torch.expm1(-eps * width))  # 1 / H
+    log2_size = (mu + inverse.log2()) / s.clamp(min=1e-6)
+    return torch.minimum(log2_size.clamp(max=60).exp2().round(), count).clamp(min=1)
+
+
+def zipf_exponent(scores: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Least-squares exponent of each row's law over its top ranks, from the ratios of neighbours, [n]."""
+    top = scores.topk(min(ranks + 1, scores.shape[-1]), -1).values
+    rank = torch.arange(1, top.shape[-1], device=top.device, dtype=top.dtype)
+    steps, falls = ((rank + 1) / rank).log(), top[:, :-1] - top[:, 1:]
+    real = top[:, 1:] > REMOVED
+    weights = (steps ** 2 * real).sum(-1).clamp(min=torch.finfo(top.dtype).tiny)
+    return torch.where(real, steps * falls, 0.0).sum(-1) / weights

@@ -1,0 +1,71 @@
+"""Diverse beam search."""
+from collections import Counter
+from collections.abc import Iterator
+
+from playground.errors import Refusal
+from playground.events import Branches, Figure
+from playground.parts.beams import Beams, compared, log_probabilities
+from playground.strategy import Decoder, knob
+
+
+class DiverseBeamSearch(Decoder):
+    """Beam search in groups that shun, at every step, the tokens that earlier groups have just chosen.
+
+    The beams are split into groups of equal size which choose one after another. A token costs `strength` nats for each beam
+    of an earlier group that took it in this step, and what was paid stays in the sum that ranks a text within its group. The
+    text becomes the group winner that the model itself finds most probable. Vijayakumar et al. 2016, arXiv 1610.02424, with
+    its Hamming diversity; the choice between the groups is ours, the paper hands out all texts.
+    """
+
+    name, title, paper, sheet = "diverse_beam_search", "Diverse beam search", "1610.02424", "search/diverse-beam-search"
+    guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler",)
+
+    beams: int = knob(6, 1, 16, step=1, help="texts that grow side by side, all groups together")
+    groups: int = knob(2, 1, 16, step=1, help="groups, a divisor of the beams; 1 is plain beam search")
+    strength: float = knob(0.5, 0.0, 2.0, step=0.1, help="nats that a token costs for each beam of an earlier group that took it; 0 makes all groups alike")
+    length_exponent: float = knob(0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by the mean of their tokens")
+
+    def check(self) -> None:
+        if self.beams % self.groups:
+            raise Refusal(f"{self.beams} beams cannot be split into {self.groups} groups of equal size: choose a number of groups that divides them.", "groups")
+
+    def decode(self, lm) -> Iterator:
+        yield lm.prefill()
+        groups = [Beams(leaf, self.beams // self.groups, self.length_exponent) for leaf in lm.fork(self.groups)]
+        while growing := {number: group for number, group in enumerate(groups, 1) if group.live}:
+            rows = yield lm.extend([beam.leaf for group in growing.values() for beam in group.live])
+            choices, prices = self._choose(lm, growing, rows)
+            yield lm.keep(choices)
+            for group in growing.values():
+                group.retire(lm)
+            yield Branches(scores={number: rank for group in groups for number, rank in group.ranks().items()})
+            yield prices
+        yield from compared([beam for group in groups for beam in group.finished])
+        yield self._sums(groups)
+        yield lm.keep(max(groups, key=lambda group: group.of_length(group.finished[0].logp, group.finished[0])).finished[0].leaf)
+
+    def _choose(self, lm, groups, rows) -> tuple[list, Figure]:
+        """The groups choose in turn: what each beam keeps, and what its token cost."""
+        taken, choices, labels, values = Counter(), [], [], []
+        for number, group in groups.items():
+            own, rows = rows[:len(group.live)], rows[len(group.live):]
+            logp = log_probabilities(own)
+            offers = group.choose(self._penalised(logp, taken), lm.ends)
+            group.follow(lm, offers, logp)
+            choices += [lm.choose(own[offer.place], offer.token, leaf=beam.leaf) for offer, beam in zip(offers, group.live)]
+            labels += [f"{number} {lm.piece(offer.token)}" for offer in offers]
+            values += [[float(logp[place, token]), -self.strength * taken[token], score] for place, token, score in offers]
+            taken.update(offer.token for offer in offers if not lm.ends(offer.token))
+        return choices, Figure("matrix", "group and token", {"rows": labels, "columns": ["log-probability", "penalty", "sum of the text"], "values": values})
+
+    def _penalised(self, logp, taken):
+        """Log-probabilities [live, V] less the price of what earlier groups took."""
+        gains = logp.clone()
+        for token, count in taken.items():
+            gains[:, token] -= self.strength * count
+        return gains
+
+    def _sums(self, groups) -> Figure:
+        beams = [beam for group in groups for beam in group.finished]
+        values = [[beam.logp, beam.score - beam.logp, beam.score] for beam in beams]
+        return Figure("matrix", "finished texts", {"rows": [f"#{beam.leaf.number}" for beam in beams], "columns": ["log-probability", "penalties", "sum"], "values": values})

@@ -1,0 +1,66 @@
+"""Self-consistency."""
+from collections import defaultdict
+from collections.abc import Iterator
+
+from playground.events import Branches, Figure, Note
+from playground.parts.answers import last_number, last_words, whole_text
+from playground.parts.samples import draw_many, whole
+from playground.strategy import Decoder, Strategy, knob, make
+
+
+class SelfConsistency(Decoder):
+    """Draw several ways of reasoning by chance, read the answer off each, and let them vote.
+
+    The answer with the most votes wins; of equals the one whose texts have the larger log-probability in sum, then the
+    first. The text becomes the most probable of those that gave it. A text without an answer does not vote, nor does one cut
+    off by the length unless all are, which is our rule. Wang et al. 2022, arXiv 2203.11171, the unweighted vote.
+    """
+
+    name, title, paper, sheet = "self_consistency", "Self-consistency", "2203.11171", "search/self-consistency-bestofn"
+    guarantee, several = ("heuristic", "collapses"), True
+
+    n: int = knob(8, 1, 64, step=1, help="texts that are drawn; 1 is plain sampling")
+    answer: str = knob("number", choices=("number", "words", "text"), help="what votes: the last number, the last words, or the whole text")
+    words: int = knob(2, 1, 20, step=1, help="how many last words are the answer")
+    temperature: float = knob(0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one")
+
+    def toggles(self) -> list[Strategy]:
+        return [make("temperature", t=self.temperature)]
+
+    def decode(self, lm) -> Iterator:
+        samples = yield from draw_many(lm, self.n, self._standings)
+        votes = self._votes(samples)
+        voters = votes[self._winner(votes)] if votes else whole(samples)
+        yield Note(self._outcome(samples, votes))
+        yield lm.keep(max(voters, key=lambda sample: sample.logp).leaf)
+
+    def _read(self, text) -> str | None:
+        return {"number": last_number, "text": whole_text, "words": lambda text: last_words(text, self.words)}[self.answer](text)
+
+    def _votes(self, samples) -> dict:
+        """Samples by their answer, in the order in which the answers come."""
+        votes = defaultdict(list)
+        for sample in whole(samples):
+            votes[self._read(sample.leaf.text)].append(sample)
+        votes.pop(None, None)
+        return votes
+
+    def _winner(self, votes) -> str:
+        return max(votes, key=lambda answer: (len(votes[answer]), sum(sample.logp for sample in votes[answer])))
+
+    def _outcome(self, samples, votes) -> str:
+        if not votes:
+            return "No text has an answer: the most probable text is taken."
+        winner = self._winner(votes)
+        return f"{winner!r} has {len(votes[winner])} of {sum(map(len, votes.values()))} votes; {self._decided(samples)} texts would have been enough."
+
+    def _decided(self, samples) -> int:
+        """How many of the first texts already had the winner, and kept it whatever came after."""
+        winners = [self._winner(votes) if (votes := self._votes(samples[:count])) else None for count in range(1, len(samples) + 1)]
+        return 1 + max((i for i, winner in enumerate(winners, 1) if winner != winners[-1]), default=0)
+
+    def _standings(self, samples, completed) -> Iterator:
+        yield Branches(scores={sample.leaf.number: sample.logp for sample in samples})
+        if completed:
+            votes = self._votes(samples)
+            yield Figure("bars", "answers", {"labels": list(votes), "values": [len(voters) for voters in votes.values()]})

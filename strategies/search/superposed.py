@@ -1,0 +1,98 @@
+"""Superposed decoding."""
+from collections.abc import Iterator
+
+import torch
+
+from playground.errors import Refusal
+from playground.events import Branches, Figure
+from playground.parts.beams import Beams
+from playground.parts.ngrams import Corpus, frequencies, tales
+from playground.parts.tree import ROOT, TokenTree
+from playground.strategy import Decoder, knob
+
+WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of the n-gram frequencies after 1, 2, ... tokens, as released
+
+
+class Superposed(Decoder):
+    """Write several drafts with one forward a token: the model reads the weighted mean of the drafts' last tokens.
+
+    The model's one row cannot tell the drafts apart, so n-gram frequencies of a corpus, which depend on each draft's own last
+    tokens, decide who takes which token: a draft gains (1 - alpha) log q + alpha log n-gram for each of the `kept` best
+    tokens, and the best continuations of all drafts stay. Scores are no log-probabilities: the true ones are shown at the
+    end. Shen et al. 2024, arXiv 2405.18400. Ours: a corpus of a few tales, the run ends with as many finished drafts as grow,
+    and an end counts only among as many best continuations.
+    """
+
+    name, title, paper, sheet = "superposed", "Superposed decoding", "2405.18400", "search/superposed"
+    guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler", "constraint")
+
+    drafts: int = knob(3, 1, 10, step=1, help="texts that grow at once")
+    kept: int = knob(9, 1, 60, step=1, help="best tokens of the model that the drafts may take")
+    temperature: float = knob(0.1, 0.02, 1.0, step=0.02, help="of the model's row, which a mean of tokens makes flat; low sharpens it")
+    alpha: float = knob(0.54, 0.0, 1.0, step=0.02, help="0 asks only the model, 1 only the n-grams")
+    penalty: float = knob(200.0, 0.0, 500.0, step=10, help="what a draft loses for a token where the n-grams know none of those kept")
+    corpus: str = knob("", multiline=True, file=True, help="text whose n-grams are counted; nothing here: the bundled tales of the brothers Grimm")
+    audit: bool = knob(True, help="read the finished drafts with the model itself, one forward more, to show their true log-probabilities")
+
+    def check(self) -> None:
+        if self.kept < self.drafts:
+            raise Refusal(f"{self.kept} kept tokens are too few for {self.drafts} drafts: keep at least as many tokens as there are drafts.", "kept")
+
+    def decode(self, lm) -> Iterator:
+        rows, node, mixtures = (yield lm.prefill()), ROOT, TokenTree(self.name)
+        corpus = Corpus([lm.encode(text) for text in ([self.corpus] if self.corpus.strip() else tales())], len(WEIGHTS))
+        drafts = Beams(lm.fork(1)[0], self.drafts, exponent=1.0, patient=False)
+        while True:
+            gains = self._gains(rows.raw[rows.row(node)], [corpus.followers(beam.leaf.tokens) for beam in drafts.live])
+            offers = drafts.choose(gains, lm.ends)
+            drafts.follow(lm, offers, gains)
+            yield lm.keep([lm.choose(rows, offer.token, node, beam.leaf) for offer, beam in zip(offers, drafts.live)])
+            drafts.retire(lm)
+            yield Branches(scores=drafts.ranks())
+            yield Figure("bars", "endings that occur in the corpus", {"labels": [f"last {n}" for n, _ in enumerate(WEIGHTS, 1)], "values": corpus.hit_rates()})
+            if not drafts.live:
+                break
+            shares = torch.tensor([beam.score for beam in drafts.live], dtype=torch.float64).softmax(0).tolist()
+            yield Figure("bars", "shares of the mixture", {"labels": [f"#{beam.leaf.number}" for beam in drafts.live], "values": shares})
+            node = mixtures.blend([beam.leaf.tokens[-1] for beam in drafts.live], shares, node)
+            rows = yield lm.extend(mixtures)
+        if self.audit:
+            yield from self._compared(lm, drafts.finished)
+        yield lm.keep(drafts.finished[0].leaf)
+
+    def _gains(self, raw, followers) -> torch.Tensor:
+        """What each token adds to each draft, [drafts, V], from the model's row [V] and what follows each draft's endings in the corpus."""
+        best = (raw / self.temperature).topk(min(self.kept, len(raw)))
+        logq = (1 - self.alpha) * best.values.log_softmax(-1)
+        gains = raw.new_full((len(followers), len(raw)), float("-inf"))
+        for row, found in zip(gains, followers):
+            known = frequencies(found, WEIGHTS, len(raw))[best.indices.cpu()].to(raw)
+            row[best.indices] = self._gain(logq, known)
+        return gains
+
+    def _gain(self, logq, known) -> torch.Tensor:
+        if self.alpha == 0:
+            return logq
+        return logq + self.alpha * known.log() if bool(known.any()) else logq - self.penalty
+
+    def _compared(self, lm, drafts) -> Iterator:
+        """One forward over all drafts, and their scores beside what the model itself thinks of them."""
+        texts = [draft.leaf.written for draft in drafts]
+        tree, paths = merged([text[:-1] for text in texts])
+        rows = yield lm.extend(tree)
+        truth = [sum(float(rows.logp[rows.row(node), token]) for node, token in zip(path, text)) for path, text in zip(paths, texts)]
+        values = [[draft.score, logp] for draft, logp in zip(drafts, truth)]
+        labels = [f"#{draft.leaf.number}" for draft in drafts]
+        yield Figure("matrix", "finished drafts", {"rows": labels, "columns": ["score", "log-probability"], "values": values})
+
+
+def merged(texts: list[list[int]]) -> tuple[TokenTree, list[list[int]]]:
+    """Texts as one tree that holds shared beginnings once, and the nodes of each text, the root first."""
+    tree, paths, known = TokenTree("audit"), [], {}
+    for text in texts:
+        paths.append([ROOT])
+        for token in text:
+            place = (paths[-1][-1], token)
+            known[place] = known[place] if place in known else tree.add(token, place[0])
+            paths[-1].append(known[place])
+    return tree, paths

@@ -1,0 +1,82 @@
+"""Token recycling: what the model considered before as drafter."""
+from collections.abc import Iterator
+from functools import cache
+from hashlib import blake2b
+
+from playground.events import Figure
+from playground.parts.tree import ROOT, TokenTree
+from playground.strategy import Drafter, knob
+
+CHILDREN = """
+    :8 0:8 1:4 2:3 3:2 4:1 5:1 6:1 7:1
+    00:8 01:3 02:2 03:1 04:1 05:1 06:1 07:1 10:2 11:1 20:1 30:1 40:1 50:1
+    000:5 001:2 002:1 003:1 004:1 010:1 020:1 100:1 200:1 300:1
+    0000:3 0001:1 0002:1 0010:1 0100:1 1000:1
+    00000:2 00010:1
+"""  # of each path of the paper's tree; a path names the rank of every guess on it, best first
+
+
+@cache
+def template(nodes: int) -> list[tuple[int, ...]]:
+    """That many paths of the paper's 80, level by level: those whose ranks are best in sum, so every path's beginning is there."""
+    counts = (entry.split(":") for entry in CHILDREN.split())
+    paths = [(*map(int, path), rank) for path, count in counts for rank in range(int(count))]
+    chosen = sorted(paths, key=lambda path: sum(path) + len(path))[:nodes]
+    return sorted(chosen, key=lambda path: (len(path), path))
+
+
+class Successors:
+    """For each token that was ever read, the tokens that last seemed likeliest to follow it, best first."""
+
+    def __init__(self):
+        self.known: dict[int, tuple[int, ...]] = {}
+
+    def __deepcopy__(self, memo):
+        copy = Successors()
+        copy.known = dict(self.known)
+        return copy
+
+    def learn(self, tokens, rows, k) -> None:
+        """`rows` are scores [n, V] after n tokens. What was known of them is replaced; of a token that stands there twice the last row counts."""
+        top = rows.topk(min(k, rows.shape[1])).indices.tolist()
+        self.known.update(zip(tokens, map(tuple, top)))
+
+    def grow(self, tree, token, paths, ends) -> None:
+        """Add the paths after a token, as far as their tokens are known and none before the last ends the text."""
+        nodes = {(): ROOT}
+        for *parent, rank in paths:
+            above = nodes.get(tuple(parent))
+            followers = () if above is None else self.known.get(token if above == ROOT else tree.tokens[above], ())
+            if rank < len(followers):
+                node = tree.add(followers[rank], above)
+                if not ends(followers[rank]):
+                    nodes[(*parent, rank)] = node
+
+    def digest(self) -> str:
+        return blake2b(repr(sorted(self.known.items())).encode(), digest_size=8).hexdigest()
+
+
+class TokenRecycling(Drafter):
+    """Every pass shows which tokens nearly came next. Remember them for each token, and grow the next guesses out of them.
+
+    The memory holds the k likeliest successors that the model last gave a token, whatever stood before it: refused guesses
+    teach as much as kept ones, and what was learned stays from prompt to prompt. Guesses are looked up along a fixed tree of
+    ranks. A token never read has no successors here, where the released code guesses token 0. Luo et al. 2024, arXiv
+    2408.08696; smaller trees than the paper's are our own choice.
+    """
+
+    name, title, paper, sheet = "token_recycling", "Token recycling", "2408.08696", "speculative/token-recycling"
+    guarantee, remembers = ("collapses",), True
+
+    nodes: int = knob(80, 0, 80, step=1, help="guesses in the tree; 0 is plain decoding")
+    k: int = knob(8, 1, 8, step=1, help="successors kept of each token; 1 makes the tree a chain")
+
+    def propose(self, lm, budget) -> Iterator:
+        self._memory = lm.memory(self.name, Successors, self.k)
+        tree = TokenTree(self.name)
+        self._memory.grow(tree, lm.tokens[-1], [path for path in template(self.nodes) if len(path) <= budget], lm.ends)
+        yield Figure("scalar", "successors", {"x": lm.generated, "series": {"tokens whose successors are known": len(self._memory.known)}})
+        return tree
+
+    def observe(self, tree, rows, verdict) -> None:
+        self._memory.learn([rows.committed[-1], *tree.tokens], rows.raw, self.k)

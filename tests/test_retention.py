@@ -1,0 +1,337 @@
+"""What a cache policy is told and what it may do: attention of kept rows, holes in every head, and rows in a coarser form."""
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from test_store import EXACT, chain, exact_softmax, feed, twins, words
+from transformers import PreTrainedModel
+
+from playground.engine.model import Model, Work
+from playground.engine.segment import DEAD
+from playground.engine.store import Slots, Store
+
+HEARING = ("llama", "qwen3", "gemma2", "mistral", "gpt_neox", "gpt2", "cohere")
+ROOM = 64  # positions of the longest text here
+
+
+@pytest.fixture(scope="module", params=HEARING)
+def pair(request) -> tuple[Model, PreTrainedModel]:
+    return twins(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> tuple[Model, PreTrainedModel]:
+    return twins("llama")
+
+
+# --- what is heard ---
+
+@dataclass
+class Heard:
+    """Attention a store told of, by layer [kv_heads, rows, positions]. What is told twice counts twice."""
+
+    layers: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, layer: int, weights: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> None:
+        held = self.layers.setdefault(layer, torch.zeros(len(weights), ROOM, ROOM, dtype=weights.dtype))
+        for head, positions in enumerate(keys.expand(len(weights), -1).tolist()):
+            for column, position in enumerate(positions):
+                if position != DEAD:
+                    held[head, queries, position] += weights[head, :, column]
+
+    def rows(self) -> set[int]:
+        """Positions of the rows that were told of, the same in every layer."""
+        told = {tuple(held.sum((0, 2)).nonzero().flatten().tolist()) for held in self.layers.values()}
+        assert len(told) == 1
+        return set(told.pop())
+
+
+def listening(model: Model) -> tuple[Store, Heard]:
+    store, heard = model.new_store(), Heard()
+    store.hear = heard
+    return store, heard
+
+
+def feed_watched(model: Model, store: Store, tokens: list[int], parents: list[int], wanted=lambda position: True) -> torch.Tensor:
+    (rows,), _ = model.forward([Work(store, tokens, parents, watch=wanted)])
+    return rows
+
+
+@torch.inference_mode()
+def library_attention(twin: PreTrainedModel, text: list[int], kv_heads: int) -> torch.Tensor:
+    """Weights of the library's own attention, summed over the query heads of a group, [layers, kv_heads, n, n]."""
+    twin.set_attn_implementation("eager")
+    with exact_softmax():
+        layers = twin(input_ids=torch.tensor([text]), use_cache=False, output_attentions=True).attentions
+    return torch.stack([weights[0] for weights in layers]).unflatten(1, (kv_heads, -1)).sum(2)
+
+
+def grow(chance: random.Random, text: list[int], store: Store, feed_more) -> Iterator[list[int]]:
+    """Grow random trees over several forwards each, keep a random node of each, and yield the text so far."""
+    guesses: list[int] = []
+    while len(text) < ROOM - 20:
+        for _ in range(chance.randrange(1, 4)):
+            new = words(chance.random(), chance.randrange(1, 4))
+            parents = [chance.randrange(-1, node) for node in range(len(guesses), len(guesses) + len(new))]
+            feed_more(new, parents)
+            guesses += new
+        node = chance.randrange(-1, len(guesses))
+        text += [guesses[i] for i in store.path(node)]
+        guesses = [guesses[i] for i in store.keep(node)]
+        if not guesses or chance.random() < 0.3:
+            store.forget()
+            guesses = []
+        yield text
+
+
+def test_what_a_policy_hears_of_a_chain_is_the_librarys_attention(pair):
+    model, twin = pair
+    store, heard = listening(model)
+    text = words(1, 20)
+    for start, stop in ((0, 8), (8, 17), (17, 20)):
+        feed_watched(model, store, text[start:stop], chain(stop - start))
+        store.keep(stop - start - 1)
+    expected = library_attention(twin, text, store.heads)
+    assert heard.rows() == set(range(20))
+    for layer, held in heard.layers.items():
+        assert (held[:, :20, :20] - expected[layer]).abs().max() < EXACT
+        assert held[:, :, 20:].abs().max() == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_a_tree_only_kept_rows_are_heard_each_once_and_at_true_positions(pair, seed):
+    model, twin = pair
+    store, heard = listening(model)
+    text = words(2, 6)
+    feed_watched(model, store, text, chain(6))
+    store.keep(5)
+    for text in grow(random.Random(seed), text, store, lambda new, parents: feed_watched(model, store, new, parents)):
+        assert heard.rows() == set(range(len(text)))
+    expected, n = library_attention(twin, text, store.heads), len(text)
+    for layer, held in heard.layers.items():
+        assert (held[:, :n, :n] - expected[layer]).abs().max() < EXACT
+
+
+def test_only_the_rows_a_policy_wants_are_heard(llama):
+    model, _ = llama
+    store, heard = listening(model)
+    for tokens, node in ((words(3, 10), 9), (words(4, 4), 2)):
+        feed_watched(model, store, tokens, chain(len(tokens)), wanted=lambda position: 7 <= position < 12)
+        store.keep(node)
+    assert heard.rows() == {7, 8, 9, 10, 11}
+
+
+def test_a_row_that_is_taken_back_and_fed_again_is_not_heard_twice(llama):
+    model, twin = llama
+    store, heard = listening(model)
+    text = words(5, 9)
+    feed_watched(model, store, text, chain(9))
+    store.keep(8)
+    store.roll_back(1)
+    feed_watched(model, store, text[8:] + [3], [-1, 0])
+    store.keep(1)
+    expected = library_attention(twin, text + [3], store.heads)
+    assert all((held[:, :10, :10] - expected[layer]).abs().max() < EXACT for layer, held in heard.layers.items())
+
+
+def test_a_pruned_tree_is_heard_at_its_new_places(llama):
+    model, twin = llama
+    store, heard = listening(model)
+    text = words(6, 5)
+    feed_watched(model, store, text, chain(5))
+    store.keep(4)
+    feed_watched(model, store, [10, 20, 30, 40], [-1, -1, 1, 2])
+    store.prune([1, 2, 3])
+    feed_watched(model, store, [50], [2])
+    store.keep(3)
+    expected = library_attention(twin, text + [20, 30, 40, 50], store.heads)
+    assert all((held[:, :9, :9] - expected[layer]).abs().max() < EXACT for layer, held in heard.layers.items())
+
+
+# --- holes in every head ---
+
+def mask(store: Store, live: torch.Tensor) -> None:
+    """Free slots as a policy would, but leave every key where it is; live [layers, kv_heads, positions]."""
+    layers = [store.slots_of(layer) for layer in range(store.depth)]
+    store.slots = [Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), DEAD), whole=False)
+                   for i, slots in enumerate(layers)]
+
+
+def evict(store: Store, live: torch.Tensor) -> None:
+    store.evict([_stays(store.slots_of(layer), live[layer]) for layer in range(store.depth)])
+
+
+def _stays(slots: Slots, live: torch.Tensor) -> torch.Tensor:
+    positions = slots.positions.expand(len(live), -1)
+    return live.gather(1, positions.clamp(min=0)) & (positions != DEAD)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_freed_slots_and_hidden_ones_make_the_same_rows_and_the_same_attention_under_trees(pair, seed):
+    model, _ = pair
+    (freed, told), (hidden, expected) = listening(model), listening(model)
+    lives = torch.rand(20, 3, 4, ROOM, generator=torch.Generator().manual_seed(seed)) < 0.8
+    largest, text = 0.0, words(7, 12)
+
+    def feed_both(new: list[int], parents: list[int]) -> None:
+        nonlocal largest
+        ours, theirs = (feed_watched(model, store, new, parents) for store in (freed, hidden))
+        largest = max(largest, float((ours - theirs).abs().max()))
+
+    feed_both(text, chain(12))
+    both = Both(freed, hidden)
+    both.keep(11)
+    for live, text in zip(lives, grow(random.Random(seed), text, both, feed_both)):
+        evict(freed, live[:, :freed.heads])
+        mask(hidden, live[:, :freed.heads])
+    assert largest < EXACT
+    assert freed.live_slots() == hidden.live_slots() < freed.depth * freed.heads * len(text) / 2
+    assert all((told.layers[layer] - expected.layers[layer]).abs().max() < EXACT for layer in range(3))
+    assert max(slots.count for slots in freed.slots) < len(text)
+
+
+@dataclass
+class Both:
+    """Two stores that keep the same nodes."""
+
+    one: Store
+    other: Store
+
+    def path(self, node: int) -> list[int]:
+        return self.one.path(node)
+
+    def keep(self, node: int) -> list[int]:
+        self.other.keep(node)
+        return self.one.keep(node)
+
+    def forget(self) -> None:
+        self.one.forget()
+        self.other.forget()
+
+
+# --- rows in a coarser form ---
+
+@dataclass
+class Tenths:
+    """Rows to one decimal place: a form so coarse that nobody could take it for the rows."""
+
+    rows: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return self.rows.numel()
+
+    def unpack(self) -> torch.Tensor:
+        return self.rows
+
+
+def tenths(rows: torch.Tensor, packed: Tenths | None) -> Tenths:
+    coarse = (rows * 10).round() / 10
+    return Tenths(torch.cat([packed.rows, coarse], 1) if packed else coarse)
+
+
+def due(part: str, exact: int) -> int:
+    """Keys in fours, values all but the last three."""
+    return exact - exact % 4 if part == "keys" else max(0, exact - 3)
+
+
+def pack(store: Store) -> None:
+    store.pack(due, {"keys": tenths, "values": tenths})
+
+
+@dataclass
+class Rounded:
+    """Does to the rows of a store in place what packing does to them."""
+
+    store: Store
+    done: dict[str, int] = field(default_factory=lambda: {"keys": 0, "values": 0})
+
+    def pack(self) -> None:
+        for part, pools in (("keys", self.store.keys), ("values", self.store.values)):
+            first = self.done[part]
+            self.done[part] += due(part, self.store.length - first)
+            for pool in pools:
+                pool.rows[:, first:self.done[part]] = tenths(pool.rows[:, first:self.done[part]], None).rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_packed_rows_are_read_as_if_they_had_been_written_coarser(pair, seed):
+    model, _ = pair
+    packed, plain = model.new_store(), model.new_store()
+    rounded, both, largest, text = Rounded(plain), Both(packed, plain), 0.0, words(8, 13)
+
+    def feed_both(new: list[int], parents: list[int]) -> None:
+        nonlocal largest
+        largest = max(largest, float((feed(model, packed, new, parents) - feed(model, plain, new, parents)).abs().max()))
+
+    feed_both(text, chain(13))
+    both.keep(12)
+    for text in grow(random.Random(seed), text, both, feed_both):
+        pack(packed)
+        rounded.pack()
+        assert packed.packed() == len(text) - len(text) % 4 and packed.values[0].coarse == len(text) - 3
+    assert largest < EXACT
+
+
+def test_packing_changes_what_is_read(llama):
+    """The oracle above would pass if packing did nothing at all."""
+    model, _ = llama
+    packed, plain = model.new_store(), model.new_store()
+    for store in (packed, plain):
+        feed(model, store, words(9, 12), chain(12))
+        store.keep(11)
+    pack(packed)
+    assert (feed(model, packed, [5], [-1]) - feed(model, plain, [5], [-1])).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("live", ["the first four go", "one of the first four goes", "late ones go", "other ones in every head"])
+def test_slots_may_be_freed_among_packed_rows(llama, live):
+    model, _ = llama
+    packed, plain = model.new_store(), model.new_store()
+    for store in (packed, plain):
+        feed(model, store, words(10, 14), chain(14))
+        store.keep(13)
+    pack(packed)
+    Rounded(plain).pack()
+    places = torch.arange(14).expand(3, 2, 14)
+    stays = {"the first four go": places >= 4, "one of the first four goes": places != 2, "late ones go": (places < 12) | (places == 13),
+             "other ones in every head": torch.rand(3, 2, 14, generator=torch.Generator().manual_seed(0)) < 0.6}[live]
+    evict(packed, stays)
+    evict(plain, stays)
+    tree = [5, 6, 7], [-1, 0, 0]
+    assert (feed(model, packed, *tree) - feed(model, plain, *tree)).abs().max() < EXACT
+    assert packed.live_slots() == int(stays.sum())
+
+
+def test_only_where_a_packed_row_goes_are_packed_rows_written_out_again(llama):
+    model, _ = llama
+    store = model.new_store()
+    feed(model, store, words(11, 14), chain(14))
+    store.keep(13)
+    pack(store)
+    store.evict([torch.arange(14)[None] != 13])
+    assert (store.keys[0].coarse, store.values[0].coarse) == (12, 11)
+    store.evict([torch.arange(13)[None] != 10])
+    assert (store.keys[0].coarse, store.values[0].coarse) == (0, 0)
+
+
+def test_the_last_token_can_be_taken_back_where_its_key_is_packed(llama):
+    model, _ = llama
+    store, plain = model.new_store(), model.new_store()
+    text = words(12, 12)
+    for each in (store, plain):
+        feed(model, each, text, chain(12))
+        each.keep(11)
+    pack(store)
+    Rounded(plain).pack()
+    for each in (store, plain):
+        each.roll_back(1)
+    assert (feed(model, store, [7], [-1]) - feed(model, plain, [7], [-1])).abs().max() < EXACT

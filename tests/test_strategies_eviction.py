@@ -1,0 +1,383 @@
+"""Cache policies that go by attention: which positions stay, held against decoding by hand with the library's own cache."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from pairs import network, pair
+from registry import Collapse, can_be_had, lanes
+from tables import TableModel, watch, write
+from test_store import exact_softmax
+from transformers import DynamicCache
+
+from playground.draws import Draws
+from playground.errors import Refusal
+from playground.events import Cache
+from playground.lane import Limits
+from playground.parts.tree import TokenTree
+from playground.parts.votes import Votes, heaviest
+from playground.recipe import Assembly, Recipe, assemble
+from playground.retention import Held
+from playground.session import Prompt, prepare
+from playground.strategy import CachePolicy, Drafter, make
+from strategies.kv_cache.h2o import H2O
+from strategies.kv_cache.snapkv import SnapKV
+
+
+
+def roomy(name: str, **knobs: int) -> list[Collapse]:
+    """Every lane that takes the policy, with room for the whole text."""
+    added = [(replace(plain, extras=[*plain.extras, (name, knobs)]), plain) for plain in lanes()]
+    return [Collapse(lane, plain) for lane, plain in added if can_be_had(lane)]
+
+
+COLLAPSES = {"h2o": roomy("h2o", heavy=0, recent=1024) + roomy("h2o", heavy=1024, recent=0), "snapkv": roomy("snapkv", capacity=2048)}
+BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
+PROMPT = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80, 71, 100, 9, 9, 31, 54, 71, 120, 7, 88, 41]
+LENGTH = 10
+Lives = list[list[set[int]]]
+"""Live positions by layer and KV head."""
+
+
+def alone(policy: CachePolicy, decoder: str = "greedy") -> Assembly:
+    return Assembly(make(decoder), cache_policy=policy)
+
+
+def models(architecture: str = "llama") -> dict:
+    both = pair(architecture)
+    return {"target": both.target, "draft": both.draft}
+
+
+def lives(lane) -> Lives:
+    store = lane.target.store
+    rows = [store.slots_of(layer).positions.expand(store.heads, -1).tolist() for layer in range(store.depth)]
+    return [[{p for p in head if p >= 0} for head in layer] for layer in rows]
+
+
+def course(assembly: Assembly, speakers: dict, length: int = LENGTH, prompt: list[int] = PROMPT, forced: tuple = ()) -> tuple[list[int], list[Lives]]:
+    """What a lane wrote, and what its cache held after every keep."""
+    found: list[Lives] = []
+    for lane in watch(assembly, speakers, prompt, Limits(0, length, forced=forced), Draws(0)):
+        if lane.generated > len(found):
+            found += [lives(lane)] * (lane.generated - len(found))
+    return lane.tokens[len(prompt):], found
+
+
+# --- by hand, with the library alone ---
+
+Rule = Callable[[dict[int, float], list[int], int], set[int]]
+"""rule(votes by position, live positions, tokens read) -> positions that stay."""
+
+
+@dataclass
+class ByHand:
+    """Greedy decoding with a cache of the library whose keys and values are moved about after each forward."""
+
+    architecture: str
+    rule: Rule
+    window: int | None = None  # last rows of the prompt that vote; all rows there are where it is None
+    live: list[list[list[int]]] = field(default_factory=list)
+    votes: list[list[dict[int, float]]] = field(default_factory=list)
+    read: int = 0
+
+    @torch.inference_mode()
+    def write(self, prompt: list[int], length: int) -> tuple[list[int], list[Lives]]:
+        self.network = network(self.architecture)
+        self.network.set_attn_implementation("eager")
+        self.cache = DynamicCache()
+        ids, held = [self._feed(prompt)], [self._lives()]
+        while len(ids) < length:
+            ids.append(self._feed(ids[-1:]))
+            held.append(self._lives())
+        return ids, held
+
+    def _lives(self) -> Lives:
+        return [[set(head) for head in layer] for layer in self.live]
+
+    def _feed(self, tokens: list[int]) -> int:
+        first, self.read = self.read, self.read + len(tokens)
+        places = torch.arange(first, self.read)[None]
+        seen = None if not first else torch.zeros(1, 1, 1, len(self.live[0][0]) + 1, dtype=torch.float64)
+        with exact_softmax():
+            out = self.network(input_ids=torch.tensor([tokens]), position_ids=places, attention_mask=seen, past_key_values=self.cache, output_attentions=True)
+        for layer, weights in enumerate(out.attentions):
+            self._settle(layer, weights[0], places[0].tolist())
+        return int(out.logits[0, -1].argmax())
+
+    def _settle(self, layer: int, weights: torch.Tensor, places: list[int]) -> None:
+        pool, heads = self.cache.layers[layer], self.cache.layers[layer].keys.shape[1]
+        if layer == len(self.live):
+            self.live.append([[] for _ in range(heads)])
+            self.votes.append([{} for _ in range(heads)])
+        voting = weights if self.window is None else weights[:, -self.window:] if len(places) > 1 else weights[:, :0]
+        kept = []
+        for head, cast in enumerate(voting.unflatten(0, (heads, -1)).sum((1, 2)).tolist()):
+            live, votes = self.live[layer][head] + places, self.votes[layer][head]
+            for position, vote in zip(live, cast):
+                votes[position] = votes.get(position, 0.0) + vote
+            stays = self.rule(votes, live, self.read)
+            kept.append([slot for slot, position in enumerate(live) if position in stays])
+            self.live[layer][head] = [position for position in live if position in stays]
+        index = torch.tensor(kept)[None, :, :, None].expand(1, -1, -1, pool.keys.shape[3])
+        pool.keys, pool.values = pool.keys.gather(2, index), pool.values.gather(2, index)
+
+
+def heavy_hitters(heavy: int, recent: int) -> Rule:
+    def rule(votes, live, read):
+        late = {p for p in live if p >= read - recent}
+        return late | set(sorted(set(live) - late, key=lambda p: (votes[p], p), reverse=True)[:heavy])
+    return rule
+
+
+def snapshot(prompt: int, window: int, capacity: int, kernel: int, pool: Callable) -> Rule:
+    def rule(votes, live, read):
+        if read > prompt:
+            return set(live)
+        early, reach = range(prompt - window), kernel // 2
+        around = {p: [votes[q] if q in early else 0.0 for q in range(p - reach, p + reach + 1)] for p in early}
+        best = sorted(early, key=lambda p: (pool(around[p]), p), reverse=True)[:capacity - window]
+        return set(best) | set(range(prompt - window, prompt))
+    return rule
+
+
+@pytest.mark.parametrize("architecture", BY_HAND)
+@pytest.mark.parametrize("heavy, recent", [(5, 4), (8, 0), (3, 9), (0, 6)])
+def test_h2o_writes_and_holds_what_decoding_by_hand_does(architecture, heavy, recent):
+    expected = ByHand(architecture, heavy_hitters(heavy, recent)).write(PROMPT, LENGTH)
+    assert course(alone(make("h2o", heavy=heavy, recent=recent)), models(architecture)) == expected
+    assert all(len(head) == heavy + recent for held in expected[1] for layer in held for head in layer)
+
+
+@pytest.mark.parametrize("architecture", BY_HAND)
+@pytest.mark.parametrize("knobs", [dict(window=3, capacity=9, kernel=3), dict(window=1, capacity=6, kernel=1), dict(window=4, capacity=10, kernel=5, pooling="max")], ids=str)
+def test_snapkv_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+    pool = max if knobs.get("pooling") else sum
+    rule = snapshot(len(PROMPT), knobs["window"], knobs["capacity"], knobs["kernel"], pool)
+    expected = ByHand(architecture, rule, knobs["window"]).write(PROMPT, LENGTH)
+    assert course(alone(make("snapkv", **knobs)), models(architecture)) == expected
+
+
+def test_layers_and_heads_hold_different_positions():
+    """Otherwise the tests above would not tell them apart."""
+    for policy in (make("h2o", heavy=5, recent=4), make("snapkv", window=3, capacity=9)):
+        _, held = course(alone(policy), models())
+        assert len({frozenset(head) for layer in held[-1] for head in layer}) > 3
+        assert held[0] != held[-1]
+
+
+# --- and what a rule that is wrong looks like ---
+
+class OnlyTheLastRowVotes(H2O):
+    def attended(self, layer, weights, queries, keys):
+        self.votes._layers.pop(layer, None)
+        self.votes.add(layer, weights[:, -1:], keys)
+
+
+class ThePromptHasNoVote(H2O):
+    def attended(self, layer, weights, queries, keys):
+        self.votes.add(layer, weights if len(queries) == 1 else weights[:, :0], keys)
+
+
+class VotesAreMeans(H2O):
+    def retain(self, held):
+        recent = held.positions >= held.next - self.recent
+        means = self.votes.of(held.layer, held.positions) / (held.next - held.positions)
+        return recent | heaviest(means, self.heavy, held.live & ~recent)
+
+
+class OneHeadSpeaksForAll(H2O):
+    def attended(self, layer, weights, queries, keys):
+        self.votes.add(layer, weights[:1].expand_as(weights), keys)
+
+
+class RecentTokensTakePlacesOfHeavyOnes(H2O):
+    def retain(self, held):
+        return (held.positions >= held.next - self.recent) | heaviest(self.votes.of(held.layer, held.positions), self.heavy, held.live)
+
+
+class PositionsAreSlots(H2O):
+    """Counts by the place in the cache, which moves when something before it goes."""
+
+    def attended(self, layer, weights, queries, keys):
+        self.votes.add(layer, weights, torch.arange(keys.shape[1])[None])
+
+    def retain(self, held):
+        recent = held.positions >= held.next - self.recent
+        return recent | heaviest(self.votes.of(held.layer, torch.arange(held.positions.shape[1])[None]), self.heavy, held.live & ~recent)
+
+
+@pytest.mark.parametrize("wrong", H2O.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_way_to_count_votes_is_found_out(wrong):
+    _, expected = ByHand("llama", heavy_hitters(12, 7)).write(PROMPT, LENGTH)
+    assert course(alone(H2O(heavy=12, recent=7)), models())[1] == expected
+    assert course(alone(wrong(heavy=12, recent=7)), models())[1] != expected
+
+
+class TheWindowHasNoPlaceOfItsOwn(SnapKV):
+    def retain(self, held):
+        if held.layer in self.cut:
+            return held.live
+        self.cut.add(held.layer)
+        return heaviest(self.votes.of(held.layer, held.positions), self.capacity, held.live)
+
+
+class EveryRowOfThePromptVotes(SnapKV):
+    def wants(self, position, prompt):
+        return position < prompt
+
+
+class NothingIsPooled(SnapKV):
+    def _pooled(self, held, late):
+        return self.votes.of(held.layer, held.positions)
+
+
+@pytest.mark.parametrize("wrong", SnapKV.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_snapshot_is_found_out(wrong):
+    _, expected = ByHand("llama", snapshot(len(PROMPT), 3, 9, 5, sum), 3).write(PROMPT, LENGTH)
+    assert course(alone(wrong(window=3, capacity=9, kernel=5)), models())[1] != expected
+
+
+# --- votes, with numbers small enough to check on paper ---
+
+def held(positions: list, next: int, prompt: int = 0) -> Held:
+    return Held(0, 1, "keep", prompt, next, torch.tensor(positions), read=None)
+
+
+def stays(policy: CachePolicy, *about, **more) -> list[list[int]]:
+    what = held(*about, **more)
+    kept = policy.retain(what) & what.live
+    positions = what.positions.expand_as(kept)
+    return [row[chosen].tolist() for row, chosen in zip(positions, kept)]
+
+
+def test_votes_add_up_over_rows_and_follow_positions_through_the_cache():
+    votes = Votes()
+    votes.add(0, torch.tensor([[[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]]]), torch.tensor([[0, 1, 2]]))
+    votes.add(0, torch.tensor([[[0.5, 0.25, 0.25]]]), torch.tensor([[0, 2, 3]]))
+    assert votes.of(0, torch.tensor([[0, 1, 2, 3, 4]])).tolist() == [[1.25, 0.75, 0.75, 0.25, 0.0]]
+    assert votes.of(1, torch.tensor([[0, 1]])).tolist() == [[0.0, 0.0]]
+
+
+def test_an_empty_slot_casts_no_vote_for_the_first_token():
+    votes = Votes()
+    votes.add(0, torch.ones(2, 1, 3), torch.tensor([[0, 4, -1], [1, 2, 4]]))
+    assert votes.of(0, torch.arange(5)[None]).tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 1]]
+    assert votes.of(0, torch.tensor([[4, 0], [4, 1]])).tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("scores, count, among, kept", [
+    ([3, 1, 2, 0], 2, [1, 1, 1, 1], [0, 2]), ([1, 1, 1, 1], 2, [1, 1, 1, 1], [2, 3]), ([2, 1, 1, 0], 2, [1, 1, 1, 1], [0, 2]),
+    ([3, 1, 2, 0], 2, [0, 1, 0, 1], [1, 3]), ([3, 1, 2, 0], 3, [0, 1, 0, 0], [1]), ([3, 1], 0, [1, 1], []), ([3, 1], 9, [1, 1], [0, 1]),
+])
+def test_of_equal_scores_the_later_position_is_kept(scores, count, among, kept):
+    found = heaviest(torch.tensor([scores], dtype=torch.float32), count, torch.tensor([among], dtype=torch.bool))
+    assert found[0].nonzero().flatten().tolist() == kept
+
+
+def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
+    policy = make("h2o", heavy=2, recent=2)
+    policy.attended(0, torch.tensor([[[4, 1, 2, 3, 9, 9]], [[1, 2, 2, 2, 9, 9]]]).float(), torch.tensor([5]), torch.arange(6)[None])
+    assert stays(policy, [[0, 1, 2, 3, 4, 5]], 6) == [[0, 3, 4, 5], [2, 3, 4, 5]]
+    assert stays(policy, [[0, 3, 4, 5, 6], [2, 3, 4, 5, 6]], 7) == [[0, 4, 5, 6], [3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize("knobs, kept", [
+    (dict(kernel=1), [1, 6, 8, 9]), (dict(kernel=3), [5, 6, 8, 9]), (dict(kernel=3, pooling="max"), [1, 2, 8, 9]),
+])
+def test_snapkv_pools_the_votes_of_neighbours(knobs, kept):
+    policy = make("snapkv", window=2, capacity=4, **knobs)
+    policy.attended(0, torch.tensor([[[0, 7, 0, 0, 0, 4, 5, 1, 99, 99]]]).float(), torch.tensor([8, 9]), torch.arange(10)[None])
+    assert stays(policy, [list(range(10))], 10, prompt=10) == [kept]
+
+
+def test_snapkv_listens_to_the_last_rows_of_the_prompt_alone():
+    policy = make("snapkv", window=3)
+    assert [position for position in range(12) if policy.wants(position, 9)] == [6, 7, 8]
+
+
+# --- what it means for a lane ---
+
+@pytest.mark.parametrize("recent", [1, 5])
+@pytest.mark.parametrize("speakers", [models(), {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}], ids=["network", "table"])
+def test_h2o_without_heavy_tokens_is_a_window_that_counts_the_row_being_written(recent, speakers):
+    prompt = [i * i % 5 for i in range(20)]
+    ours = course(alone(make("h2o", heavy=0, recent=recent)), speakers, prompt=prompt)
+    window = course(alone(make("sink_window", sinks=0, window=recent + 1)), speakers, prompt=prompt)
+    assert ours == window
+    assert ours[1][-1][0][0] == set(range(20 + LENGTH - 1 - recent, 20 + LENGTH - 1))
+
+
+def test_snapkv_cuts_the_prompt_once_and_keeps_what_is_generated():
+    for decoder in ("greedy", "speculative"):
+        ids, found = course(alone(make("snapkv", window=3, capacity=9), decoder), models())
+        first = [[{p for p in head if p < len(PROMPT)} for head in layer] for layer in found[0]]
+        assert all(len(head) == 9 for layer in first for head in layer)
+        read = max(max(head) for layer in found[-1] for head in layer) + 1
+        assert len(PROMPT) + len(ids) - read <= 1
+        assert found[-1] == [[head | set(range(len(PROMPT), read)) for head in layer] for layer in first]
+
+
+def test_a_fork_finds_the_prompt_cut_as_without_it():
+    ids, plain = course(alone(make("snapkv", window=3, capacity=9)), models())
+    forked, found = course(alone(make("snapkv", window=3, capacity=9)), models(), forced=tuple(ids[:4]))
+    assert forked[:4] == ids[:4] and len(found) == len(plain)
+    early = [[[{p for p in head if p < len(PROMPT)} for head in layer] for layer in held[-1]] for held in (found, plain)]
+    assert early[0] == early[1]
+    assert all(set(range(len(PROMPT), len(PROMPT) + 4)) <= head for layer in found[-1] for head in layer)
+
+
+@pytest.mark.parametrize("name, knobs", [("h2o", dict(heavy=6, recent=4)), ("snapkv", dict(window=7, capacity=12))])
+def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeypatch):
+    whole = course(alone(make(name, **knobs)), models())
+    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
+    assert course(alone(make(name, **knobs)), models()) == whole
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "speculative"])
+def test_events_tell_of_freed_slots_and_memory_falls_with_them(decoder):
+    recipe = Recipe(decoder, {}, [("h2o", {"heavy": 5, "recent": 3})])
+    session = prepare(pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12))
+    caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
+    store = session._runners[0].lane.target.store
+    whole = len(session.headers[0].prompt_ids) * store.depth * store.heads
+    assert caches[0].evicted == whole - 8 * store.depth * store.heads
+    assert {cache.bytes for cache in caches} == {2 * store.depth * store.heads * 8 * 8 * 8}  # keys and values, 8 slots of 8 numbers of 8 bytes
+    assert all(sum(stop - start for start, stop in head) == 8 for cache in caches for layer in cache.live for head in layer)
+    assert len(caches[-1].live) == store.depth and len(caches[-1].live[0]) == store.heads
+
+
+def test_a_rejected_guess_has_no_vote():
+    """Speculation that always errs keeps what plain decoding keeps, whatever the guesses looked at."""
+    plain = course(alone(make("h2o", heavy=5, recent=4)), models())
+    decoder = make("speculative", verifier="greedy_match")
+    decoder.drafter = Wrong()
+    assert course(Assembly(decoder, cache_policy=make("h2o", heavy=5, recent=4)), models()) == plain
+
+
+class Wrong(Drafter):
+    """Guesses that never stand: one more than the token plain decoding would write."""
+
+    def propose(self, lm, budget):
+        tree = TokenTree(source="wrong")
+        rows = yield lm.extend(tree)
+        for _ in range(min(budget, 3)):
+            tree.add((rows.best() + 1) % lm.vocabulary, len(tree) - 1)
+        return tree
+
+
+@pytest.mark.parametrize("name, knobs, says", [
+    ("h2o", dict(heavy=0, recent=0), "raise one of them"), ("snapkv", dict(window=8, capacity=8), "raise capacity above it"),
+    ("snapkv", dict(kernel=4), "take 5"),
+])
+def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(name, knobs, says):
+    with pytest.raises(Refusal, match=says) as refusal:
+        make(name, **knobs)
+    assert str(refusal.value).count(".") == 1
+
+
+def test_a_table_that_pays_no_attention_is_held_to_the_budget_all_the_same():
+    for name, knobs in (("h2o", dict(heavy=3, recent=2)), ("snapkv", dict(window=2, capacity=5))):
+        lane = write(alone(make(name, **knobs)), {"target": TableModel("abc")}, [0, 1, 2] * 5, Limits(0, 6), Draws(0))
+        assert len(lives(lane)[0][0]) <= make(name, **knobs).budget(6)

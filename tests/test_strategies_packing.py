@@ -1,0 +1,245 @@
+"""Cache policies that pack rows into fewer bits: what is lost by it, what is saved, and when it happens."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from pairs import pair
+from registry import Collapse, can_be_had, lanes
+from tables import watch, write
+
+from playground.draws import Draws
+from playground.events import Cache
+from playground.lane import Limits
+from playground.parts.packing import Quantised, fitting, pack_bits, quantise, unpack_bits
+from playground.recipe import Assembly, Recipe
+from playground.session import Prompt, prepare
+from playground.strategy import make
+from strategies.kv_cache.kivi import Kivi
+
+PROMPT = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80, 71, 100, 9, 9, 31, 54, 71, 120, 7, 88, 41, 3, 77]
+LENGTH = 14
+ADDED = [(replace(plain, extras=[*plain.extras, ("kivi", {"residual": 1024})]), plain) for plain in lanes()]
+COLLAPSES = {"kivi": [Collapse(lane, plain) for lane, plain in ADDED if can_be_had(lane)]}
+
+
+def rows(heads: int = 2, count: int = 24, d: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(heads, count, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+# --- bits in bytes ---
+
+@pytest.mark.parametrize("codes, bits, packed", [
+    ([1, 2, 3, 0], 2, [0b00111001]), ([1, 2, 3, 0, 2], 2, [0b00111001, 0b10]), ([9, 4], 4, [0x49]), ([200, 7], 8, [200, 7]), ([1, 0, 1], 1, [0b101]),
+])
+def test_codes_share_bytes_the_first_in_the_lowest_bits(codes, bits, packed):
+    assert pack_bits(torch.tensor(codes, dtype=torch.uint8), bits).tolist() == packed
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [1, 3, 8, 21])
+def test_codes_come_out_of_their_bytes_as_they_went_in(bits, count):
+    codes = torch.randint(0, 2 ** bits, (2, 5, count), dtype=torch.uint8)
+    packed = pack_bits(codes, bits)
+    assert packed.shape == (2, 5, -(-count * bits // 8)) and packed.dtype == torch.uint8
+    assert torch.equal(unpack_bits(packed, bits, count), codes)
+
+
+# --- numbers in bits ---
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("axis, size", [(1, 8), (1, 24), (2, 8), (2, 4), (2, 1)])
+@pytest.mark.parametrize("place, spread", [(0, 1.0), (50, 1.0), (-300, 0.1), (0, 1e-6), (1000, 300.0)])
+def test_no_number_moves_by_more_than_half_a_step_of_its_group(bits, axis, size, place, spread):
+    written = rows() * spread + place
+    packed = quantise(written, bits, axis, size)
+    steps = packed.scale.double().repeat_interleave(size, axis)
+    assert ((packed.unpack() - written).abs() <= steps / 2 * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_step_is_hardly_longer_than_the_group_asks_for(bits, axis):
+    """The zero is rounded to half precision, so a group far from 0 for its width has somewhat longer steps."""
+    written = rows() + torch.linspace(-3, 3, 8)
+    groups = written.unflatten(axis, (-1, 8))
+    ideal = (groups.amax(axis + 1) - groups.amin(axis + 1)) / (2 ** bits - 1)
+    slack = groups.abs().amax(axis + 1) * 2 ** -9 / (2 ** bits - 1)
+    scale = quantise(written, bits, axis, 8).scale.double()
+    assert (scale >= ideal).all() and (scale <= (ideal + slack) * (1 + 2 ** -9)).all()
+
+
+def by_hand(written: torch.Tensor, bits: int) -> torch.Tensor:
+    """One group [n] by the definition alone, all in exact numbers."""
+    step = (written.max() - written.min()) / (2 ** bits - 1)
+    return written.min() + step * ((written - written.min()) / step).round()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_codes_are_those_of_the_definition(bits):
+    written = rows(1, 16, 4)
+    keys = torch.stack([by_hand(written[0, :, channel], bits) for channel in range(4)], 1)
+    values = torch.stack([by_hand(written[0, token], bits) for token in range(16)])
+    assert (quantise(written, bits, 1, 16).unpack()[0] - keys).abs().max() < 0.02
+    assert (quantise(written, bits, 2, 4).unpack()[0] - values).abs().max() < 0.02
+    assert (quantise(written, bits, 2, 4).unpack()[0] - keys).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("constant", [0.0, 1.0, -0.3, 1e-7, 7e4, -1e9])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_group_of_one_number_is_read_back_as_that_number(constant, dtype):
+    written = torch.full((1, 8, 8), constant, dtype=dtype)
+    read = quantise(written, 2, 1, 8).unpack()
+    assert read.isfinite().all() and read.dtype == dtype
+    if abs(constant) < 6e4:  # beyond lies what half precision cannot hold
+        assert (read - written).abs().max() <= abs(constant) * 2 ** -7 + 2 ** -22
+
+
+def test_rows_packed_one_after_another_are_read_as_if_packed_together():
+    written = rows()
+    for axis in (1, 2):
+        parts = [quantise(part, 4, axis, 8) for part in written.split(8, 1)]
+        assert torch.equal(parts[0].then(parts[1]).then(parts[2]).unpack(), quantise(written, 4, axis, 8).unpack())
+
+
+@pytest.mark.parametrize("whole, wanted, size", [(64, 32, 32), (80, 32, 20), (24, 32, 24), (8, 32, 8), (7, 4, 1), (7, 32, 7)])
+def test_groups_shrink_until_they_divide_what_they_are_groups_of(whole, wanted, size):
+    assert fitting(whole, wanted) == size
+
+
+# --- when, and how much ---
+
+@dataclass
+class Held:
+    """What the target of a lane holds after a keep."""
+
+    length: int
+    keys: Quantised | None
+    values: Quantised | None
+
+
+def models(architecture: str = "llama") -> dict:
+    both = pair(architecture)
+    return {"target": both.target, "draft": both.draft}
+
+
+def course(policy: Kivi, decoder: str = "greedy", architecture: str = "llama") -> list[Held]:
+    found = []
+    for lane in watch(Assembly(make(decoder), cache_policy=policy), models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)):
+        if lane.generated:
+            store = lane.target.store
+            found.append(Held(store.length, store.keys[1].packed, store.values[1].packed))
+    return found
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "speculative"])
+def test_keys_are_packed_a_residual_at_a_time_and_values_when_they_are_that_old(decoder):
+    settled = [held for held in course(make("kivi", residual=8, group=8), decoder) if held.keys]
+    assert len({held.length for held in settled}) > 3
+    for held in settled[-1:] + [a for a, b in zip(settled, settled[1:]) if a.length < b.length]:
+        assert held.keys.count == held.length - held.length % 8
+        assert held.values.count == held.length - 8
+
+
+def test_what_was_packed_is_never_packed_again():
+    settled = [held for held in course(make("kivi", residual=8, group=8)) if held.keys]
+    for earlier, later in zip(settled, settled[1:]):
+        for a, b in ((earlier.keys, later.keys), (earlier.values, later.values)):
+            assert torch.equal(a.unpack(), b.unpack()[:, :a.count])
+    assert settled[-1].keys.count > settled[0].keys.count
+
+
+def test_keys_share_their_scale_along_tokens_and_values_along_channels():
+    last = course(make("kivi", residual=16, group=8))[-1]
+    assert last.keys.scale.shape == (2, last.keys.count // 8, 8)
+    assert last.values.scale.shape == (2, last.values.count, 1)
+
+
+@pytest.mark.parametrize("bits, group, residual", [("2", 8, 8), ("4", 32, 16), ("8", 8, 24)])
+def test_memory_falls_as_the_formula_says_and_the_pools_give_it_back(bits, group, residual):
+    knobs = dict(bits=bits, group=group, residual=residual)
+    text = "The green bird sings, and the red fox listens. " * 3
+    full, packed = (prepare(pair("gpt2"), [Recipe("greedy", {}, extras)], Prompt(text), Limits(max_new_tokens=12)) for extras in ([], [("kivi", knobs)]))
+    caches, baseline = ([stamped.event for stamped in session if isinstance(stamped.event, Cache)] for session in (packed, full))
+    for cache, plain in zip(caches, baseline):
+        assert cache.packed == cache.length - cache.length % residual
+        assert plain.bytes == 2 * cache.layers * cache.heads * cache.length * 64
+        assert cache.bytes == cache.layers * cache.heads * reckoned(cache.length, int(bits), group, residual)
+    assert caches[0].bytes < baseline[0].bytes / 2 and len(caches) == len(baseline) == 13
+    capacities = [sum(pool.rows.nbytes for pool in session._runners[0].lane.target.store.keys) for session in (packed, full)]
+    assert capacities[0] < capacities[1]
+
+
+def reckoned(length: int, bits: int, group: int, residual: int) -> int:
+    """Bytes of one head of 8 channels of 8 bytes: rows as written, codes, and two constants of two bytes for each group."""
+    exact = length % residual + residual
+    keys, values = length - length % residual, length - residual
+    constants = keys // fitting(residual, group) * 8 + values * 8 // min(group, 8)
+    return exact * 8 * 8 + (keys + values) * bits + 4 * constants
+
+
+# --- what it does to the text ---
+
+class Whole(Kivi):
+    """The same schedule, in a form that loses nothing."""
+
+    def encode(self, part, rows, packed):
+        return Verbatim(torch.cat([packed.rows, rows], 1) if packed else rows.clone())
+
+
+@dataclass
+class Verbatim:
+    rows: torch.Tensor
+
+    @property
+    def count(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def bytes(self) -> int:
+        return self.rows.nbytes
+
+    def unpack(self) -> torch.Tensor:
+        return self.rows
+
+
+def text(policy: Kivi | None, decoder: str, architecture: str = "llama") -> list[int]:
+    assembly = Assembly(make(decoder), cache_policy=policy)
+    return write(assembly, models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)).tokens
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("decoder", ["greedy", "speculative"])
+def test_packing_that_loses_nothing_changes_nothing(architecture, decoder):
+    plain = text(None, decoder, architecture)
+    assert text(Whole(residual=8), decoder, architecture) == plain
+
+
+def off(bits: str, architecture: str) -> float:
+    """How far the packed keys of a lane are from what was written, on average."""
+    exact, packed = (course(policy, architecture=architecture)[0].keys for policy in (Whole(residual=8), make("kivi", bits=bits, residual=8)))
+    return float((packed.unpack() - exact.unpack()).abs().mean())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_more_bits_are_nearer_to_what_was_written(architecture):
+    two, four, eight = (off(bits, architecture) for bits in ("2", "4", "8"))
+    assert two > 3 * four > 30 * eight > 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2"])
+def test_two_bits_change_the_text_of_a_random_model_and_leave_it_finite(architecture):
+    found = text(make("kivi", bits="2", residual=8), "greedy", architecture)
+    assert len(found) == len(PROMPT) + LENGTH
+    assert found != text(None, "greedy", architecture)
+
+
+@pytest.mark.parametrize("bits", ["2", "4", "8"])
+def test_heads_that_no_group_fits_are_packed_all_the_same(bits):
+    policy = make("kivi", bits=bits, group=32, residual=40)
+    for part in ("keys", "values"):
+        written = rows(2, 40, 7)
+        packed = policy.encode(part, written, None)
+        assert (packed.unpack() - written).abs().max() < 4 / (2 ** int(bits) - 1)
+        assert packed.codes.shape[2] == -(-7 * int(bits) // 8)
