@@ -146,6 +146,15 @@ def test_a_lane_says_who_it_is_and_how_it_ended(page, feed):
     assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One guess fell."
 
 
+def test_lanes_of_one_strategy_are_told_apart_by_what_they_differ_in(page, feed):
+    settings = [{"steps": 0, "order": "sure"}, {"steps": 0, "order": "left"}, {"steps": 2, "order": "sure"}]
+    headers = [asdict(Header(i, "Fill", parts=[Part("fill", "decoder", knobs)])) for i, knobs in enumerate(settings)]
+    plain = asdict(Header(3, "Fill", parts=[Part("fill", "decoder", settings[0]), Part("top_k", "sampler", {"k": 4})]))
+    send(page, feed, frame(new_name(), 0, [], "done", [*headers, plain]))
+    expect(page.locator(".lane")).to_have_count(4)
+    assert page.locator(".lane .title").all_inner_texts() == ["Fill, steps 0, order sure", "Fill, order left", "Fill, steps 2", "Fill, top k"]
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 def test_costs_are_those_of_the_trace_up_to_the_player(page, feed, share):
     """Scrubbing back shows the earlier state: texts and costs of the events up to that moment, and nothing of later ones."""

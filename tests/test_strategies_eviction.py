@@ -18,13 +18,12 @@ from playground.events import Cache
 from playground.lane import Limits
 from playground.parts.tree import TokenTree
 from playground.parts.votes import Votes, heaviest
-from playground.recipe import Assembly, Recipe, assemble
+from playground.recipe import Assembly, Recipe
 from playground.retention import Held
 from playground.session import Prompt, prepare
 from playground.strategy import CachePolicy, Drafter, make
 from strategies.kv_cache.h2o import H2O
 from strategies.kv_cache.snapkv import SnapKV
-
 
 
 def roomy(name: str, **knobs: int) -> list[Collapse]:
@@ -56,10 +55,10 @@ def lives(lane) -> Lives:
     return [[{p for p in head if p >= 0} for head in layer] for layer in rows]
 
 
-def course(assembly: Assembly, speakers: dict, length: int = LENGTH, prompt: list[int] = PROMPT, forced: tuple = ()) -> tuple[list[int], list[Lives]]:
+def course(assembly: Assembly, speakers: dict, prompt: list[int] = PROMPT, forced: tuple[int, ...] = ()) -> tuple[list[int], list[Lives]]:
     """What a lane wrote, and what its cache held after every keep."""
     found: list[Lives] = []
-    for lane in watch(assembly, speakers, prompt, Limits(0, length, forced=forced), Draws(0)):
+    for lane in watch(assembly, speakers, prompt, Limits(0, LENGTH, forced=forced), Draws(0)):
         if lane.generated > len(found):
             found += [lives(lane)] * (lane.generated - len(found))
     return lane.tokens[len(prompt):], found
@@ -101,7 +100,8 @@ class ByHand:
         places = torch.arange(first, self.read)[None]
         seen = None if not first else torch.zeros(1, 1, 1, len(self.live[0][0]) + 1, dtype=torch.float64)
         with exact_softmax():
-            out = self.network(input_ids=torch.tensor([tokens]), position_ids=places, attention_mask=seen, past_key_values=self.cache, output_attentions=True)
+            out = self.network(input_ids=torch.tensor([tokens]), position_ids=places, attention_mask=seen, past_key_values=self.cache,
+                               output_attentions=True)
         for layer, weights in enumerate(out.attentions):
             self._settle(layer, weights[0], places[0].tolist())
         return int(out.logits[0, -1].argmax())
@@ -151,7 +151,9 @@ def test_h2o_writes_and_holds_what_decoding_by_hand_does(architecture, heavy, re
 
 
 @pytest.mark.parametrize("architecture", BY_HAND)
-@pytest.mark.parametrize("knobs", [dict(window=3, capacity=9, kernel=3), dict(window=1, capacity=6, kernel=1), dict(window=4, capacity=10, kernel=5, pooling="max")], ids=str)
+@pytest.mark.parametrize("knobs", [
+    dict(window=3, capacity=9, kernel=3), dict(window=1, capacity=6, kernel=1), dict(window=4, capacity=10, kernel=5, pooling="max"),
+], ids=str)
 def test_snapkv_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
     pool = max if knobs.get("pooling") else sum
     rule = snapshot(len(PROMPT), knobs["window"], knobs["capacity"], knobs["kernel"], pool)
@@ -217,9 +219,8 @@ def test_a_wrong_way_to_count_votes_is_found_out(wrong):
 
 class TheWindowHasNoPlaceOfItsOwn(SnapKV):
     def retain(self, held):
-        if held.layer in self.cut:
+        if held.next > held.prompt:
             return held.live
-        self.cut.add(held.layer)
         return heaviest(self.votes.of(held.layer, held.positions), self.capacity, held.live)
 
 
@@ -343,7 +344,7 @@ def test_events_tell_of_freed_slots_and_memory_falls_with_them(decoder):
     store = session._runners[0].lane.target.store
     whole = len(session.headers[0].prompt_ids) * store.depth * store.heads
     assert caches[0].evicted == whole - 8 * store.depth * store.heads
-    assert {cache.bytes for cache in caches} == {2 * store.depth * store.heads * 8 * 8 * 8}  # keys and values, 8 slots of 8 numbers of 8 bytes
+    assert {cache.bytes for cache in caches} == {2 * store.depth * store.heads * 8 * 8 * 8}  # 8 slots of 8 numbers of 8 bytes
     assert all(sum(stop - start for start, stop in head) == 8 for cache in caches for layer in cache.live for head in layer)
     assert len(caches[-1].live) == store.depth and len(caches[-1].live[0]) == store.heads
 

@@ -31,7 +31,8 @@ def rows(heads: int = 2, count: int = 24, d: int = 8, seed: int = 0, dtype: torc
 # --- bits in bytes ---
 
 @pytest.mark.parametrize("codes, bits, packed", [
-    ([1, 2, 3, 0], 2, [0b00111001]), ([1, 2, 3, 0, 2], 2, [0b00111001, 0b10]), ([9, 4], 4, [0x49]), ([200, 7], 8, [200, 7]), ([1, 0, 1], 1, [0b101]),
+    ([1, 2, 3, 0], 2, [0b00111001]), ([1, 2, 3, 0, 2], 2, [0b00111001, 0b10]), ([9, 4], 4, [0x49]), ([200, 7], 8, [200, 7]),
+    ([1, 0, 1], 1, [0b101]),
 ])
 def test_codes_share_bytes_the_first_in_the_lowest_bits(codes, bits, packed):
     assert pack_bits(torch.tensor(codes, dtype=torch.uint8), bits).tolist() == packed
@@ -160,7 +161,8 @@ def test_keys_share_their_scale_along_tokens_and_values_along_channels():
 def test_memory_falls_as_the_formula_says_and_the_pools_give_it_back(bits, group, residual):
     knobs = dict(bits=bits, group=group, residual=residual)
     text = "The green bird sings, and the red fox listens. " * 3
-    full, packed = (prepare(pair("gpt2"), [Recipe("greedy", {}, extras)], Prompt(text), Limits(max_new_tokens=12)) for extras in ([], [("kivi", knobs)]))
+    recipes = Recipe("greedy"), Recipe("greedy", {}, [("kivi", knobs)])
+    full, packed = (prepare(pair("gpt2"), [recipe], Prompt(text), Limits(max_new_tokens=12)) for recipe in recipes)
     caches, baseline = ([stamped.event for stamped in session if isinstance(stamped.event, Cache)] for session in (packed, full))
     for cache, plain in zip(caches, baseline):
         assert cache.packed == cache.length - cache.length % residual
@@ -218,7 +220,8 @@ def test_packing_that_loses_nothing_changes_nothing(architecture, decoder):
 
 def off(bits: str, architecture: str) -> float:
     """How far the packed keys of a lane are from what was written, on average."""
-    exact, packed = (course(policy, architecture=architecture)[0].keys for policy in (Whole(residual=8), make("kivi", bits=bits, residual=8)))
+    policies = Whole(residual=8), make("kivi", bits=bits, residual=8)
+    exact, packed = (course(policy, architecture=architecture)[0].keys for policy in policies)
     return float((packed.unpack() - exact.unpack()).abs().mean())
 
 

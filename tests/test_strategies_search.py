@@ -37,11 +37,14 @@ def of(name: str, **knobs) -> Recipe:
 
 
 COLLAPSES = {
-    "beam_search": [Collapse(of("beam_search", beams=1), GREEDY), Collapse(of("beam_search", beams=1, length_exponent=0.0, early_stop=True), GREEDY)],
-    "diverse_beam_search": [Collapse(of("diverse_beam_search", beams=1, groups=1), GREEDY), Collapse(of("diverse_beam_search", beams=4, groups=1, strength=2.0), BEAMS)]
+    "beam_search": [Collapse(of("beam_search", beams=1), GREEDY),
+                    Collapse(of("beam_search", beams=1, length_exponent=0.0, early_stop=True), GREEDY)],
+    "diverse_beam_search": [Collapse(of("diverse_beam_search", beams=1, groups=1), GREEDY),
+                            Collapse(of("diverse_beam_search", beams=4, groups=1, strength=2.0), BEAMS)]
     + [Collapse(of("diverse_beam_search", beams=4 * groups, groups=groups, strength=0.0), BEAMS) for groups in (2, 3)],
     "best_of_n": [Collapse(of("best_of_n", n=1, temperature=1.0), MODEL), Collapse(of("best_of_n", temperature=0.0), GREEDY)],
-    "self_consistency": [Collapse(of("self_consistency", n=1, temperature=1.0), MODEL), Collapse(of("self_consistency", temperature=0.0, answer="text"), GREEDY)],
+    "self_consistency": [Collapse(of("self_consistency", n=1, temperature=1.0), MODEL),
+                         Collapse(of("self_consistency", temperature=0.0, answer="text"), GREEDY)],
     "superposed": [Collapse(of("superposed", drafts=1, alpha=0.0, temperature=t), GREEDY) for t in (0.06, 1.0)],
 }
 
@@ -246,8 +249,8 @@ def test_beam_search_finds_what_the_librarys_own_finds(architecture, exponent, e
     library, ours = network(architecture), network(architecture)
     end = run(GREEDY, pair(architecture).target, prompt, 4).texts()[0][-1]  # a token that turns up early
     ours.generation_config.eos_token_id = end
-    expected = library.generate(torch.tensor([prompt]), num_beams=4, num_return_sequences=4, do_sample=False, max_new_tokens=12, length_penalty=exponent,
-                                early_stopping=early, eos_token_id=end, pad_token_id=319)
+    expected = library.generate(torch.tensor([prompt]), num_beams=4, num_return_sequences=4, do_sample=False, max_new_tokens=12,
+                                length_penalty=exponent, early_stopping=early, eos_token_id=end, pad_token_id=319)
     texts = [[token for token in row[len(prompt):] if token != 319] for row in expected.tolist()]
     told = run(of("beam_search", beams=4, length_exponent=exponent, early_stop=early), Model(ours, TOKENIZER, architecture), prompt, 12)
     assert [list(text) for text, _ in told.finished()] == texts
@@ -354,35 +357,35 @@ def test_the_law_of_self_consistency_is_that_of_minimum_bayes_risk_where_agreeme
 
 def reasoner(context: Text) -> torch.Tensor:
     """One common way of reasoning leads to 1, two rarer ones lead to 2: letters a b c 1 2 and an end."""
-    p = {0: [0.4, 0.3, 0.3, 0, 0, 0], 1: [0, 0, 0, float(context[-1] == 0), float(context[-1] != 0), 0]}.get(len(context) - 1, [0, 0, 0, 0, 0, 1])
-    return torch.tensor(p, dtype=torch.float64).log()
+    answer = [0, 0, 0, float(context[-1] == 0), float(context[-1] != 0), 0]
+    steps = [[0.4, 0.3, 0.3, 0, 0, 0], answer, [0, 0, 0, 0, 0, 1]]
+    return torch.tensor(steps[min(len(context), 3) - 1], dtype=torch.float64).log()
 
 
 @pytest.mark.parametrize("n, chance", [(1, 0.6), (3, 0.648), (5, 0.68256)])
-def test_voting_finds_the_answer_most_ways_lead_to_where_greedy_takes_the_commonest_way(n, chance):
+def test_voting_finds_the_answer_most_ways_lead_to_though_greedy_takes_another(n, chance):
     model = TableModel("abc12.", ".", rule=reasoner)
     assert write(assemble(GREEDY), {"target": model}, [0], Limits(0, 5), Draws(0)).text == "a1"
     ours = law(of("self_consistency", n=n, temperature=1.0), {"target": model}, [0], 5)
     assert sum(p for text, p in ours.items() if 4 in text) == pytest.approx(chance)
 
 
-def test_the_note_tells_the_votes_and_how_many_texts_would_have_been_enough():
+@pytest.mark.parametrize("seed, last", [(1, 1), (2, 3), (0, 8)])
+def test_the_note_tells_the_votes_and_the_last_text_that_mattered(seed, last):
     model = TableModel("abc12.", ".", rule=reasoner)
-    told = run(of("self_consistency", n=9, temperature=1.0), model, [0], 5, seed=2)
+    told = run(of("self_consistency", n=9, temperature=1.0), model, [0], 5, seed=seed)
     answers = [model.letters[text[1]] for number, text in sorted(told.texts().items()) if number]
     votes, figure = Counter(answers), told.figure("answers")
     assert dict(zip(figure["labels"], figure["values"])) == votes and len(votes) == 2
-    winner = votes.most_common(1)[0][0]
-    leads = [answers[:count].count(winner) - (count - answers[:count].count(winner)) for count in range(1, 10)]
-    enough = 1 + max((count for count, lead in enumerate(leads, 1) if lead < 0), default=0)
-    stated = told.of(Note)[-1].text
-    assert stated.startswith(f"'{winner}' has {votes[winner]} of 9 votes")
-    assert 0 in leads or stated.endswith(f"{enough} texts would have been enough.")
+    in_front = ["1" if answers[:count].count("1") >= count / 2 else "2" for count in range(1, 10)]  # of equals 1: it is more probable
+    assert last == max((count + 1 for count, winner in enumerate(in_front, 1) if winner != in_front[-1]), default=1)
+    assert told.of(Note)[-1].text == f"'{in_front[-1]}' has {votes[in_front[-1]]} of 9 votes; no text after #{last} changed that."
 
 
 @pytest.mark.parametrize("text, number", [
     (" 6 * 7 = 42\n42 - 3 = 39\n#### 39", "39"), ("The answer is 1,200.50. Then 3 more.", "1200.5"), (r"so \boxed{-7} and 8", "-7"),
-    ("first 3, then 4", "4"), ("27-35", "35"), ("it is (-3)", "-3"), ("#### 4\nno, the answer is: 5.0", "5"), ("0.00", "0"), ("1e3 00100", "100"), ("none", None)])
+    ("first 3, then 4", "4"), ("27-35", "35"), ("it is (-3)", "-3"), ("#### 4\nno, the answer is: 5.0", "5"), ("0.00", "0"),
+    ("1e3 00100", "100"), ("none", None)])
 def test_the_number_an_answer_ends_in(text, number):
     assert last_number(text) == number
 
@@ -407,8 +410,8 @@ def test_eight_texts_hold_the_prompt_once(bundled):
 
 
 def test_the_answers_of_the_bundled_model_are_read_and_voted_on(bundled):
-    told = playground.run("self_consistency", "Gecost buys 6 boxes of 7 keys. Then 3 of the keys are gone. How many keys does Gecost have now?",
-                          models=bundled, chat=True, knobs={"n": 5})
+    question = "Gecost buys 6 boxes of 7 keys. Then 3 of the keys are gone. How many keys does Gecost have now?"
+    told = playground.run("self_consistency", question, models=bundled, chat=True, knobs={"n": 5})
     assert told.text.strip().endswith("#### 39")
 
 

@@ -244,7 +244,7 @@ function openMenu(host, opener, { label, candidates, group, current, choose }) {
   if (host.querySelector(".menu")) return;
   const id = `menu-${Math.random().toString(36).slice(2, 9)}`;
   const list = h("div", { id, class: "options", role: "listbox", "aria-label": label });
-  const search = h("input", { type: "text", role: "combobox", spellcheck: "false", autocomplete: "off", placeholder: `Search ${candidates.length}`,
+  const search = h("input", { type: "search", role: "combobox", spellcheck: "false", autocomplete: "off", placeholder: `Search ${candidates.length}`,
     "aria-label": label, "aria-expanded": "true", "aria-controls": id, "aria-autocomplete": "list" });
   const popup = h("div", { class: "menu", role: "dialog", "aria-label": label }, search, list);
   const outside = (event) => { if (!host.contains(event.target)) close(); };

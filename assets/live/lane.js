@@ -162,16 +162,19 @@ function badge(label, help) {
   return node;
 }
 
-/** Titles for all lanes; where several lanes have the same one, each adds the part or knob that the others lack. */
+/** Titles for all lanes; where several lanes have the same one, each adds the parts or knobs by which it differs from them. */
 function distinctTitles(headers) {
   const plain = headers.map((header) => header.title || header.strategy);
-  return headers.map((header, i) => {
-    const others = headers.filter((_, j) => j !== i && plain[j] === plain[i]);
-    const own = header.parts.find((part) => !others.every((other) => other.parts.some((one) => one.name === part.name)));
-    const set = knobsOf(header).find((knob) => !others.every((other) => knobsOf(other).includes(knob)));
-    const addition = own ? own.name.replaceAll("_", " ") : set;
-    return others.length && addition ? `${plain[i]}, ${addition}` : plain[i];
-  });
+  const traits = headers.map((header) => [...header.parts.map((part) => part.name.replaceAll("_", " ")), ...knobsOf(header)]);
+  return headers.map((_, i) => [plain[i], ...differences(traits[i], traits.filter((_, j) => j !== i && plain[j] === plain[i]))].join(", "));
+}
+
+/** At most two of the traits, first the one that the fewest others have. */
+function differences(traits, others, most = 2) {
+  const sharing = (trait) => others.filter((other) => other.includes(trait));
+  const [best] = [...traits].sort((a, b) => sharing(a).length - sharing(b).length);
+  if (!most || best === undefined || sharing(best).length === others.length) return [];
+  return [best, ...differences(traits, sharing(best), most - 1)];
 }
 
 function knobsOf(header) {

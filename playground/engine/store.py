@@ -262,7 +262,8 @@ class Store:
 
     def runs(self) -> list[list[list[tuple[int, int]]]]:
         """Live true positions as half-open stretches, by layer and head; one entry where all layers or heads agree."""
-        return [[[(0, slots.count)]] if slots.whole and slots.count == self.length else [_stretches(row) for row in slots.positions.tolist()] for slots in self.slots]
+        return [[[(0, slots.count)]] if slots.whole and slots.count == self.length else [_stretches(row) for row in slots.positions.tolist()]
+                for slots in self.slots]
 
 
 def _stretches(positions: list[int]) -> list[tuple[int, int]]:

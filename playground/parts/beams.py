@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -57,14 +57,15 @@ class Beams:
     # --- one step ---
 
     def choose(self, gains: Tensor, ends: Ends) -> list[Offer]:
-        """The candidates to be taken, best first; `gains` is what each token adds to each living beam, [live, V], -inf where it may not follow.
+        """The candidates to be taken, best first: the `width` best that go on, and those among the `width` best of all that end the text.
 
-        Taken are the `width` best that go on, and those among the `width` best of all that end the text.
+        `gains` is what each token adds to each living beam, [live, V], -inf where it may not follow.
         """
         sums = torch.tensor([beam.score for beam in self.live], dtype=gains.dtype, device=gains.device)[:, None] + gains
         offers = self.considered = self._enough(sums, ends)
-        taken = {offer for offer in offers[:self.width] if ends(offer.token)} | set([o for o in offers if not ends(o.token)][:self.width])
-        return [offer for offer in offers if offer in taken]
+        ending = [offer for offer in offers[:self.width] if ends(offer.token)]
+        going_on = [offer for offer in offers if not ends(offer.token)][:self.width]
+        return sorted(ending + going_on, key=offers.index)
 
     def _enough(self, sums: Tensor, ends: Ends) -> list[Offer]:
         """So many of the best that `width` of them go on, if there are so many. With one end token the first try is enough."""
@@ -129,8 +130,8 @@ def log_probabilities(rows: list[Rows]) -> Tensor:
 def compared(beams: list[Beam]) -> Iterator[Event]:
     """How different finished texts are."""
     texts = [beam.leaf.written for beam in beams]
-    values = [distinct(texts, 1), distinct(texts, 2)]
-    yield Figure("bars", "variety of the finished texts", {"labels": ["different tokens / tokens", "different pairs / pairs"], "values": values})
+    labels, values = ["different tokens / tokens", "different pairs / pairs"], [distinct(texts, 1), distinct(texts, 2)]
+    yield Figure("bars", "variety of the finished texts", {"labels": labels, "values": values})
     if len(texts) > 1:
         yield Note(f"{len(texts)} texts were finished; all begin with the same {shared_start(texts)} tokens.")
 
@@ -143,4 +144,5 @@ def distinct(texts: list[list[int]], n: int) -> float:
 
 def shared_start(texts: list[list[int]]) -> int:
     """Tokens with which all texts begin."""
-    return sum(1 for _ in takewhile(lambda tokens: all(a == b for a, b in pairwise(tokens)), zip(*texts)))
+    columns = zip(*texts)  # as long as the shortest text
+    return len(list(takewhile(lambda tokens: len(set(tokens)) == 1, columns)))

@@ -11,9 +11,9 @@ TALES = Path(__file__).resolve().parents[2] / "assets" / "texts" / "tales.jsonl"
 BREAK = -1  # stands between texts, so that no context reaches from one into another
 
 
-def tales() -> list[str]:
+def tales() -> str:
     """The bundled tales of the brothers Grimm, some 150,000 characters."""
-    return [json.loads(line)["text"] for line in TALES.read_text(encoding="utf-8").splitlines()]
+    return "\n\n".join(json.loads(line)["text"] for line in TALES.read_text(encoding="utf-8").splitlines())
 
 
 class Corpus:
@@ -41,7 +41,7 @@ class Corpus:
 
 
 def frequencies(followers: list[Tensor], weights: tuple[float, ...], size: int) -> Tensor:
-    """Relative frequencies of the next token, [size], summed over the lengths of context with their weights; an unseen context adds nothing."""
+    """Weighted sum, over the lengths of context, of how often each token followed, [size]; a context that does not occur adds nothing."""
     total = torch.zeros(size, dtype=torch.float64)
     for following, weight in zip(followers, weights):
         if len(following):

@@ -18,7 +18,7 @@ SHARE, SMALLEST = 2.0 ** -10, 2.0 ** -24  # rounding to half precision moves a n
 
 @dataclass(frozen=True)
 class Quantised:
-    """Rows [heads, count, d] as codes. A group is `size` neighbours along `axis`: 1 for tokens of one channel, 2 for channels of one token."""
+    """Rows [heads, count, d] as codes. A group is `size` neighbours along `axis`: 1, tokens of one channel; 2, channels of one token."""
 
     bits: int
     axis: int

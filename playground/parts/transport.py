@@ -15,6 +15,7 @@ from playground.parts.tree import TokenTree
 from playground.parts.verification import Ruling
 
 HALVINGS = 30
+ROUNDING = 1e-13
 
 
 def accepted_once(p: Tensor, q: Tensor, rho: float) -> float:
@@ -43,7 +44,7 @@ def division(p: Tensor, q: Tensor, k: int) -> float:
 
 def _fits(p: Tensor, q: Tensor, k: int, rho: float) -> bool:
     beta = accepted_once(p, q, rho)
-    return accepted_at_all(beta, k) <= rho * beta
+    return accepted_at_all(beta, k) <= rho * beta + ROUNDING
 
 
 def left_over(p: Tensor, q: Tensor, k: int, rho: float) -> Tensor:

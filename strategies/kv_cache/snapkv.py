@@ -27,7 +27,7 @@ class SnapKV(CachePolicy):
     pooling: str = knob("avg", choices=("avg", "max"), help="how votes of neighbours are pooled")
 
     def __post_init__(self):
-        self.votes, self.cut = Votes(), set()  # layers that have been cut
+        self.votes = Votes()
 
     def check(self):
         if self.capacity <= self.window:
@@ -42,11 +42,11 @@ class SnapKV(CachePolicy):
         self.votes.add(layer, weights, keys)
 
     def retain(self, held):
-        if held.layer in self.cut or held.next < held.prompt:
+        if held.next < held.prompt:
             return held.live
-        self.cut.add(held.layer)
         late = held.positions >= held.prompt - self.window
-        return late | heaviest(self._pooled(held, late), self.capacity - self.window, held.live & ~late)
+        early = held.live & ~late  # once they have been cut there are no more of them than may stay, so all of them do
+        return late | heaviest(self._pooled(held, late), self.capacity - self.window, early)
 
     def _pooled(self, held, late):
         """Votes before the window, smoothed along the text, [kv_heads, slots]; those of the window are left out."""

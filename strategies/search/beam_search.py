@@ -19,7 +19,7 @@ class BeamSearch(Decoder):
     guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler",)
 
     beams: int = knob(4, 1, 16, step=1, help="texts that grow side by side; 1 is greedy")
-    length_exponent: float = knob(1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by the mean of their tokens")
+    length_exponent: float = knob(1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean")
     early_stop: bool = knob(False, help="end with as many finished texts as beams, even if one that still grows could be better")
 
     def decode(self, lm) -> Iterator:
@@ -39,4 +39,5 @@ class BeamSearch(Decoder):
 
     def _candidates(self, lm, considered, taken) -> Figure:
         labels = [f"{'✓' if offer in taken else '–'} {offer.place + 1} {lm.piece(offer.token)}" for offer in considered]
-        return Figure("bars", "beam and token, log-probability of the whole text", {"labels": labels, "values": [offer.score for offer in considered]})
+        values = [offer.score for offer in considered]
+        return Figure("bars", "beam and token, log-probability of the whole text", {"labels": labels, "values": values})

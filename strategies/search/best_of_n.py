@@ -30,8 +30,8 @@ class BestOfN(Decoder):
     def decode(self, lm) -> Iterator:
         samples = yield from draw_many(lm, self.n, self._standings)
         contenders = whole(samples)
-        scores = [self._score(sample) for sample in contenders]
-        yield Figure("bars", "best score so far", {"labels": [f"up to {sample.label}" for sample in contenders], "values": list(accumulate(scores, max))})
+        labels, best = [f"up to {sample.label}" for sample in contenders], accumulate(map(self._score, contenders), max)
+        yield Figure("bars", "best score so far", {"labels": labels, "values": list(best)})
         yield lm.keep(max(contenders, key=self._score).leaf)
 
     def _score(self, sample) -> float:

@@ -22,12 +22,13 @@ class DiverseBeamSearch(Decoder):
 
     beams: int = knob(6, 1, 16, step=1, help="texts that grow side by side, all groups together")
     groups: int = knob(2, 1, 16, step=1, help="groups, a divisor of the beams; 1 is plain beam search")
-    strength: float = knob(0.5, 0.0, 2.0, step=0.1, help="nats that a token costs for each beam of an earlier group that took it; 0 makes all groups alike")
-    length_exponent: float = knob(0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by the mean of their tokens")
+    strength: float = knob(0.5, 0.0, 2.0, step=0.1, help="what a token costs, in nats, for each beam of an earlier group that took it")
+    length_exponent: float = knob(0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean")
 
     def check(self) -> None:
         if self.beams % self.groups:
-            raise Refusal(f"{self.beams} beams cannot be split into {self.groups} groups of equal size: choose a number of groups that divides them.", "groups")
+            sentence = f"{self.beams} beams cannot be split into {self.groups} equal groups: choose a number of groups that divides them."
+            raise Refusal(sentence, "groups")
 
     def decode(self, lm) -> Iterator:
         yield lm.prefill()
@@ -42,7 +43,8 @@ class DiverseBeamSearch(Decoder):
             yield prices
         yield from compared([beam for group in groups for beam in group.finished])
         yield self._sums(groups)
-        yield lm.keep(max(groups, key=lambda group: group.of_length(group.finished[0].logp, group.finished[0])).finished[0].leaf)
+        winner = max(groups, key=lambda group: group.of_length(group.finished[0].logp, group.finished[0]))
+        yield lm.keep(winner.finished[0].leaf)
 
     def _choose(self, lm, groups, rows) -> tuple[list, Figure]:
         """The groups choose in turn: what each beam keeps, and what its token cost."""
@@ -56,7 +58,7 @@ class DiverseBeamSearch(Decoder):
             labels += [f"{number} {lm.piece(offer.token)}" for offer in offers]
             values += [[float(logp[place, token]), -self.strength * taken[token], score] for place, token, score in offers]
             taken.update(offer.token for offer in offers if not lm.ends(offer.token))
-        return choices, Figure("matrix", "group and token", {"rows": labels, "columns": ["log-probability", "penalty", "sum of the text"], "values": values})
+        return choices, matrix("group and token", ["log-probability", "penalty", "sum of the text"], labels, values)
 
     def _penalised(self, logp, taken):
         """Log-probabilities [live, V] less the price of what earlier groups took."""
@@ -68,4 +70,8 @@ class DiverseBeamSearch(Decoder):
     def _sums(self, groups) -> Figure:
         beams = [beam for group in groups for beam in group.finished]
         values = [[beam.logp, beam.score - beam.logp, beam.score] for beam in beams]
-        return Figure("matrix", "finished texts", {"rows": [f"#{beam.leaf.number}" for beam in beams], "columns": ["log-probability", "penalties", "sum"], "values": values})
+        return matrix("finished texts", ["log-probability", "penalties", "sum"], [f"#{beam.leaf.number}" for beam in beams], values)
+
+
+def matrix(name: str, columns: list[str], rows: list[str], values: list[list[float]]) -> Figure:
+    return Figure("matrix", name, {"rows": rows, "columns": columns, "values": values})

@@ -51,12 +51,13 @@ class SelfConsistency(Decoder):
     def _outcome(self, samples, votes) -> str:
         if not votes:
             return "No text has an answer: the most probable text is taken."
-        winner = self._winner(votes)
-        return f"{winner!r} has {len(votes[winner])} of {sum(map(len, votes.values()))} votes; {self._decided(samples)} texts would have been enough."
+        winner, voters = self._winner(votes), sum(map(len, votes.values()))
+        return f"{winner!r} has {len(votes[winner])} of {voters} votes; no text after #{self._decided(samples)} changed that."
 
     def _decided(self, samples) -> int:
-        """How many of the first texts already had the winner, and kept it whatever came after."""
-        winners = [self._winner(votes) if (votes := self._votes(samples[:count])) else None for count in range(1, len(samples) + 1)]
+        """The text, counted from 1, with which the winner was in front for good."""
+        polls = [self._votes(samples[:count]) for count in range(1, len(samples) + 1)]
+        winners = [self._winner(votes) if votes else None for votes in polls]
         return 1 + max((i for i, winner in enumerate(winners, 1) if winner != winners[-1]), default=0)
 
     def _standings(self, samples, completed) -> Iterator:

@@ -5,7 +5,7 @@ import torch
 
 from playground.errors import Refusal
 from playground.events import Branches, Figure
-from playground.parts.beams import Beams
+from playground.parts.beams import Beam, Beams
 from playground.parts.ngrams import Corpus, frequencies, tales
 from playground.parts.tree import ROOT, TokenTree
 from playground.strategy import Decoder, knob
@@ -30,17 +30,18 @@ class Superposed(Decoder):
     kept: int = knob(9, 1, 60, step=1, help="best tokens of the model that the drafts may take")
     temperature: float = knob(0.1, 0.02, 1.0, step=0.02, help="of the model's row, which a mean of tokens makes flat; low sharpens it")
     alpha: float = knob(0.54, 0.0, 1.0, step=0.02, help="0 asks only the model, 1 only the n-grams")
-    penalty: float = knob(200.0, 0.0, 500.0, step=10, help="what a draft loses for a token where the n-grams know none of those kept")
-    corpus: str = knob("", multiline=True, file=True, help="text whose n-grams are counted; nothing here: the bundled tales of the brothers Grimm")
-    audit: bool = knob(True, help="read the finished drafts with the model itself, one forward more, to show their true log-probabilities")
+    penalty: float = knob(200.0, 0.0, 500.0, step=10, help="what a draft loses where the n-grams know none of the kept tokens")
+    corpus: str = knob("", multiline=True, file=True, help="text whose n-grams are counted; empty: the bundled tales of the brothers Grimm")
+    audit: bool = knob(True, help="one forward more at the end, to show the true log-probabilities of the finished drafts")
 
     def check(self) -> None:
         if self.kept < self.drafts:
-            raise Refusal(f"{self.kept} kept tokens are too few for {self.drafts} drafts: keep at least as many tokens as there are drafts.", "kept")
+            sentence = f"{self.kept} kept tokens are too few for {self.drafts} drafts: keep at least as many tokens as there are drafts."
+            raise Refusal(sentence, "kept")
 
     def decode(self, lm) -> Iterator:
         rows, node, mixtures = (yield lm.prefill()), ROOT, TokenTree(self.name)
-        corpus = Corpus([lm.encode(text) for text in ([self.corpus] if self.corpus.strip() else tales())], len(WEIGHTS))
+        corpus = Corpus([lm.encode(paragraph) for paragraph in (self.corpus.strip() or tales()).split("\n\n")], len(WEIGHTS))
         drafts = Beams(lm.fork(1)[0], self.drafts, exponent=1.0, patient=False)
         while True:
             gains = self._gains(rows.raw[rows.row(node)], [corpus.followers(beam.leaf.tokens) for beam in drafts.live])
@@ -48,17 +49,22 @@ class Superposed(Decoder):
             drafts.follow(lm, offers, gains)
             yield lm.keep([lm.choose(rows, offer.token, node, beam.leaf) for offer, beam in zip(offers, drafts.live)])
             drafts.retire(lm)
-            yield Branches(scores=drafts.ranks())
-            yield Figure("bars", "endings that occur in the corpus", {"labels": [f"last {n}" for n, _ in enumerate(WEIGHTS, 1)], "values": corpus.hit_rates()})
+            yield from self._shown(drafts, corpus)
             if not drafts.live:
                 break
-            shares = torch.tensor([beam.score for beam in drafts.live], dtype=torch.float64).softmax(0).tolist()
-            yield Figure("bars", "shares of the mixture", {"labels": [f"#{beam.leaf.number}" for beam in drafts.live], "values": shares})
-            node = mixtures.blend([beam.leaf.tokens[-1] for beam in drafts.live], shares, node)
+            node = mixtures.blend([beam.leaf.tokens[-1] for beam in drafts.live], shares(drafts.live), node)
             rows = yield lm.extend(mixtures)
         if self.audit:
             yield from self._compared(lm, drafts.finished)
         yield lm.keep(drafts.finished[0].leaf)
+
+    def _shown(self, drafts, corpus) -> Iterator:
+        yield Branches(scores=drafts.ranks())
+        known = {"labels": [f"last {n}" for n in range(1, len(WEIGHTS) + 1)], "values": corpus.hit_rates()}
+        yield Figure("bars", "endings that occur in the corpus", known)
+        if drafts.live:
+            labels = [f"#{beam.leaf.number}" for beam in drafts.live]
+            yield Figure("bars", "shares of the mixture", {"labels": labels, "values": shares(drafts.live)})
 
     def _gains(self, raw, followers) -> torch.Tensor:
         """What each token adds to each draft, [drafts, V], from the model's row [V] and what follows each draft's endings in the corpus."""
@@ -84,6 +90,11 @@ class Superposed(Decoder):
         values = [[draft.score, logp] for draft, logp in zip(drafts, truth)]
         labels = [f"#{draft.leaf.number}" for draft in drafts]
         yield Figure("matrix", "finished drafts", {"rows": labels, "columns": ["score", "log-probability"], "values": values})
+
+
+def shares(drafts: list[Beam]) -> list[float]:
+    """What each living draft weighs in the mixture."""
+    return torch.tensor([draft.score for draft in drafts], dtype=torch.float64).softmax(0).tolist()
 
 
 def merged(texts: list[list[int]]) -> tuple[TokenTree, list[list[int]]]:

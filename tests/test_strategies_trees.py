@@ -1,0 +1,564 @@
+"""Trees of guesses: distinct siblings, stochastic beams, independent drafts, recycled tokens, and a model's own first layers."""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import permutations, product
+from math import e, prod
+
+import pytest
+import torch
+from architectures import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pairs import pair
+from registry import Collapse
+from tables import Enumerating, TableModel, distance, law, product_law, watch, write
+from toys import byte_tokenizer
+
+from playground.draws import Draws
+from playground.engine.model import Model, Work
+from playground.engine.sampling import leftover
+from playground.engine.store import Store
+from playground.errors import Refusal
+from playground.events import Draft, Figure, Forward, Verdict
+from playground.lane import Limits
+from playground.memory import Memory
+from playground.parts import transport
+from playground.parts.drafting import best, guess_row
+from playground.parts.tree import ROOT, TokenTree
+from playground.parts.urn import Urn
+from playground.parts.verification import Ruling, reject, walk
+from playground.recipe import Assembly, Recipe, assemble
+from playground.session import Models, Prompt, prepare
+from playground.strategy import Drafter, Verifier, find, make
+from playground.trace import metrics
+
+AT_ONE = ("temperature", {"t": 1.0})
+GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [AT_ONE])
+EXACT, WRONG = 1e-9, 1e-3
+P, Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
+
+
+def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> Recipe:
+    return Recipe("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
+
+
+def at_rest(drafter: str, **knobs) -> list[Collapse]:
+    return [Collapse(guessing(drafter, **knobs), GREEDY), Collapse(guessing(drafter, "rejection", AT_ONE, **knobs), MODEL)]
+
+
+CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
+COLLAPSES = {
+    "rsd_c": [*at_rest("rsd_c", branching=""), Collapse(guessing("rsd_c", "rejection", AT_ONE, branching="1 1 1"), CHAIN)],
+    "rsd_s": [*at_rest("rsd_s", depth=0), Collapse(guessing("rsd_s", "rejection", AT_ONE, width=1, depth=3), CHAIN)],
+    "spectr": [*at_rest("spectr", length=0), Collapse(guessing("spectr", "rejection", AT_ONE, rows=1, length=3), CHAIN),
+               Collapse(guessing("spectr", "k_seq", AT_ONE, rows=1, length=3), CHAIN)],
+    "token_recycling": at_rest("token_recycling", nodes=0),
+    "layer_skip_draft": at_rest("layer_skip_draft", depth=0),
+}
+
+
+def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
+    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
+
+
+def golden() -> dict[str, TableModel]:
+    """Two models that say P and Q wherever they are asked."""
+    return {"target": TableModel("abc", rule=lambda context: P.log()), "draft": TableModel("abc", rule=lambda context: Q.log())}
+
+
+def first_drafts(recipe: Recipe, models: dict, length: int) -> Iterator[tuple[float, TokenTree, Verdict]]:
+    """Every first round that can be: its probability, its tree and its verdict."""
+    seen: list = []
+
+    class Watched(Verifier):
+        def judge(self, lm, tree, rows):
+            seen.append((tree, verifier.judge(lm, tree, rows)))
+            return seen[-1][1]
+
+    assembly, draws = assemble(recipe), Enumerating()
+    verifier, assembly.decoder.verifier = assembly.decoder.verifier, Watched()
+    for _ in draws.runs():
+        seen.clear()
+        for lane in watch(assembly, models, [0], Limits(0, length), draws):
+            if lane.generated:
+                break
+        yield draws.weight, *seen[0]
+
+
+def tokens_of_first_round(recipe: Recipe, depth: int) -> float:
+    return sum(weight * (len(verdict.kept) + 1) for weight, _, verdict in first_drafts(recipe, golden(), depth + 1))
+
+
+# --- drawing without replacement ---
+
+def test_an_urn_gives_tokens_in_the_order_of_draws_without_replacement():
+    draws, found = Enumerating(), defaultdict(float)
+    for _ in draws.runs():
+        urn = Urn(P)
+        found[tuple(urn.take(lambda rest: draws.pick(rest, "urn", 0)) for _ in range(3))] += draws.weight
+        assert urn.left == urn.distinct == 0
+    expected = {order: float(P[order[0]] * P[order[1]] / (1 - P[order[0]])) for order in permutations(range(3))}
+    assert distance(found, expected) < 1e-12
+
+
+def sequences_without_replacement(model: TableModel, prompt: list[int], width: int, length: int) -> dict[tuple, float]:
+    """Law of the ordered beam by the chain rule: `width` whole continuations drawn one after another, none twice."""
+    chance = product_law(model, prompt, length)
+    orders = permutations(chance, width)
+    return {order: prod(chance[text] / (1 - sum(chance[before] for before in order[:i])) for i, text in enumerate(order)) for order in orders}
+
+
+@pytest.mark.parametrize("width, depth", [(1, 2), (2, 1), (2, 2), (3, 2)])
+def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_whole_continuations(width, depth):
+    models, found = tables("ab" if width == 3 else "abc"), defaultdict(float)
+    recipe = guessing("rsd_s", "sample_match", AT_ONE, width=width, depth=depth)
+    for weight, tree, _ in first_drafts(recipe, models, depth + 1):
+        leaves = [tuple(tree.prefix(node)) for node in range(len(tree)) if len(tree.path(node)) == depth]
+        found[tuple(leaves)] += weight
+    assert distance(found, sequences_without_replacement(models["draft"], [0], width, depth)) < EXACT
+
+
+def test_a_beam_as_wide_as_all_there_is_holds_every_continuation():
+    for _, tree, _ in first_drafts(guessing("rsd_s", "greedy_match", width=9, depth=2), tables("abc"), 3):
+        assert {tuple(tree.prefix(node)) for node in range(len(tree))} == {*product(range(3)), *product(range(3), repeat=2), *product(range(3), repeat=1)} - {()}
+
+
+def test_without_chance_the_beam_of_rsd_s_is_that_of_beam_search():
+    models = tables("abcd", seed=3)
+    ((_, tree, _),) = first_drafts(guessing("rsd_s", "greedy_match", width=2, depth=2), models, 3)
+    first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:2]
+    both = product_law(models["draft"], [0], 2)
+    second = sorted((text for text in both if text[:1] in dict(first)), key=lambda text: -both[text])[:2]
+    assert [tuple(tree.prefix(node)) for node in range(len(tree))] == [text for text, _ in first] + second
+
+
+@pytest.mark.parametrize("branching, levels", [("3 2", [3, 6]), ("2,2,1", [2, 4, 4]), ("9", [4])])
+def test_rsd_c_has_as_many_children_as_were_asked_for_and_no_two_alike(branching, levels):
+    for weight, tree, _ in first_drafts(guessing("rsd_c", "greedy_match", branching=branching), tables("abcd"), 4):
+        assert [sum(len(tree.path(node)) == level for node in range(len(tree))) for level in range(1, tree.depth() + 1)] == levels
+        assert len({tuple(tree.prefix(node)) for node in range(len(tree))}) == len(tree)
+
+
+@pytest.mark.parametrize("branching", ["8 8", "0", "two", "2 -1", "65"])
+def test_a_tree_that_cannot_be_is_refused_in_one_sentence(branching):
+    with pytest.raises(Refusal, match=r"^branching must be whole numbers.*\.$"):
+        make("rsd_c", branching=branching)
+
+
+@pytest.mark.parametrize("branching, tokens", [("1", 1.7), ("2", 1.808571), ("3", 2.0)])
+def test_distinct_siblings_are_accepted_as_often_as_the_recursive_rule_says(branching, tokens):
+    assert tokens_of_first_round(guessing("rsd_c", "rejection", AT_ONE, branching=branching), 1) == pytest.approx(tokens, abs=1e-6)
+    assert tokens_of_first_round(guessing("rsd_s", "rejection", AT_ONE, width=int(branching)), 1) == pytest.approx(tokens, abs=1e-6)
+
+
+def test_with_as_many_nodes_distinct_siblings_stand_more_often_than_independent_ones():
+    distinct, independent = guessing("rsd_c", "rejection", AT_ONE, branching="2 1"), guessing("draft_model", "rejection", AT_ONE, depth=2, width=2, branching=1)
+    assert tokens_of_first_round(distinct, 2) > tokens_of_first_round(independent, 2) + 0.05
+
+
+@pytest.mark.parametrize("drafter, verifier, knobs", [("rsd_c", "rejection", {"branching": "2 1"}), ("rsd_s", "rejection", {"width": 2}), ("spectr", "k_seq", {})])
+def test_of_a_draft_that_is_the_target_the_first_guess_stands_all_the_way_down(drafter, verifier, knobs):
+    twin = TableModel("abc")
+    for _, tree, verdict in first_drafts(guessing(drafter, verifier, AT_ONE, **knobs), {"target": twin, "draft": twin}, 3):
+        assert verdict.kept == [tree.order[0], tree.children(tree.order[0])[0]] and verdict.origin == "bonus"
+
+
+# --- wrong ways to draw and to judge siblings ---
+
+def off(drafter: Drafter, verifier: Verifier, letters: str = "abc", length: int = 2) -> float:
+    """By how much the law of a lane is not the target's."""
+    decoder, models = make("speculative"), tables(letters)
+    decoder.drafter, decoder.verifier = drafter, verifier
+    found = law(Assembly(decoder, [make(*AT_ONE[:1], **AT_ONE[1])]), models, [0, 1, 0], length)
+    return distance(found, product_law(models["target"], [0, 1, 0], length))
+
+
+class MostProbable(find("rsd_c")):
+    """Siblings that were chosen, and pass for drawn."""
+
+    def _children(self, lm, tree, rows, leaf, width):
+        q = guess_row(lm, tree, rows, leaf)
+        nodes = best(tree, leaf, q, width)
+        tree.q[nodes[0]:] = [q] * len(nodes)
+        return nodes
+
+
+class Pruned(find("rsd_c")):
+    """Of the drawn siblings only the most probable is fed."""
+
+    def _children(self, lm, tree, rows, leaf, width):
+        q, urn = guess_row(lm, tree, rows, leaf), Urn(guess_row(lm, tree, rows, leaf))
+        tokens = [urn.take(lambda rest: lm.draw(rest, 0, "draft")) for _ in range(width)]
+        return [tree.add(max(tokens, key=lambda token: float(q[token])), leaf, q)]
+
+
+class Merged(find("spectr")):
+    """How often a node was drawn is forgotten."""
+
+    def propose(self, lm, budget):
+        tree = yield from super().propose(lm, budget)
+        tree.order = list(dict.fromkeys(tree.order))
+        return tree
+
+
+class Judged(Verifier):
+    """A verifier made of one rule(p, children, tree, flip, draw)."""
+
+    def __init__(self, rule: Callable[..., Ruling]):
+        self.rule = rule
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            p, position = rows.p[rows.row(node)], rows.position(node)
+            return self.rule(p, children, tree, lambda ratio: lm.flip(ratio, position), lambda rest: lm.draw(rest, position, "redraw"))
+
+        return walk(lm, tree, rows, rule)
+
+
+def turned_round(p, children, tree, flip, draw) -> Ruling:
+    return reject(p, children[::-1], tree, flip, draw)
+
+
+def against_q_as_it_was(p, children, tree, flip, draw) -> Ruling:
+    r = p
+    for child in children:
+        token, q = tree.tokens[child], tree.q[child]
+        if flip(min(1.0, float(r[token] / q[token])))[0]:
+            return Ruling(child)
+        r = leftover(r, q)
+    return Ruling(None, draw(r))
+
+
+def divided_by(rho: Callable[[int], float]) -> Callable[..., Ruling]:
+    """k-SEQ with a rho of one's own."""
+    def rule(p, children, tree, flip, draw) -> Ruling:
+        q, k = tree.q[children[0]], len(children)
+        for child in children:
+            token = tree.tokens[child]
+            if flip(min(1.0, float(p[token] / (rho(k) * q[token]))))[0]:
+                return Ruling(child)
+        return Ruling(None, draw(transport.left_over(p, q, k, rho(k))))
+
+    return rule
+
+
+WRONG_WAYS = {
+    "the most probable siblings taken for drawn ones": (MostProbable("2"), Judged(reject)),
+    "the best of the drawn siblings fed alone": (Pruned("2"), Judged(reject)),
+    "siblings judged in another order than drawn": (make("rsd_c", branching="2"), Judged(turned_round)),
+    "a stochastic beam judged in another order than drawn": (make("rsd_s", width=2), Judged(turned_round)),
+    "ratios against q as it was before the first sibling": (make("rsd_c", branching="2"), Judged(against_q_as_it_was)),
+    "k-SEQ that divides by nothing": (make("spectr", rows=2), Judged(divided_by(lambda k: 1.0))),
+    "k-SEQ over distinct siblings": (make("rsd_c", branching="2"), Judged(transport.k_seq)),
+    "k-SEQ over rows that were merged without a count": (Merged(2, 4), Judged(transport.k_seq)),
+}
+RIGHT_WAYS = {
+    "rsd_c": (make("rsd_c", branching="2"), Judged(reject)),
+    "rsd_s": (make("rsd_s", width=2), Judged(reject)),
+    "k-SEQ": (make("spectr", rows=2), Judged(transport.k_seq)),
+    "k-SEQ that divides by more than it has to": (make("spectr", rows=2), Judged(divided_by(float))),
+}
+
+
+@pytest.mark.parametrize("drafter, verifier", WRONG_WAYS.values(), ids=WRONG_WAYS)
+def test_a_wrong_way_to_guess_or_judge_is_found_out(drafter, verifier):
+    assert off(drafter, verifier) > WRONG
+
+
+@pytest.mark.parametrize("drafter, verifier", RIGHT_WAYS.values(), ids=RIGHT_WAYS)
+def test_a_right_way_to_guess_and_judge_has_the_targets_law(drafter, verifier):
+    assert off(drafter, verifier) < EXACT
+
+
+# --- k-SEQ ---
+
+def test_rho_and_acceptance_are_those_worked_out_by_hand():
+    for k, rho, accepted in [(1, 1.0, 0.7), (2, 1.456776, 0.791355), (3, 1.792593, 0.858519)]:
+        found = transport.division(P, Q, k)
+        assert found == pytest.approx(rho, abs=1e-5)
+        assert transport.accepted_at_all(transport.accepted_once(P, Q, found), k) == pytest.approx(accepted, abs=1e-5)
+        assert tokens_of_first_round(guessing("spectr", "k_seq", AT_ONE, rows=k, length=1), 1) >= 1 + accepted - 1e-6
+    assert transport.left_over(P, Q, 2, transport.division(P, Q, 2)).tolist() == pytest.approx([1, 0, 0], abs=1e-6)
+
+
+def test_a_redraw_that_some_row_guessed_keeps_that_row_in_step():
+    rounds = [(weight, tree, verdict) for weight, tree, verdict in first_drafts(guessing("spectr", "k_seq", AT_ONE, rows=2, length=2), tables(), 3)]
+    hit = [verdict for _, tree, verdict in rounds if verdict.kept and not any(test.kept and test.node == verdict.kept[0] for test in verdict.tests)]
+    assert hit
+
+
+@st.composite
+def distributions(draw, size: int):
+    weights = draw(st.lists(st.integers(0, 9), min_size=size, max_size=size).filter(any))
+    return torch.tensor(weights, dtype=torch.float64) / sum(weights)
+
+
+@settings(deadline=None, max_examples=150)
+@given(data=st.data(), size=st.integers(2, 5), k=st.integers(1, 8))
+def test_k_seq_gives_p_and_comes_near_the_best_any_rule_can_do(data, size, k):
+    p, q = data.draw(distributions(size)), data.draw(distributions(size))
+    rho = transport.division(p, q, k)
+    beta = transport.accepted_once(p, q, rho)
+    accepted = transport.accepted_at_all(beta, k)
+    stands = torch.minimum(p / rho, q) * (accepted / beta if beta else 0)
+    assert (p - stands).min() > -1e-12, "some token stands more often than the target says it"
+    assert (stands + (1 - accepted) * transport.left_over(p, q, k, rho) - p).abs().max() < 1e-9
+    assert (1 - 1 / e) * best_acceptance(p, q, k) - 1e-9 <= accepted <= best_acceptance(p, q, k) + 1e-9
+
+
+def best_acceptance(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
+    """Optimal transport with membership cost as a flow from drafts to tokens: its value is that of the least cut, one for each set of tokens."""
+    sets = product([False, True], repeat=len(p))
+    return min(float(p[list(chosen)].sum() + 1 - q[list(chosen)].sum() ** k) for chosen in map(torch.tensor, sets) for chosen in [chosen.tolist()])
+
+
+def test_the_best_any_rule_can_do_is_what_the_linear_program_finds():
+    assert best_acceptance(P, Q, 2) == pytest.approx(0.86) and best_acceptance(P, P, 3) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("p, q, rho", [(P, P, 1.0), (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 1.0)])
+def test_nothing_is_divided_where_models_agree_or_have_nothing_in_common(p, q, rho):
+    assert transport.division(p, q, 4) == rho
+    assert torch.equal(transport.left_over(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 4, 1.0), torch.tensor([1.0, 0.0]))
+
+
+def test_a_rule_for_independent_guesses_refuses_distinct_ones():
+    for drafter in ("rsd_c", "rsd_s", "token_recycling"):
+        with pytest.raises(Refusal, match="k_seq is exact for independent guesses only"):
+            assemble(guessing(drafter, "k_seq", AT_ONE))
+
+
+def test_rows_that_begin_alike_share_their_nodes_and_are_counted():
+    for _, tree, _ in first_drafts(guessing("spectr", "sample_match", AT_ONE, rows=3, length=1), tables("ab"), 2):
+        assert len(tree) == len(set(tree.tokens)) and len(tree.order) == 3
+        assert tree.children(ROOT) == tree.order
+
+
+# --- token recycling ---
+
+module = __import__(find("token_recycling").__module__, fromlist=["template"])
+
+
+def test_the_papers_tree_has_eighty_nodes_and_every_beginning_of_its_paths():
+    paths = module.template(80)
+    assert [sum(len(path) == depth for path in paths) for depth in range(1, 8)] == [8, 21, 25, 15, 8, 3, 0]
+    for count in range(81):
+        chosen = set(module.template(count))
+        assert len(chosen) == count and all(path[:-1] in chosen or len(path) == 1 for path in chosen)
+        assert all((*path[:-1], path[-1] - 1) in chosen for path in chosen if path[-1])
+
+
+def test_guesses_are_looked_up_along_the_ranks_of_the_tree():
+    memory, tree = module.Successors(), TokenTree()
+    memory.known = {1: (2, 3), 2: (4, 0), 3: (1, 1)}
+    memory.grow(tree, 1, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)], ends=lambda token: False)
+    assert (tree.tokens, tree.parents) == ([2, 3, 4, 0, 1], [-1, -1, 0, 0, 1])
+
+
+def test_nothing_is_guessed_after_a_guess_that_ends_the_text():
+    memory, tree = module.Successors(), TokenTree()
+    memory.known = {1: (2,), 2: (1,)}
+    memory.grow(tree, 1, [(0,), (0, 0)], ends=lambda token: token == 2)
+    assert tree.tokens == [2]
+
+
+def test_refused_guesses_teach_as_well_and_the_last_row_of_a_token_counts():
+    memory = module.Successors()
+    rows = torch.tensor([[0.0, 1, 2, 3], [3.0, 2, 1, 0], [0.0, 3, 2, 1]])
+    memory.learn([0, 3, 3], rows, k=2)
+    assert memory.known == {0: (3, 2), 3: (1, 2)}
+
+
+def circle(size: int = 9) -> TableModel:
+    """Writes its letters in a circle."""
+    return TableModel("abcdefghijk"[:size], rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_once_a_text_repeats_every_round_goes_to_the_bottom_of_the_tree(k):
+    model, ahead = circle(), []
+    for lane in watch(assemble(guessing("token_recycling", "greedy_match", k=k)), {"target": model}, [0], Limits(0, 44), Draws(0)):
+        ahead.append(lane.generated)
+    steps = [b - a for a, b in zip(ahead, ahead[1:]) if b > a]
+    assert max(steps) == 7 and steps[-4:-1] == [7, 7, 7]
+
+
+def learned_from(nodes: str) -> type[Drafter]:
+    class Learning(find("token_recycling")):
+        def observe(self, tree, rows, verdict):
+            chosen = list(range(len(tree))) if nodes == "all" else verdict.kept
+            self._memory.learn([rows.committed[-1], *(tree.tokens[n] for n in chosen)], rows.raw[[0, *(n + 1 for n in chosen)]], self.k)
+
+    return Learning
+
+
+def forwards_of(drafter: Drafter) -> int:
+    """Of the target, over several texts of a model whose next token depends on the last alone."""
+    chance = torch.randn(26, 26, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
+    model = TableModel([chr(97 + i) for i in range(26)], rule=lambda context: chance[context[-1]])
+    for seed in range(4):
+        decoder = make("speculative", verifier="sample_match")
+        decoder.drafter = drafter
+        write(Assembly(decoder, [make("temperature", t=1.0)]), {"target": model}, [0], Limits(seed, 60), Draws(seed))
+    return model.forwards
+
+
+def test_learning_from_kept_guesses_alone_warms_up_more_slowly():
+    learn_all, learn_kept = (forwards_of(learned_from(nodes)(80, 8)) for nodes in ("all", "kept"))
+    assert forwards_of(make("token_recycling")) == learn_all < 0.97 * learn_kept
+
+
+def recycled(memory: Memory, prompt: str = "The green bird", **knobs):
+    session = prepare(Models(pair().target), [guessing("token_recycling", "greedy_match", **knobs)], Prompt(prompt), Limits(0, 24), memory=memory)
+    events = [stamped.event for stamped in session]
+    return session, events
+
+
+def test_what_one_run_learned_serves_the_next_and_no_other_visitor():
+    memory = Memory()
+    (cold, told), (warm, again) = recycled(memory), recycled(memory)
+    assert cold.headers[0].memory == "" != warm.headers[0].memory
+    assert metrics(warm.trace)["target_forwards"] < metrics(cold.trace)["target_forwards"] == metrics(recycled(Memory())[0].trace)["target_forwards"]
+    known = [[event.data["series"] for event in events if isinstance(event, Figure)][0] for events in (told, again)]
+    assert known[0] == {"tokens whose successors are known": 0} != known[1]
+
+
+def test_garbage_in_memory_costs_guesses_and_changes_no_text():
+    texts = []
+    for seed in range(3):
+        memory, garbage = Memory(), module.Successors()
+        chance = torch.Generator().manual_seed(seed)
+        garbage.known = {token: tuple(torch.randint(0, 320, (8,), generator=chance).tolist()) for token in range(320)}
+        target = pair().target
+        memory.keep(f"token_recycling|{target.name}|{target.revision}|8", garbage)
+        session, events = recycled(memory)
+        assert len(next(event for event in events if isinstance(event, Draft)).tokens) == 80, "the garbage was not used"
+        texts.append(session.trace.events and [event.ids for event in events if event.kind == "commit"])
+    plain = [stamped.event for stamped in prepare(Models(pair().target), [GREEDY], Prompt("The green bird"), Limits(0, 24))]
+    written = sum((event.ids for event in plain if event.kind == "commit"), [])
+    assert all(sum(text, []) == written for text in texts)
+
+
+def test_what_is_learned_is_what_the_model_thinks_and_not_what_a_grammar_allows():
+    tokenizer = byte_tokenizer()
+    model = TableModel(tokenizer=tokenizer)
+    learned: dict = {}
+
+    class Watched(find("token_recycling")):
+        def observe(self, tree, rows, verdict):
+            super().observe(tree, rows, verdict)
+            learned.update(self._memory.known)
+
+    assembly = assemble(guessing("token_recycling", "greedy_match", ("regex", {"pattern": "[ab]{6}"})))
+    assembly.decoder.drafter = Watched()
+    write(assembly, {"target": model}, [5], Limits(0, 6), Draws(0))
+    assert learned[5] == tuple(model.scores((5,)).topk(8).indices.tolist())
+
+
+# --- a model's own first layers ---
+
+class EarlyTable(TableModel):
+    """Its early exit has opinions of its own."""
+
+    leaving = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.early = TableModel(self.letters, self.ends, self.seed + 1)
+
+    def forward(self, works, plan=None):
+        self.leaving = plan is not None and plan.stop is not None
+        return super().forward(works, plan)
+
+    def scores(self, context):
+        return self.early.scores(context) if self.leaving else super().scores(context)
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "sample_match", "k_seq"])
+@pytest.mark.parametrize("letters, ends", [("abc", ""), ("ab.", ".")])
+def test_the_law_is_the_whole_models_whatever_its_first_layers_think(verifier, letters, ends):
+    model = EarlyTable(letters, ends)
+    found = law(Recipe("layer_skip", {}, [(verifier, {}), AT_ONE]), {"target": model}, [0, 1, 0], 4)
+    assert distance(found, product_law(TableModel(letters, ends), [0, 1, 0], 4)) < EXACT
+
+
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt2")
+
+
+def layered(architecture: str) -> Model:
+    return Model(tiny(architecture), byte_tokenizer(), architecture)
+
+
+LIMITS, START = Limits(0, 18), [5, 9, 2, 7, 7, 1]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("share", [0.05, 0.6, 1.0])
+def test_rows_that_left_early_and_went_on_are_those_of_one_plain_pass(architecture, share):
+    model, seen = layered(architecture), None
+    rounds = 0
+    for lane in watch(assemble(guessing("layer_skip_draft", "rejection", AT_ONE, exit=share)), {"target": model}, START, LIMITS, Draws(0)):
+        rows = lane.target.seen
+        if rows is seen or rows is None or not len(rows.tree):
+            continue
+        seen, rounds = rows, rounds + 1
+        text = [*rows.committed, *rows.tree.tokens]
+        (fresh,), _ = model.forward([Work(model.new_store(), text, list(range(-1, len(text) - 1)))])
+        assert (rows.raw - fresh[len(rows.committed) - 1:]).abs().max() < EXACT
+    assert rounds > 2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("share", [0.05, 0.6])
+def test_guesses_of_the_first_layers_change_no_greedy_text(architecture, share):
+    models = {"target": layered(architecture)}
+    plain, skipping = (write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, guessing("layer_skip_draft", exit=share)))
+    assert plain == skipping
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(architecture, monkeypatch):
+    passes, original = defaultdict(list), Store.write
+
+    def counted(store, layer, at, keys, values):
+        passes[layer].append(keys.shape[1])
+        return original(store, layer, at, keys, values)
+
+    model = pair(architecture).target
+    session = prepare(Models(model), [Recipe("layer_skip", {}, [("layer_skip_draft", {"exit": 0.3})])], Prompt("a bird"), LIMITS)
+    monkeypatch.setattr(Store, "write", counted)
+    told = [stamped.event for stamped in session]
+    guesses = [len(event.tokens) for event in told if isinstance(event, Draft)]
+    assert model.depth == 3 and guesses
+    assert passes[1] == passes[2] and len(passes[1]) == 1 + len(guesses), "late layers: the prompt, and then once a round"
+    assert passes[1][1:] == [1 + count for count in guesses], "the last token of the text and every guess"
+    assert len(passes[0]) == 1 + sum(passes[1][1:]) and sum(passes[0]) == sum(passes[1]), "first layers: one row after another, none twice"
+
+
+def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
+    session = prepare(Models(pair().target), [Recipe("layer_skip", {}, [("layer_skip_draft", {"exit": 0.3})])], Prompt("a bird"), LIMITS)
+    told = [stamped.event for stamped in session]
+    early, late = ([event for event in told if isinstance(event, Forward) and event.stream == stream and event.phase == "decode"] for stream in ("exit", "target"))
+    rounds = [event for event in told if isinstance(event, Verdict)]
+    found = metrics(session.trace)
+    assert {event.layers for event in early} == {1} and {event.layers for event in late} == {2}
+    assert (found["draft_forwards"], found["target_forwards"]) == (len(early), len(rounds))
+    assert found["wasted_tokens"] == sum(event.tokens for event in late) - (found["tokens"] - 1)
+
+
+def test_with_all_layers_every_guess_stands():
+    session = prepare(Models(pair().target), [guessing("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)], Prompt("The green bird"), Limits(0, 19))
+    verdicts = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
+    assert [len(verdict.kept) for verdict in verdicts] == [5, 5, 5] and metrics(session.trace)["acceptance_rate"] == 1
+
+
+def test_the_share_of_layers_is_rounded_and_never_none():
+    for depth, share, layer in [(3, 0.05, 1), (8, 0.5, 4), (3, 0.5, 2), (12, 0.99, 12), (1, 0.5, 1)]:
+        assert max(1, round(share * depth)) == layer
+
+
+def test_layer_skip_refuses_another_drafter():
+    with pytest.raises(Refusal, match=r"for draft_model choose speculative\.$"):
+        assemble(Recipe("layer_skip", {}, [("draft_model", {})]))
