@@ -194,6 +194,7 @@ class Branches(Event):
     kind: ClassVar[str] = "branches"
     born: list[tuple[int, int]] = field(default_factory=list)  # (sequence, parent sequence)
     dropped: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # complete texts: nothing follows them any more
     scores: dict[int, float] = field(default_factory=dict)
 
 
@@ -213,7 +214,8 @@ class Fill(Event):
 class Figure(Event):
     """Whatever a method wants seen that fits no other kind; the page has one renderer per shape.
 
-    scalar: {"x": int, "series": {name: number}}, and "lines": {name: number} for thresholds.
+    scalar: {"x": int, "series": {name: number}}, and "lines": {name: number} for thresholds. x is a token position, from 0, unless
+    "axis" names what else is counted, such as "sample".
     bars: {"labels": [...], "values": [...]}.  matrix: {"rows": [...], "columns": [...], "values": [[...]]}.
     tree: {"labels": [...], "parents": [...], "values": [...]}.  spans: {"spans": [[from, to, label, value]]}, over token positions.
     """

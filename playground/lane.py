@@ -194,7 +194,7 @@ class Lane:
         """A token for the place after `node`: drawn from the row's distribution, or its best where nothing is left to chance."""
         if not rows.chain.draws:
             return Choice(rows.best(node), rows, node)
-        token = self.draws.pick(rows.p[rows.row(node)], purpose, rows.position(node), rows.sequence.lineage)
+        token = self.draws.pick(rows.chances(node), purpose, rows.position(node), rows.sequence.lineage)
         return Choice(token, rows, node)
 
     def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> Choice:
@@ -290,6 +290,8 @@ class Lane:
     def _keep_each(self, choices: list[Choice]) -> None:
         for choice in choices:
             self._commit([Kept(choice.token, choice.origin, choice.rows, choice.node)], choice.sequence)
+        if ended := [choice.sequence.number for choice in choices if choice.sequence.reason]:
+            self.record(Branches(ended=ended))
         self.settle("branch")
 
     def _adopt(self, leaf: Sequence) -> None:
@@ -393,7 +395,8 @@ class Lane:
         if not 0 <= count <= self.generated:
             raise ValueError(f"cannot take back {count} of {self.generated} generated tokens")
         if self.retention:
-            raise Refusal(f"{self.assembly.cache_policy.name} has freed slots that an earlier place of the text needs, so the text cannot go back: take it away.", "cache_policy")
+            name = self.assembly.cache_policy.name
+            raise Refusal(f"{name} has freed slots that an earlier place of the text needs, so the text cannot go back: take it away.", "cache_policy")
         self.main.take_back(count)
         for stream in self._streams.values():
             stream.roll_back()

@@ -40,10 +40,11 @@ class Record:
         return [s for s in self.stamped if isinstance(s.event, Forward) and s.event.stream == stream and s.event.phase != "prefill"]
 
     def trials(self) -> list[tuple[int, bool]]:
-        """Depth in its draft tree, 1 for the first guess, and fate of every guess that was tested. Kept: it is on the kept path."""
+        """Depth in its draft tree, 1 for the first guess, and fate of every guess that was tested, once or more. Kept: it is on the kept path."""
         drafts = {(draft.sequence, draft.round): draft for draft in self.of(Draft)}
         verdicts = [(verdict, drafts.get((verdict.sequence, verdict.round))) for verdict in self.of(Verdict)]
-        return [(_depth(draft, test.node), test.node in verdict.kept) for verdict, draft in verdicts if draft for test in verdict.tests]
+        tested = ((draft, node, node in verdict.kept) for verdict, draft in verdicts if draft for node in dict.fromkeys(test.node for test in verdict.tests))
+        return [(_depth(draft, node), kept) for draft, node, kept in tested]
 
 
 def metrics(trace: Trace) -> dict[str, Any]:
@@ -88,8 +89,8 @@ def target_forwards(record: Record) -> int:
 
 
 def draft_forwards(record: Record) -> int:
-    """Passes of the draft model, catching up included, prefill excluded."""
-    return len(record.forwards("draft"))
+    """Passes that only guess: of the draft model, catching up included, or of the target's first layers; prefill excluded."""
+    return len(record.forwards("draft")) + len(record.forwards("exit"))
 
 
 def tokens_per_target_forward(record: Record) -> float | None:

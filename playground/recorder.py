@@ -66,7 +66,8 @@ class Recorder:
         p = logs.exp()
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
         uncertain = entr(p).sum(-1)
-        final_uncertain = entropy(rows.scores[places]) if len(rows.stages) > 1 else uncertain
+        stages = rows.stages_of(places)
+        final_uncertain = entropy(stages[-1].scores) if len(stages) > 1 else uncertain
         numbers = torch.stack([uncertain, final_uncertain, logs.gather(-1, chosen[:, None])[:, 0]])
         raw_entropy, final_entropy, logprobs = numbers.tolist()
         finals, falls = rows.finals(places, ids).tolist(), rows.falls(places, ids)

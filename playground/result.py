@@ -48,7 +48,7 @@ class Result:
         dropped = {sequence for event in branches for sequence in event.dropped}
         scores = {sequence: score for event in branches for sequence, score in event.scores.items()}
         became = {event.grown_on for event in self._events if isinstance(event, Commit) and event.grown_on}  # the lane's text is in their place
-        scores |= {0: scores[sequence] for sequence in became if sequence in scores}
+        scores[0] = max((scores[sequence] for sequence in became if sequence in scores), default=scores.get(0, float("-inf")))
         alive = [sequence for sequence in self._written if sequence not in dropped | became and self._written[sequence].tokens] or [0]
         best_first = sorted(alive, key=lambda sequence: -scores.get(sequence, float("-inf")))
         return [self._output(self._written[sequence]) for sequence in best_first]

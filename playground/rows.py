@@ -5,7 +5,7 @@ A row goes one way: raw - mask - penalties - temperature - truncation - draw. Ta
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -71,7 +71,7 @@ class Chain:
 class Histories(Sequence):
     """Tokens before each row, built only when a sampler asks."""
 
-    def __init__(self, committed: list[int], tree: TokenTree, nodes: range):
+    def __init__(self, committed: list[int], tree: TokenTree, nodes: Sequence[int]):
         self.committed, self.tree, self.nodes = committed, tree, nodes
 
     def __len__(self) -> int:
@@ -97,6 +97,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
+        self._looked_at: dict[int, list[Stage]] = {}  # stages of single rows
         if self.chain.matcher:  # now: the matcher moves on when tokens are kept
             self.masks = self._masks()
 
@@ -139,6 +140,24 @@ class Rows:
     def stages(self) -> list[Stage]:
         return self.chain.stages(self, Histories(self.committed, self.tree, range(self.first, self._last + 1)))
 
+    def stages_of(self, rows: list[int]) -> list[Stage]:
+        """The stages of some rows alone. Of a large tree few rows are ever looked at, and samplers cost by the row."""
+        if "stages" in self.__dict__ or len(self.raw) == 1:
+            return [stage._replace(scores=stage.scores[rows]) for stage in self.stages]
+        self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
+        found = [self._looked_at[row] for row in rows]
+        return [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
+
+    def _look_at(self, rows: list[int]) -> None:
+        if not rows:
+            return
+        part = copy(self)
+        part.raw, part.others = self.raw[rows], {name: raw[rows] for name, raw in self.others.items()}
+        part.masks = None if self.masks is None else self.masks[rows]
+        stages = self.chain.stages(part, Histories(self.committed, self.tree, [self.first + row for row in rows]))
+        for i, row in enumerate(rows):
+            self._looked_at[row] = [stage._replace(scores=stage.scores[i:i + 1]) for stage in stages]
+
     def decide(self, name: str, scores: Tensor) -> None:
         """A decoder that reckons the law itself says so: scores [n, V] after a stage of its own, before anything is drawn."""
         self.stages.append(Stage(name, scores.to(self.raw)))
@@ -156,11 +175,18 @@ class Rows:
     @cached_property
     def p(self) -> Tensor:
         """Distributions tokens are drawn from, [n, V]; all mass on the largest score where nothing is drawn by chance."""
-        return (self.scores if self.chain.draws else greedy(self.scores)).softmax(-1).nan_to_num()
+        return self._chances(self.scores)
+
+    def chances(self, node: int = ROOT) -> Tensor:
+        """The row of `p` after one node, [V]; in a large tree cheaper than all of them."""
+        return self._chances(self.stages_of([self.row(node)])[-1].scores)[0]
+
+    def _chances(self, scores: Tensor) -> Tensor:
+        return (scores if self.chain.draws else greedy(scores)).softmax(-1).nan_to_num()
 
     def best(self, node: int = ROOT) -> int:
         """The token of the largest final score."""
-        return int(self.scores[self.row(node)].argmax())
+        return int(self.stages_of([self.row(node)])[-1].scores.argmax())
 
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own row, before masks and samplers."""
@@ -168,15 +194,16 @@ class Rows:
 
     def finals(self, rows: list[int], tokens: Tensor) -> Tensor:
         """Probability that tokens [n, k] of the given rows are drawn with, [n, k]."""
+        scores = self.stages_of(rows)[-1].scores
         if self.chain.draws:
-            return self.p[rows].gather(-1, tokens)
-        return (tokens == self.scores[rows].argmax(-1, keepdim=True)).float()
+            return self._chances(scores).gather(-1, tokens)
+        return (tokens == scores.argmax(-1, keepdim=True)).float()
 
     def falls(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
         """For tokens [n, k] of the given rows: the stage that removed each, None where none did."""
         fell: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
-        for name, scores, _ in reversed(self.stages[1:]):  # the first stage that removed a token is written last
-            for row, column in (scores[rows].gather(-1, tokens) == REMOVED).nonzero().tolist():
+        for name, scores, _ in reversed(self.stages_of(rows)[1:]):  # the first stage that removed a token is written last
+            for row, column in (scores.gather(-1, tokens) == REMOVED).nonzero().tolist():
                 fell[row][column] = name
         return fell
 
@@ -184,11 +211,11 @@ class Rows:
         """Tell samplers that remember, or have something to show, which token a sequence kept after a node."""
         own = {sampler.name: sampler for sampler in by.chain.samplers}  # not the row's, where it takes another sequence's row
         row, position = self.row(node), self.position(node) - self.sequence.start
-        for before, stage in pairwise(self.stages):
+        for before, stage in pairwise(self.stages_of([row])):
             if stage.sampler is None or not stage.sampler.observes:
                 continue
-            seen = {**self.others, self.stream: before.scores} if stage.sampler.stage == "mix" else {self.stream: before.scores}
-            yield from own[stage.name].observe({name: scores[row] for name, scores in seen.items()}, token, position)
+            others = {name: raw[row] for name, raw in self.others.items()} if stage.sampler.stage == "mix" else {}
+            yield from own[stage.name].observe({**others, self.stream: before.scores[0]}, token, position)
 
 
 @dataclass(frozen=True)
@@ -208,7 +235,7 @@ class Choice:
     @property
     def p(self) -> Tensor:
         """Distribution it was chosen from, [V]."""
-        return self.rows.p[self.rows.row(self.node)]
+        return self.rows.chances(self.node)
 
 
 def concat(rows: list[Tensor]) -> Tensor:

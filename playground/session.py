@@ -360,7 +360,8 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
     if "context" not in assembly.needs():
         return {}
     if not prompt.context.strip():
-        raise Refusal(f"{assembly.needing('context')} holds a context against the model's memory, and there is none: write a passage into Context.", "context")
+        needing = assembly.needing("context")
+        raise Refusal(f"{needing} holds a context against the model's memory, and there is none: write a passage into Context.", "context")
     return {"without_context": prompt.without_context().encode(model)}
 
 

@@ -217,8 +217,8 @@ class Stream:
         if not count and fed == len(tree):
             return self._root[:0]
         tokens, parents = _behind(count, missing, tree, fed)
-        work = Work(self.store, tokens, parents, last_only=not len(tree), blends={count + node - fed: blend for node, blend in tree.blends.items() if node >= fed})
-        logits = yield from self._feed(work)
+        blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
+        logits = yield from self._feed(Work(self.store, tokens, parents, last_only=not len(tree), blends=blends))
         if count:
             self.store.keep(count - 1)
             self._root = logits[-1:] if not len(tree) else logits[count - 1:count]

@@ -10,7 +10,7 @@ from typing import Any
 
 from playground.errors import Refusal
 from playground.recipe import Recipe, assemble
-from playground.strategy import Strategy, discover, find
+from playground.strategy import Strategy, discover, find, make
 
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
 TEXT = ("decoder", "preset")  # ways for text to grow; a canvas is filled, and has tests of its own
@@ -29,7 +29,16 @@ def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
     for knob in cls.knobs():
         ends = [knob.min, min(knob.max, most)] if knob.min is not None and knob.max is not None else []
         found += [{knob.name: value} for value in dict.fromkeys([*ends, *knob.choices]) if value != knob.default]
-    return found
+    return [knobs for knobs in found if _agree(cls, knobs)]
+
+
+def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
+    """Whether a knob contradicts none of the others at rest."""
+    try:
+        make(cls.name, **knobs)
+    except Refusal:
+        return False
+    return True
 
 
 def fillings(cls: type[Strategy], cornered: bool = False) -> Iterator[list[Added]]:

@@ -11,7 +11,8 @@ from playground.recipe import Recipe
 from playground.session import Models
 
 STORY = "Tell me a story about Mia and a red boat."
-RECORD = "Turn the text into {name: text, trade: text, colours: [text], married: true|false}. Sebrast is not married, works as a cook and likes yellow and white."
+RECORD = ("Turn the text into {name: text, trade: text, colours: [text], married: true|false}. "
+          "Sebrast is not married, works as a cook and likes yellow and white.")
 EDIT = "Write tailor where it says smith.\nText: Grewath gave the cook some fish. In Dakest the smith made a table. The horse slept under the ring."
 LANES = [Recipe("speculative", extras=[(drafter, knobs), (verifier, {})])
          for drafter, knobs in (("draft_model", {}), ("draft_model", {"width": 3}), ("prompt_lookup", {}))

@@ -105,15 +105,16 @@ def test_every_forward_is_told_of(recipe):
     models = tables()
     told = [event for event in events(start(recipe, models=Models(*models.values()), text="abcab")) if isinstance(event, Forward)]
     for name, model in models.items():
-        assert sum(event.stream == name for event in told) == model.forwards
+        assert sum((event.stream == "draft") == (name == "draft") for event in told) == model.forwards
+    leaves_early = any(event.stream == "exit" for event in told)  # then a pass of the target runs the layers that are left
     for event in told:
-        assert event.seconds >= 0 and event.tokens >= 1 and event.layers == 1
+        assert event.seconds >= 0 and event.tokens >= 1 and (event.layers == 1 or leaves_early and event.layers == 0)
 
 
 @every_lane
 def test_what_is_counted_as_prefill_is_the_prompt(recipe):
     told = [event for event in events(start(recipe)) if isinstance(event, Forward)]
-    for stream in {event.stream for event in told}:
+    for stream in {event.stream for event in told} - {"exit"}:
         phases = [event.phase for event in told if event.stream == stream]
         assert phases[0] == "prefill" and "prefill" not in phases[1:]
 
@@ -177,9 +178,26 @@ def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(rec
 
 
 def test_lanes_that_share_a_model_write_what_each_writes_alone():
+    """Rows that went through a matrix product together are rounded together, so numbers agree to rounding and tokens exactly."""
     together = start(*ALL.values(), seed=5)
+    shared = [event for event in events(together) if isinstance(event, Forward) and event.lanes > 1]
+    assert shared, "nobody shared a forward, so this says nothing"
     for i, recipe in enumerate(ALL.values()):
-        assert timeless(events(together, i)) == timeless(events(start(recipe, seed=5))), title(recipe)
+        told, alone = (rounded(found) for found in (events(together, i), events(start(recipe, seed=5))))
+        assert told == alone, title(recipe)
+
+
+def rounded(told: list[Event]) -> list:
+    """Events without what depends on company, numbers to ten digits."""
+
+    def plain(value):
+        if isinstance(value, float):
+            return round(value, 10) + 0.0
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items() if key not in ("seconds", "lanes")}
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    return [plain(event.to_json()) for event in told]
 
 
 # --- forks ---
@@ -224,7 +242,8 @@ def test_a_fork_may_end_the_text_by_itself(recipe):
 def test_nothing_follows_an_end_token(recipe):
     reasons = []
     for seed in range(6):
-        lane = write(assemble(recipe), {"target": TableModel("abcde", "e", seed), "draft": TableModel("abcde", "e", seed + 1)}, [0, 1], Limits(seed, 20), Draws(seed))
+        models = {"target": TableModel("abcde", "e", seed), "draft": TableModel("abcde", "e", seed + 1)}
+        lane = write(assemble(recipe), models, [0, 1], Limits(seed, 20), Draws(seed))
         written = lane.tokens[2:]
         reasons.append(lane.reason)
         assert 4 not in written[:-1] and (written[-1] == 4) == (lane.reason == "end")

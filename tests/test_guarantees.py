@@ -363,13 +363,13 @@ def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, babbler
 
 @pytest.mark.parametrize("policy", [(cls.name, knobs) for cls in registered(promising="budget_respected") for knobs in corners(cls, most=8)], ids=str)
 def test_no_head_holds_more_than_the_budget_after_a_keep(policy):
-    prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget(0)
+    prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget
     for recipe in drawing(lanes(added=(policy,))):
         generated = 0
         for lane in watch(assemble(recipe), tables("abcde"), prompt, Limits(0, 20), Draws(0)):
             if lane.generated > generated:
                 generated = lane.generated
-                assert most_held(lane) <= budget, title(recipe)
+                assert most_held(lane) <= budget(generated), title(recipe)
 
 
 def most_held(lane) -> int:

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM, T5Config
 
 from playground.engine import load as loading
 from playground.engine import memory, sources
-from playground.engine.catalogue import BUNDLED, SUGGESTED, bundled_folder, entries, partner
+from playground.engine.catalogue import BUNDLED, SUGGESTED, entries, local_folder, partner
 from playground.engine.load import Loading, Shelf, check_draft, estimate, load, pick_device
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
@@ -352,7 +352,7 @@ def test_every_draft_in_the_catalogue_is_in_the_catalogue_itself():
 def test_bundled_models_are_offered_only_where_their_files_are(tmp_path):
     assert [entry.name for entry in entries(tmp_path)] == [entry.name for entry in SUGGESTED]
     with pytest.raises(Refusal, match="bundled model pocket is missing"):
-        bundled_folder("pocket", tmp_path)
+        local_folder("pocket", tmp_path)
     (tmp_path / "pocket").mkdir()
     assert entries(tmp_path)[0].name == "pocket"
-    assert bundled_folder("pocket", tmp_path) == tmp_path / "pocket"
+    assert local_folder("pocket", tmp_path) == tmp_path / "pocket"

@@ -271,7 +271,7 @@ def test_where_several_tokens_end_a_text_enough_beams_still_go_on():
 
 
 def test_beams_that_cannot_be_split_are_refused():
-    with pytest.raises(Refusal, match="4 beams cannot be split into 3 groups"):
+    with pytest.raises(Refusal, match="4 beams cannot be split into 3 equal groups"):
         make("diverse_beam_search", beams=4, groups=3)
 
 

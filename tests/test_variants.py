@@ -9,14 +9,15 @@ from toys import byte_tokenizer, network
 from toys import save as save_model
 
 import playground
-from playground.engine.catalogue import CARD, entries, is_bundled, made_models, partner
+from playground.engine.catalogue import CARD, entries, is_local, made_models, partner
 from playground.engine.load import Loading, Shelf, load
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.learning import Loaded, Order, make_variant
+from playground.parts.tales import TALES
 from playground.parts.windows import cut
 from playground.shell import main
-from playground.shell.texts import BUNDLED_TEXTS, read_texts
+from playground.shell.texts import read_texts
 from playground.strategy import discover, make
 from strategies.variants.hyperfitting import greedy, measures
 
@@ -166,7 +167,7 @@ def made(base: str, watch=lambda event: None, **how) -> dict:
 def test_a_new_model_is_in_the_catalogue_and_loads_by_its_name(base):
     card = made(base, name="mine")
     entry = next(entry for entry in entries() if entry.name == "mine")
-    assert entry.title == "base, hyperfitted" and entry.draft == "" and is_bundled("mine")
+    assert entry.title == "base, hyperfitted" and entry.draft == "" and is_local("mine")
     models = playground.load("mine", dtype="float32", device="cpu")
     again = load(base, Loading("cpu", "float32"))[0]
     assert models.target.tokens.encode("The fox") == byte_tokenizer()("The fox")["input_ids"]
@@ -279,7 +280,7 @@ def test_the_bundled_texts_are_tales_enough_for_the_defaults():
     tokenizer = load("pocket", Loading("cpu", "float32"))[1]
     method = make("hyperfitting")
     assert len(cut(tokenizer(texts)["input_ids"], method.length)) >= method.sequences + method.held_out
-    assert len(BUNDLED_TEXTS.read_bytes()) < 200_000
+    assert len(TALES.read_bytes()) < 200_000
 
 
 def test_json_lines_are_many_texts_and_other_files_one_each(tmp_path):

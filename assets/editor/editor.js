@@ -5,6 +5,10 @@ const byName = new Map(strategies.map((s) => [s.name, s]));
 const MAIN = ["decoder", "canvas_decoder", "preset"];
 const SINGLE = ["constraint", "cache_policy", "compute_policy"];
 const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "KV cache", compute_policy: "Compute" };
+const GROUPS = { // headings in the menus of slots
+  drafter: (part) => (part.needs.includes("draft") ? "From a draft model" : "Without a draft model"),
+  verifier: (part) => (part.greedy_only ? "Where nothing is drawn" : "Where tokens may be drawn"),
+};
 // The guarantees worth a badge; that a method has a plain limit (collapses) is for tests to know.
 const PROMISES = {
   greedy_identical: ["lossless", "Token for token the text of plain greedy decoding under the same toggles."],
@@ -22,6 +26,7 @@ let timer = 0;
 const root = element.querySelector(".editor");
 const words = (name) => name.replaceAll("_", " ");
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+const uncapital = (text) => (/^[A-Z]{2}/.test(text) ? text : text.charAt(0).toLowerCase() + text.slice(1));
 
 function h(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -71,38 +76,63 @@ function recipe(lane) {
 
 // ---- what may go together
 
+/** Whether a part can be added to a lane at all: its decoder takes it, and its place is free. */
 function fits(main, candidate, lane) {
-  if (main.refuses.includes(candidate.kind) || main.brings.includes(candidate.name)) return false;
   const names = lane.extras.map(([name]) => name);
-  if (candidate.kind === "sampler") return !names.includes(candidate.name);
-  return SINGLE.includes(candidate.kind) && !names.some((name) => byName.get(name)?.kind === candidate.kind);
+  if (!main.takes.includes(candidate.name) || names.includes(candidate.name)) return false;
+  return !SINGLE.includes(candidate.kind) || !names.some((name) => byName.get(name)?.kind === candidate.kind);
 }
 
-function suits(slot, candidate, lane, main) {
-  if (candidate.kind !== slot.kind) return false;
-  if (candidate.kind !== "verifier" || !candidate.exact_for.length) return true;
-  const drafting = main.slots.find((other) => other.kind === "drafter");
-  const drafter = drafting && byName.get(filling(lane, drafting)[0]);
-  return !drafter?.drawn || candidate.exact_for.includes(drafter.drawn);
+/** What fills the lane's slot for a kind of part, or undefined where it has none. */
+function partIn(lane, main, kind) {
+  const slot = main.slots.find((one) => one.kind === kind);
+  return slot && byName.get(filling(lane, slot)[0]);
+}
+
+/** Why a verifier is not exact in this lane, or an empty text. */
+function inexact(verifier, drafter, lane) {
+  if (drafter && !verifier.exact_for.includes(drafter.drawn)) return `Not exact for the guesses of ${drafter.name}, which are ${words(drafter.drawn)}.`;
+  const drawing = verifier.greedy_only && lane.extras.find(([name]) => byName.get(name)?.draws);
+  return drawing ? `Exact only where nothing is drawn by chance: take ${drawing[0]} away first.` : "";
+}
+
+/** What stands against a part in a lane's menu, as {reason, barred}: a drafter can be had all the same, with another verifier. */
+function objection(part, lane, main) {
+  const verifier = partIn(lane, main, "verifier");
+  if (part.kind === "verifier") return { reason: inexact(part, partIn(lane, main, "drafter"), lane), barred: true };
+  if (part.kind === "drafter" && verifier && inexact(verifier, part, lane)) return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} guesses: another verifier takes its place.`, barred: false };
+  if (part.draws && verifier?.greedy_only) return { reason: `${verifier.name} is exact only where nothing is drawn by chance: choose another verifier first.`, barred: true };
+  return { reason: "", barred: false };
+}
+
+/** Why the chosen model cannot run a decoder, or an empty text. */
+function unfit(main) {
+  const fills = main.kind === "canvas_decoder";
+  if (fills && !props.fills) return "Fills masked positions, and the chosen model continues text: choose Oracle sentences as the target, under Models.";
+  return props.fills && !fills ? "Continues text, and the chosen model fills masked positions: choose another target, under Models." : "";
 }
 
 function settle(lane) {
   // After a change of strategy or drafter: drop what has no place any more, and take a verifier that suits.
   const main = byName.get(lane.strategy);
   if (!main) return;
-  const kinds = main.slots.map((slot) => slot.kind);
+  const takes = (part) => main.slots.some((slot) => slot.takes.includes(part.name));
   const kept = [];
   for (const [name, knobs] of lane.extras) {
     const part = byName.get(name);
-    if (part && (kinds.includes(part.kind) || fits(main, part, { extras: kept }))) kept.push([name, knobs]);
+    if (part && (takes(part) || fits(main, part, { extras: kept }))) kept.push([name, knobs]);
   }
   lane.extras = kept;
   for (const slot of main.slots) {
     const held = byName.get(filling(lane, slot)[0]);
-    if (held && suits(slot, held, lane, main)) continue;
-    const other = strategies.find((candidate) => suits(slot, candidate, lane, main));
-    if (other) fill(lane, slot, other.name);
+    if (!held || objection(held, lane, main).barred && objection(held, lane, main).reason) replace(lane, slot, main);
   }
+}
+
+/** Another part for a slot: its default, or else the first one that nothing stands against. */
+function replace(lane, slot, main) {
+  const other = [slot.default, ...slot.takes].find((name) => !objection(byName.get(name), lane, main).reason);
+  if (other) fill(lane, slot, other);
 }
 
 function fill(lane, slot, name) {
@@ -217,6 +247,7 @@ function knobGrid(part, knobs, i) {
 function marks(part) {
   return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
     part.needs.includes("context") ? h("span", { class: "mark need", title: "Rests its answer on a passage: write one under the prompt, as the context." }, "reads a context") : null,
+    unfit(part) && MAIN.includes(part.kind) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs the oracle" : "needs a text model") : null,
     part.reconstruction ? h("span", { class: "mark", title: "Rebuilt from the paper where it leaves things open; details may differ from the authors' own." }, "reconstruction") : null];
 }
 
@@ -228,10 +259,10 @@ function paper(reference) {
 
 // ---- a menu to search in: type to filter, arrows to go through it, Enter to take, Escape to leave
 
-function menu({ face, label, title, candidates, group, current, choose }) {
+function menu({ face, label, title, choose, ...offer }) {
   const opener = h("button", { type: "button", class: `opener ${face}`, "aria-haspopup": "dialog", "aria-expanded": "false", "aria-label": label }, title);
   const host = h("div", { class: "menu-host" }, opener);
-  opener.addEventListener("click", () => openMenu(host, opener, { label, candidates, group, current, choose }));
+  opener.addEventListener("click", () => openMenu(host, opener, { label, choose, ...offer }));
   opener.addEventListener("keydown", (event) => {
     if (event.key !== "ArrowDown") return;
     event.preventDefault();
@@ -240,7 +271,8 @@ function menu({ face, label, title, candidates, group, current, choose }) {
   return host;
 }
 
-function openMenu(host, opener, { label, candidates, group, current, choose }) {
+/** `candidates` are parts; `group` and `against` say of each under which heading it stands, and what stands against it. */
+function openMenu(host, opener, { label, candidates, group, against = () => ({ reason: "", barred: false }), current, choose }) {
   if (host.querySelector(".menu")) return;
   const id = `menu-${Math.random().toString(36).slice(2, 9)}`;
   const list = h("div", { id, class: "options", role: "listbox", "aria-label": label });
@@ -249,8 +281,8 @@ function openMenu(host, opener, { label, candidates, group, current, choose }) {
   const popup = h("div", { class: "menu", role: "dialog", "aria-label": label }, search, list);
   const outside = (event) => { if (!host.contains(event.target)) close(); };
   const close = () => { popup.remove(); opener.setAttribute("aria-expanded", "false"); document.removeEventListener("pointerdown", outside); };
-  const take = (name) => { close(); choose(name); };
-  const show = () => { list.replaceChildren(...optionGroups(candidates, group, search.value, take)); activate(list, search, bestOption(list, search.value, current)); };
+  const optionOf = (part) => option(part, against(part), () => { close(); choose(part.name); });
+  const show = () => { list.replaceChildren(...optionGroups(candidates, group, search.value, optionOf)); activate(list, search, bestOption(list, search.value, current)); };
   search.addEventListener("input", show);
   search.addEventListener("keydown", (event) => menuKey(event, list, search, () => { close(); opener.focus(); }));
   popup.addEventListener("focusout", (event) => { if (event.relatedTarget && !host.contains(event.relatedTarget)) close(); });
@@ -268,19 +300,21 @@ function found(part, text) {
   return text.toLowerCase().split(/\s+/).every((word) => told.includes(word));
 }
 
-function optionGroups(candidates, group, text, take) {
+function optionGroups(candidates, group, text, optionOf) {
   const groups = new Map();
   for (const part of candidates.filter((one) => found(one, text))) groups.set(group(part), [...(groups.get(group(part)) || []), part]);
   if (!groups.size) return [h("p", { class: "none" }, `Nothing here is called or does “${text}”.`)];
   return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name },
-    h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map((part) => optionOf(part, take))));
+    h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map(optionOf)));
 }
 
-function optionOf(part, take) {
-  const option = h("div", { class: "option", role: "option", id: `option-${part.name}`, "data-name": part.name, "aria-selected": "false" },
-    h("span", { class: "name" }, part.title || words(part.name)), h("small", {}, part.summary));
-  option.addEventListener("click", () => take(part.name));
-  return option;
+/** One part in a menu. What stands against it is told in place of what it does; where that bars it, it cannot be taken. */
+function option(part, { reason, barred }, take) {
+  const node = h("div", { class: `option${reason ? " grey" : ""}`, role: "option", id: `option-${part.name}`, "data-name": part.name, "aria-selected": "false",
+    "aria-disabled": reason && barred ? "true" : null, title: reason || null },
+  h("span", { class: "name" }, part.title || words(part.name)), h("small", {}, reason || part.summary));
+  if (!reason || !barred) node.addEventListener("click", take);
+  return node;
 }
 
 /** Where the search stands: while nothing is typed at the current part, then at the first whose name holds what was typed, else at the first one left. */
@@ -320,13 +354,12 @@ function slotSection(slot, lane, i) {
   const main = byName.get(lane.strategy);
   const [name, knobs] = heldIn(lane, slot);
   const part = byName.get(name);
-  const offered = strategies.filter((candidate) => suits(slot, candidate, lane, main));
-  if (part && !offered.includes(part)) offered.unshift(part);
-  const id = `slot-${i}-${slot.field}`;
-  const choose = (event) => { fill(lane, slot, event.target.value); settle(lane); redraw(i); commit(); };
-  return h("section", { class: "part", "data-about": name },
-    h("header", {}, h("label", { class: "role", for: id }, words(slot.field)),
-      h("select", { id, onchange: choose }, ...offered.map((p) => h("option", { value: p.name, selected: p.name === name, title: p.summary }, p.title || words(p.name)))),
+  const title = part?.title || words(name);
+  const choose = (taken) => { fill(lane, slot, taken); settle(lane); redraw(i); commit(); focusOn(i, `.part[data-slot="${slot.field}"] .opener`); };
+  return h("section", { class: "part", "data-about": name, "data-slot": slot.field },
+    h("header", {}, h("span", { class: "role" }, words(slot.field)),
+      menu({ face: "slot", label: `${capital(words(slot.field))} of lane ${i + 1}: ${title}`, title, candidates: slot.takes.map((taken) => byName.get(taken)),
+        group: GROUPS[slot.kind] || (() => ""), against: (one) => objection(one, lane, main), current: name, choose }),
       ...(part ? marks(part) : [])),
     part ? knobGrid(part, knobs, i) : null);
 }
@@ -352,11 +385,13 @@ function toggleSection([name, knobs], lane, i) {
 
 function adder(lane, i) {
   const main = byName.get(lane.strategy);
-  const offered = main ? strategies.filter((part) => fits(main, part, lane)) : [];
+  const lacking = main?.needs.includes("constraint") && !lane.extras.some(([name]) => byName.get(name)?.kind === "constraint");
+  const offered = main ? strategies.filter((part) => fits(main, part, lane) && (!lacking || part.kind === "constraint")) : [];
   if (!offered.length) return null;
   const add = (name) => { lane.extras.push([name, {}]); redraw(i); commit(); focusOn(i, ".adder"); };
-  return menu({ face: "adder", label: `Add a sampler, constraint or cache policy to lane ${i + 1}`, candidates: offered, group: (part) => TOGGLES[part.kind],
-    title: "+ Add sampler, constraint, cache…", choose: add });
+  const kinds = [...new Set(offered.map((part) => TOGGLES[part.kind]))];
+  return menu({ face: "adder", label: `Add to lane ${i + 1}: ${kinds.join(", ")}`, candidates: offered, group: (part) => TOGGLES[part.kind],
+    against: (part) => objection(part, lane, main), title: lacking ? "+ Add the constraint it needs…" : `+ Add ${kinds.map(uncapital).join(", ")}…`, choose: add });
 }
 
 function forcedChip(lane, i) {
@@ -387,7 +422,8 @@ function picker(lane, i) {
   const choose = (name) => { lane.strategy = name; lane.knobs = {}; settle(lane); redraw(i); commit(); focusOn(i, ".strategy"); };
   const main = byName.get(lane.strategy);
   const title = main ? main.title || words(main.name) : `${lane.strategy} (unknown)`;
-  return menu({ face: "strategy", label: `Strategy of lane ${i + 1}: ${title}`, candidates: mains, group: (s) => capital(words(s.family)), title, current: lane.strategy, choose });
+  return menu({ face: "strategy", label: `Strategy of lane ${i + 1}: ${title}`, candidates: mains, group: (s) => capital(words(s.family)),
+    against: (s) => ({ reason: unfit(s), barred: false }), title, current: lane.strategy, choose });
 }
 
 function focusOn(i, selector) {
@@ -461,6 +497,7 @@ function take() {
 }
 
 watch("value", take);
+watch("fills", draw);
 watch("problems", () => {
   for (const [i, text] of Object.entries(props.problems || {})) {
     const found = root.querySelector(`.lane-card[data-lane="${i}"]`);

@@ -21,7 +21,7 @@ class Costs {
 
   forward(event) {
     const decoding = event.phase !== "prefill";
-    if (event.stream === "draft" && decoding) this.draftPasses += 1;
+    if (["draft", "exit"].includes(event.stream) && decoding) this.draftPasses += 1;
     if (event.stream !== "target") return;
     this.targetForwards += 1;
     if (!decoding) return;
@@ -32,7 +32,7 @@ class Costs {
   verdict(event, round) {
     this.verdicts += 1;
     this.stood += event.kept.length;
-    for (const [node] of event.tests) {
+    for (const node of new Set(event.tests.map(([tested]) => tested))) { // one that was drawn twice may be tested twice
       const kept = event.kept.includes(node);
       const bin = (this.depths[depthOf(round.draft.parents, node)] ||= { tested: 0, accepted: 0 });
       bin.tested += 1;
@@ -108,7 +108,7 @@ const STRIP = [
   { name: "tokens_per_second", label: "tokens/s", help: "Tokens over seconds, prefill included.", write: (v) => fixed(v, v < 99.5 ? 1 : 0) },
   { name: "target_forwards", label: "forwards", help: "Passes of the target model, prefill excluded.", write: whole },
   { name: "tokens_per_target_forward", label: "tokens per forward", help: "Tokens over passes of the target. The bonus counts; the prefill and the token read from it are left out of both. Plain decoding gives exactly 1.", write: (v) => fixed(v, 2) },
-  { name: "draft_forwards", label: "draft forwards", help: "Passes of the draft model, catching up included, prefill excluded.", write: (v) => (v ? whole(v) : DASH) },
+  { name: "draft_forwards", label: "draft forwards", help: "Passes that only guess: of the draft model, catching up included, or of the target's first layers; prefill excluded.", write: (v) => (v ? whole(v) : DASH) },
   { name: "acceptance_rate", label: "accepted", help: "Guesses on the path that stood, over guesses the verifier looked at.", write: percent },
   { name: "mean_accepted", label: "accepted a round", help: "Guesses that stood, per verdict; the token that follows them is not one.", write: (v) => fixed(v, 2) },
   { name: "wasted_tokens", label: "wasted rows", help: "Rows the target computed and the text did not need: refused guesses, dropped branches, tokens taken back.", write: whole },

@@ -125,15 +125,11 @@ class Sequence {
     this.masks = new Map(parent ? parent.masks : []); // by position: what the grammar allowed
     this.bornAt = this.tokens.length;
     this.alive = true;
+    this.ended = false; // a complete text; it may stay alive and wait for the others
     this.becameText = false;
     this.leftBehind = false; // another one became the text while it was alive
     this.score = null;
     this.halfLetter = []; // bytes that wait for the rest of their letter
-  }
-
-  /** Whether it came to its end; it may stay alive and wait for the others. */
-  get ended() {
-    return this.tokens.length > 0 && SPECIAL.test(this.tokens[this.tokens.length - 1].piece);
   }
 
   /** What was noted about tokens while they grew on another sequence is noted here too. */
@@ -271,6 +267,7 @@ const APPLY = {
   branches(state, event) {
     state.bear(event);
     for (const id of event.dropped) state.sequence(id).alive = false;
+    for (const id of event.ended) state.sequence(id).ended = true;
     for (const id in event.scores) state.sequence(Number(id)).score = event.scores[id];
   },
 

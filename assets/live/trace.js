@@ -77,6 +77,7 @@ class LaneRecord {
     this.partial = new Set(); // streams whose cache did not always hold everything
     this.widestCache = new Map(); // by stream: positions the widest drawing of the cache needs
     this.packs = new Set(); // streams whose cache holds tokens in a coarser form
+    this.scratches = new Set(); // streams whose cache held more than the text
     this.fillings = 0; // Fill events so far
   }
 
@@ -100,6 +101,7 @@ class LaneRecord {
       this.widestCache.set(event.stream, Math.max(widest, event.length + event.scratch));
       if (event.live.some((layer) => layer.some((runs) => slots(runs) < event.length))) this.partial.add(event.stream);
       if (event.packed) this.packs.add(event.stream);
+      if (event.scratch) this.scratches.add(event.stream);
     }
   }
 

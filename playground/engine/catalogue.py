@@ -78,12 +78,12 @@ def _read_card(path: Path) -> Entry | None:
         return None
 
 
-def is_bundled(name: str) -> bool:
+def is_local(name: str) -> bool:
     """Whether the name means files the playground brought or made itself, not a folder or a hub id."""
     return any(entry.name == name for entry in (*BUNDLED, *made()))
 
 
-def bundled_folder(name: str, bundled: Path = BUNDLED_MODELS) -> Path:
+def local_folder(name: str, bundled: Path = BUNDLED_MODELS) -> Path:
     """Folder of a model that comes with the project or was made here; raises Refusal where its files are missing."""
     if any(entry.name == name for entry in made()):
         return made_models() / name

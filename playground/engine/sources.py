@@ -20,7 +20,7 @@ from huggingface_hub.utils import SafetensorsRepoMetadata, TensorInfo
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from playground.engine.catalogue import ORACLE, bundled_folder, is_bundled
+from playground.engine.catalogue import ORACLE, is_local, local_folder
 from playground.errors import Refusal
 
 Progress = Callable[[float, str], None]
@@ -59,7 +59,7 @@ def find_source(name: str) -> Source:
 
 def is_folder(name: str) -> bool:
     """Whether a name that the catalogue does not know means a folder of this machine."""
-    return not is_bundled(name) and (name.startswith((".", "/", "~")) or "\\" in name or isdir(name))
+    return not is_local(name) and (name.startswith((".", "/", "~")) or "\\" in name or isdir(name))
 
 
 def tensors(source: Source) -> dict[str, TensorInfo]:
@@ -104,8 +104,8 @@ def first_sentence(reason: BaseException) -> str:
 def _local(name: str) -> Source | None:
     if name == ORACLE:
         raise Refusal("The oracle is a table without weights, and serves masked diffusion only: choose a language model here.", "model")
-    if is_bundled(name):
-        folder = bundled_folder(name)
+    if is_local(name):
+        folder = local_folder(name)
     elif is_folder(name):
         folder = Path(expanduser(name))
     else:

@@ -34,7 +34,7 @@ class Tokens:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a raw prompt, with whatever the tokenizer puts around it; names of special tokens in the text become those tokens."""
-        return self.tokenizer(text)["input_ids"]
+        return self.tokenizer(text, verbose=False)["input_ids"]
 
     def encode_chat(self, user: str, system: str = "") -> list[int]:
         """Ids of one question in the model's own chat form, up to where its answer begins; raises Refusal."""

@@ -1,19 +1,10 @@
 """What followed what in a corpus: n-gram frequencies, found in the corpus itself when they are asked for."""
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-TALES = Path(__file__).resolve().parents[2] / "assets" / "texts" / "tales.jsonl"
 BREAK = -1  # stands between texts, so that no context reaches from one into another
-
-
-def tales() -> str:
-    """The bundled tales of the brothers Grimm, some 150,000 characters."""
-    return "\n\n".join(json.loads(line)["text"] for line in TALES.read_text(encoding="utf-8").splitlines())
 
 
 class Corpus:

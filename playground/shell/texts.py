@@ -1,21 +1,16 @@
-"""Texts to learn from, named on the command line.
-
-Those that come with the project are tales of the brothers Grimm in Margaret Hunt's translation of 1884, in the public domain.
-"""
+"""Texts to learn from, named on the command line."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from playground.errors import Refusal
+from playground.parts.tales import TALES
 from playground.shell.files import read_text
-
-BUNDLED_TEXTS = Path(__file__).resolve().parents[2] / "assets" / "texts" / "tales.jsonl"
 
 
 def read_texts(paths: list[str] | None) -> list[str]:
     """Every file is one text, or many where it is JSON Lines; the bundled tales where none is named. Raises Refusal."""
-    texts = [text for path in paths or [str(BUNDLED_TEXTS)] for text in _read(path)]
+    texts = [text for path in paths or [str(TALES)] for text in _read(path)]
     if not any(text.strip() for text in texts):
         raise Refusal("The texts are empty: name files with something to read in them.", "texts")
     return texts

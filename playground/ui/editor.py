@@ -6,6 +6,7 @@ every change the browser asks `check`, so a combination that cannot work is expl
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,22 @@ from typing import Any
 import gradio as gr
 
 from playground.errors import Refusal
-from playground.recipe import MAIN_KINDS, assemble
+from playground.recipe import MAIN_KINDS, SINGLE_KINDS, Recipe, assemble
 from playground.strategy import Knob, Strategy, discover, make
 from playground.ui.settings import LANES, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets" / "editor"
-OFFERED = (*MAIN_KINDS, "sampler", "drafter", "verifier", "constraint", "cache_policy", "compute_policy")
+TOGGLES = ("sampler", *SINGLE_KINDS)
+OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 
 
 class LaneEditor(gr.HTML):
-    """`problems` are sentences the server found, {lane: text}."""
+    """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and does not continue text."""
 
-    def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, **kwargs: Any):
+    def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, **kwargs: Any):
         catalogue = {"strategies": catalogue_of(discover()), "most": LANES}
         script = (ASSETS / "editor.js").read_text(encoding="utf-8").replace("__CATALOGUE__", _literal(catalogue))
-        super().__init__(value, problems=problems or {}, html_template="<div class='editor'></div>", js_on_load=script,
+        super().__init__(value, problems=problems or {}, fills=fills, html_template="<div class='editor'></div>", js_on_load=script,
                          apply_default_css=False, server_functions=[check], **kwargs)
 
     def api_info(self) -> dict[str, Any]:
@@ -58,24 +60,43 @@ def _checked(recipe) -> dict[str, Any]:
 
 def _declaration(cls: type[Strategy]) -> dict[str, Any]:
     plain = {name: getattr(cls, name) for name in ("name", "kind", "title", "paper", "sheet", "guarantee", "needs", "reconstruction")}
-    rules = {"refuses": getattr(cls, "refuses", ()), "drawn": _if_text(getattr(cls, "drawn", None)),
-             "exact_for": getattr(cls, "exact_for", ()), "brings": _brings(cls)}
-    slots = [{"field": field, "kind": kind, "default": cls.__dataclass_fields__[field].default} for field, kind in cls.slots().items()]
-    return {**plain, **rules, "family": cls.family(), "summary": cls.summary(), "slots": slots, "knobs": [_knob(k) for k in cls.knobs()]}
+    rules = {"drawn": _if_text(getattr(cls, "drawn", None)), "draws": getattr(cls, "draws", None) is True,
+             "exact_for": getattr(cls, "exact_for", ()), "greedy_only": getattr(cls, "greedy_only", False), "takes": _takes(cls)}
+    return {**plain, **rules, "family": cls.family(), "summary": cls.summary(), "slots": _slots(cls), "knobs": [_knob(k) for k in cls.knobs()]}
 
 
 def _knob(knob: Knob) -> dict[str, Any]:
     return {**asdict(knob), "type": knob.type.__name__}
 
 
-def _brings(cls: type[Strategy]) -> list[str]:
-    """Names of the toggles a decoder adds by itself at its default settings."""
-    if not hasattr(cls, "toggles"):
+def _slots(cls: type[Strategy]) -> list[dict[str, Any]]:
+    """The slots, each with the names of what may fill it."""
+    return [{"field": field, "kind": kind, "default": cls.__dataclass_fields__[field].default,
+             "takes": [part.name for part in _of_kind(kind) if _granted(make, cls.name, **{field: part.name})]} for field, kind in cls.slots().items()]
+
+
+def _takes(cls: type[Strategy]) -> list[str]:
+    """Names of the toggles that can be had beside a decoder at its default settings."""
+    if cls.kind not in MAIN_KINDS:
         return []
+    needed = [_of_kind("constraint")[0]] if "constraint" in cls.needs else []
+    return [toggle.name for kind in TOGGLES for toggle in _of_kind(kind) if _go_together(cls, [toggle, *(one for one in needed if one.kind != kind)])]
+
+
+def _go_together(main: type[Strategy], toggles: list[type[Strategy]]) -> bool:
+    return _granted(assemble, Recipe(main.name, extras=[(toggle.name, {}) for toggle in toggles]))
+
+
+def _granted(ask: Callable[..., Any], *words: Any, **more: Any) -> bool:
     try:
-        return [toggle.name for toggle in make(cls.name).toggles()]
+        ask(*words, **more)
     except Refusal:
-        return []
+        return False
+    return True
+
+
+def _of_kind(kind: str) -> list[type[Strategy]]:
+    return [cls for cls in discover().values() if cls.kind == kind]
 
 
 def _if_text(value: Any) -> str | None:

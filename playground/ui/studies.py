@@ -45,6 +45,7 @@ def _scalar(parts: list[Figure]) -> Drawing:
                            line={"color": COLOURS[number % len(COLOURS)], "width": 1.8})
     for name, level in {name: level for part in parts for name, level in part.data.get("lines", {}).items()}.items():
         figure.add_hline(y=level, line={"color": GREY, "dash": "dash", "width": 1}, annotation_text=name)
+    figure.update_xaxes(title_text=parts[0].data.get("axis"))
     return figure.update_layout(hovermode="x unified", showlegend=True)
 
 

@@ -112,7 +112,7 @@ class ASAp(Decoder):
         yield Branches(scores={sample.leaf.number: sample.logp})
         yield Note(f"Sample {number} of {self.samples}: {sample.leaf.text!r}{ending}, log-probability {sample.logp:.2f}. As far as is known, "
                    f"at most {chance:.3g} of what the model writes freely is legal.", sample.leaf.number)
-        yield Figure("scalar", "chance of a legal text, by sample", {"x": number - 1, "series": {"at most": chance}})
+        yield Figure("scalar", "chance of a legal text, by sample", {"x": number - 1, "axis": "sample", "series": {"at most": chance}})
         texts, counts = zip(*found.most_common(SHOWN))
         yield Figure("bars", "samples, by their text", {"labels": list(texts), "values": list(counts)})
         nodes, parents = trie.outline(OUTLINED)

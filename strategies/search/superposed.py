@@ -6,7 +6,8 @@ import torch
 from playground.errors import Refusal
 from playground.events import Branches, Figure
 from playground.parts.beams import Beam, Beams
-from playground.parts.ngrams import Corpus, frequencies, tales
+from playground.parts.ngrams import Corpus, frequencies
+from playground.parts.tales import tales
 from playground.parts.tree import ROOT, TokenTree
 from playground.strategy import Decoder, knob
 

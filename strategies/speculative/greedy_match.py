@@ -17,6 +17,6 @@ class GreedyMatch(Verifier):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            return match(rows.best(node), children, tree, rows.p[rows.row(node)])
+            return match(rows.best(node), children, tree, rows.chances(node))
 
         return walk(lm, tree, rows, rule)

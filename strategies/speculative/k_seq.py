@@ -18,11 +18,11 @@ class KSeq(Verifier):
 
     def judge(self, lm, tree, rows):
         def greedy(node, children):
-            return match(rows.best(node), children, tree, rows.p[rows.row(node)])
+            return match(rows.best(node), children, tree, rows.chances(node))
 
         def drawn(node, children):
             position = rows.position(node)
-            return k_seq(rows.p[rows.row(node)], children, tree, lambda ratio: lm.flip(ratio, position),
+            return k_seq(rows.chances(node), children, tree, lambda ratio: lm.flip(ratio, position),
                          lambda rest: lm.draw(rest, position, "redraw"))
 
         return walk(lm, tree, rows, drawn if lm.chain.draws else greedy)

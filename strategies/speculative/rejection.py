@@ -18,7 +18,7 @@ class Rejection(Verifier):
     def judge(self, lm, tree, rows):
         def rule(node, children):
             position = rows.position(node)
-            return reject(rows.p[rows.row(node)], children, tree, lambda ratio: lm.flip(ratio, position),
+            return reject(rows.chances(node), children, tree, lambda ratio: lm.flip(ratio, position),
                           lambda rest: lm.draw(rest, position, "redraw"))
 
         return walk(lm, tree, rows, rule)

@@ -18,6 +18,6 @@ class SampleMatch(Verifier):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            return match(lm.pick(rows, node).token, children, tree, rows.p[rows.row(node)])
+            return match(lm.pick(rows, node).token, children, tree, rows.chances(node))
 
         return walk(lm, tree, rows, rule)

@@ -18,7 +18,8 @@ class CachePanel extends Panel {
     this.hover = el("p", "hover-line");
     this.key = el("p", "chart-key");
     this.packedKey = el("span", "key-packed", "live, in a coarser form");
-    this.key.append(el("span", "key-live", "live"), this.packedKey, el("span", "key-evicted", "evicted"), el("span", "key-scratch", "held for guesses until the last keep"), el("span", "key-prompt", "end of the prompt"));
+    this.scratchKey = el("span", "key-scratch");
+    this.key.append(el("span", "key-live", "live"), this.packedKey, el("span", "key-evicted", "evicted"), this.scratchKey, el("span", "key-prompt", "end of the prompt"));
     this.body.append(this.canvas, this.hover, this.key, this.historyTitle, this.history);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => setText(this.hover, HOVER_HINT));
@@ -36,9 +37,11 @@ class CachePanel extends Panel {
     if (!streams.includes(this.stream)) this.stream = streams[0];
     this.drawStreams(streams, card, app);
     this.packedKey.hidden = !card.record.packs.has(this.stream);
+    this.scratchKey.hidden = !card.record.scratches.has(this.stream);
+    setText(this.scratchKey, `held for ${holders(card.record)} at the last keep`);
     const cache = card.state.lastCache(this.stream);
     this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream));
-    setText(this.readout, cache ? sayCache(cache) : "nothing held yet at this point");
+    setText(this.readout, cache ? sayCache(cache, card.record) : "nothing held yet at this point");
     setText(this.hover, HOVER_HINT);
     this.canvas.hidden = !cache;
     if (cache) this.paint(cache);
@@ -88,7 +91,7 @@ class CachePanel extends Panel {
       if (value > 0 && value <= this.grid.span) pen.fillText(String(value), Math.min(this.width - 10, left + value * cell), height - 6);
     }
     pen.textAlign = "left";
-    this.canvas.setAttribute("aria-label", `KV cache of lane ${this.card.order + 1}: ${sayCache(cache)}`);
+    this.canvas.setAttribute("aria-label", `KV cache of lane ${this.card.order + 1}: ${sayCache(cache, this.card.record)}`);
   }
 
   /** Words for the cell under the pointer. */
@@ -99,7 +102,7 @@ class CachePanel extends Panel {
     const position = Math.floor((event.clientX - box.left - this.grid.left) / this.grid.cell);
     const row = rowAt(this.grid, event.clientY - box.top);
     if (position < 0 || position >= cache.length + cache.scratch || row === null) return setText(this.hover, HOVER_HINT);
-    const state = slotState(cache, this.grid.rows[row], position);
+    const state = position < cache.length ? slotState(cache, this.grid.rows[row], position) : `held for ${holders(this.card.record)}`;
     setText(this.hover, `${rowName(this.grid, row)}, position ${position + 1}${pieceAt(this.card, position)}: ${state}`);
   }
 
@@ -193,17 +196,22 @@ function hatch(pen, line, ground) {
 
 function slotState(cache, runs, position) {
   const within = (stretches) => stretches.some(([from, to]) => from <= position && position < to);
-  if (position >= cache.length) return "held for a guess";
   if (within(oldest(runs, cache.packed))) return "live, in a coarser form";
   return within(runs) ? "live" : "evicted";
 }
 
 const HOVER_HINT = "Point at a cell to read it.";
 
-function sayCache(cache) {
+/** What slots beyond the text are for: guesses until their verdict, sequences while they grow side by side. */
+function holders({ kinds }) {
+  const reasons = [["draft", "guesses"], ["branches", "branches"]].filter(([kind]) => kinds.has(kind)).map(([, reason]) => reason);
+  return reasons.join(" and ") || "guesses";
+}
+
+function sayCache(cache, record) {
   const live = mostSlots(cache);
   const words = [`${live} of ${count(cache.length, "position")} live`];
-  if (cache.scratch) words.push(`${cache.scratch} held for guesses`);
+  if (cache.scratch) words.push(`${cache.scratch} held for ${holders(record)}`);
   if (cache.evicted) words.push(`${count(cache.evicted, "slot")} freed by this keep`);
   if (cache.packed) words.push(`the oldest ${cache.packed} in a coarser form`);
   if (cache.merged) words.push(`${cache.merged} merged`);

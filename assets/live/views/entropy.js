@@ -49,7 +49,7 @@ class EntropyPanel extends Panel {
 
   /** Scalar figures share the axis of tokens, each on a scale of its own. */
   figures(card, scale) {
-    const scalars = [...card.state.figures.values()].filter((figure) => figure.shape === "scalar");
+    const scalars = [...card.state.figures.values()].filter((figure) => isOverTokens(figure.shape, figure.parts[0]));
     return scalars.map((figure) => scalarFigure(figure, this.width, scale.room));
   }
 }

@@ -14,16 +14,18 @@ class FiguresPanel extends Panel {
   has(card) {
     const { kinds } = card.record;
     if (["note", "switch"].some((kind) => kinds.has(kind))) return true;
-    return kinds.has("figure") && card.record.events.some((event) => event.kind === "figure" && (event.shape !== "scalar" || !kinds.has("step")));
+    return kinds.has("figure") && card.record.events.some((event) => event.kind === "figure" && !(kinds.has("step") && isOverTokens(event.shape, event.data)));
   }
 
   draw(card) {
     const { state, record } = card;
     const parts = [];
     for (const figure of state.figures.values()) {
-      if (figure.shape === "scalar" && record.kinds.has("step")) continue; // drawn under the entropy, on its axis
+      if (record.kinds.has("step") && isOverTokens(figure.shape, figure.parts[0])) continue; // drawn under the entropy, on its axis
       const draw = FIGURES[figure.shape];
-      if (draw) parts.push(titled(figure.name, draw(figure, this.width, roomFor(record), card)));
+      if (!draw) continue;
+      const drawing = draw(figure, this.width, roomFor(record), card);
+      parts.push(draw === scalarFigure ? drawing : titled(figure.name, drawing)); // that one has its name in its legend
     }
     if (state.switches.length) parts.push(titled("Who writes", switchList(state.switches)));
     if (state.notes.length) parts.push(titled("Notes", noteList(state.notes)));
@@ -40,8 +42,15 @@ function titled(name, node) {
   return part;
 }
 
-/** Numbers over token positions, with thresholds as dashed lines. */
-function scalarFigure({ name, parts }, width, room) {
+/** Whether a figure follows numbers from token to token, and not from one of something else to the next. */
+function isOverTokens(shape, data) {
+  return shape === "scalar" && !data.axis;
+}
+
+/** Numbers over token positions, or over an axis of their own, with thresholds as dashed lines. */
+function scalarFigure({ name, parts }, width, tokens) {
+  const { axis } = parts[0];
+  const room = axis ? 1 : tokens;
   const names = [...new Set(parts.flatMap((part) => Object.keys(part.series || {})))].slice(0, 5);
   const limits = Object.assign({}, ...parts.map((part) => part.lines || {}));
   const values = parts.flatMap((part) => Object.values(part.series || {})).concat(Object.values(limits)).filter(isNumber);
@@ -49,9 +58,11 @@ function scalarFigure({ name, parts }, width, room) {
   const scale = new Scale(width, 112, Math.max(room, ...parts.map((part) => (part.x || 0) + 1)), Math.max(...values, low + 1e-6), low);
   const drawing = surface(width, 112, name);
   drawing.append(...scale.axes(""));
+  if (axis) drawing.append(svg("text", { class: "tick unit", x: width - CHART.right, y: 9, "text-anchor": "end" }, `${axis} →`));
   names.forEach((series, i) => {
     const points = parts.filter((part) => isNumber(part.series && part.series[series])).map((part) => ({ position: part.x || 0, value: part.series[series] }));
     drawing.append(svg("path", { class: `line series-${i}`, d: linePath(points, (point) => point.value, scale) }));
+    if (axis) drawing.append(...points.map((point) => svg("circle", { class: `dot series-${i}`, cx: scale.x(point.position), cy: scale.y(point.value), r: 2.5 })));
   });
   for (const [label, value] of Object.entries(limits)) {
     if (!isNumber(value)) continue;
