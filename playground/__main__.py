@@ -1,4 +1,4 @@
-"""`python -m playground list | run | compare | replay | bench`"""
+"""`python -m playground list | run | compare | replay | bench | study | fit | variant`"""
 import sys
 
 from playground.shell import main

@@ -361,7 +361,7 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
         return {}
     if not prompt.context.strip():
         needing = assembly.needing("context")
-        raise Refusal(f"{needing} holds a context against the model's memory, and there is none: write a passage into Context.", "context")
+        raise Refusal(f"{needing} holds a context against the model's memory, and there is none: give a passage as context.", "context")
     return {"without_context": prompt.without_context().encode(model)}
 
 
@@ -369,7 +369,8 @@ def _header(models: Models, prompt: Prompt, ids: list[int], limits: Limits) -> H
     target = models.target
     return Header(model=target.name, revision=target.revision, dtype=str(target.dtype).removeprefix("torch."), device=target.device.type,
                   quantization=target.quantization, seed=limits.seed, max_new_tokens=limits.max_new_tokens, stop=list(limits.stop),
-                  chat=prompt.chat, context=prompt.context, prompt=prompt.text, prompt_ids=ids, prompt_pieces=target.tokens.pieces(ids), vocabulary=target.vocabulary)
+                  chat=prompt.chat, context=prompt.context, prompt=prompt.text, prompt_ids=ids,
+                  prompt_pieces=target.tokens.pieces(ids), vocabulary=target.vocabulary)
 
 
 def _describe(header: Header, assembly: Assembly, models: Models) -> None:

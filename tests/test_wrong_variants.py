@@ -1,0 +1,69 @@
+"""A test of exact laws is worth what it refuses: for every strategy that promises the law, a variant that is wrong and is found out."""
+from __future__ import annotations
+
+import pytest
+from registry import registered
+from tables import TableModel, distance, law, product_law
+from test_guarantees import AT_ONE, EXACT, WRONG, Judged, Siblings, draws_again_after_a_miss, independent, redraws_from_p
+from test_strategies_trees import EarlyTable, divided_by
+from test_strategies_trees import Judged as JudgedByNumbers
+
+from playground.events import Verdict
+from playground.parts.tree import ROOT
+from playground.recipe import Assembly
+from playground.strategy import Decoder, Verifier, make
+
+
+class ReadsOneRowTwice(Decoder):
+    """Draws two tokens from one row: the second does not know of the first."""
+
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        while True:
+            yield lm.keep(lm.pick(rows))
+            yield lm.keep(lm.pick(rows, purpose="again"))
+            rows = yield lm.extend()
+
+
+class BelievesAll(Verifier):
+    """Lets every first child stand, and asks the target only for the token after the last."""
+
+    def judge(self, lm, tree, rows):
+        path, node = [], ROOT
+        while children := tree.children(node):
+            node = children[0]
+            path.append(node)
+        return Verdict(kept=path, token=lm.pick(rows, node).token)
+
+
+def rounds(name: str, drafter, verifier) -> Assembly:
+    decoder = make(name)
+    decoder.drafter, decoder.verifier = drafter, verifier
+    return Assembly(decoder, [make(AT_ONE[0], **AT_ONE[1])])
+
+
+VARIANTS = {
+    "sample": Assembly(ReadsOneRowTwice(), [make(AT_ONE[0], **AT_ONE[1])]),
+    "speculative": rounds("speculative", make("draft_model", depth=2), BelievesAll()),
+    "rejection": rounds("speculative", Siblings(independent), Judged(redraws_from_p)),
+    "sample_match": rounds("speculative", Siblings(independent), Judged(draws_again_after_a_miss)),
+    "k_seq": rounds("speculative", make("spectr", rows=2), JudgedByNumbers(divided_by(lambda k: 1.0))),
+    "layer_skip": rounds("layer_skip", make("layer_skip_draft", depth=2), BelievesAll()),
+}
+
+
+def test_every_strategy_that_promises_the_law_has_a_wrong_variant():
+    assert VARIANTS.keys() == {cls.name for cls in registered(promising="distribution_identical")}
+
+
+@pytest.mark.parametrize("assembly", VARIANTS.values(), ids=VARIANTS)
+def test_a_wrong_variant_is_found_out(assembly):
+    models = {"target": EarlyTable("abc"), "draft": TableModel("abc", seed=1)}
+    assert distance(law(assembly, models, [0, 1, 0], 3), product_law(TableModel("abc"), [0, 1, 0], 3)) > WRONG
+
+
+def test_the_right_ones_pass_where_the_wrong_ones_fail():
+    models = {"target": EarlyTable("abc"), "draft": TableModel("abc", seed=1)}
+    right = [rounds(name, make(drafter, depth=2), make("rejection")) for name, drafter in (("speculative", "draft_model"), ("layer_skip", "layer_skip_draft"))]
+    for assembly in right:
+        assert distance(law(assembly, models, [0, 1, 0], 3), product_law(TableModel("abc"), [0, 1, 0], 3)) < EXACT
