@@ -194,8 +194,8 @@ class Branches(Event):
     kind: ClassVar[str] = "branches"
     born: list[tuple[int, int]] = field(default_factory=list)  # (sequence, parent sequence)
     dropped: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)  # complete texts: nothing follows them any more
     scores: dict[int, float] = field(default_factory=dict)
+    ended: list[int] = field(default_factory=list)  # complete texts: nothing follows them any more
 
 
 @dataclass(slots=True)
