@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 from pairs import pair
-from registry import TOGGLES, can_be_had, lanes, registered, title
+from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
 from tables import TableModel, watch, write
 from test_guarantees import drawing
 from toys import byte_tokenizer
@@ -30,7 +30,7 @@ every_greedy_lane = pytest.mark.parametrize("recipe", lanes("greedy_identical"),
 
 
 def start(*recipes: Recipe, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT) -> Session:
-    return prepare(models or pair(), list(recipes), Prompt(text), Limits(seed, length))
+    return prepare(models or pair(), list(recipes), Prompt(text, context="A bird."), Limits(seed, length))
 
 
 def events(session: Session, lane: int = 0) -> list[Event]:
@@ -234,6 +234,45 @@ def test_a_fork_may_end_the_text_by_itself(recipe):
         limits = Limits(0, 2 if reason == "length" else 9, ("bc",) if reason == "stop_string" else (), forced)
         lane = write(assemble(recipe), models, [0], limits, Draws(0))
         assert (lane.reason, lane.tokens[1:]) == (reason, left)
+
+
+# --- what is added to a lane, and lanes that cannot be without it ---
+
+REGEX = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
+BESIDE = {"h2o": [("h2o", {"heavy": 3, "recent": 3})], "mirostat": [("mirostat", {})]}
+COMPANY = {title(recipe): recipe for recipe in [
+    *(Recipe("greedy", {}, [REGEX if name == "regex" else (name, {})]) for name in sorted(cls.name for cls in registered(*TOGGLES))),
+    *(Recipe("speculative", {}, [("draft_model", {"width": 2}), ("rejection", {}), *beside]) for beside in BESIDE.values()),
+    *(Recipe(cls.name, {}, [REGEX]) for cls in registered(*TEXT) if "constraint" in cls.needs)]}
+every_company = pytest.mark.parametrize("recipe", COMPANY.values(), ids=COMPANY)
+
+
+@every_company
+def test_what_is_added_tells_no_contradictions_and_repeats(recipe):
+    session = start(recipe, seed=3)
+    told = events(session)
+    assert isinstance(told[-1], Done) and check(session.trace) == []
+    assert timeless(told) == timeless(events(start(recipe, seed=3)))
+
+
+@every_company
+def test_what_is_added_can_be_held_and_stopped_anywhere(recipe):
+    whole = events(start(recipe, seed=3, length=5))
+    for turns in range(0, 40, 3):
+        session = start(recipe, seed=3, length=5)
+        for _ in range(turns):
+            session.advance()
+        session.stop()
+        told = events(session)
+        assert timeless(told[:-1]) == timeless(whole[:len(told) - 1]) and check(session.trace) == []
+
+
+@every_company
+def test_what_is_added_goes_with_a_fork(recipe):
+    text = ids(events(start(recipe, seed=3)))
+    told = events(start(replace(recipe, forced=text[:2]), seed=3))
+    assert isinstance(told[-1], Done), told[-1]
+    assert ids(told)[:2] == text[:2]
 
 
 # --- how a text ends ---

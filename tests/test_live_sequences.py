@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 from live_page import address, browser, choose, expect, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 
-from playground.events import Branches, Cache, Candidate, Commit, Done, Event, Fill, Forward, Header, Stamped, Step
+from playground.events import Branches, Cache, Candidate, Commit, Done, Draft, Event, Figure, Fill, Forward, Header, Stamped, Step
 from playground.trace import Trace, check, metrics
 from playground.ui.frames import frame, new_name
 
@@ -29,7 +29,7 @@ def three_beams() -> list[tuple[float, Event]]:
          Branches(scores={1: -1.0, 2: -1.5, 3: -2.5})],
         [Forward(tokens=3), Branches([(4, 1)], [3]), *grown(1, 1, " d"), *grown(2, 1, " e", 3.0), *grown(4, 1, " f"),
          Branches(scores={1: -1.25, 2: -1.75, 4: -2.75})],
-        [Forward(tokens=3), *grown(1, 2, "<|end|>"), *grown(2, 2, " g", 4.0), *grown(4, 2, " h"), Branches(scores={1: -3.0, 2: -2.0, 4: -3.5})],
+        [Forward(tokens=3), *grown(1, 2, " i"), *grown(2, 2, " g", 4.0), *grown(4, 2, " h"), Branches(ended=[1], scores={1: -3.0, 2: -2.0, 4: -3.5})],
         [Commit(0, [ord(c) for c in "beg"], [" b", " e", " g"], " b e g", [-0.5] * 3, ["sampled"] * 3, grown_on=2), Done("length")],
     ]
     return [((number + 1) / 10, event) for number, events in enumerate(rounds) for event in events]
@@ -104,9 +104,9 @@ def test_the_sequence_that_becomes_the_text_brings_its_thoughts_along(page, feed
 
 def test_every_sequence_has_a_line_with_score_fate_and_text_and_the_best_comes_first(page, feed):
     show(page, feed, BEAMS)
-    assert listed(page) == [["#2", "-2.000", "became the text", "", " b e g"], ["#1", "-3.000", "ended", "", " a d<|end|>"],
+    assert listed(page) == [["#2", "-2.000", "became the text", "", " b e g"], ["#1", "-3.000", "ended", "", " a d i"],
                             ["#4", "-3.500", "not taken", " a", " f h"], ["#3", "-2.500", "dropped", "", " c"]]
-    expect(page.locator(".panel-branches .readout")).to_have_text("3 sequences alive, 1 of them ended, 1 dropped, 2 became the text")
+    expect(page.locator(".panel-branches .readout")).to_have_text("3 sequences alive, 1 of them ended, 1 dropped, #2 became the text")
 
 
 def test_going_back_shows_the_sequences_as_they_were(page, feed):
@@ -183,7 +183,8 @@ CANVAS = run_of(lane(0, filling(), canvas=4))
 
 def cells(page) -> list[tuple[str, str | None]]:
     """Text and step of every position of the canvas."""
-    return [tuple(cell) for cell in page.locator(".lane .is-canvas .cell").evaluate_all("all => all.map((cell) => [cell.textContent, cell.dataset.step || null])")]
+    told = page.locator(".lane .is-canvas .cell").evaluate_all("all => all.map((cell) => [cell.textContent, cell.dataset.step || null])")
+    return [tuple(cell) for cell in told]
 
 
 def test_a_canvas_begins_as_a_row_of_blank_boxes(page, feed):
@@ -254,3 +255,58 @@ def test_a_cache_with_nothing_packed_says_nothing_of_it(page, feed):
     show(page, feed, cached(0))
     expect(page.locator(".panel-cache .readout")).to_have_text("6 of 8 positions live, 64 B")
     expect(page.locator(".panel-cache .key-packed")).to_be_hidden()
+
+
+# --- what slots beyond the text are held for ---
+
+@pytest.mark.parametrize(("reasons", "held_for"), [
+    ([Draft(0, [7], [" a"], [-1], [1.0])], "guesses"),
+    ([Branches([(1, 0)])], "branches"),
+    ([Branches([(1, 0)]), Draft(0, [7], [" a"], [-1], [1.0])], "guesses and branches"),
+])
+def test_the_cache_says_whether_slots_are_held_for_guesses_or_for_branches(page, feed, reasons, held_for):
+    events = [*grown(0, 0, " a"), *reasons, Cache("target", 4, 1, 1, [[[(0, 4)]]], scratch=2, bytes=64), Done("length")]
+    show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
+    expect(page.locator(".panel-cache .readout")).to_have_text(f"4 of 4 positions live, 2 held for {held_for}, 64 B")
+    expect(page.locator(".panel-cache .key-scratch")).to_have_text(f"held for {held_for} at the last keep")
+    assert pointed_at(page, 5).endswith(f": held for {held_for}")
+
+
+# --- figures over something else than tokens ---
+
+def measured(*axes: str) -> Trace:
+    """Three numbers on each axis; the empty one is that of the tokens."""
+    def chance(x: int, axis: str) -> Figure:
+        return Figure("scalar", f"chance {axis}", {"x": x, "series": {"at most": 1 / (x + 1)}} | ({"axis": axis} if axis else {}))
+    figures = [chance(x, axis) for axis in axes for x in range(3)]
+    return run_of(lane(0, [(0.1, event) for event in [*grown(0, 0, " a"), *figures, Done("length")]]))
+
+
+def test_numbers_by_sample_have_an_axis_of_their_own_and_leave_that_of_the_tokens_alone(page, feed):
+    show(page, feed, measured("sample", ""))
+    own, tokens = page.locator(".panel-figures .figure.scalar"), page.locator(".panel-entropy .figure.scalar")
+    expect(own).to_have_count(1)
+    expect(tokens).to_have_count(1)
+    expect(own.locator(".unit")).to_have_text("sample →")
+    expect(own.locator("circle")).to_have_count(3)
+    assert own.locator(".tick:not(.unit)").evaluate_all("all => all.map((one) => one.textContent)")[-3:] == ["1", "2", "3"]
+    expect(tokens.locator(".unit")).to_have_count(0)
+
+
+def test_without_numbers_of_another_axis_there_is_nothing_from_the_method_to_show(page, feed):
+    show(page, feed, measured(""))
+    expect(page.locator(".panel-entropy .figure.scalar")).to_have_count(1)
+    expect(page.locator(".panel-figures")).to_be_hidden()
+
+
+def test_a_sequence_ends_where_it_is_said_to_and_not_where_a_token_looks_like_an_end(page, feed):
+    events = [Branches([(1, 0), (2, 0)]), *grown(1, 0, "<|end|>"), *grown(2, 0, " b"), Branches(ended=[2], scores={1: -1.0, 2: -2.0})]
+    show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
+    assert [(number, standing) for number, _, standing, *_ in listed(page)] == [("#1", "growing"), ("#2", "ended")]
+
+
+def test_views_that_no_canvas_fills_are_not_there_for_a_canvas(page, feed):
+    show(page, feed, CANVAS)
+    assert page.locator(".panel:visible").evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))") == ["Canvas, step by step"]
+    show(page, feed, cached(0))
+    expect(page.locator(".panel-tree")).to_be_visible()

@@ -145,7 +145,7 @@ def test_costs_leave_out_prefill_and_what_lanes_shared():
 
 
 def test_a_pass_through_the_first_layers_alone_is_a_draft():
-    passes = [Forward("target", "decode", 4, 9, 8, 1, 0.01, 80.0), Forward("target", "decode", 1, 9, 2, 1, 0.004, 5.0)]
+    passes = [Forward("target", "decode", 4, 9, 8, 1, 0.01, 80.0), Forward("exit", "decode", 1, 9, 2, 1, 0.004, 5.0)]
     assert measured_costs(passes, []).draft == pytest.approx(0.4)
     assert computed_costs(passes).draft == pytest.approx(5 / 20)
 

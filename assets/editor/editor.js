@@ -89,9 +89,14 @@ function partIn(lane, main, kind) {
   return slot && byName.get(filling(lane, slot)[0]);
 }
 
+/** Whether a verifier is not exact for the way a drafter guesses. */
+function mismatch(verifier, drafter) {
+  return Boolean(drafter?.drawn) && !verifier.exact_for.includes(drafter.drawn);
+}
+
 /** Why a verifier is not exact in this lane, or an empty text. */
 function inexact(verifier, drafter, lane) {
-  if (drafter && !verifier.exact_for.includes(drafter.drawn)) return `Not exact for the guesses of ${drafter.name}, which are ${words(drafter.drawn)}.`;
+  if (mismatch(verifier, drafter)) return `Not exact for the guesses of ${drafter.name}, which are ${words(drafter.drawn)}.`;
   const drawing = verifier.greedy_only && lane.extras.find(([name]) => byName.get(name)?.draws);
   return drawing ? `Exact only where nothing is drawn by chance: take ${drawing[0]} away first.` : "";
 }
@@ -100,13 +105,14 @@ function inexact(verifier, drafter, lane) {
 function objection(part, lane, main) {
   const verifier = partIn(lane, main, "verifier");
   if (part.kind === "verifier") return { reason: inexact(part, partIn(lane, main, "drafter"), lane), barred: true };
-  if (part.kind === "drafter" && verifier && inexact(verifier, part, lane)) return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} guesses: another verifier takes its place.`, barred: false };
+  if (part.kind === "drafter" && verifier && mismatch(verifier, part)) return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} guesses: another verifier takes its place.`, barred: false };
   if (part.draws && verifier?.greedy_only) return { reason: `${verifier.name} is exact only where nothing is drawn by chance: choose another verifier first.`, barred: true };
   return { reason: "", barred: false };
 }
 
 /** Why the chosen model cannot run a decoder, or an empty text. */
 function unfit(main) {
+  if (!MAIN.includes(main.kind)) return "";
   const fills = main.kind === "canvas_decoder";
   if (fills && !props.fills) return "Fills masked positions, and the chosen model continues text: choose Oracle sentences as the target, under Models.";
   return props.fills && !fills ? "Continues text, and the chosen model fills masked positions: choose another target, under Models." : "";
@@ -247,7 +253,7 @@ function knobGrid(part, knobs, i) {
 function marks(part) {
   return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
     part.needs.includes("context") ? h("span", { class: "mark need", title: "Rests its answer on a passage: write one under the prompt, as the context." }, "reads a context") : null,
-    unfit(part) && MAIN.includes(part.kind) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs the oracle" : "needs a text model") : null,
+    unfit(part) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs the oracle" : "needs a text model") : null,
     part.reconstruction ? h("span", { class: "mark", title: "Rebuilt from the paper where it leaves things open; details may differ from the authors' own." }, "reconstruction") : null];
 }
 

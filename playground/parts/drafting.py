@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from playground.lane import Lane
+    from playground.parts.urn import Urn
     from playground.rows import Rows
+    from playground.strategy import Drafter
     from playground.stream import Exit, Stream
 
 Level = Callable[["Rows", list[int], int], list[int]]
 """level(rows, leaves, its number from 0) adds children to the leaves and returns those that may have children themselves."""
 
 
-def new_tree(lm: Lane, drafter) -> TokenTree:
+def new_tree(lm: Lane, drafter: Drafter) -> TokenTree:
     """An empty tree of a drafter's; where the lane leaves nothing to chance, guesses are not drawn either."""
     return TokenTree(drafter.name, drafter.drawn if lm.chain.draws else "deterministic")
 
@@ -55,6 +57,11 @@ def independent(lm: Lane, tree: TokenTree, rows: Rows, leaf: int, width: int) ->
     if not lm.chain.draws:
         return best(tree, leaf, q, width)
     return [tree.add(lm.draw(q, rows.position(leaf), purpose(leaf, i)), leaf, q) for i in range(width)]
+
+
+def distinct(lm: Lane, urn: Urn, leaf: int, position: int) -> int:
+    """The next token out of the urn of a leaf, for a position of the sequence."""
+    return urn.take(lambda rest: lm.draw(rest, position, purpose(leaf, urn.taken)))
 
 
 def purpose(leaf: int, child: int) -> str:

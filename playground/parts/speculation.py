@@ -123,7 +123,7 @@ def computed_costs(passes: Iterable[Forward]) -> Costs | None:
 
 def draft_parameters(passes: Iterable[Forward]) -> float | None:
     """Weights of the draft model, from its operations: two a weight and row, and what grows with the context. None where the trace cannot tell."""
-    points = {(f.context + f.tokens / 2, f.flops / f.tokens) for f in _of_draft(list(passes)) if f.flops and f.stream != "target"}
+    points = {(f.context + f.tokens / 2, f.flops / f.tokens) for f in _of_draft(list(passes)) if f.flops and f.stream == "draft"}
     if len({x for x, _ in points}) < 2:
         return None
     return linear_regression(*zip(*points)).intercept / 2
@@ -137,8 +137,7 @@ def _of_target(passes: list[Forward]) -> list[Forward]:
 
 def _of_draft(passes: list[Forward]) -> list[Forward]:
     """Passes of another model, or of the target's first layers."""
-    deepest = max((f.layers for f in passes if f.stream == "target"), default=0)
-    return [f for f in passes if f.phase != "prefill" and (f.stream != "target" or f.layers < deepest)]
+    return [f for f in passes if f.phase != "prefill" and f.stream in ("draft", "exit")]
 
 
 def _medians(passes: list[Forward]) -> dict[int, float]:

@@ -57,7 +57,8 @@ def left_over(p: Tensor, q: Tensor, k: int, rho: float) -> Tensor:
     return rest / total if total > 0 else p
 
 
-def k_seq(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float], tuple[bool, float]], draw: Callable[[Tensor], int]) -> Ruling:
+def k_seq(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float], tuple[bool, float]],
+          draw: Callable[[Tensor], int]) -> Ruling:
     """Accept the first child that passes, each drawn independently from one q; a redraw may hit a child all the same."""
     q, k, tests = tree.q[children[0]].to(p.dtype), len(children), []
     rho = division(p, q, k)

@@ -14,7 +14,8 @@ import gradio as gr
 
 from playground.errors import Refusal
 from playground.memory import Memory
-from playground.ui import figures
+from playground.trace import Trace
+from playground.ui import figures, studies
 from playground.ui.arrivals import Arrival
 from playground.ui.frames import frame, recording, trace_of
 from playground.ui.gallery import brought_models, examples
@@ -78,7 +79,7 @@ class Acts:
         """Run again with one more lane that takes another token at some place of a lane's text, or of the sequence that was shown as such."""
         if not _has_lane(visit, event):
             return
-        trace = trace_of(visit.run.headers, list(visit.run.events))
+        trace = _trace(visit.run)
         past = sequences(trace.lane(int(event.lane)).events)[int(event.sequence)].tokens[:int(event.position)]
         settings = visit.settings.forked(int(event.lane), [token.id for token in past] + [int(event.token)])
         yield {self.page.lanes: settings.lanes}
@@ -135,6 +136,17 @@ class Acts:
         names = {*example, "context"} | ({"model"} if model in brought_models() else set())
         return {**self.page.show(Settings.read(example), [name for name in Settings.names() if name in names]), **self._silence()}
 
+    def offer(self, model: str) -> Changes:
+        """The menus of models as they stand by now, and what goes with the chosen one."""
+        return self.page.offer(model)
+
+    def study(self, name: str, visit: Visit | None) -> None:
+        """Lay out what a study has to say of the visitor's run as far as it has come."""
+        told = studies.outcomes(_trace(visit.run)).get(name, []) if visit and visit.run else []
+        gr.HTML("".join(f"<p>{escape(note)}</p>" for note in studies.notes(told)), elem_classes="told", apply_default_css=False)
+        for drawn in studies.draw(told):
+            gr.Plot(drawn, show_label=False)
+
     def share(self, *values: Any) -> Iterator[Changes]:
         """The code of a link that opens the page as it is set now; the browser makes it an address, each time anew."""
         yield {self.page.link: ""}
@@ -185,8 +197,9 @@ class Acts:
     def _outcome(self, run: Run | Borrowed) -> Changes:
         """Figures, what failed in a lane beside that lane, and what broke as a whole under the prompt."""
         failed = {str(event["lane"]): event.get("message", "") for event in run.events if event["kind"] == "failed"}
-        drawn = figures.draw(trace_of(run.headers, run.events))
-        return {self.page.lanes: gr.update(problems=failed), self.page.prompt_notice: escape(run.error), **self.page.figures_of(drawn)}
+        trace = _trace(run)
+        found = self.page.figures_of(figures.draw(trace), studies.outcomes(trace))
+        return {self.page.lanes: gr.update(problems=failed), self.page.prompt_notice: escape(run.error), **found}
 
     def _say(self, refusal: Refusal) -> Changes:
         """The sentence beside the control it is about; the other places fall silent."""
@@ -200,6 +213,11 @@ class Acts:
 def _after(before: Visit | None, settings: Settings) -> Visit:
     """The next visit of the same person."""
     return Visit(settings, before.memory) if before else Visit(settings)
+
+
+def _trace(run: Run | Borrowed) -> Trace:
+    """All that a run has told so far."""
+    return trace_of(run.headers, list(run.events))
 
 
 def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:

@@ -2,20 +2,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
-from playground.engine.catalogue import entries
 from playground.memory import Memory
-from playground.ui import figures
+from playground.ui import figures, offers, studies
 from playground.ui.api import run_endpoint
 from playground.ui.editor import LaneEditor, reading_context
 from playground.ui.gallery import Gallery, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
 from playground.ui.look import read
-from playground.ui.settings import CHOICES, DEFAULT, Settings
+from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
 
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # the browser keeps what its owner typed
@@ -69,15 +70,26 @@ class Page:
         return {self.remembered: gr.update(value=f"remembers {things} from earlier runs", visible=len(memory) > 0),
                 self.forget: gr.update(visible=len(memory) > 0)}
 
-    def figures_of(self, drawn: list[Any]) -> Changes:
-        """Show the figures that have something to show, and the accordion if any has."""
+    def figures_of(self, drawn: list[Any], studied: Container[str]) -> Changes:
+        """Show the figures that have something to show, and the studies that have something to say: those are drawn when they are opened."""
         plots = {plot: gr.update(value=figure, visible=figure is not None) for plot, figure in zip(self.plots, drawn)}
-        return {**plots, self.examined: gr.update(visible=any(drawn))}
+        folds = {fold: gr.update(visible=name in studied, open=False) for name, fold in self.studies.items()}
+        return {**plots, **folds, self.examined: gr.update(visible=any(drawn))}
+
+    def offer(self, chosen: str) -> Changes:
+        """The models there are to choose from, what there is to say of the chosen one, and which lanes it can run."""
+        model = self.site.named(chosen)
+        return {self.model: gr.update(choices=offers.targets(self.site.default_name()), info=self._note(model)),
+                self.draft: gr.update(choices=offers.drafts()), self.lanes: gr.update(fills=offers.fills(model))}
+
+    def _note(self, model: str) -> str | None:
+        return offers.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
 
     def bind(self, acts: Acts, blocks: gr.Blocks) -> None:
         """One act for each event."""
         controls = self.controls()
-        streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, self.go, self.halt, *self._memory()],
+        streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, *self.studies.values(), self.go, self.halt,
+                                 *self._memory()],
                      "concurrency_limit": 16, "concurrency_id": "run", **PRIVATE}
         blocks.load(acts.open, self.stored, [*controls, self.passage], js="(stored) => (window.keepTheme(), stored)", **PRIVATE)
         blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
@@ -85,6 +97,8 @@ class Page:
         self.go.click(acts.run, [self.visit, *controls], **streaming)
         self.live.fork(acts.fork, self.visit, **streaming)
         self._bind_run(acts)
+        self._bind_studies(acts)
+        gr.on([blocks.load, self.model.change], acts.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
         self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         self.gallery.pick(acts.pick, self.model, [*controls, self.passage, *self._told()], **PRIVATE)
         self.share.click(acts.share, controls, self.link, **PRIVATE)
@@ -101,6 +115,11 @@ class Page:
         self.live.missed(acts.missed, self.visit, self.live, **now)
         self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)
         self.again.click(acts.again, self.visit, [self.live, *self._told()], **now)
+
+    def _bind_studies(self, acts: Acts) -> None:
+        for name, fold in self.studies.items():
+            with fold:
+                gr.render(self.visit, triggers=[fold.expand], show_progress="hidden")(partial(acts.study, name))
 
     def _remember(self, controls: list[gr.components.Component]) -> None:
         """Every change goes to the browser's own storage without asking the server."""
@@ -142,19 +161,17 @@ class Page:
             self.model_notice = _notice("model-notice")
 
     def _models(self, start: Settings) -> None:
-        offered = [(f"{self.site.default_name()} (default)", DEFAULT), *((entry.title, entry.name) for entry in entries())]
-        drafts = [("its own draft", DEFAULT), ("none", "none"), *offered[1:]]
-        hint = None if self.site.rules.public else "from the list, a hub id or a folder"
+        targets, hint = offers.targets(self.site.default_name()), self._note(self.site.named(start.model))
         with gr.Accordion("Models", open=False, elem_classes="models"):
-            self.model = gr.Dropdown(offered, value=start.model, label="Target", info=hint, allow_custom_value=True, elem_id="model")
-            self.draft = gr.Dropdown(drafts, value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft")
+            self.model = gr.Dropdown(targets, value=start.model, label="Target", info=hint, allow_custom_value=True, elem_id="model")
+            self.draft = gr.Dropdown(offers.drafts(), value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft")
             with gr.Row(elem_classes="pair"):
                 self.dtype = gr.Dropdown(CHOICES["dtype"], value=start.dtype, label="Numbers", min_width=90, elem_id="dtype")
                 self.quantization = gr.Dropdown(CHOICES["quantization"], value=start.quantization, label="Quantisation", min_width=90, elem_id="quantization")
             self.fetch = gr.Button("Load now", size="sm")
 
     def _lanes(self) -> None:
-        self.lanes = LaneEditor(self.start.lanes, elem_id="editor")
+        self.lanes = LaneEditor(self.start.lanes, fills=offers.fills(self.site.named(self.start.model)), elem_id="editor")
         self.lanes_notice = _notice("lanes-notice")
 
     def _actions(self) -> None:
@@ -172,6 +189,7 @@ class Page:
         self.live = Lanes(first_view(), elem_id="live")
         with gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures") as self.examined:
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in figures.KINDS]
+        self.studies = {study.name: gr.Accordion(f"Study: {study.title}", open=False, visible=False, elem_classes="figures") for study in studies.known()}
 
 
 def _opens_for_readers() -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import playground
-from playground.engine.catalogue import entries
+from playground.engine.catalogue import BUNDLED, entries
 from playground.errors import Refusal
 from playground.memory import Memory
 from playground.trace import Trace
@@ -110,7 +110,11 @@ class Site:
         return self._workers.setdefault(str(models.target.device), Worker())
 
     def default_name(self) -> str:
-        return Path(self.wish.model).name or "pocket"
+        return Path(self.named(DEFAULT)).name
+
+    def named(self, model: str) -> str:
+        """The model that a visitor's choice means."""
+        return model.strip() if model not in (DEFAULT, "") else self.wish.model or BUNDLED[0].name
 
 
 def first_view() -> dict[str, Any] | None:

@@ -1,20 +1,38 @@
-"""Figures of a study for the page: one drawing for every shape a Figure event can have."""
+"""What studies say of a run, for the page: one drawing for every shape a Figure event can have."""
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gradio.components.plot import PlotData
 
+from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.ui.figures import COLOURS, CONFIG, GREY, HEIGHT, LINE
+from playground.strategy import Strategy, discover, make
+from playground.trace import Trace
+from playground.ui.figures import COLOURS, CONFIG, GREY, HEIGHT, LEGEND, LINE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Drawing
 
 ROW = 22  # pixels of a matrix row
-BLUES = ((0.0, "rgba(0, 114, 178, 0.06)"), (1.0, "rgba(0, 114, 178, 0.4)"))
+BLUES = ((0.0, "rgba(0, 114, 178, 0.06)"), (1.0, "rgba(0, 114, 178, 0.3)"))
+
+
+def known() -> list[type[Strategy]]:
+    """Every study there is."""
+    return [cls for cls in discover().values() if cls.kind == "study"]
+
+
+def outcomes(trace: Trace) -> dict[str, list[Event]]:
+    """What each study has to say of a run, by its name; one that finds nothing to study in these lanes is left out."""
+    lanes, told = [trace.lane(header.lane) for header in trace.headers], {}
+    for study in known():
+        with suppress(Refusal):
+            told[study.name] = make(study.name).draw(lanes)
+    return told
 
 
 def draw(told: Iterable[Event]) -> list[PlotData]:
@@ -58,8 +76,8 @@ def _matrix(parts: list[Figure]) -> Drawing:
     """Numbers in their cells. Rows may measure quite different things, so each is shaded by itself."""
     last = parts[-1].data
     figure = _blank().add_heatmap(z=[_shades(row) for row in last["values"]], x=[str(c) for c in last["columns"]], y=[str(r) for r in last["rows"]],
-                                  text=[[_number(value) for value in row] for row in last["values"]], texttemplate="%{text}", hoverinfo="x+y+text",
-                                  colorscale=BLUES, zmin=0, zmax=1, showscale=False, xgap=1, ygap=1)
+                                  text=[[_number(value) for value in row] for row in last["values"]], texttemplate="%{text}",
+                                  textfont={"color": GREY}, hoverinfo="x+y+text", colorscale=BLUES, zmin=0, zmax=1, showscale=False, xgap=1, ygap=1)
     figure.update_xaxes(showgrid=False).update_yaxes(showgrid=False, autorange="reversed", automargin=True)
     return figure.update_layout(height=max(HEIGHT, ROW * len(last["rows"]) + 110))
 
@@ -107,8 +125,8 @@ def _blank() -> Drawing:
 
 def _styled(figure: Drawing, name: str) -> Drawing:
     """No background and grey letters, so that it reads on a light and on a dark page."""
-    figure.update_layout(title={"text": name, "x": 0.004, "font": {"size": 14}}, font={"color": GREY, "size": 12}, margin={"l": 52, "r": 16, "t": 64, "b": 44},
-                         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0})
+    figure.update_layout(title={"text": name, "x": 0.004, "font": {"size": 14}}, font={"color": GREY, "size": 12}, margin={"l": 52, "r": 16, "t": 48, "b": 44},
+                         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", legend=LEGEND)
     return figure.update_xaxes(gridcolor=LINE, zeroline=False).update_yaxes(gridcolor=LINE, zeroline=False)
 
 

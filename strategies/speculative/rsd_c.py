@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from math import prod
 
 from playground.errors import Refusal
-from playground.parts.drafting import best, grow, guess_row, new_tree, purpose
+from playground.parts.drafting import best, distinct, grow, guess_row, new_tree
 from playground.parts.urn import Urn
 from playground.strategy import Drafter, knob
 
@@ -30,7 +30,8 @@ class RSDC(Drafter):
         except ValueError:
             widths = [0]
         if not all(1 <= width <= MOST_NODES for width in widths) or self._nodes(widths) > MOST_NODES:
-            raise Refusal(f"branching must be whole numbers such as 3 2 1 whose tree has at most {MOST_NODES} nodes, not {self.branching!r}.", "branching")
+            raise Refusal(f"branching must be whole numbers such as 3 2 1 whose tree has at most {MOST_NODES} nodes, not {self.branching!r}.",
+                          "branching")
 
     def _widths(self) -> list[int]:
         return [int(width) for width in self.branching.replace(",", " ").split()]
@@ -53,5 +54,4 @@ class RSDC(Drafter):
         if not lm.chain.draws:
             return best(tree, leaf, q, width)
         urn, position = Urn(q), rows.position(leaf)
-        tokens = [urn.take(lambda rest: lm.draw(rest, position, purpose(leaf, urn.taken))) for _ in range(min(width, urn.distinct))]
-        return [tree.add(token, leaf, q) for token in tokens]
+        return [tree.add(distinct(lm, urn, leaf, position), leaf, q) for _ in range(min(width, urn.distinct))]

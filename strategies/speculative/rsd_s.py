@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from playground.parts.drafting import guess_row, new_tree, purpose
+from playground.parts.drafting import distinct, guess_row, new_tree
 from playground.parts.tree import ROOT
 from playground.parts.urn import Urn
 from playground.strategy import Drafter, knob
@@ -56,7 +56,7 @@ class RSDS(Drafter):
                 break
             at = lm.draw(torch.tensor(weights, dtype=torch.float64), position, "branch")
             begun, branch = max(begun, at + 1), branches[at]
-            token = branch.urn.take(lambda rest: lm.draw(rest, position, purpose(branch.node, branch.urn.taken)))
+            token = distinct(lm, branch.urn, branch.node, position)
             node = tree.add(token, branch.node, branch.q)
             beam[node] = branch.mass * float(branch.q[token])
         return beam

@@ -37,7 +37,7 @@ class Successors:
         return copy
 
     def learn(self, tokens, rows, k) -> None:
-        """`rows` are scores [n, V] after n tokens. What was known of them is replaced; of a token that stands there twice the last row counts."""
+        """`rows` are scores [n, V] after n tokens. They replace what was known; of a token that stands there twice the last row counts."""
         top = rows.topk(min(k, rows.shape[1])).indices.tolist()
         self.known.update(zip(tokens, map(tuple, top)))
 

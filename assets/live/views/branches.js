@@ -142,7 +142,7 @@ function sayFamily(state) {
   const words = [`${count(alive, "sequence")} alive`];
   if (number("ended")) words.push(`${number("ended")} of them ended`);
   if (number("dropped")) words.push(`${number("dropped")} dropped`);
-  const chosen = state.family.filter((sequence) => sequence.becameText).map((sequence) => sequence.id);
+  const chosen = state.family.filter((sequence) => sequence.becameText).map((sequence) => `#${sequence.id}`);
   if (chosen.length) words.push(`${chosen.join(", ")} became the text`);
   return words.join(", ");
 }

@@ -61,7 +61,7 @@ function scalarFigure({ name, parts }, width, tokens) {
   if (axis) drawing.append(svg("text", { class: "tick unit", x: width - CHART.right, y: 9, "text-anchor": "end" }, `${axis} →`));
   names.forEach((series, i) => {
     const points = parts.filter((part) => isNumber(part.series && part.series[series])).map((part) => ({ position: part.x || 0, value: part.series[series] }));
-    drawing.append(svg("path", { class: `line series-${i}`, d: linePath(points, (point) => point.value, scale) }));
+    drawing.append(svg("path", { class: `line series-${i}`, d: joinedPath(points, scale) }));
     if (axis) drawing.append(...points.map((point) => svg("circle", { class: `dot series-${i}`, cx: scale.x(point.position), cy: scale.y(point.value), r: 2.5 })));
   });
   for (const [label, value] of Object.entries(limits)) {
@@ -76,6 +76,11 @@ function scalarFigure({ name, parts }, width, tokens) {
   names.forEach((series, i) => key.append(el("span", `key-series series-${i}`, series)));
   host.append(key, drawing);
   return host;
+}
+
+/** A line through all points: some methods measure at every token, others once a round. */
+function joinedPath(points, scale) {
+  return points.map(({ position, value }, i) => `${i ? "L" : "M"}${scale.x(position).toFixed(1)} ${scale.y(value).toFixed(1)}`).join("");
 }
 
 function barsFigure({ parts }) {

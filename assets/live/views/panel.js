@@ -31,6 +31,7 @@ class Panel {
       this.vacancy.hidden = has;
       this.body.hidden = this.tools.hidden = this.readout.hidden = !has;
     }
+    this.node.hidden = !has && card.record.header.canvas > 0; // most views wait for what no canvas ever has
     if (!has) {
       this.drawn = "empty";
       return;
