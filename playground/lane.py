@@ -38,6 +38,7 @@ from playground.stream import Exit, Immediate, Request, Stream, Together
 
 if TYPE_CHECKING:
     from playground.recipe import Assembly
+    from playground.strategy import Strategy
 
 
 @dataclass
@@ -394,11 +395,15 @@ class Lane:
     def _roll_back(self, count: int) -> None:
         if not 0 <= count <= self.generated:
             raise ValueError(f"cannot take back {count} of {self.generated} generated tokens")
-        if self.retention:
-            name = self.assembly.cache_policy.name
-            raise Refusal(f"{name} has freed slots that an earlier place of the text needs, so the text cannot go back: take it away.", "cache_policy")
+        for part in self._past_going_back():
+            raise Refusal(f"{part.name} cannot undo what it did at a later place of the text, so the text cannot go back: take it away.", part.name)
         self.main.take_back(count)
         for stream in self._streams.values():
             stream.roll_back()
         self.record(Rollback(count, self.text))
         self.settle("keep")
+
+    def _past_going_back(self) -> list[Strategy]:
+        """Toggles that have freed slots an earlier place needs, or learned from tokens that would be taken back."""
+        learners = [sampler for sampler in self.chain.samplers if not sampler.row_wise]
+        return ([self.assembly.cache_policy] if self.retention else []) + learners

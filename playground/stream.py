@@ -308,6 +308,8 @@ class Exit:
             stream._begin(tree)
         grown = bool(stream._left_early)
         if not grown and not stream.behind():  # its last row came from the whole model: the first layers read that token again
+            if stream.lane.retention:
+                raise RuntimeError("the last token was read before the cache was cut: leave early from the next token on")
             stream.store.roll_back(1)
         raw = yield from self.feed_new(tree)
         before_root = 0 if grown else stream._left_early.missing - 1

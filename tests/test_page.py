@@ -160,6 +160,25 @@ def test_a_fork_is_one_more_lane_with_the_same_past(page, address):
     assert texts[0][:4] == texts[1][:4] and texts[0][4] != texts[1][4]
 
 
+def test_a_fork_ends_the_run_it_comes_from_and_can_be_forked_in_its_turn(page, address):
+    visit(page, address, Settings(prompt="The green bird", length=4000, lanes=[{"strategy": "greedy"}]))
+    page.click("#run")
+    for lanes in (2, 3):
+        expect(tokens(page, 0).nth(5)).to_be_attached()
+        page.locator("#live .play").click()
+        running(page, 0).locator(".tokens > .t").nth(2).click()
+        page.locator("#live .card .candidate[data-id]").nth(1).click()
+        expect(page.locator("#live [data-recorded='false'] .lane")).to_have_count(lanes)
+        expect(status(page, lanes - 1)).to_have_text("running")
+        expect(page.locator("#stop")).to_be_visible()
+    page.click("#stop")
+    expect(page.locator("#run")).to_be_visible()
+    before = page.locator("#live .live").get_attribute("data-run")
+    page.click("#run")
+    expect(page.locator("#live .live")).not_to_have_attribute("data-run", before)
+    page.click("#stop")
+
+
 def test_a_wrong_lane_says_so_beside_its_knob_and_the_other_writes(page, address):
     lanes = [{"strategy": "sample", "knobs": {"temperature": 9}}, {"strategy": "greedy"}]
     visit(page, address, Settings(prompt="The red fox", length=8, lanes=lanes))

@@ -40,6 +40,7 @@ class Visit:
     memory: Memory = field(default_factory=Memory)
     run: Run | Borrowed | None = None
     stopped: bool = False
+    left: bool = False  # another one has taken its place on the page
 
     @property
     def over(self) -> bool:
@@ -49,6 +50,12 @@ class Visit:
         self.stopped = True
         if self.run:
             self.run.stop()
+
+    def follow(self, settings: Settings) -> Visit:
+        """The next visit of the same person. This one ends: one run at a time is shown."""
+        self.left = True
+        self.stop()
+        return Visit(settings, self.memory)
 
 
 class Acts:
@@ -73,7 +80,8 @@ class Acts:
 
     def run(self, before: Visit | None, *values: Any) -> Iterator[Changes]:
         """Load what is missing, begin a run and stream it; leaving the page stops it."""
-        yield from self._guarded(_after(before, Settings(*values)))
+        settings = Settings(*values)
+        yield from self._guarded(before.follow(settings) if before else Visit(settings))
 
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
         """Run again with one more lane that takes another token at some place of a lane's text, or of the sequence that was shown as such."""
@@ -83,7 +91,7 @@ class Acts:
         past = sequences(trace.lane(int(event.lane)).events)[int(event.sequence)].tokens[:int(event.position)]
         settings = visit.settings.forked(int(event.lane), [token.id for token in past] + [int(event.token)])
         yield {self.page.lanes: settings.lanes}
-        yield from self._guarded(_after(visit, settings))
+        yield from self._guarded(visit.follow(settings))
 
     def hold(self, visit: Visit | None) -> None:
         if visit and visit.run:
@@ -165,7 +173,7 @@ class Acts:
         for change in self._progress(arrival):
             yield change
             if visit.stopped:
-                yield self.page.rest()
+                yield gr.skip() if visit.left else self.page.rest()
                 return
         visit.run = self.site.start(arrival, visit.settings, visit.memory)
         yield from self._stream(visit)
@@ -175,7 +183,7 @@ class Acts:
         try:
             for news in visit.run.frames():
                 yield {self.page.live: news} if news else gr.skip()
-            yield {**self.page.rest(), **self._outcome(visit.run), **self.page.remembers(visit.memory)}
+            yield gr.skip() if visit.left else {**self.page.rest(), **self._outcome(visit.run), **self.page.remembers(visit.memory)}
         finally:
             visit.run.stop()
 
@@ -208,11 +216,6 @@ class Acts:
 
     def _silence(self) -> Changes:
         return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
-
-
-def _after(before: Visit | None, settings: Settings) -> Visit:
-    """The next visit of the same person."""
-    return Visit(settings, before.memory) if before else Visit(settings)
 
 
 def _trace(run: Run | Borrowed) -> Trace:

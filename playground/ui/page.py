@@ -95,7 +95,7 @@ class Page:
         blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
         self.fetch.click(acts.load, controls, self._told(), concurrency_limit=None, **PRIVATE)
         self.go.click(acts.run, [self.visit, *controls], **streaming)
-        self.live.fork(acts.fork, self.visit, **streaming)
+        self.live.fork(acts.fork, self.visit, trigger_mode="multiple", **streaming)
         self._bind_run(acts)
         self._bind_studies(acts)
         gr.on([blocks.load, self.model.change], acts.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
