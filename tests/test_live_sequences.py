@@ -90,6 +90,18 @@ def test_while_there_is_no_text_the_best_sequence_is_shown_and_said_to_be_one_of
     expect(page.locator(".branch-shown")).to_have_text("Sequence 2, best of 3 so far")
 
 
+def test_branches_that_grow_beyond_a_text_are_shown_until_it_has_caught_up(page, feed):
+    begun = [*grown(0, 0, " a"), Branches([(1, 0), (2, 0)]), *grown(1, 1, " b"), *grown(2, 1, " c"), Branches(scores={1: -2.0, 2: -1.0})]
+    ending = [Commit(1, [ord("b")], [" b"], " b", [-0.5], ["sampled"], grown_on=1), Done("length")]
+    whole = run_of(lane(0, [(0.1, event) for event in begun] + [(0.2, event) for event in ending]))
+    show(page, feed, whole, 0.5)
+    assert token_texts(page, 0) == [" a", " c"]
+    expect(page.locator(".branch-shown")).to_have_text("Sequence 2, best of 2 so far")
+    show(page, feed, whole)
+    assert token_texts(page, 0) == [" a", " b"]
+    expect(page.locator(".branch-shown")).to_be_empty()
+
+
 def test_the_sequence_that_becomes_the_text_brings_its_thoughts_along(page, feed):
     show(page, feed, BEAMS)
     assert token_texts(page, 0) == [" b", " e", " g"]
@@ -207,6 +219,7 @@ def test_a_text_from_a_canvas_keeps_its_look_and_tells_when_it_was_filled(page, 
     assert cells(page) == [(" a", "2"), (" b", "3"), (" c", "1"), (" d", "2")]
     page.locator(".lane .tokens > .t").nth(3).click()
     assert "position 4, filled in step 2, confidence 40 %" in page.locator(".live .card").inner_text()
+    assert page.locator(".live .card .candidate:enabled").count() == 0  # nothing goes on from there
     reckoned, shown = metrics(CANVAS), numbers(page, 0)
     assert {name: shown[name] for name in READABLE} == {name: reckoned[name] for name in READABLE}
 

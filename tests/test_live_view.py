@@ -231,6 +231,7 @@ def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     assert card.locator(".candidate .num").all_inner_texts() == ["50 %", "75 %", "25 %", "25 %", "13 %", "banned"]
     assert card.locator(".rest .num").first.inner_text() == "13 %"  # never renormalised: the rest is named
     assert "p 0.500 q 0.500 draw 0.125" in " ".join(card.locator(".guess").inner_text().split())
+    expect(card.locator(".candidate[data-id='9']")).to_be_disabled()  # the grammar would not let the text go on there
     card.locator(".candidate[data-id='8']").click()
     expect(card).to_be_hidden()
     assert wait_for(page, feed, "fork") == {"lane": 1, "sequence": 0, "position": 1, "token": 8}

@@ -105,8 +105,12 @@ function inexact(verifier, drafter, lane) {
 function objection(part, lane, main) {
   const verifier = partIn(lane, main, "verifier");
   if (part.kind === "verifier") return { reason: inexact(part, partIn(lane, main, "drafter"), lane), barred: true };
-  if (part.kind === "drafter" && verifier && mismatch(verifier, part)) return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} guesses: another verifier takes its place.`, barred: false };
-  if (part.draws && verifier?.greedy_only) return { reason: `${verifier.name} is exact only where nothing is drawn by chance: choose another verifier first.`, barred: true };
+  if (part.kind === "drafter" && verifier && mismatch(verifier, part)) {
+    return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} guesses: another verifier takes its place.`, barred: false };
+  }
+  if (part.draws && verifier?.greedy_only) {
+    return { reason: `${verifier.name} is exact only where nothing is drawn by chance: choose another verifier first.`, barred: true };
+  }
   return { reason: "", barred: false };
 }
 

@@ -102,7 +102,7 @@ class Card {
     writePiece(name, piece, true);
     row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", fell ? reasonOf(fell) : percent(final)));
     if (chosen) row.setAttribute("aria-current", "true");
-    const why = this.fork.refusal();
+    const why = fell === "mask" ? "The grammar does not allow this token here" : this.fork.refusal(lane);
     row.title = chosen ? "This one was chosen" : why || "Run again from here with this token instead";
     row.disabled = chosen || Boolean(why);
     row.addEventListener("click", () => {

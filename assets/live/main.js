@@ -19,7 +19,7 @@ class App {
     this.player.speed = this.settings.speed;
     this.theme = "";
     this.find();
-    this.card = new Card(root.querySelector(".live"), { refusal: () => this.forkRefusal(), go: (...where) => this.fork(...where) });
+    this.card = new Card(root.querySelector(".live"), { refusal: (lane) => this.forkRefusal(lane), go: (...where) => this.fork(...where) });
     this.fill();
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
     this.schedule();
@@ -192,7 +192,8 @@ class App {
     trigger("stop_lane", { lane });
   }
 
-  forkRefusal() {
+  forkRefusal(lane) {
+    if (this.trace.lanes[lane].header.canvas) return "A canvas does not grow from left to right, so it cannot begin with other tokens";
     if (this.trace.fromFile) return "A trace from a file has no model behind it to go on with";
     return this.ranHere ? "" : "A recording has no model behind it: press Run first";
   }

@@ -46,12 +46,11 @@ class LaneState {
     return this.sequences.get(id);
   }
 
-  /** The sequence whose text is shown: 0 is the text of the lane. While that is empty, the living branch with the best score. */
+  /** The sequence whose text is shown: 0 is the text of the lane. While branches grow beyond it, the one of them with the best score. */
   get shown() {
     const own = this.sequence(0);
-    if (own.tokens.length || this.sequences.size === 1) return own;
-    const living = [...this.sequences.values()].filter((sequence) => sequence.alive && sequence.tokens.length);
-    return living.reduce((best, one) => ((one.score ?? -Infinity) > (best.score ?? -Infinity) ? one : best), living[0] || own);
+    const beyond = this.living.filter((sequence) => sequence.tokens.length > own.tokens.length);
+    return beyond.reduce((best, one) => ((one.score ?? -Infinity) > (best.score ?? -Infinity) ? one : best), beyond[0] || own);
   }
 
   /** Branches that may still become the text. */

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from playground.engine.fast import fast_path
 from playground.engine.grammar import GrammarEngine
 from playground.engine.seams import Call, Plan, install
 from playground.engine.segment import Segment
@@ -60,6 +61,7 @@ class Model:
         with torch.inference_mode():
             expected = self._probe_library()
             self.depth = len(install(network))
+            self.fast = fast_path(network, self.context)
             self._probe_seams(expected)
 
     @cached_property
@@ -94,10 +96,16 @@ class Model:
         call = Call(segments, plan)
         positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
         wanted, counts = self._wanted(works)
-        logits = self.network(**self._inputs(works), position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
+        logits = self._through(positions, wanted, call, self._inputs(works))
         self._wait()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
+
+    def _through(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
+        """Logits [rows, V], the lean way where the network has one."""
+        if self.fast:
+            return self.fast(positions, wanted, call, **inputs)
+        return self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
 
     def _inputs(self, works: list[Work]) -> dict[str, Tensor]:
         """Token ids, or embeddings where some row blends several tokens."""

@@ -53,11 +53,11 @@ class Call:
     captured: dict[int, Tensor] = field(default_factory=dict)
 
     def enter(self, layer: int, hidden: Tensor) -> Tensor:
-        """What enters a layer, [1, rows, d]: perhaps it comes from an earlier forward, perhaps a later one wants it."""
+        """What enters a layer, [rows, d]: perhaps it comes from an earlier forward, perhaps a later one wants it."""
         if self.plan.resume and self.plan.resume[0] == layer:
-            hidden = self.plan.resume[1][None]
+            hidden = self.plan.resume[1]
         if layer in self.plan.capture:
-            self.captured[layer] = hidden[0]
+            self.captured[layer] = hidden
         return hidden
 
 
@@ -68,18 +68,23 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     unknown = [name for name, value_ in passed.items() if value_ is not None and name not in HARMLESS]
     if unknown:
         raise Refusal(f"This model's attention uses {unknown[0]}, which the playground cannot honour yet: choose another model.", "model")
+    scale = scaling or query.shape[-1] ** -0.5
+    return attend_all(module.layer_idx, (query[0], key[0], value[0]), call, scale, sliding_window, softcap).transpose(0, 1)[None], None
+
+
+def attend_all(layer: int, new: tuple[Tensor, Tensor, Tensor], call: Call, scaling: float, sliding_window: int | None = None,
+               softcap: float | None = None) -> Tensor:
+    """New rows of a layer over each store of the call: queries, keys and values [heads, rows, d] go in, outputs [heads, rows, d] come back."""
     counts = [segment.rows for segment in call.segments]
-    shares = [(query[0], key[0], value[0])] if len(counts) == 1 else zip(*(rows[0].split(counts, 1) for rows in (query, key, value)))
+    shares = [new] if len(counts) == 1 else zip(*(rows.split(counts, 1) for rows in new))
     outputs = []
-    for segment, (asked, new_keys, new_values) in zip(call.segments, shares):
-        keys, values = segment.write(module.layer_idx, new_keys, new_values)
-        mask = segment.mask(module.layer_idx, sliding_window)
-        scale = scaling or query.shape[-1] ** -0.5
-        outputs.append(attend(asked, keys, values, mask, scale, softcap))
+    for segment, (query, new_keys, new_values) in zip(call.segments, shares):
+        keys, values = segment.write(layer, new_keys, new_values)
+        mask = segment.mask(layer, sliding_window)
+        outputs.append(attend(query, keys, values, mask, scaling, softcap))
         if segment.watched:
-            segment.store.watch(segment, module.layer_idx, weights(asked, keys, mask, segment.watched, scale, softcap))
-    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
-    return out.transpose(0, 1)[None], None
+            segment.store.watch(segment, layer, weights(query, keys, mask, segment.watched, scaling, softcap))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float | None) -> Tensor:
@@ -156,13 +161,13 @@ def _planned(forward: Callable, index: int, depth: int) -> Callable:
 
     def planned(hidden: Tensor, *args: Any, call: Call, **kwargs: Any) -> Any:
         nonlocal returns_tuple
-        hidden, others = call.enter(index, hidden), ()
+        hidden, others = call.enter(index, hidden[0])[None], ()
         if call.plan.runs(index):
             out = forward(hidden, *args, call=call, **kwargs)
             returns_tuple = isinstance(out, tuple)
             hidden, *others = out if returns_tuple else (out,)
         if index + 1 == depth:
-            hidden = call.enter(depth, hidden)
+            hidden = call.enter(depth, hidden[0])[None]
         return (hidden, *others) if returns_tuple else hidden
 
     return planned

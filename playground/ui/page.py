@@ -91,16 +91,17 @@ class Page:
         streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, *self.studies.values(), self.go, self.halt,
                                  *self._memory()],
                      "concurrency_limit": 16, "concurrency_id": "run", **PRIVATE}
-        blocks.load(acts.open, self.stored, [*controls, self.passage], js="(stored) => (window.keepTheme(), stored)", **PRIVATE)
+        opened = blocks.load(acts.open, self.stored, [*controls, self.passage], js="(stored) => (window.keepTheme(), stored)", **PRIVATE)
+        for event in (opened.then, self.model.change):
+            event(acts.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
         blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
         self.fetch.click(acts.load, controls, self._told(), concurrency_limit=None, **PRIVATE)
         self.go.click(acts.run, [self.visit, *controls], **streaming)
         self.live.fork(acts.fork, self.visit, trigger_mode="multiple", **streaming)
         self._bind_run(acts)
         self._bind_studies(acts)
-        gr.on([blocks.load, self.model.change], acts.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
         self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
-        self.gallery.pick(acts.pick, self.model, [*controls, self.passage, *self._told()], **PRIVATE)
+        self.gallery.pick(acts.pick, self.model, [*controls, self.passage, *self._told()], queue=False, **PRIVATE)
         self.share.click(acts.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
         self.mode.change(None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE)

@@ -1,0 +1,58 @@
+"""The lean way through a network gives the library's rows, holds no weight twice, and is left alone where it does not fit."""
+from __future__ import annotations
+
+import pytest
+import torch
+from architectures import tiny
+from toys import byte_tokenizer
+from torch import nn
+
+from playground.engine.fast import KINDS, fast_path
+from playground.engine.model import Model, Work
+from playground.engine.seams import Plan
+
+TEXT = [5, 9, 2, 7, 7, 1, 40, 3]
+PLANS = {"all layers": Plan(), "one is skipped": Plan(skip=frozenset([1])), "left after two": Plan(stop=2, capture=frozenset([1, 2])),
+         "entered late": Plan(resume=(1, torch.linspace(-1, 1, 8 * 32, dtype=torch.float64).view(8, 32)))}
+
+
+def rows(model: Model, plan: Plan) -> tuple[torch.Tensor, dict]:
+    (found,), captured = model.forward([Work(model.new_store(), TEXT, list(range(-1, len(TEXT) - 1)))], plan)
+    return found, captured
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_the_plan_both_ways_give_the_same_rows(kind, plan):
+    lean, library = (Model(tiny(kind), byte_tokenizer(), kind) for _ in range(2))
+    assert lean.fast is not None
+    library.fast = None
+    (ours, kept), (theirs, expected) = rows(lean, plan), rows(library, plan)
+    assert (ours - theirs).abs().max() < 1e-9
+    assert kept.keys() == expected.keys() and all((kept[layer] - expected[layer]).abs().max() < 1e-9 for layer in kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_weight_is_held_twice(kind):
+    network = tiny(kind)
+    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
+    held = sum(weight.untyped_storage().nbytes() for weight in network.parameters())
+    fast_path(network, 64)
+    storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in network.parameters()}
+    assert sum(storages.values()) <= held
+    assert all(torch.equal(weight, before[name]) for name, weight in network.named_parameters())
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "gpt2", "gpt_neox", "phi3", "smollm3", "granite", "mixtral"])
+def test_other_kinds_go_the_librarys_way(kind):
+    assert fast_path(tiny(kind), 64) is None
+
+
+def test_a_network_with_an_unusual_part_goes_the_librarys_way():
+    class Packed(nn.Linear):
+        """Stands for a quantised layer."""
+
+    packed, curved, short = tiny("llama"), tiny("llama"), tiny("llama", dtype=torch.bfloat16)
+    packed.model.layers[1].mlp.up_proj = Packed(32, 48, bias=False)
+    curved.model.layers[0].mlp.act_fn = nn.GELU()
+    assert [fast_path(network, 64) for network in (packed, curved, short)] == [None] * 3
