@@ -391,7 +391,7 @@ def test_where_the_streams_put_another_token_first_is_marked():
 def test_a_lane_that_needs_a_context_says_so_where_there_is_none():
     for name in CONTEXTUAL:
         (event,) = told(alone(name), Prompt(QUESTION))[1]
-        assert "write a passage into Context" in event.message
+        assert "give a passage as context" in event.message
 
 
 # --- Mirostat: rows by hand ---
