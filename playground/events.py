@@ -287,6 +287,7 @@ class Header:
     prompt_ids: list[int] = field(default_factory=list)
     prompt_pieces: list[str] = field(default_factory=list)
     vocabulary: int = 0
+    forced: list[int] = field(default_factory=list)  # tokens the text was made to begin with: how a fork differs from its origin
     canvas: int = 0  # positions that are filled in any order; 0 where text grows from left to right
     memory: str = ""  # digest of what the strategy remembered from earlier runs; empty where it remembers nothing
 

@@ -332,7 +332,7 @@ def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limit
     headers, runners = [], []
     for index, recipe in enumerate(recipes):
         header = _header(models, prompt, ids, limits)
-        header.lane, header.strategy, header.title = index, recipe.strategy, recipe.strategy
+        header.lane, header.strategy, header.title, header.forced = index, recipe.strategy, recipe.strategy, list(recipe.forced)
         headers.append(header)
         try:
             assembly = assemble(recipe)

@@ -202,7 +202,7 @@ def test_a_law_over_three_drafts_is_recovered_exactly():
 
 def test_two_drafts_are_no_law_nor_are_three_on_different_prompts():
     traces = [lane([1, 2], "small", 1e7), lane([2, 2], "middle", 1e8)]
-    assert "hold 2 draft models of known size, and it takes 3" in notes(study(*traces))
+    assert "it takes 3 draft models of known size, and these traces hold 2" in notes(study(*traces))
     other = lane([2, 3], "large", 1e9)
     other.headers[0].prompt = "Twice"
     assert "not run on the same prompts" in notes(study(*traces, other))

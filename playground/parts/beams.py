@@ -133,7 +133,7 @@ def compared(beams: list[Beam]) -> Iterator[Event]:
     labels, values = ["different tokens / tokens", "different pairs / pairs"], [distinct(texts, 1), distinct(texts, 2)]
     yield Figure("bars", "variety of the finished texts", {"labels": labels, "values": values})
     if len(texts) > 1:
-        yield Note(f"{len(texts)} texts were finished; all begin with the same {shared_start(texts)} tokens.")
+        yield Note(f"{len(texts)} texts were finished; tokens that all of them begin with: {shared_start(texts)}.")
 
 
 def distinct(texts: list[list[int]], n: int) -> float:

@@ -82,7 +82,7 @@ def _law(lanes) -> list[Figure | Note]:
     """The line through (size of the draft, tokens a round), or why there is none."""
     sized = {lane.header.draft or lane.label: lane.size for lane in lanes if lane.size}
     if len(set(sized.values())) < DRAFTS:
-        return [Note(f"No law over draft sizes: these traces hold {len(set(sized.values()))} draft models of known size, and it takes {DRAFTS}.")]
+        return [Note(f"No law over draft sizes: it takes {DRAFTS} draft models of known size, and these traces hold {len(set(sized.values()))}.")]
     groups = {draft: [lane for lane in lanes if (lane.header.draft or lane.label) == draft and lane.size] for draft in sized}
     if len({frozenset(lane.header.prompt for lane in group) for group in groups.values()}) > 1:
         return [Note("No law over draft sizes: the draft models were not run on the same prompts.")]
