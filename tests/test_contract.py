@@ -200,6 +200,15 @@ def rounded(told: list[Event]) -> list:
     return [plain(event.to_json()) for event in told]
 
 
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
+def test_everything_runs_on_other_architectures_too(architecture):
+    recipes = [*ALL.values(), *COMPANY.values()]
+    session = start(*recipes, models=pair(architecture), length=5)
+    events(session)
+    ends = {title(recipe): session.trace.lane(i).events[-1].event for i, recipe in enumerate(recipes)}
+    assert [name for name, end in ends.items() if not isinstance(end, Done)] == [] and check(session.trace) == []
+
+
 # --- forks ---
 
 @every_lane
