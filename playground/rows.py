@@ -142,6 +142,8 @@ class Rows:
 
     def stages_of(self, rows: list[int]) -> list[Stage]:
         """The stages of some rows alone. Of a large tree few rows are ever looked at, and samplers cost by the row."""
+        if rows == list(range(len(self.raw))):
+            return self.stages
         if "stages" in self.__dict__ or len(self.raw) == 1:
             return [stage._replace(scores=stage.scores[rows]) for stage in self.stages]
         self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
