@@ -6,6 +6,7 @@ from `evaluate.py`.
 from playground.pocket.data import SHARES, STAGES
 from playground.pocket.evaluate import GUESSES
 
+MIDDLE = GUESSES[len(GUESSES) // 2]
 NAMES = dict(target="pocket", draft="pocket-draft")
 ROLES = dict(target="The target of the bundled pair", draft="The draft of the bundled pair, distilled from the target")
 COMMANDS = dict(target="train", draft="distill")
@@ -42,26 +43,28 @@ Last training loss (mean over 25 steps, questions weighted a tenth): {loss:.2f}.
 ![loss curve](loss.svg)
 
 Shares of the training tokens, in per cent: {shares}.
-All but the natural texts comes from the generator in `playground/pocket/world`. Held-out questions are split off by a
-hash, those about facts by two wordings of each form that training only met in passages, never as a question to memory.
+All but the natural texts comes from the generator in `playground/pocket/world`; no token attends to another text of its
+window. Held-out questions are split off by a hash of what they ask, whatever the words; those about facts by two wordings of
+each form that training only met in passages, never as a question to memory.
 Natural text:
 {sources}
 - Python's standard library (PSF licence), as found on the training machine: code.
 
 ## Evaluation
 {count} held-out items a row, greedy, so a score near one half is uncertain by about {spread:.2f} (one standard error).
+Half of them are put in words that training never showed: *taught* and *kept words* are the scores of both halves.
 *Score* is the task's own measure, *right* the share of full marks. *Accepted*: guesses of the bundled draft that the
-target takes, out of those tested; *tokens per forward*: of the target, {guesses} guesses a round, the bonus token
-counted and prefill left out.
+target takes, out of those tested, with {middle} guesses a round; *tokens per forward*: of the target, with {guesses}
+guesses a round, the bonus token counted and prefill left out.
 
 {table}
 
 Validation loss in nats per token (for tasks: of the answer): {losses}.
 
 Agreement of early layers with the last, through the last norm and the output head (of the target; layer 0 is the
-embedding): {exits}.
+embedding; mean over the sources): {exits}.
 
-Repetition of greedy tales (share of repeated 4-grams, target): {repetition:.2f}.
+Repetition of greedy text (share of repeated 4-grams, target): tales {tales:.2f}, stories {stories:.2f}.
 
 ## Limits
 It is tiny and was trained for minutes, not weeks. Its tales are fragments, and greedy ones fall into loops; it knows
@@ -76,10 +79,11 @@ def card(role, model, state, facts):
     result = facts["result"]
     return CARD.format(
         name=NAMES[role], role=ROLES[role], command=COMMANDS[role], taught=TAUGHT[role], seed=facts["seed"],
-        **_shape(model), **_run(state), **_data(facts["checksums"]), longest=max(STAGES), guesses=GUESSES,
+        **_shape(model), **_run(state), **_data(facts["checksums"]), longest=max(STAGES), **_guesses(),
         count=result["items"], spread=0.5 / result["items"] ** 0.5, table=table(result["tasks"]),
         losses=_listed(result["loss" if role == "target" else "draft_loss"]),
-        exits=_listed(dict(enumerate(result["exits"]))), repetition=result["tales"]["repetition"],
+        exits=_listed(dict(enumerate(result["exits"]["mean"]))),
+        tales=result["tales"]["repetition"], stories=result["stories"]["repetition"],
     )
 
 
@@ -107,13 +111,30 @@ def _listed(values):
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
 
+def _guesses():
+    return dict(middle=MIDDLE, guesses=", ".join(map(str, GUESSES[:-1])) + f" and {GUESSES[-1]}")
+
+
 def table(tasks):
     """The evaluation as a Markdown table."""
-    rows = ["| task | target score | right | answer tokens | accepted | tokens per forward |", "|---" * 6 + "|"]
+    heads = ["task", "target score", "right", "taught / kept words", "answer tokens", "accepted", "tokens per forward"]
+    rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for name, row in tasks.items():
-        guessed = f"{row['acceptance']:.2f} | {row['tokens_per_forward']:.1f}" if "acceptance" in row else "- | -"
-        rows.append(f"| {name} | {row['score']:.2f} | {row['right']:.0%} | {row['tokens']:.0f} | {guessed} |")
+        cells = [name, f"{row['score']:.2f}", f"{row['right']:.0%}", _words(row["words"]), f"{row['tokens']:.0f}"]
+        rows.append("| " + " | ".join(cells + _guessed(row.get("guessing"))) + " |")
     return "\n".join(rows)
+
+
+def _words(scores):
+    return " / ".join(f"{scores[side]:.2f}" if side in scores else "-" for side in ("taught", "kept"))
+
+
+def _guessed(guessing):
+    """Two cells: acceptance at the middle number of guesses, and tokens per forward at all of them."""
+    if not guessing:
+        return ["-", "-"]
+    each = " / ".join(f"{played['tokens_per_forward']:.1f}" for played in guessing.values())
+    return [f"{guessing[str(MIDDLE)]['acceptance']:.2f}", each]
 
 
 def curve(losses, size=(640, 240)):

@@ -18,14 +18,15 @@ class DraftLoss:
     def __init__(self, target, on_data=ON_DATA):
         self.target, self.on_data = target.eval().requires_grad_(False).bfloat16(), on_data
 
-    def __call__(self, draft, ids, weights, trainer):
+    def __call__(self, draft, batch, trainer):
+        ids, weights = batch.predicted
         with torch.autocast(ids.device.type, torch.bfloat16):
-            logits = draft(ids[:, :-1]).logits
+            logits = draft(**batch.read).logits
         if trainer.progress < self.on_data:
-            return weighted(logits, ids[:, 1:], weights[:, 1:])
+            return weighted(logits, ids, weights)
         with torch.no_grad():
-            wanted = self.target(ids[:, :-1]).logits.float().softmax(-1)
-        return soft(logits, wanted, weights[:, 1:])
+            wanted = self.target(**batch.read).logits.float().softmax(-1)
+        return soft(logits, wanted, weights)
 
 
 def soft(logits, wanted, weights):

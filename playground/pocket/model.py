@@ -14,22 +14,43 @@ SHAPES = dict(
     nano=dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2),
 )
 CONTEXT = 1024
+BLOCKED = -30000.0                 # added to a score that must not count; fits every half-precision format
 
 
 def causal_matmul(module, query, key, value, attention_mask, scaling=None, **_):
     """Causal attention as two batched products: faster than the fused one for few, short heads on a CPU.
 
-    query: (batch, heads, tokens, width); key, value with fewer heads. For training only: there is no cache, every token
-    sees all before it, and padding stands at the end of a window, where nothing looks back at it.
+    query: (batch, heads, tokens, width); key, value with fewer heads. attention_mask: what `within_documents` gives, or None
+    for plain causal attention. For training only: there is no cache, and padding stands at the end of a window, where
+    nothing looks back at it.
     """
     batch, heads, length, width = query.shape
     shared = heads // key.shape[1]
     query = query.flatten(0, 1)
     key, value = (x.repeat_interleave(shared, 1).flatten(0, 1) for x in (key, value))
-    future = torch.full((length, length), -30000.0, dtype=query.dtype, device=query.device).triu(1)
-    scores = torch.baddbmm(future.expand(len(query), -1, -1), query, key.transpose(1, 2), alpha=scaling)
+    scores = torch.baddbmm(_closed(attention_mask, batch, heads, query), query, key.transpose(1, 2), alpha=scaling)
     mixed = torch.bmm(scores.softmax(-1, dtype=scores.dtype), value).view(batch, heads, length, width)
     return mixed.transpose(1, 2), None      # (batch, tokens, heads, width)
+
+
+def _closed(allowed, batch, heads, query):
+    """What to add to the scores, large and negative where a token may not look: (batch * heads, tokens, tokens)."""
+    length = query.shape[1]
+    if allowed is None:
+        future = torch.full((length, length), BLOCKED, dtype=query.dtype, device=query.device).triu(1)
+        return future.expand(batch * heads, -1, -1)
+    closed = torch.zeros(allowed.shape, dtype=query.dtype, device=query.device).masked_fill_(~allowed, BLOCKED)
+    return closed.expand(-1, heads, -1, -1).flatten(0, 1)
+
+
+def within_documents(documents):
+    """Which tokens each token may look at: the earlier ones of its own document, and itself.
+
+    documents: (rows, tokens), the number of every token's document. Returns a boolean mask (rows, 1, tokens, tokens). Positions
+    need not start anew with a document, since rotary positions only act by their differences.
+    """
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril()[:, None]
 
 
 AttentionInterface.register("causal_matmul", causal_matmul)

@@ -46,7 +46,16 @@ def load(folder):
     return AutoTokenizer.from_pretrained(Path(folder))
 
 
+def turns(tokenizer, item):
+    """(question, answer) token ids of every turn: the question with its role marks, the answer with its end."""
+    return [
+        (tokenizer.encode(f"{USER} {prompt.strip()}{ASSISTANT}", add_special_tokens=False),
+         tokenizer.encode(f" {answer.strip()}{END}", add_special_tokens=False))
+        for prompt, answer in [*item.before, (item.prompt, item.answer)]
+    ]
+
+
 def exchange(tokenizer, item):
-    """Token ids of the question with its role marks, and of the answer with its end."""
-    ask = tokenizer.encode(f"{USER} {item.prompt.strip()}{ASSISTANT}", add_special_tokens=False)
-    return ask, tokenizer.encode(f" {item.answer.strip()}{END}", add_special_tokens=False)
+    """Token ids of all that stands before the last answer, and of that answer."""
+    *before, (question, answer) = turns(tokenizer, item)
+    return [token for asked, said in before for token in asked + said] + question, answer

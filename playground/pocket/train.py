@@ -48,7 +48,7 @@ class State:
 
 
 class Trainer:
-    """Trains `model` by `loss(model, ids, weights, trainer)` on the windows in `data`, with checkpoints in `out`."""
+    """Trains `model` by `loss(model, batch, trainer)` on the windows in `data`, with checkpoints in `out`."""
 
     def __init__(self, model, loss, plan, folders):
         data, self.out = map(Path, folders)
@@ -79,15 +79,15 @@ class Trainer:
 
     def step(self):
         """One batch: loss, gradient, update."""
-        ids, weights = self.batch()
+        batch = self.batch()
         set_rates(self.optimisers, self.plan, self.rate())
-        loss = self.loss(self.model, ids, weights, self)
+        loss = self.loss(self.model, batch, self)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        self._note(float(loss.detach()), ids[:, 1:].numel())
+        self._note(float(loss.detach()), batch.ids[:, 1:].numel())
 
     def rate(self):
         """The learning rate's factor: warm-up, stable, decay to a fiftieth."""
@@ -104,13 +104,12 @@ class Trainer:
         return width
 
     def batch(self):
-        """The next windows of the current length: (ids, weights), (rows, width + 1), long and float."""
+        """The next windows of the current length, as a `Batch`."""
         width = self.width()
         windows, at = self.windows[width], self.state.taken.get(width, 0)
         rows = np.arange(at, at + max(1, self.plan.tokens // width)) % len(windows.ids)
         self.state.taken[width] = at + len(rows)
-        ids, weights = windows.ids[rows].astype(np.int64), windows.weights[rows].astype(np.float32) / 100
-        return torch.from_numpy(ids).to(self.model.device), torch.from_numpy(weights).to(self.model.device)
+        return windows[rows].tensors(self.model.device)
 
     def rng(self):
         """A generator for the choices of this step: the same after a resume."""
@@ -176,16 +175,16 @@ def set_rates(optimisers, plan, factor):
             group["lr"] = rate * factor
 
 
-def target_loss(model, ids, weights, trainer):
+def target_loss(model, batch, trainer):
     """Next-token loss, plus a little of the same loss at one early layer drawn from the upper half."""
     layers = model.config.num_hidden_layers
     early = trainer.rng().randrange(layers // 2, layers)
-    with torch.autocast(ids.device.type, torch.bfloat16):
-        states = model.model(ids[:, :-1], output_hidden_states=True).hidden_states     # the last is already normed
+    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+        states = model.model(**batch.read, output_hidden_states=True).hidden_states     # the last is already normed
         logits = model.lm_head(states[-1])
         exit_logits = model.lm_head(model.model.norm(states[early][:, ::EXIT_EVERY]))
-    exit_loss = weighted(exit_logits, ids[:, 1::EXIT_EVERY], weights[:, 1::EXIT_EVERY])
-    return (1 - EXIT_WEIGHT) * weighted(logits, ids[:, 1:], weights[:, 1:]) + EXIT_WEIGHT * exit_loss
+    exit_loss = weighted(exit_logits, *(x[:, ::EXIT_EVERY] for x in batch.predicted))
+    return (1 - EXIT_WEIGHT) * weighted(logits, *batch.predicted) + EXIT_WEIGHT * exit_loss
 
 
 def weighted(logits, ids, weights):

@@ -25,6 +25,10 @@ class Wordings:
         """One wording with its slots still open; a kept one only where there is any."""
         return expand(rng, rng.choice(self.kept if kept and self.kept else self.taught))
 
+    def any(self, rng):
+        """One wording, taught or kept, where no evaluation hangs on it."""
+        return expand(rng, rng.choice(self.taught + self.kept))
+
 
 def expand(rng, pattern):
     """The pattern with every choice made by `rng`."""
