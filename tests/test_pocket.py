@@ -1,12 +1,10 @@
-"""What the pocket models are trained on, and that training them works: seconds, on nano models."""
+"""Making windows of the small world, and that training and measuring on them works: seconds, on nano models."""
 import gzip
 import itertools
 import json
 import random
-import re
 from functools import partial
 
-import jsonschema
 import pytest
 import torch
 
@@ -16,9 +14,9 @@ from playground.pocket import tokenizer as tokens
 from playground.pocket import train as training
 from playground.pocket.card import curve, table
 from playground.pocket.distill import DraftLoss, soft
-from playground.pocket.evaluate import GUESSES, greedy, guessing, repetition, rounds
+from playground.pocket.evaluate import GUESSES, exam, exits, greedy, guessing, losses, played, repetition, rounds
 from playground.pocket.muon import Muon, orthogonal
-from playground.pocket.world import TASKS, context_qa, facts, is_held_out, needle, programs, records, score
+from playground.pocket.world import TASKS, Item, score
 
 EACH_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
@@ -49,143 +47,13 @@ def trainer(folder, out, **plan):
     return training.Trainer(model, training.target_loss, training.Plan(tokens=512, warm_up=1, **plan), (folder, out))
 
 
-# the world
-
-@EACH_TASK
-def test_the_same_seed_gives_the_same_items(task):
-    assert some(task) == some(task)
-    assert some(task) != some(task, seed=4)
-
-
-@EACH_TASK
-def test_the_known_answer_scores_one_and_a_corrupted_one_less(task):
-    for item in some(task, 8):
-        assert score(item, item.answer) == score(item, f" {item.answer}\n") == 1
-        assert score(item, corrupted(item)) < 1
-        assert score(item, "") < 1
-
-
-def corrupted(item):
-    """The answer as a poor model might give it: its last digit, word or letter is another one."""
-    if item.task in ("arithmetic", "needle") and item.answer[-1].isdigit():
-        return item.answer[:-1] + str((int(item.answer[-1]) + 1) % 10)
-    if item.task == "programs":
-        return item.answer.rpartition("return")[0] + "return None"
-    return item.answer[: len(item.answer) // 2]
-
-
-@EACH_TASK
-def test_held_out_items_are_never_trained_on(task):
-    trained, kept = some(task, 300), some(task, 60, held_out=True)
-    if task is TASKS["programs"]:
-        assert not {item.meta["body"] for item in trained} & {item.meta["body"] for item in kept}
-    elif task is TASKS["stories"]:
-        assert not {item.answer for item in trained} & {item.answer for item in kept}
-    else:
-        assert not {item.prompt for item in trained} & {item.prompt for item in kept}
-
-
-def test_a_hash_keeps_about_one_key_in_sixteen():
-    assert 40 < sum(is_held_out(f"question {i}") for i in range(1000)) < 90
-
-
-def test_facts_have_twelve_wordings_and_keep_two_for_the_test():
-    for attribute, wordings in facts.QUESTIONS.items():
-        assert len(set(wordings)) >= 12
-        assert set(facts.wordings(attribute, True)) | set(facts.wordings(attribute, False)) == set(wordings)
-        assert len(facts.wordings(attribute, True)) == 2
-
-
-def test_the_answer_to_a_passage_is_a_span_of_it():
-    for item in some(TASKS["context_qa"], 200):
-        assert item.answer in item.meta["passage"]
-
-
-def test_few_passages_contradict_memory_and_never_about_the_kept_attributes():
-    items = some(TASKS["context_qa"], 2000)
-    against = [item for item in items if item.meta["kind"] == "contradicts"]
-    assert 0.03 < len(against) / len(items) < 0.07
-    untouched = {known[a] for known in facts.COUNTRY.values() for a in context_qa.NEVER_CONTRADICTED if a in known}
-    assert not any(item.meta["memory"] in untouched for item in against)
-
-
-def test_a_contradicting_passage_says_otherwise_than_memory():
-    rng = random.Random(2)
-    for item in (context_qa.contradicting(rng) for _ in range(50)):
-        assert item.meta["memory"] and item.meta["memory"] != item.answer
-
-
-def test_every_step_of_a_worked_problem_is_true():
-    for item in some(TASKS["arithmetic"], 300):
-        steps = re.findall(r"^(\d+) ([-+*]) (\d+) = (\d+)$", item.answer, re.MULTILINE)
-        assert steps and all(training_sum(x, op, y) == int(z) for x, op, y, z in steps)
-
-
-def training_sum(x, op, y):
-    return {"+": int(x) + int(y), "-": int(x) - int(y), "*": int(x) * int(y)}[op]
-
-
-def test_a_problem_of_a_grade_has_that_many_steps():
-    for grade in (1, 2, 3):
-        item = TASKS["arithmetic"].problem(random.Random(grade), grade)
-        assert item.answer.count("=") == grade
-
-
-def test_records_follow_their_schema_and_the_prompt_shows_it():
-    for item in some(records, 200):
-        jsonschema.validate(json.loads(item.answer), item.meta["schema"])
-        assert records.notation(item.meta["schema"]) in item.prompt
-
-
-def test_a_record_with_a_missing_field_breaks_its_schema():
-    item = some(records, 1)[0]
-    value = json.loads(item.answer)
-    value.popitem()
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(value, item.meta["schema"])
-
-
-def test_arrays_and_booleans_are_frequent():
-    items = some(records, 300)
-    assert sum("[" in item.answer for item in items) > 120
-    assert sum("true" in item.answer or "false" in item.answer for item in items) > 120
-
-
-def test_an_edit_changes_the_text_but_little():
-    for item in some(TASKS["edit"], 100):
-        before, after = item.meta["before"].split(), item.answer.split()
-        assert before != after and len(set(before) & set(after)) > 0.3 * len(set(before))
-
-
-@pytest.mark.parametrize("code", [
-    "import os\ndef work(items): return 1", "def work(items):\n    while True: pass",
-    "def work(items): return open('x', 'w')", "def work(items): return ().__class__", "def work(",
-])
-def test_a_program_may_not_import_loop_forever_or_touch_files(code):
-    assert programs.run(code, "work") is None
-    assert programs.run("def work(items): return 1", "work") == [1] * len(programs.INPUTS)
-
-
-def test_a_needle_is_hidden_once_and_deeper_passages_are_longer():
-    short, long = (needle.sized(random.Random(1), (n,)) for n in (4, 64))
-    assert len(long.prompt) > 8 * len(short.prompt)
-    assert long.meta["place"] <= 64
-
-
-def test_a_shuffled_list_may_come_in_any_order():
-    shuffled = (item for item in some(TASKS["lists"], 200) if item.meta["kind"] == "shuffle")
-    item = next(item for item in shuffled if item.meta["length"] > 2)
-    words = item.answer.split(", ")
-    assert score(item, ", ".join(words[::-1])) == 1 and score(item, ", ".join(words[1:])) == 0
-
-
 # the tokenizer
 
 @EACH_TASK
 def test_any_text_survives_the_tokenizer(task, tokenizer):
     for item in some(task, 10):
         question, answer = tokens.exchange(tokenizer, item)
-        assert tokenizer.decode(question) == f"<|user|> {item.prompt.strip()}<|assistant|>"
+        assert tokenizer.decode(question).endswith(f"<|user|> {item.prompt.strip()}<|assistant|>")
         assert tokenizer.decode(answer, skip_special_tokens=True) == f" {item.answer.strip()}"
 
 
@@ -212,6 +80,15 @@ def test_the_chat_template_writes_what_training_showed(tokenizer):
     assert tokenizer.apply_chat_template(chat)["input_ids"] == question + answer
 
 
+def test_the_turns_of_a_chat_are_what_the_chat_template_writes(tokenizer):
+    item = some(TASKS["chat"], 1)[0]
+    said = [*item.before, (item.prompt, item.answer)]
+    chat = [dict(role=role, content=text) for turn in said for role, text in zip(("user", "assistant"), turn)]
+    question, answer = tokens.exchange(tokenizer, item)
+    assert tokenizer.apply_chat_template(chat)["input_ids"] == question + answer
+    assert tokenizer.apply_chat_template(chat[:-1], add_generation_prompt=True)["input_ids"] == question
+
+
 def test_a_saved_tokenizer_loads_as_any_other(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     text = "<|user|> What is 12 + 3?<|assistant|>"
@@ -230,8 +107,29 @@ def test_windows_hold_whole_items_and_little_padding(folder, tokenizer):
 
 def test_answers_weigh_fully_and_questions_a_tenth(tokenizer):
     question, answer = tokens.exchange(tokenizer, some(TASKS["lists"], 1)[0])
-    ids, weights = data._weighted((question, answer), data.ASKED)
+    ids, weights = data._weighted([(question, answer)], data.ASKED)
     assert weights == [data.ASKED] * len(question) + [data.FULL] * len(answer) and len(ids) == len(weights)
+
+
+def test_every_answer_of_a_chat_weighs_fully_not_only_the_last(tokenizer):
+    item = Item("Add 2.", "5", "chat", before=(("Take 3.", "3"),))
+    ids, weights = data._item(tokenizer, lambda: item, data.ASKED)
+    counted = [token for token, weight in zip(ids, weights) if weight == data.FULL]
+    assert tokenizer.decode(counted) == " 3<|end|> 5<|end|>"
+
+
+def test_every_item_of_a_window_is_a_document_of_its_own(folder):
+    windows = data.Windows.load(folder / "train_256.npz")
+    user, pad = tokens.SPECIALS.index(tokens.USER), tokens.SPECIALS.index(tokens.PAD)
+    for ids, documents in zip(windows.ids, windows.documents):
+        assert ((ids == pad) == (documents == 0)).all()
+        assert (documents[ids == user] == range(1, documents.max() + 1)).all()
+
+
+def test_running_text_changes_its_document_where_a_text_begins(tokenizer):
+    windows = data.Stream(tokenizer, ["the fox", "the crow " * 9]).cut(32, 1)
+    begins = windows.ids[0] == tokens.SPECIALS.index(tokens.END_OF_TEXT)
+    assert (windows.documents[0] == begins.cumsum()).all() and windows.documents.max() >= 2
 
 
 def test_shares_are_of_a_whole():
@@ -275,12 +173,12 @@ def test_problems_lose_their_calculator_marks():
 
 def test_a_few_steps_lower_the_loss(folder, tmp_path):
     run = trainer(folder, tmp_path / "run", steps=12)
-    ids, weights = run.batch()
-    before = float(training.target_loss(run.model, ids, weights, run).detach())
+    batch = run.batch()
+    before = float(training.target_loss(run.model, batch, run).detach())
     run.state.taken.clear()
     for _ in range(6):
         run.step()
-    assert float(training.target_loss(run.model, ids, weights, run).detach()) < before - 0.3
+    assert float(training.target_loss(run.model, batch, run).detach()) < before - 0.3
 
 
 def test_a_resumed_run_is_the_same_run(folder, tmp_path):
@@ -322,6 +220,18 @@ def test_the_training_attention_is_the_usual_attention():
     assert torch.allclose(models.for_training(model).eval()(ids).logits, usual, atol=1e-4)
 
 
+@pytest.mark.parametrize("attention", ["causal_matmul", "sdpa"])
+def test_no_token_sees_another_document_of_its_window(attention):
+    model = models.make("nano", 600, seed=1).eval()
+    model.set_attn_implementation(attention)
+    ids = torch.randint(7, 600, (1, 30))
+    documents = torch.tensor([[1] * 12 + [2] * 18])
+    together = model(ids, attention_mask=models.within_documents(documents)).logits
+    alone = model(ids[:, 12:]).logits
+    assert torch.allclose(together[:, 12:], alone, atol=1e-4)
+    assert not torch.allclose(model(ids).logits[:, 12:], alone, atol=1e-2)
+
+
 def test_muon_makes_directions_equal():
     noise = torch.randn(3, 32, 48, generator=torch.Generator().manual_seed(1))
     values = torch.linalg.svdvals(orthogonal(noise * torch.logspace(0, -1, 48)))
@@ -352,10 +262,10 @@ def test_distillation_asks_the_target_only_after_its_first_part(folder, tmp_path
     target, draft = models.make("nano", 600, seed=1), models.for_training(models.make("nano", 600, seed=2))
     loss = DraftLoss(models.for_training(target), on_data=0.5)
     run = training.Trainer(draft, loss, training.Plan(steps=10, tokens=512), (folder, tmp_path))
-    ids, weights = run.batch()
-    early = loss(draft, ids, weights, run)
+    batch = run.batch()
+    early = loss(draft, batch, run)
     run.state.step = 6
-    late = loss(draft, ids, weights, run)
+    late = loss(draft, batch, run)
     assert float(early.detach()) != float(late.detach()) and all(p.grad is None for p in target.parameters())
 
 
@@ -379,18 +289,41 @@ def test_a_saved_model_loads_in_bfloat16_and_says_the_same(tmp_path):
 # evaluation
 
 def test_speculation_rounds_are_counted_with_their_bonus():
-    assert list(rounds([True] * 12)) == [(5, 5), (5, 5)]
-    assert list(rounds([False, False, True, True])) == [(0, 1), (0, 1), (2, 2)]
+    assert list(rounds([True] * 12, 5)) == [(5, 5), (5, 5)]
+    assert list(rounds([False, False, True, True], 5)) == [(0, 1), (0, 1), (2, 2)]
+
+
+def test_more_guesses_a_round_give_more_tokens_per_forward_up_to_the_first_wrong_one():
+    agrees = [[True, True, True, True, False] * 6]
+    three, five, eight = (played(agrees, guesses) for guesses in (3, 5, 8))
+    assert three["tokens_per_forward"] == 30 / 12 and five["tokens_per_forward"] == eight["tokens_per_forward"] == 5
+    assert three["acceptance"] == 18 / 24 and five["acceptance"] == 24 / 30
 
 
 def test_a_model_guesses_itself_perfectly(tokenizer):
     model = models.make("nano", 600, seed=3).eval()
     prompts = [tokens.exchange(tokenizer, item)[0] for item in some(TASKS["facts"], 4)]
-    answers = greedy(model, prompts, room=2 * (GUESSES + 1))
-    found = guessing(model, prompts, answers)
-    assert found["acceptance"] == 1 and found["tokens_per_forward"] == pytest.approx(GUESSES + 1)
+    answers = greedy(model, prompts, room=36)
+    found = guessing(model, prompts, answers)["guessing"]
+    assert found["5"] == dict(acceptance=1, tokens_per_forward=6) and found["8"]["tokens_per_forward"] == 9
     model.model.norm.weight.data.neg_()       # now the same model likes least what it liked most
-    assert guessing(model, prompts, answers)["acceptance"] == 0
+    assert all(row["acceptance"] == 0 for row in guessing(model, prompts, answers)["guessing"].values())
+
+
+def test_the_exam_has_a_row_for_every_task_and_grade_and_only_held_out_items():
+    rows = exam(2, seed=1)
+    assert set(TASKS) <= set(rows) and "records, grade 4" in rows and "arithmetic, drills 2" in rows
+    assert {"context_qa, against memory", "context_qa, as in memory", "needle, grade 6"} <= set(rows)
+    assert all(item.grade == 3 for item in rows["lists, grade 3"])
+    assert rows == exam(2, seed=1) and rows != exam(2, seed=2)
+
+
+def test_losses_and_exits_are_measured_within_documents(folder):
+    data.Windows.load(folder / "train_256.npz").save(folder / "valid_arithmetic.npz")
+    model = models.make("nano", 600, seed=3).eval()
+    assert losses(model, folder)["arithmetic"] == pytest.approx(float(torch.tensor(600.).log()), abs=0.5)
+    agreed = exits(model, folder)
+    assert agreed["mean"] == agreed["arithmetic"] and agreed["mean"][-1] == 1 and len(agreed["mean"]) == 3
 
 
 def test_repetition_sees_a_loop():
@@ -399,7 +332,8 @@ def test_repetition_sees_a_loop():
 
 
 def test_card_pieces_are_made_from_measures():
-    row = dict(score=0.5, right=0.25, tokens=7, acceptance=0.8, tokens_per_forward=3.2)
-    assert "| facts | 0.50 | 25% | 7 | 0.80 | 3.2 |" in table(dict(facts=row))
+    played_back = {str(n): dict(acceptance=0.8, tokens_per_forward=n / 2) for n in GUESSES}
+    row = dict(score=0.5, right=0.25, tokens=7, words=dict(taught=0.6, kept=0.4), guessing=played_back)
+    assert "| facts | 0.50 | 25% | 0.60 / 0.40 | 7 | 0.80 | 1.5 / 2.5 / 4.0 |" in table(dict(facts=row))
     picture = curve([(0, 8.0), (1_000_000, 3.0)])
     assert picture.startswith("<svg") and "1.0 M tokens" in picture and 'points="40.0,15.0 630.0,' in picture

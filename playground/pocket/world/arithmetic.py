@@ -3,7 +3,7 @@
 A problem is a chain of sentences; every sentence knows the steps it costs, so the worked answer is written by the generator
 and ends in `#### n`. Grade 1 has one step, 2 two, 3 three; 4 has four and compares two people; 5 has five, larger numbers
 and sentences whose numbers do not matter. Three in ten items are drills without a story, graded by the size of the
-numbers: they teach the tables that the problems lean on.
+numbers: they teach the tables that the problems lean on, so a single sum is only held out in its words.
 """
 import re
 from dataclasses import dataclass, field

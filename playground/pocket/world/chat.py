@@ -13,6 +13,7 @@ from playground.pocket.world.wording import Wordings
 TASK = "chat"
 GRADES = (1, 2, 3, 4)
 BEFORE = {1: (1, 1), 2: (2, 3), 3: (4, 5), 4: (6, 8)}           # turns before the last one
+MIXED = 0.25                                                    # share of the conversations without a thread
 SHORT = {module.TASK: module for module in (facts, lists, arithmetic, context_qa, records)}
 
 INTRODUCE = {what: Wordings(text) for what, text in dict(
@@ -137,15 +138,15 @@ LIST_STEPS = {
 
 
 def generate(rng, held_out=False, grade=None):
-    """A conversation; split by a hash of the whole, and made only of turns from its own side."""
-    def make(voice):
-        level = grade or voice.rng.choice(GRADES)
-        kind = voice.rng.choice(sorted(KINDS))
-        turns, meta = KINDS[kind](voice, voice.rng.randint(*BEFORE[level]) + 1, held_out)
-        *before, (prompt, answer) = turns
-        key = f"{kind} {turns[0][0]} {prompt} {answer}"
-        return Item(prompt, answer, TASK, dict(kind=kind, turns=len(turns)) | meta, level, key, tuple(before))
-    return on_side(make, rng, held_out)
+    """A conversation. A mixed one is on the side of its last turn; the others are split by a hash of what they ask.
+
+    The turns before the last are only read in an evaluation, so they may come from the training side.
+    """
+    level = grade or rng.choice(GRADES)
+    length = rng.randint(*BEFORE[level]) + 1
+    if rng.random() < MIXED:
+        return _mixed(rng, length, held_out, level)
+    return on_side(lambda voice: _linked(voice, length, level), rng, held_out)
 
 
 def score(item, text):
@@ -154,27 +155,38 @@ def score(item, text):
     return SHORT[last.task].score(last, text) if last else exact(item, text)
 
 
-def _mixed(voice, length, held_out):
-    items = [_other(voice, held_out) for _ in range(length)]
-    return [(item.prompt, item.answer) for item in items], dict(last=items[-1])
+def _mixed(rng, length, held_out, level):
+    """Turns of other tasks, each on its own."""
+    before = tuple(_other(rng) for _ in range(length - 1))
+    last = SHORT[rng.choice(sorted(SHORT))].generate(rng, held_out, grade=1)
+    meta = dict(kind="mixed", turns=length, last=last)
+    return Item(last.prompt, last.answer, TASK, meta, level, f"{last.task} {last.key or last.prompt}", before, last.kept_words)
 
 
-def _other(voice, held_out):
-    """A short item of another task, of the same side of the split."""
-    name = voice.rng.choice(sorted(SHORT))
-    return SHORT[name].generate(voice.rng, held_out, grade=1)
+def _other(rng):
+    """A short turn of another task, from the training side."""
+    item = SHORT[rng.choice(sorted(SHORT))].generate(rng, grade=1)
+    return item.prompt, item.answer
 
 
-def _recall(voice, length, held_out):
+def _linked(voice, length, level):
+    """A conversation whose turns build on each other."""
+    kind = voice.rng.choice(sorted(KINDS))
+    *before, (prompt, answer) = KINDS[kind](voice, length)
+    key = f"{kind} {before[0][0]} {prompt} {answer}"
+    return Item(prompt, answer, TASK, dict(kind=kind, turns=length), level, key, tuple(before))
+
+
+def _recall(voice, length):
     what = voice.rng.choice(sorted(TOLD))
     value = voice.rng.choice(TOLD[what])
-    between = [_other(voice, held_out) for _ in range(length - 2)]
+    between = [_other(voice.rng) for _ in range(length - 2)]
     first = (voice.say(INTRODUCE[what], v=value), voice.say(NOTED))
     last = (voice.say(ASK_BACK[what]), value)
-    return [first, *((item.prompt, item.answer) for item in between), last], dict(what=what)
+    return [first, *between, last]
 
 
-def _passage(voice, length, held_out):
+def _passage(voice, length):
     told = context_qa.told_of_strangers(voice.rng, 3)
     voice.rng.shuffle(told)
     passage = " ".join(context_qa.tell(voice.rng, told))
@@ -182,23 +194,23 @@ def _passage(voice, length, held_out):
     asked = [context_qa.ask(voice, order[turn % len(order)]) for turn in range(length)]
     first = voice.say(PASSAGE, p=passage, q=asked[0][0]).replace("\\n", "\n")
     later = [(voice.say(NEXT, q=question), answer) for question, answer in asked[1:]]
-    return [(first, asked[0][1]), *later], dict(passage=passage)
+    return [(first, asked[0][1]), *later]
 
 
-def _list(voice, length, held_out):
-    first = lists.generate(voice.rng, held_out, grade=voice.rng.choice([2, 3]))
+def _list(voice, length):
+    first = lists.generate(voice.rng, grade=voice.rng.choice([2, 3]))
     while first.meta["kind"] not in ("copy", "reverse", "sort", "swap"):
-        first = lists.generate(voice.rng, held_out, grade=voice.rng.choice([2, 3]))
+        first = lists.generate(voice.rng, grade=voice.rng.choice([2, 3]))
     turns = [(first.prompt, first.answer)]
     items = [int(x) if x.isdigit() else x for x in first.answer.split(", ")]
     while len(turns) < length:
         done = voice.rng.choice([name for name in sorted(LIST_STEPS) if len(items) > 2 or "drop" not in name])
         items = LIST_STEPS[done](items)
         turns.append((_sentence(voice.say(ON_LIST, o=done)), lists.written(items)))
-    return turns, {}
+    return turns
 
 
-def _sum(voice, length, held_out):
+def _sum(voice, length):
     total = voice.rng.randint(2, 40)
     turns = [(voice.say(BEGIN, v=total), str(total))]
     while len(turns) < length:
@@ -206,11 +218,11 @@ def _sum(voice, length, held_out):
         by = voice.rng.randint(2, 4) if op == "*" else voice.rng.randint(1, 30 if op == "+" else max(1, total))
         total = arithmetic.DO[op](total, by)
         turns.append((voice.say(STEP[op], v=by), str(total)))
-    return turns, {}
+    return turns
 
 
 def _sentence(text):
     return text[0].upper() + text[1:]
 
 
-KINDS = dict(mixed=_mixed, recall=_recall, passage=_passage, list=_list, sum=_sum)
+KINDS = dict(recall=_recall, passage=_passage, list=_list, sum=_sum)

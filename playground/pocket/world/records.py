@@ -50,8 +50,10 @@ def score(item, text):
     except ValueError:
         return 0.0
     wanted = json.loads(item.answer)
-    if found == wanted or not isinstance(found, dict):
-        return float(_same(found, wanted))
+    if _same(found, wanted):
+        return 1.0
+    if not isinstance(found, dict):
+        return 0.0
     return 0.5 * sum(key in found and _same(found[key], value) for key, value in wanted.items()) / len(wanted)
 
 
