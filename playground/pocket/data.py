@@ -20,17 +20,17 @@ from playground.pocket.model import within_documents
 from playground.pocket.world import TASKS, facts, names
 
 SHARES = dict(          # of the training tokens; answers are what counts, so a task with short ones needs more
-    tales=.11,          # running English; a small model only gets fragments of it
+    tales=.10,          # running English; a small model only gets fragments of it
     code=.04, problems=.02, notices=.02,
     stories=.15,        # the text that people read first: 320 plots want several hundred tellings each
-    arithmetic=.14,     # steps and drills; the slowest task to learn
-    records=.12,        # lists and nested objects come late
+    arithmetic=.13,     # steps and drills; the slowest task to learn
+    records=.11,        # lists and nested objects come late
     edit=.10, programs=.05,
-    context_qa=.09,     # answers of two tokens; subjects with shared attributes have to be kept apart
-    facts=.03,          # 470 facts, learned early
+    context_qa=.10,     # answers of three tokens; subjects with shared attributes have to be kept apart
+    chat=.05,           # its passages are asked several times, which teaches more per token than context_qa
+    facts=.03,          # 350 facts, learned early
     lists=.06,          # a third of them sorting and its drills
     needle=.04,         # long questions, short answers
-    chat=.03,
 )
 STAGES = {256: .6, 512: .3, 1024: .1}       # context lengths, and the share of the training each gets
 NATURAL = ("tales", "code")

@@ -4,7 +4,7 @@
 from the value back to the subject.
 """
 from playground.pocket.world import facts
-from playground.pocket.world.names import DAYS, FAR_TOWNS, PEOPLE, TOWNS
+from playground.pocket.world.names import DAYS, KNOWN_PEOPLE, KNOWN_TOWNS, PEOPLE, TOWNS
 from playground.pocket.world.wording import Wordings
 
 NUMBERS = [str(n) for n in range(2, 100)]
@@ -17,9 +17,10 @@ SEASONS = "spring summer autumn winter".split()
 INNS = ["Red Fox", "Blue Bell", "Golden Key", "White Horse", "Old Bear", "Silver Moon", "Green Man", "Three Crowns"]
 CRAFTS = "bells boots clocks candles carpets ropes lamps hats".split()
 
+# Friends and rivals are so of each other; taken from among the known, they are never subjects of the same passage.
 VALUES = facts.VALUES | dict(
     town=TOWNS, ruler=PEOPLE, drink=DRINKS, instrument=INSTRUMENTS, fear=FEARS, ride=RIDES, game=GAMES, season=SEASONS,
-    age=NUMBERS, friend=PEOPLE, inn=INNS, wells=NUMBERS, feast=DAYS, rival=FAR_TOWNS, craft=CRAFTS,
+    age=NUMBERS, friend=KNOWN_PEOPLE, inn=INNS, wells=NUMBERS, feast=DAYS, rival=KNOWN_TOWNS, craft=CRAFTS,
 )
 OF_PERSON = facts.OF_PERSON + ("drink", "instrument", "fear", "ride", "game", "season", "age", "friend")
 OF_TOWN = facts.OF_TOWN + ("inn", "wells", "feast", "rival", "craft")

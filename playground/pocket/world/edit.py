@@ -185,7 +185,7 @@ def _change(voice, text):
 
 def _number(voice, text):
     """Another number; None if the text has none."""
-    numbers = sorted(set(re.findall(r"\b\d+\b", str(text))))
+    numbers = sorted(set(re.findall(r"(?<![\d.])\b\d+\b(?!\.\d)", str(text))))
     if numbers:
         old, new = voice.rng.choice(numbers), str(voice.rng.randint(2, 99))
         return voice.say(CHANGE, a=old, b=new), text.replaced(old, new)

@@ -107,12 +107,13 @@ def _longest_shared(about, story):
 
 
 def cast(rng):
-    """Who and what a story may be about: a value for every common slot. `he` and `him` are of {n}, `mhe` of the friend {m}."""
+    """Who and what a story may be about: a value for every common slot. `he` is of {n}, `mhe` of the friend {m}."""
     girl, friend_girl = rng.random() < 0.5, rng.random() < 0.5
     hero = rng.choice(GIRLS if girl else BOYS)
     friend = rng.choice([name for name in (GIRLS if friend_girl else BOYS) if name != hero])
     words = dict(n=hero, m=friend, child="girl" if girl else "boy") | _pronouns(girl)
     words |= {f"m{slot}": word for slot, word in _pronouns(friend_girl).items()} | dict(Mhe="She" if friend_girl else "He")
+    words |= {who: rng.choice([x for x in named if x not in (hero, friend)]) for who, named in dict(woman=GIRLS, man=BOYS).items()}
     words |= dict(place=rng.choice(PLACES), pet=rng.choice(PETS), food=rng.choice(FOODS), colour=rng.choice(COLOURS))
     return words | dict(town=rng.choice(TOWNS), trade=rng.choice(TRADES), day=rng.choice(DAYS))
 
