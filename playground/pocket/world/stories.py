@@ -94,8 +94,8 @@ def score(item, text):
 def _story(voice):
     plot = voice.rng.choice(PLOTS)
     words = cast(voice.rng) | {slot: voice.rng.choice(values) for slot, values in plot.own.items()}
-    story, about = expand(voice.rng, plot.text).format(**words), plot.about.format(**words)
-    named = "{n}" in plot.text
+    told = expand(voice.rng, plot.text)
+    story, about, named = told.format(**words), plot.about.format(**words), "{n}" in told
     prompt = voice.say(OF_NAME if named else NAMELESS, n=words["n"], about=about)
     hero = words["n"] if named else _longest_shared(about, story)
     return Item(prompt[0].upper() + prompt[1:], story, TASK, dict(kind="stories", plot=plot.about, hero=hero), key=story)
