@@ -92,19 +92,25 @@ NOTATIONS = (notation, notation, notation, in_words, json.dumps)
 
 def _record(voice, grade):
     rng = voice.rng
-    kind = KINDS[name := rng.choice(sorted(KINDS))]
-    subject, rows = rng.choice(kind.subjects), _rows(rng, kind.rows, grade)
-    fields = [(rng.choice(row.keys), row, row.draw(rng)) for row in rows]
-    taken = {kind.key: subject} | {key: value for key, _, value in fields}
-    if len(taken) <= len(rows):                     # two rows drew the same name
-        return _record(voice, grade)
+    name = rng.choice(sorted(KINDS))
+    kind, subject = KINDS[name], rng.choice(KINDS[name].subjects)
+    fields = _fields(rng, kind, grade)
     schema = strict({kind.key: {"type": "string"}} | {key: row.schema for key, row, _ in fields})
+    answer = json.dumps({kind.key: subject} | {key: value for key, _, value in fields})
     told = [expand(rng, row.tell(value)) for _, row, value in fields] + _asides(rng, grade)
-    text = _told(rng, kind.named.replace("{v}", subject), told)
-    shown = rng.choice(NOTATIONS)(schema)
+    text, shown = _told(rng, kind.named.replace("{v}", subject), told), rng.choice(NOTATIONS)(schema)
     prompt = voice.say(FRAMES, a=shown, s=text).replace("\\n", "\n")
-    answer, meta = json.dumps(taken), dict(kind=f"grade {grade}, {name}", schema=schema, sentence=text, shown=shown)
+    meta = dict(kind=f"grade {grade}, {name}", schema=schema, sentence=text, shown=shown)
     return Item(prompt, answer, TASK, meta, grade, key=f"{name} {answer}")
+
+
+def _fields(rng, kind, grade):
+    """(name, row, value) of some rows of a kind, no two under the same name."""
+    names = [kind.key] * 2
+    while len(set(names)) < len(names):
+        rows = _rows(rng, kind.rows, grade)
+        names = [kind.key, *(rng.choice(row.keys) for row in rows)]
+    return [(name, row, row.draw(rng)) for name, row in zip(names[1:], rows)]
 
 
 def _rows(rng, rows, grade):
