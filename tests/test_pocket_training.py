@@ -1,22 +1,19 @@
-"""Making windows of the small world, and that training and measuring on them works: seconds, on nano models."""
+"""Training the pocket models: losses, optimisers, schedules, the attention, shapes, going on; seconds, on nano models."""
 import itertools
 import random
 from functools import partial
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from playground.pocket import data
 from playground.pocket import model as models
 from playground.pocket import tokenizer as tokens
 from playground.pocket import train as training
-from playground.pocket.card import curve, table
 from playground.pocket.distill import DraftLoss, soft
-from playground.pocket.evaluate import GUESSES, exits, greedy, guessing, losses, played, repetition, rounds
 from playground.pocket.muon import Muon, orthogonal
 from playground.pocket.world import TASKS
-
-EACH_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
 def some(task, count=40, seed=3, held_out=False):
@@ -162,46 +159,65 @@ def test_a_saved_model_loads_in_bfloat16_and_says_the_same(tmp_path):
     assert model.dtype == torch.float32
 
 
-# evaluation
-
-def test_speculation_rounds_are_counted_with_their_bonus():
-    assert list(rounds([True] * 12, 5)) == [(5, 5), (5, 5)]
-    assert list(rounds([False, False, True, True], 5)) == [(0, 1), (0, 1), (2, 2)]
-
-
-def test_more_guesses_a_round_give_more_tokens_per_forward_up_to_the_first_wrong_one():
-    agrees = [[True, True, True, True, False] * 6]
-    three, five, eight = (played(agrees, guesses) for guesses in (3, 5, 8))
-    assert three["tokens_per_forward"] == 30 / 12 and five["tokens_per_forward"] == eight["tokens_per_forward"] == 5
-    assert three["acceptance"] == 18 / 24 and five["acceptance"] == 24 / 30
+def test_the_early_exit_is_drawn_from_every_layer_of_the_upper_half_but_the_last(folder, tmp_path):
+    run = trainer(folder, tmp_path, steps=400)
+    drawn = [training.early_layer(8, run.rng()) for run.state.step in range(400)]
+    assert set(drawn) == {4, 5, 6, 7} and min(map(drawn.count, set(drawn))) > 60
 
 
-def test_a_model_guesses_itself_perfectly(tokenizer):
-    model = models.make("nano", 600, seed=3).eval()
-    prompts = [tokens.exchange(tokenizer, item)[0] for item in some(TASKS["facts"], 4)]
-    answers = greedy(model, prompts, room=36)
-    found = guessing(model, prompts, answers)["guessing"]
-    assert found["5"] == dict(acceptance=1, tokens_per_forward=6) and found["8"]["tokens_per_forward"] == 9
-    model.model.norm.weight.data.neg_()       # now the same model likes least what it liked most
-    assert all(row["acceptance"] == 0 for row in guessing(model, prompts, answers)["guessing"].values())
+def test_an_early_exit_is_a_share_of_the_loss(folder, tmp_path):
+    run = trainer(folder, tmp_path, steps=10)
+    batch = run.batch()
+    plain = training.data_loss(run.model, batch, run)
+    for layer in run.model.model.layers[1:]:           # with nothing behind it, the exit says what the last layer says
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    last = float(training.data_loss(run.model, batch, run).detach())
+    every_fourth = float(training.weighted(*exit_rows(run.model, batch)).detach())
+    known = (1 - training.EXIT_WEIGHT) * last + training.EXIT_WEIGHT * every_fourth
+    assert float(training.target_loss(run.model, batch, run).detach()) == pytest.approx(known, abs=2e-3)
+    assert float(plain.detach()) != pytest.approx(last, abs=1e-4)
 
 
-def test_losses_and_exits_are_measured_within_documents(folder):
-    data.Windows.load(folder / "train_256.npz").save(folder / "valid_arithmetic.npz")
-    model = models.make("nano", 600, seed=3).eval()
-    assert losses(model, folder)["arithmetic"] == pytest.approx(float(torch.tensor(600.).log()), abs=0.5)
-    agreed = exits(model, folder)
-    assert agreed["mean"] == agreed["arithmetic"] and agreed["mean"][-1] == 1 and len(agreed["mean"]) == 3
+def exit_rows(model, batch):
+    """Logits, ids and weights of the tokens at which an early exit is judged."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(**batch.read).logits
+    return [x[:, ::training.EXIT_EVERY] for x in (logits, *batch.predicted)]
 
 
-def test_repetition_sees_a_loop():
-    assert repetition(list(range(50))) == 0
-    assert repetition([1, 2, 3, 4] * 10) > 0.85
+@pytest.mark.parametrize("shape, least, most", [
+    ("target", 7e6, 8e6), ("draft", 0.8e6, 1.2e6), ("tiny", 0.3e6, 0.7e6),
+    ("large", 17e6, 25e6), ("large_draft", 2e6, 3e6), ("large_tiny", 0.7e6, 1.2e6),
+])
+def test_a_shape_has_the_size_that_is_said_of_it(shape, least, most):
+    vocabulary = tokens.OWN["size"] if shape.endswith("tiny") else tokens.SIZE
+    with torch.device("meta"):
+        assert least < sum(p.numel() for p in LlamaForCausalLM(models.configuration(shape, vocabulary)).parameters()) < most
 
 
-def test_card_pieces_are_made_from_measures():
-    played_back = {str(n): dict(acceptance=0.8, tokens_per_forward=n / 2) for n in GUESSES}
-    row = dict(score=0.5, right=0.25, tokens=7, words=dict(taught=0.6, kept=0.4), guessing=played_back)
-    assert "| facts | 0.50 | 25% | 0.60 / 0.40 | 7 | 0.80 | 1.5 / 2.5 / 4.0 |" in table(dict(facts=row))
-    picture = curve([(0, 8.0), (1_000_000, 3.0)])
-    assert picture.startswith("<svg") and "1.0 M tokens" in picture and 'points="40.0,15.0 630.0,' in picture
+def test_the_attention_for_a_gpu_trains_to_the_same_loss(folder, tmp_path):
+    """On a GPU the library's fused attention stands in for ours; here both run on the CPU."""
+    ours, theirs = trainer(folder, tmp_path / "ours", steps=8), trainer(folder, tmp_path / "theirs", steps=8)
+    theirs.model.set_attn_implementation("sdpa")
+    for run in (ours, theirs):
+        run.run()
+    one, other = (training.data_loss(run.model, run.batch(), run) for run in (ours, theirs))
+    assert float(one.detach()) == pytest.approx(float(other.detach()), abs=0.05)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a GPU")
+def test_a_gpu_lowers_the_loss_too(folder, tmp_path):
+    model = models.for_training(models.make("nano", 600, seed=5).to("cuda"))
+    run = training.Trainer(model, training.target_loss, training.Plan(steps=12, tokens=4096, warm_up=1), (folder, tmp_path))
+    before = float(training.data_loss(model, run.batch(), run).detach())
+    run.run()
+    assert float(training.data_loss(model, run.batch(), run).detach()) < before - 0.3
+
+
+def test_resuming_keeps_the_plan_unless_another_budget_is_given(folder, tmp_path):
+    trainer(folder, tmp_path / "run", steps=6, decay=0.2).run(until=0.5)
+    same, other = trainer(folder, tmp_path / "run", steps=9), trainer(folder, tmp_path / "run", steps=9)
+    same.resume()
+    other.resume(minutes=7)
+    assert (same.plan.steps, same.plan.decay, same.plan.minutes) == (6, 0.2, 0) and other.plan.minutes == 7
