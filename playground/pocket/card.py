@@ -7,6 +7,7 @@ import math
 from dataclasses import asdict
 
 from playground.pocket.data import SHARES, STAGES
+from playground.pocket.evaluate import GUESSED
 from playground.pocket.speculation import GUESSES
 from playground.pocket.train import NOTED
 
@@ -65,8 +66,8 @@ REPORT = """## Evaluation
 Half of them are put in words that training never showed: *taught* and *kept words* are the scores of both halves.
 *Score* is the task's own measure, *right* the share of full marks. *Accepted*: guesses of the bundled draft that the
 target takes, out of those tested, with {middle} guesses a round; *tokens per forward*: of the target, with {guesses}
-guesses a round, the bonus token counted and prefill left out, measured by the playground's own lanes. *Other draft*: tokens
-per forward with the draft that has a tokenizer of its own and guesses in text.
+guesses a round, the bonus token counted and prefill left out, measured by the playground's own lanes on at most {guessed} items.
+*Other draft*: tokens per forward with the draft that has a tokenizer of its own and guesses in text.
 
 {table}
 
@@ -135,7 +136,7 @@ def _listed(values):
 
 
 def _guesses():
-    return dict(middle=MIDDLE, guesses=", ".join(map(str, GUESSES[:-1])) + f" and {GUESSES[-1]}")
+    return dict(middle=MIDDLE, guessed=GUESSED, guesses=", ".join(map(str, GUESSES[:-1])) + f" and {GUESSES[-1]}")
 
 
 def table(tasks):

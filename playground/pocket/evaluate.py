@@ -26,6 +26,7 @@ from playground.pocket.world import TASKS, arithmetic, context_qa, score
 ROOM = dict(                      # tokens an answer may take
     facts=12, context_qa=12, arithmetic=110, records=260, edit=330, lists=80, programs=300, needle=12, stories=260, chat=130,
 )
+GUESSED = 20                      # items of a row that the drafts are measured on: lanes take seconds an item
 OPENINGS = """
 Once upon a time there was a king who had three daughters.
 The fox said to the crow,
@@ -158,7 +159,7 @@ def first_wrong(items, texts, scores):
 def guessed(family, items):
     """How the drafts fare at guessing the target's answers to items."""
     tokenizer = family.target[1]
-    return guessing(family, [tokenizer.decode(tokens.exchange(tokenizer, item)[0]) for item in items], ROOM[items[0].task])
+    return guessing(family, [tokenizer.decode(tokens.exchange(tokenizer, item)[0]) for item in items[:GUESSED]], ROOM[items[0].task])
 
 
 def guessing(family, prompts, room):
