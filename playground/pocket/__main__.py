@@ -1,48 +1,130 @@
-"""Train and measure the pocket models.
+"""Make items of the small world, and train and measure the pocket models on them.
 
-    python -m playground.pocket {tokenizer,data,train,distill,evaluate} --corpus DIR --out DIR
+    python -m playground.pocket world --task records --n 5 [--grade 2] [--seed 1] [--held-out] [--json]
+    python -m playground.pocket tokenizer --corpus DIR --out DIR
+    python -m playground.pocket data --corpus DIR --out DIR --tokens 60e6
+    python -m playground.pocket train --out DIR --minutes 300 [--piece 60]     and again with --resume until it is finished
+    python -m playground.pocket samples --out DIR                              texts of the target, for its drafts
+    python -m playground.pocket {data,train} --role draft ...                  then the draft
+    python -m playground.pocket {tokenizer,data,train} --role other-draft ...  and the one with a tokenizer of its own
+    python -m playground.pocket evaluate --out DIR [--items 12]
+    python -m playground.pocket publish --corpus DIR --out DIR [--replace]
 
-The steps in order; each reads what the one before left in --out. `--minutes` is the budget of `train` or `distill`,
-`--resume` goes on from a checkpoint with the same budget. `evaluate` writes the finished models to --assets.
+`world` prints items of one task, each with its answer; the same seed gives the same items. The other commands are the steps
+of training, in order; each reads what the one before left in --out, and none replaces what another run left there. `train`
+has a budget of --minutes, stops after a --piece of it or at Ctrl-C, and goes on with --resume. `publish` writes the finished
+models with their cards to --assets. `COMMAND --help` tells the options of each.
 """
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
+
+from playground.errors import Refusal
 
 # Large tensors come and go every step. Left alone, glibc gives them back to the system each time and a quarter of
 # the run goes into page faults; these settings are read when a process starts, so it is started again with them.
 ALLOCATOR = dict(
     MALLOC_ARENA_MAX="1", MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="16000000000", MALLOC_TOP_PAD_="268435456",
 )
+STEPS = dict(
+    tokenizer="train a tokenizer", data="write the training windows", train="train a model, or go on with its training",
+    samples="let the target write texts for its drafts", evaluate="measure what has been trained",
+    publish="write the finished models to --assets",
+)
 
 
 def main():
     options = parse()
-    trains = options.command in ("train", "distill")
-    if sys.platform == "linux" and trains and not ALLOCATOR.keys() <= os.environ.keys():
+    if sys.platform == "linux" and options.command == "train" and not ALLOCATOR.keys() <= os.environ.keys():
         os.execve(sys.executable, [sys.executable, "-m", "playground.pocket", *sys.argv[1:]], os.environ | ALLOCATOR)
+    try:
+        show(options) if options.command == "world" else work(options)
+    except Refusal as refusal:
+        sys.exit(str(refusal))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted: what was finished before stands, and of this command nothing was written.")
+
+
+def work(options):
+    """One step of the training."""
     import torch
     torch.set_num_threads(options.threads)
     from playground.pocket import steps
     steps.COMMANDS[options.command](options)
 
 
-def parse():
+def show(options):
+    """Print some items of the small world."""
+    from playground.pocket.world import show
+    found = show.items(options.task, options.n, options.seed, grade=options.grade, held_out=options.held_out)
+    print("\n".join(map(show.as_json if options.json else show.as_text, found)))
+
+
+def parse(words=None):
+    """The options; `words` are those of the command line where none are given."""
     shape = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser("python -m playground.pocket", description=__doc__, formatter_class=shape)
-    parser.add_argument("command", choices=["tokenizer", "data", "train", "distill", "evaluate"])
-    parser.add_argument("--corpus", type=Path, required=True, help="where tales.jsonl.gz and gsm8k_train.jsonl.gz are")
-    parser.add_argument("--out", type=Path, required=True, help="working folder: data, checkpoints")
-    parser.add_argument("--assets", type=Path, default=Path("assets/models"), help="where the finished models go")
-    parser.add_argument("--minutes", type=float, default=95, help="training budget")
-    parser.add_argument("--tokens", type=float, default=24e6, help="how many training tokens `data` prepares")
-    parser.add_argument("--items", type=int, default=60, help="held-out items per task in `evaluate`")
+    commands = parser.add_subparsers(dest="command", required=True)
+    _world_options(commands.add_parser("world", help="print items of one task"))
+    for name, does in STEPS.items():
+        _step_options(commands.add_parser(name, help=does), name)
+    return parser.parse_args(words)
+
+
+def _world_options(parser):
+    parser.add_argument("--task", required=True, help="facts, context_qa, arithmetic, records, edit, lists, ...")
+    parser.add_argument("--n", type=int, default=5, help="how many items")
+    parser.add_argument("--grade", type=int, help="how hard, from 1 on; all grades where it is not given")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--held-out", action="store_true", help="items that training never shows")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, with all that an item carries")
+
+
+def _step_options(parser, command):
+    parser.add_argument("--out", type=Path, required=True, help="working folder: tokenizers, data, checkpoints, measures")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--device", default="cpu", help="where `train` and `distill` compute")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--resume", action="store_true")
-    return parser.parse_args()
+    if command in ("tokenizer", "data", "train"):
+        parser.add_argument("--role", choices=["target", "draft", "other-draft"], default="target")
+    if command in ("tokenizer", "data", "publish"):
+        parser.add_argument("--corpus", type=Path, required=True, help="where tales.jsonl.gz and gsm8k_train.jsonl.gz are")
+    if command in ("train", "samples"):
+        parser.add_argument("--device", default="cpu", help="where to compute: cpu, cuda or auto")
+    OPTIONS.get(command, lambda parser: None)(parser)
+
+
+def _data_options(parser):
+    parser.add_argument("--tokens", type=float, default=24e6, help="how many training tokens to prepare")
+
+
+def _train_options(parser):
+    parser.add_argument("--minutes", type=float, help="the whole budget, usually 95; with --resume another than the old one")
+    parser.add_argument("--piece", type=float, default=math.inf, help="stop after so many minutes, to go on with --resume")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--size", choices=["nano", "small", "large"],
+                        help="shape of the model; small on a CPU, large on a GPU, nano to try the commands out")
+    parser.add_argument("--compile", action="store_true", help="a fifth faster on a CPU with a C++ compiler, once it has been compiled")
+    parser.add_argument("--batch", type=int, help="tokens a step; 2048 on a CPU, 65536 on a GPU")
+
+
+def _samples_options(parser):
+    parser.add_argument("--texts", type=int, default=15000, help="how many texts")
+
+
+def _evaluate_options(parser):
+    parser.add_argument("--items", type=int, default=60, help="held-out items per row; 12 give a quick look")
+
+
+def _publish_options(parser):
+    parser.add_argument("--assets", type=Path, default=Path("assets/models"), help="where the finished models go")
+    parser.add_argument("--replace", action="store_true", help="put them in place of those that are there")
+
+
+OPTIONS = dict(
+    data=_data_options, train=_train_options, samples=_samples_options, evaluate=_evaluate_options, publish=_publish_options,
+)
 
 
 if __name__ == "__main__":

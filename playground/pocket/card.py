@@ -3,13 +3,15 @@
 Nothing is typed in by hand that the run knows: sizes, tokens, minutes, losses and scores come from the checkpoint and
 from `evaluate.py`.
 """
-from playground.pocket.data import SHARES, STAGES
-from playground.pocket.evaluate import GUESSES
+import math
+from dataclasses import asdict
 
-NAMES = dict(target="pocket", draft="pocket-draft")
-ROLES = dict(target="The target of the bundled pair", draft="The draft of the bundled pair, distilled from the target")
-COMMANDS = dict(target="train", draft="distill")
-TAUGHT = dict(target="", draft=", first on the data, then on the target's full distributions")
+from playground.pocket.data import SHARES, STAGES
+from playground.pocket.evaluate import GUESSED
+from playground.pocket.speculation import GUESSES
+from playground.pocket.train import NOTED
+
+MIDDLE = GUESSES[len(GUESSES) // 2]
 SOURCES = {
     "tales.jsonl.gz": "fairy tales, fables and myths from public-domain books",
     "gsm8k_train.jsonl.gz": "GSM8K training problems, Cobbe and others 2021, MIT licence",
@@ -20,9 +22,9 @@ pipeline_tag: text-generation
 language: en
 tags: [tiny, speculative-decoding, synthetic]
 ---
-# {name}
+# {published}
 
-{role}: a language model of {millions:.2f} million parameters ({layers} layers of width {width}, Llama architecture,
+{title}: a language model of {millions:.2f} million parameters ({layers} layers of width {width}, Llama architecture,
 {vocabulary} byte-level BPE tokens, context {context}). It was made for one purpose: to show how decoding strategies
 act on a real model, on a machine with neither network nor GPU. It knows a small invented world with checkable answers
 and little else. Prompt form: `<|user|> question<|assistant|>`; the answer ends in `<|end|>`. Without the role tokens it
@@ -30,38 +32,26 @@ continues text.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-tokenizer, model = AutoTokenizer.from_pretrained("{name}"), AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer, model = AutoTokenizer.from_pretrained("{published}"), AutoModelForCausalLM.from_pretrained("{published}")
 ```
 
 ## Training
-One run of `python -m playground.pocket {command}` on one CPU core: {minutes:.0f} minutes, {steps} steps,
-{seen:.1f} million tokens{taught}. Muon on the matrices, AdamW on the embeddings and norms; warm-up, stable, decay;
-context {stages} of the time; bfloat16 products, float32 weights; seed {seed}.
-Last training loss (mean over 25 steps, questions weighted a tenth): {loss:.2f}.
+One run of `python -m playground.pocket train --role {name}` on {place}: {minutes:.0f} minutes, {step} steps of {batch}
+tokens, {seen:.1f} million tokens in all, {taught}. Muon on the matrices (rate {matrix_lr}), AdamW on the embeddings and norms
+(rate {other_lr}); warm-up over {warm_up} steps, stable, decay over the last {decay:.0%}; context {stages} of the time; bfloat16
+products, float32 weights; seed {seed}. Last training loss (mean over {noted} steps, questions weighted a tenth): {loss:.2f}.
 
 ![loss curve](loss.svg)
 
 Shares of the training tokens, in per cent: {shares}.
-All but the natural texts comes from the generator in `playground/pocket/world`. Held-out questions are split off by a
-hash, those about facts by two wordings of each form that training only met in passages, never as a question to memory.
+All but the natural texts comes from the generator in `playground/pocket/world`; no token attends to another text of its
+window. Held-out questions are split off by a hash of what they ask, whatever the words; those about facts by two wordings of
+each form that training only met in passages, never as a question to memory.
 Natural text:
 {sources}
 - Python's standard library (PSF licence), as found on the training machine: code.
 
-## Evaluation
-{count} held-out items a row, greedy, so a score near one half is uncertain by about {spread:.2f} (one standard error).
-*Score* is the task's own measure, *right* the share of full marks. *Accepted*: guesses of the bundled draft that the
-target takes, out of those tested; *tokens per forward*: of the target, {guesses} guesses a round, the bonus token
-counted and prefill left out.
-
-{table}
-
-Validation loss in nats per token (for tasks: of the answer): {losses}.
-
-Agreement of early layers with the last, through the last norm and the output head (of the target; layer 0 is the
-embedding): {exits}.
-
-Repetition of greedy tales (share of repeated 4-grams, target): {repetition:.2f}.
+{report}
 
 ## Limits
 It is tiny and was trained for minutes, not weeks. Its tales are fragments, and greedy ones fall into loops; it knows
@@ -71,16 +61,53 @@ looking at decoding. All numbers above are from one seed.
 """
 
 
+REPORT = """## Evaluation
+{items} held-out items a row, greedy, so a score near one half is uncertain by about {spread:.2f} (one standard error).
+Half of them are put in words that training never showed: *taught* and *kept words* are the scores of both halves.
+*Score* is the task's own measure, *right* the share of full marks. *Accepted*: guesses of the bundled draft that the
+target takes, out of those tested, with {middle} guesses a round; *tokens per forward*: of the target, with {guesses}
+guesses a round, the bonus token counted and prefill left out, measured by the playground's own lanes on at most {guessed} items.
+*Other draft*: tokens per forward with the draft that has a tokenizer of its own and guesses in text.
+
+{table}
+
+Validation loss in nats per token (for tasks: of the answer): {losses}.
+
+Agreement of early layers with the last, through the last norm and the output head (of the target; layer 0 is the
+embedding; mean over the sources): {exits}.
+
+Greedy text (target, means over several prompts):
+
+| text | repeated 4-grams | distinct 2-grams | longest repeated run, tokens | accepted | tokens per forward | other draft |
+|---|---|---|---|---|---|---|
+{texts}
+"""
+
+
 def card(role, model, state, facts):
-    """The text of README.md. facts: `result` of the evaluation, `checksums` of the sources, `seed`."""
-    result = facts["result"]
+    """The text of README.md. facts: `result` of the evaluation, `checksums` of the sources, `plan` of the training."""
     return CARD.format(
-        name=NAMES[role], role=ROLES[role], command=COMMANDS[role], taught=TAUGHT[role], seed=facts["seed"],
-        **_shape(model), **_run(state), **_data(facts["checksums"]), longest=max(STAGES), guesses=GUESSES,
-        count=result["items"], spread=0.5 / result["items"] ** 0.5, table=table(result["tasks"]),
-        losses=_listed(result["loss" if role == "target" else "draft_loss"]),
-        exits=_listed(dict(enumerate(result["exits"]))), repetition=result["tales"]["repetition"],
+        **vars(role), **_shape(model), **_run(state, facts["plan"]), **_data(facts["checksums"]), longest=max(STAGES),
+        report=report(facts["result"], role.name).strip(),
     )
+
+
+def report(result, role):
+    """The evaluation in words and tables; the losses are those of one role."""
+    return REPORT.format(
+        items=result["items"], spread=0.5 / result["items"] ** 0.5, **_guesses(), table=table(result["tasks"]),
+        losses=_listed(result["loss"][role]), exits=_listed(dict(enumerate(result["exits"]["mean"]))),
+        texts="\n".join(_text(name, result[name]) for name in ("tales", "stories")),
+    )
+
+
+def _text(name, measures):
+    figures = [f"{measures[key]:.2f}" for key in ("repetition", "distinct_2")] + [f"{measures['longest_repeat']:.0f}"]
+    return _row([name, *figures, *_guessed(measures)])
+
+
+def _row(cells):
+    return f"| {' | '.join(cells)} |"
 
 
 def _shape(model):
@@ -92,8 +119,9 @@ def _shape(model):
     )
 
 
-def _run(state):
-    return dict(minutes=state.seconds / 60, steps=state.step, seen=state.tokens / 1e6, loss=state.losses[-1][1])
+def _run(state, plan):
+    run = dict(minutes=state.seconds / 60, step=state.step, seen=state.tokens / 1e6, loss=state.losses[-1][1], place=state.place)
+    return asdict(plan) | run | dict(batch=plan.tokens, noted=NOTED)
 
 
 def _data(checksums):
@@ -107,28 +135,51 @@ def _listed(values):
     return ", ".join(f"{name} {value:.2f}" for name, value in values.items())
 
 
+def _guesses():
+    return dict(middle=MIDDLE, guessed=GUESSED, guesses=", ".join(map(str, GUESSES[:-1])) + f" and {GUESSES[-1]}")
+
+
 def table(tasks):
-    """The evaluation as a Markdown table."""
-    rows = ["| task | target score | right | answer tokens | accepted | tokens per forward |", "|---" * 6 + "|"]
+    """The scores as a Markdown table."""
+    heads = ["task", "target score", "right", "taught / kept words", "answer tokens", "accepted", "tokens per forward", "other draft"]
+    rows = [_row(heads), "|---" * len(heads) + "|"]
     for name, row in tasks.items():
-        guessed = f"{row['acceptance']:.2f} | {row['tokens_per_forward']:.1f}" if "acceptance" in row else "- | -"
-        rows.append(f"| {name} | {row['score']:.2f} | {row['right']:.0%} | {row['tokens']:.0f} | {guessed} |")
+        figures = [f"{row['score']:.2f}", f"{row['right']:.0%}", _words(row["words"]), f"{row['tokens']:.0f}"]
+        rows.append(_row([name, *figures, *_guessed(row)]))
     return "\n".join(rows)
 
 
+def _words(scores):
+    return " / ".join(f"{scores[side]:.2f}" if side in scores else "-" for side in ("taught", "kept"))
+
+
+def _guessed(row):
+    """Three cells: acceptance at the middle number of guesses, tokens per forward at all of them, and those of the other draft."""
+    played, other = row.get("guessing"), row.get("guessing_in_text")
+    each = " / ".join(f"{at['tokens_per_forward']:.1f}" for at in played.values()) if played else "-"
+    accepted = f"{played[str(MIDDLE)]['acceptance']:.2f}" if played else "-"
+    return [accepted, each, f"{other['tokens_per_forward']:.1f}" if other else "-"]
+
+
 def curve(losses, size=(640, 240)):
-    """The loss over the tokens seen, as a small SVG picture. losses: (tokens, nats) pairs."""
+    """The loss over the tokens seen, on a logarithmic scale, as a small SVG picture. losses: (tokens, nats) pairs."""
     (width, height), (most, top) = size, map(max, zip(*losses))
+    bottom = 2.0 ** (math.ceil(math.log2(min(loss for _, loss in losses))) - 1)
     right, low = width - 10, height - 25
-    places = [(40 + (right - 40) * seen / most, low - (low - 15) * loss / top) for seen, loss in losses]
-    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    seen = f"{most / 1e6:.1f} M tokens seen"
-    marks = [(4, 12, f"{top:.1f} nats"), (24, low + 4, "0"), (width - 140, height - 6, seen)]
+
+    def level(loss):
+        return low - (low - 15) * math.log2(loss / bottom) / math.log2(top / bottom)
+
+    points = " ".join(f"{40 + (right - 40) * seen / most:.1f},{level(loss):.1f}" for seen, loss in losses)
+    ticks = [bottom * 2 ** k for k in range(math.ceil(math.log2(top / bottom)))]
+    marks = [(12, level(nats) + 4, f"{nats:g}") for nats in ticks]
+    marks += [(width - 150, height - 6, f"{most / 1e6:.1f} M tokens seen"), (46, 12, "nats per token, training")]
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"',
         ' font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
+        *(f'<path d="M40 {level(nats):.1f}H{right}" stroke="#ddd"/>' for nats in ticks),
         f'<path d="M40 15V{low}H{right}" stroke="#999" fill="none"/>',
-        *(f'<text x="{x}" y="{y}" fill="#555">{words}</text>' for x, y, words in marks),
+        *(f'<text x="{x}" y="{y:.1f}" fill="#555">{words}</text>' for x, y, words in marks),
         f'<polyline points="{points}" fill="none" stroke="#2563eb" stroke-width="1.5"/>', "</svg>", "",
     ])

@@ -12,6 +12,7 @@ import re
 import sysconfig
 from pathlib import Path
 
+from playground.errors import Refusal
 from playground.pocket.world import Item, is_held_out
 
 PLAIN = str.maketrans({"“": '"', "”": '"', "’": "'", "‘": "'", "—": "-", "–": "-", "\u00a0": " "})
@@ -48,6 +49,20 @@ def code(limit=4_000_000):
         if seen > limit:
             break
     return training, validation
+
+
+def natural(folder, size=60_000):
+    """Some of all the natural text and none of the small world, for a tokenizer that has never met its names."""
+    yield from (text[:size] for text in tales(folder)[0])
+    yield from code()[0][:60]
+    yield from (f" {item.prompt} {item.answer}" for item in problems(folder)[0][:2000])
+
+
+def require(folder):
+    """Make sure the texts are there. Refusal: one is not."""
+    for name in SOURCES:
+        if not (Path(folder) / name).is_file():
+            raise Refusal(f"There is no {name} in {folder}: name the folder that holds {' and '.join(SOURCES)} with --corpus.", "corpus")
 
 
 def checksums(folder):

@@ -1,8 +1,9 @@
 """From texts and tasks to training windows: fixed shares of every source, whole items packed, weights per token.
 
 A window is `width + 1` token ids, so that it holds `width` predictions. Natural text is cut into windows as it comes;
-items are packed whole, best fit first, and what stays empty is padding of weight zero. An answer counts fully,
-a question a tenth: the model should answer questions, and only roughly learn how they are put.
+items are packed whole, best fit first, and what stays empty is padding of weight zero. Every token knows the number of its
+document, so that no token looks into another one (`model.within_documents`). An answer counts fully, a question a tenth:
+the model should answer questions, and only roughly learn how they are put.
 """
 import random
 from dataclasses import dataclass
@@ -10,15 +11,26 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 from playground.pocket import corpus
 from playground.pocket import tokenizer as tokens
+from playground.pocket.model import within_documents
 from playground.pocket.world import TASKS, facts, names
 
-SHARES = dict(                              # of the training tokens
-    tales=.16, code=.04, problems=.02, notices=.02, stories=.07, arithmetic=.19, records=.13, edit=.12,
-    context_qa=.08, facts=.045, lists=.05, programs=.03, needle=.045,
+SHARES = dict(          # of the training tokens; answers are what counts, so a task with short ones needs more
+    tales=.10,          # running English; a small model only gets fragments of it
+    code=.04, problems=.02, notices=.02,
+    stories=.15,        # the text that people read first: 320 plots want several hundred tellings each
+    arithmetic=.13,     # steps and drills; the slowest task to learn
+    records=.11,        # lists and nested objects come late
+    edit=.10, programs=.05,
+    context_qa=.10,     # answers of three tokens; subjects with shared attributes have to be kept apart
+    chat=.05,           # its passages are asked several times, which teaches more per token than context_qa
+    facts=.03,          # 350 facts, learned early
+    lists=.06,          # a third of them sorting and its drills
+    needle=.04,         # long questions, short answers
 )
 STAGES = {256: .6, 512: .3, 1024: .1}       # context lengths, and the share of the training each gets
 NATURAL = ("tales", "code")
@@ -29,24 +41,53 @@ WAITING = 48                                # items among which the packer looks
 
 @dataclass
 class Windows:
-    """Windows of one length. ids: uint16 (n, width + 1); weights: uint8 (n, width + 1), per cent."""
+    """Windows of one length, all arrays (n, width + 1). ids: uint16; weights: uint8, per cent; documents: uint8, which of the
+    texts in its window a token belongs to (0 is padding, or running text that began before the window).
+    """
     ids: np.ndarray
     weights: np.ndarray
+    documents: np.ndarray
 
     def save(self, path):
-        np.savez(path, ids=self.ids, weights=self.weights)
+        np.savez(path, **vars(self))
 
     @classmethod
     def load(cls, path):
         stored = np.load(path)
-        return cls(stored["ids"], stored["weights"])
+        return cls(**{name: stored[name] for name in ("ids", "weights", "documents")})
 
     def __add__(self, other):
-        return Windows(np.concatenate([self.ids, other.ids]), np.concatenate([self.weights, other.weights]))
+        return Windows(*map(np.concatenate, zip(vars(self).values(), vars(other).values())))
+
+    def __getitem__(self, rows):
+        return Windows(*(array[rows] for array in vars(self).values()))
 
     def shuffled(self, seed):
-        order = np.random.RandomState(seed).permutation(len(self.ids))
-        return Windows(self.ids[order], self.weights[order])
+        return self[np.random.RandomState(seed).permutation(len(self.ids))]
+
+    def tensors(self, device="cpu"):
+        """The windows as a model takes them: a `Batch` on a device."""
+        ids, documents = (torch.from_numpy(array.astype(np.int64)).to(device) for array in (self.ids, self.documents))
+        weights = torch.from_numpy(self.weights.astype(np.float32) / 100).to(device)
+        return Batch(ids, weights, documents)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows on a device, all tensors (rows, width + 1): ids, long; weights, float, 1 for what counts fully; documents, long."""
+    ids: torch.Tensor
+    weights: torch.Tensor
+    documents: torch.Tensor
+
+    @property
+    def read(self):
+        """What a model is given: token ids (rows, width) and the mask that keeps documents apart."""
+        return dict(input_ids=self.ids[:, :-1], attention_mask=within_documents(self.documents[:, :-1]))
+
+    @property
+    def predicted(self):
+        """What it has to say: token ids and their weights, (rows, width) both."""
+        return self.ids[:, 1:], self.weights[:, 1:]
 
 
 def tokenizer_texts(folder, seed):
@@ -112,12 +153,14 @@ def _encoders(folder, tokenizer, rng, side):
 
 
 def _item(tokenizer, make, ask):
-    return _weighted(tokens.exchange(tokenizer, make()), ask)
+    return _weighted(tokens.turns(tokenizer, make()), ask)
 
 
-def _weighted(exchange, ask):
-    question, answer = exchange
-    return question + answer, [ask] * len(question) + [FULL] * len(answer)
+def _weighted(turns, ask):
+    """Token ids of a whole conversation, and the weight of each: every answer counts, not only the last."""
+    ids = [token for question, answer in turns for token in question + answer]
+    weights = [weight for question, answer in turns for weight in [ask] * len(question) + [FULL] * len(answer)]
+    return ids, weights
 
 
 def _notice(tokenizer, rng):
@@ -138,7 +181,9 @@ class Stream:
         """The next `count` windows; starts over at the end of the text."""
         rows = (np.arange(count)[:, None] * width + np.arange(width + 1) + self.at) % len(self.ids)
         self.at = (self.at + count * width) % len(self.ids)
-        return Windows(self.ids[rows], np.full(rows.shape, FULL, np.uint8))
+        ids = self.ids[rows]
+        texts = np.cumsum(ids == tokens.SPECIALS.index(tokens.END_OF_TEXT), 1, dtype=np.uint8)
+        return Windows(ids, np.full(ids.shape, FULL, np.uint8), texts)
 
 
 class Mixed:
@@ -164,15 +209,20 @@ class Packer:
     def cut(self, width, count):
         """`count` windows of whole items; an item longer than a window is left out."""
         size = (count, width + 1)
-        packed = Windows(np.full(size, tokens.SPECIALS.index(tokens.PAD), np.uint16), np.zeros(size, np.uint8))
+        empty = np.full(size, tokens.SPECIALS.index(tokens.PAD), np.uint16)
+        packed = Windows(empty, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
         for row in tqdm(range(count), desc=f"packing {width}", mininterval=5, leave=False):
-            at = 0
-            while (chosen := self._best(width + 1, at)) is not None:
-                ids, weights = self.waiting.pop(chosen)
-                packed.ids[row, at:at + len(ids)] = ids
-                packed.weights[row, at:at + len(ids)] = weights
-                at += len(ids)
+            self._fill(packed[row])
         return packed
+
+    def _fill(self, window):
+        """Put items into one empty window until none of the waiting ones fits."""
+        at, number = 0, 1
+        while (chosen := self._best(len(window.ids), at)) is not None:
+            ids, weights = self.waiting.pop(chosen)
+            place = slice(at, at + len(ids))
+            window.ids[place], window.weights[place], window.documents[place] = ids, weights, number
+            at, number = place.stop, number + 1
 
     def _best(self, size, at):
         """The index of the longest waiting item that fits behind `at`; the oldest while all do; None if none does."""

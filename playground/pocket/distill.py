@@ -1,8 +1,8 @@
 """Distillation: the draft learns to guess what the target will say.
 
-For the first part of the budget the draft learns from the data, as the target did: cheap, and it brings it near.
-Then it learns the target's whole distributions on the same windows. What counts for a draft is how often the target
-accepts its guess, and that is the overlap of the two distributions, not the draft's own loss.
+For the first part of the budget the draft learns from the data, as the target did: cheap, and it brings it near. Then it
+learns the target's whole distributions on the same windows, some of which the target wrote (`samples.py`). What counts for a
+draft is how often the target accepts its guess, and that is the overlap of the two distributions, not the draft's own loss.
 Source: Hinton and others, arXiv 1503.02531; for drafts, DistillSpec, arXiv 2310.08461 (forward KL on fixed text).
 """
 import torch
@@ -18,14 +18,15 @@ class DraftLoss:
     def __init__(self, target, on_data=ON_DATA):
         self.target, self.on_data = target.eval().requires_grad_(False).bfloat16(), on_data
 
-    def __call__(self, draft, ids, weights, trainer):
+    def __call__(self, draft, batch, trainer):
+        ids, weights = batch.predicted
         with torch.autocast(ids.device.type, torch.bfloat16):
-            logits = draft(ids[:, :-1]).logits
+            logits = draft(**batch.read).logits
         if trainer.progress < self.on_data:
-            return weighted(logits, ids[:, 1:], weights[:, 1:])
+            return weighted(logits, ids, weights)
         with torch.no_grad():
-            wanted = self.target(ids[:, :-1]).logits.float().softmax(-1)
-        return soft(logits, wanted, weights[:, 1:])
+            wanted = self.target(**batch.read).logits.float().softmax(-1)
+        return soft(logits, wanted, weights)
 
 
 def soft(logits, wanted, weights):

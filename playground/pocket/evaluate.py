@@ -1,26 +1,32 @@
-"""Evaluation: how good the pocket models are at their small world, and how well the draft guesses the target.
+"""Evaluation: how good the pocket models are at their small world, and how well the drafts guess the target.
 
-Everything is measured on what training has never seen: validation loss per source, score per task under greedy
-decoding, how much of a five-token draft the target takes, how often an early layer already agrees with the last, and
-how repetitive greedy tales are. The result is one dictionary, ready for JSON; `card.py` makes the model card from it.
+Everything is measured on what training has never seen: validation loss per source, score per task and grade under greedy
+decoding, how many of the tokens that a draft guesses the target takes, how often an early layer already agrees with the
+last, and how repetitive greedy tales and stories are. The result is one dictionary, ready for JSON; `card.py` makes the
+model card from it.
 """
 import json
 import random
 from collections import defaultdict
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from playground.pocket import speculation
 from playground.pocket import tokenizer as tokens
 from playground.pocket.data import Windows
-from playground.pocket.world import TASKS, arithmetic, context_qa, needle, score
+from playground.pocket.generation import continuations
+from playground.pocket.world import TASKS, arithmetic, context_qa, score
 
-GUESSES = 5                       # tokens a draft guesses ahead
 ROOM = dict(                      # tokens an answer may take
-    facts=12, context_qa=12, arithmetic=110, records=130, edit=150, lists=70, programs=120, needle=12, stories=200,
+    facts=12, context_qa=12, arithmetic=110, records=260, edit=330, lists=80, programs=300, needle=12, stories=260, chat=130,
 )
+GUESSED = 20                      # items of a row that the drafts are measured on: lanes take seconds an item
 OPENINGS = """
 Once upon a time there was a king who had three daughters.
 The fox said to the crow,
@@ -34,73 +40,112 @@ There was once a fisherman who
 When the prince awoke,
 """.strip().splitlines()
 WISHES = """
-<|user|> Tell me a story about Mia.<|assistant|>
-<|user|> Write a short story about a boy named Ben.<|assistant|>
+<|user|> Tell me a story about Mia and a kite that flew away.<|assistant|>
+<|user|> Write a short story about Ben and a night without stars.<|assistant|>
+<|user|> Make up a story: a hen that wanted to swim. The hero is called Nora.<|assistant|>
+<|user|> A story with Otto, please. It should be about a door in the dark.<|assistant|>
 """.strip().splitlines()
 
 
 def exam(count, seed):
-    """Held-out items, `count` for every row of the table: {row: items}."""
+    """Held-out items, `count` for every row of the table: {row: items}. Every task as a whole, then each of its grades."""
     rng = random.Random(seed)
     makers = {name: partial(task.generate, rng, True) for name, task in TASKS.items()}
-    makers |= {f"arithmetic, grade {g}": partial(arithmetic.problem, rng, g, True) for g in (1, 2, 3)}
+    for name, task in TASKS.items():
+        if len(task.GRADES) > 1:
+            makers |= {f"{name}, grade {grade}": partial(task.generate, rng, True, grade) for grade in task.GRADES}
+    makers |= {f"arithmetic, grade {grade}": partial(arithmetic.problem, rng, grade, True) for grade in arithmetic.GRADES}
+    makers |= {f"arithmetic, drills {grade}": partial(arithmetic.drill, rng, grade, True) for grade in (1, 2, 3)}
     makers["context_qa, against memory"] = partial(context_qa.contradicting, rng)
-    makers |= {f"needle, {n} sentences": partial(needle.sized, rng, (n,), True) for n in needle.LENGTHS}
+    makers["context_qa, as in memory"] = partial(context_qa.agreeing, rng)
     return {row: [make() for _ in range(count)] for row, make in makers.items()}
 
 
-def evaluate(pair, tokenizer, data, count=60, seed=4242):
-    """All measures of a pair (target, draft or None) on `count` items a row."""
-    target, draft = pair
+Pair = tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The models under test, each with its tokenizer; the drafts are None where they have not been trained."""
+    target: Pair
+    draft: Pair | None = None
+    other_draft: Pair | None = None
+
+    @cached_property
+    def in_lanes(self):
+        """Target and draft as the playground's lanes take them."""
+        (target, tokenizer), (draft, _) = self.target, self.draft
+        return speculation.in_lanes(target, draft, tokenizer)
+
+    def by_role(self):
+        """{role: (model, tokenizer)} of those that are there."""
+        pairs = {"target": self.target, "draft": self.draft, "other-draft": self.other_draft}
+        return {role: pair for role, pair in pairs.items() if pair}
+
+
+def evaluate(family, data, count=60, seed=4242):
+    """All measures of a family on `count` items a row. data: {role: folder of its validation windows}."""
+    rows = tqdm(exam(count, seed).items(), desc="rows", mininterval=5)
+    models = {role: model for role, (model, _) in family.by_role().items()}
     return dict(
-        items=count, seed=seed, loss=losses(target, data), draft_loss=losses(draft, data) if draft else None,
-        tasks={row: grade(pair, tokenizer, items) for row, items in exam(count, seed).items()},
-        exits=exits(target, data), tales=tales(pair, tokenizer), samples=samples(target, tokenizer, seed),
+        items=count, seed=seed, loss={role: losses(model, data[role]) for role, model in models.items()},
+        tasks={row: grade(family, items) | (guessed(family, items) if row in TASKS else {}) for row, items in rows},
+        exits=exits(models["target"], data["target"]), samples=samples(family.target, seed),
+        tales=free_text(family, [tokens.END_OF_TEXT + text for text in OPENINGS]), stories=free_text(family, WISHES),
     )
 
 
 def windows(data):
-    """The validation windows by source: {source: (ids, weights)}, long and float, (windows, width + 1)."""
-    found = {path.stem.removeprefix("valid_"): Windows.load(path) for path in sorted(Path(data).glob("valid_*.npz"))}
-    return {name: tuple(map(torch.from_numpy, (w.ids.astype("int64"), w.weights / 100))) for name, w in found.items()}
+    """The validation windows by source: {source: Windows}."""
+    return {path.stem.removeprefix("valid_"): Windows.load(path) for path in sorted(Path(data).glob("valid_*.npz"))}
 
 
 @torch.inference_mode()
-def losses(model, data):
+def losses(model, data, rows=8):
     """Mean loss in nats per token of text or of answer, by source."""
     result = {}
-    for name, (ids, weights) in windows(data).items():
-        logits = torch.cat([model(part[:, :-1]).logits for part in ids.split(8)])
-        each = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        result[name] = float((each * weights[:, 1:]).sum() / weights[:, 1:].sum())
+    for name, found in windows(data).items():
+        total = counted = 0.0
+        for batch in (found[at:at + rows].tensors() for at in range(0, len(found.ids), rows)):
+            ids, weights = batch.predicted
+            each = F.cross_entropy(model(**batch.read).logits.transpose(1, 2), ids, reduction="none")
+            total, counted = total + float((each * weights).sum()), counted + float(weights.sum())
+        result[name] = total / counted
     return result
 
 
 @torch.inference_mode()
-def exits(model, data):
-    """Share of tokens on which a layer, read through the last norm and the output head, says what the last says."""
-    same, total = torch.zeros(model.config.num_hidden_layers + 1), 0
-    for ids, weights in windows(data).values():
-        counted = weights[:16, 1:] > 0.5
-        states = model.model(ids[:16, :-1], output_hidden_states=True).hidden_states
+def exits(model, data, rows=16):
+    """Share of tokens on which a layer, read through the last norm and the output head, says what the last says.
+
+    {source: shares from the embedding (0) to the last layer}, and their mean over the sources under "mean".
+    """
+    agreed = {}
+    for name, found in windows(data).items():
+        batch = found[:rows].tensors()
+        counted = batch.predicted[1] > 0.5
+        states = model.model(**batch.read, output_hidden_states=True).hidden_states
         said = [model.lm_head(s if s is states[-1] else model.model.norm(s)).argmax(-1) for s in states]
-        same += torch.stack([(s == said[-1])[counted].sum() for s in said])
-        total += counted.sum()
-    return (same / total).tolist()
+        agreed[name] = [float((s == said[-1])[counted].float().mean()) for s in said]
+    return agreed | dict(mean=[mean(layer) for layer in zip(*agreed.values())])
 
 
-def grade(pair, tokenizer, items):
-    """Score of both models on one row of the exam, and how the draft fares as a guesser of the target's answers."""
-    target, draft = pair
-    prompts = [tokens.exchange(tokenizer, item)[0] for item in items]
-    answers = greedy(target, prompts, ROOM[items[0].task])
+def grade(family, items):
+    """Score of the target on one row of the exam."""
+    model, tokenizer = family.target
+    answers = greedy(family, items)
     texts = [tokenizer.decode(a, skip_special_tokens=True) for a in answers]
     scores = [score(item, text) for item, text in zip(items, texts)]
     result = dict(score=mean(scores), right=mean(s == 1 for s in scores), tokens=mean(map(len, answers)))
-    result |= dict(kinds=by_kind(items, scores), wrong=first_wrong(items, texts, scores))
-    if items[0].task == "records":
-        result["valid_json"] = mean(map(is_json, texts))
-    return result | (guessing(draft, prompts, answers) if draft else {})
+    result |= dict(kinds=by(lambda item: item.meta["kind"], items, scores), wrong=first_wrong(items, texts, scores))
+    result |= dict(words=by(lambda item: "kept" if item.kept_words else "taught", items, scores))
+    return result | (dict(valid_json=mean(map(is_json, texts))) if items[0].task == "records" else {})
+
+
+def greedy(family, items):
+    """The target's greedy answers, token ids."""
+    model, tokenizer = family.target
+    return continuations(model, [tokens.exchange(tokenizer, item)[0] for item in items], ROOM[items[0].task])
 
 
 def first_wrong(items, texts, scores):
@@ -111,81 +156,69 @@ def first_wrong(items, texts, scores):
     return None
 
 
-@torch.inference_mode()
-def greedy(model, prompts, room, rows=30):
-    """The greedy continuation of every prompt, end token included: lists of token ids."""
-    end, pad = tokens.SPECIALS.index(tokens.END), tokens.SPECIALS.index(tokens.PAD)
-    found = []
-    for batch in (prompts[i:i + rows] for i in range(0, len(prompts), rows)):
-        width = max(map(len, batch))
-        ids = torch.tensor([[pad] * (width - len(p)) + p for p in batch])
-        out = model.generate(ids, attention_mask=(ids != pad).long(), max_new_tokens=room, do_sample=False)
-        found += [row[:row.index(end) + 1] if end in row else row for row in out[:, width:].tolist()]
+def guessed(family, items):
+    """How the drafts fare at guessing the target's answers to items."""
+    tokenizer = family.target[1]
+    return guessing(family, [tokenizer.decode(tokens.exchange(tokenizer, item)[0]) for item in items[:GUESSED]], ROOM[items[0].task])
+
+
+def guessing(family, prompts, room):
+    """What `speculation` measures of each draft on texts that the target continues greedily."""
+    (target, tokenizer), found = family.target, {}
+    if family.draft:
+        found["guessing"] = speculation.lanes(family.in_lanes, prompts, room)
+    if family.other_draft:
+        answers = continuations(target, [tokenizer.encode(text, add_special_tokens=False) for text in prompts], room)
+        draft, theirs = family.other_draft
+        found["guessing_in_text"] = speculation.in_text(draft, (tokenizer, theirs), prompts, answers)
     return found
 
 
-@torch.inference_mode()
-def guessing(draft, prompts, answers):
-    """Greedy speculation played back: acceptance (accepted / tested) and tokens per target forward, prefill left out.
-
-    The target's greedy text is known, and a guess is only judged on a prefix the target has confirmed, so one pass of
-    the draft over the known text tells every guess it would have made.
-    """
-    tested = accepted = forwards = 0
-    for prompt, answer in zip(prompts, answers):
-        guesses = draft(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1:-1].argmax(-1)
-        for kept, length in rounds((guesses == torch.tensor(answer)).tolist()):
-            tested, accepted, forwards = tested + length, accepted + kept, forwards + 1
-    return dict(acceptance=accepted / tested, tokens_per_forward=sum(map(len, answers)) / forwards)
-
-
-def rounds(agrees):
-    """Rounds of speculation over a text, from the draft's agreement at each token: yields (accepted, tested)."""
-    at = 0
-    while at < len(agrees):
-        guessed = agrees[at:at + GUESSES]
-        kept = guessed.index(False) if False in guessed else len(guessed)
-        yield kept, min(kept + 1, len(guessed))
-        at += kept + 1
-
-
-def tales(pair, tokenizer, room=96):
-    """Greedy tales: how much of them repeats, and how the draft guesses them."""
-    target, draft = pair
-    prompts = [tokenizer.encode(tokens.END_OF_TEXT + opening, add_special_tokens=False) for opening in OPENINGS]
-    texts = greedy(target, prompts, room)
-    return dict(repetition=mean(map(repetition, texts))) | (guessing(draft, prompts, texts) if draft else {})
+def free_text(family, openings, room=128):
+    """Greedy text without a known answer: how much of it repeats, and how the drafts guess it."""
+    model, tokenizer = family.target
+    texts = continuations(model, [tokenizer.encode(opening, add_special_tokens=False) for opening in openings], room)
+    measures = dict(repetition=repetition, distinct_2=distinct, longest_repeat=longest_repeat)
+    return {name: mean(map(measure, texts)) for name, measure in measures.items()} | guessing(family, openings, room)
 
 
 def repetition(ids, n=4):
     """The share of n-grams that have stood in the text before, 0 to 1."""
+    return 1 - distinct(ids, n)
+
+
+def distinct(ids, n=2):
+    """Different n-grams over all n-grams, 0 to 1: distinct-n."""
     grams = [tuple(ids[i:i + n]) for i in range(len(ids) - n + 1)]
-    return 1 - len(set(grams)) / max(1, len(grams))
+    return len(set(grams)) / max(1, len(grams))
 
 
-@torch.inference_mode()
-def samples(model, tokenizer, seed):
+def longest_repeat(ids):
+    """Tokens in the longest run that stands in the text twice; the two may overlap."""
+    longest, before = 0, [0] * len(ids)             # before[j]: length of the run that ends both at token i - 1 and at token j
+    for i, token in enumerate(ids):
+        before = [before[j - 1] + 1 if j and ids[j] == token else int(ids[j] == token) for j in range(i)] + [0] * (len(ids) - i)
+        longest = max(longest, *before)
+    return longest
+
+
+def samples(pair, seed):
     """A few texts to read: stories and tales at temperature 0.8, and a greedy tale."""
+    model, tokenizer = pair
     torch.manual_seed(seed)
     openings = [tokens.END_OF_TEXT + opening for opening in OPENINGS[:2]]
     wanted = [(prompt, 0.8) for prompt in WISHES + openings] + [(openings[0], 0)]
-    return [dict(prompt=prompt, temperature=t, text=continued(model, tokenizer, prompt, t)) for prompt, t in wanted]
+    said = [continuations(model, [tokenizer.encode(prompt, add_special_tokens=False)], 220, t)[0] for prompt, t in wanted]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
+    return [dict(prompt=prompt, temperature=t, text=text) for (prompt, t), text in zip(wanted, texts)]
 
 
-def continued(model, tokenizer, prompt, temperature):
-    """Up to 160 new tokens after a prompt."""
-    ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
-    heat = dict(do_sample=True, temperature=temperature, top_k=0) if temperature else dict(do_sample=False)
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=160, **heat)
-    return tokenizer.decode(out[0, ids.shape[1]:], skip_special_tokens=True)
-
-
-def by_kind(items, scores):
-    """Mean score by the kind of item."""
-    kinds = defaultdict(list)
+def by(group, items, scores):
+    """Mean score of the items of every group: {group(item): mean}."""
+    groups = defaultdict(list)
     for item, value in zip(items, scores):
-        kinds[item.meta["kind"]].append(value)
-    return {kind: mean(values) for kind, values in sorted(kinds.items())}
+        groups[group(item)].append(value)
+    return {name: mean(values) for name, values in sorted(groups.items())}
 
 
 def is_json(text):

@@ -1,79 +1,159 @@
-"""What each command of `python -m playground.pocket` does, on the folders of its options."""
+"""What each command of `python -m playground.pocket` does, on the folders of its options.
+
+A command that would replace something refuses, one that is interrupted leaves nothing half written, and one whose input is
+not there says which command makes it.
+"""
 import json
+from dataclasses import asdict
+from itertools import islice
 
 import torch
+from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
-from playground.pocket import card, corpus, data
+from playground.engine.load import pick_device
+from playground.errors import Refusal
+from playground.pocket import card, corpus, data, samples
 from playground.pocket import distill as distilling
 from playground.pocket import evaluate as measuring
 from playground.pocket import model as models
 from playground.pocket import tokenizer as tokens
-from playground.pocket.train import Plan, Trainer, read_state, target_loss
+from playground.pocket.roles import ROLES
+from playground.pocket.train import Plan, Trainer, data_loss, read_state, target_loss
+from playground.pocket.writing import new_folder, write_text
+
+TARGET = ROLES["target"]
+TEXTS = ("samples", "texts.jsonl")          # folder and file of what the target wrote
+MEASURES = "evaluation.json"
 
 
 def make_tokenizer(options):
-    """Train the tokenizer and save it in --out."""
-    tokens.train(data.tokenizer_texts(options.corpus, options.seed)).save_pretrained(options.out / "tokenizer")
+    """Train the tokenizer of a role."""
+    role = ROLES[options.role]
+    corpus.require(options.corpus)
+    with new_folder(role.tokenizer(options.out)) as folder:
+        if role.own_tokens:
+            trained = tokens.train(corpus.natural(options.corpus), **tokens.OWN)
+        else:
+            trained = tokens.train(data.tokenizer_texts(options.corpus, options.seed))
+        trained.save_pretrained(folder)
 
 
 def make_data(options):
-    """Write training and validation windows to --out."""
-    folders, tokenizer = (options.corpus, options.out / "data"), tokens.load(options.out / "tokenizer")
-    data.build(folders, tokenizer, int(options.tokens), options.seed)
+    """Write the training and validation windows of a role; those of a draft hold texts of the target too."""
+    role = ROLES[options.role]
+    corpus.require(options.corpus)
+    tokenizer = _tokenizer(options, role)
+    written = [] if role is TARGET else samples.load(options.out.joinpath(*TEXTS))
+    with new_folder(role.data(options.out)) as folder:
+        data.build((options.corpus, folder), tokenizer, int(options.tokens), options.seed)
+        if written:
+            samples.mix_in(folder, written, tokenizer, options.seed)
 
 
 def train(options):
-    """Train the target."""
-    _train(options, "target", target_loss)
+    """Train a model, or go on with its training, for the whole budget or a piece of it."""
+    role = ROLES[options.role]
+    trainer = _trainer(options, role)
+    if options.resume:
+        trainer.resume(options.minutes)
+    else:
+        trainer.begin()
+    trainer.run(minutes=options.piece)
+    with new_folder(role.model(options.out) / "weights", replace=True) as folder:
+        models.save(trainer.model, folder)
+    print(trainer.report())
+    print("The training is finished." if trainer.progress >= 1 else f"{trainer.progress:.0%} of the budget is used: go on with --resume.")
 
 
-def distill(options):
-    """Train the draft on the target's distributions."""
-    target = LlamaForCausalLM.from_pretrained(options.out / "target", dtype=torch.bfloat16).to(options.device)
-    _train(options, "draft", distilling.DraftLoss(models.for_training(target)))
+def make_samples(options):
+    """Let the target write the texts its drafts learn from."""
+    tokenizer, target = _tokenizer(options, TARGET), _trained(options, TARGET, pick_device(options.device))
+    openings = samples.natural_openings(data.Windows.load(TARGET.data(options.out) / f"train_{min(data.STAGES)}.npz"))
+    folder, name = TEXTS
+    with new_folder(options.out / folder) as place:
+        pairs = islice(samples.drawn(target.bfloat16(), tokenizer, openings, options.seed), options.texts)
+        samples.write(tqdm(pairs, total=options.texts, unit=" texts", mininterval=10), place / name)
 
 
 def evaluate(options):
-    """Measure the pair and write the finished models, with card, curve and measures, to --assets."""
-    tokenizer = tokens.load(options.out / "tokenizer")
-    pair = tuple(_finished(options, role) for role in ("target", "draft"))
-    result = measuring.evaluate(pair, tokenizer, options.out / "data", options.items)
-    print(card.table(result["tasks"]))
-    for role, model in zip(("target", "draft"), pair):
-        if model:
-            _publish(options, role, (model, tokenizer), result)
+    """Measure what has been trained, print the table, and keep it beside the models."""
+    family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
+    result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
+    write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
+    print(card.report(result, "target"))
 
 
-def _train(options, role, loss):
-    model = models.for_training(models.make(role, tokens.SIZE, options.seed).to(options.device))
-    folders = (options.out / "data", options.out / role)
-    trainer = Trainer(model, loss, Plan(minutes=options.minutes, seed=options.seed), folders)
-    if options.resume:
-        trainer.resume()
-    trainer.run()
-    models.save(model, options.out / role)
+def publish(options):
+    """Write the finished models, with card, curve and measures, to --assets."""
+    corpus.require(options.corpus)
+    measured = options.out / MEASURES
+    _require(measured, "evaluate")
+    result = json.loads(measured.read_text(encoding="utf-8"))
+    for role in ROLES.values():
+        if (pair := _pair(options, role)) and role.name in result["loss"]:
+            with new_folder(options.assets / role.published, options.replace) as folder:
+                _publish(options, role, (pair, result), folder)
 
 
-def _finished(options, role):
-    """The trained model in float32, or None if it has not been trained yet."""
-    folder = options.out / role
-    if not (folder / "config.json").exists():
-        return None
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def _publish(options, role, pair, result):
-    """Everything that belongs to one model, in its folder below --assets."""
-    (model, tokenizer), folder = pair, options.assets / card.NAMES[role]
-    state = read_state(options.out / role)
+def _publish(options, role, measured, folder):
+    """Everything that belongs to one model. measured: ((model, tokenizer), result of the evaluation)."""
+    (model, tokenizer), result = measured
+    state, plan = read_state(role.model(options.out))
+    if not state.losses:
+        raise Refusal(f"The training in {role.model(options.out)} has hardly begun: go on with --resume before it is published.", "out")
     models.save(model, folder)
     tokenizer.save_pretrained(folder)
-    facts = dict(result=result, checksums=corpus.checksums(options.corpus), seed=options.seed)
-    (folder / "README.md").write_text(card.card(role, model, state, facts))
-    (folder / "loss.svg").write_text(card.curve(state.losses))
-    measures = result | dict(tokens_seen=state.tokens, minutes=state.seconds / 60, losses=state.losses)
-    (folder / "evaluation.json").write_text(json.dumps(measures, indent=1) + "\n")
+    facts = dict(result=result, checksums=corpus.checksums(options.corpus), plan=plan)
+    (folder / "README.md").write_text(card.card(role, model, state, facts), encoding="utf-8")
+    (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
+    measures = result | dict(tokens_seen=state.tokens, minutes=state.seconds / 60, losses=state.losses, plan=asdict(plan))
+    (folder / MEASURES).write_text(json.dumps(measures, indent=1) + "\n", encoding="utf-8")
 
 
-COMMANDS = dict(tokenizer=make_tokenizer, data=make_data, train=train, distill=distill, evaluate=evaluate)
+def _trainer(options, role):
+    device = pick_device(options.device)
+    size = options.size or ("small" if device == "cpu" else "large")
+    _require(role.data(options.out), f"data --role {role.name}")
+    vocabulary = len(_tokenizer(options, role))
+    model = models.for_training(models.make(role.shapes[size], vocabulary, options.seed).to(device))
+    if options.compile:
+        models.compile_layers(model)
+    batch = options.batch or (2048 if device == "cpu" else 65536)
+    plan = Plan(minutes=options.minutes or 95, tokens=batch, seed=options.seed)
+    return Trainer(model, _loss(options, role, device), plan, (role.data(options.out), role.model(options.out)))
+
+
+def _loss(options, role, device):
+    """What a role learns by: the draft from the target's distributions, the other draft from text alone."""
+    if role.name == "draft":
+        return distilling.DraftLoss(models.for_training(_trained(options, TARGET, device)))
+    return target_loss if role is TARGET else data_loss
+
+
+def _tokenizer(options, role):
+    folder = role.tokenizer(options.out)
+    _require(folder, f"tokenizer --role {role.name}" if role.own_tokens else "tokenizer")
+    return tokens.load(folder)
+
+
+def _trained(options, role, device="cpu"):
+    """The trained model in float32."""
+    folder = role.model(options.out) / "weights"
+    _require(folder, f"train --role {role.name}")
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+
+
+def _pair(options, role):
+    """Model and tokenizer of a role; None if it is not trained yet, unless it is the target."""
+    if role is not TARGET and not (role.model(options.out) / "weights").exists():
+        return None
+    return _trained(options, role), _tokenizer(options, role)
+
+
+def _require(path, command):
+    if not path.exists():
+        raise Refusal(f"There is no {path}: run `python -m playground.pocket {command}` first.", "out")
+
+
+COMMANDS = dict(tokenizer=make_tokenizer, data=make_data, train=train, samples=make_samples, evaluate=evaluate, publish=publish)

@@ -1,7 +1,8 @@
-"""The tokenizer of both pocket models: byte-level BPE with digits one by one and a chat template.
+"""The tokenizers of the pocket models: byte-level BPE with digits one by one and a chat template.
 
 A digit has one form wherever it stands, so a number is copied digit by digit. Roles, the end of an answer, the end of a
-text, padding and the mask are single tokens. A question and an answer start with a space, as words in running text do.
+text, padding and the mask are single tokens, with the same ids in every tokenizer. A question and an answer start with a
+space, as words in running text do.
 """
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 END_OF_TEXT, SYSTEM, USER, ASSISTANT, END, PAD, MASK = SPECIALS = [
     "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|mask|>"]
 SIZE = 4096
+OWN = dict(size=2560, digits=r"\d{1,3}")     # the other draft's: fewer tokens, and up to three digits in one
 CHUNK = 20_000                    # characters handed to the trainer at once
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|> ' + m['content'] | trim }}"
@@ -19,10 +21,10 @@ TEMPLATE = (
 )
 
 
-def train(texts, size=SIZE):
-    """A tokenizer of `size` tokens, bytes and special tokens included, from an iterable of strings."""
+def train(texts, size=SIZE, digits=r"\d"):
+    """A tokenizer of `size` tokens, bytes and special tokens included, from an iterable of strings; `digits` stay one piece."""
     bpe = Tokenizer(models.BPE())
-    digits, words = pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits, words = pre_tokenizers.Split(Regex(digits), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence([digits, words]), decoders.ByteLevel()
     every_byte = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
@@ -46,7 +48,16 @@ def load(folder):
     return AutoTokenizer.from_pretrained(Path(folder))
 
 
+def turns(tokenizer, item):
+    """(question, answer) token ids of every turn: the question with its role marks, the answer with its end."""
+    return [
+        (tokenizer.encode(f"{USER} {prompt.strip()}{ASSISTANT}", add_special_tokens=False),
+         tokenizer.encode(f" {answer.strip()}{END}", add_special_tokens=False))
+        for prompt, answer in [*item.before, (item.prompt, item.answer)]
+    ]
+
+
 def exchange(tokenizer, item):
-    """Token ids of the question with its role marks, and of the answer with its end."""
-    ask = tokenizer.encode(f"{USER} {item.prompt.strip()}{ASSISTANT}", add_special_tokens=False)
-    return ask, tokenizer.encode(f" {item.answer.strip()}{END}", add_special_tokens=False)
+    """Token ids of all that stands before the last answer, and of that answer."""
+    *before, (question, answer) = turns(tokenizer, item)
+    return [token for asked, said in before for token in asked + said] + question, answer

@@ -3,24 +3,31 @@
 One run has a budget, in minutes or in steps; everything follows `progress`, its used-up share: the learning rate
 warms up, stays, and decays over the last part; the context grows from stage to stage. Matrices learn by Muon,
 embeddings and norms by AdamW; products are in bfloat16, weights in float32. A checkpoint holds all that a
-run needs to go on exactly where it stopped.
+run needs to go on exactly where it stopped, its plan among it; Ctrl-C ends a run between two steps, with a checkpoint.
 
 The target's loss adds a little of the loss that an early layer would have through the last norm and the output
 head: then early exits mean something (the logit lens, and self-speculation).
 """
+import math
 import random
+import signal
 import time
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from playground.errors import Refusal
 from playground.pocket.data import STAGES, Windows
 from playground.pocket.muon import Muon
+from playground.pocket.writing import read_checkpoint, write_checkpoint
 
 EXIT_WEIGHT, EXIT_EVERY = 0.15, 4           # the early exit's share of the loss, taken on every fourth token
+CHECKPOINT = "checkpoint.pt"
+NOTED = 25                                  # steps whose mean loss is one point of the curve
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,15 @@ class State:
     tokens: int = 0
     taken: dict = field(default_factory=dict)       # context length -> windows used
     losses: list = field(default_factory=list)      # (tokens, mean loss of the last steps)
+    place: str = ""                                 # what it was trained on
 
 
 class Trainer:
-    """Trains `model` by `loss(model, ids, weights, trainer)` on the windows in `data`, with checkpoints in `out`."""
+    """Trains `model` by `loss(model, batch, trainer)` on the windows in `data`, with checkpoints in `out`."""
 
     def __init__(self, model, loss, plan, folders):
         data, self.out = map(Path, folders)
-        self.model, self.loss, self.plan, self.state = model, loss, plan, State()
+        self.model, self.loss, self.plan, self.state = model, loss, plan, State(place=_place(model.device))
         self.windows = {width: Windows.load(data / f"train_{width}.npz") for width in STAGES}
         self.optimisers = optimisers(model, plan)
         self.recent = []
@@ -63,12 +71,12 @@ class Trainer:
         plan, state = self.plan, self.state
         return state.step / plan.steps if plan.steps else state.seconds / (60 * plan.minutes)
 
-    def run(self, until=1.0):
-        """Train until the given progress; save on the way and at the end."""
+    def run(self, until=1.0, minutes=math.inf):
+        """Train until the given progress, for so many minutes, or until Ctrl-C; save on the way and at the end."""
         started = time.monotonic() - self.state.seconds
-        saved = self.state.seconds
-        with tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {postfix}", mininterval=20) as bar:
-            while self.progress < until:
+        saved = begun = self.state.seconds
+        with _progress_bar() as bar, interruption() as asked:
+            while self.progress < until and self.state.seconds - begun < 60 * minutes and not asked:
                 self.step()
                 self.state.seconds = time.monotonic() - started
                 self._show(bar)
@@ -79,15 +87,15 @@ class Trainer:
 
     def step(self):
         """One batch: loss, gradient, update."""
-        ids, weights = self.batch()
+        batch = self.batch()
         set_rates(self.optimisers, self.plan, self.rate())
-        loss = self.loss(self.model, ids, weights, self)
+        loss = self.loss(self.model, batch, self)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        self._note(float(loss.detach()), ids[:, 1:].numel())
+        self._note(float(loss.detach()), batch.ids[:, 1:].numel())
 
     def rate(self):
         """The learning rate's factor: warm-up, stable, decay to a fiftieth."""
@@ -104,13 +112,12 @@ class Trainer:
         return width
 
     def batch(self):
-        """The next windows of the current length: (ids, weights), (rows, width + 1), long and float."""
+        """The next windows of the current length, as a `Batch`."""
         width = self.width()
         windows, at = self.windows[width], self.state.taken.get(width, 0)
         rows = np.arange(at, at + max(1, self.plan.tokens // width)) % len(windows.ids)
         self.state.taken[width] = at + len(rows)
-        ids, weights = windows.ids[rows].astype(np.int64), windows.weights[rows].astype(np.float32) / 100
-        return torch.from_numpy(ids).to(self.model.device), torch.from_numpy(weights).to(self.model.device)
+        return windows[rows].tensors(self.model.device)
 
     def rng(self):
         """A generator for the choices of this step: the same after a resume."""
@@ -133,32 +140,74 @@ class Trainer:
         self.state.step += 1
         self.state.tokens += tokens
         self.recent.append(loss)
-        if self.state.step % 25 == 0:
+        if self.state.step % NOTED == 0:
             self.state.losses.append((self.state.tokens, sum(self.recent) / len(self.recent)))
             self.recent = []
 
+    def begin(self):
+        """Make sure that nothing is lost by beginning anew. Refusal: there is a checkpoint."""
+        if (self.out / CHECKPOINT).exists():
+            raise Refusal(f"{self.out} holds a training that has begun: add --resume to go on with it, or choose another --out.", "resume")
+
     def save(self):
         """Write the checkpoint; an interrupted write leaves the old one whole."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        stored = dict(model=self.model.state_dict(), optimisers=[o.state_dict() for o in self.optimisers])
-        stored |= dict(state=asdict(self.state), recent=self.recent)
-        torch.save(stored, self.out / "checkpoint.tmp")
-        (self.out / "checkpoint.tmp").replace(self.out / "checkpoint.pt")
+        stored = dict(model=self.model.state_dict(), optimisers=[o.state_dict() for o in self.optimisers], shape=shape(self.model))
+        stored |= dict(state=asdict(self.state), plan=asdict(self.plan), recent=self.recent)
+        write_checkpoint(stored, self.out / CHECKPOINT)
 
-    def resume(self):
-        """Go on from the checkpoint, if there is one."""
-        path = self.out / "checkpoint.pt"
-        if path.exists():
-            stored = torch.load(path, weights_only=True, map_location=self.model.device)
-            self.model.load_state_dict(stored["model"])
-            for optimiser, values in zip(self.optimisers, stored["optimisers"]):
-                optimiser.load_state_dict(values)
-            self.state, self.recent = State(**stored["state"]), stored["recent"]
+    def resume(self, minutes=None):
+        """Go on from the checkpoint by the plan it was begun with, or with another budget. Refusal: none, or of another shape."""
+        stored = read_checkpoint(self.out / CHECKPOINT, self.model.device)
+        if stored["shape"] != shape(self.model):
+            raise Refusal(f"The checkpoint in {self.out} is of a model with {_told(stored['shape'])}, not with {_told(shape(self.model))}: "
+                          "give the --size it was begun with, or choose another --out.", "size")
+        self.model.load_state_dict(stored["model"])
+        for optimiser, values in zip(self.optimisers, stored["optimisers"]):
+            optimiser.load_state_dict(values)
+        self.state, self.recent, self.plan = State(**stored["state"]), stored["recent"], Plan(**stored["plan"])
+        if minutes:
+            self.plan = replace(self.plan, minutes=minutes)
+
+
+def _place(device):
+    """The machine in words, for the model card."""
+    threads = torch.get_num_threads()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{threads} CPU core{'s' * (threads > 1)}"
+
+
+def _progress_bar():
+    return tqdm(total=100, unit="%", bar_format="{l_bar}{bar}| {postfix}", mininterval=20)
+
+
+@contextmanager
+def interruption():
+    """A list that is empty until somebody asks the process to end (Ctrl-C, or a termination signal).
+
+    A step is never broken off: half an update would be neither the old model nor the new one.
+    """
+    asked, signals = [], (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: asked.append(True)) for number in signals]
+    try:
+        yield asked
+    finally:
+        for number, handler in zip(signals, before):
+            signal.signal(number, handler)
+
+
+def shape(model):
+    """What two models must share for the weights of one to fit the other."""
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    return {name: getattr(model.config, name) for name in names}
+
+
+def _told(shape):
+    return f"{shape['num_hidden_layers']} layers of width {shape['hidden_size']} and {shape['vocab_size']} tokens"
 
 
 def read_state(folder):
-    """Where the run in a folder stands, without its weights."""
-    return State(**torch.load(Path(folder) / "checkpoint.pt", weights_only=True)["state"])
+    """Where the run in a folder stands, and its plan, without its weights. Refusal: there is no run."""
+    stored = read_checkpoint(Path(folder) / CHECKPOINT)
+    return State(**stored["state"]), Plan(**stored["plan"])
 
 
 def optimisers(model, plan):
@@ -176,16 +225,27 @@ def set_rates(optimisers, plan, factor):
             group["lr"] = rate * factor
 
 
-def target_loss(model, ids, weights, trainer):
+def target_loss(model, batch, trainer):
     """Next-token loss, plus a little of the same loss at one early layer drawn from the upper half."""
-    layers = model.config.num_hidden_layers
-    early = trainer.rng().randrange(layers // 2, layers)
-    with torch.autocast(ids.device.type, torch.bfloat16):
-        states = model.model(ids[:, :-1], output_hidden_states=True).hidden_states     # the last is already normed
+    early = early_layer(model.config.num_hidden_layers, trainer.rng())
+    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+        states = model.model(**batch.read, output_hidden_states=True).hidden_states     # the last is already normed
         logits = model.lm_head(states[-1])
         exit_logits = model.lm_head(model.model.norm(states[early][:, ::EXIT_EVERY]))
-    exit_loss = weighted(exit_logits, ids[:, 1::EXIT_EVERY], weights[:, 1::EXIT_EVERY])
-    return (1 - EXIT_WEIGHT) * weighted(logits, ids[:, 1:], weights[:, 1:]) + EXIT_WEIGHT * exit_loss
+    exit_loss = weighted(exit_logits, *(x[:, ::EXIT_EVERY] for x in batch.predicted))
+    return (1 - EXIT_WEIGHT) * weighted(logits, *batch.predicted) + EXIT_WEIGHT * exit_loss
+
+
+def early_layer(layers, rng):
+    """After which layer to exit: one of the upper half, never the last."""
+    return rng.randrange(layers // 2, layers)
+
+
+def data_loss(model, batch, trainer):
+    """Next-token loss on the data, and nothing else."""
+    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+        logits = model(**batch.read).logits
+    return weighted(logits, *batch.predicted)
 
 
 def weighted(logits, ids, weights):

@@ -1,12 +1,13 @@
 """The small world: tasks with known answers, made without end from a seed.
 
-A task is a module with `TASK` (its name), `generate(rng, held_out) -> Item` and `score(item, text) -> float`.
-To add one, write the module and name it in `MODULES`.
+A task is a module with `TASK` (its name), `GRADES` (how hard its items can be made, from 1 on),
+`generate(rng, held_out=False, grade=None) -> Item` and `score(item, text) -> float`, 0 to 1.
+To add one, write the module and name it in `MODULES`. `python -m playground.pocket world` prints items.
 """
-from playground.pocket.world import arithmetic, context_qa, edit, facts, lists, needle, programs, records, stories
+from playground.pocket.world import arithmetic, chat, context_qa, edit, facts, lists, needle, programs, records, stories
 from playground.pocket.world.item import Item, is_held_out
 
-MODULES = (facts, context_qa, arithmetic, records, edit, lists, programs, needle, stories)
+MODULES = (facts, context_qa, arithmetic, records, edit, lists, programs, needle, stories, chat)
 TASKS = {module.TASK: module for module in MODULES}
 
 

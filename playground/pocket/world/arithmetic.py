@@ -1,130 +1,176 @@
-"""Arithmetic: word problems worked out step by step, graded by the number of steps, and bare drills.
+"""Arithmetic: word problems worked out step by step, graded, and bare drills.
 
-A problem is a count that sentences change one after another; every sentence knows the step it costs, so the
-worked answer is written by the generator and ends in `#### n`. Grade 1 has one step, 2 two, 3 three.
-Three in ten items are drills without a story: they teach the tables that the problems lean on.
+A problem is a chain of sentences; every sentence knows the steps it costs, so the worked answer is written by the generator
+and ends in `#### n`. Grade 1 has one step, 2 two, 3 three; 4 has four and compares two people; 5 has five, larger numbers
+and sentences whose numbers do not matter. Three in ten items are drills without a story, graded by the size of the
+numbers: they teach the tables that the problems lean on, so a single sum is only held out in its words.
 """
 import re
+from dataclasses import dataclass, field
 
 from playground.pocket.world.item import Item, on_side
 from playground.pocket.world.names import BOYS, COUNTED, GIRLS, PEOPLE
+from playground.pocket.world.wording import Wordings
 
 TASK = "arithmetic"
+GRADES = (1, 2, 3, 4, 5)
 DRILLS = 0.3
+COMPARED, DISTRACTED = 4, 5         # the grades from which two people are compared, and from which other numbers are told
+DO = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": lambda x, y: x // y}
 
-START = """
-{n} has {a} {o}.
-There are {a} {o} in the box of {n}.
-{n} owns {a} {o}.
-On Monday {n} had {a} {o}.
-{n} keeps {a} {o} in a bag.
-At first {n} has {a} {o}.
-{n} collected {a} {o}.
-In the morning {n} had {a} {o}.
-{n} counts {a} {o}.
-{n} brought {a} {o} to the market.
-{n} starts with {a} {o}.
-You see {n} with {a} {o}.
-""".strip().splitlines()
-BAGS = """
-{n} has {k} bags with {c} {o} each.
-{n} buys {k} boxes of {c} {o}.
-There are {k} rows of {c} {o} in the garden of {n}.
-{n} fills {k} baskets with {c} {o} each.
-Each of the {k} bags of {n} holds {c} {o}.
+START = Wordings("""
+{n} [has|owns|counts|starts with|collected|can see] {a} {o}.
+There are {a} {o} in the [box|bag|basket|drawer|pocket] of {n}.
+[On Monday|In the morning|At first|Yesterday|To begin with] {n} [had|has] {a} {o}.
+{n} keeps {a} {o} in a [bag|box|basket|jar].
+{n} [brought|carried|took] {a} {o} to the [market|school|fair].
+[You see|Here is|This is] {n} with {a} {o}.
+{a} {o} belong to {n}.
+~ [Imagine|Picture] {n} with {a} {o}.
+""")
+BAGS = Wordings("""
+{n} [has|owns|carries] {k} [bags|boxes|baskets] with {c} {o} each.
+{n} [buys|gets|packs] {k} [boxes|bags|jars] of {c} {o}.
+There are {k} rows of {c} {o} in the [garden|yard|room] of {n}.
+{n} fills {k} [baskets|bags|jars] with {c} {o} each.
+Each of the {k} [bags|boxes] of {n} holds {c} {o}.
 {n} gets {c} {o} a day for {k} days.
-{n} packs {k} times {c} {o}.
+{n} [packs|counts] {k} times {c} {o}.
 {k} friends give {n} {c} {o} each.
-""".strip().splitlines()
-GAIN = """
-{n} finds {b} more.
-{m} gives {n} {b} {o}.
-{n} gets {b} more {o}.
-{n} buys {b} {o}.
-Then {b} {o} are added.
-{n} wins {b} more.
-{m} brings {b} more {o}.
-{n} picks up {b} {o}.
-Later {n} receives {b} more.
-{n} puts in {b} more {o}.
-A friend leaves {n} {b} {o}.
-{n} makes {b} more {o}.
-""".strip().splitlines()
-LOSS = """
-{n} loses {b}.
-{n} gives {b} {o} to {m}.
-{n} sells {b} {o}.
-{m} takes {b} of them.
-{b} {o} are taken away.
-{n} drops {b} {o} in the river.
-Then {b} of the {o} are gone.
-{n} leaves {b} {o} at home.
-{m} steals {b} {o}.
-{n} uses {b} {o}.
-{n} throws away {b} {o}.
-{n} lends {b} {o} to {m}.
-""".strip().splitlines()
-MORE = """
-{n} buys {k} bags of {c} {o}.
-{m} brings {k} boxes with {c} {o} each.
-{n} gets {k} more baskets of {c} {o}.
-Then {k} friends add {c} {o} each.
-{n} finds {k} piles of {c} {o}.
-{n} earns {c} {o} a day for {k} days.
-""".strip().splitlines()
-TIMES = """
-Then the number grows {k} times as large.
-{m} has {k} times as many, and they swap.
+~ {k} [trays|nets] of {c} {o} each stand before {n}.
+""")
+GAIN = Wordings("""
+[Then|Later|Soon|After that|In the evening|Next] {n} [finds|gets|buys|receives|wins|earns|makes|adds] {b} more[| {o}].
+{m} [gives|brings|sends|hands] {n} {b} {o}.
+[Then|Later|Soon] {b} {o} are added.
+{n} [picks up|puts in|gathers|collects] {b} {o}.
+[A friend|A neighbour|An uncle|A teacher] [leaves|gives|brings] {n} {b} {o}.
+[For a birthday|As a gift|As a prize] {n} gets {b} {o}.
+~ {b} {o} [come on top|come along as well].
+""")
+LOSS = Wordings("""
+[Then|Later|Soon|After that|In the evening|Next] {n} [loses|sells|drops|uses|breaks|eats or gives away] {b}[| {o}].
+{n} [gives|lends|sells|hands] {b} {o} to {m}.
+{m} [takes|steals|borrows|gets] {b} of them.
+{b} {o} are taken away[| by {m}].
+{n} [drops|throws] {b} {o} in the [river|well|ditch].
+[Then|By noon|In the night] {b} of the {o} are [gone|lost|broken].
+{n} [leaves|forgets] {b} {o} at [home|school|the inn].
+~ {b} {o} [fall out of the bag|go missing].
+""")
+MORE = Wordings("""
+{n} [buys|gets|finds] {k} [bags|boxes|jars] of {c} {o}.
+{m} [brings|gives] {k} [boxes|bags] with {c} {o} each.
+[Then|Later] {k} friends [add|bring] {c} {o} each.
+{n} [finds|makes] {k} piles of {c} {o}.
+{n} [earns|collects] {c} {o} a day for {k} days.
+~ {k} [carts|children] bring {c} {o} each.
+""")
+TIMES = Wordings("""
+[Then|Soon|By magic] the number grows {k} times as large.
+{m} has {k} times as many, and [they swap|they change places].
 By magic every one of them becomes {k}.
 {n} trades each of them for {k} new {o}.
-""".strip().splitlines()
-ASK = """
-How many {o} does {n} have now?
-How many {o} are there now?
-How many {o} has {n} in the end?
-How many are left?
-What is the number of {o} now?
-Count the {o} of {n}.
-How many {o} is that in all?
-How many {o} does that make?
-So how many {o} has {n}?
-Tell me how many {o} there are.
-How many {o} remain in all?
+~ [All at once|Suddenly] there are {k} times as many.
+""")
+SHARE = Wordings("""
+[Then|Later] {n} [shares|divides] all of them [equally|evenly], {k} people in all, and keeps one share.
+{n} puts them in {k} equal [piles|bags] and keeps one of them.
+{k} friends share them [equally|evenly], and {n} is one of the friends.
+Only one of {k} equal parts stays with {n}.
+~ They are split {k} ways, and {n} has one part.
+""")
+FEWER = Wordings("""
+{m} has {b} {o} more than {n}.
+{m} has {b} {o} more.
+[Compared with {n}|Next to {n}], {m} has {b} {o} more.
+~ {n} has {b} {o} less than {m}.
+""")
+OTHERS = Wordings("""
+The [cart|house|door|roof|fence] of {m} is {d} years old.
+It is {d} miles to the next [town|inn|mill].
+{m} is {d} years old.
+[The sun shines|It rains] for {d} hours.
+The [wall|tree|tower] is {d} feet high.
+~ There are {d} steps to the door.
+""")
+ASK = Wordings("""
+How many {o} does {n} have [now|in the end|at last|in all]?
+How many {o} are there [now|in the end|in all]?
+How many {o} has {n} [now|in the end|at last]?
+[What is the number of|What number of] {o} [is that|does {n} have] now?
+[Count|Work out|Find] [the {o} of {n}|how many {o} {n} has].
+[So how|How] many {o} [is that in all|does that make]?
+[Tell me|Say|Can you tell] how many {o} [there are|{n} has][| now].
+How many {o} [remain|are left|does one count][| in all]?
 What does {n} have now?
-""".strip().splitlines()
-DRILL = """
-What is {e}?
+~ [With how many|How many] {o} does {n} [end up|end up with]?
+""")
+ASK_OTHER = Wordings("""
+How many {o} does {m} have[| now| in the end]?
+[Count|Work out|Find] [the {o} of {m}|how many {o} {m} has].
+[Tell me|Say|Can you tell] how many {o} {m} has.
+~ What is the number of {o} that {m} has?
+""")
+ASK_BOTH = Wordings("""
+How many {o} do [{n} and {m}|the two|they both] have [together|in all|between them]?
+[Count|Work out|Find] the {o} of {n} and {m} together.
+[Tell me|Say] how many {o} the two have in all.
+~ What is the sum of their {o}?
+""")
+DRILL = Wordings("""
+[What is|How much is|What makes|What do you get from] {e}?
 {e} = ?
-Work out {e}.
-Calculate {e}.
-How much is {e}?
-{e} is what?
-Solve: {e}
-Find {e}.
-Give me the value of {e}.
-Compute {e}.
-Tell me {e}.
-Do this sum: {e}
-""".strip().splitlines()
-SHEET = """
-Work these out: {e}
-Calculate: {e}
-A page of sums: {e}
-Fill in: {e}
+{e}
+[Work out|Calculate|Compute|Find|Solve|Tell me] {e}.
+{e} [is what|makes what|is how much]?
+[Solve|Do|Now|Next]: {e}
+Give me the [value|result] of {e}.
+[Do|Work out] this sum: {e}
+~ [Reckon|Figure out] {e}.
+""")
+SHEET = Wordings("""
+[Work these out|Calculate|Fill in|Do these|Compute]: {e}
+[A page of sums|Your drills for today|Some sums|A test]: {e}
 Solve all of these: {e}
-Your drills for today: {e}
-""".strip().splitlines()
-DO = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y}
+{e} [- work them out|- what do they make|- one a line]
+[What are|What is] {e}?
+~ [Here is your homework|For practice]: {e}
+""")
 
 
-def generate(rng, held_out=False):
-    """A problem or a drill; split by a hash of the prompt."""
-    return on_side(lambda r: drill(r) if r.random() < DRILLS else _problem(r, r.choice([1, 1, 2, 2, 3])), rng, held_out)
+@dataclass
+class Tale:
+    """A problem while it is being told: who and what it is about, its sentences, its steps (x, operation, y, result)."""
+    words: dict
+    largest: int
+    sentences: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
+    count: int = 0
+
+    def add(self, sentence, *steps):
+        self.sentences.append(sentence)
+        self.steps += steps
+        if steps:
+            self.count = steps[-1][3]
+
+
+def generate(rng, held_out=False, grade=None):
+    """A problem or a drill; split by a hash of its numbers and words."""
+    def make(voice):
+        level = grade or voice.rng.choice([1, 1, 2, 2, 3, 3, 4, 5])
+        return _drill(voice, level) if voice.rng.random() < DRILLS else _problem(voice, level)
+    return on_side(make, rng, held_out)
 
 
 def problem(rng, grade, held_out=False):
-    """A word problem of the given grade, 1 to 3."""
-    return on_side(lambda r: _problem(r, grade), rng, held_out)
+    """A word problem of the given grade, 1 to 5."""
+    return on_side(lambda voice: _problem(voice, grade), rng, held_out)
+
+
+def drill(rng, grade=3, held_out=False):
+    """A sum, or a sheet of up to five: many answers for few words. Grades 1 to 3, as in `sums`."""
+    return on_side(lambda voice: _drill(voice, grade), rng, held_out)
 
 
 def score(item, text):
@@ -135,17 +181,20 @@ def score(item, text):
     return float(bool(found) and int(found[-1]) == item.meta["final"])
 
 
-def _problem(rng, grade):
-    teller = dict(n=rng.choice(PEOPLE + GIRLS + BOYS), m=rng.choice(PEOPLE), o=rng.choice(COUNTED))
-    sentences, steps = _opening(rng, teller, bags=grade > 1 and rng.random() < 0.4)
-    count = steps[-1][3] if steps else int(re.search(r"\d+", sentences[0])[0])
-    while len(steps) < grade:
-        sentence, new = _event(rng, teller, count, room=grade - len(steps))
-        sentences.append(sentence)
-        steps += new
-        count = steps[-1][3]
-    sentences.append(rng.choice(ASK).format(**teller))
-    return Item(" ".join(sentences), worked(steps), TASK, dict(kind=f"grade {grade}", final=count))
+def _problem(voice, grade):
+    rng = voice.rng
+    hero = rng.choice(PEOPLE + GIRLS + BOYS)
+    friend = rng.choice([name for name in PEOPLE if name != hero])
+    tale = Tale(dict(n=hero, m=friend, o=rng.choice(COUNTED)), largest=99 if grade > 4 else 60 if grade > 1 else 30)
+    steps, close = rng.choice(CLOSINGS) if grade >= COMPARED else (0, _plain)
+    _open(voice, tale, bags=grade > 1 and rng.random() < 0.4)
+    while len(tale.steps) < grade - steps:
+        _event(voice, tale, room=grade - steps - len(tale.steps))
+    question = close(voice, tale)
+    if grade >= DISTRACTED:
+        _distract(voice, tale)
+    meta, key = dict(kind=f"grade {grade}", final=tale.count), f"{tale.steps} {tale.words}"
+    return Item(" ".join([*tale.sentences, question]), worked(tale.steps), TASK, meta, grade, key)
 
 
 def worked(steps):
@@ -153,46 +202,109 @@ def worked(steps):
     return "\n".join([f"{x} {op} {y} = {z}" for x, op, y, z in steps] + [f"#### {steps[-1][3]}"])
 
 
-def _opening(rng, teller, bags):
-    """The first sentence, and its step if the count has to be worked out."""
-    if not bags:
-        return [rng.choice(START).format(a=rng.randint(3, 60), **teller)], []
-    k, c = rng.randint(2, 9), rng.randint(2, 12)
-    return [rng.choice(BAGS).format(k=k, c=c, **teller)], [(k, "*", c, k * c)]
+def _open(voice, tale, bags):
+    """The first sentence; with bags the count has to be worked out."""
+    if bags:
+        tale.add(*_product(voice, tale, BAGS))
+    else:
+        tale.count = voice.rng.randint(3, tale.largest)
+        tale.add(voice.say(START, a=tale.count, **tale.words))
 
 
-def _event(rng, teller, count, room):
-    """A sentence that changes the count, with its one or two steps (x, operation, y, result)."""
-    kind = rng.choice(["gain", "gain", "loss", "loss"] + ["times"] * (count < 20) + ["more"] * 2 * (room > 1))
-    if kind == "more":
-        k, c = rng.randint(2, 9), rng.randint(2, 12)
-        return rng.choice(MORE).format(k=k, c=c, **teller), [(k, "*", c, k * c), (count, "+", k * c, count + k * c)]
-    if kind == "times":
-        k = rng.randint(2, 5)
-        return rng.choice(TIMES).format(k=k, **teller), [(count, "*", k, count * k)]
-    if kind == "loss" and count > 1:
-        b = rng.randint(1, min(count - 1, 60))
-        return rng.choice(LOSS).format(b=b, **teller), [(count, "-", b, count - b)]
-    b = rng.randint(1, 40)
-    return rng.choice(GAIN).format(b=b, **teller), [(count, "+", b, count + b)]
+def _product(voice, tale, wordings):
+    """A sentence that tells k times c things, and the step to their number."""
+    k, c = voice.rng.randint(2, 9), voice.rng.randint(2, 12)
+    return voice.say(wordings, k=k, c=c, **tale.words), _step(k, "*", c)
 
 
-def drill(rng):
-    """One sum, or a sheet of up to five: many answers for few words."""
+def _event(voice, tale, room):
+    """One more sentence that changes the count, by one or two steps."""
+    kinds = ["gain", "gain", "loss", "loss"] + ["times"] * (tale.count < 20) + ["more"] * 2 * (room > 1)
+    shares = [k for k in range(2, 10) if tale.count % k == 0 and tale.count > k]
+    EVENTS[voice.rng.choice(kinds + ["share"] * bool(shares))](voice, tale)
+
+
+def _gain(voice, tale):
+    b = voice.rng.randint(1, 40)
+    tale.add(voice.say(GAIN, b=b, **tale.words), _step(tale.count, "+", b))
+
+
+def _loss(voice, tale):
+    if tale.count < 2:
+        return _gain(voice, tale)
+    b = voice.rng.randint(1, min(tale.count - 1, 60))
+    tale.add(voice.say(LOSS, b=b, **tale.words), _step(tale.count, "-", b))
+
+
+def _times(voice, tale):
+    k = voice.rng.randint(2, 5)
+    tale.add(voice.say(TIMES, k=k, **tale.words), _step(tale.count, "*", k))
+
+
+def _share(voice, tale):
+    k = voice.rng.choice([k for k in range(2, 10) if tale.count % k == 0 and tale.count > k])
+    tale.add(voice.say(SHARE, k=k, **tale.words), _step(tale.count, "/", k))
+
+
+def _more(voice, tale):
+    sentence, product = _product(voice, tale, MORE)
+    tale.add(sentence, product, _step(tale.count, "+", product[3]))
+
+
+EVENTS = dict(gain=_gain, loss=_loss, times=_times, share=_share, more=_more)
+
+
+def _plain(voice, tale):
+    """Asks for the count itself."""
+    return voice.say(ASK, **tale.words)
+
+
+def _other(voice, tale):
+    """Sets a friend beside the hero and asks for what the friend has: one more step."""
+    b = voice.rng.randint(1, 40)
+    tale.add(voice.say(FEWER, b=b, **tale.words), _step(tale.count, "+", b))
+    return voice.say(ASK_OTHER, **tale.words)
+
+
+def _both(voice, tale):
+    """Sets a friend beside the hero and asks for what they have together: two more steps."""
+    b, mine = voice.rng.randint(1, 40), tale.count
+    tale.add(voice.say(FEWER, b=b, **tale.words), _step(mine, "+", b), _step(mine, "+", mine + b))
+    return voice.say(ASK_BOTH, **tale.words)
+
+
+CLOSINGS = ((1, _other), (2, _both))        # (steps it takes, how the problem ends)
+
+
+def _distract(voice, tale):
+    """A sentence or two, anywhere but first, whose numbers nobody asks for."""
+    for _ in range(voice.rng.randint(1, 2)):
+        place = voice.rng.randint(1, len(tale.sentences))
+        tale.sentences.insert(place, voice.say(OTHERS, d=voice.rng.randint(2, 99), **tale.words))
+
+
+def _drill(voice, grade):
+    rng = voice.rng
     if rng.random() < 0.3:
-        step = _sum(rng)
-        prompt = rng.choice(DRILL).format(e="{} {} {}".format(*step))
-        return Item(prompt, worked([step]), TASK, dict(kind="drill", final=step[3]))
-    steps = [_sum(rng) for _ in range(rng.randint(2, 5))]
+        step = sums(rng, grade)
+        prompt = voice.say(DRILL, e="{} {} {}".format(*step))
+        return Item(prompt, worked([step]), TASK, dict(kind="drill", final=step[3]), min(grade, 3))
+    steps = [sums(rng, grade) for _ in range(rng.randint(2, 5))]
     listed = ", ".join("{} {} {}".format(*s) for s in steps)
     answer = "\n".join("{} {} {} = {}".format(*s) for s in steps)
-    return Item(rng.choice(SHEET).format(e=listed), answer, TASK, dict(kind="sheet"))
+    return Item(voice.say(SHEET, e=listed), answer, TASK, dict(kind="sheet"), min(grade, 3), key=listed)
 
 
-def _sum(rng):
-    """(x, operation, y, result), never below zero."""
-    op = rng.choice("++--*")
-    x, y = (rng.randint(2, 9), rng.randint(2, 12)) if op == "*" else (rng.randint(1, 99), rng.randint(1, 60))
-    if op == "-" and x < y:
-        x, y = y, x
+def sums(rng, grade):
+    """(x, operation, y, result), never below zero. Grade 1 to 20, 2 to 100, 3 and up with products and quotients to 200."""
+    op = rng.choice("+-" if grade == 1 else "++--*" if grade == 2 else "++--**/")
+    if op in "*/":
+        x, y = rng.randint(2, 9), rng.randint(2, 12)
+        return _step(x, "*", y) if op == "*" else _step(x * y, "/", y)
+    largest = (10, 60, 150)[min(grade, 3) - 1]
+    x, y = rng.randint(1, largest), rng.randint(1, min(largest, 60))
+    return _step(max(x, y), op, min(x, y)) if op == "-" else _step(x, op, y)
+
+
+def _step(x, op, y):
     return x, op, y, DO[op](x, y)

@@ -1,75 +1,191 @@
 """Context QA: a short passage, a question about it, and a span of the passage as the answer.
 
-Most passages speak of strangers. One in twenty contradicts what the model learned by heart about the known people
-and towns (`facts.py`), so it has met the conflict, but never for the attributes in `NEVER_CONTRADICTED`: there,
-at test time, memory and passage really compete (`contradicting`).
+Most passages speak of strangers. One in twenty contradicts what the model learned by heart about the known people and
+towns (`facts.py`), so it has met the conflict, but never for the attributes in `NEVER_CONTRADICTED`. One in ten agrees with
+it, for all attributes. At test time memory and passage really compete (`contradicting`, `agreeing`).
+
+Grades: 1 one subject; 2 several subjects, no two with the same attribute; 3 several subjects that share their attributes,
+so that an answer has to be found by its subject; 4 more of them, and sentences about something else in between.
+From grade 2 on a question may run from the value to the subject.
 """
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+
 from playground.pocket.world import facts
-from playground.pocket.world.item import Item, exact, on_side
-from playground.pocket.world.names import FAR_TOWNS, KNOWN_PEOPLE, KNOWN_TOWNS, PEOPLE, STRANGERS, TOWNS
+from playground.pocket.world.attributes import DOES, OF_PERSON, OF_TOWN, QUESTIONS, STATEMENTS, VALUES
+from playground.pocket.world.item import Item, Voice, exact, on_side
+from playground.pocket.world.names import FAR_TOWNS, KNOWN_PEOPLE, KNOWN_TOWNS, STRANGERS
+from playground.pocket.world.sentences import sentence
+from playground.pocket.world.wording import Wordings
 
 TASK = "context_qa"
-CONTRADICT = 0.05
+GRADES = (1, 2, 3, 4)
+CONTRADICT, AGREE = 0.05, 0.10
 NEVER_CONTRADICTED = ("food", "good")
+BACKWARDS = 0.25                    # share of the questions from the value to the subject, where they can be asked
+SUBJECTS = {1: (1, 1), 2: (2, 3), 3: (2, 3), 4: (4, 5)}
 score = exact
 
-VALUES = facts.VALUES | dict(town=TOWNS, ruler=PEOPLE)
-FRAMES = [
-    "Read this: {p} Now answer: {q}", "Text: {p}\nQuestion: {q}", "Here is a note. {p} Using the note, answer: {q}",
-    "Passage: {p}\nAnswer from the passage: {q}", "Suppose that this is true: {p} Then tell me: {q}",
-    "{q}\nUse this: {p}", "{p}\n{q}", "Look it up in the text. {p} {q}", "Question: {q}\nPassage: {p}",
-    "According to this text, {q} {p}", "I was told: {p} So, {q}", "Find the answer in the lines below. {q}\n{p}",
-]
+FRAMES = Wordings("""
+[Read|Look at|Consider] this[| text| note| carefully]: {p} [Now answer|Then answer|Answer|Now say]: {q}
+[Text|Passage|Note|Story|Report]: {p}\\n[Question|Q|Asked]: {q}
+Here is [a note|a text|a message|a passage]. {p} [Using it|Using the note|From it|With its help], answer: {q}
+[Passage|Text]: {p}\\nAnswer from the [passage|text|lines above]: {q}
+[Suppose|Imagine|Let us say] that this is true: {p} [Then tell me|What then]: {q}
+{q}\\n[Use|Read|See] this: {p}
+{p}\\n{q}
+{p} {q}
+[Look it up|Find it] in the [text|passage|note]. {p} {q}
+[Question|Q]: {q}\\n[Passage|Text|Source]: {p}
+According to this [text|note|letter], {q} {p}
+[I was told|They say|It is written|I read]: {p} [So,|And now:|So tell me:] {q}
+Find the answer in the lines [below|that follow]. {q}\\n{p}
+[From a letter|From a book|From the paper]: "{p}" {q}
+~ [Someone wrote|My aunt wrote]: {p} [What do you make of it?|Help me.] {q}
+~ [After reading|Having read] "{p}", answer [me |]this: {q}
+""")
+WHO = Wordings("""
+Who {does}?
+[Which person|Which of them|What person] {does}?
+[Name|Tell me|Find] the [person|one] who {does}.
+[Do you see|Can you tell me] who {does}?
+The text speaks of somebody who {does}. Who is [it|that]?
+~ [Point out|Pick] the person who {does}.
+""")
+WHICH = Wordings("""
+Which [town|place] {does}?
+[What|Which] is the [town|place] that {does}?
+[Name|Tell me|Find] the [town|place] that {does}.
+[Do you see|Can you tell me] which town {does}?
+The text speaks of a town that {does}. Which is [it|that]?
+~ [Point out|Pick] the town that {does}.
+""")
 
 
-def generate(rng, held_out=False):
-    """A passage about strangers, or rarely one against the known facts; split by a hash of the whole prompt."""
-    return on_side(_any, rng, held_out)
+@dataclass(frozen=True)
+class Told:
+    """One statement of a passage."""
+    subject: str
+    attribute: str
+    value: str
+
+
+def generate(rng, held_out=False, grade=None):
+    """A passage about strangers, rarely one for or against the known facts; split by a hash of what it tells and asks."""
+    return on_side(partial(_strangers, grade=grade) if grade else _any, rng, held_out)
 
 
 def contradicting(rng):
     """A test item on which memory and passage disagree, about attributes for which training never showed this."""
-    return _passage(rng, known=True, asked=NEVER_CONTRADICTED)
+    group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
+    attributes = [a for a in group if a in NEVER_CONTRADICTED]
+    told = [Told(x, a, _other(rng, x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in attributes]
+    return _item(Voice(rng), told, "contradicts")
 
 
-def _any(rng):
-    known = rng.random() < CONTRADICT
-    return _passage(rng, known, asked=None)
+def agreeing(rng):
+    """A test item on which the passage says what the model has learned by heart."""
+    return _item(Voice(rng), _true(rng), "agrees")
 
 
-def _passage(rng, known, asked):
-    """One to three subjects with one to three statements each; one statement is asked about."""
-    attributes = _attributes(rng, known, asked)
-    subjects = rng.sample(_subjects(known, attributes), rng.choice([1, 2, 2, 3]))
-    told = [(x, a, _value(rng, x, a)) for x in subjects for a in _some(rng, attributes)]
+def _any(voice):
+    chance = voice.rng.random()
+    if chance < CONTRADICT:
+        return _item(voice, _false(voice.rng), "contradicts")
+    if chance < CONTRADICT + AGREE:
+        return _item(voice, _true(voice.rng), "agrees")
+    return _strangers(voice, voice.rng.choice(GRADES))
+
+
+def _strangers(voice, grade):
+    return _item(voice, told_of_strangers(voice.rng, grade), "strangers", grade)
+
+
+def _false(rng):
+    """Statements against the known facts, about one to three subjects, never about the attributes that are spared."""
+    group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
+    allowed = [a for a in group if a not in NEVER_CONTRADICTED]
+    return [Told(x, a, _other(rng, x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in _some(rng, allowed, 3)]
+
+
+def _true(rng):
+    """Statements that repeat the known facts."""
+    group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
+    return [Told(x, a, memory(x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in _some(rng, group, 3)]
+
+
+def told_of_strangers(rng, grade):
+    """Statements about strangers or far towns, as mixed up as the grade says."""
+    attributes, pool = rng.choice([(OF_PERSON, STRANGERS), (OF_PERSON, STRANGERS), (OF_TOWN, FAR_TOWNS)])
+    subjects = rng.sample(pool, rng.randint(*SUBJECTS[grade]))
+    if grade < 3:
+        kinds = rng.sample(attributes, min(len(attributes), len(subjects) * rng.randint(1, 3)))
+        return [Told(subjects[i % len(subjects)], a, _other(rng, None, a)) for i, a in enumerate(kinds)]
+    shared = _some(rng, attributes, 3 if grade == 3 else 2)
+    return [told for a in shared for told in _shared(rng, subjects, a)]
+
+
+def _shared(rng, subjects, attribute):
+    """The same attribute of every subject, with different values as long as there are enough."""
+    values = rng.sample(VALUES[attribute], min(len(subjects), len(VALUES[attribute])))
+    return [Told(x, attribute, values[i % len(values)]) for i, x in enumerate(subjects)]
+
+
+def _item(voice, told, kind, grade=2):
+    """The passage of some statements, and a question about one of them."""
+    rng = voice.rng
     rng.shuffle(told)
-    subject, attribute, value = rng.choice(told)
-    passage = " ".join(rng.choice(facts.STATEMENTS[a]).format(x=x, v=v) for x, a, v in told)
-    question = rng.choice(facts.QUESTIONS[attribute]).format(x=subject)
-    meta = dict(kind="contradicts" if known else "strangers", passage=passage, memory=_memory(subject, attribute))
-    return Item(rng.choice(FRAMES).format(p=passage, q=question), value, TASK, meta)
+    asked = rng.choice(told)
+    sentences = tell(rng, told)
+    passage = " ".join(_with_asides(rng, sentences) if grade == 4 else sentences)
+    backwards = kind == "strangers" and grade > 1 and _only_one(told, asked) and rng.random() < BACKWARDS
+    question, answer = (_backwards if backwards else ask)(voice, asked)
+    meta = dict(kind=kind, passage=passage, memory=memory(asked.subject, asked.attribute), attribute=asked.attribute)
+    prompt = voice.say(FRAMES, p=passage, q=question).replace("\\n", "\n")
+    return Item(prompt, answer, TASK, meta, grade, key=f"{sorted(map(str, told))} {asked} {backwards}")
 
 
-def _attributes(rng, known, asked):
-    group = facts.OF_PERSON if rng.random() < 0.6 else facts.OF_TOWN
-    allowed = asked or [a for a in group if not (known and a in NEVER_CONTRADICTED)]
-    return [a for a in group if a in allowed]
+def tell(rng, told):
+    """A sentence for every statement."""
+    return [STATEMENTS[t.attribute].draw(rng).format(x=t.subject, v=t.value) for t in told]
 
 
-def _subjects(known, attributes):
-    person = attributes[0] in facts.OF_PERSON
-    return (KNOWN_PEOPLE if person else KNOWN_TOWNS) if known else (STRANGERS if person else FAR_TOWNS)
+def _with_asides(rng, sentences):
+    """Plain sentences about other things between the statements."""
+    return [text for told in sentences for text in ([told, sentence(rng)] if rng.random() < 0.4 else [told])]
 
 
-def _some(rng, attributes):
-    return rng.sample(attributes, rng.randint(1, min(3, len(attributes))))
+def ask(voice, asked):
+    """A question from the subject to the value. What is kept for questions to memory alone is open to passages."""
+    wordings = QUESTIONS[asked.attribute]
+    known = asked.attribute in facts.QUESTIONS
+    return (wordings.any(voice.rng).format(x=asked.subject) if known else voice.say(wordings, x=asked.subject)), asked.value
 
 
-def _value(rng, subject, attribute):
+def _backwards(voice, asked):
+    does = DOES[asked.attribute].draw(voice.rng).format(v=asked.value)
+    return voice.say(WHO if asked.attribute in OF_PERSON else WHICH, does=does), asked.subject
+
+
+def _only_one(told, asked):
+    """Whether only one subject has the value that is asked about."""
+    return Counter((t.attribute, t.value) for t in told)[asked.attribute, asked.value] == 1
+
+
+def _known(attributes):
+    return KNOWN_PEOPLE if attributes[0] in facts.OF_PERSON else KNOWN_TOWNS
+
+
+def _some(rng, attributes, most):
+    return rng.sample(attributes, rng.randint(1, min(most, len(attributes))))
+
+
+def _other(rng, subject, attribute):
     """A value for the passage, never the one the country's facts have."""
-    return rng.choice([v for v in VALUES[attribute] if v != _memory(subject, attribute)])
+    return rng.choice([v for v in VALUES[attribute] if v != memory(subject, attribute)])
 
 
-def _memory(subject, attribute):
+def memory(subject, attribute):
     """What the country's facts say, None for a stranger."""
     return facts.COUNTRY.get(subject, {}).get(attribute)

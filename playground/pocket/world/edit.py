@@ -1,115 +1,252 @@
-"""Edit: a text of a few sentences and an instruction that changes little of it.
+"""Edit: a text, a program or a record, and instructions that change little of it.
 
 The answer is the whole new text, nearly all of it a copy: the task on which guessing from the prompt pays most.
+Grades: 1 one instruction on two to four sentences; 2 one on five to nine; 3 two instructions; 4 three, on up to twelve
+sentences. From grade 2 on a third of the texts are Python functions or JSON records.
 """
 import re
+from dataclasses import dataclass
 
+from playground.pocket.world import programs, records
 from playground.pocket.world.item import Item, exact, on_side
-from playground.pocket.world.names import COLOURS, FOODS, PEOPLE, PETS, THINGS, TRADES
+from playground.pocket.world.names import COLOURS, FOODS, PEOPLE, PETS, THINGS, TOWNS, TRADES
 from playground.pocket.world.sentences import sentence
+from playground.pocket.world.wording import Wordings
 
 TASK = "edit"
-KINDS_OF_WORD = (COLOURS, THINGS, FOODS, PETS, TRADES)
-FRAMES = [
-    "{i}\nText: {t}", "Text: {t}\n{i}", "{i} {t}", "Here is a text. {t}\n{i}", "{t}\n{i}", "Edit this text. {i}\n{t}",
-]
-RENAME = """
-Change the name {a} to {b}.
-Replace {a} by {b}.
-Use {b} instead of {a}.
-Call {a} {b} from now on.
-Write {b} where it says {a}.
-Rename {a} to {b}.
-{a} should be called {b}.
-Put {b} in place of {a}.
-Swap {a} for {b}.
-Every {a} becomes {b}.
-Turn {a} into {b}.
-Not {a} but {b}.
-""".strip().splitlines()
-SWAP = """
-Replace {a} by {b}.
-Change {a} to {b}.
-Use {b} instead of {a}.
-Write {b} where it says {a}.
-Swap {a} for {b}.
-Put {b} in place of {a}.
-Turn {a} into {b}.
-Make it {b}, not {a}.
-The word {a} should be {b}.
-Exchange {a} for {b}.
-Every {a} becomes {b}.
-Not {a} but {b}.
-""".strip().splitlines()
-DELETE = """
-Delete the {a} sentence.
-Remove the {a} sentence.
-Leave out the {a} sentence.
-Drop the {a} sentence.
-Cut the {a} sentence.
-Take out the {a} sentence.
-Strike the {a} sentence.
-The {a} sentence has to go.
-Write it without the {a} sentence.
-Skip the {a} sentence.
-Erase the {a} sentence.
-Do not keep the {a} sentence.
-""".strip().splitlines()
-APPEND = """
-Add at the end: {a}
-Append: {a}
-Put this last: {a}
-End with: {a}
-Add this sentence after the text: {a}
-Finish with: {a}
-The last sentence should be: {a}
-Continue with: {a}
-Write this behind it: {a}
-Close with: {a}
-Attach: {a}
-After all that, add: {a}
-""".strip().splitlines()
+GRADES = (1, 2, 3, 4)
+SIZES = {1: (2, 4), 2: (5, 9), 3: (3, 7), 4: (6, 12)}           # sentences
+INSTRUCTIONS = {1: 1, 2: 1, 3: 2, 4: 3}
+KINDS_OF_WORD = (COLOURS, THINGS, FOODS, PETS, TRADES, TOWNS)
+ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth".split()
 score = exact
 
+FRAMES = Wordings("""
+{i}\\n[Text|Here it is|Draft|The text]: {t}
+[Text|Draft|Input|Original]: {t}\\n{i}
+{i} {t}
+[Here is a text|This is my text|Look at this]. {t}\\n{i}
+{t}\\n{i}
+[Edit|Change|Correct|Revise] [this text|this|the text]. {i}\\n{t}
+[Please edit|Please change] [this|the following]: {t}\\n{i}
+[Task|Instruction|Job|To do]: {i}\\n[Text|Input]: {t}
+[In the text below|In what follows|Below], {i}\\n{t}
+~ [My editor says|The teacher wrote]: {i}\\n{t}
+""")
+CHANGE = Wordings("""
+[Replace {a} by|Replace {a} with|Exchange {a} for|Swap {a} for] {b}.
+[Change|Turn] [|the word ]{a} [to|into] {b}.
+Use {b} [instead of|in place of] {a}.
+[Write|Put] {b} [where it says|in place of|for] {a}.
+[Make it|Let it be] {b}, not {a}.
+The word {a} should [be|read] {b}.
+Every {a} [becomes|is now] {b}.
+Not {a} but {b}.
+It is {b}, not {a}.
+[Where it says|Wherever you see|If it says] {a}, [write|put|use] {b}.
+{a} is wrong, {b} is right.
+[Correct|Fix] {a}: [it is|it should be] {b}.
+~ [For|In place of] {a} [say|take] {b}.
+""")
+RENAME = Wordings("""
+[Change|Turn] the name {a} [to|into] {b}.
+[Call|Name] {a} {b} from now on.
+[Rename|Change the name of] {a} to {b}.
+{a} should be [called|named] {b}.
+[The name is|They are called] {b}, not {a}.
+[Let|Make] {a} be {b}.
+Instead of {a} it is about {b}.
+~ [Give {a} the name|{a} wants the name] {b}.
+""")
+DELETE = Wordings("""
+[Delete|Remove|Erase|Strike|Cut|Drop|Skip] the {a} {u}.
+[Leave|Take|Strike] out the {a} {u}.
+[The {a} {u} has to go|The {a} {u} is not needed|Do not keep the {a} {u}].
+[Write it|Give it|Again] without the {a} {u}.
+~ [Get rid of|Throw out] the {a} {u}.
+""")
+APPEND = Wordings("""
+[Add|Write|Put] [at the end|last|behind it|below]: {a}
+[Append|Attach|Add]: {a}
+[End|Finish|Close] with: {a}
+[The last line should be|After all that, add|Continue with]: {a}
+~ [Let it end on|One more at the end]: {a}
+""")
+PREPEND = Wordings("""
+[Add|Write|Put] [at the beginning|first|in front|above]: {a}
+[Begin|Start|Open] with: {a}
+[The first line should be|Before all that, add]: {a}
+~ [Let it begin with|One more in front]: {a}
+""")
+INSERT = Wordings("""
+[After|Behind] the {p} {u} [add|insert|write|put]: {a}
+[Add|Insert|Write|Put] [after|behind] the {p} {u}: {a}
+~ [The {p} {u} is followed by|Between the {p} {u} and what follows put]: {a}
+""")
+MOVE = Wordings("""
+[Move|Put|Shift|Bring] the {a} {u} to the [end|very end].
+[Let|Make] the {a} {u} [come last|be the last one].
+The {a} {u} [goes|belongs] [last|at the end].
+~ [End with the {a} {u} instead|Save the {a} {u} for the end].
+""")
+TURN = Wordings("""
+[Exchange|Swap|Switch] the first and the last {u}.
+The first and the last {u} [change places|trade places].
+[Put|Write] the last {u} first and the first [one |]last.
+~ [Let both ends change places|Trade the ends], {u} for {u}.
+""")
+CAPITALS = Wordings("""
+[Write|Put|Print] [|the word ]{a} in capitals.
+[Make|Let] {a} [stand in capitals|all capitals].
+{a} [should be|has to be] in capital letters.
+~ [Shout|Cry out] the word {a}.
+""")
+JOIN = Wordings("[{0} Then|{0} After that|First: {0} Second|{0} And then]: {1}")
 
-def generate(rng, held_out=False):
-    """A text, an instruction and the new text; split by a hash of the prompt."""
-    return on_side(_edit, rng, held_out)
+
+@dataclass(frozen=True)
+class Text:
+    """What is edited: its parts, what one part is called, and what stands between them."""
+    parts: tuple[str, ...]
+    unit: str = "sentence"
+    joint: str = " "
+
+    def __str__(self):
+        return self.joint.join(self.parts)
+
+    def of(self, parts):
+        """The same kind of text with other parts."""
+        return Text(tuple(parts), self.unit, self.joint)
+
+    def replaced(self, old, new):
+        """The text with every whole word `old` written as `new`."""
+        return self.of(re.sub(rf"\b{re.escape(old)}\b", new, part) for part in self.parts)
 
 
-def _edit(rng):
+def generate(rng, held_out=False, grade=None):
+    """A text, its instructions and the new text; split by a hash of both texts."""
+    return on_side(lambda voice: _edit(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
+
+
+def _edit(voice, grade):
+    before = _text(voice, grade)
+    after, kinds, orders = before, [], []
+    while len(orders) < INSTRUCTIONS[grade]:
+        kind = voice.rng.choice([k for k in sorted(EDITS) if k not in kinds])
+        done = EDITS[kind](voice, after)
+        if done and str(done[1]) != str(after):
+            kinds.append(kind)
+            orders.append(done[0])
+            after = done[1]
+    prompt = voice.say(FRAMES, i=_joined(voice, orders), t=str(before)).replace("\\n", "\n")
+    meta = dict(kind=kinds[0] if grade < 3 else f"{len(kinds)} edits", before=str(before), edits=kinds, unit=before.unit)
+    return Item(prompt, str(after), TASK, meta, grade, key=f"{before} {after}")
+
+
+def _joined(voice, orders):
+    """Several instructions in the order in which they are to be done."""
+    whole, *rest = orders
+    for order in rest:
+        whole = JOIN.draw(voice.rng).replace("{0}", whole).replace("{1}", order)
+    return whole
+
+
+def _text(voice, grade):
+    """Sentences, of which many speak of one person; from grade 2 on sometimes a program or a record."""
+    rng = voice.rng
+    chance = rng.random() if grade > 1 else 1
+    if chance < 0.2:
+        return Text(tuple(programs.generate(rng, grade=rng.choice([2, 3])).answer.split("\n")), "line", "\n")
+    if chance < 0.33:
+        record = records.generate(rng, grade=1).answer
+        return Text(tuple(record.strip("{}").split(", ")), "entry", ", ")
     name = rng.choice(PEOPLE)
-    sentences = [sentence(rng, name if rng.random() < 0.6 else None) for _ in range(rng.randint(2, 5))]
-    kind = rng.choice(sorted(EDITS))
-    instruction, new = EDITS[kind](rng, sentences, name)
-    prompt = rng.choice(FRAMES).format(i=instruction, t=" ".join(sentences))
-    return Item(prompt, " ".join(new), TASK, dict(kind=kind, before=" ".join(sentences)))
+    return Text(tuple(sentence(rng, name if rng.random() < 0.6 else None) for _ in range(rng.randint(*SIZES[grade]))))
 
 
-def _rename(rng, sentences, name):
-    if not any(name in s for s in sentences):
-        sentences[0] = f"{name} found a {rng.choice(COLOURS)} {rng.choice(THINGS)}."
-    other = rng.choice([x for x in PEOPLE if x != name])
-    return rng.choice(RENAME).format(a=name, b=other), [s.replace(name, other) for s in sentences]
+def _rename(voice, text):
+    """Another name for somebody the text speaks of; None if there is nobody."""
+    names = [name for name in PEOPLE if name in str(text)]
+    if names:
+        name, other = voice.rng.choice(names), voice.rng.choice([x for x in PEOPLE if x not in names])
+        return voice.say(RENAME, a=name, b=other), text.replaced(name, other)
 
 
-def _swap(rng, sentences, name):
-    words = [(w, kind) for kind in KINDS_OF_WORD for w in kind if re.search(rf"\b{w}\b", " ".join(sentences))]
-    if not words:
-        return _rename(rng, sentences, name)
-    word, kind = rng.choice(words)
-    other = rng.choice([w for w in kind if w != word])
-    return rng.choice(SWAP).format(a=word, b=other), [re.sub(rf"\b{word}\b", other, s) for s in sentences]
+def _change(voice, text):
+    """Another word of the same kind, or another name in a program; None if there is no such word."""
+    words = [(w, kind) for kind in KINDS_OF_WORD for w in kind if re.search(rf"\b{w}\b", str(text))]
+    if text.unit == "line":
+        words = [(w, programs.NAMES) for w in programs.NAMES if re.search(rf"\bdef {w}\b", str(text))]
+    if words:
+        word, kind = voice.rng.choice(words)
+        other = voice.rng.choice([w for w in kind if not re.search(rf"\b{w}\b", str(text))] or [word])
+        return voice.say(CHANGE, a=word, b=other), text.replaced(word, other)
 
 
-def _delete(rng, sentences, name):
-    place = rng.choice(["first", "last"])
-    return rng.choice(DELETE).format(a=place), sentences[1:] if place == "first" else sentences[:-1]
+def _number(voice, text):
+    """Another number; None if the text has none."""
+    numbers = sorted(set(re.findall(r"(?<![\d.])\b\d+\b(?!\.\d)", str(text))))
+    if numbers:
+        old, new = voice.rng.choice(numbers), str(voice.rng.randint(2, 99))
+        return voice.say(CHANGE, a=old, b=new), text.replaced(old, new)
 
 
-def _append(rng, sentences, name):
-    extra = sentence(rng)
-    return rng.choice(APPEND).format(a=extra), sentences + [extra]
+def _capitals(voice, text):
+    """One longer word in capitals; only in plain sentences."""
+    words = sorted(set(re.findall(r"\b[a-z]{4,}\b", str(text))))
+    if text.unit == "sentence":
+        word = voice.rng.choice(words)
+        return voice.say(CAPITALS, a=word), text.replaced(word, word.upper())
 
 
-EDITS = dict(rename=_rename, swap=_swap, delete=_delete, append=_append)
+def _delete(voice, text):
+    place, called = _place(voice, text)
+    if len(text.parts) > 1:
+        return voice.say(DELETE, a=called, u=text.unit), text.of(text.parts[:place] + text.parts[place + 1:])
+
+
+def _move(voice, text):
+    place, called = _place(voice, text)
+    moved = text.parts[:place] + text.parts[place + 1:] + text.parts[place:place + 1]
+    return voice.say(MOVE, a=called, u=text.unit), text.of(moved)
+
+
+def _turn(voice, text):
+    if len(text.parts) > 1:
+        first, *middle, last = text.parts
+        return voice.say(TURN, u=text.unit), text.of([last, *middle, first])
+
+
+def _append(voice, text):
+    new = _part(voice, text)
+    return voice.say(APPEND, a=new), text.of([*text.parts, new])
+
+
+def _prepend(voice, text):
+    new = _part(voice, text)
+    return voice.say(PREPEND, a=new), text.of([new, *text.parts])
+
+
+def _insert(voice, text):
+    (place, called), new = _place(voice, text), _part(voice, text)
+    return voice.say(INSERT, p=called, a=new, u=text.unit), text.of([*text.parts[:place + 1], new, *text.parts[place + 1:]])
+
+
+def _part(voice, text):
+    """Something to add that suits the text."""
+    if text.unit == "line":
+        return "# " + sentence(voice.rng)
+    return sentence(voice.rng) if text.unit == "sentence" else f'"{voice.rng.choice(THINGS)}": {voice.rng.randint(1, 99)}'
+
+
+def _place(voice, text):
+    """The index of a part, and what it is called."""
+    place = voice.rng.randrange(min(len(text.parts), len(ORDINALS)))
+    last = place == len(text.parts) - 1
+    return place, "last" if last and voice.rng.random() < 0.7 else ORDINALS[place]
+
+
+EDITS = dict(
+    rename=_rename, change=_change, number=_number, capitals=_capitals, delete=_delete, move=_move, turn=_turn,
+    append=_append, prepend=_prepend, insert=_insert,
+)

@@ -1,81 +1,147 @@
-"""Lists: copy, reverse, sort, shuffle, replace, drop, first, last.
+"""Lists: copy, reverse, sort, shuffle, replace, swap, insert, drop, first, last, smallest, largest, count, unique.
 
 Small, with an order that matters: which positions a model can fill at once, and which need their neighbours.
+Grades: 1 two or three items, numbers below ten; 2 four or five; 3 six to eight; 4 nine to twelve, larger numbers and words.
+`smallest` and `largest` are the drills that sorting leans on, and sorting is asked for more often than the rest.
 """
 from playground.pocket.world.item import Item, exact, on_side
-from playground.pocket.world.names import FOODS, PETS, THINGS
+from playground.pocket.world.names import COUNTED, FOODS, PETS, THINGS
+from playground.pocket.world.wording import Wordings
 
 TASK = "lists"
-ASK = dict(
+GRADES = (1, 2, 3, 4)
+SIZES = {1: (2, 3), 2: (4, 5), 3: (6, 8), 4: (9, 12)}
+WORDS = THINGS + FOODS + PETS + COUNTED
+ASK = {kind: Wordings(text) for kind, text in dict(
     copy="""
-Copy: {s}
-Repeat this list: {s}
-Write the list again: {s}
-Say once more: {s}
-The same list, please: {s}
-Do not change anything: {s}
+[Copy|Repeat|Write again|Say once more|Echo]: {s}
+[Copy|Repeat|Write down] [this list|the list|these][| once more]: {s}
+[The same list|The same again|That once more], please: {s}
+[Do not change anything|Leave it as it is|Change nothing]: {s}
+{s} [- copy it|- the same again|- repeat]
+~ [Give back|Hand back] what you got: {s}
 """,
     reverse="""
-Reverse: {s}
-Write backwards: {s}
-Turn the list around: {s}
-From last to first: {s}
-Put the last one first: {s}
-In opposite order: {s}
+[Reverse|Write backwards|Turn around|Mirror]: {s}
+[Reverse|Turn around|Flip] [this list|the list|these]: {s}
+[From last to first|Last one first|Back to front|In opposite order]: {s}
+Put the last one first[| and so on]: {s}
+{s} [- backwards|- in reverse|- from the end]
+~ [Begin at the end|Start with the last]: {s}
 """,
     sort="""
-Sort: {s}
-Put in order: {s}
-Sort the list: {s}
-From small to large: {s}
-Arrange in order: {s}
-Bring into order: {s}
+[Sort|Put in order|Arrange|Order]: {s}
+[Sort|Arrange|Order] [this list|the list|these]: {s}
+[From small to large|Smallest first|In rising order|Bring into order]: {s}
+[Sort|Put] these [from small to large|upwards|in order]: {s}
+{s} [- sorted|- in order|- smallest first]
+~ [Line up|Rank] from the smallest: {s}
+""",
+    downwards="""
+[Sort downwards|Put in falling order|Largest first]: {s}
+[Sort|Arrange|Order] [this list|the list|these] [downwards|from large to small]: {s}
+[From large to small|In falling order|Biggest first]: {s}
+[Sort|Put] these [from large to small|downwards]: {s}
+{s} [- largest first|- from large to small|- downwards]
+~ [Line up|Rank] from the largest: {s}
 """,
     shuffle="""
-Shuffle: {s}
-Mix up: {s}
-Any other order: {s}
-Put in random order: {s}
-Stir the list: {s}
-Shuffle the list: {s}
+[Shuffle|Mix up|Stir|Jumble]: {s}
+[Shuffle|Mix|Stir] [this list|the list|these]: {s}
+[Any other order|In random order|In some other order]: {s}
+Put [these|them] in [random|another|a mixed] order: {s}
+{s} [- shuffled|- mixed up|- in any order]
+~ [Throw about|Scramble]: {s}
 """,
     first="""
-First item: {s}
-What comes first in {s}
-Give me the first of {s}
-The first one of {s}
-Which is first: {s}
-Start of the list {s}
+[First item|The first one|Start|Head]: {s}
+[What|Which] [comes|is|stands] first in {s}
+[Give me|Tell me|Take] the first of {s}
+[With what|How] does the list start: {s}
+{s} [- the first|- first one only]
+~ What [opens|leads] the list {s}
 """,
     last="""
-Last item: {s}
-What comes last in {s}
-Give me the last of {s}
-The last one of {s}
-Which is last: {s}
-End of the list {s}
+[Last item|The last one|End|Tail]: {s}
+[What|Which] [comes|is|stands] last in {s}
+[Give me|Tell me|Take] the last of {s}
+[With what|How] does the list end: {s}
+{s} [- the last|- last one only]
+~ What [closes|ends] the list {s}
+""",
+    smallest="""
+[Smallest|Least|The smallest one|Minimum]: {s}
+[What|Which] is the smallest [of|in|among] {s}
+[Give me|Tell me|Find] the smallest of {s}
+[Which comes first|What is first] in order: {s}
+{s} [- the smallest|- smallest one only]
+~ What is less than all the others: {s}
+""",
+    largest="""
+[Largest|Greatest|The largest one|Maximum]: {s}
+[What|Which] is the largest [of|in|among] {s}
+[Give me|Tell me|Find] the largest of {s}
+[Which comes last|What is last] in order: {s}
+{s} [- the largest|- largest one only]
+~ What is more than all the others: {s}
+""",
+    count="""
+[How many|Count|Number of items|Length]: {s}
+How many [items|entries|things] are [there |]in {s}
+[Count|Find the number of] the [items|entries|things] of {s}
+How long is the list {s}
+{s} [- how many?|- count them]
+~ [What is the size of|How large is] {s}
 """,
     replace="""
-Replace {x} by {y}: {s}
-In the list {s} put {y} for {x}
-Change {x} to {y} in {s}
-{y} instead of {x}: {s}
-Swap {x} for {y}: {s}
-Where it says {x} write {y}: {s}
+[Replace|Exchange] {x} [by|with] {y}: {s}
+In [the list|these:] {s} put {y} for {x}
+[Change|Turn] {x} [to|into] {y} in {s}
+{y} [instead of|in place of|for] {x}: {s}
+[Where it says|For every] {x} write {y}: {s}
+~ [Make|Let] {x} be {y}: {s}
+""",
+    swap="""
+[Swap|Exchange|Switch] the first and the last: {s}
+[Swap|Switch] [both ends|the ends] of {s}
+First and last [change places|trade places]: {s}
+[Let|Make] the first and the last change places in {s}
+{s} [- ends swapped|- first and last exchanged]
+~ [Trade|Flip] only the two ends: {s}
+""",
+    insert="""
+[Put|Write|Set] {y} [before|in front of] {x}: {s}
+[Insert|Add] {y} before {x} in {s}
+{y} [goes|comes|belongs] before {x}: {s}
+[In|Into] {s} put {y} before {x}
+{s} [- with|- plus] {y} before {x}
+~ [Squeeze|Push] {y} in before {x}: {s}
 """,
     drop="""
-Without {x}: {s}
-Drop {x} from {s}
-Leave out {x}: {s}
-Remove {x} from the list {s}
-Everything but {x}: {s}
-Take {x} out of {s}
-""")
+[Without|Except|All but|Everything but] {x}: {s}
+[Drop|Remove|Delete|Cut] {x} from {s}
+[Leave out|Skip|Forget] {x}: {s}
+[Remove|Delete] {x} from [the list|these:] {s}
+{s} [- without|- but not] {x}
+~ [Throw out|Get rid of] {x}: {s}
+""",
+    unique="""
+[Each only once|Without repeats|No doubles]: {s}
+[Remove|Drop|Delete] the [repeats|doubles] from {s}
+[Write|Name|List] each [item|one] only once: {s}
+[Keep|Leave] one of each: {s}
+{s} [- each once|- no repeats]
+~ [Thin out|Clear] the doubles: {s}
+""",
+).items()}
+OFTEN = ("sort", "sort", "downwards", "smallest", "largest")
+
+AIMED = ("replace", "insert", "drop")       # what is done to, or before, one item of the list
 
 
-def generate(rng, held_out=False):
-    """A list and what to do with it; split by a hash of the prompt."""
-    return on_side(_list, rng, held_out)
+def generate(rng, held_out=False, grade=None):
+    """A list and what to do with it; split by a hash of the list and the operation."""
+    return on_side(lambda voice: _list(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
 
 
 def score(item, text):
@@ -85,13 +151,23 @@ def score(item, text):
     return float(sorted(text.strip().split(", ")) == sorted(item.answer.split(", ")))
 
 
-def _list(rng):
-    kind, size = rng.choice(sorted(ASK)), rng.randint(2, 7)
-    pool = range(100) if rng.random() < 0.4 else THINGS + FOODS + PETS
+def _list(voice, grade):
+    rng = voice.rng
+    kind, size = rng.choice(sorted(ASK) + list(OFTEN)), rng.randint(*SIZES[grade])
+    pool = _pool(rng, kind, grade)
     items = rng.sample(pool, size)
-    x, y = rng.choice(items), rng.choice(pool)
-    question = rng.choice(ASK[kind].strip().splitlines()).format(s=written(items), x=x, y=y)
-    return Item(question, written(_done(rng, kind, items, (x, y))), TASK, dict(kind=kind, length=size))
+    if kind == "unique":
+        items[rng.randrange(1, size)] = items[0]
+    x, y = rng.choice(items), rng.choice([z for z in pool if z not in items] or pool)
+    question, answer = voice.say(ASK[kind], s=written(items), x=x, y=y), written(_done(rng, kind, items, (x, y)))
+    return Item(question, answer, TASK, dict(kind=kind, length=size), grade, key=f"{kind} {items} {(x, y) if kind in AIMED else ''}")
+
+
+def _pool(rng, kind, grade):
+    """What the items are drawn from: numbers for what needs an order of size, otherwise words as well."""
+    numbers = range(1, (10, 30, 100, 300)[grade - 1])
+    by_size = kind in ("smallest", "largest", "downwards")
+    return numbers if by_size or rng.random() < 0.5 else WORDS
 
 
 def written(items):
@@ -100,9 +176,13 @@ def written(items):
 
 
 def _done(rng, kind, items, pair):
-    """The list after the operation; `pair` is the item to replace or drop, and what to put there."""
+    """The list after the operation; `pair` is the item to find there, and what to put for or before it."""
     x, y = pair
-    done = dict(copy=items, reverse=items[::-1], sort=sorted(items), shuffle=rng.sample(items, len(items)))
-    done |= dict(first=items[:1], last=items[-1:])
-    done |= dict(replace=[y if z == x else z for z in items], drop=[z for z in items if z != x])
-    return done[kind]
+    at = items.index(x)
+    return dict(
+        copy=items, reverse=items[::-1], sort=sorted(items), downwards=sorted(items, reverse=True),
+        shuffle=rng.sample(items, len(items)), first=items[:1], last=items[-1:],
+        smallest=[min(items)], largest=[max(items)], count=[len(items)], replace=[y if z == x else z for z in items],
+        swap=[items[-1], *items[1:-1], items[0]], insert=[*items[:at], y, *items[at:]],
+        drop=[z for z in items if z != x], unique=list(dict.fromkeys(items)),
+    )[kind]

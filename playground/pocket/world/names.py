@@ -20,14 +20,14 @@ def invent(rng, count):
     return names
 
 
-_ALL = invent(random.Random(77), 220)
+_ALL = invent(random.Random(77), 420)
 KNOWN_PEOPLE, KNOWN_TOWNS = _ALL[:50], _ALL[50:75]
-STRANGERS, FAR_TOWNS = _ALL[75:150], _ALL[150:200]
-RIVERS = [name + vowel for name, vowel in zip(_ALL[200:], "aeoi" * 5)]
+STRANGERS, FAR_TOWNS = _ALL[75:150] + _ALL[220:360], _ALL[150:200] + _ALL[360:]
+RIVERS = [name + vowel for name, vowel in zip(_ALL[200:220], "aeoi" * 5)]
 PEOPLE, TOWNS = KNOWN_PEOPLE + STRANGERS, KNOWN_TOWNS + FAR_TOWNS
 
-GIRLS = "Ann Mia Lily Rosa Emma Nina Clara Ruth Ella Jane".split()
-BOYS = "Tom Ben Sam Max Peter Leo Jack Paul Felix Hugo".split()
+GIRLS = "Ann Mia Lily Rosa Emma Nina Clara Ruth Ella Jane Maya Tess Ida Vera Molly Dora Ivy Greta Sofia Nora".split()
+BOYS = "Tom Ben Sam Max Peter Leo Jack Paul Felix Hugo Finn Oscar Karl Theo Noah Adam Luke Emil Robin Otto".split()
 TRADES = (
     "baker miller smith weaver potter fisher tailor shepherd gardener painter hunter healer sailor mason cook clerk"
 ).split()
@@ -41,6 +41,7 @@ COUNTED = (
 THINGS = (
     "lamp ring cup rope boat coat book drum bell chair table knife wheel basket hat map key flute mirror broom"
 ).split()
+PLACES = "forest village garden castle valley hill farm harbour mill meadow quarry orchard market".split()
 SIZES = "small medium large".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 

@@ -1,52 +1,85 @@
 """Needle: a key hidden in a long passage of plain sentences and asked for at the end, over graded distances.
 
-What a cache policy throws away it cannot find again; `meta["sentences"]` grades the distance.
+What a cache policy throws away it cannot find again. The grade sets the length of the passage, from 4 sentences to nearly
+the whole context; the place is drawn evenly, so `meta["distance"]` (sentences between key and question) grades it finer.
+Every other passage hides keys of other towns too, so that the right one has to be told from them.
 """
 from playground.pocket.world.item import Item, exact, on_side
 from playground.pocket.world.names import THINGS, TOWNS
 from playground.pocket.world.sentences import sentence
+from playground.pocket.world.wording import Wordings
 
 TASK = "needle"
-LENGTHS = (4, 8, 16, 32, 64)        # sentences of about nine tokens
-HIDE = """
-The secret key of {t} is {k}.
-Remember: the secret key of {t} is {k}.
-Note that the key of {t} is {k}.
+LENGTHS = (4, 8, 16, 32, 64, 96)        # sentences of about nine tokens; the last ones fill a context of 1024
+GRADES = tuple(range(1, len(LENGTHS) + 1))
+HIDE = Wordings("""
+The [|secret |hidden ][key|password|code] of {t} is {k}.
+[Remember|Note|Mark this|Do not forget]: the [|secret ]key of {t} is {k}.
+[Note that|Keep in mind that|Bear in mind that|It is true that] the [|secret ]key of {t} is {k}.
 The key to {t} is {k}.
-Keep in mind that the secret key of {t} is {k}.
-For {t} the secret key is {k}.
-""".strip().splitlines()
-ASK = """
-What is the secret key of {t}?
-Tell me the key of {t}.
-Which key belongs to {t}?
-What was the key of {t}?
-Do you remember the key of {t}?
-Give me the secret key of {t}.
-The key of {t}, please.
-What key opens {t}?
-Name the secret key of {t}.
-Which is the key of {t}?
-And the key of {t}?
-Now, what is the key of {t}?
-""".strip().splitlines()
+For {t} the [|secret ]key is {k}.
+{k} is the [|secret ]key of {t}.
+[The gate|The door|The tower] of {t} opens with the key {k}.
+{t} has the [|secret ]key {k}.
+[They chose|Somebody set] {k} as the key of {t}.
+[Write it down|Learn it by heart]: key of {t}, {k}.
+The key of {t}[, they say,|, as we know,|, by the way,] is {k}.
+[At|In] {t} the key is {k}.
+~ [Whoever comes to|He who enters] {t} needs the key {k}.
+""")
+ASK = Wordings("""
+What is the [|secret |hidden ]key of {t}?
+[Tell|Give|Show] me the [|secret ]key of {t}.
+[Which|What] key [belongs to|opens|fits] {t}?
+[What|Which] was the key of {t}?
+[Do you remember|Do you still know|Can you recall] the key of {t}?
+The [|secret ]key of {t}, please.
+[Name|Repeat|Find] the [|secret ]key of {t}.
+[Which|What] is the key [to|of|for] {t}?
+[And the|Now the|The] key of {t}?
+[Now|So|And], what is the key of {t}?
+[I forgot|I need|I lost] the key of {t}. What is it?
+With [what|which] key does one open {t}?
+~ [How do I get into|What opens] {t}?
+""")
+FRAMES = Wordings("""
+[Text|Story|Report|Notes]: {p}\\n{q}
+{p}\\n{q}
+[Read|Here is a report]: {p}\\n[Question|Now]: {q}
+{p} {q}
+[Keep this in mind|Listen]. {p} {q}
+""")
 score = exact
 
 
-def generate(rng, held_out=False):
-    """A passage of one of the usual lengths; split by a hash of the prompt."""
-    return sized(rng, LENGTHS, held_out)
+def generate(rng, held_out=False, grade=None):
+    """A passage of one of the usual lengths; split by a hash of the passage."""
+    return sized(rng, LENGTHS[grade - 1:grade] if grade else LENGTHS, held_out)
 
 
 def sized(rng, lengths, held_out=False):
     """A passage with a number of sentences drawn from `lengths`."""
-    return on_side(lambda r: _needle(r, r.choice(lengths)), rng, held_out)
+    return on_side(lambda voice: _needle(voice, voice.rng.choice(lengths)), rng, held_out)
 
 
-def _needle(rng, length):
-    town = rng.choice(TOWNS)
-    key = "".join(rng.choice("0123456789") for _ in range(4)) if rng.random() < 0.5 else rng.choice(THINGS)
-    passage, place = [sentence(rng) for _ in range(length)], rng.randint(0, length)
-    passage.insert(place, rng.choice(HIDE).format(t=town, k=key))
-    prompt = "Text: " + " ".join(passage) + "\n" + rng.choice(ASK).format(t=town)
-    return Item(prompt, key, TASK, dict(kind=f"{length} sentences", sentences=length, place=place))
+def _needle(voice, length):
+    rng = voice.rng
+    town, *others = rng.sample(TOWNS, rng.choice([1, 1, 2, 4]))
+    key, place = _key(rng), rng.randint(0, length)
+    passage = [sentence(rng) for _ in range(length - len(others))]
+    for other in others:
+        passage.insert(rng.randint(0, len(passage)), voice.say(HIDE, t=other, k=_key(rng)))
+    passage.insert(place, voice.say(HIDE, t=town, k=key))
+    prompt = voice.say(FRAMES, p=" ".join(passage), q=voice.say(ASK, t=town)).replace("\\n", "\n")
+    meta = dict(kind=f"{length} sentences", sentences=length, place=place, distance=length - place, others=len(others))
+    return Item(prompt, key, TASK, meta, grade=_grade(length), key=f"{town} {passage}")
+
+
+def _key(rng):
+    """Four digits, or a thing."""
+    return f"{rng.randrange(10000):04d}" if rng.random() < 0.5 else rng.choice(THINGS)
+
+
+def _grade(length):
+    """The first grade whose passages are at least that long."""
+    return next((g for g, usual in zip(GRADES, LENGTHS) if length <= usual), GRADES[-1])

@@ -1,60 +1,50 @@
-"""Programs: a short Python function from a description, composed of steps, judged by running it.
+"""Programs: a short Python function from a description, composed of typed steps, judged by running it.
 
-A function keeps, changes and finally reduces a list, one to three steps in all, so the number of different programs
-is far beyond what can be learned by heart. `score` runs the tests in a separate process with limits.
+Every step takes numbers, words or a text and makes one of them, or a result; a program is a chain of steps that fit, so
+there are many thousands, and numbers in them besides. `score` runs the tests in a separate process with limits.
+Grades: 1 one or two steps; 2 three; 3 four or five, with a case of its own for empty input; 4 a helper function that is
+called for every item, and steps around it.
 """
 import json
+import re
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from playground.pocket.world.item import Item, on_side
+from playground.pocket.world.program_steps import RESULTS, STEPS
+from playground.pocket.world.wording import Wordings, expand
 
 TASK = "programs"
-KEEP = [
-    ("keep the items above {k}", "items = [x for x in items if x > {k}]"),
-    ("keep the items below {k}", "items = [x for x in items if x < {k}]"),
-    ("keep the even items", "items = [x for x in items if x % 2 == 0]"),
-    ("keep the odd items", "items = [x for x in items if x % 2 == 1]"),
-    ("drop every {k}", "items = [x for x in items if x != {k}]"),
-    ("keep the items that {k} divides", "items = [x for x in items if x % {k} == 0]"),
-    ("keep the first {k} items", "items = items[:{k}]"),
-    ("drop the first {k} items", "items = items[{k}:]"),
-]
-CHANGE = [
-    ("add {k} to each", "items = [x + {k} for x in items]"),
-    ("multiply each by {k}", "items = [x * {k} for x in items]"),
-    ("subtract {k} from each", "items = [x - {k} for x in items]"),
-    ("square each", "items = [x * x for x in items]"),
-    ("cap each at {k}", "items = [min(x, {k}) for x in items]"),
-    ("negate each", "items = [-x for x in items]"),
-]
-RESULT = [
-    ("return the sum", "return sum(items)"),
-    ("return how many there are", "return len(items)"),
-    ("return them sorted", "return sorted(items)"),
-    ("return them in reverse", "return items[::-1]"),
-    ("return the list", "return items"),
-    ("return the sum plus {k}", "return sum(items) + {k}"),
-    ("return the largest, or {k} if there is none", "return max(items, default={k})"),
-    ("return whether {k} is among them", "return {k} in items"),
-]
-FRAMES = """
-Write a Python function {n}(items). {d}
-{d} Call the function {n}(items).
-Python: def {n}(items). {d}
-I need a function named {n} in Python. {d}
-Program {n}(items): {d}
-Please code {n}(items) in Python. {d}
-Define {n}(items). {d}
-{d} Name it {n}.
-Make a Python function. Name: {n}. Task: {d}
-Function {n}, argument items. {d}
-Give me Python code for {n}(items). {d}
-How would you write {n}(items)? {d}
-""".strip().splitlines()
-NAMES = "work solve pick total change handle answer process compute result".split()
-INPUTS = [[], [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [12, 5, 30, 7, 7, 18], [40, 21, 9, 2, 16, 35]]
-ALLOWED = "sum len sorted min max range abs enumerate list reversed any all int zip map filter set".split()
+GRADES = (1, 2, 3, 4)
+LENGTHS = {1: (1, 2), 2: (3, 3), 3: (4, 5), 4: (3, 4)}          # steps, the result counted
+CASES = 3                                                       # the grade from which empty input is a case of its own
+HELPED = 4                                                      # the grade with a helper
+ARGUMENT = dict(numbers="items", words="words", text="text")
+INPUTS = dict(
+    numbers=[[], [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [12, 5, 30, 7, 7, 18], [40, 21, 9, 2, 16, 35], [-4, 0, 11, -15, 6]],
+    words=[[], ["sun"], ["apple", "cat", "moon", "bread"], ["dog", "dog", "river", "a", "stone"], ["Lamp", "ice", "oven", "key"]],
+    text=["", "one", "the cat sat on the mat", "a big red boat left", "Every  road ends here", "no moon no moon"],
+)
+FRAMES = Wordings("""
+[Write|Give me|Make|Show] a Python function {n}({a}). {d}
+{d} [Call|Name] the function {n}({a}).
+[Python|In Python|Code]: def {n}({a}). {d}
+[I need|We need|I want] a function named {n} in Python[, with one argument {a}|, argument {a}]. {d}
+[Program|Code|Write] {n}({a}): {d}
+[Please code|Please write|Could you write] {n}({a})[| in Python]. {d}
+Define {n}({a}). {d}
+[Make|Build] a Python function. Name: {n}. Argument: {a}. [Task|Job]: {d}
+Function {n}, argument {a}. {d}
+[Give|Send|Show] me Python code for {n}({a}). {d}
+[How would you write|How do I write|What is] {n}({a})[| in Python]? {d}
+[Fill in|Complete] def {n}({a}): ... {d}
+~ [My homework|The job] is {n}({a}) in Python. {d}
+~ [Programmer wanted]: {n}({a}). {d}
+""")
+NAMES = "work solve pick total change handle answer process compute result build find check make run clean".split()
+HELPERS = "helper step one part small inner".split()
+ALLOWED = "sum len sorted min max range abs enumerate list reversed any all int str zip map filter set dict".split()
 RUNNER = """
 import ast, json, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (2, 2))            # seconds
@@ -68,23 +58,31 @@ for node in ast.walk(tree):
         sys.exit("not allowed")
 space = {"__builtins__": {a: __builtins__.__dict__[a] for a in allowed}}
 exec(compile(tree, "answer", "exec"), space)
-json.dump([space[name](list(x)) for x in inputs], sys.stdout)
+json.dump([space[name](x) for x in inputs], sys.stdout)
 """
 
 
-def generate(rng, held_out=False):
+@dataclass(frozen=True)
+class Line:
+    """One step as it stands in a program: its words, and its lines of code without indentation."""
+    says: str
+    code: str
+
+
+def generate(rng, held_out=False, grade=None):
     """A description and a function; split by a hash of the code, so no wording of a held-out program was ever seen."""
-    return on_side(_program, rng, held_out, key=lambda item: item.meta["body"])
+    return on_side(lambda voice: _program(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
 
 
 def score(item, text):
     """1.0 if the function gives the same results as the known one on every test input."""
-    return float(run(text.strip(), item.meta["name"]) == item.meta["results"])
+    results = run(text.strip(), item.meta["name"], item.meta["takes"])
+    return float(json.dumps(results) == json.dumps(item.meta["results"]))      # as JSON: true is not 1
 
 
-def run(code, name):
+def run(code, name, takes="numbers"):
     """The results of `name` on the test inputs, or None if it fails: in a child without imports, files or much time."""
-    request = json.dumps([code, name, INPUTS, ALLOWED])
+    request = json.dumps([code, name, INPUTS[takes], ALLOWED])
     try:
         command = [sys.executable, "-I", "-S", "-c", RUNNER]
         done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=5)
@@ -93,20 +91,99 @@ def run(code, name):
         return None
 
 
-def _program(rng):
-    keep, change = [rng.choice(KEEP)] * (rng.random() < 0.7), [rng.choice(CHANGE)] * (rng.random() < 0.6)
-    steps = keep + change + [rng.choice(RESULT)]
-    numbers = [rng.randint(2, 20) for _ in steps]
-    filled = [(words.format(k=k), code.format(k=k)) for (words, code), k in zip(steps, numbers)]
-    says = ", then ".join(words for words, _ in filled).capitalize() + "."
-    name, body = rng.choice(NAMES), [code for _, code in filled]
-    answer = f'def {name}(items):\n    """{says}"""\n' + "\n".join("    " + line for line in body)
-    meta = dict(kind=f"{len(body)} steps", name=name, body="\n".join(body), results=_expected(body))
-    return Item(rng.choice(FRAMES).format(n=name, d=says), answer, TASK, meta)
+def _program(voice, grade):
+    """A program whose results tell it from others: they may not all be the same."""
+    rng, results = voice.rng, [None]
+    while len(set(map(str, results))) < 2:
+        takes, name = rng.choice(sorted(ARGUMENT)) if grade < HELPED else "numbers", rng.choice(NAMES)
+        helper, lines = _composed(rng, takes, grade)
+        says, body = _described(lines), "\n".join(line.code for line in lines)
+        code = helper + _function(name, ARGUMENT[takes], says, body)
+        results = _expected(code, name, takes)
+    meta = dict(kind=f"grade {grade}", name=name, takes=takes, body=body, results=results)
+    prompt = voice.say(FRAMES, n=name, a=ARGUMENT[takes], d=says)
+    return Item(prompt, code, TASK, meta, grade, key=helper + body)
 
 
-def _expected(body):
-    """What the known program returns: run here, since its lines come from the tables above."""
+def _composed(rng, takes, grade):
+    """The helper's code, if the grade has one, and the lines of the function."""
+    lines = _chain(rng, takes, rng.randint(*LENGTHS[grade]))
+    case = [_case(rng, ARGUMENT[takes])] if grade >= CASES and rng.random() < 0.5 else []
+    if grade < HELPED:
+        return "", case + lines
+    helper = _helper(rng)
+    return helper.code, case + [helper.call] + lines
+
+
+def _chain(rng, takes, length):
+    """Different steps that fit together, from the argument's type to a result."""
+    lines, used, holds = [], [], takes
+    while len(lines) < length - 1:
+        step = rng.choice([step for step in STEPS[holds] if step not in used])
+        used.append(step)
+        lines.append(_line(rng, step, ARGUMENT[takes]))
+        holds = step.makes
+    return lines + [_line(rng, rng.choice(RESULTS[holds]), ARGUMENT[takes])]
+
+
+def _line(rng, step, argument):
+    """A step with its number drawn; the variable keeps the argument's name whatever it comes to hold."""
+    k = rng.randint(*step.numbers)
+    code = re.sub(r"\bit\b", argument, step.code.replace("{k}", str(k)))
+    return Line(expand(rng, step.says).replace("{k}", str(k)), code)
+
+
+def _case(rng, argument):
+    """What to return at once for empty input."""
+    value = rng.choice(["0", "-1", "None", "[]"])
+    words = expand(rng, f"[if there is nothing, return {value}|return {value} for empty input|give back {value} if it is empty]")
+    return Line(words, f"if not {argument}:\n    return {value}")
+
+
+@dataclass(frozen=True)
+class Helper:
+    """A function for one number, and the step that calls it for each."""
+    code: str
+    call: Line
+
+
+def _helper(rng):
+    name, (says, code) = rng.choice(HELPERS), rng.choice(PER_NUMBER)
+    k = str(rng.randint(2, 12))
+    lines = "\n".join("    " + line for line in code.replace("{k}", k).splitlines())
+    words = f"change each with the helper {name}, which {says.replace('{k}', k)}"
+    return Helper(f"def {name}(x):\n{lines}\n\n", Line(words, f"items = [{name}(x) for x in items]"))
+
+
+PER_NUMBER = [
+    ("halves even numbers and adds {k} to odd ones", "if x % 2 == 0:\n    return x // 2\nreturn x + {k}"),
+    ("returns the distance to {k}", "return abs(x - {k})"),
+    ("returns 1 above {k}, else 0", "return 1 if x > {k} else 0"),
+    ("adds up the digits", "total = 0\nfor digit in str(abs(x)):\n    total += int(digit)\nreturn total"),
+    ("subtracts {k} until the number is below {k}", "while x >= {k}:\n    x -= {k}\nreturn x"),
+    ("multiplies by {k} below ten and leaves the rest alone", "if x < 10:\n    return x * {k}\nreturn x"),
+    ("returns the larger of the number and {k}", "return max(x, {k})"),
+    ("counts the steps of {k} from 0 up to the number", "return len(range(0, x, {k}))"),
+    ("turns numbers below {k} negative", "if x < {k}:\n    return -x\nreturn x"),
+    ("adds the squares of both the number and {k}", "return x * x + {k} * {k}"),
+    ("doubles it {k} times while it is below a hundred", "for _ in range({k}):\n    if x < 100:\n        x *= 2\nreturn x"),
+    ("swaps {k} and 0 and keeps all others", "if x == {k}:\n    return 0\nif x == 0:\n    return {k}\nreturn x"),
+]
+
+
+def _described(lines):
+    """All the words, in sentences of one or more steps."""
+    words = ", then ".join(line.says for line in lines)
+    return words[0].upper() + words[1:] + "."
+
+
+def _function(name, argument, says, body):
+    lines = "\n".join("    " + line for line in body.splitlines())
+    return f'def {name}({argument}):\n    """{says}"""\n{lines}'
+
+
+def _expected(code, name, takes):
+    """What the known program returns: run here, since its lines come from the tables; as JSON gives it back."""
     space = {}
-    exec("def known(items):\n" + "\n".join("    " + line for line in body), space)
-    return [space["known"](list(x)) for x in INPUTS]
+    exec(code, space)
+    return json.loads(json.dumps([space[name](list(x) if takes != "text" else x) for x in INPUTS[takes]]))

@@ -1,77 +1,46 @@
-"""Records: a sentence to a JSON object under a schema that the prompt shows.
+"""Records: a text to a JSON object under a schema that the prompt shows.
 
-Every kind of record lists its fields; a field knows its key, its JSON Schema, its value and the words that tell it.
-The prompt shows the schema in a short notation made from the JSON Schema (`notation`); `meta["schema"]` is the
-full one, for a grammar or a validator. Arrays and booleans, the hard parts for a small model, are frequent.
+`record_kinds.py` lists what records are about. A record draws some rows of a kind, gives each one of its names, and tells
+them in any order; the schema keeps its own order. The prompt shows the schema in one of three notations, and
+`meta["schema"]` is the JSON Schema, for a grammar or a validator. Arrays and booleans, hard for a small model, are frequent.
+
+Grades: 1 two to four plain fields; 2 with lists; 3 with a nested object; 4 with lists of objects, and with things told in
+the text that the schema does not ask for.
 """
 import json
 
 from playground.pocket.world.item import Item, on_side
-from playground.pocket.world.names import (
-    COLOURS,
-    DAYS,
-    FOODS,
-    PEOPLE,
-    PETS,
-    SIZES,
-    THINGS,
-    TOWNS,
-    TRADES,
-    listing,
-)
+from playground.pocket.world.names import listing
+from playground.pocket.world.record_kinds import JOBS, KINDS, is_list, is_nested, strict
+from playground.pocket.world.wording import Wordings, expand
 
 TASK = "records"
-TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
-TEXTS = {"type": "array", "items": TEXT}
-FRAMES = [
-    "Fill the schema {a} from: {s}", "Schema: {a}\nSentence: {s}", "{s}\nWrite this as JSON with {a}",
-    "Make a record {a}. Text: {s}",
-    "JSON, please: {a}\n{s}", "Turn the text into {a}. {s}", "Text: {s}\nForm: {a}", "Put this into the form {a}: {s}",
-    "Read: {s} Then fill {a}", "Give me {a} for this sentence: {s}", "Extract {a} from the text. {s}",
-    "Using the fields {a}, note down: {s}",
-]
-ORDER = """
-{name} orders {count} {colour} {thing}s for {price} coins. {state}
-An order from {name}: {count} {thing}s, colour {colour}, price {price} coins. {state}
-For {price} coins {name} wants {count} {thing}s in {colour}. {state}
-{state} {name} asked for {count} {colour} {thing}s and the price is {price} coins.
-""".strip().splitlines()
-SALE = """
-The {thing} is {size}, {colour} and {age} and costs {price} coins.
-A {size} {colour} {thing}, {age}, is sold for {price} coins.
-We sell a {age} {colour} {thing}, size {size}, at {price} coins.
-For {price} coins: one {age} {thing}, {size} and {colour}.
-""".strip().splitlines()
-MEETING = """
-{who} meet in {town} on {day} at {hour}.
-On {day} at {hour} {who} meet in {town}.
-Meeting of {who}: {day}, {hour} o'clock, in {town}.
-In {town}, {day} at {hour}, there will be {who}.
-""".strip().splitlines()
-SHOP = """
-The shop of {owner} in {town} sells {sold} and is {state}.
-In {town} the {state} shop of {owner} has {sold}.
-{owner} sells {sold} in {town}. The shop is {state}.
-The shop is {state}. It belongs to {owner} from {town} and has {sold}.
-""".strip().splitlines()
-JOURNEY = """
-{name} travels {how} to {way} for {nights} nights.
-For {nights} nights {name} visits {way} {how}.
-The journey of {name}, {how}, goes to {way} and takes {nights} nights.
-{name} goes to {way}, {nights} nights, {how}.
-""".strip().splitlines()
-RECIPE = """
-{cook} makes a {dish} of {needs} in {minutes} minutes and serves it {serve}.
-The {dish} by {cook} needs {needs}, takes {minutes} minutes and is eaten {serve}.
-Take {needs}. After {minutes} minutes the {dish} of {cook} is ready. Eat it {serve}.
-Served {serve}: the {dish} of {cook}, made from {needs} in {minutes} minutes.
-""".strip().splitlines()
-DISHES = "pie stew salad pudding porridge".split()
+GRADES = (1, 2, 3, 4)
+FIELDS = {1: (1, 3), 2: (2, 4), 3: (2, 4), 4: (3, 5)}      # besides the subject
+FRAMES = Wordings("""
+[Fill|Fill in|Complete] the [schema|form|record] {a} [from|with|using]: {s}
+[Schema|Form|Fields|Format]: {a}\\n[Sentence|Text|Input|Note]: {s}
+{s}\\n[Write|Give|Say|Put] this as JSON with {a}
+[Make|Build|Create|Write] a [record|JSON object] {a}. [Text|From|Source]: {s}
+[JSON, please|As JSON|In JSON]: {a}\\n{s}
+[Turn|Change|Convert] the text into {a}. {s}
+[Text|Input|Note]: {s}\\n[Form|Schema|Output]: {a}
+Put this into the [form|format|shape] {a}: {s}
+Read: {s} Then fill [in |]{a}
+[Give|Show|Write] me {a} for this text: {s}
+[Extract|Take|Pull] {a} from the text. {s}
+[Using|With] the fields {a}, [note|write] down: {s}
+[What is the record|Which JSON] for {a}? {s}
+{a}\\n{s}
+{s}\\n{a}
+~ [Bring this in order|Tidy this up]: {s} [Wanted|Needed] is {a}
+~ [A clerk needs|Our books need] {a}. [He reads|They say]: {s}
+""")
 
 
-def generate(rng, held_out=False):
-    """A sentence, a schema and the object; split by a hash of the prompt."""
-    return on_side(_record, rng, held_out)
+def generate(rng, held_out=False, grade=None):
+    """A text, a schema and the object; split by a hash of the object and the kind."""
+    return on_side(lambda voice: _record(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
 
 
 def score(item, text):
@@ -81,112 +50,94 @@ def score(item, text):
     except ValueError:
         return 0.0
     wanted = json.loads(item.answer)
-    if found == wanted or not isinstance(found, dict):
-        return float(found == wanted)
-    return 0.5 * sum(found.get(key) == value for key, value in wanted.items()) / len(wanted)
+    if _same(found, wanted):
+        return 1.0
+    if not isinstance(found, dict):
+        return 0.0
+    return 0.5 * sum(key in found and _same(found[key], value) for key, value in wanted.items()) / len(wanted)
 
 
-def shape(properties):
-    """A JSON Schema of an object with exactly these properties."""
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def choice(values):
-    """A JSON Schema of one of a few strings."""
-    return {"type": "string", "enum": list(values)}
+def _same(one, other):
+    """Equal as JSON: Python holds 1 and true for equal, JSON does not."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def notation(schema):
-    """The short form of a schema that a prompt shows: {name: text, pets: [text], open: true|false}."""
+    """The short form of a schema: {name: text, pets: [text], open: true|false}."""
     if schema["type"] == "object":
         return "{" + ", ".join(f"{key}: {notation(part)}" for key, part in schema["properties"].items()) + "}"
     if schema["type"] == "array":
         return "[" + notation(schema["items"]) + "]"
     if "enum" in schema:
         return "|".join(schema["enum"])
-    return {"string": "text", "integer": "number", "boolean": "true|false"}[schema["type"]]
+    return PLAIN[str(schema["type"])]
 
 
-def _record(rng):
-    name, make = rng.choice(sorted(KINDS.items()))
-    sentence, fields = make(rng)
-    schema = shape({key: part for key, part, _ in fields})
-    value = {key: v for key, _, v in fields}
-    prompt = rng.choice(FRAMES).format(a=notation(schema), s=sentence)
-    return Item(prompt, json.dumps(value), TASK, dict(kind=name, schema=schema, sentence=sentence))
+def in_words(schema):
+    """The long form: name (text), pets (list of text), home (town (text), rooms (number))."""
+    if schema["type"] == "object":
+        return ", ".join(f"{key} ({in_words(part)})" for key, part in schema["properties"].items())
+    if schema["type"] == "array":
+        return "list of " + in_words(schema["items"])
+    if "enum" in schema:
+        return "one of " + ", ".join(schema["enum"])
+    return PLAIN[str(schema["type"])].replace("|", " or ")
 
 
-def _person(rng):
-    name, pets, colours = rng.choice(PEOPLE), _some(rng, PETS), _some(rng, COLOURS)
-    age, town, trade, married = rng.randint(6, 90), rng.choice(TOWNS), rng.choice(TRADES), _flip(rng)
-    known = [
-        ("age", NUMBER, age, f"is {age} years old"),
-        ("town", TEXT, town, f"lives in {town}"),
-        ("trade", TEXT, trade, f"works as a {trade}"),
-        ("pets", TEXTS, pets, "keeps a " + listing(pets)),
-        ("colours", TEXTS, colours, "likes " + listing(colours)),
-        ("married", FLAG, married, "is married" if married else "is not married"),
-    ]
-    told = sorted(rng.sample(range(len(known)), rng.randint(2, 4)))
-    said = listing([known[i][3] for i in rng.sample(told, len(told))])
-    return f"{name} {said}.", [("name", TEXT, name)] + [known[i][:3] for i in told]
+PLAIN = {
+    "string": "text", "integer": "number", "number": "decimal", "boolean": "true|false", "['string', 'null']": "text|null",
+}
+NOTATIONS = (notation, notation, notation, in_words, json.dumps)
 
 
-def _order(rng):
-    name, thing, colour = rng.choice(PEOPLE), rng.choice(THINGS), rng.choice(COLOURS)
-    count, price, paid = rng.randint(2, 20), rng.randint(2, 99), _flip(rng)
-    state = "It is paid." if paid else "It is not paid yet."
-    said = rng.choice(ORDER).format(name=name, thing=thing, colour=colour, count=count, price=price, state=state)
-    item = ("item", shape(dict(thing=TEXT, colour=TEXT)), dict(thing=thing, colour=colour))
-    numbers = [("count", NUMBER, count), ("price", NUMBER, price)]
-    return said, [("customer", TEXT, name), item, *numbers, ("paid", FLAG, paid)]
+def _record(voice, grade):
+    rng = voice.rng
+    name = rng.choice(sorted(KINDS))
+    kind, subject = KINDS[name], rng.choice(KINDS[name].subjects)
+    fields = _fields(rng, kind, grade)
+    schema = strict({kind.key: {"type": "string"}} | {key: row.schema for key, row, _ in fields})
+    answer = json.dumps({kind.key: subject} | {key: value for key, _, value in fields})
+    told = [expand(rng, row.tell(value)) for _, row, value in fields] + _asides(rng, grade)
+    text, shown = _told(rng, kind.named.replace("{v}", subject), told), rng.choice(NOTATIONS)(schema)
+    prompt = voice.say(FRAMES, a=shown, s=text).replace("\\n", "\n")
+    meta = dict(kind=f"grade {grade}, {name}", schema=schema, sentence=text, shown=shown)
+    return Item(prompt, answer, TASK, meta, grade, key=f"{name} {answer}")
 
 
-def _sale(rng):
-    thing, colour, size, price, new = (*map(rng.choice, (THINGS, COLOURS, SIZES)), rng.randint(2, 99), _flip(rng))
-    said = rng.choice(SALE).format(thing=thing, colour=colour, size=size, price=price, age="new" if new else "used")
-    looks = [("size", choice(SIZES), size), ("colour", TEXT, colour)]
-    return said, [("thing", TEXT, thing), *looks, ("price", NUMBER, price), ("new", FLAG, new)]
+def _fields(rng, kind, grade):
+    """(name, row, value) of some rows of a kind, no two under the same name."""
+    names = [kind.key] * 2
+    while len(set(names)) < len(names):
+        rows = _rows(rng, kind.rows, grade)
+        names = [kind.key, *(rng.choice(row.keys) for row in rows)]
+    return [(name, row, row.draw(rng)) for name, row in zip(names[1:], rows)]
 
 
-def _meeting(rng):
-    people = _some(rng, PEOPLE, least=2)
-    town, day, hour = rng.choice(TOWNS), rng.choice(DAYS), rng.randint(7, 20)
-    said = rng.choice(MEETING).format(who=listing(people), town=town, day=day, hour=hour)
-    time = ("time", shape(dict(day=choice(DAYS), hour=NUMBER)), dict(day=day, hour=hour))
-    return said, [("people", TEXTS, people), ("place", TEXT, town), time]
+def _rows(rng, rows, grade):
+    """Some rows as the grade wants them, in the order of the kind."""
+    plain = [row for row in rows if not is_nested(row) and not is_list(row)]
+    lists = [row for row in rows if is_list(row) and not is_nested(row)]
+    objects = [row for row in rows if is_nested(row) and not is_list(row)]
+    tables = [row for row in rows if is_nested(row) and is_list(row)]
+    wanted = {2: [lists], 3: [objects], 4: [objects, tables]}.get(grade, [])
+    must = [rng.choice(group) for group in wanted]
+    more = [row for row in (plain + lists if grade > 1 else plain) if row not in must]
+    chosen = must + rng.sample(more, max(1, rng.randint(*FIELDS[grade]) - len(must)))
+    return [row for row in rows if row in chosen]
 
 
-def _shop(rng):
-    owner, town, goods, is_open = rng.choice(PEOPLE), rng.choice(TOWNS), _some(rng, FOODS, 4), _flip(rng)
-    said = rng.choice(SHOP).format(owner=owner, town=town, sold=listing(goods), state="open" if is_open else "closed")
-    return said, [("owner", TEXT, owner), ("town", TEXT, town), ("goods", TEXTS, goods), ("open", FLAG, is_open)]
+def _asides(rng, grade):
+    """Something that nobody asks for, at the highest grade."""
+    return [f"was once seen by a {rng.choice(JOBS)}"] * (grade == 4 and rng.random() < 0.6)
 
 
-def _journey(rng):
-    name, stops, nights, alone = rng.choice(PEOPLE), _some(rng, TOWNS, 4, least=2), rng.randint(2, 30), _flip(rng)
-    how = "alone" if alone else "with friends"
-    said = rng.choice(JOURNEY).format(name=name, how=how, way=listing(stops), nights=nights)
-    way = [("stops", TEXTS, stops), ("nights", NUMBER, nights)]
-    return said, [("traveller", TEXT, name), *way, ("alone", FLAG, alone)]
-
-
-def _recipe(rng):
-    dish, cook, parts = rng.choice(DISHES), rng.choice(PEOPLE), _some(rng, FOODS, 4, least=2)
-    minutes, hot = rng.randint(5, 90), _flip(rng)
-    words = dict(dish=dish, cook=cook, needs=listing(parts), minutes=minutes, serve="hot" if hot else "cold")
-    named = [("dish", TEXT, dish), ("cook", TEXT, cook), ("parts", TEXTS, parts)]
-    return rng.choice(RECIPE).format(**words), named + [("minutes", NUMBER, minutes), ("hot", FLAG, hot)]
-
-
-def _flip(rng):
-    return rng.random() < 0.5
-
-
-def _some(rng, words, most=3, least=1):
-    return rng.sample(words, rng.randint(least, most))
-
-
-KINDS = dict(
-    person=_person, order=_order, sale=_sale, meeting=_meeting, shop=_shop, journey=_journey, recipe=_recipe,
-)
+def _told(rng, named, told):
+    """All that is told, in any order, in sentences of one to three parts about the same subject."""
+    rng.shuffle(told)
+    sentences = []
+    while told:
+        size = rng.randint(1, 3)
+        part, told = told[:size], told[size:]
+        joined = listing(part) if not any(" and " in words or "," in words for words in part) else ", and it ".join(part)
+        sentences.append(f"{expand(rng, named)} {joined}.")
+    return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)
