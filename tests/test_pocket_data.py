@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 
+from playground.errors import Refusal
 from playground.pocket import corpus, data
 from playground.pocket import tokenizer as tokens
 from playground.pocket.evaluate import ROOM, exam
@@ -171,3 +172,9 @@ def test_every_answer_of_the_exam_fits_into_its_room(tokenizer):
     bundled = tokens.load("assets/models/pocket")
     for row, items in exam(6, seed=2).items():
         assert all(len(tokens.exchange(bundled, item)[1]) <= ROOM[item.task] for item in items), row
+
+
+def test_items_that_never_fit_end_the_packing_with_a_sentence():
+    packer = data.Packer(lambda: ([1] * 300, [100] * 300))
+    with pytest.raises(Refusal, match="longer than a window of 257 tokens"):
+        packer.cut(256, 1)

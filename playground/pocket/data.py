@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from playground.errors import Refusal
 from playground.pocket import corpus
 from playground.pocket import tokenizer as tokens
 from playground.pocket.model import within_documents
@@ -37,6 +38,7 @@ NATURAL = ("tales", "code")
 FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit a byte
 VALIDATION = (256, 48)                      # width and number of the validation windows of every source
 WAITING = 48                                # items among which the packer looks for the best fit
+HOPELESS = 1000                             # items that do not fit, one after another, before it gives up
 
 
 @dataclass
@@ -226,9 +228,13 @@ class Packer:
 
     def _best(self, size, at):
         """The index of the longest waiting item that fits behind `at`; the oldest while all do; None if none does."""
+        refused = 0
         while len(self.waiting) < WAITING:
             entry = self.encode()
-            if len(entry[0]) <= size:
+            refused = 0 if len(entry[0]) <= size else refused + 1
+            if not refused:
                 self.waiting.append(entry)
+            elif refused == HOPELESS:
+                raise Refusal(f"{HOPELESS} items in a row are longer than a window of {size} tokens: take longer windows or a larger vocabulary.", "data")
         fitting = [(len(ids), i) for i, (ids, _) in enumerate(self.waiting) if len(ids) <= size - at]
         return 0 if len(fitting) == WAITING else max(fitting)[1] if fitting else None
