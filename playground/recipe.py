@@ -24,6 +24,7 @@ class Recipe:
     knobs: dict[str, Any] = field(default_factory=dict)
     extras: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # [("top_p", {"p": 0.9}), ("prompt_lookup", {})]
     forced: list[int] = field(default_factory=list)  # tokens the text begins with: how a fork takes another way from a shared past
+    seed: int | None = None  # of its own; None where it shares the run's, and with it the draws of the other lanes
 
 
 @dataclass

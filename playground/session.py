@@ -331,19 +331,26 @@ def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limit
     ids = prompt.encode(models.target)
     headers, runners = [], []
     for index, recipe in enumerate(recipes):
-        header = _header(models, prompt, ids, limits)
+        own = _own(limits, recipe)
+        header = header_of(models, prompt, ids, own)
         header.lane, header.strategy, header.title, header.forced = index, recipe.strategy, recipe.strategy, list(recipe.forced)
         headers.append(header)
         try:
             assembly = assemble(recipe)
             _describe(header, assembly, models)
-            lane = _lane(models, assembly, prompt, replace(limits, forced=tuple(recipe.forced)), recorder, memory)
+            lane = _lane(models, assembly, prompt, own, recorder, memory)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
             header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))
         except Refusal as refusal:
             runners.append(Refused(str(refusal)))
     return Session(headers, runners)
+
+
+def _own(limits: Limits, recipe: Recipe) -> Limits:
+    """The limits of one lane: what its text begins with, and its own seed where it has one."""
+    seed = limits.seed if recipe.seed is None else recipe.seed
+    return replace(limits, forced=tuple(recipe.forced), seed=seed)
 
 
 def _lane(models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, recorder: type[Recorder], memory: Memory | None) -> Lane | Canvas:
@@ -365,7 +372,8 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
     return {"without_context": prompt.without_context().encode(model)}
 
 
-def _header(models: Models, prompt: Prompt, ids: list[int], limits: Limits) -> Header:
+def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) -> Header:
+    """What models, prompt and limits say of a lane; `ids` are the tokens it reads before it writes."""
     target = models.target
     return Header(model=target.name, revision=target.revision, dtype=str(target.dtype).removeprefix("torch."), device=target.device.type,
                   quantization=target.quantization, seed=limits.seed, max_new_tokens=limits.max_new_tokens, stop=list(limits.stop),

@@ -15,7 +15,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 expect.set_options(timeout=20_000)
 
-ACTS = ("hold", "resume", "step", "stop_lane", "fork", "missed")
+ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "missed")
 
 
 class Feed:

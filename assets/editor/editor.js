@@ -1,4 +1,4 @@
-// Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced}; what a person
+// Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced, seed}; what a person
 // sets goes there at once and is checked by the server a moment later. All text enters the page as textContent.
 const { strategies, most } = __CATALOGUE__;
 const byName = new Map(strategies.map((s) => [s.name, s]));
@@ -39,7 +39,7 @@ function h(tag, attributes = {}, ...children) {
   return node;
 }
 
-const ICONS = { copy: "M5 5V2.8c0-.5.3-.8.8-.8h5.4c.5 0 .8.3.8.8v5.4c0 .5-.3.8-.8.8H9M2.8 5h5.4c.5 0 .8.3.8.8v5.4c0 .5-.3.8-.8.8H2.8a.8.8 0 0 1-.8-.8V5.8c0-.5.3-.8.8-.8Z", cross: "m3 3 8 8m0-8-8 8" };
+const ICONS = { earlier: "M8.5 3 4.5 7l4 4", later: "m5.5 3 4 4-4 4", copy: "M5 5V2.8c0-.5.3-.8.8-.8h5.4c.5 0 .8.3.8.8v5.4c0 .5-.3.8-.8.8H9M2.8 5h5.4c.5 0 .8.3.8.8v5.4c0 .5-.3.8-.8.8H2.8a.8.8 0 0 1-.8-.8V5.8c0-.5.3-.8.8-.8Z", cross: "m3 3 8 8m0-8-8 8" };
 
 function icon(name) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -71,7 +71,8 @@ function recipe(lane) {
   const main = byName.get(lane.strategy);
   const slots = (main?.slots || []).map((slot) => filling(lane, slot));
   const rest = lane.extras.filter(([name]) => !(main?.slots || []).some((slot) => slot.kind === byName.get(name)?.kind));
-  return [[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0));
+  const own = lane.seed === undefined ? [] : [`seed ${lane.seed}`];
+  return [...[[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0)), ...own];
 }
 
 // ---- what may go together
@@ -196,6 +197,10 @@ function complain(card, text, about) {
 
 function set(knobs, knob, value, i) {
   if (value === knob.default) delete knobs[knob.name]; else knobs[knob.name] = value;
+  changed(i);
+}
+
+function changed(i) {
   const line = root.querySelector(`.lane-card[data-lane="${i}"] .recipe`);
   if (line) line.replaceChildren(...recipeNodes(lanes[i]));
   commit();
@@ -412,6 +417,16 @@ function forcedChip(lane, i) {
     h("button", { type: "button", class: "icon", "aria-label": "Let the lane begin freely", title: "Let the lane begin freely", onclick: free }, icon("cross")));
 }
 
+/** A lane that draws by the run's seed shares its draws with the others; one with a seed of its own does not. */
+function seedRow(lane, i) {
+  const id = `seed-${Math.random().toString(36).slice(2, 9)}`;
+  const own = (text) => { if (/^\d+$/.test(text)) lane.seed = Number(text); else delete lane.seed; changed(i); };
+  const typing = { type: "number", min: 0, step: 1, inputmode: "numeric", placeholder: "shared" };
+  const box = withValue(h("input", { id, ...typing, oninput: (e) => own(e.target.value) }), lane.seed ?? "");
+  return h("div", { class: "knob own-seed" }, h("span", { class: "row" }, h("label", { for: id }, "Seed of its own"), box),
+    h("small", { class: "help" }, "Left empty, the lane takes the run's seed and shares its draws with the others."));
+}
+
 function recipeNodes(lane) {
   return recipe(lane).flatMap((piece, at) => (at ? [h("i", {}, " · "), h("span", {}, piece)] : [h("span", {}, piece)]));
 }
@@ -424,7 +439,7 @@ function body(lane, i) {
   const toggles = lane.extras.filter(([name]) => !slotKinds.includes(byName.get(name)?.kind));
   return h("div", { class: "body", id: `lane-body-${i}` },
     h("p", { class: "summary" }, main.summary), knobGrid(main, lane.knobs, i), ...sections,
-    ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i));
+    ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i), seedRow(lane, i), new SweepForm(lane, i).draw());
 }
 
 function picker(lane, i) {
@@ -445,7 +460,7 @@ function card(lane, i) {
   const opened = open.has(i);
   const toggle = () => { if (opened) open.delete(i); else open.add(i); redraw(i); judge(i); root.querySelector(`.lane-card[data-lane="${i}"] .edit`)?.focus(); };
   return h("article", { class: `lane-card${opened ? " open" : ""}`, "data-lane": i },
-    h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), picker(lane, i),
+    h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), picker(lane, i), ...movers(i),
       h("button", { type: "button", class: "icon", "aria-label": `Duplicate lane ${i + 1}`, title: "Duplicate", disabled: lanes.length >= most, onclick: () => duplicate(i) }, icon("copy")),
       h("button", { type: "button", class: "icon", "aria-label": `Remove lane ${i + 1}`, title: "Remove", onclick: () => remove(i) }, icon("cross"))),
     h("p", { class: "recipe", title: main?.summary }, ...recipeNodes(lane)),
@@ -453,6 +468,15 @@ function card(lane, i) {
       h("button", { type: "button", class: "edit", "aria-expanded": String(opened), "aria-label": `Edit lane ${i + 1}`, onclick: toggle }, opened ? "Done" : "Edit"),
       forcedChip(lane, i), h("span", { class: "promises" }), ...(main ? marks(main) : [])),
     opened ? body(lane, i) : null);
+}
+
+/** Buttons that change the order; a lane goes by its number, so its colour and its place in the live view change along. */
+function movers(i) {
+  if (lanes.length < 2) return [];
+  return [[-1, "earlier", "before"], [1, "later", "after"]].map(([by, name, where]) => {
+    const label = `Move lane ${i + 1} ${where} lane ${i + 1 + by}`;
+    return h("button", { type: "button", class: `icon move ${name}`, "aria-label": label, title: label, disabled: !lanes[i + by], onclick: () => move(i, by) }, icon(name));
+  });
 }
 
 // ---- the row of cards
@@ -469,7 +493,8 @@ function draw() {
   lanes.forEach((lane, i) => judge(i));
 }
 
-const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])] });
+const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])],
+  ...(Number.isInteger(raw.seed) && raw.seed >= 0 ? { seed: raw.seed } : {}) });
 
 function addLane() {
   const used = lanes.map((lane) => lane.strategy);
@@ -488,6 +513,17 @@ function duplicate(i) {
 function remove(i) {
   lanes.splice(i, 1);
   change();
+}
+
+function move(i, by) {
+  [lanes[i], lanes[i + by]] = [lanes[i + by], lanes[i]];
+  const [here, there] = [open.has(i), open.has(i + by)];
+  for (const [at, opened] of [[i, there], [i + by, here]]) if (opened) open.add(at); else open.delete(at);
+  verdicts = [];
+  draw();
+  commit();
+  focusOn(i + by, `.move.${by < 0 ? "earlier" : "later"}:not(:disabled)`);
+  if (!root.contains(document.activeElement)) focusOn(i + by, ".move:not(:disabled)");
 }
 
 function change() {

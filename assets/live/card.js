@@ -1,10 +1,10 @@
 // The card of one token: the row it was chosen from, how it got into the text, and where else the text could go.
 
 class Card {
-  constructor(root, fork) {
+  constructor(root, acts) {
     this.root = root;
     this.node = root.querySelector(".card");
-    this.fork = fork;
+    this.acts = acts; // what a person can do from here, and why not where they cannot
     this.pinned = false;
     this.anchor = null;
     this.node.addEventListener("pointerenter", () => clearTimeout(this.leaving));
@@ -57,6 +57,7 @@ class Card {
     else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
     if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(leftover(token.round.verdict.leftover));
     if (mask) parts.push(maskPart(mask));
+    if (this.pinned) parts.push(this.inside(lane, token));
     return parts;
   }
 
@@ -76,13 +77,24 @@ class Card {
     return head;
   }
 
+  /** Offers a look at what the layers made of this place. */
+  inside(lane, token) {
+    const why = this.acts.lookRefusal(lane);
+    const ask = button("quiet look", "Look inside", why || "What each layer would say here, and what its heads attend to", () => {
+      this.acts.look(lane, token);
+      this.hide();
+    });
+    ask.disabled = Boolean(why);
+    return ask;
+  }
+
   candidates(lane, token, step) {
     const part = el("div", "candidates");
     const head = el("div", "row head");
     head.append(el("span", "", ""), el("span", "", ""), el("span", "num raw", "model"), el("span", "num final", "drawn with"));
     part.append(head);
     let rest = 1;
-    for (const candidate of step.top) {
+    for (const candidate of rivals(step, this.acts.rivals())) {
       rest -= candidate[2];
       part.append(this.candidate(lane, token, step, candidate));
     }
@@ -102,15 +114,20 @@ class Card {
     writePiece(name, piece, true);
     row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", fell ? reasonOf(fell) : percent(final)));
     if (chosen) row.setAttribute("aria-current", "true");
-    const why = fell === "mask" ? "The grammar does not allow this token here" : this.fork.refusal(lane);
+    const why = fell === "mask" ? "The grammar does not allow this token here" : this.acts.refusal(lane);
     row.title = chosen ? "This one was chosen" : why || "Run again from here with this token instead";
     row.disabled = chosen || Boolean(why);
     row.addEventListener("click", () => {
-      this.fork.go(lane, token.position, id, piece);
+      this.acts.go(lane, token.position, id, piece);
       this.hide();
     });
     return row;
   }
+}
+
+/** The first candidates, and the chosen one whatever its rank. */
+function rivals(step, most) {
+  return step.top.filter(([id], rank) => rank < most || id === step.chosen);
 }
 
 function whyNoRow(token, fill) {
@@ -149,6 +166,7 @@ function facts(token, step) {
   }
   add("log-probability", fixed(token.logprob, 2), "Of the chosen token in the model's own row, in nats.");
   add("probability", isNumber(token.logprob) ? percent(Math.exp(token.logprob)) : DASH, "The same as a probability.");
+  if (isNumber(token.seconds)) add("took", `${(token.seconds * 1000).toFixed(token.seconds < 0.1 ? 1 : 0)} ms`, COLOURS.latency.help);
   if (token.forward) {
     const pass = token.pass;
     add("after forward", `${token.forward} (${pass.phase.replace("_", " ")}, ${count(pass.tokens, "row")})`, "The last pass of the target before this token was committed.");

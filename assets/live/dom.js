@@ -67,13 +67,13 @@ function count(number, one, many = one + "s") {
 
 /** Parts of a piece that cannot be read as they stand: half letters, line ends, tabs, blanks. */
 const UNREADABLE = /<0x([0-9A-F]{2})>|\r\n|\n|\r|\t|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
-const SPECIAL = /^(<\|[^<>|\s]{1,40}\|>|<\/?(s|pad|eos|bos|unk|mask|start_of_turn|end_of_turn)>|<unused \d+>|\[(END|EOS|BOS|SEP|CLS|PAD|UNK|MASK)\])$/;
+const SPECIAL = /^(<[|｜][^<>|｜\s]{1,40}[|｜]>|<\/?(s|pad|eos|bos|unk|mask|start_of_turn|end_of_turn)>|<unused \d+>|\[(END|EOS|BOS|SEP|CLS|PAD|UNK|MASK)\])$/;
 const GLYPHS = { "\n": "↵", "\r": "␍", "\r\n": "↵", "\t": "⇥" };
 
 /** Fill `node` with a token's piece: line ends as a sign and a break, bytes and special tokens as chips, the rest as text.
-    A label has no breaks, and a lone blank gets a dot there. */
+    A lone blank gets a dot, and a label has no breaks. */
 function writePiece(node, piece, isLabel = false) {
-  if (isLabel && piece === " ") {
+  if (piece === " ") {
     node.append(el("span", "blank", piece));
     return;
   }

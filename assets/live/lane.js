@@ -14,6 +14,8 @@ function qualified(label, guarantee) {
   return label === "lossless" && guarantee.includes("budget_respected") ? "lossless for its cache" : label;
 }
 
+const SCORE = "score"; // the strategy of a lane that only reads
+
 const REASONS = {
   end: "ended",
   length: "reached its length",
@@ -32,6 +34,7 @@ class LaneCard {
     this.state = new LaneState(record);
     this.text = new TextView(order);
     this.text.setPrompt(record.header);
+    this.text.node.classList.toggle("is-scored", record.header.strategy === SCORE);
     this.node = el("article", "lane");
     this.node.dataset.lane = order;
     this.node.setAttribute("aria-label", `Lane ${order + 1}, ${title}`);
@@ -57,7 +60,7 @@ class LaneCard {
     top.append(choose, this.stop);
     const second = el("div", "lane-second");
     second.append(this.badges(header), this.status);
-    const setting = el("p", "setting", describe(header));
+    const setting = el("p", "setting", describe(header, this.app.trace.lanes.map((record) => record.header)));
     setting.title = setting.textContent;
     head.append(top, second, setting);
     return head;
@@ -88,14 +91,14 @@ class LaneCard {
   }
 
   /** Show the first `cursor` events. */
-  draw(cursor, metric, atHead) {
+  draw(cursor, channels, atHead) {
     const moved = this.state.goTo(cursor);
-    const look = `${this.state.version}/${metric}/${this.app.trace.state}/${atHead}/${this.app.trace.over}`;
+    const look = `${this.state.version}/${channels}/${this.app.trace.state}/${atHead}/${this.app.trace.over}`;
     if (look === this.look) return false;
     this.look = look;
     const { state } = this;
     const sequence = state.shown;
-    this.text.draw(sequence, state, metric);
+    this.text.draw(sequence, state, channels);
     this.drawStrip();
     this.drawStatus(atHead);
     const last = state.notes[state.notes.length - 1];
@@ -165,8 +168,16 @@ function badge(label, help) {
 /** Titles for all lanes; where several lanes have the same one, each adds the parts or knobs by which it differs from them. */
 function distinctTitles(headers) {
   const plain = headers.map((header) => header.title || header.strategy);
-  const traits = headers.map((header) => [...header.parts.map((part) => part.name.replaceAll("_", " ")), ...knobsOf(header)]);
-  return headers.map((_, i) => [plain[i], ...differences(traits[i], traits.filter((_, j) => j !== i && plain[j] === plain[i]))].join(", "));
+  const traits = headers.map((header) => [...header.parts.map((part) => part.name.replaceAll("_", " ")), ...knobsOf(header), `seed ${header.seed}`]);
+  return headers.map((header, i) => {
+    const namesakes = traits.filter((_, j) => j !== i && plain[j] === plain[i]);
+    return [plain[i], ...differences(traits[i], namesakes), ...forkOf(header)].join(", ");
+  });
+}
+
+/** Where a lane left the text it was forked from: its last forced token is the one that was put in another's place. */
+function forkOf(header) {
+  return header.forced.length && header.strategy !== SCORE ? [`forked at token ${header.forced.length}`] : [];
 }
 
 /** At most two of the traits, first the one that the fewest others have. */
@@ -181,14 +192,15 @@ function knobsOf(header) {
   return header.parts.flatMap((part) => Object.entries(part.knobs || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${shorten(value)}`));
 }
 
-/** The setting of a lane on one line: what was added and set, then the models. */
-function describe(header) {
+/** The setting of a lane on one line: what was added and set, then the models; its seed where not all lanes have the same. */
+function describe(header, all) {
   const parts = header.parts.filter((part) => part.name !== header.strategy || Object.keys(part.knobs || {}).length);
   const model = [shortName(header.model), header.quantization !== "none" ? header.quantization : header.dtype].filter(Boolean).join(" ");
   const draft = header.draft ? [`draft ${shortName(header.draft)}`] : [];
   const context = header.context ? [`context “${shorten(header.context)}”`] : [];
   const memory = header.memory ? ["remembers earlier runs"] : [];
-  return [...parts.map(describePart), ...context, ...memory, model, ...draft].filter(Boolean).join(" · ");
+  const seed = all.some((other) => other.seed !== header.seed) ? [`seed ${header.seed}`] : [];
+  return [...parts.map(describePart), ...seed, ...context, ...memory, model, ...draft].filter(Boolean).join(" · ");
 }
 
 /** A local folder goes by its last name. */

@@ -22,8 +22,14 @@ function listenToControls(app) {
     app.player.setMode(app.mode.value);
     app.schedule();
   });
-  app.metric.addEventListener("change", () => {
-    app.drawLegend();
+  for (const channel of [app.metric, app.underline]) {
+    channel.addEventListener("change", () => {
+      app.drawLegend();
+      app.keep();
+    });
+  }
+  app.rivals.addEventListener("change", () => {
+    app.unpin();
     app.keep();
   });
   app.file.addEventListener("change", () => {

@@ -2,6 +2,8 @@
 
 const VIEW_SETTINGS = "decoding-playground.view"; // the only thing kept in the browser: how to look, never what was seen
 const GREETING_SPEED = "0.05";
+const RIVALS = ["3", "5", "all"]; // candidates the card of a token shows
+const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) => [name, label]), ["none", "none"]]);
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 
 class App {
@@ -19,14 +21,22 @@ class App {
     this.player.speed = this.settings.speed;
     this.theme = "";
     this.find();
-    this.card = new Card(root.querySelector(".live"), { refusal: (lane) => this.forkRefusal(lane), go: (...where) => this.fork(...where) });
+    this.card = new Card(root.querySelector(".live"), {
+      refusal: (lane) => this.forkRefusal(lane),
+      go: (...where) => this.fork(...where),
+      lookRefusal: (lane) => this.lookRefusal(lane),
+      look: (...where) => this.look(...where),
+      rivals: () => (this.rivals.value === "all" ? Infinity : Number(this.rivals.value)),
+    });
     this.fill();
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
     this.schedule();
   }
 
   find() {
-    for (const name of ["live", "lanes", "views", "chooser", "message", "key", "scrub", "speed", "mode", "metric", "scale", "origins", "file", "welcome"]) {
+    const parts = ["live", "lanes", "views", "chooser", "message", "key", "scrub", "speed", "mode", "metric", "underline",
+      "rivals", "scale", "origins", "file", "welcome"];
+    for (const name of parts) {
       this[name] = this.root.querySelector("." + name);
     }
     this.bar = new PlayerBar(this.root);
@@ -35,9 +45,15 @@ class App {
   fill() {
     for (const speed of SPEEDS) this.speed.append(option(speed, speed === "live" ? "as it runs" : speed + "×"));
     for (const [name, { label }] of Object.entries(COLOURS)) this.metric.append(option(name, label));
+    for (const [name, label] of UNDERLINES) this.underline.append(option(name, label));
+    this.underline.value = this.settings.underline;
+    for (const number of RIVALS) this.rivals.append(option(number, number === "all" ? "all noted" : number));
+    this.rivals.value = this.settings.rivals;
     this.speed.value = this.settings.speed;
     this.metric.value = this.settings.metric;
-    this.panels = [new CanvasPanel(), new BranchesPanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new FiguresPanel()];
+    this.panels = [new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new FiguresPanel()];
+    this.inside = new InsidePanel();
+    this.panels.unshift(this.inside); // it is asked for, so it comes first
     this.views.append(...this.panels.map((panel) => panel.node));
     this.drawLegend();
   }
@@ -49,6 +65,7 @@ class App {
     if (!value) return;
     const frame = typeof value === "string" ? JSON.parse(value) : value;
     if (!frame || !frame.run) return;
+    if ("inside" in frame) return this.showInside(frame);
     const outcome = this.trace.take(frame);
     this.ranHere ||= !frame.recorded;
     if (outcome === "new") this.start();
@@ -66,6 +83,7 @@ class App {
     this.asked = null;
     this.stepping = false;
     this.card.hide();
+    this.inside.show(null);
     this.pace();
     this.player.restart();
     this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the run before
@@ -195,6 +213,7 @@ class App {
   forkRefusal(lane) {
     if (this.trace.lanes[lane].header.canvas) return "A canvas does not grow from left to right, so it cannot begin with other tokens";
     if (this.trace.fromFile) return "A trace from a file has no model behind it to go on with";
+    if (this.trace.lanes[lane].header.strategy === SCORE) return "This text was given and not written: press Run to have a lane write";
     return this.ranHere ? "" : "A recording has no model behind it: press Run first";
   }
 
@@ -202,6 +221,26 @@ class App {
     this.say(`Running lane ${lane + 1} again with “${pieceLabel(piece)}” as token ${position + 1}.`);
     const { sequence } = this.cards[lane].text.shown[position];
     trigger("fork", { lane: this.trace.lanes[lane].header.lane, sequence, position, token });
+  }
+
+  lookRefusal(lane) {
+    if (this.trace.lanes[lane].header.canvas) return "A canvas is filled by a denoiser that has no layers to look into";
+    return this.trace.recorded || this.trace.fromFile ? "A recording has no model behind it: press Run first" : "";
+  }
+
+  /** Ask what the layers made of the text before a token, and what they attended to. */
+  look(lane, token) {
+    this.say(`Looking inside at token ${token.position + 1} of lane ${lane + 1}.`);
+    trigger("look", { lane: this.trace.lanes[lane].header.lane, sequence: token.sequence, position: token.position, token: token.id });
+  }
+
+  showInside({ run, inside, refused }) {
+    if (run !== this.trace.run) return;
+    this.say(refused || "", Boolean(refused));
+    if (!inside) return;
+    this.inside.show(inside);
+    this.schedule();
+    this.inside.node.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   }
 
   choose(order) {
@@ -276,7 +315,7 @@ class App {
     const more = this.player.tick(now);
     this.bar.draw(this.player, this.trace);
     const atHead = this.player.atEnd;
-    const changed = this.cards.map((card, i) => card.draw(this.player.cursors[i], this.metric.value, atHead));
+    const changed = this.cards.map((card, i) => card.draw(this.player.cursors[i], this.channels, atHead));
     if (changed.some(Boolean)) {
       for (const card of this.cards) card.drawRemark(this.cards[0]);
       if (this.player.playing || atHead) for (const card of this.cards) card.text.keepEndInSight();
@@ -308,9 +347,14 @@ class App {
     }));
   }
 
+  /** What colour and underline of a token mean. */
+  get channels() {
+    return `${this.metric.value}/${this.underline.value}`;
+  }
+
   drawLegend() {
     drawScale(this.scale, this.metric.value);
-    drawOrigins(this.origins, this.metric.value);
+    drawUnderlines(this.origins, this.metric.value, this.underline.value);
     this.schedule();
   }
 
@@ -322,7 +366,8 @@ class App {
 
   keep() {
     try {
-      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric: this.metric.value, speed: this.settings.speed }));
+      const [metric, underline, rivals] = [this.metric, this.underline, this.rivals].map((select) => select.value);
+      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, speed: this.settings.speed }));
     } catch (reason) { /* a browser that keeps nothing still shows everything */ }
     this.schedule();
   }
@@ -341,6 +386,8 @@ function readSettings() {
   } catch (reason) { /* nothing kept, or something else: the defaults hold */ }
   return {
     metric: kept.metric in COLOURS ? kept.metric : "entropy",
+    underline: UNDERLINES.has(kept.underline) ? kept.underline : "origin",
+    rivals: RIVALS.includes(kept.rivals) ? kept.rivals : "all",
     speed: SPEEDS.includes(kept.speed) ? kept.speed : "live",
   };
 }

@@ -129,6 +129,7 @@ class Sequence {
     this.leftBehind = false; // another one became the text while it was alive
     this.score = null;
     this.halfLetter = []; // bytes that wait for the rest of their letter
+    this.grewAt = parent ? parent.grewAt : 0; // seconds on the lane's clock
   }
 
   /** What was noted about tokens while they grew on another sequence is noted here too. */
@@ -237,6 +238,7 @@ const APPLY = {
     const round = state.pendingRound(event.sequence);
     const tokens = tokensOf(state, event, sequence, round && round.verdict ? round : null);
     sequence.tokens.push(...tokens);
+    sequence.grewAt = event.at;
     sequence.halfLetter = tokens.length ? tokens[tokens.length - 1].waiting : sequence.halfLetter;
     if (round && round.verdict) round.settle(event);
     const source = sourceOf(state, event);
@@ -317,6 +319,7 @@ function makeTokens(state, event, sequence, round) {
         decoded: state.costs.passes > 0, // not read from the prefill row
         forward: state.costs.targetForwards, // how many target forwards had run when it was committed
         pass: lastTarget(state.forwards),
+        seconds: Math.max(0, event.at - sequence.grewAt) / event.ids.length,
         round,
         node: round ? round.guessBehind(i, id) : null,
       }),
@@ -335,8 +338,8 @@ function sourceOf(state, event) {
 function grownToken(source, position, id) {
   const token = source && source.tokens[position];
   if (!token || token.id !== id) return null;
-  const { decoded, forward, pass, round, node } = token;
-  return { decoded, forward, pass, round, node };
+  const { decoded, forward, pass, seconds, round, node } = token;
+  return { decoded, forward, pass, seconds, round, node };
 }
 
 function lastTarget(forwards) {

@@ -50,7 +50,7 @@ class TextView {
     this.prompt.prepend(toggle, early);
   }
 
-  draw(sequence, state, metric) {
+  draw(sequence, state, channels) {
     const { tokens, steps } = sequence;
     let same = Math.min(this.shown.length, tokens.length);
     while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
@@ -61,7 +61,7 @@ class TextView {
     if (added.childNodes.length) this.tokens.append(added);
     const { canvas } = state;
     this.body.classList.toggle("is-canvas", canvas.size > 0);
-    tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, metric)));
+    tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, channels)));
     if (canvas.size && !tokens.length) this.drawCanvas(canvas);
     else this.drawGhosts(state.pendingRound(sequence.id));
   }
@@ -79,12 +79,12 @@ class TextView {
   }
 
   /** Colour one token, if what its colour depends on has changed. */
-  paint(i, token, step, metric) {
+  paint(i, token, step, channels) {
     const span = this.spans[i];
-    if (span.step === step && span.metric === metric) return;
+    if (span.step === step && span.channels === channels) return;
     span.step = step;
-    span.metric = metric;
-    span.className = tokenClass(token, step, metric) + (span.isSoft ? " soft" : "") + (span === this.marked ? " chosen" : "");
+    span.channels = channels;
+    span.className = tokenClass(token, step, channels) + (span.isSoft ? " soft" : "") + (span === this.marked ? " chosen" : "");
   }
 
   /** A token that was filled in keeps the look it had on the canvas, whatever the colour of other lanes means. */

@@ -26,8 +26,8 @@ def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
 
         Args:
             prompt: text to continue
-            lanes: one to four lanes, such as {"strategy": "greedy", "knobs": {}, "extras": [["top_p", {"p": 0.9}]]}
-            seed: lanes with one seed share their draws
+            lanes: one to four lanes, such as {"strategy": "greedy", "knobs": {}, "extras": [["top_p", {"p": 0.9}]], "seed": 3}
+            seed: of the lanes that have none of their own; lanes with one seed share their draws
             length: most tokens a lane may write
             mode: "raw", or "chat" for the model's chat template
             system: system message of a chat

@@ -1,7 +1,8 @@
 """The lane editor: one to four cards made from what the strategies declare, drawn and changed in the browser.
 
-Its value is a list of {"strategy", "knobs", "extras", "forced"}. The catalogue of declarations travels once, with the page; after
-every change the browser asks `check`, so a combination that cannot work is explained before it is run.
+Its value is a list of {"strategy", "knobs", "extras", "forced"} and, where a lane has its own, "seed". The catalogue of
+declarations travels once, with the page; after every change the browser asks `check`, so a combination that cannot work is
+explained before it is run.
 """
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from playground.strategy import Knob, Strategy, discover, make
 from playground.ui.settings import LANES, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets" / "editor"
+SCRIPTS = ("sweep", "editor")  # in this order: they share one scope
 TOGGLES = ("sampler", *SINGLE_KINDS)
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 
@@ -28,7 +30,7 @@ class LaneEditor(gr.HTML):
 
     def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, **kwargs: Any):
         catalogue = {"strategies": catalogue_of(discover()), "most": LANES}
-        script = (ASSETS / "editor.js").read_text(encoding="utf-8").replace("__CATALOGUE__", _literal(catalogue))
+        script = "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace("__CATALOGUE__", _literal(catalogue))
         super().__init__(value, problems=problems or {}, fills=fills, html_template="<div class='editor'></div>", js_on_load=script,
                          apply_default_css=False, server_functions=[check], **kwargs)
 

@@ -29,7 +29,7 @@ def lent(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
     return spaces.GPU(duration=seconds)(work)
 
 
-def seconds(settings) -> int:
+def seconds(settings, *_: Any) -> int:
     return int(min(MOST, LEAST + EACH * len(settings.lanes) * settings.length))
 
 

@@ -23,7 +23,7 @@ from playground.ui.gpu import Borrowed
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
-from playground.written import sequences
+from playground.written import Written, sequences
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 Changes = dict[Any, Any]
@@ -41,6 +41,7 @@ class Visit:
     run: Run | Borrowed | None = None
     stopped: bool = False
     left: bool = False  # another one has taken its place on the page
+    reads: bool = False  # the models only read the prompt, and no lane of the editor writes
 
     @property
     def over(self) -> bool:
@@ -51,11 +52,11 @@ class Visit:
         if self.run:
             self.run.stop()
 
-    def follow(self, settings: Settings) -> Visit:
+    def follow(self, settings: Settings, reads: bool = False) -> Visit:
         """The next visit of the same person. This one ends: one run at a time is shown."""
         self.left = True
         self.stop()
-        return Visit(settings, self.memory)
+        return Visit(settings, self.memory, reads=reads)
 
 
 class Acts:
@@ -83,15 +84,30 @@ class Acts:
         settings = Settings(*values)
         yield from self._guarded(before.follow(settings) if before else Visit(settings))
 
+    def score(self, before: Visit | None, *values: Any) -> Iterator[Changes]:
+        """Show how the models read the prompt, token by token; nothing is written."""
+        settings = Settings(*values)
+        yield from self._guarded(before.follow(settings, reads=True) if before else Visit(settings, reads=True))
+
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
         """Run again with one more lane that takes another token at some place of a lane's text, or of the sequence that was shown as such."""
-        if not _has_lane(visit, event):
+        if not _has_lane(visit, event) or visit.reads:
             return
-        trace = _trace(visit.run)
-        past = sequences(trace.lane(int(event.lane)).events)[int(event.sequence)].tokens[:int(event.position)]
-        settings = visit.settings.forked(int(event.lane), [token.id for token in past] + [int(event.token)])
+        settings = visit.settings.forked(int(event.lane), [*_past(visit.run, event), int(event.token)])
         yield {self.page.lanes: settings.lanes}
         yield from self._guarded(visit.follow(settings))
+
+    def look(self, visit: Visit | None, event: gr.EventData) -> Changes:
+        """What the layers of the lane's model make of the text before a token, and what they attend to."""
+        if not _has_lane(visit, event):
+            return gr.skip()
+        header, chosen = visit.run.headers[int(event.lane)], int(event.token)
+        try:
+            found = self.site.look(visit.settings, header["model"], [*header["prompt_ids"], *_past(visit.run, event)], chosen)
+        except Refusal as refusal:
+            return {"run": visit.run.name, "inside": None, "refused": str(refusal)}
+        place = {"lane": int(event.lane), "position": int(event.position), "chosen": chosen}
+        return {"run": visit.run.name, "inside": {**found, **place}}
 
     def hold(self, visit: Visit | None) -> None:
         if visit and visit.run:
@@ -175,7 +191,7 @@ class Acts:
             if visit.stopped:
                 yield gr.skip() if visit.left else self.page.rest()
                 return
-        visit.run = self.site.start(arrival, visit.settings, visit.memory)
+        visit.run = self.site.read(arrival, visit.settings) if visit.reads else self.site.start(arrival, visit.settings, visit.memory)
         yield from self._stream(visit)
 
     def _stream(self, visit: Visit) -> Iterator[Changes]:
@@ -221,6 +237,12 @@ class Acts:
 def _trace(run: Run | Borrowed) -> Trace:
     """All that a run has told so far."""
     return trace_of(run.headers, list(run.events))
+
+
+def _past(run: Run | Borrowed, event: gr.EventData) -> list[int]:
+    """Tokens a lane, or the sequence that was shown as its text, wrote before a place."""
+    written = sequences(_trace(run).lane(int(event.lane)).events).get(int(event.sequence), Written())
+    return [token.id for token in written.tokens[:int(event.position)]]
 
 
 def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:

@@ -19,9 +19,10 @@ import gradio as gr
 from playground import events
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets" / "live"
-STYLES = ("live", "lanes", "views", "card", "sizes")
-SCRIPTS = ("dom", "trace", "metrics", "model", "player", "colour", "text", "card", "lane", "views/panel", "views/entropy",
-           "views/branches", "views/canvas", "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "bar", "listening", "main")
+STYLES = ("live", "lanes", "views", "difference", "inside", "card", "sizes")
+SCRIPTS = ("dom", "trace", "metrics", "model", "player", "colour", "text", "words", "card", "lane", "views/panel", "views/entropy",
+           "views/branches", "views/difference",
+           "views/canvas", "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "views/inside", "bar", "listening", "main")
 """In this order: they share one scope, and main starts them."""
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
 """All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way."""
@@ -31,8 +32,10 @@ class Lanes(gr.HTML):
     """One to four lanes with their player and views. Give it frames as values; bind what a person does with
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
+        lanes.look(fn)
 
-    where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `sequence`, `position` and `token`;
+    where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `sequence`, `position` and `token`,
+    and so does look, which is answered by a value {"run", "inside" or "refused"} as playground.inside tells it, with `lane`, `position`, `chosen`;
     missed carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on the way.
     """
 

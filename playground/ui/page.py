@@ -15,6 +15,7 @@ from playground.ui.editor import LaneEditor, reading_context
 from playground.ui.gallery import Gallery, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
+from playground.ui.repeats import Repeats
 from playground.ui.look import read
 from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
@@ -97,9 +98,11 @@ class Page:
         blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
         self.fetch.click(acts.load, controls, self._told(), concurrency_limit=None, **PRIVATE)
         self.go.click(acts.run, [self.visit, *controls], **streaming)
+        self.read.click(acts.score, [self.visit, *controls], **streaming)
         self.live.fork(acts.fork, self.visit, trigger_mode="multiple", **streaming)
         self._bind_run(acts)
         self._bind_studies(acts)
+        self.repeats.bind(controls)
         self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         self.gallery.pick(acts.pick, self.model, [*controls, self.passage, *self._told()], queue=False, **PRIVATE)
         self.share.click(acts.share, controls, self.link, **PRIVATE)
@@ -114,6 +117,7 @@ class Page:
         for name in ("hold", "resume", "step", "stop_lane"):
             getattr(self.live, name)(getattr(acts, name), self.visit, None, **now)
         self.live.missed(acts.missed, self.visit, self.live, **now)
+        self.live.look(acts.look, self.visit, self.live, concurrency_limit=1, **PRIVATE)
         self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)
         self.again.click(acts.again, self.visit, [self.live, *self._told()], **now)
 
@@ -180,6 +184,7 @@ class Page:
             self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=120, scale=0)
             self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=120, scale=0, visible=False)
             gr.HTML("<kbd>Ctrl</kbd> <kbd>Enter</kbd>", elem_classes="hint", apply_default_css=False)
+            self.read = gr.Button("Score this text", size="sm", variant="secondary", elem_id="score", min_width=120, scale=0)
             self.remembered = gr.HTML("", elem_classes="remembered", elem_id="remembered", apply_default_css=False, visible=False)
             self.forget = gr.Button("Forget", size="sm", variant="secondary", elem_id="forget", min_width=80, scale=0, visible=False)
             self.again = gr.Button("Show last run", size="sm", variant="secondary", elem_id="again", min_width=110, scale=0)
@@ -188,6 +193,7 @@ class Page:
 
     def _view(self) -> None:
         self.live = Lanes(first_view(), elem_id="live")
+        self.repeats = Repeats(self.site)
         with gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures") as self.examined:
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in figures.KINDS]
         self.studies = {study.name: gr.Accordion(f"Study: {study.title}", open=False, visible=False, elem_classes="figures") for study in studies.known()}

@@ -16,6 +16,7 @@ from playground.recipe import Recipe
 LANES = 4
 DEFAULT = "default"  # the model or draft the page was started with
 CHOICES = {"mode": ("raw", "chat"), "dtype": ("auto", "float32", "bfloat16", "float16"), "quantization": ("none", "int8", "nf4", "fp4")}
+MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: what is told of them is held until they are over
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
 
 
@@ -26,10 +27,11 @@ class Rules:
     public: bool = False
     characters: int = 100_000
     tokens: int = 4096
+    repeats: int = 32  # of one lane at once
 
     @classmethod
     def for_visitors(cls) -> Rules:
-        return cls(public=True, characters=4000, tokens=256)
+        return cls(public=True, characters=4000, tokens=256, repeats=8)
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Settings:
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
     def recipes(self) -> list[Recipe]:
-        return [Recipe(lane["strategy"], dict(lane["knobs"]), [(name, dict(knobs)) for name, knobs in lane["extras"]], list(lane["forced"]))
+        return [Recipe(lane["strategy"], dict(lane["knobs"]), [(name, dict(knobs)) for name, knobs in lane["extras"]], list(lane["forced"]), lane.get("seed"))
                 for lane in map(_lane, self.lanes) if lane]
 
     def forked(self, lane: int, tokens: list[int]) -> Settings:
@@ -88,6 +90,17 @@ class Settings:
         copy = {**self.lanes[lane], "forced": tokens}
         lanes = [*self.lanes, copy] if len(self.lanes) < LANES else [*self.lanes[:lane], copy, *self.lanes[lane + 1:]]
         return replace(self, lanes=lanes)
+
+    def repeated(self, lane: int, times: int, rules: Rules) -> Settings:
+        """The same with one of its lanes again and again, each time with the next seed; raises Refusal for what is too much."""
+        if not 0 <= lane < len(self.lanes):
+            raise Refusal(f"There is no lane {lane + 1} to repeat: choose one of those above.", "repeats")
+        if type(times) is not int or not 2 <= times <= rules.repeats:
+            raise Refusal(f"A lane can be run 2 to {rules.repeats} times here: choose a number between.", "repeats")
+        if times * self.length > MOST_WRITTEN:
+            raise Refusal(f"{times} runs of {self.length} tokens are more than the {MOST_WRITTEN:,} tokens taken here: take fewer runs or tokens.", "repeats")
+        first = self.lanes[lane].get("seed", self.seed)
+        return replace(self, lanes=[{**self.lanes[lane], "seed": seed} for seed in range(first, first + times)])
 
     def stops(self) -> tuple[str, ...]:
         """Stop strings, one a line; a line break is written \\n."""
@@ -116,14 +129,19 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _lane(raw: Any) -> dict[str, Any] | None:
-    """One lane as {"strategy", "knobs", "extras", "forced"}, or None where it is not one."""
+    """One lane as {"strategy", "knobs", "extras", "forced"}, with a "seed" where it has its own; None where it is no lane."""
     if not isinstance(raw, dict) or not isinstance(raw.get("strategy"), str):
         return None
     knobs = raw.get("knobs")
     extras = [(pair[0], pair[1]) for pair in raw.get("extras") or [] if _is_extra(pair)] if isinstance(raw.get("extras"), list) else []
     forced = raw.get("forced") if isinstance(raw.get("forced"), list) else []
-    return {"strategy": raw["strategy"], "knobs": _scalars(knobs), "extras": [[name, _scalars(given)] for name, given in extras],
+    lane = {"strategy": raw["strategy"], "knobs": _scalars(knobs), "extras": [[name, _scalars(given)] for name, given in extras],
             "forced": [token for token in forced if type(token) is int]}
+    return lane | ({"seed": raw["seed"]} if _is_seed(raw.get("seed")) else {})
+
+
+def _is_seed(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _is_extra(pair: Any) -> bool:

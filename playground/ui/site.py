@@ -28,6 +28,12 @@ def _prepare(models: Any, settings: Settings, memory: Memory):
     return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()), memory=memory)
 
 
+def _score(models: Any, settings: Settings):
+    from playground.scoring import score
+    from playground.session import Prompt
+    return score(models, Prompt(settings.prompt, settings.mode == "chat", settings.system, settings.context))
+
+
 def _load(*names: Any, **how: Any) -> Any:
     from playground.session import leave_a_core  # not before a model is wanted: it brings torch along
     leave_a_core()
@@ -42,10 +48,11 @@ class Site:
     rules: Rules = field(default_factory=Rules)
     load: Callable[..., Any] = _load
     prepare: Callable[[Any, Settings, Memory], Any] = _prepare
+    score: Callable[[Any, Settings], Any] = _score
 
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.load)
-        self._borrowed = lent(self._batches)
+        self._borrowed, self._borrowed_score, self._borrowed_look = lent(self._batches), lent(self._score_batches), lent(self._looks)
         self._workers: dict[str, Worker] = {}
 
     @classmethod
@@ -104,6 +111,24 @@ class Site:
         memory, and the visitor's own stays empty.
         """
         yield from batches(self.prepare(self.arrival(settings).result(), settings, Memory()))
+
+    def read(self, arrival: Arrival, settings: Settings) -> Run | Borrowed:
+        """Begin a run that writes nothing and tells how the models read the prompt; raises Refusal as `start` does."""
+        models = arrival.result()
+        return Borrowed(self._borrowed_score(settings)) if on_zero() else self.worker(models).take(self.score(models, settings))
+
+    def _score_batches(self, settings: Settings) -> Iterator[Batch]:
+        yield from batches(self.score(self.arrival(settings).result(), settings))
+
+    def look(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> dict[str, Any]:
+        """What goes on inside one of a run's models where it chose a token after others; raises Refusal."""
+        return next(self._borrowed_look(settings, model, tokens, chosen))
+
+    def _looks(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> Iterator[dict[str, Any]]:
+        from playground.inside import look  # not before a model is there: it brings torch along
+        models = self.arrival(settings).result()
+        drafts = models.draft is not None and models.draft.name == model != models.target.name
+        yield asdict(look(models.draft if drafts else models.target, tokens, chosen))
 
     def worker(self, models: Any) -> Worker:
         """The one worker of the device these models live on."""

@@ -27,22 +27,22 @@ class BranchesPanel extends Panel {
   }
 
   look(card, app) {
-    return `${card.state.version}/${app.metric.value}/${roomFor(card.record)}`;
+    return `${card.state.version}/${app.channels}/${roomFor(card.record)}`;
   }
 
   draw(card, app) {
     const { state } = card;
     setText(this.readout, sayFamily(state));
     this.lineage.replaceChildren(lineageDrawing(card, this.width));
-    this.drawList(state, app.metric.value);
+    this.drawList(state, app.channels);
   }
 
-  drawList(state, metric) {
+  drawList(state, channels) {
     const all = inOrder(state);
     const lines = all.slice(0, MOST_LINES).map((sequence) => this.lineOf(sequence));
     const seen = new Set(state.sequence(0).tokens);
     for (const line of lines) {
-      line.draw(state, sharedLength(line.sequence.tokens, seen), metric);
+      line.draw(state, sharedLength(line.sequence.tokens, seen), channels);
       for (const token of line.sequence.tokens) seen.add(token);
     }
     const nodes = lines.map((line) => line.node);
@@ -85,7 +85,7 @@ class BranchLine {
     this.shown = [];
   }
 
-  draw(state, shared, metric) {
+  draw(state, shared, channels) {
     const standing = standingOf(this.sequence, state);
     this.node.dataset.standing = standing;
     this.node.classList.toggle("shown", this.sequence === state.shown);
@@ -95,20 +95,20 @@ class BranchLine {
     const folded = shared > SHARED_SHOWN + 1;
     const beginning = tokens.slice(folded ? shared - SHARED_SHOWN : 0, shared);
     setText(this.shared, (folded ? "… " : "") + beginning.map((token) => pieceLabel(token.piece, 40)).join(""));
-    this.drawOwn(tokens.slice(shared), metric);
+    this.drawOwn(tokens.slice(shared), channels);
   }
 
-  drawOwn(tokens, metric) {
-    let same = metric === this.metric ? Math.min(this.shown.length, tokens.length) : 0;
+  drawOwn(tokens, channels) {
+    let same = channels === this.channels ? Math.min(this.shown.length, tokens.length) : 0;
     while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
     while (this.own.children.length > same) this.own.lastChild.remove();
-    this.own.append(...tokens.slice(same).map((token) => this.token(token, metric)));
+    this.own.append(...tokens.slice(same).map((token) => this.token(token, channels)));
     this.shown = tokens;
-    this.metric = metric;
+    this.channels = channels;
   }
 
-  token(token, metric) {
-    const span = el("span", tokenClass(token, this.sequence.steps.get(token.position) || null, metric));
+  token(token, channels) {
+    const span = el("span", tokenClass(token, this.sequence.steps.get(token.position) || null, channels));
     if (isNumber(token.logprob)) span.title = `token ${token.position + 1}, probability ${percent(Math.exp(token.logprob))}`;
     writePiece(span, token.piece, true);
     return span;

@@ -203,9 +203,9 @@ function slotState(cache, runs, position) {
 const HOVER_HINT = "Point at a cell to read it.";
 
 /** What slots beyond the text are for: guesses until their verdict, sequences while they grow side by side. */
-function holders({ kinds }) {
+function holders({ kinds, header }) {
   const reasons = [["draft", "guesses"], ["branches", "branches"]].filter(([kind]) => kinds.has(kind)).map(([, reason]) => reason);
-  return reasons.join(" and ") || "guesses";
+  return reasons.join(" and ") || (header.forced.length ? "given tokens" : "guesses");
 }
 
 function sayCache(cache, record) {

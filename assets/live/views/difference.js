@@ -1,0 +1,158 @@
+// The chosen lane held against another: where their texts part, how near the choice was there, and the two texts in words.
+// While a lane still writes, both are compared as far as both have come.
+
+const PATIENT = 24; // while lanes write, the words are compared anew when a text has grown by this part of itself
+
+class DifferencePanel extends Panel {
+  constructor() {
+    super({ name: "difference", title: "Difference", kinds: [], empty: "", wide: true });
+    this.against = el("select", "against");
+    this.against.setAttribute("aria-label", "Lane to compare with");
+    const label = el("label", "which", "against ");
+    label.append(this.against);
+    this.tools.append(label);
+    this.against.addEventListener("change", () => this.app.schedule());
+  }
+
+  has() {
+    return true;
+  }
+
+  /** This panel is only there where two lanes can be compared. */
+  update(card, app) {
+    this.app = app;
+    this.node.hidden = app.cards.length < 2;
+    if (this.node.hidden) return;
+    this.offer(card, app.cards);
+    this.other = app.cards[Number(this.against.value)];
+    super.update(card, app);
+  }
+
+  /** Every lane but the chosen one; lane 1, or the first one beside it, where nobody chose another. */
+  offer(card, cards) {
+    const orders = cards.map((one) => one.order).filter((order) => order !== card.order);
+    if (this.offered === orders.join()) return;
+    const kept = this.against.value;
+    this.against.replaceChildren(...orders.map((order) => option(order, `lane ${order + 1}`)));
+    if (orders.includes(Number(kept)) && kept !== "") this.against.value = kept;
+    this.offered = orders.join();
+  }
+
+  look(card, app) {
+    const pace = ({ state }) => (app.player.playing && !isOver(state) ? grain(state.shown.tokens.length) : state.version);
+    return `${this.other.order}/${pace(card)}/${pace(this.other)}`;
+  }
+
+  draw(card) {
+    const pair = new Pair(card, this.other);
+    setText(this.readout, pair.sentence());
+    this.body.replaceChildren(...[this.parting(pair), ...this.words(pair)].filter(Boolean));
+  }
+
+  /** The row in which the texts part: both tokens, and how probable each was to either lane. */
+  parting(pair) {
+    if (!pair.parted) return null;
+    const table = el("table", "parting");
+    const head = el("tr");
+    head.append(...["", ...pair.names.map((name) => `p in ${name}`)].map((text) => el("th", "", text)));
+    table.append(head, ...[0, 1].map((side) => this.candidateRow(pair, side)));
+    return table;
+  }
+
+  candidateRow(pair, side) {
+    const row = el("tr");
+    const name = el("th");
+    const token = button("quiet piece", "", `Show it in ${pair.names[side]}`, () => this.app.reveal(pair.cards[side].order, pair.index));
+    writePiece(token, pair.tokens[side].piece, true);
+    name.append(token, ` ${pair.names[side]}`);
+    row.append(name, ...[0, 1].map((of) => el("td", "num", percent(pair.probability(of, side)))));
+    return row;
+  }
+
+  words(pair) {
+    const stretches = pair.compared && diffWords(...pair.texts());
+    if (!stretches || !stretches.length) return [];
+    const text = el("p", "word-diff");
+    text.tabIndex = 0;
+    text.append(...stretches.map(({ kind, text: words }) => el({ same: "span", mine: "ins", theirs: "del" }[kind], kind, words)));
+    const key = el("p", "chart-key");
+    key.append(el("ins", "mine", `only in ${pair.names[0]}`), el("del", "theirs", `only in ${pair.names[1]}`));
+    return stretches.some(({ kind }) => kind !== "same") ? [text, key] : [text];
+  }
+}
+
+/** Two lanes as they stand now. */
+class Pair {
+  constructor(card, other) {
+    this.cards = [card, other];
+    this.names = this.cards.map(({ order }) => `lane ${order + 1}`);
+    this.sequences = this.cards.map(({ state }) => state.shown);
+    this.over = this.cards.every(({ state }) => isOver(state));
+    this.lengths = this.sequences.map(({ tokens }) => tokens.length);
+    this.compared = Math.min(...this.lengths);
+    const [mine, theirs] = this.sequences.map(({ tokens }) => tokens);
+    const found = this.speakAlike() ? mine.findIndex((token, i) => i < this.compared && token.id !== theirs[i].id) : -1;
+    this.parted = found >= 0;
+    this.index = this.parted ? found : this.compared;
+    this.tokens = this.sequences.map(({ tokens }) => tokens[this.index]);
+  }
+
+  /** Whether a token's id means the same in both. */
+  speakAlike() {
+    const [a, b] = this.cards.map(({ record }) => record.header);
+    return a.model === b.model && a.vocabulary === b.vocabulary;
+  }
+
+  /** Probability that the model of lane `of` gave to the token that lane `side` wrote, or null where no row tells.
+      A row lists its favourites; of the token a lane wrote itself, the commit tells it too. */
+  probability(of, side) {
+    const { logprob } = this.tokens[side];
+    if (of === side && isNumber(logprob)) return Math.exp(logprob);
+    const step = this.sequences[of].steps.get(this.index);
+    const candidate = step && step.top.find(([id]) => id === this.tokens[side].id);
+    return candidate ? candidate[2] : null;
+  }
+
+  /** How far apart their logits lie, by the first row that shows both: the distance of log-probabilities. */
+  margin() {
+    const shown = [0, 1].map((of) => [this.probability(of, 0), this.probability(of, 1)]).find(([mine, theirs]) => mine && theirs);
+    return shown ? Math.log(shown[0] / shown[1]) : null;
+  }
+
+  /** What is compared: whole texts once both lanes are over, until then as far as both have come. */
+  texts() {
+    return this.sequences.map(({ tokens }) => readable(this.over ? tokens : tokens.slice(0, this.compared)));
+  }
+
+  sentence() {
+    const [mine, theirs] = this.names;
+    if (!this.compared) return `There is nothing to compare while ${this.lengths[0] ? theirs : mine} has no text.`;
+    if (!this.speakAlike()) return "These lanes have different models, so that only their words can be compared.";
+    if (this.parted) return `They part at token ${this.index + 1}${this.distance()}.`;
+    if (!this.over) return `Same text so far, ${count(this.compared, "token")}.`;
+    if (this.lengths[0] === this.lengths[1]) return `Same text, ${count(this.compared, "token")}.`;
+    const shorter = this.lengths[0] < this.lengths[1] ? 0 : 1;
+    const { done } = this.cards[shorter].state;
+    return `Same text for ${count(this.compared, "token")}; there ${this.names[shorter]} ${done ? REASONS[done.reason] || "ended" : "failed"}.`;
+  }
+
+  distance() {
+    const margin = this.margin();
+    return margin === null ? "; no row shows both candidates" : `, where their logits lie ${fixed(Math.abs(margin), 2)} apart`;
+  }
+}
+
+function isOver(state) {
+  return Boolean(state.done || state.failed);
+}
+
+/** A length that changes in ever larger steps, so that comparing all words costs less the more there are. */
+function grain(length) {
+  const step = Math.max(1, Math.floor(length / PATIENT));
+  return Math.floor(length / step) * step;
+}
+
+/** Tokens as a reader sees them: bytes show as the letter they make together. */
+function readable(tokens) {
+  return tokens.map(({ piece, letter }) => letter || piece.replace(/<0x[0-9A-F]{2}>/g, "")).join("");
+}

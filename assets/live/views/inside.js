@@ -1,0 +1,161 @@
+// A look inside at one token: what each layer would have said in its place, and which tokens the heads attended to. It is
+// there when a person asks for it, and stays until they ask for another or another run begins.
+
+const ATTENTION_HEIGHT = 260; // px, at most, for all layers and heads
+const WIDEST_COLUMN = 28; // px
+const SHADED = 400; // tokens of the text that are shown with their share
+
+class InsidePanel extends Panel {
+  constructor() {
+    super({ name: "inside", title: "Look inside", kinds: [], wide: true, empty: "" });
+    this.close = button("icon close", "×", "Close this look", () => this.show(null));
+    this.close.setAttribute("aria-label", "Close this look");
+    this.tools.append(this.close);
+    this.lens = el("div", "lens-scroll");
+    this.lens.tabIndex = 0;
+    this.lens.setAttribute("aria-label", "What each layer would say next");
+    this.heads = el("select", "heads");
+    this.heads.addEventListener("change", () => this.choose(this.heads.value));
+    this.canvas = el("canvas", "heat");
+    this.canvas.setAttribute("role", "img");
+    this.canvas.addEventListener("click", (event) => this.point(event));
+    this.text = el("p", "shaded");
+    this.body.append(titled("What each layer would say next", this.lens), titled("What it attends to", this.attention()));
+    this.body.classList.add("look");
+    this.show(null);
+  }
+
+  attention() {
+    const host = el("div", "attention");
+    const label = el("label", "pick", "Shade by ");
+    label.append(this.heads);
+    const help = el("p", "hover-line", "One row for each layer and KV head, one column for each token: click a row to shade the text by it.");
+    host.append(this.canvas, help, label, this.text);
+    return host;
+  }
+
+  /** What the server found, or null where there is nothing to show. */
+  show(found) {
+    this.found = found;
+    this.seen = (this.seen || 0) + 1;
+    this.chosen = "mean";
+    this.node.hidden = !found;
+  }
+
+  update(card, app) {
+    this.node.hidden = !this.found;
+    if (this.found) super.update(card, app);
+  }
+
+  has() {
+    return true;
+  }
+
+  look() {
+    return `${this.seen}/${this.chosen}`;
+  }
+
+  choose(row) {
+    this.chosen = row;
+    this.drawText();
+  }
+
+  draw(card, app) {
+    const { found } = this;
+    const piece = app.cards[found.lane] && app.cards[found.lane].record.header.model ? shortName(app.cards[found.lane].record.header.model) : "the model";
+    setText(this.heading, `Look inside: lane ${found.lane + 1}, token ${found.position + 1}`);
+    setText(this.readout, `One more pass of ${piece} over the ${count(found.pieces.length, "token")} before it, with everything in the cache.`);
+    this.lens.replaceChildren(lensTable(found));
+    this.fillHeads();
+    this.drawAttention();
+    this.drawText();
+  }
+
+  fillHeads() {
+    const rows = [["mean", "the mean of all layers"]];
+    this.found.attention.forEach((heads, layer) => {
+      rows.push([`${layer}`, `layer ${layer + 1}, all heads`]);
+      if (heads.length > 1) heads.forEach((_, head) => rows.push([`${layer}/${head}`, `layer ${layer + 1}, KV head ${head + 1}`]));
+    });
+    this.heads.replaceChildren(...rows.map(([value, label]) => option(value, label)));
+    this.heads.value = this.chosen;
+  }
+
+  drawAttention() {
+    const rows = this.found.attention.flat();
+    const columns = this.found.pieces.length;
+    this.rowHeight = Math.max(1, Math.min(12, Math.floor(ATTENTION_HEIGHT / rows.length)));
+    const room = this.canvas.parentNode.clientWidth || this.width;
+    const cell = Math.min(WIDEST_COLUMN, room / columns);
+    const pen = sharpCanvas(this.canvas, Math.min(room, cell * columns), this.rowHeight * rows.length);
+    const colours = Array.from({ length: LEVELS + 1 }, (_, level) => colourOf(this.node, level ? `--h${level}` : "--faint"));
+    rows.forEach((weights, row) => weights.forEach((weight, i) => {
+      pen.fillStyle = colours[shadeOf(weight)];
+      pen.fillRect(i * cell, row * this.rowHeight, cell, this.rowHeight - (this.rowHeight > 3 ? 1 : 0));
+    }));
+    this.canvas.setAttribute("aria-label", `Attention of the last token: ${count(this.found.attention.length, "layer")} by ${count(columns, "token")}`);
+  }
+
+  point(event) {
+    const heads = this.found.attention[0].length;
+    const row = Math.floor((event.clientY - this.canvas.getBoundingClientRect().top) / this.rowHeight);
+    const layer = Math.max(0, Math.min(this.found.attention.length - 1, Math.floor(row / heads)));
+    this.heads.value = heads > 1 ? `${layer}/${row % heads}` : `${layer}`;
+    this.choose(this.heads.value);
+  }
+
+  drawText() {
+    const weights = meanOf(rowsNamed(this.found.attention, this.chosen));
+    const hidden = Math.max(0, weights.length - SHADED);
+    this.text.replaceChildren();
+    if (hidden) {
+      const share = weights.slice(0, hidden).reduce((sum, weight) => sum + weight, 0);
+      this.text.append(el("span", "aside", `${count(hidden, "earlier token")}: ${percent(share)} `));
+    }
+    this.found.pieces.slice(hidden).forEach((piece, i) => {
+      const span = el("span", `t h${shadeOf(weights[hidden + i])}`);
+      span.title = percent(weights[hidden + i]);
+      writePiece(span, piece);
+      this.text.append(span);
+    });
+  }
+}
+
+/** A row for each layer: the probability of the token that was chosen, the entropy, and the likeliest tokens. */
+function lensTable({ layers, chosen }) {
+  const table = el("table", "lens");
+  const head = el("tr");
+  head.append(...["after", "chosen", "nats", "most likely"].map((name) => el("th", "", name)));
+  head.lastChild.colSpan = layers[0].top.length;
+  table.append(head, ...layers.map((lens, layer) => lensRow(lens, layer, layers.length - 1, chosen)));
+  return table;
+}
+
+function lensRow({ entropy, chosen: chance, top }, layer, depth, chosen) {
+  const row = el("tr");
+  const name = layer === 0 ? "embedding" : layer === depth ? `layer ${layer}, the last` : `layer ${layer}`;
+  row.append(el("th", "", name), el("td", "num", percent(chance)), el("td", "num", fixed(entropy, 2)));
+  for (const [id, piece, p] of top) {
+    const cell = el("td", `said h${shadeOf(p)}${id === chosen ? " is-chosen" : ""}`);
+    cell.title = `${percent(p)}${id === chosen ? ", the token that was chosen" : ""}`;
+    writePiece(cell, piece, true);
+    row.append(cell);
+  }
+  return row;
+}
+
+/** The rows of attention a choice stands for: "mean", "layer" or "layer/head". */
+function rowsNamed(attention, name) {
+  if (name === "mean") return attention.flat();
+  const [layer, head] = name.split("/").map(Number);
+  return head === undefined ? attention[layer] : [attention[layer][head]];
+}
+
+function meanOf(rows) {
+  return rows[0].map((_, i) => rows.reduce((sum, row) => sum + row[i], 0) / rows.length);
+}
+
+/** Small shares are many, and a root keeps them apart. */
+function shadeOf(weight) {
+  return Math.round(LEVELS * Math.sqrt(Math.max(0, Math.min(1, weight))));
+}

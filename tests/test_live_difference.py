@@ -1,0 +1,168 @@
+"""The difference between two lanes in the live view: where they part, how near the choice was, and their texts in words."""
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import asdict
+
+import pytest
+from live_page import address, browser, choose, expect, feed, page, seek, send, visitor  # noqa: F401
+
+from playground.events import Candidate, Commit, Done, Event, Forward, Header, Stamped, Step
+from playground.metrics import diff
+from playground.trace import Trace
+from playground.ui.frames import frame, new_name
+
+WORDS = [" the", " red", " green", " fox", " <b>ran</b>", " home", " again"]
+ROW = [Candidate(1, " red", 0.5, 0.5), Candidate(2, " green", 0.25, 0.25)]
+
+
+def writing(*ids: int, reason: str | None = "end", second: float = 0.1) -> list[tuple[float, Event]]:
+    """One token a forward; the row before the second token shows red and green, and gives an eighth to any other."""
+    events = [(second, Forward(phase="prefill", tokens=2))]
+    for at, token in enumerate(ids):
+        when, top = second * (at + 1), ROW if at == 1 else [Candidate(token, WORDS[token], 0.75, 0.75)]
+        logprob = math.log(next((candidate.raw for candidate in top if candidate.id == token), 0.125))
+        events += [(when, Step(at, 1.0, 1.0, token, top)), (when, Commit(at, [token], [WORDS[token]], WORDS[token], [logprob], ["sampled"]))]
+    return [*events, (second * len(ids), Done(reason))] if reason else events
+
+
+def run_of(*lanes: list[tuple[float, Event]], models: tuple[str, ...] = ()) -> Trace:
+    rows = sorted(((at, lane, i, event) for lane, events in enumerate(lanes) for i, (at, event) in enumerate(events)), key=lambda row: row[:3])
+    headers = [Header(lane, f"Lane {lane + 1}", model=models[lane] if models else "toy", vocabulary=10, prompt="Look:") for lane in range(len(lanes))]
+    return Trace(headers, [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
+
+
+def show(page, feed, trace: Trace, state: str = "done") -> None:
+    run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], state, [asdict(header) for header in trace.headers])
+    send(page, feed, run)
+    page.wait_for_selector(f".live[data-run='{run['run']}']")
+    if state == "done":
+        seek(page, 1.0)
+
+
+def panel(page):
+    return page.locator(".panel-difference")
+
+
+def said(page):
+    return panel(page).locator(".readout")
+
+
+def stretches(page) -> list[tuple[str, str]]:
+    return [tuple(part) for part in panel(page).locator(".word-diff > *").evaluate_all("all => all.map((part) => [part.className, part.textContent])")]
+
+
+RED, GREEN = writing(0, 1, 3, 4, 5), writing(0, 2, 3, 4, 6)
+
+
+def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
+    trace = run_of(RED, GREEN)
+    reckoned = diff(trace.lane(1), trace.lane(0))
+    show(page, feed, trace)
+    choose(page, 1)
+    expect(said(page)).to_have_text(f"They part at token {reckoned.index + 1}, where their logits lie {abs(reckoned.margin):.2f} apart.")
+    cells = panel(page).locator(".parting td").all_inner_texts()
+    assert cells == ["25 %", "25 %", "50 %", "50 %"]  # of green, then of red, in the row of each lane
+    assert [text.split() for text in panel(page).locator(".parting tr th:first-child").all_inner_texts()[1:]] == [["green", "lane", "2"], ["red", "lane", "1"]]
+
+
+def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
+    show(page, feed, run_of(RED, writing(0, 5, 3)))
+    choose(page, 1)
+    expect(said(page)).to_contain_text(f"lie {math.log(4):.2f} apart")
+    assert panel(page).locator(".parting td").all_inner_texts() == ["13 %", "–", "50 %", "50 %"]
+
+
+def test_words_that_both_wrote_are_told_from_those_of_one(page, feed):
+    show(page, feed, run_of(RED, GREEN))
+    choose(page, 1)
+    expect(panel(page).locator(".word-diff")).to_be_visible()
+    assert stretches(page) == [("same", " the"), ("mine", " green"), ("theirs", " red"), ("same", " fox <b>ran</b>"), ("mine", " again"), ("theirs", " home")]
+    assert panel(page).locator("b").count() == 0
+
+
+def test_a_word_that_one_left_out_does_not_shift_the_rest(page, feed):
+    show(page, feed, run_of(writing(0, 1, 3, 5), writing(0, 3, 5)))
+    choose(page, 0)
+    expect(said(page)).to_contain_text("part at token 2")
+    assert stretches(page) == [("same", " the"), ("mine", " red"), ("same", " fox home")]
+
+
+def test_lane_1_is_compared_with_lane_2_and_any_other_can_be_chosen(page, feed):
+    show(page, feed, run_of(RED, RED, GREEN))
+    choose(page, 0)
+    expect(said(page)).to_have_text("Same text, 5 tokens.")
+    panel(page).locator(".against").select_option("2")
+    expect(said(page)).to_contain_text("They part at token 2")
+    choose(page, 1)
+    expect(said(page)).to_contain_text("They part at token 2")  # still against lane 3
+    choose(page, 2)
+    expect(panel(page).locator(".against option")).to_have_text(["lane 1", "lane 2"])
+    expect(panel(page).locator(".against")).to_have_value("0")
+
+
+def test_while_lanes_write_they_are_compared_as_far_as_both_have_come(page, feed):
+    show(page, feed, run_of(writing(0, 1, 3, 4, 5, reason=None), writing(0, 1, reason=None)), "running")
+    choose(page, 1)
+    expect(said(page)).to_have_text("Same text so far, 2 tokens.")
+    assert stretches(page) == [("same", " the red")]
+
+
+def test_the_difference_follows_the_player(page, feed):
+    show(page, feed, run_of(RED, GREEN))
+    choose(page, 1)
+    seek(page, 0.2)
+    expect(said(page)).to_have_text("Same text so far, 1 token.")
+    expect(panel(page).locator(".parting")).to_have_count(0)
+    seek(page, 1.0)
+    expect(said(page)).to_contain_text("They part at token 2")
+
+
+def test_a_text_that_stops_early_is_the_same_as_far_as_it_goes(page, feed):
+    show(page, feed, run_of(RED, writing(0, 1, 3, reason="length")))
+    choose(page, 1)
+    expect(said(page)).to_have_text("Same text for 3 tokens; there lane 2 reached its length.")
+    assert stretches(page) == [("same", " the red fox"), ("theirs", " <b>ran</b> home")]
+
+
+def test_tokens_of_different_models_are_not_compared(page, feed):
+    show(page, feed, run_of(RED, GREEN, models=("toy", "other")))
+    choose(page, 1)
+    expect(said(page)).to_contain_text("only their words can be compared")
+    expect(panel(page).locator(".parting")).to_have_count(0)
+    assert ("mine", " green") in stretches(page)
+
+
+def test_a_token_at_the_parting_is_shown_in_its_text(page, feed):
+    show(page, feed, run_of(RED, GREEN))
+    choose(page, 1)
+    panel(page).locator(".parting .piece").last.click()
+    expect(page.locator(".lane[data-lane='0'] .tokens > .t").nth(1)).to_have_class(re.compile("chosen"))
+    page.keyboard.press("Escape")
+
+
+def test_a_single_lane_has_nothing_to_differ_from(page, feed):
+    show(page, feed, run_of(RED))
+    expect(panel(page)).to_be_hidden()
+
+
+LONG = [f"w{i % 700}" for i in range(1500)]
+
+
+@pytest.mark.parametrize("mine, theirs", [(LONG, LONG[:700] + ["x"] + LONG[701:]), (LONG, LONG[::-1]), (LONG, []), ([], []), (["a"], ["b"])])
+def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
+    show(page, feed, run_of(RED, GREEN))
+    source = "() => { " + words_script() + " return diffWords(MINE, THEIRS); }"
+    texts = {"MINE": " ".join(mine), "THEIRS": " ".join(theirs)}
+    for name, text in texts.items():
+        source = source.replace(name, repr(text))
+    parts = page.evaluate(source)
+    for kind, text in (("mine", texts["MINE"]), ("theirs", texts["THEIRS"])):
+        assert "".join(part["text"] for part in parts if part["kind"] in ("same", kind)) == text
+    assert all(a["kind"] != b["kind"] for a, b in zip(parts, parts[1:]))
+
+
+def words_script() -> str:
+    from playground.ui.lanes import ASSETS
+    return (ASSETS / "words.js").read_text(encoding="utf-8")

@@ -1,0 +1,219 @@
+"""What is seen of single tokens in a real browser: colours, candidates, signs for what cannot be read, and a look inside."""
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+
+import pytest
+from live_page import address, browser, expect, feed, page, send, token_texts, visitor, wait_for  # noqa: F401
+
+from playground.events import Candidate, Commit, Done, Forward, Header, Stamped, Step
+from playground.inside import Inside, Lens
+from playground.ui.frames import frame, new_name, recording
+
+RIVALS = 10
+INSIDE = Inside(["The", " red", "\n"], [Lens(0.5, 0.0, [(5, " a", 0.81), (7, " fox", 0.01)]), Lens(1.25, 0.64, [(7, " fox", 0.64), (5, " a", 0.04)])],
+                [[[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]]])
+PLACE = {"lane": 0, "position": 1, "chosen": 7}
+
+
+def event(position: int, piece: str, at: float, origin: str = "sampled", p: float | None = 0.5, count: int = 1) -> tuple[float, Commit]:
+    logprob = None if p is None else math.log(p)
+    return at, Commit(position, [7] * count, [piece] * count, piece * count, [logprob] * count, [origin] * count)
+
+
+def step(position: int, entropy: float, at: float, chosen: int = 7) -> tuple[float, Step]:
+    top = [Candidate(rank, f" r{rank}", 0.08, 0.08) for rank in range(RIVALS)]
+    return at, Step(position, entropy, entropy / 4, chosen, top)
+
+
+def show(page, feed, happened: list, header: Header | None = None, make=frame) -> str:
+    """A lane whose events came at these seconds, shown to its end; gives the name of the run."""
+    events = [Stamped(0, seq, at, one).to_json() for seq, (at, one) in enumerate(happened)]
+    headers = [asdict(header or Header(strategy="greedy", title="Greedy", prompt="one", prompt_ids=[1], prompt_pieces=["one"], vocabulary=100))]
+    run = make(headers, events) if make is recording else make(new_name(), 0, events, "done", headers)
+    send(page, feed, run)
+    page.wait_for_selector(f".live[data-run='{run['run']}']")
+    if page.locator(".live .play.playing").count():
+        page.locator(".live .play").click()
+    page.evaluate("const s = document.querySelector('.live .scrub'); s.value = s.max; s.dispatchEvent(new Event('input', { bubbles: true }))")
+    expect(page.locator(".lane .tokens > .t")).to_have_count(sum(len(one.ids) for _, one in happened if isinstance(one, Commit)))
+    return run["run"]
+
+
+def tokens(page):
+    return page.locator(".lane[data-lane='0'] .tokens > .t")
+
+
+def pieces(page, feed, *written: str) -> None:
+    show(page, feed, [event(i, piece, 0.1) for i, piece in enumerate(written)])
+
+
+# --- colours ---
+
+MIXED = [(0.0, Forward(phase="prefill")), step(0, 1.5, 0.1), event(0, " a", 0.1, p=0.25), event(1, " b", 0.1, "forced", None),
+         step(2, 6.0, 0.2), step(3, 0.06, 0.2), step(4, 0.0, 0.2), event(2, " c", 0.2, "draft", 0.9, 3), (0.2, Done())]
+
+
+@pytest.mark.parametrize("metric, expected", [
+    ("entropy", ["h5", "unknown", "h10", "h1", "h0"]),
+    ("final", ["h3", "unknown", "h5", "h1", "h0"]),
+    ("probability", ["h8", "unknown", "h1", "h1", "h1"]),
+    ("surprisal", ["h4", "unknown", "h1", "h1", "h1"]),
+    ("latency", ["h7", "h0", "h5", "h5", "h5"]),  # 100 ms; with the token before it; 100 ms for three
+    ("origin", ["tinted", "tinted", "tinted", "tinted", "tinted"]),
+])
+def test_a_colour_stands_for_one_number_of_a_token(page, feed, metric, expected):
+    show(page, feed, MIXED)
+    page.select_option(".live .metric", metric)
+    page.wait_for_timeout(60)  # the next frames of the screen
+    classes = tokens(page).evaluate_all("all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown|tinted)$/.test(c)))")
+    page.select_option(".live .metric", "entropy")
+    assert classes == expected
+
+
+def test_the_colour_that_was_chosen_is_remembered(page, feed):
+    show(page, feed, MIXED)
+    page.select_option(".live .metric", "latency")
+    kept = page.evaluate("localStorage.getItem('decoding-playground.view')")
+    page.select_option(".live .metric", "entropy")
+    assert '"metric":"latency"' in kept
+
+
+@pytest.mark.parametrize("underline, expected", [("entropy", ["3px", "none", "5px", "1px", "none"]), ("probability", ["4px", "none", "none", "none", "none"]),
+                                                 ("latency", ["3px", "none", "3px", "3px", "3px"]), ("none", ["none"] * 5),
+                                                 ("origin", ["none", "double", "solid", "solid", "solid"])])
+def test_an_underline_stands_for_another_number_beside_the_colour(page, feed, underline, expected):
+    show(page, feed, MIXED)
+    page.select_option(".live .metric", "surprisal")
+    page.select_option(".live .underline", underline)
+    page.wait_for_timeout(60)
+    lines = tokens(page).evaluate_all("""(all) => all.map((t) => getComputedStyle(t)).map((style) => style.textDecorationLine === "none" ? "none"
+        : style.textDecorationStyle === "solid" && style.textDecorationThickness !== "1.5px" ? style.textDecorationThickness : style.textDecorationStyle)""")
+    colours = tokens(page).evaluate_all("all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown)$/.test(c)))")
+    page.select_option(".live .metric", "entropy")
+    page.select_option(".live .underline", "origin")
+    assert lines == expected
+    assert colours == ["h4", "unknown", "h1", "h1", "h1"]
+
+
+# --- candidates ---
+
+@pytest.mark.parametrize("most, chosen, shown", [("3", 1, [0, 1, 2]), ("3", 8, [0, 1, 2, 8]), ("5", 8, [0, 1, 2, 3, 4, 8]), ("all", 8, list(range(10)))])
+def test_a_card_shows_as_many_candidates_as_wanted_and_always_the_chosen_one(page, feed, most, chosen, shown):
+    show(page, feed, [step(0, 2.0, 0.1, chosen), event(0, " a", 0.1)])
+    page.select_option(".live .rivals", most)
+    tokens(page).first.click()
+    rows = page.locator(".live .card .candidate")
+    assert rows.evaluate_all("all => all.map((row) => Number(row.dataset.id))") == shown
+    rest = page.locator(".live .card .rest .num").first.inner_text()
+    page.select_option(".live .rivals", "all")
+    assert rest == f"{100 - 8 * len(shown)} %"
+
+
+# --- what cannot be read as it stands ---
+
+def chips(page, i: int) -> list[str]:
+    return tokens(page).nth(i).locator(".chip").all_inner_texts()
+
+
+def test_special_tokens_are_chips_and_words_that_look_a_little_like_them_are_not(page, feed):
+    special, plain = ["<|im_end|>", "</s>", "[END]", "<｜end▁of▁text｜>"], ["<b>", "<|", "[1]", "a<s>b"]
+    pieces(page, feed, *special, *plain)
+    assert [chips(page, i) for i in range(8)] == [[piece] for piece in special] + [[]] * 4
+    assert token_texts(page, 0) == special + plain
+
+
+def test_blanks_and_breaks_can_be_seen_and_counted(page, feed):
+    pieces(page, feed, " ", "   ", " a", "\n", "\r\n", "\t", "")
+    assert [tokens(page).nth(i).locator(".blank").count() for i in range(7)] == [1, 3, 0, 0, 0, 0, 0]
+    signs = tokens(page).evaluate_all("all => all.map((t) => [...t.querySelectorAll('.glyph')].map((g) => g.dataset.sign).join(''))")
+    assert signs == ["", "", "", "↵", "↵", "⇥", "∅"]
+    assert token_texts(page, 0) == [" ", "   ", " a", "\n", "\r\n", "\t", ""], "what is copied is the text"
+
+
+def test_bytes_of_a_half_letter_are_chips_and_the_last_one_shows_the_letter(page, feed):
+    pieces(page, feed, "<0xE2>", "<0x82>", "<0xAC>", "a<0xFF>", "\u200b")
+    assert [chips(page, i) for i in range(5)] == [["E2"], ["82"], ["AC"], ["FF"], ["U+200B"]]
+    assert [tokens(page).nth(i).locator(".letter").all_inner_texts() for i in range(4)] == [[], [], ["€"], []]
+
+
+# --- forks and texts that were given ---
+
+def test_a_forked_lane_says_where_it_left(page, feed):
+    show(page, feed, [event(0, " a", 0.1, "forced")], Header(strategy="greedy", title="Greedy", forced=[4, 5, 6]))
+    expect(page.locator(".lane .title").first).to_have_text("Greedy, forked at token 3")
+
+
+def test_a_scored_text_is_not_underlined_and_begins_no_fork(page, feed):
+    header = Header(strategy="score", title="As toy reads it", forced=[7])
+    show(page, feed, [step(0, 1.0, 0.1), event(0, " a", 0.1, "forced")], header)
+    expect(page.locator(".lane .title").first).to_have_text("As toy reads it")
+    assert tokens(page).first.evaluate("t => getComputedStyle(t).textDecorationLine") == "none"
+    tokens(page).first.click()
+    other = page.locator(".live .card .candidate").first
+    expect(other).to_be_disabled()
+    assert "given and not written" in other.get_attribute("title")
+
+
+# --- a look inside ---
+
+def looked(page, feed, **answer) -> None:
+    run = show(page, feed, [event(0, " red", 0.1), step(1, 1.0, 0.2), event(1, " fox", 0.2)], Header(model="toy", strategy="greedy", title="Greedy"))
+    send(page, feed, {"run": run, **answer})
+
+
+def test_the_card_offers_a_look_inside_and_says_where(page, feed):
+    show(page, feed, MIXED)
+    tokens(page).nth(2).click()
+    page.locator(".live .card .look").click()
+    assert wait_for(page, feed, "look") == {"lane": 0, "sequence": 0, "position": 2, "token": 7}
+
+
+def test_a_recording_has_no_inside(page, feed):
+    show(page, feed, MIXED, make=recording)
+    tokens(page).nth(2).click()
+    expect(page.locator(".live .card .look")).to_be_disabled()
+
+
+def test_each_layer_tells_its_candidates_and_the_chosen_one_is_marked(page, feed):
+    looked(page, feed, inside={**asdict(INSIDE), **PLACE})
+    panel = page.locator(".panel-inside")
+    expect(panel.locator("h3")).to_have_text("Look inside: lane 1, token 2")
+    rows = [row.locator("th, td").all_inner_texts() for row in panel.locator(".lens tr").all()[1:]]
+    assert rows == [["embedding", "0 %", "0.50", " a", " fox"], ["layer 1, the last", "64 %", "1.25", " fox", " a"]]
+    shades = panel.locator(".lens .said").evaluate_all("all => all.map((cell) => [...cell.classList].filter((c) => c !== 'said').join(' '))")
+    assert shades == ["h9", "h1 is-chosen", "h8 is-chosen", "h2"]  # ten times the root of the probability
+
+
+def test_the_text_is_shaded_by_the_heads_that_are_chosen(page, feed):
+    looked(page, feed, inside={**asdict(INSIDE), **PLACE})
+    panel = page.locator(".panel-inside")
+    shares = panel.locator(".shaded .t")
+    assert shares.evaluate_all("all => all.map((t) => t.title)") == ["13 %", "50 %", "38 %"]
+    panel.locator(".heads").select_option("0/1")
+    assert shares.evaluate_all("all => all.map((t) => t.title)") == ["0 %", "100 %", "0 %"]
+    panel.locator("canvas").click(position={"x": 5, "y": 3})
+    assert panel.locator(".heads").input_value() == "0/0"
+    assert shares.evaluate_all("all => all.map((t) => t.title)") == ["25 %", "0 %", "75 %"]
+
+
+def test_a_look_that_is_refused_says_why_and_one_of_another_run_is_not_shown(page, feed):
+    looked(page, feed, inside=None, refused="There is nothing inside.")
+    expect(page.locator(".live .message")).to_have_text("There is nothing inside.")
+    expect(page.locator(".panel-inside")).to_be_hidden()
+    send(page, feed, {"run": "another", "inside": {**asdict(INSIDE), **PLACE}})
+    page.wait_for_timeout(200)
+    expect(page.locator(".panel-inside")).to_be_hidden()
+
+
+def test_a_look_is_closed_by_its_button_and_by_the_next_run(page, feed):
+    looked(page, feed, inside={**asdict(INSIDE), **PLACE})
+    panel = page.locator(".panel-inside")
+    expect(panel).to_be_visible()
+    panel.get_by_label("Close this look").click()
+    expect(panel).to_be_hidden()
+    looked(page, feed, inside={**asdict(INSIDE), **PLACE})
+    expect(panel).to_be_visible()
+    show(page, feed, MIXED)
+    expect(panel).to_be_hidden()
