@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 import torch
 from architectures import tiny
-from toys import byte_tokenizer
 from torch import nn
+from toys import byte_tokenizer
 
 from playground.engine.fast import KINDS, fast_path
 from playground.engine.model import Model, Work

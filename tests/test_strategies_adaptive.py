@@ -112,7 +112,7 @@ def reckoned(reads: Reads, prompt: list[int], length: int, depth: int, ends: fro
 
 
 def table_reads(model: TableModel) -> Reads:
-    return lambda text: model.scores(tuple(text)).log_softmax(-1)
+    return lambda text, model=model: model.scores(tuple(text)).log_softmax(-1)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -352,8 +352,8 @@ def test_a_faulty_contrast_writes_another_text(fault):
     for seed in range(6):
         model = TableModel("abcde", seed=seed)
         found = written(alone("adacad"), {"target": model}, [0, 1, 2, 3], 12, other=[3])
-        assert found == mixed_text(lambda text: model.scores(tuple(text)), ([0, 1, 2, 3], [3]), 12, jsd)
-        differ.append(found != fault(lambda text: model.scores(tuple(text)), [0, 1, 2, 3], [3]))
+        assert found == mixed_text(lambda text, model=model: model.scores(tuple(text)), ([0, 1, 2, 3], [3]), 12, jsd)
+        differ.append(found != fault(lambda text, model=model: model.scores(tuple(text)), [0, 1, 2, 3], [3]))
     assert sum(differ) >= 3
 
 

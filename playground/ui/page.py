@@ -15,8 +15,8 @@ from playground.ui.editor import LaneEditor, reading_context
 from playground.ui.gallery import Gallery, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
-from playground.ui.repeats import Repeats
 from playground.ui.look import read
+from playground.ui.repeats import Repeats
 from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
 

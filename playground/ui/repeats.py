@@ -5,7 +5,6 @@ The runs are lanes of one session, so they share forwards. The browser gets a fe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import escape
 from os.path import commonprefix
 from typing import Any
