@@ -1,10 +1,9 @@
 """From the small world to training windows: the tokenizer, the packing, the weights and the documents."""
 import gzip
 import json
-import random
-from functools import partial
 
 import pytest
+from pocket_windows import folder, some, tokenizer  # noqa: F401
 
 from playground.errors import Refusal
 from playground.pocket import corpus, data
@@ -13,27 +12,6 @@ from playground.pocket.evaluate import ROOM, exam
 from playground.pocket.world import TASKS, Item, score
 
 EACH_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-
-
-def some(task, count=40, seed=3, held_out=False):
-    rng = random.Random(seed)
-    return [task.generate(rng, held_out) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    texts = [f" {item.prompt} {item.answer}" for task in TASKS.values() for item in some(task)]
-    return tokens.train(texts, size=600)
-
-
-@pytest.fixture
-def folder(tmp_path, tokenizer):
-    """A folder with a few training windows of every length, all of arithmetic."""
-    rng = random.Random(1)
-    packer = data.Packer(lambda: data._item(tokenizer, partial(TASKS["arithmetic"].generate, rng), data.ASKED))
-    for width in data.STAGES:
-        packer.cut(width, 6).save(tmp_path / f"train_{width}.npz")
-    return tmp_path
 
 
 # the tokenizer

@@ -1,40 +1,16 @@
 """Training the pocket models: losses, optimisers, schedules, the attention, shapes, going on; seconds, on nano models."""
 import itertools
-import random
-from functools import partial
 
 import pytest
 import torch
+from pocket_windows import folder, tokenizer  # noqa: F401
 from transformers import LlamaForCausalLM
 
-from playground.pocket import data
 from playground.pocket import model as models
 from playground.pocket import tokenizer as tokens
 from playground.pocket import train as training
 from playground.pocket.distill import DraftLoss, soft
 from playground.pocket.muon import Muon, orthogonal
-from playground.pocket.world import TASKS
-
-
-def some(task, count=40, seed=3, held_out=False):
-    rng = random.Random(seed)
-    return [task.generate(rng, held_out) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    texts = [f" {item.prompt} {item.answer}" for task in TASKS.values() for item in some(task)]
-    return tokens.train(texts, size=600)
-
-
-@pytest.fixture
-def folder(tmp_path, tokenizer):
-    """A folder with a few training windows of every length, all of arithmetic."""
-    rng = random.Random(1)
-    packer = data.Packer(lambda: data._item(tokenizer, partial(TASKS["arithmetic"].generate, rng), data.ASKED))
-    for width in data.STAGES:
-        packer.cut(width, 6).save(tmp_path / f"train_{width}.npz")
-    return tmp_path
 
 
 def trainer(folder, out, **plan):
