@@ -13,6 +13,7 @@ from playground.events import Part
 from playground.strategy import STAGES, CachePolicy, Constraint, Decoder, Sampler, Strategy, find, make
 
 MAIN_KINDS = ("decoder", "canvas_decoder", "preset")
+WAYS = {"independent": "drawn independently", "without_replacement": "drawn without replacement", "deterministic": "not drawn at all"}
 SINGLE_KINDS = ("constraint", "cache_policy", "compute_policy")  # at most one of each in a lane
 
 
@@ -136,8 +137,8 @@ def _check_exactness(assembly: Assembly) -> None:
     if verifier is None:
         return
     if drafter and drafter.drawn not in verifier.exact_for:
-        exact = " or ".join(verifier.exact_for).replace("_", " ")
-        raise Refusal(f"{verifier.name} is exact for {exact} guesses only, and {drafter.name} makes {drafter.drawn.replace('_', ' ')} ones: "
+        exact = " or ".join(WAYS[way] for way in verifier.exact_for)
+        raise Refusal(f"{verifier.name} is exact for guesses that are {exact}, and those of {drafter.name} are {WAYS[drafter.drawn]}: "
                       "choose another verifier.", verifier.name)
     if verifier.greedy_only and any(sampler.draws for sampler in assembly.samplers):
         raise Refusal(f"{verifier.name} is exact only where nothing is drawn by chance: take the samplers away, or choose rejection "

@@ -205,7 +205,7 @@ def test_knobs_beyond_their_limits_are_refused(shell, fits_length, saved, tmp_pa
 
 
 @pytest.mark.parametrize("words, says", [
-    ("fit", "NAME"), ("fit ead", "--texts"), ("fit nothing --texts TEXT", "no strategy"), ("fit greedy --texts TEXT", "no knob that is fitted"),
+    ("fit", "NAME"), ("fit nothing --texts TEXT", "no strategy"), ("fit greedy --texts TEXT", "no knob that is fitted"),
     ("fit ead --texts EMPTY", "empty"), ("fit ead --texts /nowhere", "cannot be read"), ("fit ead --texts TEXT --model /nowhere", "no folder"),
 ])
 def test_wrong_input_is_refused_in_one_line(shell, fits_length, tmp_path, words, says):

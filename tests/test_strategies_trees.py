@@ -335,7 +335,7 @@ def test_nothing_is_divided_where_models_agree_or_have_nothing_in_common(p, q, r
 
 def test_a_rule_for_independent_guesses_refuses_distinct_ones():
     for drafter in ("rsd_c", "rsd_s", "token_recycling"):
-        with pytest.raises(Refusal, match="k_seq is exact for independent guesses only"):
+        with pytest.raises(Refusal, match="k_seq is exact for guesses that are drawn independently"):
             assemble(guessing(drafter, "k_seq", AT_ONE))
 
 

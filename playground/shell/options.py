@@ -83,7 +83,7 @@ def _study(command: Parser) -> None:
 
 def _fit(command: Parser) -> None:
     command.add_argument("name", metavar="NAME", help="a strategy with knobs that are learnt, such as adadec")
-    _of_the_texts(command, required=True)
+    _of_the_texts(command)
     _of_the_model(command)
     command.set_defaults(draft=None)
     command.add_argument("--json", action="store_true", help="print the knobs as JSON")
@@ -99,10 +99,9 @@ def _variant(command: Parser) -> None:
     command.add_argument("--json", action="store_true", help="print what was made as JSON")
 
 
-def _of_the_texts(command: Parser, required: bool = False) -> None:
-    what = "" if required else "; a few bundled tales where none is named"
-    command.add_argument("--texts", nargs="+", action="extend", required=required, metavar="FILE",
-                         help=f'one text each, or a .jsonl with {{"text": ...}} on every line; - is standard input{what}')
+def _of_the_texts(command: Parser) -> None:
+    command.add_argument("--texts", nargs="+", action="extend", metavar="FILE",
+                         help='one text each, or a .jsonl with {{"text": ...}} on every line; - is standard input; a few bundled tales where none is named')
 
 
 def _of_a_run(command: Parser) -> None:
