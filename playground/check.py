@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from playground.events import Cache, Candidate, Commit, Done, Draft, Event, Failed, Fill, Mask, Rollback, Stamped, Step, Verdict
+from playground.events import Cache, Candidate, Commit, Done, Draft, Event, Failed, Fill, Judged, Mask, Rollback, Stamped, Step, Verdict
 from playground.written import Written, advance
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ OPENING = re.compile("^(\0*) ")
 def check(trace: Trace) -> list[str]:
     """What is wrong, one sentence each with the lane and, where one event is at fault, its `seq`; empty when the trace is sound."""
     lanes = [(header.lane, trace.lane(header.lane).events) for header in trace.headers]
-    rules = (_clock, _ending, _positions, _spelling, _rounds, _promises, _shapes, _probabilities, _finite)
+    rules = (_clock, _ending, _judged, _positions, _spelling, _rounds, _promises, _shapes, _probabilities, _finite)
     return [f"lane {lane}: {complaint}" for lane, events in lanes for rule in rules for complaint in rule(events)]
 
 
@@ -44,6 +44,16 @@ def _ending(events: list[Stamped]) -> Iterator[str]:
         yield "it neither ends nor fails"
     elif ends[0] + 1 < len(events):
         yield _at(events[ends[0] + 1], "it comes after the end")
+
+
+def _judged(events: list[Stamped]) -> Iterator[str]:
+    """A text is judged once, and what follows is its end."""
+    verdicts = [i for i, stamped in enumerate(events) if isinstance(stamped.event, Judged)]
+    for i in verdicts:
+        if not 0 <= events[i].event.score <= 1:
+            yield _at(events[i], f"a score of {events[i].event.score} is not between 0 and 1")
+        if i + 1 < len(events) and not isinstance(events[i + 1].event, Done):
+            yield _at(events[i], "it judges a text that goes on")
 
 
 def _positions(events: list[Stamped]) -> Iterator[str]:

@@ -188,7 +188,18 @@ class Rows:
 
     def best(self, node: int = ROOT) -> int:
         """The token of the largest final score."""
+        if self._plain:
+            return self._bests[self.row(node)]
         return int(self.stages_of([self.row(node)])[-1].scores.argmax())
+
+    @property
+    def _plain(self) -> bool:
+        """Whether final scores are the raw ones, so that nothing is saved by looking at few rows."""
+        return not (self.chain.samplers or self.others) and (self.masks is None or not self.chain.masking)
+
+    @cached_property
+    def _bests(self) -> list[int]:
+        return self.raw.argmax(-1).tolist()
 
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own row, before masks and samplers."""

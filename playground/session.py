@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,11 +22,12 @@ import torch
 from playground.canvas import Canvas, check_fit
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Failed, Fill, Header, Stamped
+from playground.events import Commit, Done, Event, Failed, Fill, Header, Judged, Stamped
 from playground.lane import Lane, Limits
 from playground.memory import Memory
 from playground.recipe import Assembly, Recipe, assemble
 from playground.recorder import Recorder
+from playground.result import Result
 from playground.strategy import Decoder
 from playground.stream import Feed, Request
 from playground.trace import Trace
@@ -34,6 +35,7 @@ from playground.trace import Trace
 MOST_EVENTS = 10_000  # before a strategy has to ask for something, so that nobody waits for it in vain
 LEVEL = 0.03  # seconds by which a lane's clock may be ahead of the hindmost one's for the two to share a forward
 log = logging.getLogger(__name__)
+Judge = Callable[[str], Judged]  # how right a text is as the answer to the prompt
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,13 @@ class Models:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the models continue: raw text, or a user's message with an optional system message."""
+    """What the models continue: raw text, or a user's message with an optional system message and earlier (user, assistant) turns."""
 
     text: str
     chat: bool = False
     system: str = ""
     context: str = ""  # a passage the answer should rest on, read before the prompt
+    before: tuple[tuple[str, str], ...] = ()
 
     def without_context(self) -> Prompt:
         """The same question with nothing to rest on."""
@@ -72,10 +75,12 @@ class Prompt:
         return f"Read this: {passage} Now answer: {self.text}" if self.chat else f"{passage}\n{self.text}"
 
     def encode(self, model: Model) -> list[int]:
-        """Token ids; raises Refusal for an empty prompt and for one that leaves the model no room."""
+        """Token ids; raises Refusal for an empty prompt, for turns without a chat, and for what leaves the model no room."""
         if not self.text.strip():
             raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
-        ids = model.tokens.encode_chat(self.whole(), self.system) if self.chat else model.tokens.encode(self.whole())
+        if self.before and not self.chat:
+            raise Refusal("Earlier turns belong to a chat: turn chat on, or take the turns away.", "before")
+        ids = model.tokens.encode_chat(self.whole(), self.system, self.before) if self.chat else model.tokens.encode(self.whole())
         if len(ids) >= model.context:
             raise Refusal(f"The prompt has {len(ids)} tokens, but {model.name} reads {model.context} at most: shorten it.", "prompt")
         return ids
@@ -247,11 +252,11 @@ class Refused:
 
 
 class Session:
-    """Lanes over one prompt. `trace` grows in place while they run."""
+    """Lanes over one prompt. `trace` grows in place while they run. With a `judge`, a lane that was not stopped is told how right its text is."""
 
-    def __init__(self, headers: list[Header], runners: list[Runner | Refused]):
+    def __init__(self, headers: list[Header], runners: list[Runner | Refused], judge: Judge | None = None):
         self.trace = Trace(headers)
-        self._runners = runners
+        self._runners, self.judge = runners, judge
 
     @property
     def headers(self) -> list[Header]:
@@ -308,9 +313,15 @@ class Session:
     def _stamp(self, lane: int, events: list[Event]) -> list[Stamped]:
         stamped, clock = [], round(self._runners[lane].clock, 6)  # as a file keeps it, so that a saved run reads the same
         for event in events:
-            stamped.append(Stamped(lane, len(self.trace.events), clock, event))
-            self.trace.append(stamped[-1])
+            for told in (*self._judged(lane, event), event):
+                stamped.append(Stamped(lane, len(self.trace.events), clock, told))
+                self.trace.append(stamped[-1])
         return stamped
+
+    def _judged(self, lane: int, event: Event) -> list[Judged]:
+        """What the judge says of a text that is about to end on its own. A canvas is no such text."""
+        ends = isinstance(event, Done) and event.reason != "stopped" and not self.headers[lane].canvas
+        return [self.judge(Result(self.trace.lane(lane)).text)] if self.judge and ends else []
 
 
 def _shared(runner: Runner, other: Runner) -> bool:
@@ -320,7 +331,7 @@ def _shared(runner: Runner, other: Runner) -> bool:
 
 
 def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limits,
-            recorder: type[Recorder] = Recorder, memory: Memory | None = None) -> Session:
+            recorder: type[Recorder] = Recorder, memory: Memory | None = None, judge: Judge | None = None) -> Session:
     """A session ready to run. Raises Refusal where nothing can run; a single lane that cannot says so in its own place."""
     if not recipes:
         raise Refusal("There is no lane to run: add one.", "lanes")
@@ -344,7 +355,7 @@ def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limit
             runners.append(Runner(lane, assembly))
         except Refusal as refusal:
             runners.append(Refused(str(refusal)))
-    return Session(headers, runners)
+    return Session(headers, runners, judge)
 
 
 def _own(limits: Limits, recipe: Recipe) -> Limits:
@@ -377,7 +388,7 @@ def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) ->
     target = models.target
     return Header(model=target.name, revision=target.revision, dtype=str(target.dtype).removeprefix("torch."), device=target.device.type,
                   quantization=target.quantization, seed=limits.seed, max_new_tokens=limits.max_new_tokens, stop=list(limits.stop),
-                  chat=prompt.chat, context=prompt.context, prompt=prompt.text, prompt_ids=ids,
+                  chat=prompt.chat, context=prompt.context, before=list(prompt.before), prompt=prompt.text, prompt_ids=ids,
                   prompt_pieces=target.tokens.pieces(ids), vocabulary=target.vocabulary)
 
 

@@ -79,28 +79,32 @@ def attend_all(layer: int, new: tuple[Tensor, Tensor, Tensor], call: Call, scali
     shares = [new] if len(counts) == 1 else zip(*(rows.split(counts, 1) for rows in new))
     outputs = []
     for segment, (query, new_keys, new_values) in zip(call.segments, shares):
-        keys, values = segment.write(layer, new_keys, new_values)
-        mask = segment.mask(layer, sliding_window)
-        outputs.append(attend(query, keys, values, mask, scaling, softcap))
+        held = segment.write(layer, new_keys, new_values)
+        if softcap is None:
+            outputs.append(attend(query, *held, segment.bias(layer, sliding_window, query.shape[0] // len(held[0]), query.dtype), scaling))
+        else:
+            outputs.append(_softcapped(query, *held, segment.mask(layer, sliding_window), scaling, softcap))
         if segment.watched:
-            segment.store.watch(segment, layer, weights(query, keys, mask, segment.watched, scaling, softcap))
+            segment.store.watch(segment, layer, weights(query, held[0], segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float | None) -> Tensor:
-    """query [heads, n, d] over keys, values [kv_heads, m, d]; mask [n, m] or [kv_heads, n, m], CAUSAL, or None for all visible."""
+def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | str | None, scaling: float) -> Tensor:
+    """query [heads, n, d] over keys, values [kv_heads, m, d]; bias as `Segment.bias` makes it."""
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
-    groups = heads // kv_heads
-    if isinstance(mask, str) and softcap is None:
-        keys, values = (x.repeat_interleave(groups, 0)[None] for x in (keys, values))
+    if isinstance(bias, str):
+        keys, values = (x.repeat_interleave(heads // kv_heads, 0)[None] for x in (keys, values))
         return scaled_dot_product_attention(query[None], keys, values, is_causal=True, scale=scaling)[0]
-    query = query.reshape(kv_heads, groups * n, -1)  # the heads of a group are further rows, so no key is copied
-    mask = _grouped(mask, groups, n, query.device)
-    if softcap is None:
-        out = scaled_dot_product_attention(query[None], keys[None], values[None], mask, scale=scaling)
-    else:
-        out = _softcapped(query, keys, values, mask, scaling, softcap)
-    return out.reshape(heads, n, -1)
+    query = query.reshape(1, kv_heads, heads // kv_heads * n, -1)  # the heads of a group are further rows, so no key is copied
+    return scaled_dot_product_attention(query, keys[None], values[None], bias, scale=scaling).reshape(heads, n, -1)
+
+
+def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float) -> Tensor:
+    """The same for scores that are squeezed before the softmax, which torch's own attention cannot; mask as `Segment.mask` makes it."""
+    kv_heads, (heads, n, _) = keys.shape[0], query.shape
+    mask = _grouped(mask, heads // kv_heads, n, query.device)
+    spread = _softmax(query.reshape(kv_heads, heads // kv_heads * n, -1), keys, mask, scaling, softcap)
+    return (spread.to(values.dtype) @ values).reshape(heads, n, -1)
 
 
 def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.device) -> Tensor | None:
@@ -109,7 +113,7 @@ def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.devic
         return None
     if isinstance(mask, str):
         mask = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-    return mask.repeat(groups, 1) if mask.dim() == 2 else mask.repeat(1, groups, 1)
+    return mask.repeat(*[1] * (mask.dim() - 2), groups, 1)
 
 
 def weights(query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, softcap: float | None) -> Tensor:
@@ -122,10 +126,6 @@ def weights(query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[i
     mask = None if mask is None else mask[..., rows, :].repeat(*[1] * (mask.dim() - 2), heads // kv_heads, 1)
     spread = _softmax(query[:, rows].reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, softcap)
     return spread.reshape(kv_heads, heads // kv_heads, len(rows), -1).sum(1)
-
-
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scaling: float, softcap: float) -> Tensor:
-    return _softmax(query, keys, mask, scaling, softcap).to(values.dtype) @ values
 
 
 def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, softcap: float | None) -> Tensor:

@@ -32,6 +32,7 @@ class Segment:
     rows: int
     watched: list[int] = field(default_factory=list)
     _masks: dict = field(default_factory=dict)
+    _biases: dict = field(default_factory=dict)
 
     def positions(self) -> list[int]:
         """True position of each row."""
@@ -50,6 +51,20 @@ class Segment:
         if key not in self._masks:
             self._masks[key] = self._build(self.store.slots_of(layer), sliding_window)
         return self._masks[key]
+
+    def bias(self, layer: int, sliding_window: int | None, groups: int, dtype: torch.dtype) -> Tensor | str | None:
+        """The mask as what is added to the scores of all heads of a group, [groups * rows, slots] or [kv_heads, groups * rows, slots].
+
+        Layers with one mask share it: it is written out once a forward. CAUSAL and None stand as they are.
+        """
+        mask = self.mask(layer, sliding_window)
+        if mask is None or isinstance(mask, str):
+            return mask
+        key = (id(mask), groups, dtype)
+        if key not in self._biases:
+            written = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+            self._biases[key] = written.repeat(*[1] * (mask.dim() - 2), groups, 1)
+        return self._biases[key]
 
     def _build(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
         if self._narrow(sliding_window) or not slots.whole:

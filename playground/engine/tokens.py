@@ -36,16 +36,18 @@ class Tokens:
         """Ids of a raw prompt, with whatever the tokenizer puts around it; names of special tokens in the text become those tokens."""
         return self.tokenizer(text, verbose=False)["input_ids"]
 
-    def encode_chat(self, user: str, system: str = "") -> list[int]:
-        """Ids of one question in the model's own chat form, up to where its answer begins; raises Refusal."""
+    def encode_chat(self, user: str, system: str = "", before: Iterable[tuple[str, str]] = ()) -> list[int]:
+        """Ids of one question, after earlier (user, assistant) turns, in the model's own chat form, up to where its answer begins; raises Refusal."""
         if not self.tokenizer.chat_template:
             raise Refusal("This model has no chat template: turn chat off and write the prompt as plain text.", "chat")
         messages = [{"role": "system", "content": system}] if system else []
+        for asked, answered in before:
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         messages.append({"role": "user", "content": user})
         try:
             return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         except TemplateError as reason:
-            advice = "leave the system message empty" if system else "turn chat off"
+            advice = "leave the system message empty" if system else "take the earlier turns away" if before else "turn chat off"
             raise Refusal(f"The model's chat template does not take these messages ({reason}): {advice}.", "chat") from None
 
     def decode(self, ids: Iterable[int]) -> str:

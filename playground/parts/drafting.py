@@ -40,7 +40,7 @@ def guess_row(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tensor | None
     if leaf != ROOT and lm.ends(tree.tokens[leaf]):
         return None
     q = rows.scores[rows.row(leaf)].softmax(-1)
-    return None if q.isnan().any() else q
+    return None if rows.masks is not None and q.isnan().any() else q
 
 
 def best(tree: TokenTree, leaf: int, q: Tensor, width: int) -> list[int]:

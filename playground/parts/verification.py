@@ -61,6 +61,13 @@ def _is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
     return node != ROOT and (complete or lm.ends(tree.tokens[node]))
 
 
+def certain(token: int, like: Tensor) -> Tensor:
+    """All chance on one token, [V]."""
+    chances = torch.zeros_like(like)
+    chances[token] = 1
+    return chances
+
+
 def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling:
     """The child that guessed `token`; without one the token itself stands in their place."""
     child = next((c for c in children if tree.tokens[c] == token), None)
@@ -92,9 +99,7 @@ def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[floa
 def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> Tensor:
     q, token = tree.q[child], tree.tokens[child]
     if q is None:
-        certain = torch.zeros_like(like)
-        certain[token] = 1
-        return certain
+        return certain(token, like)
     if tree.drawn != "without_replacement" or not taken:
         return q
     rest = q.clone()

@@ -8,7 +8,8 @@ class Lark(Constraint):
     """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen.
 
     Rules are written in the Lark dialect: `start` is the first rule, names in capitals are pieces of text. An Earley
-    parser over the tokens' bytes names the legal ones. Engine: llguidance; compare SynCode, arXiv 2403.01632.
+    parser over the tokens' bytes names the legal ones. Engine: llguidance; compare SynCode,
+    Ugare et al. 2024, arXiv 2403.01632.
     """
 
     name, title, paper, sheet = "lark", "Lark grammar", "2403.01632", "constrained/grammar-engines"

@@ -18,7 +18,8 @@ class EAD(Decoder):
     """
 
     name, title, paper, sheet = "ead", "Entropy Adaptive Decoding", "2502.06833", "sampling/ead"
-    needs, guarantee, reconstruction = ("draft",), ("heuristic", "collapses"), True
+    needs, guarantee = ("draft",), ("heuristic", "collapses")
+    reconstruction, sure = True, "medium"
 
     threshold: float = knob(1.0, -1.0, 8.0, step=0.1, help="mean entropy in bits above which the large model writes; 8 and more: hardly ever")
     window: int = knob(5, 1, 32, step=1, help="rows the mean is taken over")

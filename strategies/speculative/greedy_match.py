@@ -1,5 +1,5 @@
 """Greedy matching."""
-from playground.parts.verification import match, walk
+from playground.parts.verification import certain, match, walk
 from playground.strategy import Verifier
 
 
@@ -17,6 +17,7 @@ class GreedyMatch(Verifier):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            return match(rows.best(node), children, tree, rows.chances(node))
+            token = rows.best(node)
+            return match(token, children, tree, certain(token, rows.raw[0]))
 
         return walk(lm, tree, rows, rule)

@@ -1,0 +1,152 @@
+"""Speed that must not be lost: ratios of processor time with wide margins, and counts that are exact.
+
+How fast anything is on a quiet machine, the benchmark says. Here every time is that of this thread alone, computing with one
+thread, the least of a few short runs: what else the machine does hardly shows in it.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from time import thread_time
+
+import pytest
+import torch
+
+import playground
+from playground.bench.blocks import blocks, filled
+from playground.bench.contenders import Contender, Loaded, load_twice
+from playground.bench.decoding import endless, firsts, writers
+from playground.bench.prompts import Task
+from playground.bench.standard import ENGINE, FIRST, LANE, LIBRARY, SILENT_LANE, apart, block, together
+from playground.bench.suite import prompt_ids
+from playground.engine.catalogue import BUNDLED
+from playground.engine.load import Loading
+from playground.engine.model import Model
+from playground.events import Commit, Done, Event, Forward, Verdict
+from playground.recipe import Recipe
+from playground.session import Limits, Models, Prompt, prepare
+
+PROMPT, LENGTH, RUNS = 64, 12, 3
+COMPARED = {LANE, SILENT_LANE, LIBRARY, together(4), apart(4), FIRST, ENGINE}
+EDIT = "Write tailor where it says smith.\nText: Grewath gave the cook some fish. In Dakest the smith made a table. The horse slept under the ring."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Loaded:
+    return load_twice(BUNDLED[0].name, Loading("cpu"), lambda share, text: None)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Models:
+    return playground.load(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def task(bundled) -> Task:
+    return Task("so many tokens", "", ids=tuple(prompt_ids(bundled.model, PROMPT)))
+
+
+@pytest.fixture(scope="module")
+def seconds(bundled, task) -> dict[str, float]:
+    """Processor seconds of everyone who writes behind the prompt, or reads it."""
+    ours = endless(bundled)
+    everyone = [*writers(ours, LENGTH, [4], compiled=False), *firsts(ours)]
+    return least([contender for contender in everyone if contender.name in COMPARED], task)
+
+
+def least(everyone: list[Contender], task: Task) -> dict[str, float]:
+    """Processor seconds of the best run of each, in turn, after one that is dropped."""
+    runs = [{contender.name: processor_seconds(contender, task) for contender in everyone} for _ in range(RUNS + 1)]
+    return {contender.name: min(run[contender.name] for run in runs[1:]) for contender in everyone}
+
+
+def processor_seconds(contender: Contender, task: Task) -> float:
+    asked = contender.ready(task)
+    start = thread_time()
+    left = contender.write(asked)
+    taken = thread_time() - start
+    contender.read(left)
+    return taken
+
+
+def test_a_plain_lane_that_records_everything_keeps_up_with_the_librarys_generate(seconds):
+    assert seconds[LIBRARY] / seconds[LANE] >= 0.8
+
+
+def test_recording_costs_at_most_a_third_of_a_lane_that_notes_only_its_text(seconds):
+    assert seconds[LANE] / seconds[SILENT_LANE] <= 1.35
+
+
+def test_four_lanes_together_are_not_slower_than_one_after_the_other(seconds):
+    assert seconds[together(4)] <= seconds[apart(4)]
+
+
+def test_the_first_token_of_a_lane_takes_hardly_longer_than_reading_its_prompt(seconds):
+    assert seconds[FIRST] / seconds[ENGINE] <= 2
+
+
+def test_a_tree_of_sixteen_nodes_costs_at_most_three_and_a_half_single_ones(bundled, task):
+    found = least(blocks(bundled.model, filled(bundled.model, list(task.ids)), (1, 16)), task)
+    assert found[block(16)] / found[block(1)] <= 3.5
+
+
+def test_loading_the_bundled_pair_takes_under_two_seconds():
+    playground.load(device="cpu")  # whatever is imported on the way is not part of it
+    start = thread_time()
+    playground.load(device="cpu")
+    assert thread_time() - start < 2
+
+
+@pytest.fixture
+def counted(monkeypatch) -> Counter:
+    """How often each model runs forward, and waits for its device."""
+    counts: Counter = Counter()
+    for name in ("forward", "_wait"):
+        monkeypatch.setattr(Model, name, counting(getattr(Model, name), name, counts))
+    return counts
+
+
+def counting(method, name: str, counts: Counter):
+    def called(self, *args, **kwargs):
+        counts[self.name, name] += 1
+        return method(self, *args, **kwargs)
+    return called
+
+
+def run(models: Models, recipe: Recipe) -> list[Event]:
+    events = [stamped.event for stamped in prepare(models, [recipe], Prompt(EDIT, chat=True), Limits(max_new_tokens=40))]
+    assert isinstance(events[-1], Done)
+    return events
+
+
+def written(events: list[Event]) -> int:
+    return sum(len(event.ids) for event in events if isinstance(event, Commit))
+
+
+def test_a_plain_lane_takes_a_forward_a_token_and_the_first_one_reads_the_prompt(pair, counted):
+    events = run(pair, Recipe("greedy"))
+    assert counted[pair.target.name, "forward"] == written(events) > 20
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "prompt_lookup"])
+def test_speculation_takes_a_forward_for_its_prompt_and_one_a_round(pair, counted, drafter):
+    events = run(pair, Recipe("speculative", extras=[(drafter, {}), ("greedy_match", {})]))
+    rounds = [event for event in events if isinstance(event, Verdict)]
+    for model, stream in ((pair.target, "target"), (pair.draft, "draft")):
+        assert counted[model.name, "forward"] == sum(isinstance(event, Forward) and event.stream == stream for event in events)
+    assert counted[pair.target.name, "forward"] == 1 + len(rounds) < written(events) / 2
+
+
+@pytest.mark.parametrize("recipe", [Recipe("greedy"), Recipe("speculative", extras=[("draft_model", {}), ("greedy_match", {})])],
+                         ids=["greedy", "speculative"])
+def test_no_forward_waits_for_its_device_more_than_once(pair, counted, recipe):
+    run(pair, recipe)
+    for model in (pair.target, pair.draft):
+        assert counted[model.name, "_wait"] == counted[model.name, "forward"]
