@@ -1,4 +1,4 @@
-"""The decoding playground from Python: load models, run a strategy, compare several, read what they did.
+"""The decoding playground from Python: load models, run a strategy, compare several, score a text, read what they did.
 
     import playground
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from playground.recipe import Recipe
     from playground.session import Models, Session
 
-__all__ = ["Refusal", "Result", "compare", "load", "run"]
+__all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
 
 NO_DRAFT = "none"
 Extras = Iterable[str | tuple[str, Mapping[str, Any]]]
+Turns = Iterable[tuple[str, str]]
 
 
 def load(model: str | None = None, draft: str | None = None, device: str = "auto", dtype: str = "auto", quantization: str = "none",
@@ -65,26 +66,27 @@ def _oracle(draft: str) -> Models:
 
 def run(strategy: str, prompt: str, *, models: Models | None = None, knobs: Mapping[str, Any] | None = None, extras: Extras = (),
         chat: bool = False, system: str = "", context: str = "", seed: int = 0, max_new_tokens: int = 64, stop: str | Iterable[str] = (),
-        memory: Memory | None = None) -> Result:
+        memory: Memory | None = None, before: Turns = ()) -> Result:
     """Let one strategy continue a prompt.
 
-    `extras` add toggles and fill slots, by name or as (name, knobs). `context` is a passage read before the prompt. What a
-    strategy learns for later runs stays in `memory`, a playground.memory.Memory of yours. Without `models` the bundled pair is loaded, each
-    time: load once and pass it on. Raises Refusal for what cannot begin; a run that fails on its way comes back with the
-    reason "failed", a message and the text so far.
+    `extras` add toggles and fill slots, by name or as (name, knobs). `context` is a passage read before the prompt, `before` are
+    the earlier (user, assistant) turns of a chat. What a strategy learns for later runs stays in `memory`, a
+    playground.memory.Memory of yours. Without `models` the bundled pair is loaded, each time: load once and pass it on. Raises
+    Refusal for what cannot begin; a run that fails on its way comes back with the reason "failed", a message and the text so far.
     """
     from playground.recipe import Recipe, assemble
     recipe = Recipe(strategy, dict(knobs or {}), [_extra(extra) for extra in extras])
     assemble(recipe)  # what is wrong with it is said before a model is loaded
     result = compare([recipe], prompt, models=models, chat=chat, system=system, context=context, seed=seed, max_new_tokens=max_new_tokens,
-                     stop=stop, memory=memory)[0]
+                     stop=stop, memory=memory, before=before)[0]
     if not result.begun:
         raise Refusal(result.message, strategy)
     return result
 
 
 def compare(lanes: Iterable[str | Recipe], prompt: str, *, models: Models | None = None, chat: bool = False, system: str = "", context: str = "",
-            seed: int = 0, max_new_tokens: int = 64, stop: str | Iterable[str] = (), memory: Memory | None = None) -> list[Result]:
+            seed: int = 0, max_new_tokens: int = 64, stop: str | Iterable[str] = (), memory: Memory | None = None,
+            before: Turns = ()) -> list[Result]:
     """Let several strategies, names or recipes, continue one prompt side by side; the results are in their order.
 
     A lane that cannot begin or fails has the reason "failed" and a message, and the others go on. Raises Refusal where no
@@ -94,8 +96,20 @@ def compare(lanes: Iterable[str | Recipe], prompt: str, *, models: Models | None
     from playground.session import Limits, Prompt, prepare
     recipes = [Recipe(lane) if isinstance(lane, str) else lane for lane in lanes]
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    session = prepare(models or load(), recipes, Prompt(prompt, chat, system, context), Limits(seed, max_new_tokens, stops), memory=memory)
+    asked = Prompt(prompt, chat, system, context, tuple(before))
+    session = prepare(models or load(), recipes, asked, Limits(seed, max_new_tokens, stops), memory=memory)
     return _results(session)
+
+
+def score(text: str, *, models: Models | None = None, chat: bool = False, system: str = "", context: str = "") -> list[Result]:
+    """How the models read a text that nobody is asked to write: the target, then the draft where there is one.
+
+    The first token takes the place of the prompt; `logprobs` of a result belong to the tokens after it. In a chat the text is the
+    user's message, in the model's own form. Raises Refusal for a text of a single token.
+    """
+    from playground.scoring import score as read
+    from playground.session import Prompt
+    return _results(read(models or load(), Prompt(text, chat, system, context)))
 
 
 def _extra(extra: str | tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:

@@ -237,6 +237,16 @@ class Note(Event):
 
 
 @dataclass(slots=True)
+class Judged(Event):
+    """How right the lane's text is, told once before it ends where the answer to the prompt is known."""
+
+    kind: ClassVar[str] = "judged"
+    score: float = 0.0  # 0 to 1; 1 is right
+    expected: str = ""  # the known answer, or what is asked of one where many are right
+    checked: bool = True  # False where it could only be told by running a program, and none may be run
+
+
+@dataclass(slots=True)
 class Done(Event):
     kind: ClassVar[str] = "done"
     reason: Reason = "end"
@@ -283,6 +293,7 @@ class Header:
     stop: list[str] = field(default_factory=list)
     chat: bool = False
     context: str = ""  # a passage the lane read before the prompt
+    before: list[tuple[str, str]] = field(default_factory=list)  # earlier turns of the chat: (user, assistant)
     prompt: str = ""
     prompt_ids: list[int] = field(default_factory=list)
     prompt_pieces: list[str] = field(default_factory=list)

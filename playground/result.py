@@ -1,11 +1,11 @@
 """What a run came to: a lane's trace, read as text, tokens, metrics and the reason it ended. Imports neither torch nor gradio."""
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from playground.events import Branches, Commit, Done, Event, Failed, Header, Reason
+from playground.events import Branches, Commit, Done, Event, Failed, Header, Judged, Reason
 from playground.metrics import Difference, diff, metrics
 from playground.trace import Trace
 from playground.written import Written, sequences
@@ -41,6 +41,11 @@ class Result:
         """Generated tokens only, the end token included."""
         return self._output(self._written[0]).token_ids
 
+    @property
+    def logprobs(self) -> list[float | None]:
+        """Log-probability of each of `token_ids` in nats, before masks and samplers; None where no row was looked at."""
+        return [token.logprob for token in self._written[0].tokens]
+
     @cached_property
     def outputs(self) -> list[Output]:
         """Every text that was still alive at the end, best first; the one text where a strategy writes only one."""
@@ -70,6 +75,11 @@ class Result:
         return next((event.message for event in self._events if isinstance(event, Failed)), "")
 
     @property
+    def judged(self) -> Judged | None:
+        """How right the text is; None where no answer was known, and where the lane was stopped or failed."""
+        return next((event for event in self._events if isinstance(event, Judged)), None)
+
+    @property
     def begun(self) -> bool:
         """False where the lane could not be set up: its failure is all there is."""
         return not self._events or not isinstance(self._events[0], Failed)
@@ -79,10 +89,11 @@ class Result:
         return diff(self.trace, other.trace)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: strategy, text, token_ids, outputs, metrics, reason, and the message of a failure."""
+        """Plain data: strategy, text, token_ids, outputs, metrics, reason, the verdict where there is one, and the message of a failure."""
         facts = {"strategy": self.strategy, "text": self.text, "token_ids": self.token_ids,
                  "outputs": [output._asdict() for output in self.outputs], "metrics": self.metrics, "reason": self.reason}
-        return {**facts, "message": self.message} if self.reason == "failed" else facts
+        judged = {"judged": asdict(self.judged)} if self.judged else {}
+        return {**facts, **judged, **({"message": self.message} if self.reason == "failed" else {})}
 
     @property
     def _events(self) -> list[Event]:

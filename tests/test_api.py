@@ -123,6 +123,28 @@ def test_results_come_in_the_order_of_the_lanes(models):
     assert [result.reason for result in results] == ["length", "length", "failed"] and "temperature" in results[2].message
 
 
+# --- score ---
+
+def test_a_text_is_scored_by_the_target_and_its_draft(models):
+    readings = playground.score(PROMPT, models=models)
+    assert [reading.header.model for reading in readings] == [models.target.name, models.draft.name]
+    ids = models.target.tokens.encode(PROMPT)
+    for reading in readings:
+        assert reading.token_ids == ids[-len(reading.token_ids):] and len(reading.logprobs) == len(reading.token_ids)
+        assert all(logprob < 0 for logprob in reading.logprobs)
+
+
+def test_logprobs_are_the_models_own_whatever_chose_the_tokens(models):
+    drawn = playground.run("sample", PROMPT, models=models, knobs={"temperature": 0.5, "top_k": 3}, seed=1, max_new_tokens=6)
+    given = playground.compare([Recipe("greedy", forced=drawn.token_ids)], PROMPT, models=models, max_new_tokens=6)[0]
+    assert given.token_ids == drawn.token_ids and given.logprobs == pytest.approx(drawn.logprobs, abs=1e-4)
+
+
+def test_a_single_token_cannot_be_scored(models):
+    with pytest.raises(playground.Refusal, match="single token"):
+        playground.score("T", models=models)
+
+
 # --- results are made from traces alone ---
 
 def test_a_result_survives_its_traces_file(models, tmp_path):

@@ -104,7 +104,7 @@ How many {o} has {n} [now|in the end|at last]?
 [Tell me|Say|Can you tell] how many {o} [there are|{n} has][| now].
 How many {o} [remain|are left|does one count][| in all]?
 What does {n} have now?
-~ [With how many|How many] {o} does {n} [end up|end up with]?
+~ [With how many {o} does {n} end up|How many {o} does {n} end up with]?
 """)
 ASK_OTHER = Wordings("""
 How many {o} does {m} have[| now| in the end]?

@@ -141,7 +141,8 @@ def _item(voice, told, kind, grade=2):
     passage = " ".join(_with_asides(rng, sentences) if grade == 4 else sentences)
     backwards = kind == "strangers" and grade > 1 and _only_one(told, asked) and rng.random() < BACKWARDS
     question, answer = (_backwards if backwards else ask)(voice, asked)
-    meta = dict(kind=kind, passage=passage, memory=memory(asked.subject, asked.attribute), attribute=asked.attribute)
+    remembered = memory(asked.subject, asked.attribute)
+    meta = dict(kind=kind, passage=passage, question=question, memory=remembered, attribute=asked.attribute)
     prompt = voice.say(FRAMES, p=passage, q=question).replace("\\n", "\n")
     return Item(prompt, answer, TASK, meta, grade, key=f"{sorted(map(str, told))} {asked} {backwards}")
 

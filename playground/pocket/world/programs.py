@@ -50,15 +50,18 @@ import ast, json, resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (2, 2))            # seconds
 resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))  # bytes
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))          # nothing can be opened beside the three streams
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))           # nor can another process be started
 code, name, inputs, allowed = json.load(sys.stdin)
+inner = ("gi_", "cr_", "ag_", "tb_", "f_", "format")        # from a generator's frame one could climb out of the space below
 tree = ast.parse(code)
 for node in ast.walk(tree):
     named = str(getattr(node, "attr", "")) + str(getattr(node, "id", ""))
-    if isinstance(node, (ast.Import, ast.ImportFrom)) or "__" in named:
+    if isinstance(node, (ast.Import, ast.ImportFrom)) or "__" in named or named.startswith(inner):
         sys.exit("not allowed")
 space = {"__builtins__": {a: __builtins__.__dict__[a] for a in allowed}}
 exec(compile(tree, "answer", "exec"), space)
-json.dump([space[name](x) for x in inputs], sys.stdout)
+sys.stdout.write(json.dumps([space[name](x) for x in inputs])[:100_000])    # whoever reads it has to hold it
 """
 
 
@@ -85,9 +88,9 @@ def run(code, name, takes="numbers"):
     request = json.dumps([code, name, INPUTS[takes], ALLOWED])
     try:
         command = [sys.executable, "-I", "-S", "-c", RUNNER]
-        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=5)
+        done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=5, env={})
         return json.loads(done.stdout) if done.returncode == 0 else None
-    except (subprocess.TimeoutExpired, ValueError):
+    except (subprocess.TimeoutExpired, ValueError, OSError):
         return None
 
 
