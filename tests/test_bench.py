@@ -1,4 +1,4 @@
-"""The benchmark measures what it says; how fast anything is, it tells on other days."""
+"""The speed benchmark measures what it says; how fast anything is, it tells on other days."""
 from __future__ import annotations
 
 import json
@@ -8,32 +8,73 @@ from importlib.metadata import version
 import pytest
 import torch
 from saved import save_models
-from toys import network
+from toys import byte_tokenizer, network
+from transformers import AutoModelForCausalLM, Qwen2Config
 
-from playground.bench.contenders import PAIRS, PLAIN, Contender, twin
-from playground.bench.contest import Spread, compare, contest
+from playground.bench.blocks import FORWARDS, binary_tree, blocks, cache_memory, filled
+from playground.bench.contenders import PAIRS, PLAIN, Contender, Loaded, twin
+from playground.bench.contest import Writing, compare, contest, failures
+from playground.bench.decoding import endless, firsts, writers
+from playground.bench.limits import bytes_a_token, cache_bytes_a_token, weight_bytes
+from playground.bench.loop import Loop
 from playground.bench.prompts import Task, read_tasks
+from playground.bench.records import Record
+from playground.bench.shapes import KNOWN, assemble, build
+from playground.bench.spread import Spread
+from playground.bench.standard import ALLOCATED, COMPILED, FORMULA, HELD, LANE, LIBRARY, LIMIT, LOOP, PARTS, SHAPES, STATIC, Grid
+from playground.bench.suite import Suite
+from playground.bench.tables import NOT_MEASURED, Run, tables
+from playground.bench.timer import Timer
+from playground.engine.load import Loading
+from playground.engine.model import Model
 from playground.engine.seams import install
 from playground.errors import Refusal
 from playground.shell import main
 
+WITHOUT_COMPILING = [pair for pair in PAIRS if COMPILED not in pair]
+SIZES = ["--repeats", "2", "--threads", "1"]
+
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.fixture(scope="module")
+def saved(folder):
+    return save_models(folder)
+
+
+@pytest.fixture(scope="module")
+def measured(folder, saved):
     """One smallest benchmark: its document, its page, its output."""
-    folder = tmp_path_factory.mktemp("bench")
-    saved, level = save_models(folder), logging.getLogger("playground").level
-    (folder / "prompts.json").write_text(json.dumps([{"task": "birds", "prompt": "The green bird"}, {"task": "foxes", "prompt": "The red fox", "chat": True}]))
-    code = main(["bench", "--model", saved.target, "--draft", saved.draft, "--prompts", str(folder / "prompts.json"), "--repeats", "2",
-                 "--max-new-tokens", "12", "--threads", "1", "--json", str(folder / "b.json"), "--page", str(folder / "b.md")])
+    tasks = [{"task": "birds", "prompt": "The green bird"}, {"task": "foxes", "prompt": "The red fox", "chat": True}]
+    (folder / "prompts.json").write_text(json.dumps(tasks))
+    run("bench", "--model", saved.target, "--draft", saved.draft, "--prompts", str(folder / "prompts.json"), *SIZES,
+        "--max-new-tokens", "12", "--json", str(folder / "b.json"), "--page", str(folder / "b.md"))
+    return json.loads((folder / "b.json").read_text()), (folder / "b.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def speed(folder, saved, measured):
+    """The smallest `bench speed` of all but texts, shown beside the other: its document and its page."""
+    run("bench", "speed", "--model", saved.target, "--draft", "none", *SIZES, "--max-new-tokens", "6",
+        "--contexts", "16", "40", "4096", "--blocks", "1", "4", "--lanes", "1", "2",
+        "--only", *PARTS[1:], "--no-compile", "--beside", str(folder / "b.json"), "--json", str(folder / "s.json"), "--page", str(folder / "s.md"))
+    return json.loads((folder / "s.json").read_text()), (folder / "s.md").read_text()
+
+
+def run(*words: str) -> None:
+    level = logging.getLogger("playground").level
+    code = main([*words])
     logging.getLogger("playground").setLevel(level)
     assert code == 0
-    return json.loads((folder / "b.json").read_text()), (folder / "b.md").read_text()
 
 
 def test_every_pair_is_compared_on_every_task(measured):
     document, _ = measured
-    assert [(c["first"], c["second"], c["task"]) for c in document["comparisons"]] == [(*pair, task) for pair in PAIRS for task in ("birds", "foxes")]
+    expected = [(*pair, task) for pair in WITHOUT_COMPILING for task in ("birds", "foxes")]
+    assert [(c["first"], c["second"], c["task"]) for c in document["comparisons"]] == expected
     assert all(c["ratio"]["low"] <= c["ratio"]["median"] <= c["ratio"]["high"] for c in document["comparisons"])
 
 
@@ -45,7 +86,7 @@ def test_guessing_ahead_and_the_library_write_what_the_plain_lane_writes(measure
 
 def test_each_contender_is_measured_in_each_round_but_the_first(measured):
     document, _ = measured
-    assert len(document["measurements"]) == 2 * len({name for pair in PAIRS for name in pair})
+    assert len(document["measurements"]) == 2 * len({name for pair in WITHOUT_COMPILING for name in pair})
     for measurement in document["measurements"]:
         assert len(measurement["seconds"]) == 2 and min(measurement["seconds"]) > 0
         lanes = 4 if "four lanes" in measurement["contender"] else 1
@@ -61,7 +102,7 @@ def test_a_benchmark_names_its_machine_and_settings(measured):
 
 def test_the_page_has_a_table_for_each_pair(measured):
     document, page = measured
-    assert page.count("\n## ") == len(PAIRS) and page.count("\n| birds |") == page.count("\n| foxes |") == len(PAIRS)
+    assert page.count(" against ") == page.count("\n| birds |") == page.count("\n| foxes |") == len(WITHOUT_COMPILING)
 
 
 def test_the_copy_for_the_library_shares_the_weights_and_not_the_seams():
@@ -83,9 +124,217 @@ def test_nobody_always_follows_the_same_other():
 
 
 def test_without_a_draft_its_pairs_are_left_out():
-    everyone = [Contender(name, lambda task: None, lambda asked: None, lambda left: [1]) for name in {n for pair in PAIRS[:2] for n in pair}]
+    everyone = [writer(name) for name in {n for pair in PAIRS[:2] for n in pair}]
     compared = compare(contest(everyone, [Task("t", "p")], 1, lambda share, text: None))
     assert [(c.first, c.second) for c in compared] == list(PAIRS[:2]) and compared[0].first == PLAIN
+
+
+def writer(name: str, write=lambda asked: None) -> Contender:
+    return Contender(name, lambda task: None, write, lambda left: [1])
+
+
+def test_who_fails_is_told_with_its_reason_and_the_others_are_measured():
+    def fail(asked):
+        raise RuntimeError("no compiler here\nand much more")
+
+    names = PAIRS[0]
+    writings = contest([writer(names[0]), writer(names[1], fail)], [Task("t", "p")], 2, lambda share, text: None)
+    (compared,) = compare(writings)
+    assert compared.speeds[0] is not None and compared.speeds[1] is None and compared.ratio is None
+    assert failures(writings) == [f"{names[1]} failed (RuntimeError: no compiler here)"]
+
+
+def test_a_prompt_that_cannot_be_read_ends_the_benchmark_with_its_own_sentence():
+    def refuse(asked):
+        raise Refusal("Shorten it.", "prompt")
+
+    with pytest.raises(Refusal, match="Shorten it."):
+        contest([writer("a", refuse)], [Task("t", "p")], 1, lambda share, text: None)
+
+
+# --- the hand-written loop, and everyone who writes behind a prompt of a given length ---
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def twice(request) -> Loaded:
+    ours = network(request.param)
+    return Loaded(Model(ours, byte_tokenizer(), request.param), twin(network(request.param)))
+
+
+def greedy(theirs, ids: list[int], count: int) -> list[int]:
+    """By reading the whole text again for each token, with the library alone."""
+    text = list(ids)
+    with torch.inference_mode():
+        for _ in range(count):
+            text.append(int(theirs(torch.tensor([text])).logits[0, -1].argmax()))
+    return text[len(ids):]
+
+
+def test_the_loop_writes_what_the_library_writes(twice):
+    ids = torch.arange(5, 15)
+    loop = Loop(twice.untouched, 20)
+    first = loop.prefill(ids)
+    assert [*first.tolist(), *loop.decode(first, 10, 9).tolist()] == greedy(twice.untouched, ids.tolist(), 10)
+
+
+def test_everyone_writes_the_same_tokens_after_the_first(twice):
+    task, ours = Task("16", "", ids=tuple(range(20, 36))), endless(twice)
+    expected = greedy(twice.untouched, list(task.ids), 7)
+    for contender in writers(ours, 7, [1, 2], compiled=False):
+        lanes = 2 if contender.name.startswith("2 lanes") else 1
+        assert contender.read(contender.write(contender.ready(task))) == expected[1:] * lanes, contender.name
+    for contender in firsts(ours):
+        assert contender.read(contender.write(contender.ready(task))) == expected[:1], contender.name
+
+
+def test_no_end_token_ends_a_text_whose_length_counts(twice):
+    ours = endless(twice)
+    assert not ours.model.end_ids and twice.model.end_ids
+    assert ours.model.network is twice.model.network and ours.untouched.generation_config.eos_token_id is None
+
+
+# --- single forwards, memory and bandwidth ---
+
+def test_a_block_is_a_tree_of_two_guesses_after_every_token_and_leaves_the_store_as_it_was(twice):
+    assert binary_tree(6) == [-1, -1, 0, 0, 1, 1]
+    store, rows = filled(twice.model, list(range(9))), []
+    forward = twice.model.forward
+    (block,) = blocks(twice.model, store, (6,))
+    twice.model.forward = lambda works: rows.append(len(works[0].tokens)) or forward(works)
+    block.write(block.ready(Task("9", "", ids=tuple(range(9)))))
+    del twice.model.forward
+    assert rows == [6] * FORWARDS and store.length == 9 and store.parents == []
+
+
+def test_a_cache_holds_what_the_formula_says_and_is_given_room_to_grow(twice):
+    found = cache_memory(twice.model, list(range(100)))
+    assert cache_bytes_a_token(twice.untouched) == 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, width, float32
+    assert found[FORMULA] == found[HELD] == 100 * cache_bytes_a_token(twice.untouched) < found[ALLOCATED] <= 2 * found[FORMULA]
+
+
+def test_a_token_reads_every_weight_but_the_embedding_table_and_all_of_the_cache(twice):
+    theirs = twice.untouched
+    table = theirs.get_input_embeddings().weight
+    others = sum(weight.nbytes for weight in theirs.parameters()) - table.nbytes
+    assert weight_bytes(theirs) == others  # these heads are tables of their own
+    assert bytes_a_token(theirs, 10) == others + 10 * cache_bytes_a_token(theirs)
+
+
+def test_a_head_that_is_the_embedding_table_is_read_as_well(twice):
+    tied = twin(twice.untouched)
+    tied.lm_head.weight = tied.get_input_embeddings().weight
+    assert weight_bytes(tied) == sum(weight.nbytes for weight in tied.parameters())
+
+
+def test_the_bandwidth_limit_is_the_time_that_a_tokens_bytes_take_while_a_copy_moves_as_many(twice, monkeypatch):
+    monkeypatch.setattr("playground.bench.limits.SIZES", {"cpu": 1 << 20})
+    suite = Suite(twice, Grid(contexts=(16,), lanes=(), length=4, compiled=False), ["decoding"], lambda share, text: None)
+    copied = Writing(LIMIT, Task("16", "", ids=tuple(range(16))), seconds=[0.5])
+    monkeypatch.setattr(suite, "_contest", lambda part, everyone, task: [copied, Writing(LANE, task, [1, 2], [0.1])])
+    limit, lane = suite.records()
+    assert limit.rounds == [pytest.approx(0.5 * bytes_a_token(twice.untouched, 16 + 2) / (2 * 4 * (1 << 20)))]  # read and written, four times
+    assert (limit.same, lane.same, lane.rounds) == (None, True, [0.05])
+
+
+def test_a_timer_counts_what_happens_inside(monkeypatch):
+    moments = iter([2.0, 5.0])
+    monkeypatch.setattr("playground.bench.timer.perf_counter", lambda: next(moments))
+    with Timer(torch.device("cpu")) as timer:
+        pass
+    assert timer.seconds == 3.0
+
+
+def test_on_a_gpu_a_timer_reads_two_events_and_waits_for_the_second_only_when_asked(monkeypatch):
+    told, moments = [], iter([10.0, 40.0])
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.at = next(moments)
+            told.append("record")
+
+        def synchronize(self):
+            told.append("wait")
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    for name, fake in (("Event", Event), ("synchronize", lambda device: told.append("empty")), ("current_stream", lambda device: None)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+    with Timer(torch.device("cuda")) as timer:
+        assert told == ["empty", "record"]
+    assert told == ["empty", "record", "record"]
+    assert timer.seconds == 0.03 and told[-1] == "wait"
+
+
+# --- shapes ---
+
+@pytest.mark.parametrize("name, parameters", [("0.5b", 494_032_768), ("1.5b", 1_543_714_304), ("8b", 8_030_261_248)])
+def test_a_shape_has_as_many_weights_as_the_model_it_is_named_after(name, parameters):
+    with torch.device("meta"):
+        assert AutoModelForCausalLM.from_config(KNOWN[name].config()).num_parameters() == parameters
+
+
+def test_a_network_of_random_weights_is_the_same_every_time_and_writes_with_a_padded_vocabulary():
+    sizes = {"hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 8000}
+    one, other = (assemble(Qwen2Config(**KNOWN["0.5b"].numbers | sizes), "small", Loading("cpu", "float32")) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.model.network.parameters(), other.model.network.parameters()))
+    assert one.model.vocabulary == 8000 > len(one.model.tokenizer) and one.model.tokens.decode([7999]) == ""
+
+
+@pytest.mark.parametrize("loading, named", [(Loading("cpu", "float32", "nf4"), "CUDA"), (Loading("cpu", "float32", "int8"), "int8")])
+def test_shapes_are_quantised_to_nf4_on_a_gpu_and_nowhere_else(loading, named):
+    with pytest.raises(Refusal, match=named):
+        build("0.5b", loading)
+
+
+def test_a_shape_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
+    monkeypatch.setattr("playground.bench.shapes.free_bytes", lambda device: 10**9)
+    with pytest.raises(Refusal, match="Llama 3.1 8B takes about .* in bfloat16, and 1.0 GB are free on cpu"):
+        build("8b", Loading("cpu", "bfloat16"))
+
+
+# --- the whole of `bench speed` ---
+
+def test_every_part_is_measured_in_every_round_at_every_context_the_model_can_read(speed):
+    document, _ = speed
+    found = {(record["part"], record["context"]) for record in document["records"]}
+    assert found == {(part, context) for part in PARTS[1:] for context in (16, 40)}
+    assert all(len(record["rounds"]) == (1 if record["part"] == "memory" else 2) and not record["failure"] for record in document["records"])
+
+
+def test_whoever_writes_says_whether_it_wrote_what_the_plain_lane_wrote(speed):
+    document, _ = speed
+    assert all(record["same"] for record in document["records"] if record["part"] in ("decoding", "first") and record["subject"] != LIMIT)
+
+
+def test_the_page_shows_both_runs_and_says_what_nobody_measured(speed):
+    _, page = speed
+    for heading in ("Greedy against generate, run B", "One forward of a tree", "Lanes together", "First token", "Recording", "Shares of the limits"):
+        assert f"## {heading}\n" in page
+    for title in (*SHAPES.values(), "all"):
+        assert f"| {title} | - | {NOT_MEASURED} |" in page
+    assert COMPILED in page and f"| {version('torch')} | {version('torch')} |" in page
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", '{"format": "decoding-playground-benchmark", "version": 1}'])
+def test_measurements_that_no_benchmark_has_written_are_refused(tmp_path, capsys, text):
+    if text is not None:
+        (tmp_path / "m.json").write_text(text)
+    assert main(["bench", "speed", "--beside", str(tmp_path / "m.json")]) == 2
+    assert "bench speed --json" in capsys.readouterr().err
+
+
+def test_a_ratio_is_taken_within_a_round_and_a_failure_leaves_its_cell_without_one():
+    records = [Record("decoding", "m", 16, LANE, [0.002, 0.004]), Record("decoding", "m", 16, LOOP, [0.001, 0.001]),
+               Record("decoding", "m", 16, LIBRARY, failure="RuntimeError: no memory"),
+               Record("decoding", "m", 16, STATIC, [0.004, 0.004], same=False)]
+    shares = next(table for table in tables([Run("A", "cpu", records)]) if table.title.startswith("Shares"))
+    head, row = shares.rows([Run("A", "cpu", records)])
+    cells = dict(zip(head, row))
+    assert cells[LANE] == "3.00 (2.00 to 4.00)" and cells["share of the loop"] == "0.38 (0.25 to 0.50)"
+    assert cells[LIBRARY] == "failed" and cells["generate / lane"] == cells[LIMIT] == NOT_MEASURED and cells["same text"] == f"not: {STATIC}"
 
 
 def test_a_spread_is_median_and_extremes():

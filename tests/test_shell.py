@@ -17,8 +17,10 @@ from playground.result import Result
 from playground.shell import main
 from playground.shell.recipes import read_extra
 from playground.shell.screen import CONTROL, Screen, settled, table, yardstick_of
+from playground.spreadsheet import to_csv
 from playground.strategy import discover, find
 from playground.trace import Trace
+from playground.ui.standalone import to_html
 
 ROOT = Path(__file__).parents[1]
 PROMPT = ["--prompt", "The green bird"]
@@ -75,7 +77,8 @@ def test_list_tells_programs_everything_about_every_strategy(shell, no_models):
     listed = json.loads(out)
     assert code == 0 and {entry["name"] for entry in listed} == set(discover())
     for entry in listed:
-        assert set(entry) == {"name", "kind", "family", "title", "paper", "sheet", "reconstruction", "summary", "guarantee", "needs", "knobs"}
+        assert set(entry) == {"name", "kind", "family", "title", "paper", "sheet", "reconstruction", "sure", "summary", "guarantee", "needs", "refuses",
+                              "slots", "knobs"}
         assert all(set(knob) == {"name", "type", "default", "min", "max", "help", "choices"} for knob in entry["knobs"])
 
 
@@ -235,9 +238,17 @@ def test_a_replay_keeps_the_pace_of_its_run(shell, pair, tmp_path, monkeypatch):
 
 def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 2, "--trace", tmp_path / "t.jsonl")
-    seen = outside("import sys; from playground.shell import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules; sys.exit(code)",
+    seen = outside("import sys; from playground.shell import main; code = main(sys.argv[1:]); assert not {'torch', 'gradio'} & {*sys.modules}; sys.exit(code)",
                    "replay", tmp_path / "t.jsonl", "--speed", "0")
     assert seen.returncode == 0, seen.stderr
+
+
+def test_a_replay_is_written_as_a_table_and_as_a_page_instead_of_being_shown(shell, tmp_path):
+    trace = ROOT / "assets" / "traces" / "first_view.jsonl"
+    code, out, err = shell("replay", trace, "--csv", tmp_path / "t.csv", "--html", tmp_path / "t.html")
+    assert (code, out, err) == (0, "", f"wrote {tmp_path / 't.csv'}\nwrote {tmp_path / 't.html'}\n")
+    assert (tmp_path / "t.csv").read_bytes().decode() == to_csv(Trace.load(trace))
+    assert (tmp_path / "t.html").read_text() == to_html(Trace.load(trace))
 
 
 # --- what is refused ---
@@ -250,13 +261,13 @@ def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     "run greedy P --trace /no/where", "run greedy P --with regex:patern=1", "run greedy P --with regex:1", "run greedy P --with prompt_lookup",
     "run greedy P --with json_schema:file=/nowhere", "run greedy P --with regex:file=EMPTY", "run greedy P --with regex --with choice",
     "run speculative P --with greedy_match --with top_p", "compare P", "compare greedy gredy P", "compare greedy sample P --set k=3",
-    "replay /nowhere", "replay EMPTY", "replay EMPTY --speed -1",
+    "replay /nowhere", "replay EMPTY", "replay EMPTY --speed -1", "replay TRACE --csv /no/where", "replay TRACE --html /",
     "bench --repeats 0", "bench --prompts /nowhere", "bench --prompts EMPTY", "bench --json /no/where",
 ])
 def test_wrong_input_is_refused_in_one_line_before_a_model_is_loaded(shell, no_models, tmp_path, words):
     (tmp_path / "empty").write_text("")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    files = {"EMPTY": str(tmp_path / "empty"), "BYTES": str(tmp_path / "bytes")}
+    files = {"EMPTY": str(tmp_path / "empty"), "BYTES": str(tmp_path / "bytes"), "TRACE": str(ROOT / "assets" / "traces" / "first_view.jsonl")}
     line = words.replace("P ", "--prompt Once ").removesuffix(" P") + (" --prompt Once" if words.endswith(" P") else "")
     for name, path in files.items():
         line = line.replace(name, path)

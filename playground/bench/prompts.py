@@ -13,11 +13,15 @@ DEFAULT = Path(__file__).with_name("prompts.json")
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt and the task it stands for. `chat` holds only for models that have a chat form."""
+    """One prompt and the task it stands for. `chat` holds only for models that have a chat form.
+
+    Where only the length of a prompt counts, it is given as token ids.
+    """
 
     task: str
     prompt: str
     chat: bool = False
+    ids: tuple[int, ...] = ()
 
 
 def read_tasks(path: str | Path = DEFAULT) -> list[Task]:

@@ -1,71 +1,103 @@
-"""A benchmark as plain data, as tables for a terminal and as a page."""
+"""A speed benchmark as plain data, as tables for a terminal and as a page. Documents of other machines may be shown beside one's own."""
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Callable
 from importlib.metadata import version
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from playground.bench.contest import Comparison, Spread, Writing
+from playground.bench.contest import Comparison, Writing, failures
+from playground.bench.export import markdown
+from playground.bench.records import Record
+from playground.bench.spread import Spread
+from playground.bench.tables import Rows, Run, spread_text, tables
+from playground.errors import Refusal
 
-NOTES = """Tokens a second with the prompt's own forward included; median (lowest to highest) of the measured rounds. Everyone
-wrote in one process, in turn, round by round; a first round was dropped. `generate` is the transformers library on the
-same weights in a network without our seams; our lanes also count encoding the prompt, making text and, where nothing
-else is said, recording every event. The ratio is taken within each round. Same text: prompts on which both wrote the
-same tokens. All decode greedily. "Own settings" is assisted generation with the library's own number of guesses, all
-others guess {guesses} tokens at a time with a draft model and {looked_up} by prompt lookup."""
+FORMAT, VERSION = "decoding-playground-benchmark", 2
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+NOTES = """Everyone wrote in one process, in turn, round by round; a first round was dropped, and every ratio is taken within a round.
+Numbers are medians (lowest to highest) of the measured rounds. All decode greedily. `generate` is the transformers library on
+the same weights in a network without our seams, by default with a cache that grows; the hand-written loop is plain torch on the
+same weights with keys and values allocated ahead, no events and no choice of strategies. On a GPU times come from the
+device's own events. Models named after public ones have their shapes and random weights."""
+TEXT_NOTES = """Tokens a second with the prompt's own forward included. Our lanes also count encoding the prompt, making text and, where nothing
+else is said, recording every event. Same text: prompts on which both wrote the same tokens. "Own settings" is assisted
+generation with the library's own number of guesses, all others guess {guesses} tokens at a time with a draft model and {looked_up} by
+prompt lookup."""
+Facts = dict[str, Any]
+Document = dict[str, Any]
 
-Rows = list[list[str]]
 
-
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> Facts:
     """What it was measured on."""
     return {"processor": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "device": _device(device),
             "system": platform.platform(), "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "transformers")}}
 
 
-def document(facts: dict[str, Any], writings: list[Writing], comparisons: list[Comparison]) -> dict[str, Any]:
+def document(settings: Facts, device: torch.device, writings: list[Writing], comparisons: list[Comparison], records: list[Record]) -> Document:
     """Everything, as JSON."""
-    return {"format": "decoding-playground-benchmark", "version": 1, **facts, "measurements": [writing.to_json() for writing in writings],
-            "comparisons": [comparison.to_json() for comparison in comparisons]}
+    failed = [*failures(writings), *(f"{r.model}, {r.part} at {r.context}: {r.subject} failed ({r.failure})" for r in records if r.failure)]
+    return {"format": FORMAT, "version": VERSION, "settings": settings, "machine": {**machine(device), "kind": device.type},
+            "measurements": [writing.to_json() for writing in writings], "comparisons": [comparison.to_json() for comparison in comparisons],
+            "records": [record.to_json() for record in records], "failures": failed}
 
 
-def sections(comparisons: list[Comparison]) -> list[tuple[str, Rows]]:
-    """A title and a table for each pair of contenders."""
-    return [(f"{first} against {second}", [["task", first, second, "ratio", "same text"], *map(_row, group)])
-            for (first, second), group in groupby(comparisons, key=lambda comparison: (comparison.first, comparison.second))]
+def read_document(path: str) -> Document:
+    """What `document` made, from a file; raises Refusal."""
+    try:
+        read = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise Refusal(f"The measurements {path} cannot be read: name a file that `bench speed --json` has written.", "beside") from None
+    if not isinstance(read, dict) or (read.get("format"), read.get("version")) != (FORMAT, VERSION):
+        raise Refusal(f"The file {path} holds no measurements of this version: name one that `bench speed --json` has written.", "beside")
+    return read
 
 
-def page(facts: dict[str, Any], comparisons: list[Comparison], notes: str) -> str:
+def sections(documents: list[Document]) -> list[tuple[str, str, Rows, Rows]]:
+    """Title, note, rows of every table, and rows that nobody measured; the runs are named A, B, ... in their order."""
+    runs = [Run.of(LETTERS[place % len(LETTERS)], document) for place, document in enumerate(documents)]
+    named = [f", run {run.name}" if len(runs) > 1 else "" for run in runs]
+    compared = [(title + name, "", rows, []) for name, document in zip(named, documents) for title, rows in _compared(document["comparisons"])]
+    return [*compared, *((table.title, table.note, table.rows(runs), table.missing(runs)) for table in tables(runs))]
+
+
+def page(documents: list[Document], notes: str) -> str:
     """The tables in Markdown, with what they were measured on."""
-    told = [["", ""], *([name, str(value)] for name, value in {**facts["settings"], **facts["machine"]}.items())]
-    parts = ["# Benchmark", "Made by `python -m playground bench --page`.", notes, _markdown(told)]
-    for title, rows in sections(comparisons):
-        parts += [f"## {title[0].upper()}{title[1:]}", _markdown(rows)]
-    return "\n\n".join(parts) + "\n"
+    parts = ["# Benchmark", "Made by `python -m playground bench speed --page`.", NOTES, notes, "## Runs", markdown(_told(documents))]
+    for title, note, rows, missing in sections(documents):
+        parts += [f"## {title[0].upper()}{title[1:]}", *[note] * bool(note), markdown(rows + missing)]
+    failed = [f"- {failure}" for document in documents for failure in document["failures"]]
+    return "\n\n".join([*parts, *["## Failed", "\n".join(failed)] * bool(failed)]) + "\n"
 
 
-def terminal(comparisons: list[Comparison], table: Callable[[Rows], str]) -> str:
-    return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in sections(comparisons))
+def terminal(document: Document, table: Callable[[Rows], str]) -> str:
+    return "\n\n".join([*(f"{title}\n{table(rows)}" for title, _, rows, _ in sections([document])), *document["failures"]])
 
 
-def _row(comparison: Comparison) -> list[str]:
-    speeds = [_spread(speed, 1) for speed in comparison.speeds]
-    return [comparison.task, *speeds, _spread(comparison.ratio, 2), f"{comparison.same} of {comparison.prompts}"]
+def _told(documents: list[Document]) -> Rows:
+    """Settings and machine of every run, a column each."""
+    facts = [{**document["settings"], **document["machine"]} for document in documents]
+    names = dict.fromkeys(name for fact in facts for name in fact if name != "kind")
+    return [["", *LETTERS[:len(facts)]], *([name, *(str(fact.get(name, "")) for fact in facts)] for name in names)]
 
 
-def _spread(spread: Spread, digits: int) -> str:
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f} to {spread.high:.{digits}f})"
+def _compared(comparisons: list[dict[str, Any]]) -> list[tuple[str, Rows]]:
+    """A title and a table for each pair of contenders."""
+    pairs = groupby(comparisons, key=lambda comparison: (comparison["first"], comparison["second"]))
+    return [(f"{first} against {second}", [["task", first, second, "ratio", "same text"], *map(_row, group)]) for (first, second), group in pairs]
 
 
-def _markdown(rows: Rows) -> str:
-    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+def _row(comparison: dict[str, Any]) -> list[str]:
+    names = ("first_tokens_per_second", "second_tokens_per_second", "ratio")
+    first, second, ratio = (comparison[name] and spread_text(Spread(**comparison[name])) for name in names)
+    return [comparison["task"], first or "failed", second or "failed", ratio or "-", f"{comparison['same_text']} of {comparison['prompts']}"]
 
 
 def _processor() -> str:

@@ -1,19 +1,23 @@
-"""`bench`: the project's own benchmark."""
+"""`bench` and `bench speed`: how fast everything is, beside the transformers library and what the machine allows."""
 from __future__ import annotations
 
+import gc
 import json
 from argparse import Namespace
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from playground import NO_DRAFT
-from playground.bench.prompts import DEFAULT, read_tasks
-from playground.shell.files import check_place
+from playground.bench.prompts import DEFAULT, Task, read_tasks
+from playground.bench.standard import Grid
+from playground.shell.files import check_place, write_text
 from playground.shell.models import hush, tell
 from playground.shell.screen import table
 
 if TYPE_CHECKING:
     from playground.bench.contenders import Loaded
+    from playground.bench.contest import Writing
+    from playground.bench.records import Record
 
 
 def measure(options: Namespace) -> bool:
@@ -21,41 +25,70 @@ def measure(options: Namespace) -> bool:
     tasks = read_tasks(options.prompts or DEFAULT)
     for path in (options.json, options.page):
         check_place(path)
-    target, draft = _load(options)
+    _set_up(options)
     from playground.bench import contenders, contest, report  # not before: it brings torch along
-    everyone = contenders.contenders(target, draft, options.max_new_tokens)
-    writings = contest.contest(everyone, tasks, options.repeats, tell)
+    beside = [report.read_document(path) for path in options.beside]
+    target, draft = _load(options)
+    writings = _texts(target, draft, tasks, options) if "text" in options.only else []
+    parts = [part for part in options.only if part != "text"]
+    records = list(_records(target, parts, options)) if parts else []
     tell(1.0, "")
-    comparisons, facts = contest.compare(writings), {"settings": _settings(options, target, draft), "machine": report.machine(target.model.device)}
-    print(report.terminal(comparisons, table))
-    _write(options.json, json.dumps(report.document(facts, writings, comparisons), indent=1))
-    notes = report.NOTES.format(guesses=contenders.GUESSES, looked_up=contenders.LOOKED_UP)
-    _write(options.page, report.page(facts, comparisons, notes))
+    document = report.document(_settings(options, target, draft), target.model.device, writings, contest.compare(writings), records)
+    print(report.terminal(document, table))
+    write_text(options.json, json.dumps(document, indent=1))
+    notes = report.TEXT_NOTES.format(guesses=contenders.GUESSES, looked_up=contenders.LOOKED_UP)
+    write_text(options.page, report.page([document, *beside], notes))
     return False
 
 
-def _load(options: Namespace) -> tuple[Loaded, Loaded | None]:
+def _set_up(options: Namespace) -> None:
+    """Threads, quiet libraries, and a refusal of shapes that this machine cannot hold, before anything is loaded."""
     import torch
 
-    from playground.bench.contenders import load_twice
-    from playground.engine import catalogue
-    from playground.engine.load import Loading
+    from playground.bench.shapes import check
     if not options.verbose:
         hush()
     if options.threads:
         torch.set_num_threads(options.threads)
-    how, name = Loading(options.device, options.dtype, options.quantization), options.model or catalogue.BUNDLED[0].name
+    for name in options.shapes:
+        check(name, _loading(options).resolve())
+
+
+def _loading(options: Namespace) -> Any:
+    from playground.engine.load import Loading
+    return Loading(options.device, options.dtype, options.quantization)
+
+
+def _load(options: Namespace) -> tuple[Loaded, Loaded | None]:
+    from playground.bench.contenders import load_twice
+    from playground.engine import catalogue
+    how, name = _loading(options), options.model or catalogue.BUNDLED[0].name
     second = "" if options.draft == NO_DRAFT else options.draft or catalogue.partner(name)
     return load_twice(name, how, tell), load_twice(second, how, tell) if second else None
+
+
+def _texts(target: Loaded, draft: Loaded | None, tasks: list[Task], options: Namespace) -> list[Writing]:
+    from playground.bench.contenders import Size, contenders
+    from playground.bench.contest import contest
+    size = Size.of(tasks, target.model, options.max_new_tokens)
+    return contest(contenders(target, draft, size, options.compiled), tasks, options.repeats, tell)
+
+
+def _records(target: Loaded, parts: list[str], options: Namespace) -> Iterator[Record]:
+    """Of the model that was named, then of the shapes; each of these is let go of before the next is built."""
+    from playground.bench.shapes import build
+    from playground.bench.suite import Suite
+    sizes = map(tuple, (options.contexts, options.blocks, options.lanes))
+    grid = Grid(*sizes, options.repeats, options.max_new_tokens, options.compiled)
+    yield from Suite(target, grid, parts, tell).records()
+    for name in options.shapes:
+        tell(0.0, f"building {name}")
+        yield from Suite(build(name, _loading(options)), grid, parts, tell).records()
+        gc.collect()
 
 
 def _settings(options: Namespace, target: Loaded, draft: Loaded | None) -> dict[str, Any]:
     model = target.model
     return {"model": model.name, "revision": model.revision, "parameters": model.parameters, "draft": draft.model.name if draft else "",
-            "dtype": str(model.dtype).removeprefix("torch."), "quantization": model.quantization, "repeats": options.repeats,
-            "max_new_tokens": options.max_new_tokens}
-
-
-def _write(path: str | None, text: str) -> None:
-    if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+            "shapes": ", ".join(options.shapes), "dtype": str(model.dtype).removeprefix("torch."), "quantization": model.quantization,
+            "repeats": options.repeats, "max_new_tokens": options.max_new_tokens}

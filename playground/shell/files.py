@@ -21,3 +21,9 @@ def check_place(path: str | None) -> None:
     """Refuse a place where no file can be written; None is nowhere, and fine."""
     if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
         raise Refusal(f"{path} cannot be written: name a file in a folder that exists.", "file")
+
+
+def write_text(path: str | None, text: str) -> None:
+    """Write a file that `check_place` found fine; None is nowhere."""
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")

@@ -3,15 +3,17 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from playground.comparison import compared, yardstick_of
 from playground.errors import Refusal
+from playground.questions import judging, known, turns
 from playground.recipe import Recipe, assemble
 from playground.result import Result
 from playground.shell.files import check_place, read_text
 from playground.shell.models import load
 from playground.shell.recipes import read_recipe, read_recipes
-from playground.shell.screen import Screen, costs, report, yardstick_of
+from playground.shell.screen import Screen, costs, report
 
 if TYPE_CHECKING:
     from playground.session import Session
@@ -33,7 +35,7 @@ def compare(options: Namespace) -> bool:
     """Several lanes. Those that fail say so in their place; raises Refusal, after all was shown, where none came through."""
     session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
     results = [Result(session.trace.lane(header.lane)) for header in session.headers]
-    print(json.dumps(_compared(results)) if options.json else f"\n{report(results)}")
+    print(json.dumps(compared(results, yardstick_of(results))) if options.json else f"\n{report(results)}")
     _save(session, options.trace)
     if all(result.reason == "failed" for result in results):
         raise Refusal(results[0].message)
@@ -47,7 +49,8 @@ def _decode(options: Namespace, recipes: list[Recipe]) -> tuple[Session, bool]:
     models = load(options, draft="draft" in needs)
     from playground.session import Limits, Prompt, prepare  # not before: it brings torch along
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
-    session = prepare(models, recipes, Prompt(prompt, options.chat, options.system, options.context), limits)
+    asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before))
+    session = prepare(models, recipes, asked, limits, judge=judging(known(prompt, asked.before, options.context) if options.chat else None))
     return session, _drive(session, shown=not options.json)
 
 
@@ -82,25 +85,11 @@ def _prompt(options: Namespace) -> str:
         raise Refusal("The prompt is empty: write a few words for the model to continue.", "prompt")
     if options.system and not options.chat:
         raise Refusal("A system message belongs to a chat: add --chat, or leave --system away.", "system")
+    if options.before and not options.chat:
+        raise Refusal("Earlier turns belong to a chat: add --chat, or leave --before away.", "before")
     return text
 
 
 def _save(session: Session, path: str | None) -> None:
     if path is not None:
         session.trace.save(path)
-
-
-def _compared(results: list[Result]) -> list[dict[str, Any]]:
-    """Each lane as `run` prints it, and how its text relates to the yardstick's; None where one of the two wrote nothing."""
-    yardstick = results[yardstick_of(results)]
-    return [{**result.to_json(), "against": yardstick.strategy, **_relation(result, yardstick)} for result in results]
-
-
-def _relation(result: Result, yardstick: Result) -> dict[str, Any]:
-    if not (result.begun and yardstick.begun):
-        return {"same_text": None, "difference": None}
-    difference = result.difference(yardstick)
-    if difference is None:
-        return {"same_text": True, "difference": None}
-    return {"same_text": False, "difference": {"token": difference.index, "margin": difference.margin, "sentence": difference.sentence()}}
-

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from typing import Any
 
+from playground.declared import facts
 from playground.shell.screen import table
 from playground.strategy import KINDS, Knob, Strategy, discover, find
 
@@ -20,18 +20,6 @@ def show(options: Namespace) -> bool:
         print("\n\n".join(_group(kind, found) for kind in KINDS if (found := [cls for cls in classes if cls.kind == kind])))
         print("\n`list NAME` shows everything about one, its knobs too.")
     return False
-
-
-def facts(cls: type[Strategy]) -> dict[str, Any]:
-    """A strategy as plain data."""
-    told = {name: getattr(cls, name) for name in ("name", "kind", "title", "paper", "sheet", "reconstruction")}
-    return {**told, "family": cls.family(), "summary": cls.summary(), "guarantee": list(cls.guarantee), "needs": list(cls.needs),
-            "knobs": [_knob_facts(knob) for knob in cls.knobs()]}
-
-
-def _knob_facts(knob: Knob) -> dict[str, Any]:
-    return {"name": knob.name, "type": knob.type.__name__, "default": knob.default, "min": knob.min, "max": knob.max, "help": knob.help,
-            "choices": list(knob.choices)}
 
 
 def _group(kind: str, classes: list[type[Strategy]]) -> str:

@@ -3,13 +3,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from playground.bench.standard import PARTS, SHAPES, Grid
 from playground.errors import Refusal
 
-PAGE = "docs/benchmark.md"
+PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,20 +24,25 @@ def parser() -> Parser:
     """The whole command line. Parsed options have `act`, the function that carries the command out; it says whether it was stopped."""
     whole = Parser(prog="python -m playground", description="Watch language models decode.", allow_abbrev=False)
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, function, options, does in (
+    _add(commands, (
         ("list", "listing:show", _list, "show the strategies, or everything about one"),
         ("run", "lanes:run", _run, "let one strategy continue a prompt"),
         ("compare", "lanes:compare", _compare, "let several strategies continue one prompt side by side"),
         ("replay", "replay:play", _replay, "show a recorded run again"),
-        ("bench", "bench:measure", _bench, "measure speed, beside the transformers library on the same weights"),
+        ("bench", "bench:measure", _bench, "measure speed, beside the transformers library on the same weights; or strategies on questions"),
         ("study", "studies:study", _study, "draw conclusions from recorded runs"),
         ("fit", "learning:fit", _fit, "find the knobs that suit a model"),
         ("variant", "learning:make_variant", _variant, "make a new model of another; it joins the catalogue"),
-    ):
+    ))
+    return whole
+
+
+def _add(commands: Any, written: Iterable[tuple[str, str, Callable[[Parser], None], str]]) -> None:
+    """Commands by name, function, options and what they do."""
+    for name, function, options, does in written:
         command = commands.add_parser(name, help=does, description=does, allow_abbrev=False)
         command.set_defaults(act=_later(*function.split(":")))
         options(command)
-    return whole
 
 
 def _later(module: str, function: str) -> Callable[[argparse.Namespace], bool]:
@@ -62,9 +68,21 @@ def _compare(command: Parser) -> None:
 def _replay(command: Parser) -> None:
     command.add_argument("file", metavar="F.jsonl", help="what --trace has written")
     command.add_argument("--speed", type=_number, default=1.0, metavar="X", help="2 is twice as fast, 0 all at once")
+    command.add_argument("--csv", metavar="FILE", help="write one row a token instead of showing it")
+    command.add_argument("--html", metavar="FILE", help="write a page that plays the run without a server, instead of showing it")
 
 
 def _bench(command: Parser) -> None:
+    _of_speed(command)
+    command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
+    _add(command.add_subparsers(metavar="[speed | survey | effects]"), (
+        ("speed", "bench:measure", _speed, "measure speed: texts, single forwards, lanes, first tokens, memory, and what the machine allows"),
+        ("survey", "survey:measure", _survey, "let strategies answer questions: how right they are, and what it costs"),
+        ("effects", "effects:record", _effects, "record what the bundled models show of the strategies"),
+    ))
+
+
+def _of_speed(command: Parser) -> None:
     _of_the_models(command)
     command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
     command.add_argument("--repeats", type=_from(1), default=5, metavar="N", help="measured rounds, after one that is dropped")
@@ -72,6 +90,48 @@ def _bench(command: Parser) -> None:
     command.add_argument("--prompts", metavar="FILE", help='a JSON array of {"task": ..., "prompt": ..., "chat": true or false}')
     command.add_argument("--json", metavar="FILE", help="write every measurement")
     command.add_argument("--page", nargs="?", const=PAGE, metavar="FILE", help=f"write the tables as a page, {PAGE}")
+
+
+def _speed(command: Parser) -> None:
+    _of_speed(command)
+    command.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
+                         help=f"some of {', '.join(PARTS)}; all where nothing is said")
+    command.add_argument("--shapes", nargs="+", choices=SHAPES, default=[], metavar="S",
+                         help=f"further models with random weights and the shapes of public ones: {', '.join(SHAPES)}")
+    for name, means in (("contexts", "tokens that come before"), ("blocks", "tree nodes in one forward"), ("lanes", "lanes at a time")):
+        command.add_argument(f"--{name}", nargs="+", type=_from(1), default=list(getattr(Grid(), name)), metavar="N", help=means)
+    command.add_argument("--no-compile", dest="compiled", action="store_false",
+                         help="leave out the library's compiled way, which takes minutes to compile on a CPU")
+    command.add_argument("--beside", nargs="+", default=[], metavar="F.json",
+                         help="show measurements of other machines on the page, written by --json there")
+
+
+def _survey(command: Parser) -> None:
+    command.add_argument("--with", nargs="+", action="extend", required=True, dest="entrants", metavar="NAME[:KNOB=VALUE,...][+NAME...]",
+                         help="a lane: greedy, sample:temperature=0.7, speculative+prompt_lookup:depth=10+greedy_match; the others are held against the first")
+    command.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="TASK", help="of the small world: records, arithmetic, ...")
+    command.add_argument("--questions", type=_from(1), default=12, metavar="N", help="of each task, from those that training never shows")
+    command.add_argument("--grade", type=_from(1), metavar="N", help="how hard the questions are; mixed where nothing is said")
+    command.add_argument("--file", metavar="F.jsonl", help='questions of your own, one {"prompt": ..., "answer": ...} a line')
+    command.add_argument("--repeats", type=_from(1), default=1, metavar="N", help="measured rounds")
+    _of_the_models(command)
+    command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
+    command.add_argument("--seed", type=_from(0), default=0, metavar="N")
+    command.add_argument("--max-new-tokens", type=_from(1), default=330, metavar="N")
+    command.add_argument("--out", metavar="F.json", help="write every answer, and the tables")
+    command.add_argument("--csv", nargs="?", const="survey.csv", metavar="F.csv", help="write a line for every answer, survey.csv")
+    command.add_argument("--page", metavar="F.md", help="write the tables as a page")
+
+
+def _effects(command: Parser) -> None:
+    command.add_argument("--only", nargs="+", action="extend", metavar="NAME", help="some of the effects; all where nothing is said")
+    command.add_argument("--questions", type=_from(2), metavar="N", help="of each kind in place of an effect's own number, for a quick look")
+    command.add_argument("--repeats", type=_from(1), default=3, metavar="N", help="measured rounds where times are compared")
+    command.add_argument("--seed", type=_from(0), default=1, metavar="N")
+    _of_the_models(command)
+    command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
+    command.add_argument("--out", nargs="?", const=EFFECTS, metavar="F.json", help=f"write every number, {EFFECTS}")
+    command.add_argument("--page", nargs="?", const=EFFECTS_PAGE, metavar="F.md", help=f"write a page, and its charts beside it, {EFFECTS_PAGE}")
 
 
 def _study(command: Parser) -> None:
@@ -110,6 +170,7 @@ def _of_a_run(command: Parser) -> None:
     prompt.add_argument("--prompt-file", metavar="F", help="read the prompt as it stands, last line break included; - is standard input")
     command.add_argument("--chat", action="store_true", help="put the prompt into the model's chat form")
     command.add_argument("--system", default="", metavar="TEXT", help="system message of the chat")
+    command.add_argument("--before", nargs=2, action="append", default=[], metavar=("USER", "ASSISTANT"), help="an earlier turn of the chat; again for each")
     command.add_argument("--context", default="", metavar="TEXT", help="a passage to rest the answer on; every lane reads it before the prompt")
     command.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="set a knob of the strategy")
     command.add_argument("--with", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]", dest="extras",

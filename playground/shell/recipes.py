@@ -7,7 +7,7 @@ from typing import Any
 from playground.errors import Refusal
 from playground.recipe import Recipe
 from playground.shell.files import read_text
-from playground.strategy import Strategy, find
+from playground.strategy import Strategy, discover, find
 
 FILE = "file"  # stands for the knob that takes a file's text
 
@@ -29,6 +29,16 @@ def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> li
             raise Refusal(f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows the knobs of one.")
     slots = {kind for cls in classes for kind in cls.slots().values()}
     return [Recipe(cls.name, knobs, [extra for extra in added if _concerns(extra[0], cls, slots)]) for cls, knobs in zip(classes, given)]
+
+
+def read_lane(text: str) -> Recipe:
+    """`speculative:...+prompt_lookup:depth=10+greedy_match`: a decoder with its knobs, and what is added to it; raises Refusal.
+
+    A plus separates only where the name of a strategy follows, so that a pattern may hold one.
+    """
+    known = "|".join(sorted(discover(), key=len, reverse=True))
+    (name, knobs), *extras = map(read_extra, re.split(rf"\+(?=(?:{known})(?:[:+]|$))", text))
+    return Recipe(name, knobs, extras)
 
 
 def read_extra(text: str) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,8 @@ import re
 import sys
 from typing import Any
 
-from playground.events import Done, Failed, Header, Stamped
+from playground.comparison import yardstick_of
+from playground.events import Done, Failed, Header, Judged, Stamped
 from playground.result import Result, cut
 from playground.written import Written, advance
 
@@ -63,13 +64,25 @@ def costs(results: list[Result], remarks: list[str] | None = None) -> str:
     rows = [list(COLUMNS), *(_cost(result) for result in results)]
     for row, remark in zip(rows, ["", *(remarks or [""] * len(results))]):
         row.append(remark)
-    return table(rows)
+    return "\n".join([table(rows), *filter(None, map(_verdict, results))])
 
 
-def yardstick_of(results: list[Result]) -> int:
-    """The lane that others are held against: plain greedy decoding where it ran, otherwise the first that did."""
-    begun = [i for i, result in enumerate(results) if result.begun]
-    return next((i for i in begun if results[i].strategy == "greedy"), begun[0] if begun else 0)
+def _verdict(result: Result) -> str:
+    """Whether the answer is right, where it is known; what was expected begins on a line of its own where it has several."""
+    judged = result.judged
+    if judged is None:
+        return ""
+    if judged.checked and judged.score == 1:
+        return f"{result.strategy}: right"
+    expected = CONTROL.sub("\ufffd", judged.expected)
+    gap = "\n" if "\n" in expected else " "
+    return f"{result.strategy}: {_standing(judged)}; expected:{gap}{expected}"
+
+
+def _standing(judged: Judged) -> str:
+    if not judged.checked:
+        return "not checked, for programs are not run here"
+    return f"partly right, {judged.score:.2f} of 1" if judged.score else "wrong"
 
 
 def table(rows: list[list[str]], left: int = 1) -> str:

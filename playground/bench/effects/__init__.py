@@ -1,0 +1,17 @@
+"""What the bundled models are for: effects of strategies that they are meant to show, a module for each.
+
+Each module has one function that gives an Effect: its claim, entrants and questions, and the rule that says when it shows.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from playground.bench.effects.context import context
+from playground.bench.effects.effect import Effect
+from playground.bench.effects.eviction import eviction
+from playground.bench.effects.grammar import grammar
+from playground.bench.effects.speculation import speculation
+from playground.bench.effects.switching import switching
+from playground.bench.effects.votes import votes
+
+EFFECTS: dict[str, Callable[..., Effect]] = {make.__name__: make for make in (switching, context, eviction, grammar, speculation, votes)}

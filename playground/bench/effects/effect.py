@@ -1,0 +1,122 @@
+"""What it takes to say that a strategy has an effect: entrants, questions, and a rule that answers must meet."""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from playground.bench.charts import Chart
+from playground.bench.export import facts_table, markdown
+from playground.bench.spread import Spread
+from playground.bench.standings import Paired, Score, number, sections, spread, table, told
+from playground.bench.survey import Answer, Entrant, survey
+from playground.questions import Question
+
+if TYPE_CHECKING:
+    from playground.session import Models
+
+Number = Score | Paired | Spread | float | None
+FORMAT, VERSION = "decoding-playground-effects", 1
+NOTES = """Every number was measured on the machine below, with questions that training never showed. *Score*: 1 for a right answer, mean over
+the questions ± one standard error. Two entrants are compared question by question: the mean of the differences ± its standard
+error, on how many questions the first scores higher or lower, and the two-sided sign test of that split (p). An effect counts as
+shown only by the rule that stands with it, which was written before the numbers."""
+
+
+class Verdict(NamedTuple):
+    """Whether an effect shows, and every number that decided it."""
+
+    shown: bool
+    numbers: dict[str, Number]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One claim about strategies, and how it is put to the test. `rule` says in words what `judge` reckons."""
+
+    name: str
+    claim: str
+    rule: str
+    entrants: list[Entrant]
+    questions: list[Question]
+    length: int  # most tokens of an answer
+    judge: Callable[[list[Answer]], Verdict]
+    draw: Callable[[list[Answer]], Chart]
+    timed: bool = False  # whether times are compared: over several rounds, after a warm-up
+
+    def observe(self, models: Models, repeats: int, seed: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Answer]:
+        """Every entrant on every question; `repeats` rounds where times are compared, otherwise one."""
+        from playground.session import Limits  # not before: it brings torch along
+        return survey(models, self.entrants, self.questions, repeats if self.timed else 1, Limits(seed, self.length), cancelled, warm_up=self.timed)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An effect and the answers it was looked for in."""
+
+    effect: Effect
+    answers: list[Answer]
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, effect: Effect, answers: list[Answer]) -> Finding:
+        return cls(effect, answers, effect.judge(answers))
+
+    @property
+    def failed(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer.failure]
+
+    @property
+    def shown(self) -> bool:
+        """By the rule, and no lane failed: what is missing might speak against it."""
+        return self.verdict.shown and not self.failed
+
+    @property
+    def outcome(self) -> str:
+        return "shown" if self.shown else "not shown"
+
+    def lines(self) -> list[str]:
+        """The outcome, then a line for each number."""
+        effect = self.effect
+        numbers = [f"{name}: {say(value)}" for name, value in self.verdict.numbers.items()]
+        failures = [f"{len(self.failed)} answers failed, the first of {self.failed[0].entrant}: {self.failed[0].failure}"] if self.failed else []
+        return [f"{effect.name}: {self.outcome}. {effect.claim}", *numbers, *failures]
+
+    def to_json(self) -> dict[str, Any]:
+        effect, numbers = self.effect, self.verdict.numbers
+        plain = {name: value._asdict() if isinstance(value, tuple) else value for name, value in numbers.items()}
+        return {"name": effect.name, "claim": effect.claim, "rule": effect.rule, "shown": self.shown, "numbers": plain,
+                "questions": len(effect.questions), "failed": len(self.failed),
+                "table": [row.to_json() for row in table(self.answers)]}
+
+    def page(self, picture: str) -> str:
+        """A section in Markdown; `picture` is the path of the chart as seen from the page."""
+        effect, lines = self.effect, self.lines()[1:]
+        tables = "\n\n".join(f"{task}:\n\n{markdown(rows)}" for task, rows in sections(table(self.answers)))
+        return "\n\n".join([
+            f"## {effect.name[0].upper()}{effect.name[1:]}: {self.outcome}", effect.claim, f"Rule: {effect.rule}", "\n".join(f"- {line}" for line in lines),
+            f"![{effect.claim}]({picture})", f"<details><summary>Table</summary>\n\n{tables}\n\n</details>"])
+
+
+def say(value: Number) -> str:
+    """A number for a reader, with what is uncertain about it."""
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, Paired):
+        error = "" if value.error is None else f" ± {value.error:.3f}"
+        return f"{value.mean:+.3f}{error} ({value.better} better, {value.worse} worse, p {value.p:.3g})"
+    if isinstance(value, Score):
+        return f"{told(value)} on {value.number} questions"
+    return spread(value, 2) if isinstance(value, Spread) else number(value, 3)
+
+
+def document(facts: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+    """Plain data for JSON. facts: settings and machine."""
+    return {"format": FORMAT, "version": VERSION, **facts, "effects": [finding.to_json() for finding in findings]}
+
+
+def page(facts: dict[str, Any], findings: list[Finding], folder: str) -> str:
+    """All findings in Markdown; the charts lie in a folder beside the page."""
+    listed = markdown([["effect", "claim", "outcome"], *([f.effect.name, f.effect.claim, f.outcome] for f in findings)])
+    parts = ["# Effects", "Made by `python -m playground bench effects --out --page`.", listed, NOTES, facts_table(facts)]
+    return "\n\n".join([*parts, *(finding.page(f"{folder}/{finding.effect.name}.svg") for finding in findings)]) + "\n"

@@ -1,0 +1,243 @@
+"""Strategies on questions: who answers what, how right it is and what it costs.
+
+Every entrant answers every question in a session of one lane, in turn, round after round, so that whatever else the machine
+does hits all; who begins moves on from question to question. What an answer says it takes from the lane's trace, but for the
+wall-clock seconds. Imports neither torch nor gradio before the first question is asked.
+"""
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from playground.bench.own import is_own, own_score
+from playground.errors import Refusal
+from playground.metrics import Record
+from playground.questions import Question, judge
+from playground.recipe import Recipe
+from playground.result import Result
+
+if TYPE_CHECKING:
+    from playground.session import Limits, Models, Prompt, Session
+
+ROUNDS = 1000  # more than anybody asks for: keeps the seeds of two questions apart
+Judge = Callable[[Question, str], float | None]
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A strategy under the name it has in tables."""
+
+    name: str
+    recipe: Recipe
+
+    def recipe_for(self, question: Question) -> Recipe:
+        """The same for every question, unless a kind of entrant says otherwise."""
+        return self.recipe
+
+
+class Asked(NamedTuple):
+    """One question to one entrant."""
+
+    entrant: Entrant
+    number: int  # of the question, from 0
+    question: Question
+    round: int  # from 1; 0 warms up
+
+    def seed(self, given: int) -> int:
+        """Of the session: the same for all entrants, another for each question and round."""
+        own = self.entrant.recipe.seed
+        return (given if own is None else own) + self.number * ROUNDS + self.round
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an entrant made of a question in one round."""
+
+    entrant: str
+    number: int  # of the question, from 0
+    question: Question
+    round: int  # from 1
+    seed: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)  # of the text, a committed end token included
+    score: float | None = None  # 0 to 1; None where nothing is known or the lane failed
+    seconds: float = 0.0  # wall clock, from the text of the prompt to the last event; other people's turns in between are not counted
+    clock: float = 0.0  # seconds of the lane's own clock, prefill included
+    forwards: dict[str, int] = field(default_factory=dict)  # by stream, such as target and draft; prefill excluded
+    wrote: dict[str, int] = field(default_factory=dict)  # tokens by the stream whose row they were chosen from
+    trials: list[tuple[int, int]] = field(default_factory=list)  # guesses (accepted, tested) at each depth of the draft, from 1
+    flops: float = 0.0  # of all passes, computed from their shapes, prefill included
+    kv_live: int | None = None  # most live slots of any KV head of the target after a keep
+    reason: str = "failed"  # why the text ended
+    failure: str = ""  # what went wrong, in one sentence; empty where nothing did
+
+    @property
+    def accepted(self) -> int:
+        return sum(accepted for accepted, _ in self.trials)
+
+    @property
+    def tested(self) -> int:
+        return sum(tested for _, tested in self.trials)
+
+
+def score(question: Question, text: str) -> float | None:
+    """How right a text is, 0 to 1; None where nobody knows the answer. A visitor's own question is judged by its own rule."""
+    return own_score(question, text) if is_own(question) else judge(question, text)
+
+
+def survey(models: Models, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, limits: Limits,
+           cancelled: Callable[[], bool] = lambda: False, *, judge: Judge = score, warm_up: bool = True) -> Iterator[Answer]:
+    """Answers, as they come. A lane that fails or is refused says so in its answer, and the others go on.
+
+    Before the first round every entrant answers the first question of each task, which is dropped; without `warm_up` that is
+    left out, for times that nobody reads. `cancelled` is asked after every forward, and an unfinished answer is dropped.
+    Raises Refusal where there is nothing to do.
+    """
+    for answer in steps(models, entrants, questions, repeats, limits, judge=judge, warm_up=warm_up):
+        if cancelled():
+            return
+        if answer:
+            yield answer
+
+
+def steps(models: Models, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, limits: Limits, *,
+          judge: Judge = score, warm_up: bool = True) -> Iterator[Answer | None]:
+    """The same survey one forward at a time, for whoever serves others in between: None after each forward, and the answers as they come.
+
+    An answer's seconds are those spent in here. Closing the iterator ends a lane that is under way.
+    """
+    _check(entrants, questions, repeats)
+    examiner = Examiner(models, limits, judge)
+    for asked in [*(_warming(entrants, questions) if warm_up else []), *_turns(entrants, questions, repeats)]:
+        told = examiner.ask(asked)
+        yield from told if asked.round else (None for _ in told)
+
+
+def _check(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int) -> None:
+    names = [entrant.name for entrant in entrants]
+    if not names:
+        raise Refusal("There is no strategy to measure: name one.", "entrants")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise Refusal(f"Two strategies are called {twice}: a table could not tell them apart, so give one another name.", "entrants")
+    if not questions:
+        raise Refusal("There is no question to ask: choose a task, or bring questions of your own.", "questions")
+    if not 1 <= repeats < ROUNDS:
+        raise Refusal(f"The number of rounds is between 1 and {ROUNDS - 1}, not {repeats}.", "repeats")
+
+
+def _warming(entrants: Sequence[Entrant], questions: Sequence[Question]) -> Iterator[Asked]:
+    first = {question.task: number for number, question in reversed([*enumerate(questions)])}
+    return (Asked(entrant, number, questions[number], 0) for number in sorted(first.values()) for entrant in entrants)
+
+
+def _turns(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int) -> Iterator[Asked]:
+    """Whoever begins with one question comes last with the next, so that none always follows the same other."""
+    for round in range(1, repeats + 1):
+        for number, question in enumerate(questions):
+            begins = (round - 1 + number) % len(entrants)
+            yield from (Asked(entrant, number, question, round) for entrant in [*entrants[begins:], *entrants[:begins]])
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Asks one question at a time."""
+
+    models: Models
+    limits: Limits
+    judge: Judge
+
+    def ask(self, asked: Asked) -> Iterator[Answer | None]:
+        """None after every forward, then the answer."""
+        blank, watch = Answer(asked.entrant.name, asked.number, asked.question, asked.round, asked.seed(self.limits.seed)), Stopwatch()
+        try:
+            with watch:
+                session = self._session(asked)
+        except Refusal as refusal:
+            yield replace(blank, failure=str(refusal))
+            return
+        yield from _forwards(session, watch)
+        yield self._read(replace(blank, seconds=watch.seconds), Result(session.trace))
+
+    def _session(self, asked: Asked) -> Session:
+        from playground.session import prepare  # not before: it brings torch along
+        recipe, limits = replace(asked.entrant.recipe_for(asked.question), seed=None), replace(self.limits, seed=asked.seed(self.limits.seed))
+        return prepare(self.models, [recipe], prompt_of(asked.question, self.models), limits)
+
+    def _read(self, blank: Answer, result: Result) -> Answer:
+        """Everything the trace says. A text that was cut short by a failure is not judged."""
+        found, record = result.metrics, Record(result.trace.events)
+        known = None if result.message else self.judge(blank.question, result.text)
+        return replace(blank, text=result.text, token_ids=result.token_ids, score=known, clock=found["seconds"], forwards=found["forwards"],
+                       wrote=_wrote(record), trials=_trials(record), flops=found["flops"], kv_live=found["kv_live_peak"],
+                       reason=result.reason, failure=result.message)
+
+
+class Stopwatch:
+    """Seconds spent inside its `with` statements."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._start = perf_counter()
+
+    def __exit__(self, *raised: object) -> None:
+        self.seconds += perf_counter() - self._start
+
+
+def _forwards(session: Session, watch: Stopwatch) -> Iterator[None]:
+    """Run a session to its end, None after each turn; a reader who goes away ends it."""
+    try:
+        while not session.finished:
+            with watch:
+                session.advance()
+            yield None
+    finally:
+        session.stop()
+
+
+def prompt_of(question: Question, models: Models) -> Prompt:
+    """The question as a session takes it; in chat form only for models that have one."""
+    from playground.session import Prompt
+    chat = question.chat and bool(models.target.tokenizer.chat_template)
+    return Prompt(question.prompt, chat, context=question.context, before=question.before)
+
+
+def _wrote(record: Record) -> dict[str, int]:
+    steps = record.written.steps
+    return dict(Counter(steps[position].stream for position in range(len(record.written.tokens)) if position in steps))
+
+
+def _trials(record: Record) -> list[tuple[int, int]]:
+    fates: dict[int, list[bool]] = defaultdict(list)
+    for depth, kept in record.trials():
+        fates[depth].append(kept)
+    return [(sum(fates[depth]), len(fates[depth])) for depth in range(1, max(fates, default=0) + 1)]
+
+
+class Progress:
+    """How far a survey is, and how long the rest will take: each answer to come as long as its entrant took for that task so far."""
+
+    def __init__(self, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int):
+        self._waiting = Counter((entrant.name, question.task) for entrant in entrants for question in questions for _ in range(repeats))
+        self._total, self._seconds = self._waiting.total(), defaultdict(list)
+
+    def count(self, answer: Answer) -> None:
+        kind = answer.entrant, answer.question.task
+        self._waiting[kind] -= 1
+        self._seconds[kind].append(answer.seconds)
+
+    @property
+    def share(self) -> float:
+        """Of all answers, 0 to 1."""
+        return 1 - self._waiting.total() / self._total
+
+    @property
+    def left(self) -> float | None:
+        """Seconds; None as long as something is to come of which nothing was measured."""
+        waiting = {kind: count for kind, count in self._waiting.items() if count > 0}
+        if any(not self._seconds[kind] for kind in waiting):
+            return None
+        return sum(count * sum(self._seconds[kind]) / len(self._seconds[kind]) for kind, count in waiting.items())

@@ -1,0 +1,279 @@
+"""A survey counts what the lanes did, holds entrants against each other within rounds, and lets no lane spoil it for others."""
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+from dataclasses import replace
+
+import pytest
+from pairs import pair
+from saved import save_models
+
+import playground
+from playground.bench.export import as_csv, document, page
+from playground.bench.figures import acceptance, quality
+from playground.bench.own import LONGEST, MOST_BYTES, MOST_LINES, own_score, questions_in, read_questions
+from playground.bench.standings import Score, paired, sign_test, table
+from playground.bench.survey import Answer, Entrant, Progress, score, survey
+from playground.errors import Refusal
+from playground.lane import Limits
+from playground.metrics import Record
+from playground.questions import Question, ask
+from playground.recipe import Recipe
+from playground.shell import main
+from playground.shell.recipes import read_lane
+
+GREEDY = Entrant("greedy", Recipe("greedy"))
+GUESSING = Entrant("guessing", Recipe("speculative", extras=[("draft_model", {"depth": 3})]))
+DRAWING = Entrant("drawing", Recipe("sample", {"temperature": 1.5, "top_p": 1.0}))
+NEEDY = Entrant("needy", Recipe("greedy", extras=[("cad", {})]))  # wants a context that the questions do not have
+BIRD, FOX = questions_in("""{"task": "birds", "prompt": "The green bird", "answer": "x"}
+{"task": "foxes", "prompt": "The red fox", "answer": "e", "contains": true}""")
+
+
+def asked(entrants: list[Entrant], questions: list[Question], repeats: int = 1, length: int = 12, **more) -> list[Answer]:
+    return list(survey(pair(), entrants, questions, repeats, Limits(max_new_tokens=length), warm_up=False, **more))
+
+
+def made(entrant: str = "greedy", number: int = 0, round: int = 1, **facts) -> Answer:
+    return Answer(entrant, number, facts.pop("question", BIRD), round, seed=0, **{"token_ids": [5, 6, 7], "seconds": 1.0, **facts})
+
+
+# --- asking ---
+
+def test_an_answer_counts_what_its_trace_counts():
+    answer, = asked([GUESSING], [BIRD], length=16)
+    lane, = playground.compare([GUESSING.recipe], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16)
+    trials = Record(lane.trace.events).trials()
+    assert answer.token_ids == lane.token_ids and answer.text == lane.text and answer.reason == lane.reason
+    assert answer.forwards == lane.metrics["forwards"] and {"target", "draft"} <= answer.forwards.keys()
+    assert (answer.accepted, answer.tested) == (sum(kept for _, kept in trials), len(trials)) and answer.tested > 0
+    assert [accepted / tested for accepted, tested in answer.trials] == lane.metrics["acceptance_by_position"]
+    assert (answer.kv_live, answer.flops) == (lane.metrics["kv_live_peak"], lane.metrics["flops"])
+    assert sum(answer.wrote.values()) == len(answer.token_ids) and 0 < answer.clock <= answer.seconds
+
+
+def test_a_lane_that_fails_or_is_refused_leaves_the_others():
+    endless = replace(BIRD, prompt="bird " * 500)
+    answers = asked([NEEDY, GREEDY], [BIRD, endless])
+    told = {(answer.entrant, answer.number): answer.failure for answer in answers}
+    assert "context" in told["needy", 0] and "shorten it" in told["greedy", 1]
+    assert told["greedy", 0] == "" and len(answers) == 4
+    assert next(answer for answer in answers if answer.failure).score is None
+
+
+def test_cancelling_stops_within_a_question():
+    calls = []
+    answers = asked([GREEDY], [BIRD], length=64, cancelled=lambda: calls.append(1) or len(calls) > 5)
+    assert answers == [] and len(calls) == 6
+
+
+def test_nobody_always_follows_the_same_other():
+    entrants = [replace(GREEDY, name=name) for name in "abc"]
+    assert "".join(answer.entrant for answer in asked(entrants, [BIRD, FOX, BIRD], 2, length=1)) == "abcbcacab" + "bcacababc"
+
+
+def test_every_question_and_round_draws_anew_and_entrants_share_the_draws():
+    answers = asked([DRAWING, replace(DRAWING, name="again")], [BIRD, FOX], 2)
+    seeds = {(answer.number, answer.round, answer.seed) for answer in answers}
+    assert len(seeds) == len({seed for _, _, seed in seeds}) == 4 and len(answers) == 8
+    first, second = (answer for answer in answers if answer.entrant == "drawing" and answer.number == 0)
+    assert first.token_ids != second.token_ids
+    assert all(row.same_text == row.compared == 2 for row in table(answers) if row.entrant == "again")
+
+
+def test_a_warm_up_is_dropped():
+    assert [answer.round for answer in survey(pair(), [GREEDY], [BIRD, FOX], 1, Limits(max_new_tokens=2))] == [1, 1]
+
+
+def test_a_judge_that_is_wrong_gives_other_scores():
+    right, wrong = asked([GREEDY], [FOX]), asked([GREEDY], [FOX], judge=lambda question, text: 1.0 - score(question, text))
+    assert right[0].text == wrong[0].text and right[0].score + wrong[0].score == 1.0
+    assert table(right)[0].score.mean != table(wrong)[0].score.mean
+
+
+def test_the_small_world_judges_its_own_questions():
+    question, = ask("arithmetic", 1, seed=3)
+    assert score(question, question.answer) == 1.0 and score(question, "#### nothing") == 0.0
+
+
+@pytest.mark.parametrize("entrants, questions, repeats, about", [
+    ([], [BIRD], 1, "entrants"), ([GREEDY, GREEDY], [BIRD], 1, "entrants"), ([GREEDY], [], 1, "questions"), ([GREEDY], [BIRD], 0, "repeats")])
+def test_a_survey_of_nothing_is_refused(entrants, questions, repeats, about):
+    with pytest.raises(Refusal) as refusal:
+        asked(entrants, questions, repeats)
+    assert refusal.value.about == about
+
+
+def test_time_left_is_what_was_measured_and_nothing_before():
+    progress = Progress([GREEDY, GUESSING], [BIRD, FOX], repeats=2)
+    for answer in (made("greedy", seconds=1.0), made("guessing", seconds=2.0), made("greedy", question=FOX, seconds=3.0)):
+        progress.count(answer)
+        assert progress.left is None
+    progress.count(made("guessing", question=FOX, seconds=4.0))
+    assert progress.left == 1.0 + 2.0 + 3.0 + 4.0 and progress.share == 0.5
+
+
+# --- standings ---
+
+def test_times_are_compared_within_a_round():
+    seconds = {"greedy": (1.0, 10.0, 1.0), "guessing": (0.5, 20.0, 0.25)}
+    answers = [made(name, round=r, seconds=s) for name, each in seconds.items() for r, s in enumerate(each, 1)]
+    assert table(answers)[1].time_ratio == (0.5, 0.25, 2.0)
+    assert table(answers)[1].tokens_per_second == (6.0, 0.15, 12.0)
+
+
+def test_a_question_that_failed_for_one_counts_for_none_in_the_ratio():
+    answers = [made("greedy", 0), made("greedy", 1, seconds=100.0), made("guessing", 0, seconds=0.5), made("guessing", 1, failure="It broke.", seconds=9.0)]
+    row = table(answers)[1]
+    assert row.time_ratio.median == 0.5 and (row.answers, row.failed, row.failure, row.compared) == (1, 1, "It broke.", 1)
+
+
+def test_forwards_are_reckoned_for_each_token_after_the_first():
+    plain, guessing = table([made(forwards={"target": 2}), made("guessing", forwards={"target": 1, "draft": 5}, trials=[(1, 2), (0, 1)])])
+    assert (plain.target_forwards, plain.other_forwards) == (1.0, 0.0)
+    assert (guessing.target_forwards, guessing.other_forwards) == (0.5, 2.5)
+    assert guessing.acceptance == 1 / 3 and guessing.acceptance_by_position == [0.5, 0.0] and plain.acceptance is None
+
+
+def test_plain_decoding_takes_one_forward_a_token():
+    assert [row.target_forwards for row in table(asked([GREEDY], [BIRD, FOX]))] == [1.0, 1.0]
+
+
+def test_rounds_of_one_question_are_one_measurement_of_its_score():
+    answers = [made(number=n, round=r, score=float(n)) for n in range(2) for r in range(1, 6)]
+    assert table(answers)[0].score == Score(0.5, 0.5, 2)
+
+
+def test_a_score_of_one_question_has_no_error_and_one_of_none_is_missing():
+    assert table([made(score=1.0)])[0].score == Score(1.0, None, 1)
+    assert table([made()])[0].score is None
+
+
+def test_entrants_are_paired_question_by_question():
+    ours, theirs = [1, 1, 1, 0], [0, 0, 1, 1]
+    gap = paired([made(number=n, score=float(s)) for n, s in enumerate(ours)], [made(number=n, score=float(s)) for n, s in enumerate(theirs)])
+    assert (gap.mean, gap.better, gap.worse) == (0.25, 2, 1) and gap.p == 1.0
+    assert paired([made(number=0, score=1.0)], [made(number=1, score=1.0)]) is None
+
+
+@pytest.mark.parametrize("better, worse, p", [(0, 0, 1.0), (5, 0, 2 / 32), (1, 5, 14 / 64), (3, 3, 1.0)])
+def test_a_sign_test_is_that_of_fair_coins(better, worse, p):
+    assert sign_test(better, worse) == sign_test(worse, better) == pytest.approx(p)
+
+
+# --- on paper ---
+
+def test_the_csv_has_a_line_for_each_answer_whatever_is_in_it():
+    nasty = 'a,"b"\n=1+1;\r\n<script>'
+    answers = [made(text=nasty, trials=[(1, 2)], score=0.5, forwards={"target": 2}), made("guessing", failure="It broke, quite.")]
+    lines = list(csv.DictReader(io.StringIO(as_csv(answers), newline="")))
+    assert [line["text"] for line in lines] == [nasty, ""] and lines[0]["prompt"] == BIRD.prompt
+    assert (lines[0]["tested_1"], lines[0]["accepted_1"], lines[1]["tested_1"], lines[0]["score"], lines[1]["score"]) == ("2", "1", "", "0.5", "")
+    assert lines[1]["failure"] == "It broke, quite."
+
+
+def test_the_json_holds_every_answer_and_the_table():
+    answers = asked([GREEDY, NEEDY], [BIRD])
+    told = json.loads(json.dumps(document({"settings": {"model": "toy"}}, [GREEDY, NEEDY], [BIRD], answers), allow_nan=False))
+    assert [answer["entrant"] for answer in told["answers"]] == ["greedy", "needy"] and told["questions"][0]["prompt"] == BIRD.prompt
+    assert told["table"][0]["tokens"] == len(told["answers"][0]["token_ids"]) and told["table"][1]["failed"] == 1
+    assert told["entrants"][1]["extras"] == [["cad", {}]] and told["settings"]["model"] == "toy"
+
+
+def test_a_page_keeps_its_tables_whatever_an_entrant_is_called():
+    written = page("Survey", {"settings": {"model": "a|b"}}, [made("x | y\nz", score=1.0)])
+    assert "| x / y z |" in written and "| a/b |" in written
+
+
+def test_figures_show_what_the_table_says():
+    rows = table([made("<b>greedy</b>", score=1.0, forwards={"target": 2}), made("guessing", score=0.0, forwards={"target": 1}, trials=[(1, 2), (1, 1)])])
+    drawn, depths = quality(rows), acceptance(rows)
+    assert [(trace.x[0], trace.y[0]) for trace in drawn.data] == [(1.0, 1.0), (0.5, 0.0)]
+    assert "<b>" not in drawn.data[0].name and list(depths.data[0].y) == [0.5, 1.0]
+
+
+def test_nothing_is_drawn_of_what_was_not_measured():
+    rows = table([made()])
+    assert quality(rows) is None and acceptance(rows) is None
+
+
+# --- questions of one's own ---
+
+def test_own_questions_are_read_with_their_rule():
+    exact, within, unknown = questions_in("""{"prompt": "p", "answer": " 5 "}
+
+        {"prompt": "p", "answer": "5", "contains": true, "chat": false}
+        {"prompt": "p"}""")
+    assert own_score(exact, "5\n") == 1.0 and own_score(exact, "about 5") == 0.0
+    assert own_score(within, "about 5") == 1.0 and own_score(within, "about 6") == 0.0 and not within.chat
+    assert own_score(unknown, "5") is None and unknown.task == "own"
+
+
+def test_an_own_question_is_never_judged_by_the_rule_of_a_task_of_the_same_name():
+    programs, = questions_in('{"task": "programs", "prompt": "Write it.", "answer": "raise SystemExit"}')
+    assert score(programs, "raise SystemExit") == 1.0 and score(programs, "pass") == 0.0
+
+
+@pytest.mark.parametrize("line, says", [
+    ("{", "not JSON"), ("[" * 100_000, "not JSON"), ("[1]", "no object"), ('{"prompt": 1}', "quotation marks"), ('{"prompt": " "}', "prompt is missing"),
+    ('{"answer": "x"}', "prompt is missing"), ('{"prompt": "p", "answr": "x"}', "no field 'answr'"), ('{"prompt": "p", "contains": 1}', "true or false"),
+    ('{"prompt": "p", "answer": ""}', "answer is empty"), ('{"prompt": "\\ud800"}', "surrogate"), ('{"prompt": "p", "task": "%s"}' % ("t" * 100), "60"),
+    (json.dumps({"prompt": "p" * (LONGEST["prompt"] + 1)}), "20,000")])
+def test_a_bad_line_is_named(line, says):
+    with pytest.raises(Refusal, match="Line 2 of the questions") as refusal:
+        questions_in(f'{{"prompt": "fine"}}\n{line}\n')
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", '{"prompt": "p"}\n' * (MOST_LINES + 1)])
+def test_none_and_too_many_are_refused(text):
+    with pytest.raises(Refusal):
+        questions_in(text)
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_bytes('\ufeff{"prompt": "Größe"}\n'.encode())
+    assert [question.prompt for question in read_questions(path)] == ["Größe"]
+    for content in (b"\xff\xfe\x00", b" " * (MOST_BYTES + 1)):
+        path.write_bytes(content)
+        with pytest.raises(Refusal, match="own.jsonl"):
+            read_questions(path)
+    with pytest.raises(Refusal, match="cannot be read"):
+        read_questions(tmp_path / "missing.jsonl")
+
+
+# --- from a shell ---
+
+@pytest.mark.parametrize("text, recipe", [
+    ("greedy", Recipe("greedy")),
+    ("ead:threshold=0.4,window=3", Recipe("ead", {"threshold": "0.4", "window": "3"})),
+    ("speculative+prompt_lookup:depth=8+greedy_match", Recipe("speculative", extras=[("prompt_lookup", {"depth": "8"}), ("greedy_match", {})])),
+    ("greedy+regex:pattern=a+b", Recipe("greedy", extras=[("regex", {"pattern": "a+b"})]))])
+def test_a_lane_is_written_in_one_word(text, recipe):
+    assert read_lane(text) == recipe
+
+
+def test_the_command_asks_prints_and_writes(tmp_path, capsys):
+    saved, level = save_models(tmp_path), logging.getLogger("playground").level
+    (tmp_path / "own.jsonl").write_text('{"prompt": "The green bird", "answer": "x"}\n{"prompt": "The red fox"}\n')
+    out, lines = tmp_path / "s.json", tmp_path / "s.csv"
+    code = main(["bench", "survey", "--with", "greedy", "speculative", "greedy+cad", "--file", str(tmp_path / "own.jsonl"), "--model", saved.target,
+                 "--draft", saved.draft, "--repeats", "2", "--max-new-tokens", "8", "--out", str(out), "--csv", str(lines), "--page", str(tmp_path / "s.md")])
+    logging.getLogger("playground").setLevel(level)
+    printed, told = capsys.readouterr().out, json.loads(out.read_text())
+    assert code == 0 and "greedy+cad: cad holds a context" in printed
+    assert [row["entrant"] for row in told["table"]] == ["greedy", "speculative", "greedy+cad"]
+    assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and told["table"][2]["failed"] == 4
+    assert len(list(csv.DictReader(lines.open(newline="")))) == len(told["answers"]) == 12
+    assert told["machine"]["torch"] and told["settings"]["repeats"] == 2 and "## own" in (tmp_path / "s.md").read_text()
+
+
+@pytest.mark.parametrize("more, says", [
+    ([], "no question to ask"), (["--tasks", "nonsense"], "no task 'nonsense'"), (["--file", "missing.jsonl"], "cannot be read")])
+def test_the_command_refuses_before_a_model_is_loaded(more, says, capsys):
+    assert main(["bench", "survey", "--with", "greedy", "--model", "no/such", *more]) == 2
+    assert says in capsys.readouterr().err
