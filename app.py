@@ -2,12 +2,13 @@
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 
 from playground.errors import Refusal
 from playground.ui.arrivals import Wish
 from playground.ui.gpu import on_zero
 from playground.ui.look import dress
-from playground.ui.page import build
+from playground.ui.pages import build
 from playground.ui.site import Site
 
 
@@ -26,6 +27,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quantization", default="none", help="none, int8, nf4 or fp4")
     parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
     parser.add_argument("--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", 0)) or None, help="7860 or the next free one if not given")
+    parser.add_argument("--mcp", action="store_true", help="also offer the page's endpoints as tools, to programs that speak the Model Context Protocol")
     return parser.parse_args(arguments)
 
 
@@ -34,6 +36,7 @@ def main(arguments: list[str]) -> None:
     try:
         site = Site.from_environment(Wish(given.model, given.draft, given.device, given.dtype, given.quantization))
         site.check()
+        check_mcp(given.mcp)
         page = build(site)
         start(page, given)
     except Refusal as refusal:
@@ -42,9 +45,16 @@ def main(arguments: list[str]) -> None:
     page.block_thread()
 
 
+def check_mcp(wanted: bool) -> None:
+    """Refuse what Gradio would only mention in passing. Its own extra, gradio[mcp], asks for an older pydantic than this project."""
+    if wanted and find_spec("mcp") is None:
+        raise Refusal('--mcp takes one more package: install it with `pip install "mcp>=1.21,<2"`.', "mcp")
+
+
 def start(page, given: argparse.Namespace) -> None:
     try:
-        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, run_history=False, **dress())
+        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, run_history=False,
+                    mcp_server=given.mcp or None, **dress())
     except OSError as reason:
         raise Refusal(f"The page cannot start on {given.host}: {reason}") from None
 

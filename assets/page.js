@@ -1,4 +1,4 @@
-// Small things the whole page needs: the keyboard, the theme and the link.
+// Small things the whole page needs: the keyboard, the theme, large type for a projector, and the link.
 (() => {
   const press = (id) => document.querySelector(`#${id}:not([disabled])`)?.click();
 
@@ -7,7 +7,15 @@
     if (event.key === "Escape" && !document.querySelector("[role=dialog]:not([hidden])")) press("stop");
   }, true);
 
+  const TYPED = "input, textarea, select, [contenteditable], dialog";
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key.toLowerCase() !== "p" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(TYPED)) return;
+    window.switchProjector();
+  });
+
   const THEME = "decoding-playground-theme";
+  const PROJECTOR = "decoding-playground-projector";
 
   // Called once the page stands; an address that names a theme wins.
   window.keepTheme = () => {
@@ -18,6 +26,20 @@
   window.switchTheme = () => {
     const dark = document.body.classList.toggle("dark");
     localStorage.setItem(THEME, dark ? "dark" : "light");
+  };
+
+  const project = (on) => {
+    document.body.classList.toggle("projector", on);
+    document.querySelector(".to-projector")?.setAttribute("aria-pressed", String(on));
+  };
+
+  window.keepProjector = () => project(localStorage.getItem(PROJECTOR) === "on");
+
+  window.switchProjector = () => {
+    if (!document.querySelector(".live")) return;
+    const on = !document.body.classList.contains("projector");
+    project(on);
+    localStorage.setItem(PROJECTOR, on ? "on" : "off");
   };
 
   // The code of the settings becomes this page's address and goes to the clipboard.

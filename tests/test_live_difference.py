@@ -164,5 +164,5 @@ def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
 
 
 def words_script() -> str:
-    from playground.ui.lanes import ASSETS
-    return (ASSETS / "words.js").read_text(encoding="utf-8")
+    from playground.ui.view import ASSETS
+    return (ASSETS / "live" / "words.js").read_text(encoding="utf-8")

@@ -216,11 +216,12 @@ def test_the_mask_view_tells_what_was_allowed(page, feed):
     assert page.locator(".panel-mask .accepting").count() == 1
 
 
-def test_empty_views_say_what_would_fill_them(page, feed):
+def test_views_a_lane_does_not_have_are_named_in_one_line(page, feed):
     show(page, feed)
     choose(page, 2)
-    expect(page.locator(".live .panel.empty:visible")).to_have_count(5)
-    assert all(page.locator(".live .panel.empty .vacancy").all_inner_texts())
+    expect(page.locator(".live .absent")).to_have_text(
+        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the lane's clock.")
+    expect(page.locator(".live .panel.empty:visible")).to_have_count(0)
     expect(page.locator(".panel-figures")).to_be_hidden()
 
 
@@ -313,6 +314,7 @@ def test_lanes_can_share_the_token_count(page, feed):
 
 def test_a_trace_can_be_saved_and_opened_again(page, feed, tmp_path):
     show(page, feed)
+    page.click(".live .save > button")
     with page.expect_download() as download:
         page.click(".live [data-do=export]")
     path = tmp_path / "saved.jsonl"

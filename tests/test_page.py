@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +20,7 @@ from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 from playground.engine.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
 from playground.events import Commit, Done, Header, Stamped
+from playground.questions import gallery
 from playground.recipe import Recipe, assemble
 from playground.strategy import Strategy, discover, find
 from playground.trace import Trace
@@ -32,7 +32,7 @@ from playground.ui.gallery import brought_models, examples
 from playground.ui.gpu import Borrowed, batches
 from playground.ui.handlers import Acts
 from playground.ui.look import dress
-from playground.ui.page import build
+from playground.ui.pages import build
 from playground.ui.settings import CHOICES, DEFAULT, Rules, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Worker
@@ -438,16 +438,50 @@ def test_an_example_sets_prompt_and_lanes(page, address):
     expect(page.locator(".lane-card")).to_have_count(len(example["lanes"]))
 
 
+def test_a_question_is_found_by_its_task_and_every_lane_says_whether_it_is_right(page, address):
+    visit(page, address)
+    page.click(".questions summary")
+    page.press("[data-task='facts']", "Enter")
+    page.click("[data-task='chat']")
+    expect(page.locator("#asked-facts")).to_be_hidden()
+    page.click("#asked-chat button >> nth=0")
+    question = next(question for question in gallery() if question.task == "chat")
+    expect(page.locator("#prompt textarea")).to_have_value(question.prompt)
+    expect(page.locator(".turns .user .said").first).to_have_text(question.before[0][0])
+    expect(page.locator("#known .look")).to_have_text(question.look)
+    expect(page.locator("#known pre")).to_be_hidden()
+    page.fill("#length input", "3")
+    page.click("#run")
+    expect(running(page, 0).locator(".verdict")).to_contain_text(f"expected: {question.answer}")
+    expect(page.locator("#run")).to_be_visible()
+
+
+def test_what_stands_beside_a_question_goes_with_its_earlier_turns_or_its_words(page, address):
+    question = next(question for question in gallery() if question.task == "chat")
+    asked = Settings(question.prompt, "chat", before=[[*turn] for turn in question.before])
+    page.goto(f"{address}?s={asked.to_code()}")
+    expect(page.locator("#known .look")).to_have_text(question.look)
+    page.fill("#prompt textarea", question.prompt + " Please.")
+    page.press("#prompt textarea", "Tab")
+    expect(page.locator("#known")).to_be_hidden()
+    page.fill("#prompt textarea", question.prompt)
+    page.press("#prompt textarea", "Tab")
+    expect(page.locator("#known .look")).to_be_visible()
+    page.click(".turns button")
+    expect(page.locator("#known")).to_be_hidden()
+    expect(page.locator(".turns p")).to_have_count(0)
+
+
 def test_an_example_takes_its_context_and_its_model_away_with_it():
     acts = Acts(Site(), None)
     shown = {}
     acts.page = SimpleNamespace(show=lambda settings, names: shown.update({name: getattr(settings, name) for name in names}) or {},
                                 prompt_notice="p", model_notice="m", lanes_notice="l")
     plain = next(i for i, example in enumerate(examples()) if "model" not in example)
-    acts.pick("my/own", SimpleNamespace(index=plain))
+    acts.pick("my/own", SimpleNamespace(part="examples", index=plain))
     assert "model" not in shown and shown["context"] == examples()[plain].get("context", "")
     for brought in brought_models():
-        acts.pick(brought, SimpleNamespace(index=plain))
+        acts.pick(brought, SimpleNamespace(part="examples", index=plain))
         assert shown["model"] == DEFAULT
 
 
@@ -477,13 +511,6 @@ def test_the_endpoint_for_programs_takes_a_context(address):
     header = json.loads(job.outputs()[0])["headers"][0]
     assert header["context"] == "A green bird." and header["prompt"] == "The red fox"
     assert "".join(header["prompt_pieces"]).startswith("A green bird.")
-
-
-def test_only_the_endpoint_for_programs_is_public(address):
-    with urllib.request.urlopen(f"{address}/gradio_api/info") as answer:
-        assert b'"/run"' in answer.read()
-    from gradio_client import Client
-    assert set(Client(address, verbose=False).view_api(return_format="dict")["named_endpoints"]) == {"/run"}
 
 
 def test_a_wrong_option_ends_the_program_with_one_line():
@@ -698,7 +725,7 @@ def test_a_run_on_a_borrowed_gpu_begins_with_an_empty_memory():
 # --- settings, which come from strangers ---
 
 FULL = Settings("Ünïcode ☃ <script>", "chat", "be kind", "Feadrad has a key.", 7, 33, "a\n\\n", "Qwen/Qwen3-0.6B", "none", "float32", "nf4", [
-    {"strategy": "speculative", "knobs": {"budget": 3}, "extras": [["top_p", {"p": 0.5}]], "forced": [4, 5]}])
+    {"strategy": "speculative", "knobs": {"budget": 3}, "extras": [["top_p", {"p": 0.5}]], "forced": [4, 5]}], [["Who?", "Me."]])
 
 
 def test_a_link_carries_every_setting():

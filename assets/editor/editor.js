@@ -1,6 +1,6 @@
 // Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced, seed}; what a person
 // sets goes there at once and is checked by the server a moment later. All text enters the page as textContent.
-const { strategies, most } = __CATALOGUE__;
+const { strategies, most, promises: PROMISES } = __CATALOGUE__;
 const byName = new Map(strategies.map((s) => [s.name, s]));
 const MAIN = ["decoder", "canvas_decoder", "preset"];
 const SINGLE = ["constraint", "cache_policy", "compute_policy"];
@@ -8,14 +8,6 @@ const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "K
 const GROUPS = { // headings in the menus of slots
   drafter: (part) => (part.needs.includes("draft") ? "From a draft model" : "Without a draft model"),
   verifier: (part) => (part.greedy_only ? "Where nothing is drawn" : "Where tokens may be drawn"),
-};
-// The guarantees worth a badge; that a method has a plain limit (collapses) is for tests to know.
-const PROMISES = {
-  greedy_identical: ["lossless", "Token for token the text of plain greedy decoding under the same toggles."],
-  distribution_identical: ["lossless", "Draws from exactly the distribution of plain sampling under the same toggles."],
-  constraint_sound: ["always valid", "Every finished text satisfies the constraint."],
-  budget_respected: ["within budget", "The cache never holds more than its budget after a token is kept."],
-  heuristic: ["heuristic", "No guarantee: what it gives up is what there is to see."],
 };
 const open = new Set();
 let lanes = [];

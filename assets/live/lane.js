@@ -44,11 +44,14 @@ class LaneCard {
     this.trouble = el("p", "trouble");
     this.trouble.setAttribute("role", "alert");
     this.trouble.hidden = true;
+    this.verdict = el("div", "verdict");
+    this.verdict.setAttribute("role", "status");
+    this.verdict.hidden = true;
     this.remark = el("p", "remark");
     this.note = el("p", "note");
     this.strip = el("dl", "strip");
     this.values = STRIP.map((metric) => this.metric(metric));
-    this.node.append(this.head(), this.branch, this.text.node, this.trouble, this.remark, this.note, this.strip);
+    this.node.append(this.head(), this.branch, this.text.node, this.trouble, this.verdict, this.remark, this.note, this.strip);
   }
 
   head() {
@@ -124,6 +127,15 @@ class LaneCard {
     this.trouble.hidden = !state.failed;
     setText(this.trouble, state.failed ? state.failed.message || "This lane cannot go on." : "");
     this.node.classList.toggle("has-failed", Boolean(state.failed));
+    this.drawVerdict(state.judged);
+  }
+
+  /** Right or wrong, once it is told; an answer that was unfolded stays unfolded. */
+  drawVerdict(judged) {
+    if (judged === this.judged) return;
+    this.judged = judged;
+    this.verdict.hidden = !judged;
+    this.verdict.replaceChildren(...(judged ? sayVerdict(judged) : []));
   }
 
   standing(atHead) {
@@ -135,28 +147,30 @@ class LaneCard {
     return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
   }
 
-  /** Over the text: that it is only a branch, while there is no text yet. Under it: how it compares with lane 1's. */
-  drawRemark(first) {
+  /** Over the text: that it is only a branch, while there is no text yet. Under it: how it compares with plain greedy. */
+  drawRemark(cards) {
     const { shown, living } = this.state;
     const alone = shown.id === 0;
     setText(this.branch, alone ? "" : `Sequence ${shown.id}, best of ${living.length} so far`);
     this.node.classList.toggle("shows-branch", !alone);
-    setText(this.remark, alone && first !== this ? likeness(this, first) : "");
+    setText(this.remark, alone ? sayLikeness(this, cards) : "");
   }
 }
 
-/** Whether a lane writes what the first one writes, as far as both have come. Compares ids, and only within one vocabulary. */
-function likeness(card, first) {
-  const [a, b] = [card.record.header, first.record.header];
-  if (a.model !== b.model || a.vocabulary !== b.vocabulary || first.state.shown.id !== 0) return "";
-  const [mine, theirs] = [card.state.shown.tokens, first.state.shown.tokens];
-  const shared = Math.min(mine.length, theirs.length);
-  if (!shared) return "";
-  const at = mine.findIndex((token, i) => i < shared && token.id !== theirs[i].id);
-  if (at >= 0) return `Leaves the text of lane 1 at token ${at + 1}.`;
-  const bothDone = card.state.done && first.state.done;
-  if (bothDone && mine.length === theirs.length) return "Same text as lane 1.";
-  return `Same text as lane 1 so far, ${count(shared, "token")}.`;
+/** What became of an answer, in words and with a sign, and the one that was expected: at once where it is short. */
+function sayVerdict({ checked, score, expected }) {
+  const [name, words] = !checked ? ["unchecked", "Not checked: it would take running the program"]
+    : score === 1 ? ["right", "Right"] : score > 0 ? ["partly", `Partly right, ${fixed(score, 2)} of 1`] : ["wrong", "Wrong"];
+  const said = el("span", "verdict-said", words);
+  said.dataset.verdict = name;
+  const isShort = expected.length <= 60 && !expected.includes("\n");
+  return [said, isShort ? el("span", "expected", `expected: ${expected}`) : unfolded(expected)];
+}
+
+function unfolded(expected) {
+  const fold = el("details", "expected");
+  fold.append(el("summary", "", "expected answer"), el("pre", "", expected));
+  return fold;
 }
 
 function badge(label, help) {

@@ -2,6 +2,7 @@
 
 const PRESSED = "button, summary, a, label"; // what the space bar presses
 const TYPED = "input, textarea, select, [contenteditable]"; // what takes every key
+const SLIDES = new Set(["ArrowLeft", "ArrowRight", "Home", "End"]); // what the slider takes
 
 function listenToControls(app) {
   app.root.addEventListener("click", (event) => {
@@ -55,17 +56,18 @@ function listenToTokens(app) {
   });
   onDocument(app, "pointerdown", (event) => {
     if (app.card.pinned && !app.card.node.contains(event.target) && !tokenAt(event)) app.unpin();
+    if (!app.saving.node.contains(event.target)) app.saving.show(false);
   });
 }
 
 function listenToKeys(app) {
   onDocument(app, "keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !app.cards.length) return;
-    if (event.key === "Escape" && !app.card.node.hidden) return app.unpin();
+    if (event.key === "Escape") return app.closeTop();
     const text = event.target.closest && event.target.closest(".lane .text");
     if (text && walk(app, event, text)) return event.preventDefault();
     if (!belongsToPlayer(app, event)) return;
-    const act = { " ": "play", ArrowLeft: "back", ArrowRight: "forward" }[event.key];
+    const act = { " ": "play", ArrowLeft: "back", ArrowRight: "forward", Home: "start", End: "end", "?": "keys" }[event.key];
     if (act) app.act(act);
     else if (/^[1-4]$/.test(event.key)) app.choose(Number(event.key) - 1);
     else return;
@@ -75,7 +77,8 @@ function listenToKeys(app) {
 
 /** Keys belong to the player unless what has the focus has a use for them. */
 function belongsToPlayer(app, { key, target }) {
-  if (!target.closest || target.closest(TYPED)) return false;
+  if (target === app.scrub) return !SLIDES.has(key);
+  if (!target.closest || target.closest(TYPED) || target.closest("dialog")) return false;
   if (target.closest("[role]") && !app.root.contains(target)) return false;
   return key !== " " || !target.closest(PRESSED);
 }
@@ -105,17 +108,18 @@ function describeToken(card, i) {
   return `token ${i + 1}, ${pieceLabel(token.piece)}, ${ORIGINS[token.origin] ? ORIGINS[token.origin].label : token.origin}${entropy}`;
 }
 
+/** A file may be dropped anywhere on the page: beside the view, the browser would leave the page for it. */
 function listenToFiles(app) {
-  const carriesFile = (event) => event.dataTransfer && [...event.dataTransfer.types].includes("Files");
-  app.root.addEventListener("dragover", (event) => {
+  const carriesFile = (event) => !event.defaultPrevented && event.dataTransfer && [...event.dataTransfer.types].includes("Files");
+  onDocument(app, "dragover", (event) => {
     if (!carriesFile(event)) return;
     event.preventDefault();
     app.live.classList.add("dropping");
   });
-  app.root.addEventListener("dragleave", (event) => {
-    if (!app.root.contains(event.relatedTarget)) app.live.classList.remove("dropping");
+  onDocument(app, "dragleave", (event) => {
+    if (!event.relatedTarget) app.live.classList.remove("dropping"); // it left the window
   });
-  app.root.addEventListener("drop", (event) => {
+  onDocument(app, "drop", (event) => {
     if (!carriesFile(event)) return;
     event.preventDefault();
     app.live.classList.remove("dropping");

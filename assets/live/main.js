@@ -4,6 +4,8 @@ const VIEW_SETTINGS = "decoding-playground.view"; // the only thing kept in the 
 const GREETING_SPEED = "0.05";
 const RIVALS = ["3", "5", "all"]; // candidates the card of a token shows
 const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) => [name, label]), ["none", "none"]]);
+const FILE_ALONE = "A trace from a file has no model behind it to go on with";
+const LEFT_BEHIND = "This run was left for another one: only the newest has its model behind it";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 
 class App {
@@ -12,6 +14,7 @@ class App {
     root.querySelector(".live").innerHTML = SKELETON; // the project's own file; whatever comes later goes in as text
     this.trace = new Trace();
     this.player = new Player(this.trace);
+    this.visit = new Visit();
     this.cards = [];
     this.chosen = 0;
     this.marked = { lane: -1, position: null };
@@ -36,10 +39,13 @@ class App {
   find() {
     const parts = ["live", "lanes", "views", "chooser", "message", "key", "scrub", "speed", "mode", "metric", "underline",
       "rivals", "scale", "origins", "file", "welcome"];
+    this.keys = this.root.querySelector("dialog.keys");
     for (const name of parts) {
       this[name] = this.root.querySelector("." + name);
     }
     this.bar = new PlayerBar(this.root);
+    this.saving = new Menu(this.root.querySelector(".save"));
+    this.branches = new VisitTree(this.root.querySelector(".visit"), (run) => this.bringBack(run));
   }
 
   fill() {
@@ -51,10 +57,12 @@ class App {
     this.rivals.value = this.settings.rivals;
     this.speed.value = this.settings.speed;
     this.metric.value = this.settings.metric;
-    this.panels = [new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new FiguresPanel()];
+    this.panels = [new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new CostPanel(), new FiguresPanel()];
     this.inside = new InsidePanel();
     this.panels.unshift(this.inside); // it is asked for, so it comes first
-    this.views.append(...this.panels.map((panel) => panel.node));
+    for (const panel of this.panels) panel.tools.prepend(pictureButtons(panel, this));
+    this.absent = el("p", "absent");
+    this.views.append(...this.panels.map((panel) => panel.node), this.absent);
     this.drawLegend();
   }
 
@@ -66,16 +74,55 @@ class App {
     const frame = typeof value === "string" ? JSON.parse(value) : value;
     if (!frame || !frame.run) return;
     if ("inside" in frame) return this.showInside(frame);
-    const outcome = this.trace.take(frame);
+    const trace = this.homeOf(frame);
+    const outcome = trace.take(frame);
     this.ranHere ||= !frame.recorded;
-    if (outcome === "new") this.start();
-    if (outcome === "gap" && !this.trace.fromFile) trigger("missed", { run: frame.run });
+    if (outcome === "new") this.begin(trace);
+    if (outcome === "gap" && !trace.fromFile) trigger("missed", { run: frame.run });
+    if (trace === this.trace) this.follow(outcome);
+  }
+
+  /** The trace a frame belongs to: that of a run that is known, a new one where a run begins, else the one that is shown. */
+  homeOf(frame) {
+    if (frame.run === this.trace.run) return this.trace;
+    const kept = this.visit.find(frame.run);
+    if (kept) return kept.trace;
+    return frame.headers && frame.headers.length ? new Trace() : this.trace;
+  }
+
+  /** The run that is shown has gone on. */
+  follow(outcome) {
     if (this.trace.state === "running" && this.asked === "resume") this.asked = null;
     if (this.trace.state === "held" && this.asked === "hold") this.asked = null;
     if (this.stepping && outcome === "more" && !this.player.atEnd) {
       this.stepping = false;
       this.player.forward();
     }
+    this.schedule();
+  }
+
+  begin(trace) {
+    this.visit.add(trace);
+    this.turnTo(trace);
+  }
+
+  /** Show another run, from its beginning. */
+  turnTo(trace) {
+    this.trace = this.player.trace = trace;
+    this.start();
+    this.branches.draw(this.visit, trace);
+  }
+
+  bringBack({ trace, number }) {
+    if (trace === this.trace) return;
+    this.returnTo(trace);
+    this.say(`Run ${number} is shown again.`);
+  }
+
+  /** Show a run that was shown before as far as it came; one that still grows is followed. */
+  returnTo(trace) {
+    this.turnTo(trace);
+    if (trace.over || trace.state === "held") this.showEnd();
     this.schedule();
   }
 
@@ -118,27 +165,21 @@ class App {
   openFile(file) {
     if (!file) return;
     if (file.size > LARGEST_FILE) return this.say("This file is larger than 200 MB: open a smaller trace.", true);
-    file.text().then((text) => this.show(file.name, readTrace(text))).catch((reason) => {
-      const broken = reason instanceof TypeError || reason instanceof RangeError;
-      this.say(broken ? "This trace cannot be shown: some of its events have the wrong form." : reason.message, true);
-    });
+    file.text().then((text) => this.show(file.name, readTrace(text))).catch((reason) => this.say(whyNotOpened(reason), true));
   }
 
   show(name, frame) {
-    this.trace.take(frame);
-    this.trace.fromFile = true;
-    this.start();
+    const [before, trace] = [this.trace, new Trace()];
+    trace.take(frame);
+    try {
+      this.begin(trace);
+    } catch (reason) {
+      this.visit.forget(trace);
+      if (before.run) this.returnTo(before);
+      throw reason;
+    }
     this.say(`Opened ${name}: ${count(frame.headers.length, "lane")}, ${count(frame.events.length, "event")}.`);
     this.schedule();
-  }
-
-  save() {
-    const blob = new Blob([this.trace.toLines()], { type: "application/x-ndjson" });
-    const link = el("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = `trace-${this.trace.run.replace(/[^\w-]+/g, "-")}.jsonl`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
   // What a person does
@@ -149,8 +190,13 @@ class App {
       back: () => this.stepBack(),
       forward: () => this.stepForward(),
       follow: () => this.followLive(),
-      export: () => this.save(),
+      start: () => this.goToStart(),
+      end: () => this.goToEnd(),
+      export: () => saveRun(this.trace, "trace"),
+      csv: () => saveRun(this.trace, "csv"),
+      page: () => saveRun(this.trace, "page"),
       open: () => this.file.click(),
+      keys: () => showKeys(this.keys),
     };
     acts[name]();
     this.schedule();
@@ -201,6 +247,17 @@ class App {
     trigger("step", {});
   }
 
+  goToStart() {
+    this.stepping = false;
+    this.pause();
+    this.player.toStart();
+  }
+
+  goToEnd() {
+    if (this.running) this.followLive();
+    else this.showEnd();
+  }
+
   followLive() {
     this.resume();
     this.player.follow();
@@ -212,7 +269,8 @@ class App {
 
   forkRefusal(lane) {
     if (this.trace.lanes[lane].header.canvas) return "A canvas does not grow from left to right, so it cannot begin with other tokens";
-    if (this.trace.fromFile) return "A trace from a file has no model behind it to go on with";
+    if (this.trace.fromFile) return FILE_ALONE;
+    if (this.trace.left) return LEFT_BEHIND;
     if (this.trace.lanes[lane].header.strategy === SCORE) return "This text was given and not written: press Run to have a lane write";
     return this.ranHere ? "" : "A recording has no model behind it: press Run first";
   }
@@ -225,7 +283,9 @@ class App {
 
   lookRefusal(lane) {
     if (this.trace.lanes[lane].header.canvas) return "A canvas is filled by a denoiser that has no layers to look into";
-    return this.trace.recorded || this.trace.fromFile ? "A recording has no model behind it: press Run first" : "";
+    if (this.trace.fromFile) return FILE_ALONE;
+    if (this.trace.left) return LEFT_BEHIND;
+    return this.trace.recorded ? "A recording has no model behind it: press Run first" : "";
   }
 
   /** Ask what the layers made of the text before a token, and what they attended to. */
@@ -289,6 +349,12 @@ class App {
     this.card.show(span, card.order, card.state, token, pinned);
   }
 
+  /** Close what lies over the page, the topmost first. */
+  closeTop() {
+    if (this.saving.isOpen) this.saving.close();
+    else if (!this.card.node.hidden) this.unpin();
+  }
+
   unpin() {
     this.card.hide();
     this.mark(-1, null);
@@ -317,12 +383,20 @@ class App {
     const atHead = this.player.atEnd;
     const changed = this.cards.map((card, i) => card.draw(this.player.cursors[i], this.channels, atHead));
     if (changed.some(Boolean)) {
-      for (const card of this.cards) card.drawRemark(this.cards[0]);
+      for (const card of this.cards) card.drawRemark(this.cards);
       if (this.player.playing || atHead) for (const card of this.cards) card.text.keepEndInSight();
       if (!this.card.node.hidden && !this.card.anchor.isConnected) this.card.hide();
     }
     this.drawPanels(now);
+    if (atHead && this.trace.over) this.tell();
     if (more && !(this.player.following && !changed.some(Boolean))) this.schedule();
+  }
+
+  /** Tell the page that a run made here is over and is seen to its end: a lesson reads its answer off it. */
+  tell() {
+    if (!this.ranHere || this.trace.fromFile || this.told === this.trace.run) return;
+    this.told = this.trace.run;
+    document.dispatchEvent(new CustomEvent("run-shown", { detail: new Readings(this.trace) }));
   }
 
   drawPanels(now) {
@@ -334,6 +408,7 @@ class App {
     }
     this.panelsAt = now;
     for (const panel of this.panels) panel.update(this.cards[this.chosen], this);
+    setText(this.absent, sayAbsent(this.panels));
   }
 
   drawChooser() {
@@ -371,6 +446,12 @@ class App {
     } catch (reason) { /* a browser that keeps nothing still shows everything */ }
     this.schedule();
   }
+}
+
+function whyNotOpened(reason) {
+  if (reason instanceof DOMException) return "This could not be read: choose a single trace file, not a folder.";
+  const broken = reason instanceof TypeError || reason instanceof RangeError;
+  return broken ? "This trace cannot be shown: some of its events have the wrong form." : reason.message;
 }
 
 function option(value, text) {

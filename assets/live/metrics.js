@@ -91,6 +91,12 @@ function mostSlots(cache) {
   return Math.max(0, ...cache.live.flat().map(slots));
 }
 
+/** Positions held, summed over layers: in each as many as its fullest head needs. */
+function placesOf({ live, layers }) {
+  const places = live.reduce((sum, heads) => sum + Math.max(0, ...heads.map(slots)), 0);
+  return live.length === 1 ? places * layers : places;
+}
+
 function depthOf(parents, node) {
   let depth = 0;
   for (let at = parents[node]; at >= 0 && depth < parents.length; at = parents[at]) depth += 1;

@@ -17,11 +17,13 @@ class LaneState {
     this.rounds = [];
     this.forwards = [];
     this.costs = new Costs();
+    this.ledger = new Ledger(!this.record.header.canvas);
     this.caches = new Map(); // by stream, every Cache event so far
     this.switches = [];
     this.notes = [];
     this.figures = new Map(); // by name: {shape, parts}
     this.canvas = new Canvas(this.record.header.canvas);
+    this.judged = null; // how right the text is, where the answer is known
     this.done = null;
     this.failed = null;
   }
@@ -39,6 +41,7 @@ class LaneState {
     this.clock = event.at;
     const act = APPLY[event.kind];
     if (act) act(this, event);
+    this.ledger.note(event);
   }
 
   sequence(id) {
@@ -213,6 +216,10 @@ class Round {
 }
 
 const APPLY = {
+  judged(state, event) {
+    state.judged = event;
+  },
+
   forward(state, event) {
     state.forwards.push(event);
     state.costs.forward(event);
@@ -316,6 +323,7 @@ function makeTokens(state, event, sequence, round) {
       origin: event.origins[i] || "sampled",
       sequence: event.sequence,
       ...(grownToken(source, event.position + i, id) || {
+        commit: event.index,
         decoded: state.costs.passes > 0, // not read from the prefill row
         forward: state.costs.targetForwards, // how many target forwards had run when it was committed
         pass: lastTarget(state.forwards),
@@ -338,8 +346,8 @@ function sourceOf(state, event) {
 function grownToken(source, position, id) {
   const token = source && source.tokens[position];
   if (!token || token.id !== id) return null;
-  const { decoded, forward, pass, seconds, round, node } = token;
-  return { decoded, forward, pass, seconds, round, node };
+  const { commit, decoded, forward, pass, seconds, round, node } = token;
+  return { commit, decoded, forward, pass, seconds, round, node };
 }
 
 function lastTarget(forwards) {

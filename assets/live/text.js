@@ -1,4 +1,7 @@
-// The text of a lane, one span for each token. Spans are only added at the end and taken from the end.
+// The text of a lane, one span for each token. Spans are only added at the end and taken from the end. A long text stands in
+// stretches that end with a line, so that its next token lays out the last stretch alone.
+
+const STRETCH = 120; // tokens after which a stretch ends with its line
 
 class TextView {
   constructor(lane) {
@@ -9,12 +12,13 @@ class TextView {
     this.node.setAttribute("aria-label", `Text of lane ${lane + 1}: arrow keys go from token to token, Enter shows one`);
     this.body = el("div", "body");
     this.prompt = el("span", "prompt");
-    this.tokens = el("span", "tokens");
     this.ghosts = el("span", "ghosts");
-    this.body.append(this.prompt, this.tokens, this.ghosts);
     this.node.append(this.body);
     this.shown = []; // token objects, in step with the spans
     this.spans = [];
+    this.stretches = []; // {node, tokens, from}: where its spans stand, and the index of the first
+    this.openStretch();
+    this.stretches[0].node.prepend(this.prompt);
     this.ghostKey = "";
     this.stuck = true; // keep the newest token in sight until the reader scrolls up
     this.node.addEventListener("scroll", () => {
@@ -54,11 +58,8 @@ class TextView {
     const { tokens, steps } = sequence;
     let same = Math.min(this.shown.length, tokens.length);
     while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
-    for (const span of this.spans.splice(same)) span.remove();
-    this.shown.length = same;
-    const added = document.createDocumentFragment();
-    for (let i = same; i < tokens.length; i++) added.append(this.add(tokens[i], i));
-    if (added.childNodes.length) this.tokens.append(added);
+    this.takeBack(same);
+    for (let i = same; i < tokens.length; i++) this.add(tokens[i], i);
     const { canvas } = state;
     this.body.classList.toggle("is-canvas", canvas.size > 0);
     tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, channels)));
@@ -66,7 +67,34 @@ class TextView {
     else this.drawGhosts(state.pendingRound(sequence.id));
   }
 
+  openStretch() {
+    const [node, tokens] = [el("div", "stretch"), el("span", "tokens")];
+    node.append(tokens, this.ghosts);
+    this.body.append(node);
+    this.stretches.push({ node, tokens, from: this.spans.length });
+  }
+
+  /** The stretch the next token belongs to. */
+  lastStretch() {
+    const last = this.stretches[this.stretches.length - 1];
+    const lineEnds = this.shown.length && this.shown[this.shown.length - 1].piece.endsWith("\n");
+    if (!lineEnds || this.spans.length - last.from < STRETCH) return last;
+    this.openStretch();
+    return this.stretches[this.stretches.length - 1];
+  }
+
+  /** Only the first `left` tokens stay. */
+  takeBack(left) {
+    if (left === this.spans.length) return;
+    this.node.classList.remove("full");
+    for (const span of this.spans.splice(left)) span.remove();
+    this.shown.length = left;
+    while (this.stretches.length > 1 && this.stretches[this.stretches.length - 1].from >= left) this.stretches.pop().node.remove();
+    this.stretches[this.stretches.length - 1].node.append(this.ghosts);
+  }
+
   add(token, i) {
+    const host = this.lastStretch().tokens;
     const span = el("span", "t");
     span.dataset.i = i;
     span.tabIndex = -1;
@@ -75,7 +103,7 @@ class TextView {
     if (token.letter) span.append(el("span", "letter", token.letter));
     this.shown.push(token);
     this.spans.push(span);
-    return span;
+    host.append(span);
   }
 
   /** Colour one token, if what its colour depends on has changed. */
@@ -125,8 +153,12 @@ class TextView {
     if (this.marked) this.marked.classList.add("chosen");
   }
 
+  /** A text that has filled its box has a fixed height, so that its next tokens lay out nothing but this text. */
   keepEndInSight() {
-    if (this.stuck && this.node.scrollHeight > this.node.clientHeight) this.node.scrollTop = this.node.scrollHeight;
+    const { node } = this;
+    if (!this.stuck || node.scrollHeight <= node.clientHeight) return;
+    node.scrollTop = node.scrollHeight;
+    node.classList.add("full");
   }
 }
 

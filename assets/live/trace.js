@@ -21,6 +21,7 @@ class Trace {
     this.state = "running";
     this.recorded = false;
     this.fromFile = false;
+    this.left = false; // another run has taken its place on the server
     this.version = 0; // grows with every event: what is drawn from the whole trace knows when to look again
   }
 
@@ -32,8 +33,9 @@ class Trace {
     const known = frame.n < this.nextFrame;
     const gap = frame.n > this.nextFrame && !frame.headers; // a frame with headers brings the whole run
     this.nextFrame = Math.max(this.nextFrame, frame.n + 1);
-    if (frame.state && !known) this.state = frame.state;
+    if (frame.state && !known && !this.left) this.state = frame.state;
     if (frame.recorded) this.recorded = true;
+    if (frame.fromFile) this.fromFile = true;
     const before = this.version;
     for (const event of frame.events || []) this.add(event);
     if (fresh) return "new";
@@ -54,11 +56,21 @@ class Trace {
     return this.recorded || this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over));
   }
 
-  /** The trace as a file: a header line, then one event a line in the order of the run. */
+  /** What was still to come will not come any more: the server has begun another run. */
+  leave() {
+    this.left = true;
+    this.state = "done";
+  }
+
+  /** The events of all lanes in the order of the run. */
+  inOrder() {
+    return this.lanes.flatMap((lane) => lane.events).sort((a, b) => a.seq - b.seq);
+  }
+
+  /** The trace as a file: a header line, then one event a line. */
   toLines() {
-    const events = this.lanes.flatMap((lane) => lane.events).sort((a, b) => a.seq - b.seq);
     const header = { format: FORMAT, version: VERSION, lanes: this.headers };
-    return [header, ...events.map((event) => event.raw)].map((line) => JSON.stringify(line)).join("\n") + "\n";
+    return [header, ...this.inOrder().map((event) => event.raw)].map((line) => JSON.stringify(line)).join("\n") + "\n";
   }
 }
 
@@ -69,6 +81,7 @@ class LaneRecord {
     this.order = order;
     this.events = [];
     this.kinds = new Set();
+    this.streams = new Set(); // streams that computed something
     this.over = false;
     this.tokens = 0; // most tokens any sequence had so far; of a canvas, filled positions
     this.lengths = new Map(); // by sequence: most tokens it had so far
@@ -79,6 +92,9 @@ class LaneRecord {
     this.packs = new Set(); // streams whose cache holds tokens in a coarser form
     this.scratches = new Set(); // streams whose cache held more than the text
     this.fillings = 0; // Fill events so far
+    this.figuresBeside = false; // whether a method drew anything that is no number over the tokens
+    this.hasHeads = false; // whether heads of one layer ever held different positions
+    this.slotBytes = new Map(); // by stream: bytes of one position in one layer, as a keep measured it
   }
 
   add(raw) {
@@ -95,14 +111,21 @@ class LaneRecord {
     else if (event.kind === "branches") this.bear(event.born);
     else if (event.kind === "fill") this.fill(event);
     else if (event.kind === "step") this.highestEntropy = Math.max(this.highestEntropy, event.entropy, event.final_entropy);
+    else if (event.kind === "forward") this.streams.add(event.stream);
+    else if (event.kind === "figure") this.figuresBeside ||= !isOverTokens(event.shape, event.data);
     else if (event.kind === "done" || event.kind === "failed") this.over = true;
-    else if (event.kind === "cache") {
-      const widest = this.widestCache.get(event.stream) || 0;
-      this.widestCache.set(event.stream, Math.max(widest, event.length + event.scratch));
-      if (event.live.some((layer) => layer.some((runs) => slots(runs) < event.length))) this.partial.add(event.stream);
-      if (event.packed) this.packs.add(event.stream);
-      if (event.scratch) this.scratches.add(event.stream);
-    }
+    else if (event.kind === "cache") this.hold(event);
+  }
+
+  hold(event) {
+    const { stream, length, live, scratch } = event;
+    this.widestCache.set(stream, Math.max(this.widestCache.get(stream) || 0, length + scratch));
+    if (live.some((layer) => layer.some((runs) => slots(runs) < length))) this.partial.add(stream);
+    if (event.packed) this.packs.add(stream);
+    if (scratch) this.scratches.add(stream);
+    this.hasHeads ||= live.some((layer) => layer.length > 1);
+    const aside = scratch && this.kinds.has("branches"); // slots of branches are held on, and counted among the bytes
+    if (!this.slotBytes.has(stream) && event.bytes && !event.packed && !aside) this.slotBytes.set(stream, event.bytes / placesOf(event));
   }
 
   lengthen(sequence, length) {
@@ -147,8 +170,9 @@ function readTrace(text) {
   if (header.format !== FORMAT) throw new Error("This is not a trace of the decoding playground: its first line should name the format.");
   if (header.version !== VERSION) throw new Error(`This trace has format version ${header.version}, and this page reads version ${VERSION}: save it again with the same release.`);
   if (!Array.isArray(header.lanes) || !header.lanes.length) throw new Error("This trace has no lanes: its first line should list them.");
+  header.lanes.forEach((lane) => checkShape(lane, HEADER, 1));
   const events = lines.slice(1).map((line, i) => checkEvent(parseLine(line, i + 2), i + 2, header.lanes));
-  return { run: "file " + Date.now(), n: 0, headers: header.lanes, events, state: "done", recorded: true };
+  return { run: "file " + Date.now(), n: 0, headers: header.lanes, events, state: "done", recorded: true, fromFile: true };
 }
 
 function parseLine(line, number) {
@@ -163,10 +187,15 @@ function checkEvent(event, number, headers) {
   if (!(event.kind in EVENTS)) throw new Error(`Line ${number} of this trace holds an event of an unknown kind: it may come from a newer release.`);
   if (!headers.some((header) => (header.lane || 0) === event.lane)) throw new Error(`Line ${number} of this trace speaks of a lane that its first line does not list.`);
   if (!isNumber(event.seq) || !isNumber(event.at)) throw new Error(`Line ${number} of this trace has no number or no time.`);
-  for (const [name, blank] of Object.entries(EVENTS[event.kind])) {
-    if (Object.hasOwn(event, name) && !sameShape(event[name], blank)) throw new Error(`Line ${number} of this trace has a wrong value for ${name}.`);
+  return checkShape(event, EVENTS[event.kind], number);
+}
+
+function checkShape(entry, defaults, number) {
+  if (!entry || typeof entry !== "object") throw new Error(`Line ${number} of this trace has no fields where it should have some.`);
+  for (const [name, blank] of Object.entries(defaults)) {
+    if (Object.hasOwn(entry, name) && !sameShape(entry[name], blank)) throw new Error(`Line ${number} of this trace has a wrong value for ${name}.`);
   }
-  return event;
+  return entry;
 }
 
 function sameShape(value, blank) {

@@ -1,4 +1,4 @@
-"""The lane editor: one to four cards made from what the strategies declare, drawn and changed in the browser.
+"""The lane editor: one to four cards, or more where a page takes more, made from what the strategies declare, drawn and changed in the browser.
 
 Its value is a list of {"strategy", "knobs", "extras", "forced"} and, where a lane has its own, "seed". The catalogue of
 declarations travels once, with the page; after every change the browser asks `check`, so a combination that cannot work is
@@ -17,7 +17,8 @@ import gradio as gr
 from playground.errors import Refusal
 from playground.recipe import MAIN_KINDS, SINGLE_KINDS, Recipe, assemble
 from playground.strategy import Knob, Strategy, discover, make
-from playground.ui.settings import LANES, Settings
+from playground.ui.promises import PROMISES
+from playground.ui.settings import LANES, WIDEST, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets" / "editor"
 SCRIPTS = ("sweep", "editor")  # in this order: they share one scope
@@ -28,8 +29,9 @@ OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 class LaneEditor(gr.HTML):
     """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and does not continue text."""
 
-    def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, **kwargs: Any):
-        catalogue = {"strategies": catalogue_of(discover()), "most": LANES}
+    def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, most: int = LANES,
+                 **kwargs: Any):
+        catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
         script = "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace("__CATALOGUE__", _literal(catalogue))
         super().__init__(value, problems=problems or {}, fills=fills, html_template="<div class='editor'></div>", js_on_load=script,
                          apply_default_css=False, server_functions=[check], **kwargs)
@@ -45,7 +47,7 @@ def reading_context() -> list[str]:
 
 def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each lane what it promises, or the sentence that says why it cannot run and which knob or part it is about."""
-    return [_checked(recipe) for recipe in Settings.read({"lanes": lanes}).recipes()]
+    return [_checked(recipe) for recipe in Settings(lanes=lanes[:WIDEST] if isinstance(lanes, list) else []).recipes()]
 
 
 def catalogue_of(strategies: dict[str, type[Strategy]]) -> list[dict[str, Any]]:

@@ -7,34 +7,28 @@ from typing import TYPE_CHECKING, Any
 from gradio.components.plot import PlotData
 
 from playground.metrics import metrics
+from playground.plots import COLOURS, CONFIG, blank, if_drawn, styled
 from playground.trace import Trace
 from playground.written import sequences
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart with any kind of colour vision
-GREY = "#7d8590"
-LINE = "rgba(125, 133, 144, 0.22)"
-HEIGHT = 330
-LEGEND = {"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0}  # under the axis, where it may take as many lines as a phone needs
-CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"], "toImageButtonOptions": {"format": "svg", "filename": "decoding-playground"}}
-
 
 def draw(trace: Trace) -> list[PlotData | None]:
     """One figure of each kind, exported as SVG by its own button; None where the run has nothing to show."""
-    return [_for_page(make(trace)) for make in KINDS]
+    return [for_page(make(trace)) for make in KINDS]
 
 
 def entropy(trace: Trace) -> Figure | None:
     """Entropy over positions, the lanes laid over each other."""
-    figure = _blank("Entropy of the model's row before each token", "position in the text", "nats")
+    figure = blank("Entropy of the model's row before each token", "position in the text", "nats")
     for header in trace.headers:
         steps = sorted(sequences(trace.lane(header.lane).events)[0].steps.items())
         if steps:
             figure.add_scatter(x=[at for at, _ in steps], y=[round(step.entropy, 4) for _, step in steps], mode="lines", name=_label(header),
                                line={"color": _colour(header), "width": 1.8}, hovertemplate="%{y:.2f} nats")
-    return _if_drawn(figure)
+    return if_drawn(figure)
 
 
 def cost(trace: Trace) -> Figure | None:
@@ -46,44 +40,26 @@ def cost(trace: Trace) -> Figure | None:
         shown = [(header, values[name]) for header, values in measured if values[name]]
         figure.add_bar(x=[f"{header.lane + 1}" for header, _ in shown], y=[value for _, value in shown], row=1, col=column, showlegend=False,
                        marker_color=[_colour(header) for header, _ in shown], texttemplate="%{y:.3~g}", hovertext=[_label(header) for header, _ in shown])
-    return _if_drawn(_styled(figure, "Speed and cost", "lane"))
+    return if_drawn(styled(figure, "Speed and cost", "lane"))
 
 
 def acceptance(trace: Trace) -> Figure | None:
     """How likely a guess is to stand, by its depth in the draft."""
-    figure = _blank("Guesses accepted, by their depth in the draft", "depth of the guess", "accepted / tested")
+    figure = blank("Guesses accepted, by their depth in the draft", "depth of the guess", "accepted / tested")
     for header in trace.headers:
         rates = metrics(trace.lane(header.lane))["acceptance_by_position"]
         if rates:
             figure.add_scatter(x=list(range(1, len(rates) + 1)), y=rates, mode="lines+markers", name=_label(header), line={"color": _colour(header)})
     figure.update_yaxes(range=[0, 1.05])
     figure.update_xaxes(dtick=1)
-    return _if_drawn(figure)
+    return if_drawn(figure)
 
 
 KINDS = (entropy, cost, acceptance)
 
 
-def _blank(title: str, x: str, y: str) -> Figure:
-    from plotly.graph_objects import Figure
-    return _styled(Figure(), title, x).update_yaxes(title_text=y)
-
-
-def _styled(figure: Figure, title: str, x: str) -> Figure:
-    """No background and grey letters, so that it reads on a light and on a dark page."""
-    figure.update_layout(height=HEIGHT, margin={"l": 52, "r": 16, "t": 48, "b": 44}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-                         title={"text": title, "x": 0.004, "y": 0.97, "yanchor": "top", "font": {"size": 14}}, font={"color": GREY, "size": 12},
-                         legend=LEGEND, hovermode="x unified", showlegend=True)
-    figure.update_xaxes(title_text=x, gridcolor=LINE, zeroline=False)
-    figure.update_yaxes(gridcolor=LINE, zeroline=False, rangemode="tozero")
-    return figure.update_annotations(font={"size": 12, "color": GREY})
-
-
-def _if_drawn(figure: Figure) -> Figure | None:
-    return figure if any(len(series.x or ()) for series in figure.data) else None
-
-
-def _for_page(figure: Figure | None) -> PlotData | None:
+def for_page(figure: Figure | None) -> PlotData | None:
+    """What gr.Plot shows; None stays None."""
     return PlotData(type="plotly", plot=json.dumps({**json.loads(figure.to_json()), "config": CONFIG})) if figure else None
 
 

@@ -30,7 +30,7 @@ def lent(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
 
 
 def seconds(settings, *_: Any) -> int:
-    return int(min(MOST, LEAST + EACH * len(settings.lanes) * settings.length))
+    return int(min(MOST, LEAST + EACH * settings.written()))
 
 
 def batches(session) -> Iterator[Batch]:

@@ -18,8 +18,9 @@ from playground.trace import Trace
 from playground.ui import figures, studies
 from playground.ui.arrivals import Arrival
 from playground.ui.frames import frame, recording, trace_of
-from playground.ui.gallery import brought_models, examples
+from playground.ui.gallery import brought_models, picked
 from playground.ui.gpu import Borrowed
+from playground.ui.lessons import settings_of
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
@@ -152,13 +153,22 @@ class Acts:
         return self.page.remembers(Memory())
 
     def pick(self, model: str, event: gr.EventData) -> Changes:
-        """Take an example of the gallery: prompt, context, mode and the lanes that suit it; seed and models stay as they are.
+        """Take an example or a question of the gallery: prompt, what comes before it, mode and the lanes that suit it; seed and models stay.
 
         Only a model that an example brought goes again with the next one: few others could run on it.
         """
-        example = examples()[int(event.index)]
-        names = {*example, "context"} | ({"model"} if model in brought_models() else set())
-        return {**self.page.show(Settings.read(example), [name for name in Settings.names() if name in names]), **self._silence()}
+        chosen = picked(event.part, int(event.index))
+        names = {*chosen} | ({"model"} if model in brought_models() else set())
+        return {**self.page.show(Settings.read(chosen), [name for name in Settings.names() if name in names]), **self._silence()}
+
+    def set_up(self, model: str, event: gr.EventData) -> Changes:
+        """Set the page as a step of a lesson wants it, down to its stop strings; models stay, but for one that an example brought."""
+        names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name == "model" and model in brought_models()]
+        return {**self.page.show(settings_of(event.lesson, int(event.step)), names), **self._silence()}
+
+    def recognise(self, *values: Any) -> Changes:
+        """Say what to look at where the prompt is a question with a known answer."""
+        return self.page.recognised(Settings(*values))
 
     def offer(self, model: str) -> Changes:
         """The menus of models as they stand by now, and what goes with the chosen one."""
@@ -192,16 +202,24 @@ class Acts:
                 yield gr.skip() if visit.left else self.page.rest()
                 return
         visit.run = self.site.read(arrival, visit.settings) if visit.reads else self.site.start(arrival, visit.settings, visit.memory)
-        yield from self._stream(visit)
+        yield from self._stream(visit, arrival)
 
-    def _stream(self, visit: Visit) -> Iterator[Changes]:
-        """Frames to the live view until the run is over; a visitor who leaves stops it."""
+    def _stream(self, visit: Visit, arrival: Arrival) -> Iterator[Changes]:
+        """Frames to the live view until the run is over, and with how many runs it shares the device; a visitor who leaves stops it."""
+        told = 0
         try:
             for news in visit.run.frames():
-                yield {self.page.live: news} if news else gr.skip()
-            yield gr.skip() if visit.left else {**self.page.rest(), **self._outcome(visit.run), **self.page.remembers(visit.memory)}
+                beside = self.site.beside(arrival.models, visit.run)
+                shared = {self.page.status: status(arrival, beside)} if beside != told else {}
+                told = beside
+                yield {**shared, **({self.page.live: news} if news else {})} or gr.skip()
+            yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(arrival)}
         finally:
             visit.run.stop()
+
+    def _rested(self, visit: Visit) -> Changes:
+        """The buttons as before the run, what came of it, and what is remembered of it."""
+        return {**self.page.rest(), **self._outcome(visit.run), **self.page.remembers(visit.memory)}
 
     def _settled(self, wanted) -> Iterator[Changes]:
         """Progress until the wanted models are here, or the reason why they are not."""
@@ -249,13 +267,14 @@ def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:
     return bool(visit and visit.run) and 0 <= int(event.lane) < len(visit.run.headers)
 
 
-def status(arrival: Arrival) -> str:
-    """The line that says which models are here, or how far they are."""
+def status(arrival: Arrival, beside: int = 0) -> str:
+    """The line that says which models are here, or how far they are, and how many other runs take turns on their device."""
     if not arrival.ended.is_set():
         return f"<span class='dot loading'></span>{escape(arrival.text)} <progress max='1' value='{arrival.fraction:.3f}'></progress>"
     if arrival.refusal:
         return "<span class='dot failed'></span>no model loaded"
-    return f"<span class='dot ready'></span>{escape(described(arrival.models))}"
+    shared = f" · in turn with {beside} other run{'s' if beside > 1 else ''}" if beside else ""
+    return f"<span class='dot ready'></span>{escape(described(arrival.models) + shared)}"
 
 
 def described(models: Any) -> str:

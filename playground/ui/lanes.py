@@ -4,26 +4,21 @@ A frame is a dict that holds only what is new since the last one:
 
     {"run": "a1b2", "n": 0, "headers": [...], "events": [...], "state": "running", "recorded": False}
 
-`headers` come with the first frame of a run only; `n` counts the frames of a run; `state` is running, held or done. A
-recorded trace is one frame with everything and `recorded` set. The html, css and scripts are files under assets/live.
+`headers` come with the first frame of a run only; `n` counts the frames of a run; `state` is running, held or done;
+`told`, where it is there, is when the oldest of its events happened, by the wall clock: the way to the screen is measured
+from there. A recorded trace is one frame with everything and `recorded` set. The html, css and scripts are files under
+assets/live, which playground.ui.view lists.
 """
 from __future__ import annotations
 
 import json
-from dataclasses import fields
-from pathlib import Path
+import re
 from typing import Any
 
 import gradio as gr
 
-from playground import events
+from playground.ui.view import script, styles
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets" / "live"
-STYLES = ("live", "lanes", "views", "difference", "inside", "card", "sizes")
-SCRIPTS = ("dom", "trace", "metrics", "model", "player", "colour", "text", "words", "card", "lane", "views/panel", "views/entropy",
-           "views/branches", "views/difference",
-           "views/canvas", "views/tree", "views/rounds", "views/cache", "views/mask", "views/figures", "views/inside", "bar", "listening", "main")
-"""In this order: they share one scope, and main starts them."""
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
 """All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way."""
 
@@ -40,7 +35,7 @@ class Lanes(gr.HTML):
     """
 
     def __init__(self, value: dict[str, Any] | None = None, **settings: Any):
-        super().__init__(value, html_template=STAGE, head=f"<style>{styles()}</style>", js_on_load=script(),
+        super().__init__(value, html_template=STAGE, head=f"<style data-live>{styles()}</style>", js_on_load=_start(script()),
                          apply_default_css=False, **settings)
 
     def postprocess(self, value: dict[str, Any] | None) -> str | None:
@@ -68,26 +63,8 @@ def to_json(frame: dict[str, Any]) -> str:
         return json.dumps(json.loads(json.dumps(frame), parse_constant=lambda _: None), separators=(",", ":"))
 
 
-def styles() -> str:
-    return "\n".join(_read(f"{name}.css") for name in STYLES)
-
-
-def script() -> str:
-    """All scripts as the body of one function, after the constants they share with Python."""
-    return "\n".join(['"use strict";', *_constants(), *(_read(f"{name}.js") for name in SCRIPTS)])
-
-
-def _constants() -> list[str]:
-    """Every kind of event and the header with their defaults, which the wire format leaves out; and the page's skeleton."""
-    known = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},
-             "HEADER": _defaults(events.Header), "SKELETON": _read("live.html")}
-    return [f"const {name} = {json.dumps(value)};" for name, value in known.items()]
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    blank = cls()
-    return {f.name: getattr(blank, f.name) for f in fields(cls)}
-
-
-def _read(name: str) -> str:
-    return (ASSETS / name).read_text(encoding="utf-8")
+def _start(source: str) -> str:
+    """Run the script with its own text at hand, which goes into every page that is saved. Gradio takes for events what it finds named in quotes."""
+    acts = json.dumps(sorted(set(re.findall(r'trigger\("(\w+)"', source))))
+    return f"""const source = {json.dumps(source)}; // it tells of {acts}
+Function("element", "trigger", "props", "watch", "SOURCE", source)(element, trigger, props, watch, source);"""

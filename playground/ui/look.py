@@ -22,7 +22,13 @@ COLOURS = {  # which of Gradio's own colours follow which of page.css, in light 
 
 def dress() -> dict[str, Any]:
     """What `launch` needs for the looks."""
-    return {"theme": _theme(), "css_paths": ASSETS / "page.css", "head": f"<script>{read('page.js')}</script>", "footer_links": ["api", "settings"]}
+    return {"theme": _theme(), "css_paths": _styles(), "head": f"<script>{read('page.js')}</script>", "footer_links": ["api", "settings"]}
+
+
+def _styles() -> list[Path]:
+    """page.css and then the files of single parts, which lean on it."""
+    base = ASSETS / "page.css"
+    return [base, *sorted(set(ASSETS.glob("*.css")) - {base})]
 
 
 def read(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The page: what stands where, and which act answers which event. The acts themselves are in handlers.py."""
+"""The playground's own page: what stands where, and which act answers which event. The acts themselves are in handlers.py."""
 from __future__ import annotations
 
 import json
@@ -10,11 +10,12 @@ import gradio as gr
 
 from playground.memory import Memory
 from playground.ui import figures, offers, studies
-from playground.ui.api import run_endpoint
+from playground.ui.earlier import EarlierTurns
 from playground.ui.editor import LaneEditor, reading_context
-from playground.ui.gallery import Gallery, examples
+from playground.ui.gallery import Gallery, beside, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
+from playground.ui.lessons import Lessons
 from playground.ui.look import read
 from playground.ui.repeats import Repeats
 from playground.ui.settings import CHOICES, Settings
@@ -24,24 +25,24 @@ MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # the
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 
 
-def build(site: Site) -> gr.Blocks:
-    """The whole page over one site."""
-    with gr.Blocks(title="Decoding playground", analytics_enabled=False, fill_width=True) as blocks:
-        gr.api(run_endpoint(site), api_name="run")  # first, or a private listener takes the name
-        page = Page(site)
-        page.bind(Acts(site, page), blocks)
-    return blocks.queue(max_size=64)
+def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
+    """Lay out the playground under the head of its page."""
+    page = Page(site, head)
+    page.bind(Acts(site, page), blocks)
 
 
 class Page:
     """The components, each an attribute, laid out from top to bottom."""
 
-    def __init__(self, site: Site):
+    def __init__(self, site: Site, head: gr.Row):
         self.site, self.start = site, Settings.read(examples()[0])
         self.visit = gr.State(None)
         self.stored = gr.BrowserState(None, **MEMORY)
-        self._masthead()
-        self.gallery = Gallery(elem_id="gallery")
+        with head:
+            self.status = gr.HTML("starting", html_template=read("status.html"), elem_classes="status", elem_id="status", apply_default_css=False)
+        with gr.Row(elem_classes="begin"):
+            self.lessons = Lessons(elem_id="lessons")
+            self.gallery = Gallery(elem_id="gallery")
         with gr.Row(elem_classes="ask", equal_height=False):
             self._question()
             self._numbers()
@@ -50,14 +51,19 @@ class Page:
         self._view()
 
     def controls(self) -> list[gr.components.Component]:
-        """What a visitor sets, in the order of Settings; the lanes come last."""
+        """What a visitor sets, in the order of Settings."""
         return [getattr(self, name) for name in Settings.names()]
 
     def show(self, settings: Settings, names: list[str]) -> Changes:
-        """The named controls as `settings` has them; the system message is seen in a chat only, the context where there is one."""
+        """The named controls as `settings` has them; the system message is seen in a chat only, the context and what to look at where there are any."""
         shown = {getattr(self, name): getattr(settings, name) for name in names}
         return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
-                self.passage: gr.update(open=bool(settings.context))}
+                self.passage: gr.update(open=bool(settings.context)), **self.recognised(settings)}
+
+    def recognised(self, settings: Settings) -> Changes:
+        """What to look at, where a question with a known answer is asked."""
+        told = beside(settings)
+        return {self.known: gr.update(value=told, visible=bool(told))}
 
     def busy(self) -> Changes:
         return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True), self.lanes: gr.update(problems={})}
@@ -92,7 +98,7 @@ class Page:
         streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, *self.studies.values(), self.go, self.halt,
                                  *self._memory()],
                      "concurrency_limit": 16, "concurrency_id": "run", **PRIVATE}
-        opened = blocks.load(acts.open, self.stored, [*controls, self.passage], js="(stored) => (window.keepTheme(), stored)", **PRIVATE)
+        opened = blocks.load(acts.open, self.stored, [*controls, self.passage, self.known], **PRIVATE)
         for event in (opened.then, self.model.change):
             event(acts.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
         blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
@@ -104,7 +110,10 @@ class Page:
         self._bind_studies(acts)
         self.repeats.bind(controls)
         self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
-        self.gallery.pick(acts.pick, self.model, [*controls, self.passage, *self._told()], queue=False, **PRIVATE)
+        asked = [*controls, self.passage, self.known, *self._told()]
+        self.gallery.pick(acts.pick, self.model, asked, queue=False, **PRIVATE)
+        self.lessons.set_up(acts.set_up, self.model, asked, queue=False, **PRIVATE).success(acts.run, [self.visit, *controls], **streaming)
+        gr.on([self.prompt.blur, self.context.blur, self.mode.change, self.before.change], acts.recognise, controls, self.known, queue=False, **PRIVATE)
         self.share.click(acts.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
         self.mode.change(None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE)
@@ -138,17 +147,14 @@ class Page:
     def _memory(self) -> list[gr.components.Component]:
         return [self.remembered, self.forget]
 
-    def _masthead(self) -> None:
-        with gr.Row(elem_classes="top"):
-            gr.HTML(html_template=read("masthead.html"), apply_default_css=False)
-            self.status = gr.HTML("starting", html_template=read("status.html"), elem_classes="status", elem_id="status", apply_default_css=False)
-
     def _question(self) -> None:
         start = self.start
         with gr.Column(scale=5, min_width=280, elem_classes="question"):
             self.system = gr.Textbox(start.system, label="System message", lines=1, max_lines=4, placeholder="optional", visible=start.mode == "chat",
                                      elem_id="system")
+            self.before = EarlierTurns(start.before, elem_id="before")
             self.prompt = gr.Textbox(start.prompt, label="Prompt", lines=4, max_lines=14, placeholder="Write what the model continues…", elem_id="prompt")
+            self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
             with gr.Accordion("Context", open=bool(start.context), elem_classes="passage", elem_id="passage") as self.passage:
                 self.context = gr.Textbox(start.context, label="A passage that the answer should rest on", lines=3, max_lines=10, elem_id="context",
                                           info="Every lane reads it before the prompt; contrastive lanes also answer without it.")

@@ -8,36 +8,42 @@ import base64
 import binascii
 import json
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from playground.errors import Refusal
+from playground.questions import Question, known
 from playground.recipe import Recipe
 
 LANES = 4
+WIDEST = 8  # lanes on the page that takes most
 DEFAULT = "default"  # the model or draft the page was started with
 CHOICES = {"mode": ("raw", "chat"), "dtype": ("auto", "float32", "bfloat16", "float16"), "quantization": ("none", "int8", "nf4", "fp4")}
+TURNS = 32  # of a chat, before the prompt
 MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: what is told of them is held until they are over
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What this deployment allows. A public one opens no local paths and keeps runs short."""
+    """What this deployment allows. A public one opens no local paths, keeps runs short, and runs no program that a model wrote."""
 
     public: bool = False
     characters: int = 100_000
     tokens: int = 4096
     repeats: int = 32  # of one lane at once
+    answers: int = 4000  # of one survey: strategies times questions times rounds
+    programs: bool = True  # whether one that a model wrote may be run, to judge it
 
     @classmethod
-    def for_visitors(cls) -> Rules:
-        return cls(public=True, characters=4000, tokens=256, repeats=8)
+    def for_visitors(cls, programs: bool = False) -> Rules:
+        return cls(public=True, characters=4000, tokens=256, repeats=8, answers=96, programs=programs)
 
 
 @dataclass
 class Settings:
     """Everything a run depends on; plain data, one field for each control of the page and in its order."""
 
+    MOST: ClassVar[int] = LANES
     prompt: str = ""
     mode: str = "raw"
     system: str = ""
@@ -50,6 +56,7 @@ class Settings:
     dtype: str = "auto"
     quantization: str = "none"
     lanes: list[dict[str, Any]] = field(default_factory=lambda: [{"strategy": "greedy"}])
+    before: list[list[str]] = field(default_factory=list)  # earlier turns of a chat: [user, assistant]
 
     @classmethod
     def names(cls) -> list[str]:
@@ -62,7 +69,9 @@ class Settings:
         given = raw.items() if isinstance(raw, dict) else ()
         known = {name: value for name, value in given if _fits(value, getattr(blank, name, None)) and value in CHOICES.get(name, (value,))}
         if "lanes" in known:
-            known["lanes"] = [lane for lane in map(_lane, known["lanes"]) if lane][:LANES]
+            known["lanes"] = [lane for lane in map(_lane, known["lanes"]) if lane][:cls.MOST]
+        if "before" in known:
+            known["before"] = _turns(known["before"])
         return cls(**known)
 
     @classmethod
@@ -76,7 +85,7 @@ class Settings:
 
     def to_code(self) -> str:
         """A short code for a link: compact JSON in base64, defaults left out."""
-        blank = asdict(Settings())
+        blank = asdict(type(self)())
         changed = {name: value for name, value in asdict(self).items() if value != blank[name]}
         text = json.dumps(changed, separators=(",", ":"), ensure_ascii=False)
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
@@ -102,16 +111,32 @@ class Settings:
         first = self.lanes[lane].get("seed", self.seed)
         return replace(self, lanes=[{**self.lanes[lane], "seed": seed} for seed in range(first, first + times)])
 
+    def written(self) -> int:
+        """Most tokens of all lanes together."""
+        return len(self.lanes) * self.length
+
     def stops(self) -> tuple[str, ...]:
         """Stop strings, one a line; a line break is written \\n."""
         return tuple(line.replace("\\n", "\n") for line in self.stop.splitlines() if line)
+
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """The earlier turns, as a prompt takes them."""
+        return tuple((asked, answered) for asked, answered in _turns(self.before))
+
+    def known(self) -> Question | None:
+        """The question with a known answer that is asked here; None for any other, and where it is not asked as a chat."""
+        context = self.context if self.context.strip() else ""
+        return known(self.prompt, self.turns(), context) if self.mode == "chat" else None
 
     def check(self, rules: Rules) -> None:
         """Raise Refusal for what can be told before any model is asked."""
         if not self.prompt.strip():
             raise Refusal("The prompt is empty: write a few words, or take one of the examples.", "prompt")
-        if len(self.prompt) + len(self.system) + len(self.context) > rules.characters:
-            whole = "prompt and its context are" if self.context else "prompt is"
+        if self.turns() and self.mode != "chat":
+            raise Refusal("Earlier turns belong to a chat: choose chat, or remove the turns.", "before")
+        turned = "".join(text for turn in self.turns() for text in turn)
+        if len(self.prompt) + len(self.system) + len(self.context) + len(turned) > rules.characters:
+            whole = "prompt and what comes before it are" if self.context or turned else "prompt is"
             raise Refusal(f"The {whole} longer than the {rules.characters:,} characters taken here: shorten what you wrote.", "prompt")
         if not self.lanes:
             raise Refusal("There is no lane to run: add one.", "lanes")
@@ -146,6 +171,12 @@ def _is_seed(value: Any) -> bool:
 
 def _is_extra(pair: Any) -> bool:
     return isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], dict)
+
+
+def _turns(raw: Any) -> list[list[str]]:
+    """Pairs of texts; whatever is no such pair is left out."""
+    pairs = raw if isinstance(raw, (list, tuple)) else []
+    return [[*pair] for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(text, str) for text in pair)][:TURNS]
 
 
 def _scalars(knobs: Any) -> dict[str, Any]:

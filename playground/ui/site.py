@@ -11,11 +11,14 @@ import playground
 from playground.engine.catalogue import BUNDLED, entries
 from playground.errors import Refusal
 from playground.memory import Memory
+from playground.questions import judging
 from playground.trace import Trace
 from playground.ui.arrivals import Arrival, Arrivals, Wish
 from playground.ui.frames import recording
 from playground.ui.gpu import Batch, Borrowed, batches, lent, on_zero
+from playground.ui.line import Line
 from playground.ui.settings import DEFAULT, Rules, Settings
+from playground.ui.survey import Choice, asking
 from playground.ui.worker import Run, Worker
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -24,14 +27,14 @@ ASSETS = Path(__file__).parents[2] / "assets"
 def _prepare(models: Any, settings: Settings, memory: Memory):
     from playground.session import Limits, Prompt, prepare  # not before a model is there: it brings torch along
     context = settings.context if settings.context.strip() else ""
-    prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system, context)
+    prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system, context, settings.turns())
     return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()), memory=memory)
 
 
 def _score(models: Any, settings: Settings):
     from playground.scoring import score
     from playground.session import Prompt
-    return score(models, Prompt(settings.prompt, settings.mode == "chat", settings.system, settings.context))
+    return score(models, Prompt(settings.prompt, settings.mode == "chat", settings.system, settings.context, settings.turns()))
 
 
 def _load(*names: Any, **how: Any) -> Any:
@@ -53,13 +56,14 @@ class Site:
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.load)
         self._borrowed, self._borrowed_score, self._borrowed_look = lent(self._batches), lent(self._score_batches), lent(self._looks)
+        self._borrowed_survey, self.line = lent(self._survey_batches), Line()
         self._workers: dict[str, Worker] = {}
 
     @classmethod
     def from_environment(cls, wish: Wish) -> Site:
-        """A Space, or PLAYGROUND_PUBLIC=1, makes the page one for strangers."""
+        """A Space, or PLAYGROUND_PUBLIC=1, makes the page one for strangers; PLAYGROUND_RUN_PROGRAMS=1 lets it run what models write there."""
         public = os.environ.get("PLAYGROUND_PUBLIC", "") not in ("", "0") or "SPACE_ID" in os.environ
-        return cls(wish, Rules.for_visitors() if public else Rules())
+        return cls(wish, Rules.for_visitors(programs=os.environ.get("PLAYGROUND_RUN_PROGRAMS") == "1") if public else Rules())
 
     def check(self) -> None:
         """Raise Refusal for options that cannot work, before the page is up; models on the hub are looked for later."""
@@ -102,7 +106,7 @@ class Site:
         models = arrival.result()
         if on_zero():
             return Borrowed(self._borrowed(settings))
-        return self.worker(models).take(self.prepare(models, settings, memory))
+        return self.worker(models).take(self._judged(models, settings, memory))
 
     def _batches(self, settings: Settings) -> Iterator[Batch]:
         """What a borrowed process does: it has this object from the page's process, with the models in it.
@@ -110,7 +114,13 @@ class Site:
         What is learnt there ends with that process and cannot come back, so a run on a borrowed GPU begins with an empty
         memory, and the visitor's own stays empty.
         """
-        yield from batches(self.prepare(self.arrival(settings).result(), settings, Memory()))
+        yield from batches(self._judged(self.arrival(settings).result(), settings, Memory()))
+
+    def _judged(self, models: Any, settings: Settings, memory: Memory) -> Any:
+        """A session that says of each lane whether it is right, where the answer is known."""
+        session = self.prepare(models, settings, memory)
+        session.judge = judging(settings.known(), self.rules.programs)
+        return session
 
     def read(self, arrival: Arrival, settings: Settings) -> Run | Borrowed:
         """Begin a run that writes nothing and tells how the models read the prompt; raises Refusal as `start` does."""
@@ -119,6 +129,14 @@ class Site:
 
     def _score_batches(self, settings: Settings) -> Iterator[Batch]:
         yield from batches(self.score(self.arrival(settings).result(), settings))
+
+    def survey(self, arrival: Arrival, choice: Choice) -> Run | Borrowed:
+        """Begin a survey, whose events are answers; raises Refusal as `start` does. Whoever begins one has come first in `line`."""
+        models = arrival.result()
+        return Borrowed(self._borrowed_survey(choice)) if on_zero() else self.worker(models).take(asking(models, choice, self.rules))
+
+    def _survey_batches(self, choice: Choice) -> Iterator[Batch]:
+        yield from batches(asking(self.arrival(choice).result(), choice, self.rules))
 
     def look(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> dict[str, Any]:
         """What goes on inside one of a run's models where it chose a token after others; raises Refusal."""
@@ -133,6 +151,10 @@ class Site:
     def worker(self, models: Any) -> Worker:
         """The one worker of the device these models live on."""
         return self._workers.setdefault(str(models.target.device), Worker())
+
+    def beside(self, models: Any, run: Run | Borrowed) -> int:
+        """Other runs that wait for their turn on the device of `run`; nobody shares one that is lent."""
+        return 0 if on_zero() else self.worker(models).others(run)
 
     def default_name(self) -> str:
         return Path(self.named(DEFAULT)).name

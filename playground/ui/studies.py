@@ -10,9 +10,9 @@ from gradio.components.plot import PlotData
 
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
+from playground.plots import COLOURS, CONFIG, GREY, HEIGHT, LEGEND, LINE
 from playground.strategy import Strategy, discover, make
 from playground.trace import Trace
-from playground.ui.figures import COLOURS, CONFIG, GREY, HEIGHT, LEGEND, LINE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Drawing

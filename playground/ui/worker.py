@@ -28,6 +28,7 @@ class Run:
         self.session = session
         self.headers = [asdict(header) for header in session.headers]
         self.events: Facts = []
+        self.told: list[float] = []  # when each event came out of the session, in seconds since 1970
         self.held = self.over = False
         self.error = ""  # a sentence, where the session broke as a whole
         self._orders: deque[Callable[[], list]] = deque()
@@ -59,12 +60,13 @@ class Run:
             if not fresh and now == state:
                 yield None
                 continue
+            oldest = self.told[sent] if fresh else None
             self.number, sent, state = self.number + 1, sent + len(fresh), now
-            yield frame(self.name, self.number, fresh, now, self.headers if self.number == 0 else None)
+            yield frame(self.name, self.number, fresh, now, self.headers if self.number == 0 else None, oldest)
             time.sleep(0 if state == "done" else CLOCK)
 
     def ready(self) -> bool:
-        return bool(self._orders) or not self.held
+        return not self.over and (bool(self._orders) or not self.held)
 
     def serve(self) -> None:
         """One order or one request; called by the worker alone."""
@@ -76,6 +78,7 @@ class Run:
         fresh = [event.to_json() for event in stamped]
         with self._bell:
             self.events += fresh
+            self.told += [time.time()] * len(fresh)
             self.over = bool(self.error) or self.session.finished
             self._bell.notify_all()
 
@@ -109,6 +112,11 @@ class Worker:
             self._bell.notify_all()
         return run
 
+    def others(self, mine: Run) -> int:
+        """Runs that share the device with one's own; one that is held takes no turns."""
+        with self._bell:
+            return sum(run.ready() for run in self._runs if run is not mine)
+
     def _started(self) -> threading.Thread:
         thread = threading.Thread(target=self._loop, name="decoding", daemon=True)
         thread.start()
@@ -120,15 +128,16 @@ class Worker:
                 self._bell.wait_for(lambda: any(run.ready() for run in self._runs))
                 run = self._next()
             run.serve()
-            if not run.over:
-                self._return(run)
+            if run.over:
+                self._drop(run)
 
     def _next(self) -> Run:
-        """The first run that has something to do, taken out of the row; those held keep their places."""
+        """The first run that has something to do, which goes to the end of the row; those held keep their places."""
         run = next(run for run in self._runs if run.ready())
         self._runs.remove(run)
+        self._runs.append(run)
         return run
 
-    def _return(self, run: Run) -> None:
+    def _drop(self, run: Run) -> None:
         with self._bell:
-            self._runs.append(run)
+            self._runs.remove(run)

@@ -7,7 +7,7 @@ const STANDINGS = { text: "became the text", growing: "growing", ended: "ended",
 
 class BranchesPanel extends Panel {
   constructor() {
-    super({ name: "branches", title: "Sequences", kinds: ["branches"], wide: true, empty: "" });
+    super({ name: "branches", title: "Sequences", kinds: ["branches"], wide: true });
     this.lineage = el("div", "lineage");
     this.lineage.tabIndex = 0;
     this.lineage.setAttribute("aria-label", "Who came from whom");
@@ -18,12 +18,6 @@ class BranchesPanel extends Panel {
     this.lines = new Map(); // by sequence
     this.body.append(this.lineage, lineageKey(), this.list, this.earlier);
     for (const host of [this.lineage, this.list]) this.linkTo(host);
-  }
-
-  /** This panel is only there for lanes that have more than one sequence. */
-  update(card, app) {
-    this.node.hidden = !this.has(card);
-    if (!this.node.hidden) super.update(card, app);
   }
 
   look(card, app) {

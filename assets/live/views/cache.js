@@ -1,14 +1,18 @@
-// What the KV cache holds: a row for every layer and KV head, a column for every true position. Positions that were
-// evicted stay on screen as empty ground, so that a window, sinks and heavy hitters can be told apart.
+// What the KV cache holds: a row for every layer, or for every KV head of it on demand, and a column for every true position. Positions that
+// were evicted stay on screen as empty ground, so that a window, sinks and heavy hitters can be told apart.
 
 class CachePanel extends Panel {
   constructor() {
     super({
-      name: "cache", title: "KV cache", kinds: ["cache"], wide: true,
+      name: "cache", title: "KV cache", kinds: ["cache"], wide: true, expects: (header) => !header.canvas,
       empty: "Fills when a lane reports what its cache holds: which positions are live, evicted, or held for guesses.",
     });
     this.streams = el("div", "segments");
-    this.tools.append(this.streams);
+    this.heads = button("segment", "each head", "A row for every KV head, or one for every layer: the stronger, the more of its heads hold the position");
+    const heads = el("div", "segments");
+    heads.append(this.heads);
+    this.tools.append(heads, this.streams);
+    this.apart = false; // whether heads have a row each
     this.stream = "target";
     this.canvas = el("canvas", "heat");
     this.canvas.setAttribute("role", "img");
@@ -20,27 +24,37 @@ class CachePanel extends Panel {
     this.packedKey = el("span", "key-packed", "live, in a coarser form");
     this.scratchKey = el("span", "key-scratch");
     this.key.append(el("span", "key-live", "live"), this.packedKey, el("span", "key-evicted", "evicted"), this.scratchKey, el("span", "key-prompt", "end of the prompt"));
-    this.body.append(this.canvas, this.hover, this.key, this.historyTitle, this.history);
+    this.held = el("p", "held");
+    this.budget = el("p", "budget");
+    this.body.append(this.canvas, this.hover, this.key, this.held, this.budget, this.historyTitle, this.history);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => setText(this.hover, HOVER_HINT));
+    this.heads.addEventListener("click", () => {
+      this.apart = !this.apart;
+      this.app.schedule();
+    });
   }
 
   look(card) {
     const all = card.state.caches.get(this.stream) || [];
     const streams = [...card.record.widestCache.keys()];
-    return `${this.stream}/${streams}/${all.length}/${card.record.widestCache.get(this.stream)}`;
+    return `${this.stream}/${streams}/${all.length}/${card.record.widestCache.get(this.stream)}/${this.apart}`;
   }
 
   draw(card, app) {
-    this.card = card;
+    Object.assign(this, { card, app });
     const streams = [...card.record.widestCache.keys()];
     if (!streams.includes(this.stream)) this.stream = streams[0];
     this.drawStreams(streams, card, app);
+    this.heads.parentNode.hidden = !card.record.hasHeads;
+    this.heads.setAttribute("aria-pressed", String(this.apart));
     this.packedKey.hidden = !card.record.packs.has(this.stream);
     this.scratchKey.hidden = !card.record.scratches.has(this.stream);
     setText(this.scratchKey, `held for ${holders(card.record)} at the last keep`);
     const cache = card.state.lastCache(this.stream);
-    this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream));
+    this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream), this.apart);
+    setText(this.held, cache ? sayEdges(cache) : "");
+    setText(this.budget, cache ? sayBudget(cache, slotBytesOf(card, app.cards, this.stream)) : "");
     setText(this.readout, cache ? sayCache(cache, card.record) : "nothing held yet at this point");
     setText(this.hover, HOVER_HINT);
     this.canvas.hidden = !cache;
@@ -67,14 +81,18 @@ class CachePanel extends Panel {
     const coarse = hatch(pen, live, evicted);
     pen.font = `11px ${getComputedStyle(this.node).fontFamily}`;
     pen.textBaseline = "middle";
-    rows.forEach((runs, row) => {
+    rows.forEach((heads, row) => {
       const y = rowTop(this.grid, row);
       pen.fillStyle = evicted;
       pen.fillRect(left, y, cache.length * cell, rowHeight - gap);
       pen.fillStyle = live;
-      for (const [from, to] of runs) pen.fillRect(left + from * cell, y, Math.max(0.75, (to - from) * cell), rowHeight - gap);
+      for (const { from, to, share } of sharesOf(heads)) {
+        pen.globalAlpha = shadeOfShare(share);
+        pen.fillRect(left + from * cell, y, Math.max(0.75, (to - from) * cell), rowHeight - gap);
+      }
+      pen.globalAlpha = 1;
       pen.fillStyle = coarse;
-      for (const [from, to] of oldest(runs, cache.packed)) pen.fillRect(left + from * cell, y, (to - from) * cell, rowHeight - gap);
+      for (const [from, to] of oldest(heads[0], cache.packed)) pen.fillRect(left + from * cell, y, (to - from) * cell, rowHeight - gap);
       pen.fillStyle = scratch;
       pen.fillRect(left + cache.length * cell, y, cache.scratch * cell, rowHeight - gap);
     });
@@ -133,8 +151,8 @@ class CachePanel extends Panel {
     pen.fillStyle = evicted;
     pen.fillRect(left, y, cache.length * cell, line);
     pen.fillStyle = live;
-    for (const { from, to, share } of sharesOf(cache)) {
-      pen.globalAlpha = 0.15 + 0.85 * share;
+    for (const { from, to, share } of sharesOf(cache.live.flat())) {
+      pen.globalAlpha = shadeOfShare(share);
       pen.fillRect(left + from * cell, y, (to - from) * cell, line);
     }
     pen.globalAlpha = 1;
@@ -147,9 +165,8 @@ function keepsIn(record, stream) {
   return record.over ? known : Math.max(32, 2 ** Math.ceil(Math.log2(known + 1)));
 }
 
-/** Stretches of positions with the share of (layer, head) rows that hold them; positions nobody holds are left out. */
-function sharesOf(cache) {
-  const rows = cache.live.flat();
+/** Stretches of positions with the share of rows that hold them; positions nobody holds are left out. */
+function sharesOf(rows) {
   const changes = new Map();
   for (const [from, to] of rows.flat()) {
     changes.set(from, (changes.get(from) || 0) + 1);
@@ -162,6 +179,10 @@ function sharesOf(cache) {
     return { from, to: edges[i + 1] ?? from, share: held / rows.length };
   });
   return stretches.filter(({ share, from, to }) => share > 0 && to > from);
+}
+
+function shadeOfShare(share) {
+  return 0.15 + 0.85 * share;
 }
 
 /** The first `number` live slots of a row, as stretches. */
@@ -194,10 +215,39 @@ function hatch(pen, line, ground) {
   return pattern;
 }
 
-function slotState(cache, runs, position) {
+function slotState(cache, heads, position) {
   const within = (stretches) => stretches.some(([from, to]) => from <= position && position < to);
-  if (within(oldest(runs, cache.packed))) return "live, in a coarser form";
-  return within(runs) ? "live" : "evicted";
+  const holding = heads.filter(within).length;
+  if (!holding) return "evicted";
+  if (within(oldest(heads[0], cache.packed))) return "live, in a coarser form";
+  return holding === heads.length ? "live" : `live in ${holding} of ${heads.length} heads`;
+}
+
+/** What every layer and head holds at both ends of the text, where something between was evicted: sinks and a window show here. */
+function sayEdges(cache) {
+  const rows = cache.live.flat();
+  if (rows.every((runs) => slots(runs) === cache.length)) return "";
+  const first = Math.min(...rows.map(([run]) => (run && run[0] === 0 ? run[1] : 0)));
+  const newest = cache.length - Math.max(...rows.map((runs) => (runs.length && runs[runs.length - 1][1] === cache.length ? runs[runs.length - 1][0] : cache.length)));
+  const evicted = rows.reduce((sum, runs) => sum + cache.length - slots(runs), 0) / rows.length;
+  const between = `of the ${count(cache.length, "position")} read, ${fixed(evicted, 1).replace(".0", "")} are evicted${rows.length > 1 ? " on average" : ""}`;
+  return `Every layer and head holds the first ${first} and the newest ${newest}; ${between}.`;
+}
+
+/** Bytes of one position in one layer as a keep of this lane measured them, or of another lane of the same model. */
+function slotBytesOf(card, cards, stream) {
+  const facts = ({ record: { header } }) => [header.model, header.revision, header.dtype, header.device, header.quantization, header.draft].join("/");
+  const known = [card, ...cards].find((other) => facts(other) === facts(card) && other.record.slotBytes.has(stream));
+  return known ? known.record.slotBytes.get(stream) : null;
+}
+
+/** What is held against what the same text would take if nothing had been evicted or packed. */
+function sayBudget(cache, slotBytes) {
+  if (!cache.bytes || !slotBytes) return "";
+  const full = slotBytes * cache.layers * cache.length;
+  const saved = 1 - cache.bytes / full;
+  if (Math.abs(saved) < 0.005) return "";
+  return `${bytes(cache.bytes)}, where holding everything would take ${bytes(full)}: ${percent(Math.abs(saved))} ${saved > 0 ? "saved" : "more"}.`;
 }
 
 const HOVER_HINT = "Point at a cell to read it.";
@@ -219,17 +269,17 @@ function sayCache(cache, record) {
   return words.join(", ");
 }
 
-/** Sizes of the drawing. One entry may stand for all layers, or for all heads of a layer. */
-function gridOf(cache, width, widest) {
-  const rows = cache.live.flat();
-  const perLayer = Math.max(1, ...cache.live.map((layer) => layer.length));
+/** Sizes of the drawing; a row is the heads it stands for. One entry may stand for all layers, or for all heads of a layer. */
+function gridOf(cache, width, widest, apart) {
+  const rows = apart ? cache.live.flat().map((runs) => [runs]) : cache.live;
+  const perLayer = apart ? Math.max(1, ...cache.live.map((layer) => layer.length)) : 1;
   const span = Math.max(16, widest || 0, cache.length + cache.scratch);
   const rowHeight = Math.max(1, Math.min(rows.length === 1 ? 26 : 12, Math.floor(240 / Math.max(1, rows.length))));
   const gap = rowHeight >= 4 ? 1 : 0;
   const layerGap = perLayer > 1 && rowHeight >= 3 ? 3 : 0;
   const left = rows.length === 1 ? 0 : 52;
   const height = rows.length * rowHeight + Math.max(0, cache.live.length - 1) * layerGap + 18;
-  const alike = { layers: cache.live.length === 1 && cache.layers !== 1, heads: perLayer === 1 && cache.heads !== 1 };
+  const alike = { layers: cache.live.length === 1 && cache.layers !== 1, heads: perLayer === 1 };
   return { rows, perLayer, span, rowHeight, gap, layerGap, left, height, alike, cell: (width - left - 2) / span };
 }
 
@@ -246,8 +296,7 @@ function rowAt(grid, y) {
 
 function rowName(grid, row) {
   const layer = grid.alike.layers ? "every layer" : `layer ${Math.floor(row / grid.perLayer) + 1}`;
-  const head = grid.alike.heads ? "every head" : `head ${(row % grid.perLayer) + 1}`;
-  return `${layer}, ${head}`;
+  return grid.alike.heads ? layer : `${layer}, head ${(row % grid.perLayer) + 1}`;
 }
 
 function layerLabels(grid, cache) {

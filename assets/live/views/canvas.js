@@ -4,13 +4,7 @@ const CANVAS = { left: 44, right: 8, top: 20, height: 320, row: [3, 22], widest:
 
 class CanvasPanel extends Panel {
   constructor() {
-    super({ name: "canvas", title: "Canvas, step by step", kinds: ["fill"], wide: true, empty: "" });
-  }
-
-  /** This panel is only there for lanes that fill a canvas. */
-  update(card, app) {
-    this.node.hidden = !this.has(card);
-    if (!this.node.hidden) super.update(card, app);
+    super({ name: "canvas", title: "Canvas, step by step", kinds: ["fill"], wide: true });
   }
 
   has(card) {

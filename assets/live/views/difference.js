@@ -5,7 +5,7 @@ const PATIENT = 24; // while lanes write, the words are compared anew when a tex
 
 class DifferencePanel extends Panel {
   constructor() {
-    super({ name: "difference", title: "Difference", kinds: [], empty: "", wide: true });
+    super({ name: "difference", title: "Difference", kinds: [], wide: true });
     this.against = el("select", "against");
     this.against.setAttribute("aria-label", "Lane to compare with");
     const label = el("label", "which", "against ");

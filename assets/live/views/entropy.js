@@ -1,11 +1,12 @@
-// Entropy of every token, as the model had it and as it was drawn from; under it the numbers a method follows over the same tokens.
+// Entropy of every token, as the model had it and as it was drawn from, with the thresholds a method holds it against and what happened
+// where; under it who spoke, and the other numbers a method follows over the same tokens.
 
 const CHART = { left: 34, right: 10, top: 20, bottom: 22 };
 
 class EntropyPanel extends Panel {
   constructor() {
     super({
-      name: "entropy", title: "Entropy per token", kinds: ["step"], wide: true,
+      name: "entropy", title: "Entropy per token", kinds: ["step"], wide: true, expects: (header) => !header.canvas,
       empty: "Fills when the lane computes a row for a token: how open each choice was, before and after masks and samplers.",
     });
   }
@@ -18,40 +19,120 @@ class EntropyPanel extends Panel {
     const { state, record } = card;
     const sequence = state.shown;
     const steps = sequence.tokens.map((token, i) => sequence.steps.get(i)).filter(Boolean);
-    const scale = new Scale(this.width, 168, roomFor(record), Math.max(2, record.highestEntropy));
-    const drawing = surface(this.width, scale.height, `Entropy of ${count(steps.length, "token")} of lane ${card.order + 1}`);
+    const followed = entropyFigures(state);
+    const highest = Math.max(2, record.highestEntropy, ...followed.flatMap(({ limits }) => limits.map((limit) => limit.nats)));
+    const scale = new Scale(this.width, 168, roomFor(record), highest);
+    const marked = app.markOf(card.order);
+    const marks = entropyMarks(state, sequence);
+    const { drawing: strip, key } = hasSpeakers(record) ? speakerStrip(card, scale) : { drawing: "", key: "" };
+    const legend = this.legend(followed, marks, state.switches.length);
+    this.body.replaceChildren(this.chart(card, app, { steps, followed, marks, marked, scale }), strip, legend, key, ...this.figures(state, scale));
+    this.readOut(sequence, marked ?? sequence.tokens.length - 1, marked !== null, marks);
+  }
+
+  chart(card, app, { steps, followed, marks, marked, scale }) {
+    const words = marks.map(({ name, places }) => `${name}: ${places.length}`);
+    const drawing = surface(this.width, scale.height, [`Entropy of ${count(steps.length, "token")} of lane ${card.order + 1}`, ...words].join("; "));
     drawing.append(...scale.axes("nats"));
     drawing.append(svg("path", { class: "area raw", d: areaPath(steps, (s) => s.entropy, scale) }));
     drawing.append(svg("path", { class: "line raw", d: linePath(steps, (s) => s.entropy, scale) }));
     drawing.append(svg("path", { class: "line final", d: linePath(steps, (s) => s.final_entropy, scale) }));
+    for (const figure of followed) drawing.append(...followedLines(figure, scale));
     if (steps.length) drawing.append(...nowDots(steps[steps.length - 1], scale));
-    for (const event of state.switches) drawing.append(...switchMark(event, scale));
-    const marked = app.markOf(card.order);
-    this.readOut(sequence, marked ?? sequence.tokens.length - 1, marked !== null);
-    if (marked !== null && sequence.steps.get(marked)) drawing.append(...crosshair(sequence.steps.get(marked), scale));
-    walkPositions(drawing, (x) => scale.positionAt(x, sequence.tokens.length), app, card);
-    this.body.replaceChildren(drawing, this.legend(), ...this.figures(card, scale));
+    for (const event of card.state.switches) drawing.append(...switchMark(event, scale));
+    for (const mark of marks) drawing.append(svg("path", { class: `mark ${mark.look}`, d: mark.places.map((place) => markPath(place, mark.level, scale)).join("") }));
+    const step = marked === null ? undefined : card.state.shown.steps.get(marked);
+    if (step) drawing.append(...crosshair(step, scale));
+    walkPositions(drawing, (x) => scale.positionAt(x, card.state.shown.tokens.length), app, card);
+    return drawing;
   }
 
-  readOut(sequence, i, marked) {
+  readOut(sequence, i, marked, marks) {
     const token = sequence.tokens[i];
     const step = sequence.steps.get(i);
     if (!token) return setText(this.readout, "");
     const numbers = step ? `model ${fixed(step.entropy, 2)}, drawn from ${fixed(step.final_entropy, 2)} nats` : "no row was computed";
-    setText(this.readout, `${marked ? "" : "newest: "}token ${i + 1} “${pieceLabel(token.piece)}”, ${numbers}`);
+    const here = marks.filter(({ places }) => places.some(([from, to]) => from <= i && i < to)).map(({ name }) => name);
+    setText(this.readout, [`${marked ? "" : "newest: "}token ${i + 1} “${pieceLabel(token.piece)}”, ${numbers}`, ...here].join(", "));
   }
 
-  legend() {
+  legend(followed, marks, switches) {
     const legend = el("p", "chart-key");
     legend.append(el("span", "key-raw", "as the model had it"), el("span", "key-final", "as it was drawn from"));
+    if (switches) legend.append(el("span", "key-switch", `switch (${switches})`));
+    for (const { series } of followed) legend.append(...series.map(({ name }) => el("span", "key-followed", name)));
+    legend.append(...marks.map(({ name, look, places }) => el("span", `key-mark ${look}`, `${name} (${places.length})`)));
     return legend;
   }
 
-  /** Scalar figures share the axis of tokens, each on a scale of its own. */
-  figures(card, scale) {
-    const scalars = [...card.state.figures.values()].filter((figure) => isOverTokens(figure.shape, figure.parts[0]));
+  /** Other numbers share the axis of tokens, each figure on a scale of its own. */
+  figures(state, scale) {
+    const scalars = [...state.figures.values()].filter((figure) => isOverTokens(figure.shape, figure.parts[0]) && !isEntropy(figure));
     return scalars.map((figure) => scalarFigure(figure, this.width, scale.room));
   }
+}
+
+const NATS = { nats: 1, bits: Math.LN2 };
+const ENTROPY_SERIES = /^(.*\bentropy), (nats|bits)$/;
+
+/** Whether all a figure follows over the tokens is an entropy with its unit: then it belongs on this chart. */
+function isEntropy({ shape, parts }) {
+  const names = Object.keys(parts[0].series || {});
+  return isOverTokens(shape, parts[0]) && names.length > 0 && names.every((name) => ENTROPY_SERIES.test(name));
+}
+
+/** What a method follows of the entropy, {series: [{name, points}], limits: [{name, nats}]}; the row's own entropy is drawn already. */
+function entropyFigures(state) {
+  return [...state.figures.values()].filter(isEntropy).map(({ parts }) => {
+    const names = Object.keys(parts[0].series);
+    const [, , unit] = ENTROPY_SERIES.exec(names[0]);
+    const lines = Object.entries(Object.assign({}, ...parts.map((part) => part.lines || {}))).filter(([, value]) => isNumber(value));
+    return {
+      series: names.filter((name) => !name.startsWith("entropy")).map((name) => ({ name: ENTROPY_SERIES.exec(name)[1], points: pointsInNats(parts, name) })),
+      limits: lines.map(([name, value]) => ({ name: `${name}: ${shortNumber(value)} ${unit}`, nats: value * NATS[unit] })),
+    };
+  });
+}
+
+function pointsInNats(parts, name) {
+  const factor = NATS[ENTROPY_SERIES.exec(name)[2]];
+  return parts.filter((part) => isNumber(part.series?.[name])).map((part) => ({ position: part.x || 0, value: part.series[name] * factor }));
+}
+
+function followedLines({ series, limits }, scale) {
+  const lines = series.map(({ points }) => svg("path", { class: "line followed", d: joinedPath(points, scale) }));
+  return [...lines, ...limits.flatMap(({ name, nats }) => limitLine(name, nats, scale))];
+}
+
+function limitLine(name, value, scale) {
+  const y = scale.y(value);
+  return [
+    svg("line", { class: "limit", x1: CHART.left, x2: scale.width - CHART.right, y1: y, y2: y }),
+    svg("text", { class: "tick limit-name", x: scale.width - CHART.right - 2, y: y - 4, "text-anchor": "end" }, name),
+  ];
+}
+
+/** What happened at tokens, one entry a kind, {name, look, level, places: [[from, to]]}: refused guesses, and stretches a method names. */
+function entropyMarks(state, sequence) {
+  const refused = sequence.tokens.flatMap(({ origin }, i) => (origin === "redraw" ? [[i, i + 1]] : []));
+  const marks = new Map(refused.length ? [["redraw", { name: "refused guess, drawn again", look: "refused", level: 0, places: refused }]] : []);
+  for (const { name, shape, parts } of state.figures.values()) {
+    if (shape !== "spans") continue;
+    for (const [from, to, label] of parts.flatMap((part) => part.spans || [])) {
+      const title = label ? `${name}: ${label}` : name;
+      if (!marks.has(title)) marks.set(title, { name: title, look: `span-${marks.size % 3}`, level: marks.size % 3, places: [] });
+      marks.get(title).places.push([from, to]);
+    }
+  }
+  return [...marks.values()];
+}
+
+/** A small bar over the plot; kinds stand over each other. */
+function markPath([from, to], level, scale) {
+  const [left, right] = [scale.x(from - 0.5), scale.x(to - 0.5)];
+  const middle = (left + right) / 2;
+  const half = Math.max(1.5, (right - left) / 2 - 0.5);
+  return `M${(middle - half).toFixed(1)} ${14 - 5 * level}h${(2 * half).toFixed(1)}v4h${(-2 * half).toFixed(1)}Z`;
 }
 
 /** Where tokens and values fall on a chart. */

@@ -2,19 +2,12 @@
 
 class FiguresPanel extends Panel {
   constructor() {
-    super({ name: "figures", title: "From the method", kinds: ["figure", "note", "switch"], wide: true, empty: "" });
-  }
-
-  /** This panel is only there when there is something in it. */
-  update(card, app) {
-    this.node.hidden = !this.has(card);
-    if (!this.node.hidden) super.update(card, app);
+    super({ name: "figures", title: "From the method", kinds: ["figure", "note", "switch"], wide: true });
   }
 
   has(card) {
-    const { kinds } = card.record;
-    if (["note", "switch"].some((kind) => kinds.has(kind))) return true;
-    return kinds.has("figure") && card.record.events.some((event) => event.kind === "figure" && !(kinds.has("step") && isOverTokens(event.shape, event.data)));
+    const { kinds, figuresBeside } = card.record;
+    return ["note", "switch"].some((kind) => kinds.has(kind)) || figuresBeside || (kinds.has("figure") && !kinds.has("step"));
   }
 
   draw(card) {
@@ -34,6 +27,8 @@ class FiguresPanel extends Panel {
   }
 }
 
+const MOST_SERIES = 5; // lines of one drawing
+const MOST_SPANS = 40;
 const FIGURES = { scalar: scalarFigure, bars: barsFigure, matrix: matrixFigure, tree: listFigure, spans: spansFigure };
 
 function titled(name, node) {
@@ -51,12 +46,13 @@ function isOverTokens(shape, data) {
 function scalarFigure({ name, parts }, width, tokens) {
   const { axis } = parts[0];
   const room = axis ? 1 : tokens;
-  const names = [...new Set(parts.flatMap((part) => Object.keys(part.series || {})))].slice(0, 5);
+  const all = [...new Set(parts.flatMap((part) => Object.keys(part.series || {})))];
+  const names = all.slice(0, MOST_SERIES);
   const limits = Object.assign({}, ...parts.map((part) => part.lines || {}));
   const values = parts.flatMap((part) => Object.values(part.series || {})).concat(Object.values(limits)).filter(isNumber);
   const low = Math.min(0, ...values);
   const scale = new Scale(width, 112, Math.max(room, ...parts.map((part) => (part.x || 0) + 1)), Math.max(...values, low + 1e-6), low);
-  const drawing = surface(width, 112, name);
+  const drawing = surface(width, 112, `${name}: ${names.join(", ")} over ${axis || "tokens"}`);
   drawing.append(...scale.axes(""));
   if (axis) drawing.append(svg("text", { class: "tick unit", x: width - CHART.right, y: 9, "text-anchor": "end" }, `${axis} →`));
   names.forEach((series, i) => {
@@ -65,15 +61,13 @@ function scalarFigure({ name, parts }, width, tokens) {
     if (axis) drawing.append(...points.map((point) => svg("circle", { class: `dot series-${i}`, cx: scale.x(point.position), cy: scale.y(point.value), r: 2.5 })));
   });
   for (const [label, value] of Object.entries(limits)) {
-    if (!isNumber(value)) continue;
-    const y = scale.y(value);
-    drawing.append(svg("line", { class: "limit", x1: CHART.left, x2: width - CHART.right, y1: y, y2: y }));
-    drawing.append(svg("text", { class: "tick limit-name", x: width - CHART.right - 2, y: y - 4, "text-anchor": "end" }, `${label} ${Number(value.toPrecision(3))}`));
+    if (isNumber(value)) drawing.append(...limitLine(`${label} ${shortNumber(value)}`, value, scale));
   }
   const host = el("div", "figure scalar");
   const key = el("p", "chart-key");
   key.append(el("b", "", name));
   names.forEach((series, i) => key.append(el("span", `key-series series-${i}`, series)));
+  if (all.length > names.length) key.append(el("span", "key-words", `and ${all.length - names.length} more that are not drawn`));
   host.append(key, drawing);
   return host;
 }
@@ -90,7 +84,7 @@ function barsFigure({ parts }) {
   labels.forEach((label, i) => {
     const row = el("div", "row");
     const bar = el("span", "bars");
-    const fill = el("i", "final");
+    const fill = el("i", values[i] < 0 ? "final below" : "final");
     fill.style.width = isNumber(values[i]) ? (Math.abs(values[i]) / top) * 100 + "%" : "0";
     bar.append(fill);
     row.append(el("span", "piece", pieceLabel(String(label))), bar, el("span", "num", isNumber(values[i]) ? String(Number(values[i].toPrecision(4))) : DASH));
@@ -142,18 +136,21 @@ function listFigure({ parts }) {
   return host;
 }
 
-/** Named stretches of the text: [from, to, label, value] over token positions. */
+/** Named stretches of the text, [from, to, label, value] over token positions; a chart of the tokens has them as marks too. */
 function spansFigure({ parts }, width, room, card) {
   const spans = parts.flatMap((part) => part.spans || []);
-  const host = el("div", "span-list");
-  const tokens = card.state.shown.tokens;
-  for (const [from, to, label, value] of spans.slice(-40)) {
-    const row = el("div", "span-row");
-    const text = tokens.slice(from, to).map((token) => pieceLabel(token.piece)).join("");
-    row.append(el("span", "num", `${from + 1}–${to}`), el("span", "label", String(label ?? "")), el("span", "piece", pieceLabel(text, 60)), el("span", "num", isNumber(value) ? String(Number(value.toPrecision(3))) : ""));
-    host.append(row);
-  }
+  const host = el("table", "span-list");
+  host.append(...spans.slice(-MOST_SPANS).map((span) => spanRow(span, card.state.shown.tokens)));
+  if (spans.length > MOST_SPANS) host.append(el("caption", "vacancy", `and ${spans.length - MOST_SPANS} earlier ones`));
   return host;
+}
+
+function spanRow([from, to, label, value], tokens) {
+  const row = el("tr");
+  const text = tokens.slice(from, to).map((token) => pieceLabel(token.piece)).join("");
+  row.append(el("th", "num", to - from > 1 ? `tokens ${from + 1}–${to}` : `token ${from + 1}`), el("td", "piece", pieceLabel(text, 60)));
+  row.append(el("td", "label", String(label ?? "")), el("td", "num", isNumber(value) ? shortNumber(value) : ""));
+  return row;
 }
 
 function switchList(switches) {

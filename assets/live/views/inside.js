@@ -7,7 +7,7 @@ const SHADED = 400; // tokens of the text that are shown with their share
 
 class InsidePanel extends Panel {
   constructor() {
-    super({ name: "inside", title: "Look inside", kinds: [], wide: true, empty: "" });
+    super({ name: "inside", title: "Look inside", kinds: [], wide: true });
     this.close = button("icon close", "×", "Close this look", () => this.show(null));
     this.close.setAttribute("aria-label", "Close this look");
     this.tools.append(this.close);

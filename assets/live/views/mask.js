@@ -3,9 +3,15 @@
 class MaskPanel extends Panel {
   constructor() {
     super({
-      name: "mask", title: "Grammar mask", kinds: ["mask"], wide: true,
-      empty: "Fills when a lane writes under a grammar: how many tokens each step allows, and what the model would have said instead.",
+      name: "mask", title: "Grammar mask", kinds: ["mask"], wide: true, expects: (header) => hasPart(header, "constraint"),
+      empty: "Fills with the first token: how many tokens each step allows, and what the model would have said instead.",
     });
+    this.chart = el("div", "mask-chart");
+    this.side = el("div", "favourites");
+    const columns = el("div", "mask-columns");
+    columns.append(this.chart, this.side);
+    this.body.append(columns);
+    this.plotted = [];
   }
 
   look(card, app) {
@@ -13,56 +19,89 @@ class MaskPanel extends Panel {
   }
 
   draw(card, app) {
-    const sequence = card.state.shown;
+    const { state } = card;
+    const sequence = state.shown;
     const masks = [...sequence.masks.values()].filter((mask) => mask.position <= sequence.tokens.length).sort((a, b) => a.position - b.position);
     const marked = app.markOf(card.order);
     const chosen = maskFor(masks, marked) || masks[masks.length - 1] || null;
     setText(this.readout, chosen ? sayMask(chosen) : "no mask yet at this point");
-    const columns = el("div", "mask-columns");
-    columns.append(this.chart(card, app, masks, chosen, sequence), this.favourites(chosen, sequence, marked !== null));
-    this.body.replaceChildren(columns);
+    this.plot(card, app, masks);
+    this.length = Math.max(sequence.tokens.length, masks.length ? masks[masks.length - 1].position + 1 : 0);
+    const line = chosen ? [crossLine(chosen.position, this.scale)] : [];
+    this.over.replaceChildren(...line, ...forcedRuns(sequence.tokens).map((run) => forcedMark(run, this.scale, this.bar)));
+    this.side.replaceChildren(...this.favourites(chosen, sequence, marked !== null), ...whyStopped(state, masks));
   }
 
-  chart(card, app, masks, chosen, sequence) {
-    const host = el("div", "mask-chart");
+  /** Marks of masks are only added, as long as the axes stay: a long text has thousands of them. */
+  plot(card, app, masks) {
+    const vocabulary = masks.reduce((most, mask) => Math.max(most, mask.vocabulary), Math.max(10, card.record.header.vocabulary));
+    const axes = [app.trace.run, card.order, this.width, roomFor(card.record), vocabulary].join("/");
+    const known = this.plotted.length;
+    const goesOn = axes === this.axes && known <= masks.length && this.plotted[known - 1] === masks[known - 1];
+    if (!goesOn) this.startPlot(card, app, vocabulary);
+    this.axes = axes;
+    const marks = masks.slice(this.plotted.length).flatMap((mask) => maskMarks(mask, this.scale, this.bar));
+    this.marks.append(...marks);
+    this.plotted = masks;
+  }
+
+  startPlot(card, app, vocabulary) {
     const width = Math.max(240, this.width > 720 ? this.width - 320 : this.width);
-    const height = 190;
-    const vocabulary = Math.max(10, card.record.header.vocabulary, ...masks.map((mask) => mask.vocabulary));
-    const scale = new LogScale(width, height - 44, roomFor(card.record), vocabulary);
-    const drawing = surface(width, height, `Tokens the grammar allowed before each of ${count(masks.length, "step")}`);
-    drawing.append(...scale.axes());
-    const bar = Math.max(1.5, Math.min(9, (scale.inner / scale.room) * 0.7));
-    for (const mask of masks) drawing.append(...maskMarks(mask, scale, bar, mask === chosen));
-    for (const run of forcedRuns(sequence.tokens)) drawing.append(forcedMark(run, scale, bar));
-    const floor = height - 40;
-    drawing.append(svg("text", { class: "tick", x: CHART.left - 6, y: floor + 20, "text-anchor": "end" }, "banned"));
-    drawing.append(svg("line", { class: "grid", x1: CHART.left, x2: width - CHART.right, y1: floor + 32, y2: floor + 32 }));
-    for (const mask of masks) drawing.append(bannedBar(mask, scale, bar, floor));
-    walkPositions(drawing, (x) => scale.positionAt(x, Math.max(sequence.tokens.length, masks.length ? masks[masks.length - 1].position + 1 : 0)), app, card);
-    const legend = el("p", "chart-key");
-    legend.append(el("span", "key-allowed", "allowed"), el("span", "key-forced", "forced run"), el("span", "key-accepting", "the text may end here"), el("span", "key-banned", "probability taken away"));
-    host.append(drawing, legend);
-    return host;
+    const height = 194;
+    const scale = this.scale = new LogScale(width, height - 48, roomFor(card.record), vocabulary);
+    this.bar = Math.max(1.5, Math.min(9, (scale.inner / scale.room) * 0.7));
+    this.marks = svg("g");
+    this.over = svg("g");
+    this.plotted = [];
+    const drawing = surface(width, height, `Tokens the grammar allowed before each token of lane ${card.order + 1}, and the probability it took away`);
+    const floor = height - 12;
+    drawing.append(...scale.axes(), svg("text", { class: "tick", x: 0, y: floor + 6 }, "banned"));
+    drawing.append(svg("line", { class: "grid", x1: CHART.left, x2: width - CHART.right, y1: floor, y2: floor }), this.marks, this.over);
+    walkPositions(drawing, (x) => scale.positionAt(x, this.length), app, card);
+    this.chart.replaceChildren(drawing, maskKey());
   }
 
   favourites(mask, sequence, marked) {
-    const side = el("div", "favourites");
-    if (!mask) return side;
+    if (!mask) return [];
     const token = sequence.tokens[mask.position];
-    side.append(el("p", "favourites-title", `${marked ? "Before" : "Newest: before"} token ${mask.position + 1}${token ? ` “${pieceLabel(token.piece)}”` : ""}`));
-    side.append(maskFacts(mask));
-    if (mask.forced.length) side.append(el("p", "aside", `${count(mask.forced.length, "token")} written without asking the model.`));
-    if (!mask.favourites.length) return side;
-    side.append(el("p", "favourites-title", "What the model would rather have said"));
-    for (const [, piece, raw] of mask.favourites) {
-      const row = el("div", "row");
-      const name = el("span", "piece");
-      writePiece(name, piece, true);
-      row.append(name, bars(raw, null), el("span", "num raw", percent(raw)));
-      side.append(row);
-    }
-    return side;
+    const parts = [el("p", "favourites-title", `${marked ? "Before" : "Newest: before"} token ${mask.position + 1}${token ? ` “${pieceLabel(token.piece)}”` : ""}`), maskFacts(mask)];
+    if (mask.forced.length) parts.push(el("p", "aside", `${count(mask.forced.length, "token")} written without asking the model.`));
+    if (mask.favourites.length) parts.push(el("p", "favourites-title", "What the model would rather have said"), ...mask.favourites.map(favouriteRow));
+    return parts;
   }
+}
+
+function favouriteRow([, piece, raw]) {
+  const row = el("div", "row");
+  const name = el("span", "piece");
+  writePiece(name, piece, true);
+  row.append(name, bars(raw, null), el("span", "num raw", percent(raw)));
+  return row;
+}
+
+/** Once the text is complete: whether grammar, model or limit ended it. */
+function whyStopped({ done, shown }, masks) {
+  if (!done) return [];
+  const last = masks[masks.length - 1];
+  const open = last && !last.accepting ? "the grammar still asked for more" : "the text could have ended there";
+  const reasons = {
+    grammar: `the grammar was complete after token ${shown.tokens.length}, and nothing could follow`,
+    end: "the model chose to end where the grammar allowed it",
+    length: `it reached its length, and ${open}`,
+    stop_string: "it met a stop string",
+    stopped: "a person stopped it",
+  };
+  return [el("p", "aside stopped", `Why it stopped: ${reasons[done.reason] || done.reason}.`)];
+}
+
+function maskKey() {
+  const key = el("p", "chart-key");
+  key.append(el("span", "key-allowed", "allowed"), el("span", "key-forced", "forced run"), el("span", "key-accepting", "the text may end here"), el("span", "key-banned", "probability taken away"));
+  return key;
+}
+
+function crossLine(position, scale) {
+  return svg("line", { class: "cross", x1: scale.x(position), x2: scale.x(position), y1: CHART.top, y2: scale.height - CHART.bottom });
 }
 
 /** The mask that governed a position: its own, or the forced run that wrote it. */
@@ -113,13 +152,13 @@ class LogScale extends Scale {
   }
 }
 
-function maskMarks(mask, scale, width, chosen) {
-  const marks = [];
-  const x = scale.x(mask.position);
-  const y = scale.allowed(mask.allowed);
-  if (chosen) marks.push(svg("line", { class: "cross", x1: x, x2: x, y1: CHART.top, y2: scale.height - CHART.bottom }));
-  marks.push(svg("line", { class: "stem", x1: x, x2: x, y1: y, y2: scale.y(0) }));
-  marks.push(svg("rect", { class: "allowed", x: x - width / 2, y: y - 2, width, height: 4, rx: 1.5, "data-position": mask.position, "data-allowed": mask.allowed }));
+function maskMarks(mask, scale, width) {
+  const [x, y] = [scale.x(mask.position), scale.allowed(mask.allowed)];
+  const marks = [
+    svg("line", { class: "stem", x1: x, x2: x, y1: y, y2: scale.y(0) }),
+    svg("rect", { class: "allowed", x: x - width / 2, y: y - 2, width, height: 4, rx: 1.5, "data-position": mask.position, "data-allowed": mask.allowed }),
+    bannedBar(mask, scale, width, scale.height + 36),
+  ];
   if (mask.accepting) marks.push(svg("circle", { class: "accepting", cx: x, cy: Math.max(4, y - 8), r: 3 }));
   return marks;
 }
@@ -145,5 +184,5 @@ function forcedMark({ from, to }, scale, width) {
 
 function bannedBar(mask, scale, width, floor) {
   const height = 28 * Math.max(0, Math.min(1, mask.banned));
-  return svg("rect", { class: "banned", x: scale.x(mask.position) - width / 2, y: floor + 32 - height, width, height });
+  return svg("rect", { class: "banned", x: scale.x(mask.position) - width / 2, y: floor - height, width, height });
 }

@@ -3,7 +3,7 @@
 class RoundsPanel extends Panel {
   constructor() {
     super({
-      name: "rounds", title: "Accepted per round", kinds: ["verdict"],
+      name: "rounds", title: "Accepted per round", kinds: ["verdict"], expects: (header) => hasPart(header, "verifier"),
       empty: "Fills when guesses get their verdict: one bar a round, with what was accepted, refused and added.",
     });
   }
@@ -70,7 +70,7 @@ class RoundsPanel extends Panel {
       const fill = el("i");
       fill.style.width = tested ? (accepted / tested) * 100 + "%" : "0";
       bar.append(fill);
-      row.append(el("span", "num", `+${i + 1}`), bar, el("span", "num", tested ? percent(accepted / tested) : DASH));
+      row.append(el("span", "num", `+${i + 1}`), bar, el("span", "num", tested ? percent(accepted / tested) : DASH), el("span", "num of", `${accepted}/${tested}`));
       table.append(row);
     });
     return table;

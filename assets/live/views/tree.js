@@ -1,13 +1,13 @@
 // The draft tree of one round: what was guessed, what the target said of each guess, and which path now stands in the text.
 
-const TREE = { node: [74, 104], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84 };
+const TREE = { node: [74, 104], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84, highest: 560 };
 const STATE_WORDS = { kept: "kept", passed: "passed, off the path", refused: "refused", untested: "not tested", pending: "waiting for the verdict" };
 
 class TreePanel extends Panel {
   constructor() {
     super({
-      name: "tree", title: "Draft tree", kinds: ["draft"],
-      empty: "Fills when a lane guesses ahead: choose a speculative strategy to see guesses, verdicts and the path that stands.",
+      name: "tree", title: "Draft tree", kinds: ["draft"], expects: (header) => hasPart(header, "drafter"),
+      empty: "Fills with the first guesses: what was guessed, what the target said of it, and the path that stands.",
     });
     this.previous = button("icon small", "‹", "Round before", () => this.turn(-1));
     this.next = button("icon small", "›", "Next round", () => this.turn(1));
@@ -15,6 +15,21 @@ class TreePanel extends Panel {
     this.next.setAttribute("aria-label", "Next round");
     this.which = el("span", "which");
     this.tools.append(this.previous, this.which, this.next);
+    new ResizeObserver(([{ contentRect }]) => this.holdHeight(contentRect.height)).observe(this.body);
+  }
+
+  /** Rounds differ in size; what stands below must not jump with each of them, so the panel stays as high as its highest so far. */
+  holdHeight(height) {
+    if (height <= this.floor) return;
+    this.floor = Math.min(height, TREE.highest);
+    this.body.style.minHeight = `${this.floor}px`;
+  }
+
+  /** Another lane or width begins anew. */
+  letGo(place) {
+    if (place === this.place) return;
+    Object.assign(this, { place, floor: 0 });
+    this.body.style.minHeight = "";
   }
 
   look(card) {
@@ -25,6 +40,7 @@ class TreePanel extends Panel {
 
   draw(card, app) {
     Object.assign(this, { card, app });
+    this.letGo(`${app.trace.run}/${card.order}/${this.width}`);
     const { rounds } = card.state;
     const round = rounds[rounds.length - 1];
     const all = roundsIn(card.record);
@@ -41,7 +57,8 @@ class TreePanel extends Panel {
     scroller.tabIndex = 0;
     scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
     scroller.append(treeDrawing(round, lastPiece(card, round), this.width));
-    this.body.replaceChildren(scroller, treeKey(round), this.tests(round));
+    const left = round.hasNext && round.verdict.leftover.length ? [leftover(round.verdict.leftover)] : [];
+    this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...left);
   }
 
   /** The tests in words and numbers: what the drawing says, for those who cannot see it. Short lists are open to begin with. */
@@ -123,7 +140,7 @@ function treeDrawing(round, rootPiece, room) {
   const { places, rows } = layout(parents);
   const depth = Math.max(...[...places.values()].map((place) => place.depth));
   const grid = treeGrid(depth, room);
-  const drawing = surface(grid.left + depth * grid.column, rows * TREE.row + TREE.margin, "Draft tree");
+  const drawing = surface(grid.left + depth * grid.column, rows * TREE.row + TREE.margin, `Draft tree of round ${round.number}: ${summaryOf(round)}`);
   drawing.classList.add("tree");
   const edges = svg("g");
   const nodes = svg("g");

@@ -1,0 +1,450 @@
+// The lessons: a list, and a panel that leads through one of them. It points at a part of the page, sets the page up and has it run,
+// asks what will come of it, and reads the answer off the visitor's own run. All text enters the page as textContent.
+const { lessons, shown } = __LESSONS__;
+const PLACE = "decoding-playground.lesson"; // all that is kept: the name of a lesson and the step in it
+const ROOM = 12; // pixels between what is pointed at and the edge of the window
+const LOOKS = 6; // how often it is looked whether what is pointed at was moved
+const PAUSE = 250; // ms between two looks
+
+const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+/** Outlines a part of the page by a rule of style: whatever is drawn anew there is outlined too. */
+class Pointer {
+  constructor() {
+    this.rule = el("style");
+    document.head.append(this.rule);
+    for (const hand of ["wheel", "touchmove", "pointerdown", "keydown"]) document.addEventListener(hand, () => this.letGo(), { capture: true, passive: true });
+  }
+
+  show(selector, panel) {
+    this.rule.textContent = selector ? `${selector} { outline: 2px solid var(--pg-accent); outline-offset: 4px; border-radius: 8px; }` : "";
+    if (selector) this.bringSoon(selector, panel);
+    else this.letGo();
+  }
+
+  /** The view draws a moment later, and some of it only when it comes near, which moves what is below: until then the part is brought again. */
+  bringSoon(selector, panel) {
+    let left = LOOKS;
+    const look = () => {
+      this.bring(selector, panel);
+      if (--left) this.next = setTimeout(look, PAUSE);
+    };
+    this.letGo();
+    this.next = setTimeout(look, PAUSE / 4);
+  }
+
+  /** Whoever scrolls or does anything else decides what is in sight. */
+  letGo() {
+    clearTimeout(this.next);
+  }
+
+  /** Scroll no further than it takes to see the part beside the panel, or its beginning where it is too high. */
+  bring(selector, panel) {
+    const target = [...document.querySelectorAll(selector)].find((node) => node.offsetParent !== null);
+    if (!target) return;
+    const box = target.getBoundingClientRect();
+    const top = this.roof(target);
+    const floor = this.floor(panel);
+    if (box.top >= top && box.bottom <= floor) return;
+    scrollTo({ top: scrollY + box.top - top, behavior: calm() ? "auto" : "smooth" });
+  }
+
+  /** The player sticks to the top of the window over what lies in the view. */
+  roof(target) {
+    const player = document.querySelector(".live .player");
+    const sticks = player && getComputedStyle(player).position === "sticky" && target.closest(".live") && !player.contains(target);
+    return sticks ? player.offsetHeight + ROOM : ROOM;
+  }
+
+  /** A panel at the foot of the window hides what is behind it; one at the side hides nothing. */
+  floor(panel) {
+    const box = panel.getBoundingClientRect();
+    return (box.top > innerHeight / 4 ? box.top : innerHeight) - ROOM;
+  }
+}
+
+/** What the visitor guessed of a question, and what a run says to it. */
+class Asked {
+  constructor(question) {
+    this.question = question;
+    this.guess = null; // index of a choice, or a number
+    this.revealed = false;
+  }
+
+  /** {value, complete, said}: the number the answer is, and the readings it is made of in words. */
+  answer(run) {
+    const read = this.question.readings.map(([name, lanes]) => run.read(name, lanes));
+    const complete = read.every((one) => one.complete);
+    const values = read.map((one) => one.value);
+    const said = read.map((one) => one.said).join("; ");
+    if (read.length === 1) return { value: values[0], complete, said };
+    const value = values.every(isNumber) ? together(this.question.sign, ...values) : null;
+    return { value, complete, said: isNumber(value) ? `${said}; that is ${fixed(value, 2)}` : said };
+  }
+
+  /** Index of the choice that holds for a value, -1 where none does. */
+  holding(value) {
+    return this.question.choices.findIndex(([, kind, limit]) => {
+      if (value === null || kind === "none") return value === null && kind === "none";
+      return kind === "otherwise" || (kind === "below" ? value < limit : value <= limit);
+    });
+  }
+}
+
+function together(sign, first, second) {
+  if (sign === "-") return first - second;
+  return second ? first / second : null;
+}
+
+/** The last run that was seen to its end, and which step's settings it was made with. */
+class LastRun {
+  constructor() {
+    this.run = null;
+    this.key = "";
+    this.awaited = "";
+    this.known = new Map(); // which settings made these headers
+  }
+
+  expect(settings) {
+    this.awaited = keyOf(settings);
+  }
+
+  take(run) {
+    const headers = JSON.stringify(run.headers.map((header) => ({ ...header, memory: "" })));
+    if (this.awaited && madeBy(run.headers, JSON.parse(this.awaited))) this.known.set(headers, this.awaited);
+    this.run = run;
+    this.key = this.known.get(headers) || "";
+    if (this.key === this.awaited) this.awaited = "";
+  }
+
+  /** The run, where it was made with these settings. */
+  of(settings) {
+    return this.key === keyOf(settings) ? this.run : null;
+  }
+
+  goesOn(settings) {
+    return this.awaited === keyOf(settings);
+  }
+}
+
+const keyOf = (settings) => JSON.stringify(settings);
+
+function madeBy(headers, { prompt, lanes }) {
+  return headers.length === lanes.length && headers.every((header, i) => header.prompt === prompt && header.strategy === lanes[i].strategy);
+}
+
+class Lessons {
+  constructor(root) {
+    this.opener = button("lessons-open", "Lessons", "Guided lessons, a few minutes each", () => this.toggle());
+    this.opener.setAttribute("aria-expanded", "false");
+    this.panel = el("section", "lesson-panel");
+    this.panel.setAttribute("role", "dialog");
+    this.panel.hidden = true;
+    root.append(this.opener, this.panel);
+    this.pointer = new Pointer();
+    this.last = new LastRun();
+    this.asked = new Map(); // by question
+    this.lesson = null;
+    this.at = 0;
+    document.addEventListener("run-shown", ({ detail }) => this.hear(detail));
+    document.addEventListener("keydown", (event) => this.escape(event), true);
+    this.follow(new URLSearchParams(location.search).get("lesson"));
+  }
+
+  get step() {
+    return this.lesson.steps[this.at];
+  }
+
+  // Open and close
+
+  toggle() {
+    if (this.panel.hidden) this.list();
+    else this.close();
+  }
+
+  /** A link names a lesson, which opens at its beginning. */
+  follow(name) {
+    if (name === null) return;
+    const found = lessons.find((lesson) => lesson.name === name);
+    if (found) this.begin(found, 0);
+    else this.list(`There is no lesson called ${name}: choose one of these.`);
+  }
+
+  open() {
+    this.panel.hidden = false;
+    this.opener.setAttribute("aria-expanded", "true");
+    document.body.classList.add("in-lesson");
+  }
+
+  close() {
+    this.panel.hidden = true;
+    this.lesson = null;
+    this.pointer.show("", this.panel);
+    this.opener.setAttribute("aria-expanded", "false");
+    document.body.classList.remove("in-lesson");
+    this.opener.focus({ preventScroll: true });
+  }
+
+  /** Escape belongs to whatever is open above the lesson, and to fields outside it; it is looked at before they close. */
+  escape(event) {
+    if (event.key !== "Escape" || this.panel.hidden) return;
+    const others = [...document.querySelectorAll("[role=dialog]:not([hidden]), .editor .menu")].some((node) => node !== this.panel);
+    const typed = event.target.closest?.("input, textarea, select") && !this.panel.contains(event.target);
+    if (!others && !typed) this.close();
+  }
+
+  begin(lesson, at) {
+    this.lesson = lesson;
+    this.open();
+    this.goTo(at);
+  }
+
+  goTo(at) {
+    this.at = at;
+    keepPlace(this.lesson.name, at);
+    this.drawStep();
+    this.chooseLane();
+    this.pointer.show(shown[this.step.show], this.panel);
+    this.heading.focus({ preventScroll: true });
+    this.panel.scrollTop = 0;
+  }
+
+  // What runs
+
+  setUp() {
+    this.last.expect(this.step.settings);
+    trigger("set_up", { lesson: this.lesson.name, step: this.at });
+    this.drawState();
+  }
+
+  /** A run has been seen to its end: perhaps the one this step needs, perhaps another. */
+  hear(run) {
+    this.last.take(run);
+    if (!this.lesson) return;
+    if (this.last.of(this.step.settings)) this.meet();
+    this.drawState();
+  }
+
+  /** What was guessed before the run is held against it at once. */
+  meet() {
+    const asked = this.askedHere();
+    if (asked && asked.guess !== null) asked.revealed = true;
+    this.chooseLane();
+    this.pointer.bringSoon(shown[this.step.show], this.panel);
+  }
+
+  /** The views show the lane that the step speaks of. */
+  chooseLane() {
+    if (this.step.lane) document.querySelector(`.live .chooser .tab[data-lane="${this.step.lane - 1}"]`)?.click();
+  }
+
+  reveal() {
+    this.askedHere().revealed = true;
+    this.drawState();
+  }
+
+  askedHere() {
+    const { question } = this.step;
+    if (question && !this.asked.has(question)) this.asked.set(question, new Asked(question));
+    return this.asked.get(question) || null;
+  }
+
+  // Drawing
+
+  list(complaint = "") {
+    this.lesson = null;
+    this.pointer.show("", this.panel);
+    this.open();
+    this.panel.setAttribute("aria-label", "Lessons");
+    this.heading = heading("Lessons");
+    const trouble = el("p", "lesson-trouble", complaint);
+    trouble.setAttribute("role", "alert");
+    trouble.hidden = !complaint;
+    const rows = el("ol", "lesson-list");
+    rows.append(...lessons.map((lesson) => this.row(lesson)));
+    this.panel.replaceChildren(this.head(this.heading), trouble, rows);
+    this.heading.focus({ preventScroll: true });
+  }
+
+  row(lesson) {
+    const kept = readPlace();
+    const at = kept.lesson === lesson.name && kept.step < lesson.steps.length ? kept.step : 0;
+    const open = button("", "", "", () => this.begin(lesson, at));
+    const time = at ? `go on at step ${at + 1}` : `${lesson.minutes} min`;
+    open.append(el("b", "", lesson.title), el("span", "lesson-time", time), el("span", "lesson-about", lesson.about));
+    const item = el("li");
+    item.append(open);
+    return item;
+  }
+
+  head(...parts) {
+    const close = button("lesson-close", "×", "Close (Escape)", () => this.close());
+    close.setAttribute("aria-label", "Close the lessons");
+    const head = el("div", "lesson-head");
+    head.append(...parts, close);
+    return head;
+  }
+
+  drawStep() {
+    const { lesson, step, at } = this;
+    this.panel.setAttribute("aria-label", `Lesson: ${lesson.title}`);
+    const back = button("lesson-all", lesson.title, "All lessons", () => this.list());
+    this.heading = heading(step.heading);
+    this.heading.setAttribute("aria-description", `Step ${at + 1} of ${lesson.steps.length}`);
+    this.form = step.question ? this.drawQuestion(this.askedHere()) : el("div");
+    this.result = el("div", "lesson-result");
+    this.result.setAttribute("aria-live", "polite");
+    this.acts = el("div", "lesson-acts");
+    this.panel.replaceChildren(this.head(back), this.dots(), this.heading, ...step.paragraphs.map(paragraph), this.form, this.result, this.acts, this.way());
+    this.drawState();
+  }
+
+  dots() {
+    const dots = el("ol", "lesson-dots");
+    dots.setAttribute("aria-label", "Steps");
+    this.lesson.steps.forEach((step, i) => {
+      const dot = button("", "", step.heading, () => this.goTo(i));
+      dot.setAttribute("aria-label", `Step ${i + 1}: ${step.heading}`);
+      if (i === this.at) dot.setAttribute("aria-current", "step");
+      const item = el("li");
+      item.append(dot);
+      dots.append(item);
+    });
+    return dots;
+  }
+
+  way() {
+    const [first, last] = [this.at === 0, this.at === this.lesson.steps.length - 1];
+    const back = button("", "Back", "", () => this.goTo(this.at - 1));
+    const next = button("", last ? "All lessons" : "Next", "", () => (last ? this.finish() : this.goTo(this.at + 1)));
+    back.disabled = first;
+    const way = el("div", "lesson-way");
+    way.append(back, el("span", "", `${this.at + 1} of ${this.lesson.steps.length}`), next);
+    return way;
+  }
+
+  finish() {
+    keepPlace(this.lesson.name, 0);
+    this.list();
+  }
+
+  drawQuestion(asked) {
+    const field = el("fieldset", "lesson-question");
+    field.append(el("legend", "", asked.question.text));
+    if (asked.question.guess) field.append(this.numberField(asked));
+    else field.append(...asked.question.choices.map((choice, i) => this.choice(asked, choice, i)));
+    return field;
+  }
+
+  choice(asked, [text], i) {
+    const radio = el("input");
+    Object.assign(radio, { type: "radio", name: "lesson-choice", checked: asked.guess === i });
+    radio.addEventListener("change", () => this.take(asked, i));
+    const label = el("label");
+    label.append(radio, el("span", "", text), el("em", "verdict"));
+    return label;
+  }
+
+  numberField(asked) {
+    const field = el("input");
+    Object.assign(field, { type: "number", value: asked.guess ?? "" });
+    field.addEventListener("input", () => this.take(asked, field.value === "" ? null : Number(field.value)));
+    const label = el("label");
+    label.append(el("span", "", asked.question.guess), field);
+    return label;
+  }
+
+  take(asked, guess) {
+    asked.guess = guess;
+    this.drawState();
+  }
+
+  /** What depends on the guess and the run: the buttons, and the answer once it may be seen. */
+  drawState() {
+    const run = this.last.of(this.step.settings);
+    const asked = this.askedHere();
+    const told = run && asked && asked.revealed ? asked.answer(run) : null;
+    const focused = this.acts.contains(document.activeElement) || this.form.contains(document.activeElement);
+    this.drawVerdicts(asked, told);
+    this.drawActs(run, asked, told);
+    this.result.replaceChildren(...this.outcome(asked, told));
+    if (told) this.result.scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
+    if (focused && document.activeElement === document.body) (this.acts.querySelector("button") || this.heading).focus({ preventScroll: true });
+  }
+
+  drawActs(run, asked, told) {
+    const going = this.last.goesOn(this.step.settings);
+    const show = button("primary", "Show the answer", "", () => this.reveal());
+    const setUp = button(run ? "" : "primary", run ? "Run again" : "Set up and run", "Fill in the page for this step and press Run", () => this.setUp());
+    const wait = el("p", "lesson-wait", going ? "Running; what comes of it is read off when it has been shown to its end." : "");
+    this.acts.replaceChildren(...(run && asked && !told ? [show] : []), setUp, wait);
+  }
+
+  drawVerdicts(asked, told) {
+    for (const [i, label] of [...this.form.querySelectorAll("label")].entries()) {
+      label.querySelector("input").disabled = Boolean(told && told.complete);
+      const mark = label.querySelector(".verdict");
+      if (!mark) continue;
+      const isTrue = Boolean(told && told.complete) && asked.holding(told.value) === i;
+      label.classList.toggle("is-true", isTrue);
+      const words = [isTrue ? "the run" : "", told && asked.guess === i ? "you" : ""].filter(Boolean).join(", ");
+      setText(mark, words);
+    }
+  }
+
+  outcome(asked, told) {
+    if (!told) return [];
+    if (!told.complete) return [el("p", "", "A lane was stopped or failed, so this run does not tell: run it again.")];
+    const lines = [el("p", "lesson-said", `Your run says: ${told.said}.`), el("p", "lesson-verdict", verdict(asked, told.value))];
+    if (asked.question.because) lines.push(paragraph(asked.question.because));
+    return lines;
+  }
+}
+
+function verdict(asked, value) {
+  const { choices, guess } = asked.question;
+  if (asked.guess === null) return "You made no guess this time.";
+  if (guess) return value === null ? `You guessed ${asked.guess}; the run has no such number.` : `You guessed ${asked.guess}: ${distance(asked.guess, value)}.`;
+  const held = asked.holding(value);
+  if (held < 0) return "None of the choices holds for this run.";
+  return asked.guess === held ? "You saw it coming." : `You guessed “${choices[asked.guess][0]}”, the run says “${choices[held][0]}”.`;
+}
+
+function distance(guess, value) {
+  const off = Math.abs(guess - value);
+  return off < 0.005 ? "exactly so" : `off by ${fixed(off, Number.isInteger(off) ? 0 : 2)}`;
+}
+
+function heading(text) {
+  const node = el("h3", "", text);
+  node.tabIndex = -1;
+  return node;
+}
+
+/** A paragraph in which **terms** and `names` stand out. */
+function paragraph(text) {
+  const node = el("p");
+  for (const part of text.split(/(\*\*[^*]+\*\*|`[^`]+`)/)) {
+    if (part.startsWith("**")) node.append(el("strong", "", part.slice(2, -2)));
+    else if (part.startsWith("`")) node.append(el("code", "", part.slice(1, -1)));
+    else node.append(part);
+  }
+  return node;
+}
+
+function keepPlace(lesson, step) {
+  try {
+    localStorage.setItem(PLACE, JSON.stringify({ lesson, step }));
+  } catch (reason) { /* a browser that keeps nothing begins at the first step */ }
+}
+
+function readPlace() {
+  try {
+    const { lesson, step } = JSON.parse(localStorage.getItem(PLACE)) || {};
+    return { lesson, step: Number.isInteger(step) && step >= 0 ? step : 0 };
+  } catch (reason) {
+    return { lesson: "", step: 0 };
+  }
+}
+
+new Lessons(element.querySelector(".lessons"));

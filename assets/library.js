@@ -1,0 +1,86 @@
+// Searches and filters the entries of the library. They stand in the page already; what does not fit is hidden.
+class Library {
+  constructor(root) {
+    this.root = root;
+    this.search = root.querySelector("input[type=search]");
+    this.entries = [...root.querySelectorAll(".entry")];
+    this.chips = [...root.querySelectorAll(".chips button")];
+    this.chosen = { family: "", promise: "" };
+    this.search.addEventListener("input", () => this.show());
+    this.search.addEventListener("keydown", (event) => { if (event.key === "Escape" && this.search.value) { event.preventDefault(); this.search.value = ""; this.show(); } });
+    for (const chip of this.chips) chip.addEventListener("click", () => this.press(chip));
+    root.querySelector(".clear").addEventListener("click", () => { this.clear(); this.search.focus(); });
+    window.addEventListener("hashchange", () => this.goTo(location.hash));
+    this.show();
+    if (location.hash) requestAnimationFrame(() => this.goTo(location.hash));
+  }
+
+  /** A chip that is pressed again lets go. */
+  press({ dataset }) {
+    const [filter] = Object.keys(dataset);
+    this.chosen[filter] = this.chosen[filter] === dataset[filter] ? "" : dataset[filter];
+    this.show();
+  }
+
+  clear() {
+    this.search.value = "";
+    this.chosen = { family: "", promise: "" };
+    this.show();
+  }
+
+  /** Whether an entry holds every word that was typed and has what the chips ask for. */
+  fits({ dataset }, { family, promise }) {
+    const typed = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    return (!family || dataset.family === family) && (!promise || dataset.promise.split(",").includes(promise)) && typed.every((word) => dataset.words.includes(word));
+  }
+
+  show() {
+    for (const entry of this.entries) entry.hidden = !this.fits(entry, this.chosen);
+    for (const section of this.root.querySelectorAll("section")) section.hidden = !section.querySelector(".entry:not([hidden])");
+    this.chips.forEach((chip) => this.count(chip));
+    const found = this.entries.filter((entry) => !entry.hidden).length;
+    this.root.querySelector(".found").textContent = `${this.counted(found)} ${this.meaning()}`;
+    this.sayNothing(found === 0);
+  }
+
+  counted(found) {
+    const all = this.entries.length;
+    return found === all ? `${all} entries.` : `${found} of ${all} entries.`;
+  }
+
+  /** What the promise that is asked for means; nothing where none is. */
+  meaning() {
+    const chip = this.chips.find(({ dataset }) => dataset.promise && dataset.promise === this.chosen.promise);
+    return chip ? `${chip.dataset.promise.replace(/^./, (letter) => letter.toUpperCase())}: ${chip.title}` : "";
+  }
+
+  /** How many entries there would be with this chip, given the search and the other row of chips. */
+  count(chip) {
+    const [filter] = Object.keys(chip.dataset);
+    const number = this.entries.filter((entry) => this.fits(entry, { ...this.chosen, [filter]: chip.dataset[filter] })).length;
+    const pressed = this.chosen[filter] === chip.dataset[filter];
+    chip.setAttribute("aria-pressed", String(pressed));
+    chip.disabled = number === 0 && !pressed;
+    chip.querySelector(".count").textContent = String(number);
+  }
+
+  sayNothing(nothing) {
+    const note = this.root.querySelector(".none");
+    note.hidden = !nothing;
+    const typed = this.search.value.trim();
+    note.querySelector("p").textContent = typed ? `Nothing here is called or does “${typed}”.` : "No strategy has both of these.";
+  }
+
+  /** Show the entry an address names, whatever is filtered, with everything it has to say. */
+  goTo(hash) {
+    const entry = this.entries.find(({ id }) => id === decodeURIComponent(hash.slice(1)));
+    if (!entry) return;
+    if (entry.hidden) this.clear();
+    for (const other of this.entries) other.classList.toggle("named", other === entry);
+    for (const fold of entry.querySelectorAll("details")) fold.open = true;
+    entry.scrollIntoView({ block: "start" });
+    entry.focus({ preventScroll: true });
+  }
+}
+
+new Library(element.querySelector(".library"));

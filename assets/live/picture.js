@@ -1,0 +1,201 @@
+// The drawing of a panel and its key as a file of its own: SVG with every style written out, so that it looks the same without the
+// page, or PNG painted from that SVG at twice its size. What is painted as pixels on the page goes in as pixels, and has no SVG.
+
+const DRAWN = 'svg[role="img"], canvas, .chart-key, .history-title'; // what a picture is made of, one under the other as on the page
+const WORDS = ".chart-key, .history-title";
+const PICTURE = { margin: 14, gap: 8, line: 19, sample: 16, scale: 2, widest: 16_384 }; // px; `widest` is what browsers paint at most
+const INHERITED = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin",
+  "font-family", "font-size", "font-weight", "font-style", "text-anchor"];
+const OWN = { opacity: "1", "text-decoration-line": "none", "stop-color": "rgb(0, 0, 0)" }; // with what they are where nothing is said
+const UNSEEN = ["title", "desc", "defs", "pattern", "linearGradient", "clipPath", "mask"]; // never drawn themselves, and needed all the same
+const OF_THE_PAGE = ["class", "style", "role", "tabindex", "aria-label", "aria-hidden"];
+
+function pictureButtons(panel, app) {
+  const host = el("span", "picture");
+  host.append(...["svg", "png"].map((kind) => {
+    const name = kind.toUpperCase();
+    const save = button(`as-${kind}`, name, `Save this drawing and its key as ${name}`, () => {
+      savePicture(panel, app, kind).catch((reason) => app.say(`This drawing cannot be saved: ${reason.message}`, true));
+    });
+    save.setAttribute("aria-label", `${panel.title}: save as ${name}`);
+    return save;
+  }));
+  return host;
+}
+
+async function savePicture(panel, app, kind) {
+  const card = app.cards[app.chosen];
+  const drawing = new Picture(panel).of(card, app.trace.run);
+  const blob = kind === "svg" ? new Blob([svgText(drawing)], { type: "image/svg+xml" }) : await painted(drawing);
+  download(blob, `run-${fileName(app.trace.run)}-lane-${card.order + 1}-${panel.name}.${kind}`);
+}
+
+class Picture {
+  constructor(panel) {
+    this.panel = panel;
+    this.pen = Object.assign(el("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  }
+
+  /** One SVG element: paper, and on it what the panel shows. */
+  of(card, run) {
+    const parts = [...this.panel.body.querySelectorAll(DRAWN)].filter((node) => node.getClientRects().length);
+    const width = Math.max(...parts.filter((node) => !node.matches(WORDS)).map((node) => node.getBoundingClientRect().width));
+    const drawing = svg("svg", { xmlns: SVG });
+    const paper = svg("rect", { fill: this.ink(getComputedStyle(this.panel.node).backgroundColor).colour });
+    drawing.append(svg("title", {}, `${this.panel.title}, lane ${card.order + 1}`), svg("desc", {}, sayPicture(this.panel, card, run)), paper);
+    const height = this.stack(drawing, parts.map((node) => this.part(node, width)));
+    const size = { width: Math.ceil(width) + 2 * PICTURE.margin, height: Math.ceil(height) };
+    for (const node of [drawing, paper]) for (const name in size) node.setAttribute(name, size[name]);
+    drawing.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
+    return drawing;
+  }
+
+  /** Put parts under each other; returns the height of all with their margins. */
+  stack(drawing, parts) {
+    let y = PICTURE.margin;
+    for (const { group, height } of parts) {
+      group.setAttribute("transform", `translate(${PICTURE.margin} ${y})`);
+      drawing.append(group);
+      y += height + PICTURE.gap;
+    }
+    return y - PICTURE.gap + PICTURE.margin;
+  }
+
+  part(node, width) {
+    if (node.matches("canvas")) return pixels(node);
+    return node.matches("svg") ? this.drawn(node) : this.words(node, width);
+  }
+
+  drawn(node) {
+    const group = svg("g");
+    const copy = node.cloneNode(true);
+    this.writeOut(copy, node, {});
+    for (const name of INHERITED) if (copy.hasAttribute(name)) group.setAttribute(name, copy.getAttribute(name));
+    group.append(...copy.childNodes);
+    return { group, height: node.getBoundingClientRect().height };
+  }
+
+  /** Give a copy the looks its original has on the page, as attributes; `around` is what it inherits. */
+  writeOut(copy, original, around) {
+    const style = getComputedStyle(original);
+    const unseen = UNSEEN.includes(original.tagName);
+    if (style.display === "none" && !unseen) return copy.remove();
+    const looks = unseen ? around : this.looksOf(style);
+    const children = [...original.children];
+    [...copy.children].forEach((child, i) => this.writeOut(child, children[i], looks));
+    for (const name of copy.getAttributeNames()) if (OF_THE_PAGE.includes(name) || name.startsWith("data-")) copy.removeAttribute(name);
+    for (const name in looks) if (looks[name] !== around[name]) copy.setAttribute(name, looks[name]);
+    if (!unseen) writeOwn(copy, style);
+  }
+
+  /** What an element passes on to its children, with colours that any program reads. */
+  looksOf(style) {
+    const looks = Object.fromEntries(INHERITED.map((name) => [name, plain(style.getPropertyValue(name))]));
+    for (const name of ["fill", "stroke"]) {
+      if (looks[name] === "none" || looks[name].startsWith("url(")) continue;
+      const { colour, alpha } = this.ink(looks[name]);
+      looks[name] = alpha ? colour : "none";
+      looks[`${name}-opacity`] = String(Number((alpha * Number(looks[`${name}-opacity`])).toFixed(3)));
+    }
+    return looks;
+  }
+
+  /** A colour, however a browser writes it, as {colour: "#rrggbb", alpha: 0 to 1}. */
+  ink(colour) {
+    this.pen.clearRect(0, 0, 1, 1);
+    this.pen.fillStyle = colour;
+    this.pen.fillRect(0, 0, 1, 1);
+    const [red, green, blue, alpha] = this.pen.getImageData(0, 0, 1, 1).data;
+    return { colour: `#${[red, green, blue].map((level) => level.toString(16).padStart(2, "0")).join("")}`, alpha: Number((alpha / 255).toFixed(3)) };
+  }
+
+  /** A key with its samples, or a line of text; a new line begins where the width ends. */
+  words(node, width) {
+    const group = svg("g");
+    let [x, y] = [0, 0];
+    const entries = node.children.length ? [...node.children].filter((entry) => entry.getClientRects().length) : [node];
+    for (const entry of entries) {
+      const sample = entry === node ? null : this.sample(entry);
+      const { text, long } = this.word(entry);
+      const whole = long + (sample ? PICTURE.sample : 0);
+      if (x && x + whole > width) [x, y] = [0, y + PICTURE.line];
+      const host = svg("g", { transform: `translate(${x} ${y})` });
+      if (sample) text.setAttribute("x", PICTURE.sample);
+      host.append(...[sample, text].filter(Boolean));
+      group.append(host);
+      x += whole + PICTURE.sample;
+    }
+    return { group, height: y + PICTURE.line };
+  }
+
+  word(entry) {
+    const style = getComputedStyle(entry);
+    this.pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+    const looks = { "font-family": style.fontFamily, "font-size": plain(style.fontSize), "font-weight": style.fontWeight, fill: this.ink(style.color).colour };
+    return { text: svg("text", { x: 0, y: 13, ...looks }, entry.textContent), long: this.pen.measureText(entry.textContent).width };
+  }
+
+  /** The sample before a word of a key: its colour and its rim; null where the word has none. */
+  sample(entry) {
+    const style = getComputedStyle(entry, "::before");
+    if (style.display === "none" || style.content === "none") return null;
+    if (style.content !== '""') return svg("text", { y: 12, "font-size": 12, fill: this.ink(style.color).colour }, style.content.slice(1, -1));
+    const [width, height] = [style.width, style.height].map((length) => Math.min(14, parseFloat(length) || 11));
+    const fill = this.ink(style.backgroundColor);
+    const sample = svg("rect", { y: 9 - height / 2, width, height, rx: 2, fill: fill.alpha ? fill.colour : "none" });
+    const rim = rimOf(style);
+    if (rim) for (const [name, value] of [["stroke", this.ink(rim).colour], ["stroke-width", 1.2]]) sample.setAttribute(name, value);
+    return sample;
+  }
+}
+
+/** What belongs to one element and is not handed on. */
+function writeOwn(copy, style) {
+  for (const name in OWN) {
+    const value = style.getPropertyValue(name);
+    if (value !== OWN[name]) copy.setAttribute(name.replace("-line", ""), plain(value));
+  }
+  if (copy.tagName === "text") copy.setAttribute("xml:space", "preserve");
+}
+
+/** The colour of a border, or of a shadow that stands for one; "" where there is neither. */
+function rimOf(style) {
+  if (parseFloat(style.borderTopWidth)) return style.borderTopColor;
+  const shadow = style.boxShadow.match(/^[a-z]+\([^)]*\)/);
+  return shadow ? shadow[0] : "";
+}
+
+function pixels(canvas) {
+  const { width, height } = canvas.getBoundingClientRect();
+  const group = svg("g");
+  group.append(svg("image", { href: canvas.toDataURL(), width, height }));
+  return { group, height };
+}
+
+function sayPicture(panel, { title, record }, run) {
+  const { model, prompt } = record.header;
+  const who = model ? `${title}, ${shortName(model)}` : title;
+  return `${who}. Prompt: “${pieceLabel(prompt, 80)}”. ${panel.readout.textContent}. Run ${run}.`;
+}
+
+/** Lengths without their unit: pixels are what an SVG counts in. */
+function plain(value) {
+  return value.replace(/(\d)px/g, "$1");
+}
+
+function svgText(drawing) {
+  return `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(drawing)}\n`;
+}
+
+/** PNG of a drawing at twice its size, or as large as a browser can paint it. */
+async function painted(drawing) {
+  const size = ["width", "height"].map((name) => Number(drawing.getAttribute(name)));
+  const scale = Math.min(PICTURE.scale, PICTURE.widest / Math.max(...size));
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(svgText(drawing))}`;
+  await image.decode();
+  const canvas = el("canvas");
+  [canvas.width, canvas.height] = size.map((length) => Math.round(length * scale));
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done, failed) => canvas.toBlob((blob) => (blob ? done(blob) : failed(new Error("it is too large for this browser"))), "image/png"));
+}

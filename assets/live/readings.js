@@ -1,0 +1,141 @@
+// What a lesson may ask of a run that is over: readings by name, each a number made from the events of one lane or of two.
+
+const UNSURE = 1; // nats from which a choice counts as open
+const SURE = 0.1; // nats below which it counts as settled
+const REPEATED_RUN = 4; // tokens in a row that have to have stood before
+
+/** The whole of a run, folded once. Lanes are counted from 1, as they are on the page. */
+class Readings {
+  constructor(trace) {
+    this.headers = trace.lanes.map((record) => record.header);
+    this.states = trace.lanes.map(wholeState);
+  }
+
+  /** `value` is null where the reading has none for this run; `complete` says whether the lanes came to an end of their own. */
+  read(name, lanes) {
+    const reading = READINGS[name];
+    const asked = lanes.map((lane) => this.states[lane - 1]);
+    if (!asked.every((state) => state && state.done && state.done.reason !== "stopped")) return { value: null, complete: false, said: "" };
+    const value = reading.of(...asked);
+    const places = lanes.length > 1 ? `lanes ${lanes.join(" and ")}` : `lane ${lanes[0]}`;
+    const beside = reading.beside && value !== null ? ` (${reading.beside(value, ...asked)})` : "";
+    return { value, complete: true, said: `${reading.label}, ${places}: ${reading.write(value)}${beside}` };
+  }
+}
+
+function wholeState(record) {
+  const state = new LaneState(record);
+  state.goTo(record.events.length);
+  return state;
+}
+
+/** What the model thought before each token of the text that has a row. */
+function stepsOf(state) {
+  return state.shown.tokens.map((_, i) => state.shown.steps.get(i)).filter(Boolean);
+}
+
+function share(items, test) {
+  return ratio(items.filter(test).length, items.length);
+}
+
+function mean(numbers) {
+  return ratio(numbers.reduce((sum, one) => sum + one, 0), numbers.length);
+}
+
+function highest(numbers) {
+  return numbers.length ? Math.max(...numbers) : null;
+}
+
+/** Whether a token was chosen that was not the model's likeliest. */
+function isRival({ top, chosen }) {
+  return top[0][0] !== chosen;
+}
+
+/** The token whose row had the highest entropy, counted from 1. */
+function mostOpen(state) {
+  const steps = stepsOf(state);
+  const peak = steps.reduce((best, step) => (step.entropy > best.entropy ? step : best), steps[0]);
+  return peak ? peak.position + 1 : null;
+}
+
+/** Share of the text's runs of tokens that stood in it before. */
+function repeated({ shown }) {
+  const ids = shown.tokens.map((token) => token.id);
+  const runs = ids.slice(REPEATED_RUN - 1).map((_, i) => ids.slice(i, i + REPEATED_RUN).join(" "));
+  return share(runs, (run, i) => runs.indexOf(run) < i);
+}
+
+/** The first token, counted from 1, at which two texts differ; null where they are one text. Compares ids. */
+function partingPlace(one, other) {
+  const [a, b] = [one.shown.tokens, other.shown.tokens];
+  const at = Array.from({ length: Math.max(a.length, b.length) }, (_, i) => i).find((i) => !a[i] || !b[i] || a[i].id !== b[i].id);
+  return at === undefined ? null : at + 1;
+}
+
+function wordAt(state, place) {
+  const token = state.shown.tokens[place - 1];
+  return token ? `“${pieceLabel(token.piece)}”` : "the end";
+}
+
+function judged(state) {
+  return state.rounds.filter((round) => round.verdict);
+}
+
+/** Whether the kept path takes a guess that is not the first one at its fork. */
+function leavesFirstBranch(round) {
+  const { parents } = round.draft;
+  return round.verdict.kept.some((node) => parents.indexOf(parents[node]) !== node);
+}
+
+function firstMask({ shown }) {
+  const first = Math.min(...shown.masks.keys());
+  return shown.masks.get(first) || null;
+}
+
+/** Natural logarithm of the probability the model gave the text; null where a token has no row of its own. */
+function logProbability({ shown }) {
+  const logs = shown.tokens.map((token) => token.logprob);
+  if (!logs.length || !logs.every(isNumber)) return null;
+  return Math.round(logs.reduce((sum, one) => sum + one, 0) * 1000) / 1000; // further digits hang on how rows were put together
+}
+
+const nats = (value) => (isNumber(value) ? `${fixed(value, Math.abs(value) < 0.1 ? 3 : 2)} nats` : DASH);
+
+/** The costs under a lane by their own names, and what is read off its text, rounds, cache, masks and branches. */
+const READINGS = {
+  ...Object.fromEntries(STRIP.map(({ name, label, write }) => [name, { label, write, of: (state) => measure(state)[name] }])),
+
+  mean_entropy: { label: "mean entropy of the model's own rows", write: nats, of: (state) => measure(state).mean_entropy },
+  highest_entropy_token: { label: "token with the highest entropy", write: whole, of: mostOpen, beside: (place, state) => wordAt(state, place) },
+  highest_entropy: { label: "highest entropy", write: nats, of: (state) => highest(stepsOf(state).map((step) => step.entropy)) },
+  unsure_share: { label: `tokens with an entropy above ${UNSURE} nat`, write: percent, of: (state) => share(stepsOf(state), (step) => step.entropy > UNSURE) },
+  sure_share: { label: `tokens with an entropy below ${SURE} nats`, write: percent, of: (state) => share(stepsOf(state), (step) => step.entropy < SURE) },
+  final_entropy: { label: "mean entropy of what was drawn from", write: nats, of: (state) => mean(stepsOf(state).map((step) => step.final_entropy)) },
+  off_top_share: { label: "tokens that were not the model's likeliest", write: percent, of: (state) => share(stepsOf(state).filter(({ top }) => top.length), isRival) },
+  repeated_share: { label: `runs of ${REPEATED_RUN} tokens that stood in the text before`, write: percent, of: repeated },
+  log_probability: { label: "log-probability of the text", write: nats, of: logProbability },
+  first_difference: {
+    label: "first differing token", write: whole, of: partingPlace, beside: (place, one, other) => `${wordAt(one, place)} and ${wordAt(other, place)}`,
+  },
+
+  rounds: { label: "rounds", write: whole, of: (state) => judged(state).length },
+  guesses_per_round: {
+    label: "guesses a round", write: (value) => fixed(value, 2), of: (state) => mean(judged(state).map((round) => round.draft.tokens.length)),
+  },
+  most_accepted: { label: "most guesses accepted in one round", write: whole, of: (state) => highest(judged(state).map((round) => round.kept.size)) },
+  untouched_share: { label: "rounds without a refusal", write: percent, of: (state) => share(judged(state), (round) => round.verdict.origin === "bonus") },
+  side_share: { label: "rounds that kept a guess beside the first", write: percent, of: (state) => share(judged(state), leavesFirstBranch) },
+
+  kv_live_peak: { label: "most positions the cache ever held", write: whole, of: (state) => measure(state).kv_live_peak },
+  tokens_read: { label: "tokens the target has read", write: whole, of: (state) => state.lastCache("target")?.length ?? null },
+
+  first_allowed: { label: "tokens allowed where the model was first asked", write: whole, of: (state) => firstMask(state)?.allowed ?? null },
+  forced_share: { label: "tokens that were forced", write: percent, of: (state) => share(state.shown.tokens, (token) => token.origin === "forced") },
+  banned: { label: "mean probability taken away by the mask", write: percent, of: (state) => mean([...state.shown.masks.values()].map((mask) => mask.banned)) },
+
+  switches: { label: "changes from one model to the other", write: whole, of: (state) => Math.max(0, state.switches.length - 1) },
+  small_share: { label: "tokens written by the draft model", write: percent, of: (state) => share(stepsOf(state), (step) => step.stream === "draft") },
+
+  sequences: { label: "sequences that were ever born", write: whole, of: (state) => state.family.length },
+  dropped: { label: "sequences that were dropped", write: whole, of: (state) => state.family.filter((sequence) => !sequence.alive).length },
+};

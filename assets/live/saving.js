@@ -1,0 +1,63 @@
+// Saving a run: as a trace, as CSV, or as a page that plays without a server. The page is filled in as playground/ui/standalone.py does it.
+
+const SAVES = {
+  trace: { ending: "jsonl", type: "application/x-ndjson", write: (trace) => trace.toLines() },
+  csv: { ending: "csv", type: "text/csv", write: toCsv },
+  page: { ending: "html", type: "text/html", write: toPage },
+};
+
+function saveRun(trace, kind) {
+  const { ending, type, write } = SAVES[kind];
+  download(new Blob([write(trace)], { type }), `${kind === "trace" ? "trace" : "run"}-${fileName(trace.run)}.${ending}`);
+}
+
+/** One HTML file: the surroundings, the view's styles and script, and the trace. */
+function toPage(trace) {
+  const whole = { format: FORMAT, version: VERSION, lanes: trace.headers, events: trace.inOrder().map((event) => event.raw) };
+  const parts = { styles: document.querySelector("style[data-live]").textContent, trace: inert(whole), source: inert(SOURCE) };
+  return STANDALONE.replace(/\{\{(\w+)\}\}/g, (blank, name) => parts[name]);
+}
+
+/** JSON that cannot end the script element it stands in. */
+function inert(value) {
+  return JSON.stringify(value).replaceAll("<", "\\u003c");
+}
+
+function download(blob, name) {
+  const link = el("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+function fileName(text) {
+  return text.replace(/[^\w-]+/g, "-");
+}
+
+/** A button that opens a small box of further ones; a choice, Escape or a press elsewhere closes it. */
+class Menu {
+  constructor(node) {
+    this.node = node;
+    this.opener = node.querySelector("button");
+    this.box = node.querySelector("[role=dialog]");
+    this.opener.addEventListener("click", () => this.show(this.box.hidden));
+    this.box.addEventListener("click", () => this.show(false));
+    node.addEventListener("focusout", ({ relatedTarget }) => relatedTarget && !node.contains(relatedTarget) && this.show(false));
+  }
+
+  show(open) {
+    this.box.hidden = !open;
+    this.opener.setAttribute("aria-expanded", String(open));
+    if (open) this.box.querySelector("button").focus();
+  }
+
+  get isOpen() {
+    return !this.box.hidden;
+  }
+
+  close() {
+    this.show(false);
+    this.opener.focus();
+  }
+}

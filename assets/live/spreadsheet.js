@@ -1,0 +1,55 @@
+// A run as CSV, one row a token. What the columns hold is told in playground/spreadsheet.py, which writes the same file.
+
+const FORMULA = /^[=+\-@\t\r]/; // what a spreadsheet would reckon with instead of showing it
+const NUMERAL = /^[+-]?[0-9]+(\.[0-9]+)?$/;
+
+function toCsv(trace) {
+  const rows = trace.lanes.flatMap(rowsOfLane).map((row) => COLUMNS.map((name) => row[name]));
+  return [COLUMNS, ...rows].map((cells) => cells.map(csvCell).join(",") + "\r\n").join("");
+}
+
+function rowsOfLane(record) {
+  const state = new LaneState(record);
+  state.goTo(record.events.length);
+  const acts = actsOf(record.events);
+  const sequences = [...state.sequences.values()].sort((a, b) => a.id - b.id);
+  return sequences.flatMap((sequence) => sequence.tokens.map((token, position) => ({
+    lane: record.header.lane, strategy: record.header.strategy, sequence: sequence.id, position,
+    id: token.id, text: token.piece, origin: token.origin,
+    ...thoughtOf(token, sequence.steps.get(position)), ...acts.get(token.commit),
+  })));
+}
+
+/** What is known of the row a token was chosen from; empty where none was computed. */
+function thoughtOf(token, step) {
+  const place = step ? step.top.findIndex(([id]) => id === token.id) : -1;
+  return {
+    entropy: sixDecimals(step && step.entropy),
+    final_entropy: sixDecimals(step && step.final_entropy),
+    logprob: sixDecimals(token.logprob),
+    probability: isNumber(token.logprob) ? sixDecimals(Math.exp(token.logprob)) : "",
+    final_probability: place < 0 ? "" : sixDecimals(step.top[place][3]),
+    rank: place < 0 ? "" : place + 1,
+  };
+}
+
+/** Every commit, by its place among the events: which one it is, its moment, and how often the target had run. */
+function actsOf(events) {
+  const acts = new Map();
+  let forwards = 0;
+  events.forEach((event, index) => {
+    if (event.kind === "forward" && event.stream === "target" && event.phase !== "prefill") forwards += 1;
+    if (event.kind === "commit") acts.set(index, { step: acts.size, seconds: sixDecimals(event.at), forwards });
+  });
+  return acts;
+}
+
+function sixDecimals(value) {
+  return isNumber(value) ? value.toFixed(6) : "";
+}
+
+function csvCell(value) {
+  const text = String(value);
+  const safe = FORMULA.test(text) && !NUMERAL.test(text) ? `'${text}` : text;
+  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+}

@@ -1,0 +1,53 @@
+// Who spoke: for every token of a text, whether the target chose it, something else guessed or wrote it, or it was given.
+
+const SPEAKERS = {
+  target: "target",
+  draft: "draft model",
+  guess: "guessed ahead and accepted",
+  grammar: "forced by the grammar",
+  given: "given",
+};
+const STRIP_HEIGHT = 12;
+
+function speakerOf(token, step, { kinds }) {
+  if (token.origin === "draft") return "guess";
+  if (token.origin === "forced") return kinds.has("mask") ? "grammar" : "given";
+  return step && WORKER_OF_STREAM[step.stream] === "draft" ? "draft" : "target";
+}
+
+/** Whether anyone but the target may speak in this lane; its header tells before the first token. */
+function hasSpeakers({ header, kinds }) {
+  return Boolean(header.draft) || hasPart(header, "drafter", "constraint") || ["draft", "mask", "switch"].some((kind) => kinds.has(kind));
+}
+
+/** Stretches of tokens with one speaker, {who, from, to}. */
+function speakerRuns({ tokens, steps }, record) {
+  const runs = [];
+  tokens.forEach((token, i) => {
+    const who = speakerOf(token, steps.get(i), record);
+    const last = runs[runs.length - 1];
+    if (last && last.who === who) last.to = i + 1;
+    else runs.push({ who, from: i, to: i + 1 });
+  });
+  return runs;
+}
+
+/** A strip under a chart, on its axis of tokens, and a line that counts who wrote how much. */
+function speakerStrip(card, scale) {
+  const { record, state } = card;
+  const runs = speakerRuns(state.shown, record);
+  const number = Object.fromEntries(Object.keys(SPEAKERS).map((who) => [who, runs.reduce((sum, run) => sum + (run.who === who ? run.to - run.from : 0), 0)]));
+  const heard = Object.keys(SPEAKERS).filter((who) => number[who]);
+  const words = heard.map((who) => `${SPEAKERS[who]} ${number[who]}`);
+  const drawing = surface(scale.width, STRIP_HEIGHT, `Who wrote the tokens of lane ${card.order + 1}: ${words.join(", ") || "nobody yet"}.`);
+  drawing.append(svg("text", { class: "tick", x: CHART.left - 6, y: STRIP_HEIGHT - 2, "text-anchor": "end" }, "who"));
+  for (const who of heard) drawing.append(svg("path", { class: `who speaks-${who}`, d: runs.filter((run) => run.who === who).map((run) => runBox(run, scale)).join("") }));
+  const key = el("p", "chart-key speakers");
+  key.append(...heard.map((who, i) => el("span", `key-who speaks-${who}`, words[i])));
+  return { drawing, key };
+}
+
+function runBox({ from, to }, scale) {
+  const [left, right] = [scale.x(from - 0.5), scale.x(to - 0.5)];
+  return `M${left.toFixed(1)} 1H${Math.max(right, left + 0.6).toFixed(1)}V${STRIP_HEIGHT - 1}H${left.toFixed(1)}Z`;
+}

@@ -1,0 +1,215 @@
+"""Guided lessons: read from assets/lessons/*.md, checked, and shown as a panel beside the part of the page they speak of.
+
+A file begins with `key: value` lines: title, minutes, about, and what the page is set to (prompt, mode, context, length, seed,
+lanes; JSON where it is no plain text). Each step is a heading `## ...`, below it `show:` with a part of the page (SHOWN), `lane:` where the
+views should follow a certain one, and settings that hold from that step on; then paragraphs; then at most one question:
+
+    question: How many forwards does lane 2 need, held against lane 1?
+    answer: target_forwards(2) / target_forwards(1)
+    - fewer than half | below 0.5
+    - fewer, but not half as few | below 1
+    - as many or more | otherwise
+    because: Every guess that stands saves a forward.
+
+An answer is a reading of assets/live/readings.js, or the quotient or difference of two. The browser takes it from the visitor's own run,
+and the first choice whose limit holds is the true one; `none` is for runs in which the reading has no value. `guess: a number` in
+place of choices asks for one. The component's event is 'set_up', with `lesson` and `step`.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from playground.errors import Refusal
+from playground.ui.lanes import to_json
+from playground.ui.settings import CHOICES, Settings
+
+ASSETS = Path(__file__).parents[2] / "assets"
+SHOWN = {
+    "prompt": "#prompt", "context": "#passage", "numbers": ".numbers", "editor": "#editor", "run": "#run", "lanes": ".live .lanes",
+    "tokens": ".live .lanes .text", "costs": ".live .lanes .strip", "promises": ".live .lanes .badges", "player": ".live .player", "colours": ".live .key",
+    "branches": ".live .panel-branches", "difference": ".live .panel-difference", "entropy": ".live .panel-entropy", "tree": ".live .panel-tree",
+    "rounds": ".live .panel-rounds", "cache": ".live .panel-cache", "mask": ".live .panel-mask", "method": ".live .panel-figures",
+    "repeats": ".repeats",
+}
+"""Parts of the page a step may point at, and where they are."""
+ABOUT = {"title": str, "minutes": int, "about": str}
+SET = {"prompt": str, "mode": str, "context": str, "length": int, "seed": int, "lanes": list}
+STEP = {"show": str, "lane": int, **SET}
+ASKED = {"question": str, "answer": str, "guess": str, "because": str}
+FIELD = re.compile(r"([a-z_]+): ?(.*)")
+READING = re.compile(r"([a-z_]+)\((\d+(?:, *\d+)*)\)")
+LIMIT = re.compile(r"(below|up to) (-?\d+(?:\.\d+)?)|(otherwise|none)")
+
+
+@dataclass(frozen=True)
+class Question:
+    """`readings` are one or two names with their lanes, counted from 1; `sign` is how two become one number."""
+
+    text: str
+    readings: list[tuple[str, list[int]]]
+    sign: str = ""
+    choices: list[tuple[str, str, float]] = field(default_factory=list)  # (text, "below", "up to", "otherwise" or "none", limit)
+    guess: str = ""  # what number is asked for, where there are no choices
+    because: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    heading: str
+    paragraphs: list[str]
+    show: str
+    lane: int  # that the views follow; 0 leaves them as they are
+    settings: dict[str, Any]
+    question: Question | None
+
+
+@dataclass(frozen=True)
+class Lesson:
+    name: str
+    title: str
+    minutes: int
+    about: str
+    steps: list[Step]
+
+
+@cache
+def lessons() -> dict[str, Lesson]:
+    """All lessons by name, in the order of their files, whose names begin with a number; raises Refusal for a malformed file."""
+    return {lesson.name: lesson for lesson in map(read_lesson, sorted((ASSETS / "lessons").glob("*.md")))}
+
+
+def read_lesson(path: Path) -> Lesson:
+    """Raises Refusal with the file and the line of what is wrong."""
+    source = Source(path.name, path.read_text(encoding="utf-8").splitlines())
+    head, *sections = source.sections()
+    about = head.fields({**ABOUT, **SET}, head.numbered())
+    head.has(about, "title", "minutes", "about", "prompt", "lanes")
+    if not sections:
+        raise head.wrong("the lesson has no step: begin one with a line '## ...'")
+    settings, steps = {name: about[name] for name in SET if name in about}, []
+    for section in sections:
+        steps.append(section.step(settings))
+        settings = steps[-1].settings
+    return Lesson(path.stem.split("-", 1)[-1], about["title"], about["minutes"], about["about"], steps)
+
+
+@dataclass
+class Source:
+    """Numbered lines of a file, or of a part of it."""
+
+    file: str
+    lines: list[str]
+    first: int = 1  # number of the first line
+
+    def wrong(self, what: str, number: int | None = None) -> Refusal:
+        return Refusal(f"{self.file}, line {number or self.first}: {what}.", "lessons")
+
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        return ((self.first + i, line.strip()) for i, line in enumerate(self.lines) if line.strip())
+
+    def sections(self) -> list[Source]:
+        """What stands before the first heading, then each heading with what follows it."""
+        starts = [0, *(i for i, line in enumerate(self.lines) if line.startswith("## ")), len(self.lines)]
+        return [Source(self.file, self.lines[start:end], self.first + start) for start, end in zip(starts, starts[1:])]
+
+    def blocks(self) -> list[Source]:
+        """Lines that stand together, the first line of all left out."""
+        starts = [i for i, line in enumerate(self.lines) if i and line.strip() and (i == 1 or not self.lines[i - 1].strip())]
+        return [Source(self.file, list(takewhile(str.strip, self.lines[start:])), self.first + start) for start in starts]
+
+    def has_entries(self) -> bool:
+        return bool(FIELD.fullmatch(self.lines[0])) or any(line.startswith("- ") for line in self.lines)
+
+    def fields(self, known: dict[str, type], numbered: Iterable[tuple[int, str]]) -> dict[str, Any]:
+        found = {}
+        for number, line in numbered:
+            match = FIELD.fullmatch(line)
+            if not match:
+                raise self.wrong("'key: value' is expected here", number)
+            found[match[1]] = self.value(match, known, number)
+        return found
+
+    def value(self, match: re.Match, known: dict[str, type], number: int) -> Any:
+        name, raw = match[1], match[2]
+        if name not in known:
+            raise self.wrong(f"{name} is none of {', '.join(known)}", number)
+        try:
+            value = raw if known[name] is str and not raw.startswith('"') else json.loads(raw)
+        except ValueError:
+            raise self.wrong(f"the value of {name} cannot be read as JSON", number) from None
+        if type(value) is not known[name] or value not in CHOICES.get(name, (value,)) or (name == "show" and value not in SHOWN):
+            raise self.wrong(f"{raw or 'nothing'} is no value for {name}", number)
+        return value
+
+    def has(self, found: dict[str, Any], *names: str) -> None:
+        for name in names:
+            if name not in found:
+                raise self.wrong(f"{name} is missing")
+
+    def step(self, before: dict[str, Any]) -> Step:
+        """One step; `before` is how the page is set so far. A block of lines is a paragraph, or all keys and choices."""
+        blocks = self.blocks()
+        paragraphs = [" ".join(line for _, line in block.numbered()) for block in blocks if not block.has_entries()]
+        entries = [entry for block in blocks if block.has_entries() for entry in block.numbered()]
+        found = self.fields({**STEP, **ASKED}, (entry for entry in entries if not entry[1].startswith("- ")))
+        choices = [self.choice(line[2:], number) for number, line in entries if line.startswith("- ")]
+        self.has(found, "show")
+        settings = {**before, **{name: found[name] for name in SET if name in found}}
+        question = self.question(found, choices, len(settings["lanes"]))
+        return Step(self.lines[0].removeprefix("## ").strip(), paragraphs, found["show"], found.get("lane", 0), settings, question)
+
+    def choice(self, line: str, number: int) -> tuple[str, str, float]:
+        text, _, limit = line.rpartition(" | ")
+        match = LIMIT.fullmatch(limit.strip())
+        if not match or not text:
+            raise self.wrong("a choice is '- words | below 3', 'up to 3', 'otherwise' or 'none'", number)
+        return text.strip(), match[1] or match[3], float(match[2] or 0)
+
+    def question(self, found: dict[str, Any], choices: list[tuple[str, str, float]], lanes: int) -> Question | None:
+        if "question" not in found:
+            if choices or {"answer", "guess", "because"} & found.keys():
+                raise self.wrong("there is an answer in this step and no question")
+            return None
+        self.has(found, "answer")
+        if bool(choices) == ("guess" in found):
+            raise self.wrong("a question has either choices or a line 'guess:'")
+        limits = [limit for _, kind, limit in choices if kind in ("below", "up to")]
+        if choices and (limits != sorted(limits) or [kind for _, kind, _ in choices].count("otherwise") != 1):
+            raise self.wrong("the limits of the choices must grow, and one choice is 'otherwise'")
+        readings, sign = self.answer(found["answer"], lanes)
+        return Question(found["question"], readings, sign, choices, found.get("guess", ""), found.get("because", ""))
+
+    def answer(self, written: str, lanes: int) -> tuple[list[tuple[str, list[int]]], str]:
+        """The readings an answer is made of, and the sign between them."""
+        parts = re.split(r" ([/-]) ", written)
+        matches = [READING.fullmatch(part) for part in parts[::2]]
+        if len(parts) > 3 or not all(matches):
+            raise self.wrong(f"{written!r} is no reading such as tokens(1), nor two with / or - between")
+        readings = [(match[1], [int(lane) for lane in match[2].split(",")]) for match in matches]
+        if any(not 1 <= lane <= lanes for _, asked in readings for lane in asked):
+            raise self.wrong(f"{written!r} asks about a lane that this step does not have")
+        return readings, "".join(parts[1:2])
+
+
+def settings_of(lesson: str, step: int) -> Settings:
+    """How the page is set at a step; raises Refusal for a lesson or a step there is not."""
+    found = lessons().get(lesson)
+    if found is None or not 0 <= step < len(found.steps):
+        raise Refusal(f"There is no step {step + 1} of a lesson {lesson!r}: choose one from the list.", "lessons")
+    return Settings.read(found.steps[step].settings)
+
+
+class Lessons(gr.HTML):
+    def __init__(self, **kwargs: Any):
+        told = to_json({"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}).replace("<", "\\u003c")
+        script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in ("live/dom.js", "lessons.js"))
+        super().__init__(html_template="<div class='lessons'></div>", js_on_load=script.replace("__LESSONS__", told), apply_default_css=False, **kwargs)

@@ -1,0 +1,55 @@
+"""The whole site: the playground at its root and the pages beside it, all under one head that leads from each to the others."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+import gradio as gr
+
+from playground.ui import benchmark, game, library, page
+from playground.ui.api import publish
+from playground.ui.look import read
+from playground.ui.site import Site
+
+
+@dataclass(frozen=True)
+class Place:
+    """A page: its address after the root, its name, and what lays it out, given the site, its Blocks and the row at its head."""
+
+    path: str
+    name: str
+    fill: Callable[[Site, gr.Blocks, gr.Row], None]
+
+
+PLAY = Place("", "Play", page.fill)
+PLACES = (
+    PLAY,
+    Place("library", "Library", library.fill),
+    Place("game", "Game", game.fill),
+    Place("benchmark", "Benchmark", benchmark.fill),
+)
+
+
+def build(site: Site) -> gr.Blocks:
+    """Every page over one site."""
+    with gr.Blocks(title="Decoding playground", analytics_enabled=False, fill_width=True) as blocks:
+        publish(site)  # first, or a private listener takes a name
+        _lay_out(PLAY, site, blocks)
+    for place in PLACES[1:]:
+        with blocks.route(place.name, f"/{place.path}") as beside:
+            _lay_out(place, site, beside)
+    return blocks.queue(max_size=64)
+
+
+def _lay_out(place: Place, site: Site, blocks: gr.Blocks) -> None:
+    with gr.Row(elem_classes="top") as head:
+        gr.HTML(html_template=read("masthead.html").replace("{links}", _links(place)), elem_classes="head", apply_default_css=False)
+    blocks.load(None, None, None, js="() => { window.keepTheme(); window.keepProjector(); }", api_visibility="private")
+    place.fill(site, blocks, head)
+
+
+def _links(here: Place) -> str:
+    """Relative, so that they hold wherever the site is mounted."""
+    marks = {here: " aria-current='page'"}
+    return "".join(f"<a href='./{place.path}'{marks.get(place, '')}>{escape(place.name)}</a>" for place in PLACES)

@@ -1,0 +1,25 @@
+"""A run as a page of its own: one HTML file with the live view and the trace in it, which plays without a server or a network.
+
+The page writes the same file (assets/live/saving.js). Needs neither gradio nor torch.
+"""
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from playground.trace import Trace
+from playground.ui.view import script, styles, surroundings
+
+BLANK = re.compile(r"\{\{(\w+)\}\}")
+
+
+def to_html(trace: Trace) -> str:
+    """The whole file. Prompts and tokens are written by strangers: they stay data, whatever they look like."""
+    parts = {"styles": styles(), "trace": _inert(trace.to_json()), "source": _inert(script())}
+    return BLANK.sub(lambda blank: parts[blank[1]], surroundings())
+
+
+def _inert(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

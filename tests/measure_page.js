@@ -1,0 +1,78 @@
+// Goes into the page before its own scripts and notes what the browser does; measure_page.py reads `window.noted`.
+//
+// A frame is seen where the live view parses it. Its tokens are on the screen when, after an animation frame is painted, the
+// last of them stands in its lane: a message that the frame posts arrives behind the painting.
+
+(() => {
+  const noted = (window.noted = { begin, scrub });
+  const waiting = [];
+
+  /** Forget what was noted so far. */
+  function begin() {
+    Object.assign(noted, { frames: [], latencies: [], shown: [], tasks: [], shifts: [], ticks: [] });
+    waiting.length = 0;
+  }
+
+  begin();
+  watch("longtask", ({ startTime, duration }) => noted.tasks.push([startTime, duration]));
+  watch("layout-shift", ({ value, hadRecentInput }) => noted.shifts.push(hadRecentInput ? 0 : value));
+
+  function watch(type, note) {
+    new PerformanceObserver((list) => list.getEntries().forEach(note)).observe({ type, buffered: true });
+  }
+
+  const { parse } = JSON;
+  JSON.parse = (...given) => {
+    const value = parse(...given);
+    if (value && value.run && value.told) arrive(value);
+    return value;
+  };
+
+  function arrive({ told, events }) {
+    noted.frames.push(performance.now());
+    const ends = new Map(); // by lane: the place of its last token in this frame
+    for (const { kind, lane, sequence, position, ids } of events) {
+      if (kind === "commit" && !sequence) ends.set(lane, (position || 0) + ids.length - 1);
+    }
+    if (ends.size) waiting.push({ told: told * 1000, ends });
+  }
+
+  /** Whether every lane shows its last token. */
+  function stands({ ends }) {
+    return [...ends].every(([lane, last]) => {
+      const stretches = document.querySelectorAll(`.lane[data-lane="${lane}"] .tokens`);
+      const span = stretches.length ? stretches[stretches.length - 1].lastElementChild : null;
+      return span && Number(span.dataset.i) >= last;
+    });
+  }
+
+  const painted = new MessageChannel();
+  painted.port1.onmessage = () => {
+    while (waiting.length && stands(waiting[0])) {
+      noted.shown.push(Date.now());
+      noted.latencies.push(Date.now() - waiting.shift().told);
+    }
+  };
+
+  requestAnimationFrame(function tick(now) {
+    noted.ticks.push(now);
+    if (waiting.length) painted.port2.postMessage(null);
+    requestAnimationFrame(tick);
+  });
+
+  /** Draw the slider to and fro, a place for each animation frame; gives the times of the frames, in ms. */
+  function scrub(seconds) {
+    const slider = document.querySelector(".live .scrub");
+    const times = [];
+    return new Promise((resolve) => {
+      requestAnimationFrame(function step(now) {
+        times.push(now);
+        const passed = (now - times[0]) / 1000;
+        slider.value = slider.max * Math.abs(1 - (passed % 2)); // from end to start and back in two seconds
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        if (passed < seconds) requestAnimationFrame(step);
+        else resolve(times);
+      });
+    });
+  }
+})();

@@ -1,0 +1,364 @@
+"""The benchmark page: in a real browser over small random models, and its parts by themselves."""
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from pairs import pair
+from playwright.sync_api import Page
+from test_page import browser, expect  # noqa: F401
+
+from playground.bench.own import LONGEST, questions_in
+from playground.bench.spread import Spread
+from playground.bench.standings import COLUMNS, Row, Score
+from playground.bench.survey import Answer, Entrant, survey
+from playground.errors import Refusal
+from playground.pocket.world import TASKS
+from playground.questions import ask
+from playground.recipe import Recipe
+from playground.session import Limits, Prompt, prepare
+from playground.shell.recipes import read_lane
+from playground.ui import benchmark, gallery
+from playground.ui.benchmark import Forecast, Visit
+from playground.ui.line import Line
+from playground.ui.look import dress
+from playground.ui.pages import build
+from playground.ui.settings import WIDEST, Rules, Settings
+from playground.ui.site import Site
+from playground.ui.standings import MEANINGS, answers_to, told
+from playground.ui.survey import MOST_LETTERS, Asking, Choice, asking, judge_for, written
+from playground.ui.worker import Worker
+
+GREEDY, GUESSING, NEEDY = {"strategy": "greedy"}, {"strategy": "speculative", "extras": [["draft_model", {"depth": 3}]]}, \
+    {"strategy": "greedy", "extras": [["cad", {}]]}  # cad wants a passage, which these questions do not have
+OWN = '{"task": "birds", "prompt": "The green bird", "answer": "x"}\n{"task": "foxes", "prompt": "The red fox", "answer": "e", "contains": true}\n'
+TWO = Choice(lanes=[GREEDY, GUESSING, NEEDY], tasks=[], own=OWN, length=12, repeats=2, seed=3)
+ENDLESS = replace(TWO, lanes=[GREEDY, GUESSING], repeats=999)
+HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
+expect.set_options(timeout=60_000)  # a survey is many forwards
+
+
+@pytest.fixture(scope="module")
+def address():
+    """The whole site over random models, in this process."""
+    demo = build(Site(load=lambda *names, **how: pair()))
+    yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
+    demo.close()
+
+
+@contextmanager
+def tab(browser):  # noqa: F811
+    """A visitor's empty tab; no script may break in it."""
+    page, wrong = browser.new_page(), []
+    page.set_default_timeout(90_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    page.close()
+    assert not wrong
+
+
+@pytest.fixture
+def page(browser):  # noqa: F811
+    with tab(browser) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def asked(browser, address):  # noqa: F811
+    """A tab in which a survey has come to its end."""
+    with tab(browser) as page:
+        visit(page, address)
+        ran(page)
+        page.get_by_text("Questions, and what everybody answered").click()
+        yield page
+
+
+def visit(page: Page, address: str, choice: Choice = TWO) -> None:
+    page.goto(f"{address}benchmark?s={choice.to_code()}")
+    expect(page.locator(".lane-card")).to_have_count(len(choice.lanes))
+    expect(page.locator("#length input")).to_have_value(str(choice.length))
+
+
+def ran(page: Page) -> None:
+    page.click("#run")
+    expect(page.locator("#progress")).to_contain_text(re.compile(r"[\d,]+ of [\d,]+ answers\."))
+    expect(page.locator("#run")).to_be_visible()
+
+
+def saved(page: Page, name: str) -> str:
+    with page.expect_download() as download:
+        page.get_by_role("button", name=name).click()
+    return Path(download.value.path()).read_text(encoding="utf-8")
+
+
+def cells(page: Page) -> list[list[str]]:
+    """The rows of the table as they stand, a failure left aside."""
+    rows = page.locator(".standings [data-task] tr[data-row]")
+    return rows.evaluate_all("rows => rows.map((row) => [...row.cells].map((cell) => (cell.querySelector('.entrant') || cell).textContent))")
+
+
+def row(told_row: dict) -> Row:
+    kinds = {"score": Score, "tokens_per_second": Spread, "time_ratio": Spread}
+    return Row(**{name: kinds[name](**value) if name in kinds and value else value for name, value in told_row.items()})
+
+
+# --- in a browser ---
+
+def test_two_questions_are_answered_and_the_table_is_that_of_the_file(asked):
+    expect(asked.locator("#progress")).to_have_text("12 of 12 answers.")
+    document = json.loads(saved(asked, "Save all as JSON"))
+    assert cells(asked) == [[cell(row(one)) for cell in COLUMNS.values()] for one in document["table"]]
+    assert [one["entrant"] for one in document["table"]] == ["greedy", "speculative+draft_model:depth=3", "greedy+cad"] * 2
+    assert document["settings"]["model"] == "llama" and document["machine"]["torch"] and len(document["answers"]) == 12
+    lines = [*csv.DictReader(io.StringIO(saved(asked, "Save answers as CSV"), newline=""))]
+    assert [(line["entrant"], line["text"]) for line in lines] == [(one["entrant"], one["text"]) for one in document["answers"]]
+    expect(asked.locator(".standings .note").first).to_contain_text("Measured with llama")
+    expect(asked.locator("#figures .js-plotly-plot")).to_have_count(2)
+
+
+def test_a_single_question_shows_what_everybody_wrote(asked):
+    expect(asked.locator(".asked tbody tr").nth(1).locator(".mark")).to_have_count(3)
+    asked.get_by_role("button", name="2 The red fox").click()
+    shown = asked.locator(".one-question")
+    expect(shown.locator("h3")).to_have_text("Question 2, foxes")
+    given = survey(pair(), TWO.entrants(), TWO.questions(Rules()), 1, Limits(TWO.seed, TWO.length), warm_up=False)
+    texts = {answer.entrant: answer.text for answer in given if answer.number == 1 and not answer.failure}
+    assert len(texts) == 2
+    for name, text in texts.items():
+        section = shown.locator("section").filter(has=asked.get_by_role("heading", name=name, exact=True))
+        assert section.locator("pre").first.text_content() == text
+        expect(section.locator(".facts b").first).to_have_text("right" if "e" in text else "wrong")
+
+
+def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(asked):
+    unsorted, heading = cells(asked), asked.locator(".standings th", has_text="target forwards")
+    for order, reverse in (("descending", True), ("ascending", False)):
+        heading.locator("button").click()
+        expect(heading).to_have_attribute("aria-sort", order)
+        *forwards, nothing = [line[3] for line in cells(asked)[:3]]
+        assert forwards == sorted(forwards, reverse=reverse) and nothing == "-"
+    heading.locator("button").click()
+    expect(heading).to_have_attribute("aria-sort", "none")
+    assert cells(asked) == unsorted
+
+
+def test_a_strategy_that_cannot_says_so_in_its_row_and_the_others_answer(asked):
+    expect(asked.locator("[data-task='birds'] tr[data-row='2'] .failure")).to_contain_text("give a passage as context")
+    assert cells(asked)[2][-1] == "2" and [line[2] for line in cells(asked)[:2]] == ["12", "12"]
+
+
+def test_nothing_sticks_out_on_a_phone_and_on_a_desk(asked):
+    for width in (390, 1440):
+        asked.set_viewport_size({"width": width, "height": 900})
+        assert asked.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+
+
+def test_a_copied_link_opens_the_same_choice(asked):
+    asked.click("#share")
+    expect(asked.locator("#share")).not_to_have_text("Copy link")
+    assert Choice.from_code(asked.evaluate("new URLSearchParams(location.search).get('s')")) == Choice.from_code(TWO.to_code())
+
+
+def test_it_is_stopped_within_a_question_and_shows_how_far_it_came(page, address):
+    visit(page, address, ENDLESS)
+    page.click("#run")
+    expect(page.locator(".standings tr[data-row='1']").first).to_be_visible()
+    expect(page.locator("#progress")).to_contain_text("left")
+    page.click("#stop")
+    expect(page.locator("#progress")).to_contain_text(re.compile(r"Stopped after [\d,]+ of 3,996 answers"))
+    expect(page.locator("#run")).to_be_visible()
+    expect(page.locator("#figures .js-plotly-plot").first).to_be_visible()
+
+
+def test_lines_that_are_no_questions_are_named_beside_them(page, address, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(OWN + '{"prompt": 3}\n')
+    (tmp_path / "good.jsonl").write_text(OWN)
+    visit(page, address, replace(TWO, own=""))
+    page.locator("#brought .label-wrap").click()
+    page.locator("#brought input[type='file']").set_input_files(tmp_path / "bad.jsonl")
+    expect(page.locator("#own-notice")).to_contain_text("Line 3 of bad.jsonl: prompt is a text")
+    page.locator("#brought input[type='file']").set_input_files(tmp_path / "good.jsonl")
+    expect(page.locator("#own textarea")).to_have_value(OWN)
+    expect(page.locator("#own-notice p")).to_be_empty()
+    page.locator("#own textarea").fill("{")
+    page.click("#run")
+    expect(page.locator("#own-notice")).to_contain_text("Line 1 of your questions is not JSON")
+    page.locator("#own textarea").fill("")
+    page.click("#run")
+    expect(page.locator("#questions-notice")).to_contain_text("There is no question to ask")
+    expect(page.locator("#own-notice p")).to_be_empty()
+    expect(page.locator("#run")).to_be_visible()
+
+
+def test_what_strangers_wrote_stays_text(page, address):
+    own = json.dumps({"prompt": f"The red fox {HOSTILE}", "task": HOSTILE[:LONGEST["task"]], "context": HOSTILE, "answer": HOSTILE})
+    lanes = [{"strategy": "greedy", "extras": [["choice", {"options": f" a{HOSTILE}|{HOSTILE}"}]]}, NEEDY]
+    visit(page, address, replace(TWO, lanes=lanes, own=own, repeats=1, length=60))
+    ran(page)
+    expect(page.locator(".standings .task")).to_have_text(HOSTILE[:LONGEST["task"]])
+    page.get_by_text("Questions, and what everybody answered").click()
+    page.locator(".asked tbody button").click()
+    expect(page.locator(".one-question dd").nth(1)).to_have_text(f"The red fox {HOSTILE}")
+    expect(page.locator(".one-question")).to_contain_text(f"greedy+choice:options= a{HOSTILE}"[:60])
+    for place in ("#standings", "#answers", "#figures"):
+        assert page.locator(f"{place} img").count() == 0
+    assert page.evaluate("window.hacked") is None
+
+
+def test_a_visitor_who_leaves_makes_room_for_the_next(browser, address):  # noqa: F811
+    with tab(browser) as second:
+        with tab(browser) as first:
+            for page in (first, second):
+                visit(page, address, ENDLESS)
+            first.click("#run")
+            expect(first.locator(".standings tr[data-row]").first).to_be_visible()
+            second.click("#run")
+            expect(second.locator("#progress")).to_contain_text("1 survey before yours")
+        expect(second.locator(".standings tr[data-row]").first).to_be_visible()
+        second.click("#stop")
+        expect(second.locator("#run")).to_be_visible()
+
+
+# --- what a visitor chose ---
+
+def test_a_link_carries_the_whole_choice_and_nothing_that_does_not_fit():
+    choice = Choice.read({"lanes": [GREEDY] * 12, "tasks": ["lists", 3, "facts", "nonsense"], "count": "9", "own": OWN, "repeats": 5})
+    assert (len(choice.lanes), choice.tasks, choice.count, choice.repeats) == (WIDEST, ["facts", "lists"], Choice().count, 5)
+    assert Choice.from_code(choice.to_code()) == choice
+    assert Choice.from_code(replace(choice, own="x" * (MOST_LETTERS + 1)).to_code()).own == ""
+    assert len(Settings.read({"lanes": [GREEDY] * 12}).lanes) == 4
+
+
+@pytest.mark.parametrize("change, about", [
+    ({"lanes": []}, "lanes"), ({"tasks": []}, "questions"), ({"count": None}, "count"), ({"count": 0}, "count"), ({"repeats": 1.5}, "repeats"),
+    ({"length": 300}, "length"), ({"seed": -1}, "seed"), ({"own": " " * 1_000_001}, "file"), ({"count": 40}, "count"), ({"own": "{"}, "file"),
+    ({"own": json.dumps({"prompt": "x" * 5000})}, "file")])
+def test_what_is_not_allowed_on_a_public_page_is_refused_where_it_stands(change, about):
+    choice, rules = replace(Choice(lanes=[GREEDY, GUESSING]), **change), Rules.for_visitors()
+    with pytest.raises(Refusal) as refused:
+        choice.check(rules)
+        choice.questions(rules)
+    assert refused.value.about == about
+
+
+def test_what_the_page_begins_with_is_allowed_everywhere():
+    choice = Choice(lanes=benchmark.LANES)
+    choice.check(Rules.for_visitors())
+    assert len(choice.questions(Rules.for_visitors())) == len(choice.tasks) * choice.count
+
+
+def test_questions_of_different_kinds_take_turns_and_ones_own_come_last():
+    asked = Choice(tasks=["facts", "lists"], count=2, own=OWN).questions(Rules())
+    assert [question.task for question in asked] == ["facts", "lists", "facts", "lists", "birds", "foxes"]
+
+
+def test_entrants_have_names_that_a_shell_reads_and_no_two_the_same():
+    lanes = [GREEDY, GUESSING, {**GREEDY, "seed": 4}, {"strategy": "greedy", "extras": [["regex", {"pattern": "a" * 500}]]}]
+    names = [entrant.name for entrant in Choice(lanes=lanes).entrants()]
+    assert names[:3] == ["greedy", "speculative+draft_model:depth=3", "greedy #2"] and len(names[3]) == 90
+    assert written(read_lane(names[1])) == names[1]
+
+
+def test_a_program_that_may_not_be_run_is_not_judged():
+    program, fact = ask("programs", 1, 1)[0], ask("facts", 1, 1)[0]
+    assert judge_for(Rules(programs=False))(program, program.answer) is None and judge_for(Rules())(program, program.answer) == 1.0
+    assert judge_for(Rules(programs=False))(fact, fact.answer) == 1.0
+
+
+def test_every_task_and_every_column_has_words():
+    assert set(gallery.TASKS) == set(TASKS) and set(MEANINGS) == set(COLUMNS)
+
+
+# --- on the worker ---
+
+def test_a_survey_gives_others_their_turn_between_two_forwards():
+    worker, models = Worker(), pair()
+    long, run = worker.take(asking(models, ENDLESS, Rules(answers=10_000))), prepare(models, [Recipe("greedy")], Prompt("The red fox"), Limits(0, 8))
+    other = worker.take(run)
+    assert [frame["state"] for frame in other.frames() if frame][-1] == "done" and not long.over
+    long.stop()
+    assert [frame for frame in long.frames() if frame][-1]["state"] == "done"
+
+
+def test_what_the_worker_serves_answers_as_the_survey_itself():
+    run = Worker().take(asking(pair(), TWO, Rules()))
+    served = [answer for frame in run.frames() if frame for answer in frame["events"]]
+    alone = [*survey(pair(), TWO.entrants(), TWO.questions(Rules()), TWO.repeats, Limits(TWO.seed, TWO.length))]
+    assert [(one.entrant, one.number, one.round, one.token_ids, one.forwards) for one in served] \
+        == [(one.entrant, one.number, one.round, one.token_ids, one.forwards) for one in alone]
+
+
+def test_a_survey_that_is_stopped_drops_the_answer_under_way():
+    closed = []
+
+    def endless():
+        try:
+            while True:
+                yield None
+        finally:
+            closed.append(True)
+
+    session = Asking(endless())
+    assert session.advance() == [] and not session.finished
+    assert session.stop() == [] and session.finished and closed == [True]
+
+
+def test_seconds_are_only_those_of_ones_own_turns(monkeypatch):
+    ticks, others = count(), []
+    monkeypatch.setattr("playground.bench.survey.perf_counter", lambda: next(ticks) + 1000 * len(others))
+    session, answers = asking(pair(), replace(TWO, lanes=[GREEDY], repeats=1), Rules()), []
+    while not session.finished:
+        answers += session.advance()
+        others.append("a turn of a thousand seconds")
+    assert 12 <= answers[0].answer.seconds < 1000
+
+
+def test_in_a_line_the_first_comes_first_and_who_leaves_makes_room():
+    line, first, second, heard = Line(), object(), object(), []
+    assert [*line.wait(first)] == []
+    waiting = Thread(target=lambda: heard.extend(line.wait(second)), daemon=True)
+    waiting.start()
+    while line._waiting != [first, second]:
+        waiting.join(0.01)
+    line.leave(object())
+    line.leave(first)
+    waiting.join(20)
+    assert not waiting.is_alive() and set(heard) <= {1} and [*Line().wait(second)] == []
+
+
+def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
+    now = iter([10.0, 14.0])
+    monkeypatch.setattr(benchmark, "monotonic", lambda: next(now))
+    question, entrants = questions_in(OWN)[0], [Entrant("greedy", Recipe("greedy"))]
+    visit_ = Visit(replace(TWO, repeats=4), entrants, [question])
+    visit_.answers = [Answer("greedy", 0, question, round, 0, seconds=2.0) for round in (1, 2)]
+    forecast = Forecast(visit_)
+    forecast.hear(visit_.answers)
+    assert forecast.left == 2 * 2.0 * (4.0 / 2.0)
+
+
+# --- what is told of it ---
+
+def test_marks_tell_right_from_wrong_from_failed_from_unknown():
+    bird, fox = questions_in(OWN)
+    unknown = replace(bird, answer=None)
+    answers = [Answer("a", 0, bird, 1, 0, score=1.0, seconds=1.0), Answer("a", 0, bird, 2, 0, score=0.0, seconds=1.0),
+               Answer("b", 0, bird, 1, 0, failure="It broke."),
+               Answer("a", 1, unknown, 1, 0, text="?", seconds=1.0)]
+    asked = told([Entrant(name, Recipe("greedy")) for name in "ab"], [bird, unknown, fox], answers)["asked"]
+    assert [one["marks"] for one in asked] == [[0.5, "failed"], ["written", None], [None, None]]
+
+
+def test_rounds_that_wrote_the_same_stand_together():
+    bird, _ = questions_in(OWN)
+    answers = [Answer("a", 0, bird, number, 0, text=text, score=0.0) for number, text in enumerate(("<b>", "no", "<b>"), 1)]
+    html = answers_to(bird, 0, [Entrant("a", Recipe("greedy"))], answers)
+    assert "rounds 1, 3" in html and "round 2" in html and html.count("&lt;b&gt;") == 1 and "<b>" not in html.replace("<b class", "")

@@ -1,0 +1,226 @@
+"""What programs may ask of the page: over small random models through Gradio's own client, and over sessions that only count."""
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import saved
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+import playground
+from playground.comparison import compared, yardstick_of
+from playground.declared import facts
+from playground.recipe import Recipe
+from playground.strategy import discover, find
+from playground.ui.arrivals import Wish
+from playground.ui.gallery import examples
+from playground.ui.pages import build
+from playground.ui.settings import Rules, Settings
+from playground.ui.site import Site
+
+PROMPT = "The red fox"
+NAMES = {"/run", "/compare", "/strategies", "/examples", "/questions"}
+GREEDY, SAMPLE, GUESSING = {"strategy": "greedy"}, {"strategy": "sample", "knobs": {"temperature": 1.5, "top_k": 3}}, {"strategy": "speculative"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return saved.save_models(tmp_path_factory.mktemp("models"))
+
+
+def opened(site: Site):
+    demo = build(site)
+    return demo, demo.launch(prevent_thread_lock=True, quiet=True, run_history=False)[1]
+
+
+@pytest.fixture(scope="module")
+def client(pair):
+    demo, address = opened(Site(Wish(pair.target, pair.draft)))
+    yield Client(address, verbose=False)
+    demo.close()
+
+
+def compare(client: Client, *lanes: dict, **more) -> list[dict]:
+    return client.predict(PROMPT, list(lanes), api_name="/compare", **({"length": 12} | more))
+
+
+def refused(client: Client, *lanes, **more) -> str:
+    """The sentence a program is told in the place of an answer."""
+    with pytest.raises(AppError) as told:
+        compare(client, *lanes, **more)
+    return str(told.value)
+
+
+# --- which there are ---
+
+def test_the_public_endpoints_are_exactly_these(client):
+    described = client.view_api(return_format="dict")
+    assert set(described["named_endpoints"]) == NAMES and not described["unnamed_endpoints"]
+
+
+def test_every_argument_is_typed_and_every_endpoint_described(client):
+    info = client.view_api(return_format="dict")["named_endpoints"]
+    assert all(argument["type"] and argument["parameter_name"] for endpoint in info.values() for argument in endpoint["parameters"])
+    assert all(endpoint["description"] for endpoint in info.values())
+    assert names_of(info["/run"]) == names_of(info["/compare"])
+
+
+def names_of(endpoint: dict) -> list[str]:
+    return [argument["parameter_name"] for argument in endpoint["parameters"]]
+
+
+# --- run ---
+
+def test_run_streams_every_token_of_every_lane(client):
+    job = client.submit(PROMPT, [GREEDY, GUESSING], length=9, api_name="/run")
+    job.result(60)
+    frames = [json.loads(text) for text in job.outputs()]
+    commits = [event for frame in frames for event in frame["events"] if event["kind"] == "commit"]
+    assert frames[-1]["state"] == "done" and [header["lane"] for header in frames[0]["headers"]] == [0, 1]
+    assert [sum(len(commit["ids"]) for commit in commits if commit["lane"] == lane) for lane in (0, 1)] == [9, 9]
+
+
+# --- compare ---
+
+def test_compare_tells_what_python_tells(client, pair):
+    told = compare(client, GREEDY, GUESSING, SAMPLE, seed=3)
+    recipes = [Recipe(lane["strategy"], lane.get("knobs", {})) for lane in (GREEDY, GUESSING, SAMPLE)]
+    expected = compared(playground.compare(recipes, PROMPT, models=playground.load(pair.target, pair.draft), seed=3, max_new_tokens=12), 0)
+    for lane, other in zip(told, expected, strict=True):
+        assert without_clocks(lane) == without_clocks(other)
+        assert lane["metrics"]["tokens_per_second"] > 0
+
+
+def without_clocks(lane: dict) -> dict:
+    """What does not depend on the machine; numbers go over the wire rounded."""
+    clocks = ("seconds", "tokens_per_second", "time_to_first_token", "mask_seconds_per_token")
+    told = {**lane, "metrics": {name: value for name, value in lane["metrics"].items() if name not in clocks}}
+    told["difference"] = told["difference"] and {**told["difference"], "sentence": told["difference"]["sentence"].partition(";")[0]}
+    return json.loads(json.dumps(told), parse_float=lambda number: round(float(number), 3))
+
+
+def test_compare_holds_every_lane_against_the_first(client):
+    sampled, plain, guessed = compare(client, SAMPLE, GREEDY, GUESSING)
+    assert {lane["against"] for lane in (sampled, plain, guessed)} == {"sample"} and sampled["same_text"]
+    assert plain["difference"] == guessed["difference"] and plain["difference"]["margin"] > 0
+    assert plain["token_ids"][plain["difference"]["token"]] != sampled["token_ids"][plain["difference"]["token"]]
+    assert guessed["metrics"]["acceptance_rate"] is not None and guessed["metrics"]["draft_forwards"] > 0
+
+
+def test_a_lane_that_fails_says_why_and_the_others_are_told(client):
+    wrong, plain = compare(client, {"strategy": "sample", "knobs": {"temperature": 9}}, GREEDY)
+    assert wrong["reason"] == "failed" and "temperature must lie between" in wrong["message"]
+    assert plain["same_text"] is None and len(plain["token_ids"]) == 12
+
+
+@pytest.mark.parametrize("lanes, more, sentence", [
+    ([], {}, "There is no lane to run"),
+    ([GREEDY] * 5, {}, "list of one to 4"),
+    ([GREEDY, {"name": "greedy"}], {}, "Lane 2 is not understood"),
+    ([{"strategy": "greedy", "extras": ["top_p"]}], {}, "Lane 1 is not understood"),
+    ([{"strategy": "greedy", "knobs": {"file": "/etc/passwd"}}], {}, "Lane 1 is not understood"),
+    ([{"strategy": "gredy"}], {}, "Did you mean greedy"),
+    ([GREEDY], {"mode": "chatt"}, "mode must be one of raw, chat, not 'chatt'"),
+    ([GREEDY], {"length": 100_000}, "number of tokens must lie between"),
+    ([GREEDY], {"seed": "3"}, "seed must be a whole number"),
+    ([GREEDY], {"model": "/no/such/folder"}, "no folder /no/such/folder"),
+])
+def test_what_is_wrong_gets_a_sentence(client, lanes, more, sentence):
+    assert sentence in refused(client, *lanes, **more)
+
+
+def test_lanes_that_are_no_list_get_a_sentence(client):
+    with pytest.raises(AppError, match="must be a list of one to 4"):
+        client.predict(PROMPT, "greedy", api_name="/compare")
+
+
+def test_a_public_page_keeps_its_limits_for_programs(pair):
+    demo, address = opened(Site(Wish(pair.target, pair.draft), Rules.for_visitors()))
+    try:
+        client = Client(address, verbose=False)
+        assert "between 1 and 256" in refused(client, GREEDY, length=300)
+        assert "only the models in its list" in refused(client, GREEDY, model=pair.target)
+    finally:
+        demo.close()
+
+
+def test_a_program_that_leaves_ends_its_comparison():
+    from test_page import Counting
+    begun, models = [], SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device="cpu"), draft=None)
+    demo, address = opened(Site(load=lambda *names, **how: models, prepare=lambda *asked: begun.append(Counting([])) or begun[-1]))
+    try:
+        job = Client(address, verbose=False).submit(PROMPT, [GREEDY], api_name="/compare")
+        while len(job.outputs()) < 3:
+            assert not job.done()
+        job.cancel()
+        assert begun[0].stopped.wait(20)
+    finally:
+        demo.close()
+
+
+def test_the_yardstick_of_the_shell_is_greedy_where_it_ran(pair):
+    results = playground.compare(["sample", "greedy"], PROMPT, models=playground.load(pair.target), max_new_tokens=3)
+    assert yardstick_of(results) == 1 and {lane["against"] for lane in compared(results, yardstick_of(results))} == {"greedy"}
+
+
+# --- strategies and examples ---
+
+def test_strategies_are_told_as_they_are_declared(client):
+    told = client.predict(api_name="/strategies")
+    assert told == json.loads(json.dumps([facts(cls) for cls in discover().values()]))
+    assert client.predict("asap", api_name="/strategies")[0]["needs"] == ["constraint"]
+
+
+def test_the_slots_and_refusals_of_a_strategy_are_told():
+    assert facts(find("speculative"))["slots"] == [{"field": "drafter", "kind": "drafter", "default": "draft_model"},
+                                                   {"field": "verifier", "kind": "verifier", "default": "rejection"}]
+    assert facts(find("beam_search"))["refuses"] == ["sampler"] and facts(find("top_p"))["refuses"] == []
+
+
+def test_an_unknown_strategy_gets_a_sentence(client):
+    with pytest.raises(AppError, match="Did you mean"):
+        client.predict("top_q", api_name="/strategies")
+
+
+def test_examples_are_those_of_the_gallery_and_can_be_compared(client):
+    told = client.predict(api_name="/examples")
+    assert told == examples()
+    assert all(Settings.read(example).prompt == example["prompt"] for example in told)
+
+
+def test_questions_are_told_by_task_and_a_lane_s_answer_to_one_is_judged(client):
+    told = client.predict(api_name="/questions")
+    task = told[0]["task"]
+    some = client.predict(task, api_name="/questions")
+    assert some == [question for question in told if question["task"] == task] and len(some) < len(told)
+    asked = {name: some[0][name] for name in ("prompt", "mode", "context", "before")}
+    lane, = client.predict(lanes=[GREEDY], length=4, api_name="/compare", **asked)
+    assert lane["judged"]["expected"] == some[0]["expected"] and lane["judged"]["score"] < 1
+    assert "judged" not in compare(client, GREEDY)[0]
+
+
+def test_an_unknown_task_gets_a_sentence(client):
+    with pytest.raises(AppError, match="There is no task 'alchemy'"):
+        client.predict("alchemy", api_name="/questions")
+
+
+# --- tools for programs that speak the Model Context Protocol ---
+
+def test_without_its_package_the_option_says_what_to_install(monkeypatch, capsys):
+    import app
+    monkeypatch.setattr(app, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["--mcp"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "pip install" in said and said.count("\n") == 1
+
+
+def test_the_tools_are_the_public_endpoints(pair):
+    demo = build(Site(Wish(pair.target, pair.draft)))
+    try:
+        demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, mcp_server=True)
+        assert set(demo.mcp_server_obj.tool_to_endpoint.values()) == NAMES
+    finally:
+        demo.close()

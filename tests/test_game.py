@@ -1,0 +1,375 @@
+"""The guessing game: by hand-made odds whose points are known, and on the real page over the bundled models."""
+from __future__ import annotations
+
+import math
+from shutil import which
+
+import gradio as gr
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+import playground
+from playground.errors import Refusal
+from playground.events import Candidate, Commit, Done, Header, Stamped, Step
+from playground.trace import Trace
+from playground.ui import game
+from playground.ui.look import dress
+from playground.ui.pages import build
+from playground.ui.settings import Rules, Settings
+from playground.ui.site import Site
+from playground.written import sequences
+
+HOSTILE = "<img src=x onerror=\"window.struck = 1\"> & <b>Mia</b>"
+PIECES = (" fox", " crow", " hen", " duck", " bee")
+ODDS = (0.5, 0.25, 0.125, 0.0625, 0.0625)  # 1, 2, 3, 4 and 4 bits; 1.875 bits of entropy
+expect.set_options(timeout=60_000)
+
+
+def token(came: int = 0, entropy: float = 1.875, pieces=PIECES) -> dict:
+    """A token of a game: the one that came, among candidates with halving odds."""
+    top = [{"id": i, "piece": piece, "p": p} for i, (piece, p) in enumerate(zip(pieces, ODDS))]
+    return {"id": came, "piece": pieces[came], "p": ODDS[came], "entropy": entropy, "top": top}
+
+
+def frame(*tokens: dict, name: str = "one", over: bool = True, seed: int = 3, opening: str = "The red") -> dict:
+    return {"game": name, "seed": seed, "over": over, "lanes": "./?s=abc", "opening": [opening], "asked": False, "ids": [1, 2], "tokens": list(tokens)}
+
+
+# --- what is told of a run ---
+
+def test_a_token_is_told_with_the_odds_and_the_entropy_of_its_step():
+    step = Step(0, entropy=math.log(4), chosen=7, top=[Candidate(7, " fox", 0.25, 1.0), Candidate(8, " hen", 0.25, 0.0, "top_k")])
+    events = [step, Commit(0, [7], [" fox"], " fox", [math.log(0.25)], ["sampled"]), Done("length")]
+    trace = Trace([Header(prompt="The red", prompt_ids=[1, 2])], [Stamped(0, i, 0.0, event) for i, event in enumerate(events)])
+    told = game.told(trace, reads=False)
+    assert told["opening"] == ["The red"] and told["ids"] == [1, 2]
+    (found,) = told["tokens"]
+    assert found["entropy"] == pytest.approx(2) and found["p"] == pytest.approx(0.25)
+    assert found["top"] == [{"id": 7, "piece": " fox", "p": 0.25}, {"id": 8, "piece": " hen", "p": 0.25}]
+
+
+def test_a_text_that_is_read_begins_with_its_first_token():
+    trace = Trace([Header(prompt="The red fox", prompt_ids=[1], prompt_pieces=["The"])])
+    assert game.told(trace, reads=True)["opening"] == ["The"]
+
+
+@pytest.mark.parametrize("way", ["greedy", "sample", "score"])
+def test_a_link_brings_back_the_text_its_seed_and_its_way(way):
+    opened = Settings.from_code(game.settings_of(way, HOSTILE, "chat", 12, 5).to_code())
+    assert (opened.prompt, opened.length, opened.seed, game.way_of(opened)) == (HOSTILE, 12, 5, way)
+    assert opened.mode == ("raw" if way == "score" else "chat")
+
+
+@pytest.mark.parametrize("way, strategy", [("greedy", "greedy"), ("sample", "sample"), ("score", "greedy")])
+def test_the_playground_opens_the_same_text_in_a_lane(way, strategy):
+    link = game.lanes_link(game.settings_of(way, "The red fox", "raw", 12, 5))
+    opened = Settings.from_code(link.removeprefix("./?s="))
+    assert (opened.prompt, opened.seed, opened.lanes[0]["strategy"]) == ("The red fox", 5, strategy)
+
+
+def test_every_offer_can_be_played_even_by_strangers():
+    names, offered = zip(*game.offers())
+    assert len(set(names)) == len(names) and {game.way_of(settings) for settings in offered} == {"greedy", "sample", "score"}
+    for settings in offered:
+        settings.check(Rules.for_visitors())
+
+
+@pytest.mark.parametrize("asked", [None, [], {"word": "fox"}, {"ids": ["1"], "word": "fox"}, {"ids": [1], "word": " "}, {"ids": [1], "word": "x" * 41}])
+def test_a_typed_word_that_is_none_is_refused_in_a_sentence(asked):
+    assert game.odds_over(Site(load=never))(asked)["refused"].endswith(".")
+
+
+def never(*names, **how):
+    raise Refusal("No model is wanted here.")
+
+
+# --- the rules, over hand-made odds ---
+
+class Feed:
+    frames: list[dict] = []
+
+    def send(self):
+        return game.packed(self.frames.pop(0))
+
+
+@pytest.fixture(scope="module")
+def feed():
+    return Feed()
+
+
+@pytest.fixture(scope="module")
+def board(feed):
+    """Where a page answers that holds nothing but the game and a button that sends it a frame."""
+    def odds(asked: dict) -> dict:
+        return {"id": 99, "piece": " wol", "p": 2.0 ** -10} if asked["ids"] == [1, 2] else {"refused": "Not there."}
+
+    with gr.Blocks() as demo:
+        sender, shown = gr.Button("send", elem_id="send"), game.board([odds])
+        sender.click(feed.send, None, shown, show_progress="hidden")
+    _, address, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
+    yield address
+    demo.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        yield opened.new_context(viewport={"width": 1440, "height": 1000})
+        opened.close()
+
+
+@pytest.fixture
+def page(browser):
+    """An empty tab; no script may break in it."""
+    page, wrong = browser.new_page(), []
+    page.set_default_timeout(60_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    page.close()
+    assert not wrong
+
+
+def play(page: Page, board: str, feed: Feed, *frames: dict, choices: str = "options=4") -> None:
+    page.goto("about:blank")  # an address that differs in nothing loads nothing
+    page.goto(f"{board}#{choices}")
+    page.locator(".game .setup select").first.wait_for()
+    for one in frames:
+        send(page, feed, one)
+    expect(page.locator(".game .text")).to_be_visible()
+
+
+def send(page: Page, feed: Feed, one: dict) -> None:
+    feed.frames = [one]
+    page.click("#send")
+
+
+def options(page: Page) -> list[str]:
+    """What stands on offer, in the order of the keys."""
+    return page.locator(".game .option").evaluate_all("all => all.map((one) => one.querySelector('.token, .else').textContent)")
+
+
+def choose(page: Page, piece: str) -> None:
+    page.keyboard.press(str(options(page).index(piece) + 1))
+
+
+def table(page: Page) -> list[float]:
+    """Points of all rounds: the teams, the model, a blind guess."""
+    return page.locator(".game .scores .total").evaluate_all("all => all.map((one) => Number(one.dataset.bits))")
+
+
+def test_points_are_the_bits_of_what_each_team_chose(page, board, feed):
+    play(page, board, feed, frame(token(), token(came=1), token()), choices="options=4&teams=2")
+    expect(page.locator(".game .option")).to_have_count(4)
+    assert set(options(page)) == {" fox", " crow", " hen", "something else"} and options(page)[-1] == "something else"
+    choose(page, " fox")
+    page.keyboard.press("Enter")
+    expect(page.locator(".game .scores")).to_have_count(0)  # the second team has not chosen
+    choose(page, " hen")
+    page.keyboard.press("Enter")
+    expect(page.locator(".game .scores")).to_be_visible()
+    assert table(page) == [1, 3, 1.875, (1 + 2 + 3 + 3) / 4]
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".game .where")).to_contain_text("Token 2 of 3")
+    choose(page, " crow")
+    choose(page, "something else")
+    page.keyboard.press("Enter")
+    expect(page.locator(".game .scores tbody td:last-child").first).to_have_text("2 of 2")
+    assert table(page) == [3, 6, 3.75, 4.5]
+    expect(page.locator(".game .is-right .token")).to_have_text(" crow")
+
+
+def test_something_else_is_right_where_none_of_the_others_came(page, board, feed):
+    play(page, board, feed, frame(token(came=4)))
+    choose(page, "something else")
+    page.keyboard.press("Enter")
+    expect(page.locator(".game .is-right")).to_contain_text("something else")
+    expect(page.locator(".game .entropy")).to_contain_text("What came is “ bee”, which the model gave 6.3 %")
+    expect(page.locator(".game .scores tbody td:last-child").first).to_have_text("1 of 1")
+
+
+def test_the_order_of_the_options_follows_the_seed(page, board, feed):
+    found = {}
+    for seed in (1, 1, 2, 3, 4, 5):
+        play(page, board, feed, frame(token(), seed=seed, name=f"seed {seed}"))
+        expect(page.locator(".game .option")).to_have_count(4)
+        assert found.setdefault(seed, options(page)) == options(page)
+    assert len({tuple(order) for order in found.values()}) > 1
+
+
+def test_quiet_tokens_are_passed_over_and_stand_in_the_text(page, board, feed):
+    play(page, board, feed, frame(token(entropy=0.2), token(came=1, entropy=0.9), token(entropy=1.5)), choices="options=4&above=1")
+    expect(page.locator(".game .where")).to_contain_text("Token 3 of 3")
+    assert page.locator(".game .text").text_content() == "The red fox crow?"
+
+
+def test_every_token_is_played_where_that_is_asked_for(page, board, feed):
+    play(page, board, feed, frame(token(entropy=0.2), token()), choices="rounds=every")
+    expect(page.locator(".game .where")).to_contain_text("Token 1 of 2")
+    page.select_option(".game .which", "above")
+    expect(page.locator(".game .where")).to_contain_text("Token 2 of 2")
+    assert "above=1" in page.url and "rounds" not in page.url
+
+
+def test_a_text_without_a_place_for_a_round_says_what_to_do(page, board, feed):
+    play(page, board, feed, frame(token(entropy=0.2)), choices="above=1")
+    expect(page.locator(".game .stage")).to_contain_text("above 1 bits, the highest is 0.20: lower the bound, or play every token.")
+
+
+def test_a_game_waits_for_the_model_and_goes_on_by_itself(page, board, feed):
+    play(page, board, feed, frame(token(), over=False))
+    choose(page, " fox")
+    page.keyboard.press("Enter")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".game .where")).to_contain_text("still writing")
+    send(page, feed, frame(token(), token(came=2)))
+    expect(page.locator(".game .where")).to_contain_text("Token 2 of 2")
+    assert page.locator(".game .text").text_content() == "The red fox?"
+
+
+def test_a_typed_word_costs_its_own_odds_whether_on_offer_or_not(page, board, feed):
+    play(page, board, feed, frame(token()), choices="options=4&teams=3")
+    for word, told in (("fox", "“fox” is taken."), ("duck", "“duck” is taken."), ("wolf", "begins with the token “ wol”")):
+        page.fill(".game .word", word)
+        page.keyboard.press("Enter")
+        expect(page.locator(".game .said")).to_contain_text(told)
+    expect(page.locator(".game .option")).to_have_count(6)  # a duck and a wolf of one's own
+    page.keyboard.press("Enter")
+    expect(page.locator(".game .scores")).to_be_visible()
+    assert table(page)[:3] == [1, 4, 10]
+
+
+def test_the_end_names_the_hardest_tokens_and_leads_to_the_lanes(page, board, feed):
+    play(page, board, feed, frame(token(), token(came=2), token(came=1)))
+    for _ in range(3):
+        choose(page, " fox")
+        page.keyboard.press("Enter")
+        expect(page.locator(".game .scores")).to_be_visible()
+        page.keyboard.press("ArrowRight")
+    expect(page.locator(".game h3").first).to_have_text("After 3 rounds")
+    assert page.locator(".game .hardest .token").all_text_contents() == [" hen", " crow", " fox"]
+    expect(page.locator(".game .hardest .facts").first).to_contain_text("13 %, 3.00 bits; guessed by nobody")
+    assert page.locator(".game a.quiet").get_attribute("href") == "./?s=abc"
+    page.get_by_role("button", name="Play again").click()
+    expect(page.locator(".game .where")).to_contain_text("Token 1 of 3")
+
+
+def test_hostile_texts_and_names_stay_text(page, board, feed):
+    pieces = (HOSTILE, "<script>window.struck = 1</script>", "&lt;", "\n", "<0xE2>")
+    play(page, board, feed, frame(token(pieces=pieces), opening=HOSTILE))
+    page.locator(".game .name").fill("<i>x</i>")
+    page.locator(".game .name").press("Tab")
+    page.locator(".game .stage").focus()
+    choose(page, HOSTILE)
+    page.keyboard.press("Enter")
+    expect(page.locator(".game .scores .who").first).to_contain_text("<i>x</i>")
+    assert page.locator(".game .opening").text_content() == HOSTILE
+    assert page.evaluate("window.struck") is None and page.locator(".game :is(img, script)").count() == 0
+
+
+# --- the real page over the bundled models ---
+
+TALE = Settings(prompt="Once upon a time there was a king who had three sons. The", length=12, seed=2,
+                lanes=[{"strategy": "sample", "knobs": {"temperature": 1.0, "top_p": 1.0}, "extras": [], "forced": []}])
+
+
+@pytest.fixture(scope="module")
+def models():
+    return playground.load()
+
+
+@pytest.fixture(scope="module")
+def address(models):
+    demo = build(Site(load=lambda *names, **how: models))
+    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **dress())
+    yield address
+    demo.close()
+
+
+def visit(page: Page, address: str, settings: Settings = TALE, choices: str = "rounds=every") -> None:
+    page.goto(f"{address}game?s={settings.to_code()}#{choices}")
+    expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
+
+
+def start(page: Page, address: str, settings: Settings = TALE, choices: str = "rounds=every") -> None:
+    visit(page, address, settings, choices)
+    page.click("#run")
+    expect(page.locator(".game .options")).to_be_visible()
+
+
+def test_three_rounds_by_keyboard_show_the_odds_of_the_trace(page, address, models):
+    result = playground.run("sample", TALE.prompt, models=models, knobs=TALE.lanes[0]["knobs"], seed=TALE.seed, max_new_tokens=TALE.length)
+    written = sequences(result.trace.events)[0]
+    start(page, address)
+    for place in range(3):
+        expect(page.locator(".game .where")).to_contain_text(f"Token {place + 1} of")
+        page.keyboard.press("1")
+        page.keyboard.press("Enter")
+        expect(page.locator(".game .scores")).to_be_visible()
+        step = written.steps[place]
+        shown = dict(zip(options(page), page.locator(".game .option .odds").evaluate_all("all => all.map((one) => Number(one.dataset.p))")))
+        rest = shown.pop("something else")
+        assert shown == {candidate.piece: candidate.raw for candidate in step.top[:5]} and rest == pytest.approx(1 - sum(shown.values()))
+        assert float(page.locator(".game .entropy").get_attribute("data-bits")) == pytest.approx(step.entropy / math.log(2), rel=1e-5)
+        page.keyboard.press("ArrowRight")
+    assert page.locator(".game .text").text_content() == TALE.prompt + "".join(token.piece for token in written.tokens[:3]) + "?"
+
+
+def test_a_given_text_is_read_and_its_own_tokens_come(page, address, models):
+    text = "The red fox listens to the crow."
+    reading = playground.score(text, models=models)[0]
+    start(page, address, game.settings_of("score", text, "raw", 12, 0))
+    expect(page.locator("#mode")).to_be_hidden()
+    page.keyboard.press("6")
+    page.keyboard.press("Enter")
+    expect(page.locator(".game .came")).to_have_text(models.target.tokens.piece(reading.token_ids[0]))
+
+
+def test_a_word_beyond_the_ten_likeliest_gets_the_models_odds_of_it(address, models):
+    ids = models.target.tokens.encode("The red fox listens to the")
+    found = game.odds_over(Site(load=lambda *names, **how: models))({"ids": ids, "word": "zeppelin", "spaced": False})
+    longer = playground.score(models.target.tokens.decode([*ids, found["id"]]), models=models)[0]
+    assert " zeppelin".startswith(found["piece"]) and found["p"] == pytest.approx(math.exp(longer.logprobs[-1]), abs=1e-6)
+
+
+def test_a_refusal_stands_beside_its_cause_and_the_game_before_it_stays(page, address):
+    start(page, address)
+    page.fill("#prompt textarea", " ")
+    page.click("#run")
+    expect(page.locator("#prompt-notice")).to_contain_text("The prompt is empty")
+    expect(page.locator(".game .option")).to_have_count(6)
+    page.fill("#length input", "0")
+    page.fill("#prompt textarea", "The fox")
+    page.click("#run")
+    expect(page.locator("#numbers-notice")).to_contain_text("must lie between 1 and")
+
+
+def test_a_hostile_prompt_stays_text(page, address):
+    start(page, address, Settings(prompt=HOSTILE, length=4))
+    assert page.locator(".game .opening").text_content() == HOSTILE
+    assert page.evaluate("window.struck") is None and page.locator(".game img").count() == 0
+
+
+def test_an_example_fills_the_controls_and_a_link_keeps_the_rounds(page, address):
+    visit(page, address, choices="above=2&options=5")
+    assert page.locator(".game .bound").input_value() == "2"
+    page.click("#example input")
+    page.get_by_role("option", name="To read:").first.click()
+    expect(page.locator("#prompt textarea")).to_have_value(game.offers()[-game.TOLD][1].prompt)
+    expect(page.locator("#length")).to_be_hidden()
+    page.click("#share")
+    expect(page).not_to_have_url(f"{address}game?s={TALE.to_code()}#above=2&options=5")
+    assert "#above=2&options=5" in page.url and game.offers()[-game.TOLD][1].to_code() in page.url
+
+
+def test_nothing_sticks_out_sideways(page, address):
+    start(page, address, choices="teams=4&above=0")
+    for key in "1234":
+        page.keyboard.press(key)
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.locator(".game *").evaluate_all("all => all.every((one) => one.getBoundingClientRect().right <= innerWidth)")
+        if width == 1440:
+            page.keyboard.press("Enter")
+            expect(page.locator(".game .scores")).to_be_visible()

@@ -1,0 +1,310 @@
+"""Lessons: their files, what they read off a run, the panel in a real browser over the bundled models; and the projector mode."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from shutil import which
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+
+from playground.errors import Refusal
+from playground.events import Done, Step
+from playground.metrics import diff, metrics
+from playground.trace import Trace
+from playground.ui import site as site_module
+from playground.ui import view
+from playground.ui.editor import check
+from playground.ui.frames import recording
+from playground.ui.lessons import SHOWN, lessons, read_lesson, settings_of
+from playground.ui.look import dress
+from playground.ui.pages import build
+from playground.ui.settings import Rules
+from playground.ui.site import Site
+
+expect.set_options(timeout=60_000)
+LESSON = "guessing-ahead"
+SUBJECTS = {"entropy", "temperature", "repetition", "guessing-ahead", "guessing-a-tree", "two-models", "small-cache", "grammars", "same-text", "several-texts"}
+STEPS = [pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}") for lesson in lessons().values() for i in range(len(lesson.steps))]
+
+
+# --- the files ---
+
+def test_every_subject_has_a_lesson_of_a_few_steps_with_questions():
+    assert set(lessons()) == SUBJECTS
+    for lesson in lessons().values():
+        assert 4 <= len(lesson.steps) <= 7 and lesson.title and lesson.about and 1 <= lesson.minutes <= 10
+        assert sum(step.question is not None for step in lesson.steps) >= 3
+        assert all(step.heading and (step.paragraphs or step.question) for step in lesson.steps)
+
+
+@pytest.mark.parametrize("lesson, step", STEPS)
+def test_every_step_sets_the_page_to_something_that_can_run(lesson, step):
+    settings, asked = settings_of(lesson.name, step), lesson.steps[step].settings
+    settings.check(Rules.for_visitors())
+    assert [told["problem"] for told in check(settings.lanes)] == [""] * len(asked["lanes"])
+    assert {name: getattr(settings, name) for name in asked if name != "lanes"} == {name: asked[name] for name in asked if name != "lanes"}
+    assert [lane["strategy"] for lane in settings.lanes] == [lane["strategy"] for lane in asked["lanes"]]
+    assert lesson.steps[step].lane <= len(settings.lanes)
+
+
+def test_a_step_that_does_not_exist_is_refused():
+    with pytest.raises(Refusal, match="no step 1 of a lesson 'juggling'"):
+        settings_of("juggling", 0)
+    with pytest.raises(Refusal, match="no step 100"):
+        settings_of(LESSON, 99)
+
+
+HEAD = 'title: A lesson\nminutes: 3\nabout: Something.\nprompt: Hello\nlanes: [{"strategy": "greedy"}]\n'
+STEP = "\n## First\nshow: prompt\n\nSome words that\ngo on.\n\nMore words.\n"
+ASKED = "\nquestion: How many?\nanswer: tokens(1)\n"
+CHOICES = "- few | below 3\n- many | otherwise\n"
+
+
+def written(tmp_path, text: str):
+    path = tmp_path / "07-mine.md"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_lesson_is_read_and_settings_hold_from_step_to_step(tmp_path):
+    later = "\n## Second\nshow: lanes\nseed: 4\n\nWords.\n\n## Third\nshow: cache\n"
+    lesson = read_lesson(written(tmp_path, f"{HEAD}{STEP}{ASKED}{CHOICES}because: So it is.\n{later}"))
+    first, second, third = lesson.steps
+    assert (lesson.name, first.paragraphs, second.question) == ("mine", ["Some words that go on.", "More words."], None)
+    assert first.question.readings == [("tokens", [1])] and first.question.because == "So it is."
+    assert first.question.choices == [("few", "below", 3.0), ("many", "otherwise", 0.0)]
+    assert "seed" not in first.settings and second.settings["seed"] == third.settings["seed"] == 4
+
+
+@pytest.mark.parametrize("text, told", [
+    ("A lesson\n", "line 1: 'key: value' is expected"),
+    ("title: A lesson\ntitel: x\n", "line 2: titel is none of"),
+    (HEAD.replace("minutes: 3", "minutes: three") + STEP, "line 2: the value of minutes cannot be read"),
+    (HEAD.replace("minutes: 3\n", "") + STEP, "line 1: minutes is missing"),
+    (HEAD.replace("3", "true") + STEP, "line 2: true is no value for minutes"),
+    (HEAD, "line 1: the lesson has no step"),
+    (HEAD + "mode: song\n" + STEP, "line 6: song is no value for mode"),
+    (HEAD + "\n## First\n\nWords.\n", "line 7: show is missing"),
+    (HEAD + "\n## First\nshow: moon\n", "line 8: moon is no value for show"),
+    (HEAD + "\n## First\nshow: prompt\nlanes: [{\n", "line 9: the value of lanes cannot be read"),
+    (HEAD + STEP + CHOICES, "line 13: 'key: value' is expected"),
+    (HEAD + STEP + "\n" + CHOICES, "line 7: there is an answer in this step and no question"),
+    (HEAD + STEP + ASKED, "line 7: a question has either choices or a line 'guess:'"),
+    (HEAD + STEP + ASKED + "- few | under 3\n", "line 17: a choice is"),
+    (HEAD + STEP + ASKED + "- many | otherwise\n- few | below 3\n- more | otherwise\n", "line 7: the limits of the choices must grow"),
+    (HEAD + STEP + ASKED.replace("tokens(1)", "tokens(2)") + CHOICES, "asks about a lane that this step does not have"),
+    (HEAD + STEP + ASKED.replace("tokens(1)", "tokens of lane 1") + CHOICES, "is no reading such as"),
+])
+def test_a_malformed_lesson_gets_a_sentence_with_its_file_and_line(tmp_path, text, told):
+    with pytest.raises(Refusal) as refused:
+        read_lesson(written(tmp_path, text))
+    assert str(refused.value).startswith("07-mine.md, line ") and told in str(refused.value)
+
+
+# --- a page over the bundled models, which keeps the sessions that were begun ---
+
+@pytest.fixture(scope="module")
+def begun():
+    return []
+
+
+@pytest.fixture(scope="module")
+def address(begun):
+    def prepare(models, settings, memory):
+        begun.append(site_module._prepare(models, settings, memory))
+        return begun[-1]
+
+    demo = build(Site(prepare=prepare))
+    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **dress())[1]
+    demo.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One browser for all visitors, so that the page's own files are fetched once."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        yield browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: BrowserContext):
+    """A visitor who would rather have things not move, and who has never been here; no script may break."""
+    page, wrong = browser.new_page(), []
+    page.set_default_timeout(60_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    if page.url.startswith("http"):
+        page.evaluate("localStorage.clear()")
+    page.close()
+    assert not wrong
+
+
+def arrive(page: Page, address: str, query: str = "") -> None:
+    page.goto(address + query)
+    expect(page.locator("#live [data-recorded='true'] .tokens > *").nth(2)).to_be_attached()
+
+
+def press(page: Page, text: str) -> None:
+    """With the keyboard: the focus goes there by the tab key, from inside the panel."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == text:
+            return page.keyboard.press("Enter")
+    raise AssertionError(f"no tab leads to {text!r}")
+
+
+def unstarted() -> str:
+    """All scripts of the live view but the one that starts it."""
+    return view.script().replace((view.ASSETS / "live/main.js").read_text(encoding="utf-8"), "")
+
+
+def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
+    """What readings.js says of a trace."""
+    frame = json.dumps(recording([asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events]))
+    return page.evaluate("""([code, frame, asked]) => new Function("frame", "asked", `${code}
+        const trace = new Trace();
+        trace.take(JSON.parse(frame));
+        const readings = new Readings(trace);
+        return asked.map(([name, lanes]) => readings.read(name, lanes).value);`)(frame, asked)""", [unstarted(), frame, asked])
+
+
+def test_every_reading_that_a_lesson_names_is_known_and_takes_its_lanes(page):
+    known = page.evaluate("(code) => new Function(`${code}; return Object.entries(READINGS).map(([name, { of }]) => [name, of.length])`)()", unstarted())
+    asked = [reading for lesson in lessons().values() for step in lesson.steps if step.question for reading in step.question.readings]
+    assert asked and {(name, len(lanes)) for name, lanes in asked} <= {(name, lanes) for name, lanes in known}
+
+
+def test_readings_of_a_recorded_run_are_what_its_events_say(page):
+    trace = Trace.load(view.ASSETS / "traces/first_view.jsonl")
+    lanes = [trace.lane(header.lane) for header in trace.headers]
+    guessing = next(i for i, header in enumerate(trace.headers) if header.strategy == "speculative")
+    names = ["tokens", "target_forwards", "draft_forwards", "tokens_per_target_forward", "mean_accepted", "mean_entropy", "kv_live_peak", "wasted_tokens"]
+    assert read_off(page, trace, [(name, [guessing + 1]) for name in names]) == pytest.approx([metrics(lanes[guessing])[name] for name in names])
+    asked = {"unsure_share": lambda step: step.entropy > 1, "sure_share": lambda step: step.entropy < 0.1,
+             "off_top_share": lambda step: step.top[0].id != step.chosen}
+    for i, lane in enumerate(lanes):
+        steps = [stamped.event for stamped in lane.events if isinstance(stamped.event, Step)]
+        shares = [sum(map(test, steps)) / len(steps) for test in asked.values()]
+        assert read_off(page, trace, [(name, [i + 1]) for name in asked]) == pytest.approx(shares)
+        parting = diff(lanes[0], lane)
+        assert read_off(page, trace, [("first_difference", [1, i + 1])]) == [parting and parting.index + 1]
+
+
+def test_a_run_that_was_stopped_tells_nothing(page):
+    whole = Trace.load(view.ASSETS / "traces/first_view.jsonl")
+    stopped = Trace(whole.headers, [stamped._replace(event=Done("stopped")) if isinstance(stamped.event, Done) else stamped for stamped in whole.events])
+    assert read_off(page, stopped, [("tokens", [1]), ("first_difference", [1, 2])]) == [None, None]
+
+
+def test_every_part_that_a_lesson_points_at_is_on_the_page(page, address):
+    arrive(page, address)
+    named = {step.show for lesson in lessons().values() for step in lesson.steps}
+    assert named <= set(SHOWN)
+    assert [name for name, selector in SHOWN.items() if not page.locator(selector).count()] == []
+
+
+def test_a_lesson_is_gone_through_with_the_keyboard_and_its_answer_is_what_the_trace_says(page, address, begun):
+    arrive(page, address)
+    steps = lessons()[LESSON].steps
+    page.locator(".lessons-open").focus()
+    page.keyboard.press("Enter")
+    press(page, page.locator(".lesson-list button").nth(3).text_content())
+    expect(page.locator(".lesson-panel h3")).to_be_focused()
+    expect(page.locator(".lesson-panel h3")).to_have_text(steps[0].heading)
+    while page.evaluate("document.activeElement.type") != "radio":
+        page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    press(page, "Set up and run")
+    expect(page.locator(".lesson-said")).to_be_visible()
+    expect(page.locator("#prompt textarea")).to_have_value(steps[0].settings["prompt"])
+    forwards = [metrics(begun[-1].trace.lane(lane))["target_forwards"] for lane in (0, 1)]
+    expect(page.locator(".lesson-said")).to_contain_text(f"forwards, lane 2: {forwards[1]}; forwards, lane 1: {forwards[0]}")
+    true = next(i for i, (_, kind, limit) in enumerate(steps[0].question.choices) if kind == "otherwise" or forwards[1] / forwards[0] < limit)
+    expect(page.locator(".lesson-question label").nth(true)).to_have_class("is-true")
+    expect(page.locator(".lesson-question label").nth(0).locator(".verdict")).to_contain_text("you")
+    for step in steps[1:]:
+        press(page, "Next")
+        expect(page.locator(".lesson-panel h3")).to_have_text(step.heading)
+    assert json.loads(page.evaluate("localStorage['decoding-playground.lesson']")) == {"lesson": LESSON, "step": len(steps) - 1}
+    page.keyboard.press("Escape")
+    expect(page.locator(".lesson-panel")).to_be_hidden()
+    expect(page.locator(".lessons-open")).to_be_focused()
+    expect(page.locator("#prompt textarea")).to_have_value(steps[0].settings["prompt"])
+
+
+def test_a_link_opens_a_lesson_and_one_that_is_not_there_gets_a_sentence(page, address):
+    arrive(page, address, "?lesson=small-cache")
+    expect(page.locator(".lesson-panel h3")).to_have_text(lessons()["small-cache"].steps[0].heading)
+    arrive(page, address, "?lesson=juggling")
+    expect(page.locator(".lesson-trouble")).to_contain_text("no lesson called juggling")
+    expect(page.locator(".lesson-list li")).to_have_count(len(lessons()))
+
+
+def test_a_lesson_goes_on_where_it_was_left(page, address):
+    arrive(page, address, "?lesson=entropy")
+    page.get_by_role("button", name="Step 3: ").click()
+    arrive(page, address)
+    page.click(".lessons-open")
+    expect(page.locator(".lesson-list button").first).to_contain_text("go on at step 3")
+    page.locator(".lesson-list button").first.click()
+    expect(page.locator(".lesson-panel h3")).to_have_text(lessons()["entropy"].steps[2].heading)
+
+
+def test_a_run_of_something_else_answers_no_question_of_the_lesson(page, address):
+    arrive(page, address, "?lesson=same-text")
+    page.get_by_text("Set up and run").click()
+    expect(page.get_by_text("Show the answer")).to_be_visible()
+    page.fill("#prompt textarea", "What is 1 + 1?")
+    page.click("#run")
+    expect(page.get_by_text("Set up and run")).to_be_visible()
+    expect(page.get_by_text("Show the answer")).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_panel_leaves_what_it_points_at_in_sight(page, address, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    arrive(page, address, f"?lesson={LESSON}")
+    page.get_by_text("Set up and run").click()
+    expect(page.get_by_text("Show the answer")).to_be_visible()
+    page.get_by_role("button", name="Step 2: ").click()
+    rounds = page.locator(SHOWN["rounds"])
+    expect(rounds).to_have_css("outline-style", "solid")
+    page.wait_for_function("""([part, wide]) => {
+        const [box, panel] = [part, ".lesson-panel"].map((found) => document.querySelector(found).getBoundingClientRect());
+        return box.top >= 0 && (wide ? box.right <= panel.left : box.top < panel.top - 100);
+    }""", arg=[SHOWN["rounds"], width > 1100])
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+# --- the projector ---
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_projector_mode_makes_type_large_and_nothing_sticks_out(page, address, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    arrive(page, address)
+    size = "parseFloat(getComputedStyle(document.querySelector('.live .lanes .body')).fontSize)"
+    before = page.evaluate(size)
+    page.keyboard.press("p")
+    assert page.evaluate(size) >= 1.55 * before
+    for hidden in ("#gallery", ".numbers", "#editor"):
+        expect(page.locator(hidden)).to_be_hidden()
+    for kept in ("#prompt", "#run", ".live .player", ".live .lanes", ".live .views"):
+        expect(page.locator(kept)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_projector_mode_is_remembered_and_its_key_is_for_no_field(page, address):
+    arrive(page, address)
+    page.locator("#prompt textarea").press("p")
+    expect(page.locator(".numbers")).to_be_visible()
+    page.click(".to-projector")
+    expect(page.locator(".to-projector")).to_have_attribute("aria-pressed", "true")
+    arrive(page, address)
+    expect(page.locator(".numbers")).to_be_hidden()
+    page.keyboard.press("p")
+    expect(page.locator(".numbers")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.locator("dialog.keys")).to_contain_text("projector")

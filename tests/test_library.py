@@ -1,0 +1,222 @@
+"""The library: all that strategies declare on one page, in a real browser; and what it is made of."""
+from __future__ import annotations
+
+import re
+from html import escape
+from shutil import which
+from types import SimpleNamespace
+
+import pytest
+from playwright.sync_api import Page, expect, sync_playwright
+
+from playground.declared import citation, description, link
+from playground.recipe import MAIN_KINDS, SINGLE_KINDS
+from playground.strategy import GUARANTEES, NEEDS, Decoder, discover, find, knob
+from playground.ui import library
+from playground.ui.editor import check
+from playground.ui.fitting import settings_for
+from playground.ui.look import dress
+from playground.ui.pages import build
+from playground.ui.promises import LIMIT, PROMISES, told
+from playground.ui.settings import Settings
+from playground.ui.site import Site
+
+STRATEGIES = list(discover().values())
+IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")
+every_strategy = pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.name)
+expect.set_options(timeout=20_000)
+
+
+# --- what is told of a strategy ---
+
+@every_strategy
+def test_an_entry_tells_what_its_class_declares(cls):
+    entry = library.entry(cls)
+    knobs = [said for one in cls.knobs() for said in (one.name, one.help)]
+    for said in (cls.title, cls.name, cls.summary(), *knobs, *told(cls.guarantee)):
+        assert escape(said) in entry
+    assert ("reconstruction" in entry) == cls.reconstruction
+    assert escape(library.SURE[cls.sure]) in entry
+
+
+@every_strategy
+def test_a_paper_is_cited_with_its_authors_and_linked(cls):
+    if not re.fullmatch(r"\d{4}\.\d+", cls.paper):
+        assert link(cls) == "" and citation(cls) in ("", cls.paper)
+        return
+    assert re.fullmatch(rf"[A-Z].+ \d{{4}}, arXiv {cls.paper}", citation(cls))
+    assert f"href='https://arxiv.org/abs/{cls.paper}' target='_blank' rel='noopener'" in library.entry(cls)
+
+
+@every_strategy
+def test_a_link_opens_a_lane_that_holds_the_strategy_and_can_run(cls):
+    settings = settings_for(cls)
+    if cls.kind not in IN_A_LANE:
+        assert settings is None and cls.name in library.entry(cls).rpartition("python -m playground")[2]
+        return
+    carried = Settings.from_code(re.search(r"href='\./\?s=([\w-]+)'", library.entry(cls))[1])
+    assert carried == settings and carried.prompt and bool(carried.context) == ("context" in cls.needs)
+    assert [said["problem"] for said in check(carried.lanes)] == [""]
+    assert cls.name in [carried.lanes[0]["strategy"], *(name for name, _ in carried.lanes[0]["extras"])]
+
+
+def test_a_strategy_that_fills_a_canvas_is_opened_with_a_model_that_can():
+    assert settings_for(find("masked_diffusion")).model == "oracle" and settings_for(find("greedy")).model == "default"
+
+
+def test_a_drafter_that_draws_is_opened_in_a_lane_that_draws():
+    assert ["temperature", {}] in settings_for(find("rsd_c")).lanes[0]["extras"]
+
+
+def test_every_guarantee_and_every_need_has_words():
+    assert set(PROMISES | LIMIT) == set(GUARANTEES) and set(library.NEEDS) == set(NEEDS)
+
+
+def test_promises_that_share_a_label_are_told_once():
+    lossless = told(["greedy_identical", "distribution_identical"])
+    assert list(lossless) == ["lossless"] and lossless["lossless"].count(".") == 2
+
+
+@pytest.mark.parametrize("name, refused", [
+    ("adadec", ["samplers that draw by chance"]),
+    ("greedy_match", ["samplers that draw by chance"]),
+    ("k_seq", ["guesses that are drawn without replacement", "guesses that are not drawn at all"]),
+    ("h2o", ["decoders that grow several texts"]),
+    ("masked_diffusion", ["samplers", "constraints", "cache policies", "compute policies"]),
+    ("greedy", []),
+])
+def test_what_a_strategy_refuses_is_told_in_words(name, refused):
+    assert library.refuses(find(name)) == refused
+
+
+class Written(Decoder):
+    """Do <one> thing.
+
+    And {another}, ${never} & more.
+    """
+
+    size: int = knob(3, 1, 9, help="how <many>")
+    text: str = knob("a\nb" * 40, help="what")
+    loud: bool = knob(True, help="whether")
+
+
+def test_what_a_docstring_says_is_text_and_no_markup():
+    assert "{another}, ${never} &amp; more." in library._how(Written) and description(Written) == ["And {another}, ${never} & more."]
+
+
+def test_knobs_are_told_with_their_kind_their_limits_and_their_default():
+    told_knobs = library._knobs(library.facts(Written)["knobs"])
+    assert "whole number, 1 to 9; default 3" in told_knobs and "how &lt;many&gt;" in told_knobs
+    assert "yes or no; default yes" in told_knobs and "a ba ba" in told_knobs and "…" in told_knobs
+
+
+# --- the page ---
+
+@pytest.fixture(scope="module")
+def address():
+    models = SimpleNamespace(target=SimpleNamespace(name="none", dtype="float", device=SimpleNamespace(type="cpu")), draft=None)
+    demo = build(Site(load=lambda *names, **how: models))
+    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **dress())[1]
+    demo.close()
+
+
+@pytest.fixture(scope="module")
+def visitor():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        yield browser.new_context(viewport={"width": 1440, "height": 900})
+        browser.close()
+
+
+@pytest.fixture
+def page(visitor, address):
+    """The library as a visitor finds it; no script may break in it."""
+    page, wrong = visitor.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(f"{address}library")
+    expect(page.locator(".library .found")).to_contain_text(f"{len(STRATEGIES)} entries")
+    yield page
+    page.close()
+    assert not wrong
+
+
+def shown(page: Page) -> set[str]:
+    return set(page.locator(".library .entry:visible").evaluate_all("entries => entries.map(({id}) => id)"))
+
+
+def type_in(page: Page, text: str) -> set[str]:
+    page.fill(".library input[type=search]", text)
+    return shown(page)
+
+
+def test_every_strategy_stands_on_the_page_with_its_paper_and_its_knobs(page):
+    assert shown(page) == {cls.name for cls in STRATEGIES}
+    for cls in STRATEGIES:
+        text = page.locator(f"[id='{cls.name}']").text_content()
+        assert (citation(cls) or "A baseline") in text and all(one.name in text for one in cls.knobs())
+
+
+@pytest.mark.parametrize("typed, name", [
+    ("top_p", "top_p"), ("nucleus", "top_p"), ("2402.02750", "kivi"), ("holtzman 2020", "sample"), ("dwell", "ead"), ("Attention SINKS", "sink_window"),
+    ("min_p", "sample")])
+def test_a_search_finds_by_name_title_paper_author_and_knob(page, typed, name):
+    found = type_in(page, typed)
+    assert name in found and len(found) < len(STRATEGIES) / 2
+
+
+def test_a_search_without_a_find_says_so_and_leads_back(page):
+    assert type_in(page, "zz <b>top</b>") == set()
+    expect(page.locator(".library .none p")).to_have_text("Nothing here is called or does “zz <b>top</b>”.")
+    page.locator(".library .clear").click()
+    assert shown(page) == {cls.name for cls in STRATEGIES}
+    expect(page.locator(".library input[type=search]")).to_be_focused()
+
+
+def test_chips_filter_by_family_and_promise_and_count_what_they_would_leave(page):
+    page.locator("[data-promise='lossless'].entry").first.wait_for()
+    family, promise = page.locator(".chips [data-family='sampling']"), page.locator(".chips [data-promise='lossless']")
+    lossless = {cls.name for cls in STRATEGIES if "lossless" in told(cls.guarantee)}
+    expect(promise.locator(".count")).to_have_text(str(len(lossless)))
+    promise.click()
+    assert shown(page) == lossless
+    expect(page.locator(".library .found")).to_contain_text(PROMISES["greedy_identical"][1])
+    sampling = {name for name in lossless if find(name).family() == "sampling"}
+    expect(family.locator(".count")).to_have_text(str(len(sampling)))
+    family.click()
+    assert shown(page) == sampling and family.get_attribute("aria-pressed") == "true"
+    expect(page.locator(".chips [data-promise='within budget']")).to_be_disabled()
+    family.click()
+    promise.click()
+    assert shown(page) == {cls.name for cls in STRATEGIES}
+
+
+def test_an_address_leads_to_one_entry_and_opens_it(visitor, address):
+    page = visitor.new_page()
+    page.goto(f"{address}library#mirostat")
+    entry = page.locator("#mirostat")
+    expect(entry).to_be_focused()
+    expect(entry).to_be_in_viewport()
+    expect(entry.locator(".knobs dl")).to_be_visible()
+    type_in(page, "beam")
+    page.evaluate("location.hash = '#top_k'")
+    expect(page.locator("#top_k")).to_be_focused()
+    page.close()
+
+
+def test_a_strategy_is_opened_in_a_lane_from_its_entry(page):
+    page.locator("#sink_window .open-lane").click()
+    expect(page.locator(".lane-card")).to_have_count(1)
+    expect(page.locator(".lane-card .recipe")).to_contain_text("sink_window")
+    expect(page.locator("#prompt textarea")).to_have_value(settings_for(find("sink_window")).prompt)
+
+
+def test_the_head_leads_there_and_marks_it(page):
+    expect(page.locator(".places a[aria-current='page']")).to_have_text("Library")
+    expect(page.locator(".nav-holder")).to_be_hidden()
+
+
+def test_nothing_sticks_out_sideways(page):
+    page.evaluate("for (const fold of document.querySelectorAll('.library details')) fold.open = true")
+    for width in (1440, 768, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

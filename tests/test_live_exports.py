@@ -1,0 +1,388 @@
+"""What can be taken away from the live view: drawings, tables, pages that play alone; and the runs of a visit, which stay."""
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import struct
+from dataclasses import asdict, replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from live_page import address, browser, choose, expect, feed, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from test_live_sequences import BEAMS, filling, lane, run_of
+from test_live_view import EVENTS, HEADERS, HOSTILE, RUN
+
+from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Rollback, Stamped, Step
+from playground.spreadsheet import COLUMNS, to_csv
+from playground.trace import Trace
+from playground.ui.frames import frame, new_name, recording
+from playground.ui.standalone import to_html
+
+SVG = "{http://www.w3.org/2000/svg}"
+BUNDLED = Path(__file__).parents[1] / "assets" / "traces" / "first_view.jsonl"
+
+
+def show(page, feed, trace: Trace = RUN, name: str | None = None) -> str:
+    """A whole run, played to its end; returns its name."""
+    run = frame(name or new_name(), 0, [stamped.to_json() for stamped in trace.events], "done", [asdict(header) for header in trace.headers])
+    send(page, feed, run)
+    page.wait_for_selector(f".live[data-run='{run['run']}']")
+    seek(page, 1.0)
+    last = max(stamped.at for stamped in trace.events)
+    expect(page.locator(".live .clock")).to_have_text(f"{last:.2f} of {last:.2f} s")
+    return run["run"]
+
+
+def saved(page, tmp_path, *buttons: str) -> Path:
+    """The file that comes of pressing these, one after the other."""
+    for button in buttons[:-1]:
+        page.click(button)
+    with page.expect_download() as download:
+        page.click(buttons[-1])
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def save_as(page, tmp_path, act: str) -> Path:
+    return saved(page, tmp_path, ".live .save > button", f".live .save [data-do={act}]")
+
+
+def picture(page, tmp_path, panel: str, kind: str) -> Path:
+    page.wait_for_selector(f".panel-{panel} .panel-body svg, .panel-{panel} .panel-body canvas")
+    return saved(page, tmp_path, f".panel-{panel} .as-{kind}")
+
+
+# --- drawings ---
+
+CANVAS = run_of(lane(0, filling(), canvas=4))
+MEASURED = run_of(lane(0, [(x / 10, Figure("scalar", "error", {"x": x, "series": {"held": x / 4}, "axis": "sample"})) for x in (1, 2, 3)]))
+
+
+@pytest.mark.parametrize("trace, lane, panel", [(RUN, 1, "entropy"), (RUN, 1, "tree"), (RUN, 1, "rounds"), (RUN, 0, "mask"), (BEAMS, 0, "branches"),
+                                                (CANVAS, 0, "canvas"), (MEASURED, 0, "figures")])
+def test_a_drawing_is_saved_as_svg_that_needs_nothing_of_the_page(page, feed, tmp_path, trace, lane, panel):
+    run = show(page, feed, trace)
+    if len(trace.headers) > 1:
+        choose(page, lane)
+    path = picture(page, tmp_path, panel, "svg")
+    text = path.read_text()
+    assert path.name == f"run-{run}-lane-{lane + 1}-{panel}.svg"
+    assert not re.search(r"var\(|color-mix|rgb\(| class=| style=| data-|href", text)
+    assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
+    drawing = ElementTree.fromstring(text)
+    assert drawing.find(f"{SVG}title").text.endswith(f", lane {lane + 1}")
+    header = trace.headers[lane]
+    assert header.title in drawing.find(f"{SVG}desc").text and header.prompt in drawing.find(f"{SVG}desc").text
+    assert all(re.fullmatch(r"none|#[0-9a-f]{6}", shape.get(name, "none")) for shape in drawing.iter() for name in ("fill", "stroke"))
+
+
+def test_a_saved_drawing_has_the_colours_and_the_words_of_the_page(page, feed, tmp_path):
+    show(page, feed)
+    choose(page, 1)
+    seek(page, 0.5)
+    expect(page.locator(".panel-tree .which")).to_have_text("round 1 of 2")
+    page.wait_for_timeout(200)  # the views wait for the player to come to rest
+    drawing = ElementTree.parse(picture(page, tmp_path, "tree", "svg")).getroot()
+    fill = page.locator(".panel-tree .node.kept rect").first.evaluate("rect => getComputedStyle(rect).fill")
+    kept = "#" + "".join(f"{int(level):02x}" for level in re.findall(r"\d+", fill)[:3])
+    assert [box.get("fill") for box in drawing.iterfind(f".//{SVG}g[{SVG}title]/{SVG}rect")].count(kept) == 2
+    words = ["".join(text.itertext()) for text in drawing.iter(f"{SVG}text")]
+    assert {" a", " x", " b", " y", " c", "kept", "refused"} <= set(words)
+
+
+def test_a_drawing_is_saved_as_png_at_twice_its_size(page, feed, tmp_path):
+    show(page, feed)
+    choose(page, 1)
+    drawing = ElementTree.parse(picture(page, tmp_path, "rounds", "svg")).getroot()
+    head = picture(page, tmp_path, "rounds", "png").read_bytes()[:24]
+    assert head[1:4] == b"PNG"
+    assert struct.unpack(">II", head[16:]) == (2 * int(drawing.get("width")), 2 * int(drawing.get("height")))
+
+
+def test_what_is_painted_as_pixels_has_no_svg_and_what_is_not_drawn_has_neither(page, feed, tmp_path):
+    show(page, feed)
+    choose(page, 1)
+    assert picture(page, tmp_path, "cache", "png").read_bytes()[1:4] == b"PNG"
+    expect(page.locator(".panel-cache .as-svg")).to_be_hidden()
+    for kind in ("svg", "png"):
+        expect(page.locator(f".panel-difference .as-{kind}")).to_be_hidden()
+
+
+# --- tables ---
+
+def awkward() -> Trace:
+    """Pieces that a spreadsheet would misread, a token that is taken back, one without a row and one that is no favourite."""
+    pieces = ["=1+1", "-5", '"quoted", twice\r\n', "@a", "é<0xE2>", "+x"]
+    events = [Forward(phase="prefill", tokens=1)]
+    for i, piece in enumerate(pieces):
+        top = [Candidate(90, "other", 0.5, 0.0, "top_k"), *([Candidate(i, piece, 2.0 ** -9, 1.0)] if i != 4 else [])]
+        events += [Forward(tokens=1), Step(i, 2.0 ** -7, 0.0, i, top), Commit(i, [i], [piece], piece, [-math.pi * i], ["sampled"])]
+    events += [Rollback(1, ""), Commit(5, [6, 7], ["\t", ""], "", [None, None], ["forced", "forced"]), Done("end")]
+    return Trace([Header(strategy="greedy")], [Stamped(0, i, i / 7, event) for i, event in enumerate(events)])
+
+
+@pytest.mark.parametrize("trace", [RUN, BEAMS, awkward(), Trace.load(BUNDLED)], ids=["three lanes", "beams", "awkward", "bundled"])
+def test_the_page_and_the_shell_write_the_same_csv(page, feed, tmp_path, trace):
+    show(page, feed, trace)
+    assert save_as(page, tmp_path, "csv").read_bytes() == to_csv(Trace.from_json(json.loads(json.dumps(trace.to_json())))).encode()
+
+
+def table(trace: Trace) -> list[dict[str, str]]:
+    return list(csv.DictReader(to_csv(trace).splitlines(keepends=True)))
+
+
+def test_a_row_of_the_csv_tells_what_the_trace_tells_of_a_token():
+    rows = [row for row in table(RUN) if row["lane"] == "1"]
+    assert [row["text"] for row in rows] == [" s", " a", " b", " c", " r"]
+    assert [row["step"] for row in rows] == ["0", "1", "1", "1", "2"]
+    assert [row["forwards"] for row in rows] == ["0", "1", "1", "1", "2"]
+    assert [row["entropy"] for row in rows] == ["2.000000", "0.500000", "0.250000", "1.250000", "0.750000"]
+    assert rows[1] == dict(zip(COLUMNS, ["1", "", "0", "1", "1", "7", " a", "draft", "0.500000", "0.250000", "-0.693147", "0.500000", "0.750000", "1",
+                                         "0.200000", "1"]))
+
+
+def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers():
+    texts = [row["text"] for row in table(awkward())]
+    assert texts == ["'=1+1", "-5", '"quoted", twice\r\n', "'@a", "é<0xE2>", "'\t", ""]
+    assert [row["logprob"] for row in table(awkward())][-3:] == ["-12.566371", "", ""]
+
+
+# --- pages that play alone ---
+
+def alone(browser, path: Path, **how):
+    """A saved page in a window without a network."""
+    window = browser.new_context(viewport={"width": 1440, "height": 2400}, offline=True, **how).new_page()
+    window.set_default_timeout(20_000)
+    window.broken, window.asked = [], []
+    window.on("pageerror", lambda error: window.broken.append(error))
+    window.on("request", lambda request: window.asked.append(request.url))
+    window.goto(path.as_uri())
+    window.wait_for_selector(".live .lane")
+    return window
+
+
+def test_a_saved_page_plays_to_the_end_without_a_network_and_shows_the_same(page, feed, browser, tmp_path):
+    show(page, feed)
+    shown = [token_texts(page, lane) for lane in (0, 1)]
+    window = alone(browser, save_as(page, tmp_path, "page"))
+    expect(window.locator(".lane .status")).to_have_text(["ended", "reached its length", "failed"])
+    assert [token_texts(window, lane) for lane in (0, 1)] == shown
+    assert window.locator(".live img").count() == 0 and window.evaluate("window.hacked") is None
+    window.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
+    assert "no model behind it" in window.locator(".live .card .candidate").nth(1).get_attribute("title")
+    expect(window.locator(".live .card .look")).to_be_disabled()
+    assert window.asked == [window.url] and not window.broken
+    assert Trace.load(save_as(window, tmp_path, "export")).to_json() == RUN.to_json()
+    window.context.close()
+
+
+def without_data(text: str) -> str:
+    return re.sub(r'(<script type="application/json" id="trace">).*?(</script>)', r"\1\2", text)
+
+
+def data_of(text: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="trace">(.*?)</script>', text, re.S)[1])
+
+
+def test_the_page_and_the_shell_write_the_same_page(page, feed, tmp_path):
+    show(page, feed)
+    by_page, by_shell = save_as(page, tmp_path, "page").read_text(), to_html(RUN)
+    assert without_data(by_page) == without_data(by_shell)
+    assert data_of(by_page) == data_of(by_shell)
+    assert Trace.from_json(data_of(by_shell)).to_json() == RUN.to_json()
+
+
+def test_hostile_words_stay_words_in_a_saved_page(browser, tmp_path):
+    words = ["</script><script>window.hacked=1</script>", HOSTILE, "{{source}}", "<!--", "$&"]
+    prompt = words[0] + words[2]
+    events = [Commit(i, [i], [word], word, [None], ["sampled"]) for i, word in enumerate(words)]
+    path = tmp_path / "hostile.html"
+    path.write_text(to_html(Trace([Header(title=words[1], prompt=prompt, prompt_pieces=[prompt])],
+                                  [Stamped(0, i, 0.0, event) for i, event in enumerate([*events, Done("end")])])))
+    window = alone(browser, path, color_scheme="dark")
+    assert token_texts(window, 0) == words
+    assert window.evaluate("window.hacked") is None and window.locator(".live img").count() == 0
+    assert window.evaluate("document.body.className") == "dark"
+    assert not window.broken
+    window.context.close()
+
+
+# --- keys ---
+
+def test_home_and_end_go_to_the_ends_of_a_run(page, feed):
+    show(page, feed)
+    page.keyboard.press("Home")
+    expect(page.locator(".live .clock")).to_have_text("0.00 of 0.40 s")
+    page.keyboard.press("End")
+    expect(page.locator(".live .clock")).to_have_text("0.40 of 0.40 s")
+
+
+def test_the_keys_are_listed_and_work_on_nothing_beneath_the_list(page, feed):
+    show(page, feed)
+    page.keyboard.press("?")
+    dialog = page.locator(".live dialog.keys")
+    expect(dialog).to_be_visible()
+    assert {"Space", "Home", "End", "?", "Esc"} <= set(dialog.locator("kbd").all_inner_texts())
+    page.keyboard.press("Home")
+    expect(page.locator(".live .clock")).to_have_text("0.40 of 0.40 s")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.click(".live [data-do=keys]")
+    expect(dialog).to_be_visible()
+    page.keyboard.press("Escape")
+
+
+def test_escape_closes_the_menu_and_puts_the_focus_back(page, feed):
+    show(page, feed)
+    page.click(".live .save > button")
+    page.keyboard.press("Escape")
+    expect(page.locator(".live .save [role=dialog]")).to_be_hidden()
+    assert page.evaluate("document.activeElement.textContent") == "Save as"
+
+
+# --- the branches of a visit ---
+
+def writing(*forced: int, tokens: tuple[int, ...] = (1, 2, 3)) -> tuple[Header, list]:
+    """A lane that writes ids in words of their own, its row showing two more at every place."""
+    header = Header(title="Greedy", strategy="greedy", model="toy", prompt="Say", prompt_ids=[5], prompt_pieces=["Say"], forced=list(forced))
+    top = [Candidate(i, f" w{i}", 0.25, 0.25) for i in range(1, 5)]
+    events = [event for i, token in enumerate(tokens)
+              for event in (Step(i, 1.0, 1.0, token, top), Commit(i, [token], [f" w{token}"], f" w{token}", [-1.0], ["sampled"]))]
+    return header, [*events, Done("end")]
+
+
+def visit_run(*lanes: tuple[Header, list]) -> Trace:
+    rows = [(number, event) for number, (_, events) in enumerate(lanes) for event in events]
+    return Trace([replace(header, lane=number) for number, (header, _) in enumerate(lanes)],
+                 [Stamped(number, seq, seq / 100, event) for seq, (number, event) in enumerate(rows)])
+
+
+FIRST = visit_run(writing())
+FORKED = visit_run(writing(), writing(1, 4, tokens=(1, 4, 2)))
+
+
+@pytest.fixture
+def fresh(page, address):
+    """The page as a visitor opens it, with no run kept."""
+    page.goto(address)
+    page.wait_for_selector(".live .welcome")
+    return page
+
+
+def kept(page) -> list[str]:
+    return page.locator(".live .visit-run").evaluate_all("all => all.map((one) => one.textContent)")
+
+
+def test_a_fork_hangs_below_its_run_and_the_run_can_be_brought_back(fresh, feed):
+    first = show(fresh, feed, FIRST)
+    expect(fresh.locator(".live .visit")).to_be_hidden()
+    second = show(fresh, feed, FORKED)
+    assert kept(fresh) == ["Run 1Greedy, “Say”", "Run 2lane 1 left at token 2: “ w4” instead of “ w2”, as lane 2"]
+    assert fresh.locator(".visit li li .visit-run[aria-current]").text_content().startswith("Run 2")
+    fresh.locator(".live .visit-run").first.click()
+    fresh.wait_for_selector(f".live[data-run='{first}']")
+    expect(fresh.locator(".lane")).to_have_count(1)
+    assert token_texts(fresh, 0) == [" w1", " w2", " w3"]
+    fresh.locator(".lane[data-lane='0'] .tokens > .t").nth(1).click()
+    assert "only the newest" in fresh.locator(".live .card .candidate[data-id='4']").get_attribute("title")
+    fresh.locator(".live .visit-run").nth(1).click()
+    fresh.wait_for_selector(f".live[data-run='{second}']")
+    assert token_texts(fresh, 1) == [" w1", " w4", " w2"]
+    fresh.locator(".lane[data-lane='0'] .tokens > .t").nth(2).click()
+    expect(fresh.locator(".live .card .candidate[data-id='4']")).to_be_enabled()
+
+
+def test_a_run_goes_on_while_an_earlier_one_is_shown(fresh, feed):
+    first = show(fresh, feed, FIRST)
+    name, facts = new_name(), [stamped.to_json() for stamped in FORKED.events]
+    headers = [asdict(header) for header in FORKED.headers]
+    send(fresh, feed, frame(name, 0, facts[:4], "running", headers))
+    fresh.wait_for_selector(f".live[data-run='{name}']")
+    fresh.locator(".live .visit-run").first.click()
+    send(fresh, feed, frame(name, 1, facts[4:], "done"))
+    fresh.wait_for_timeout(300)
+    assert fresh.locator(".live").get_attribute("data-run") == first
+    fresh.locator(".live .visit-run").nth(1).click()
+    expect(fresh.locator(".lane[data-lane='1'] .tokens > .t")).to_have_count(3)
+    assert not feed.heard
+
+
+def test_a_held_run_is_still_held_when_it_is_brought_back(fresh, feed):
+    name, facts = new_name(), [stamped.to_json() for stamped in FIRST.events]
+    headers = [asdict(header) for header in FIRST.headers]
+    show(fresh, feed, FIRST)
+    send(fresh, feed, frame(name, 0, facts[:4], "held", headers))
+    fresh.wait_for_selector(f".live[data-run='{name}']")
+    fresh.locator(".live .visit-run").first.click()
+    fresh.locator(".live .visit-run").nth(1).click()
+    expect(fresh.locator(".lane .status")).to_have_text("held")
+    expect(fresh.locator(".live .play")).to_have_attribute("aria-label", "Play")
+    fresh.click(".live .play")
+    assert wait_for(fresh, feed, "resume") == {}
+
+
+def test_a_run_that_begins_with_no_new_token_is_no_fork(fresh, feed):
+    for trace in (FORKED, FORKED):
+        show(fresh, feed, trace)
+    expect(fresh.locator(".live .visit > ol > li")).to_have_count(2)
+
+
+def test_the_oldest_runs_go_first_and_a_told_recording_is_none_of_them(fresh, feed):
+    send(fresh, feed, recording(HEADERS, EVENTS))
+    for _ in range(21):
+        show(fresh, feed, FIRST)
+    assert [text.split("Greedy")[0] for text in kept(fresh)] == [f"Run {number}" for number in range(2, 22)]
+    assert "20 runs" in fresh.locator(".visit-note").text_content()
+
+
+# --- opening ---
+
+def drop(page, name: str, text: str, on: str = ".live"):
+    page.evaluate("""([name, text, on]) => {
+        const carried = new DataTransfer();
+        carried.items.add(new File([text], name));
+        for (const act of ["dragover", "drop"]) {
+            document.querySelector(on).dispatchEvent(new DragEvent(act, { bubbles: true, cancelable: true, dataTransfer: carried }));
+        }
+    }""", [name, text, on])
+
+
+def as_lines(head: dict, *events: dict) -> str:
+    return "\n".join(json.dumps(line) for line in (head, *events)) + "\n"
+
+
+def test_a_trace_is_opened_wherever_on_the_page_it_is_dropped(page, feed):
+    show(page, feed, FIRST)
+    whole = RUN.to_json()
+    drop(page, "mine.jsonl", as_lines({**whole, "events": []}, *whole["events"]), on="body")
+    expect(page.locator(".live .message")).to_have_text(f"Opened mine.jsonl: 3 lanes, {len(EVENTS)} events.")
+    expect(page.locator(".lane")).to_have_count(3)
+    expect(page.locator(".live")).not_to_have_class(re.compile("dropping"))
+
+
+HEAD = {"format": "decoding-playground-trace", "version": 1, "lanes": [{"title": "x"}]}
+
+
+@pytest.mark.parametrize("text, told", [
+    ("", "This file is empty"),
+    ("PK\x03\x04", "Line 1 of this file is not JSON"),
+    (as_lines({"format": "list"}), "This is not a trace"),
+    (as_lines({**HEAD, "version": 9}), "has format version 9"),
+    (as_lines({**HEAD, "lanes": []}), "has no lanes"),
+    (as_lines({**HEAD, "lanes": ["a"]}), "has no fields where it should have some"),
+    (as_lines({**HEAD, "lanes": [{"forced": "none"}]}), "wrong value for forced"),
+    (as_lines({**HEAD, "lanes": [{"parts": [None]}]}), "wrong form"),
+    (as_lines(HEAD, {"kind": "flight", "lane": 0, "seq": 0, "at": 0}), "unknown kind"),
+    (as_lines(HEAD, {"kind": "done", "lane": 3, "seq": 0, "at": 0}), "speaks of a lane"),
+    (as_lines(HEAD, {"kind": "commit", "lane": 0, "seq": 0, "at": 0, "ids": 7}), "wrong value for ids"),
+    (as_lines(HEAD)[:-1] + "\n{\"kind\": \"do", "Line 2 of this file is not JSON"),
+])
+def test_a_file_that_is_no_trace_is_refused_in_a_sentence_and_nothing_is_lost(page, feed, text, told):
+    run = show(page, feed, FIRST)
+    drop(page, "other.jsonl", text)
+    expect(page.locator(".live .message.is-trouble")).to_contain_text(told)
+    expect(page.locator(f".live[data-run='{run}'] .lane .tokens > .t")).to_have_count(3)

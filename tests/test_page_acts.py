@@ -1,0 +1,314 @@
+"""Acts of visitors that end badly elsewhere, in a real browser: hostile texts, lost connections, neighbours, no mouse, no patience."""
+from __future__ import annotations
+
+import re
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from test_page import Counting, Settings, address, browser, counted, counting_site, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from toys import byte_tokenizer
+
+from playground.trace import Trace
+from playground.ui.gallery import examples
+from playground.ui.look import dress
+from playground.ui.pages import build
+from playground.ui.worker import Worker
+
+GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}
+ATTACK = "<img src=x onerror=window.hacked=1>"
+HOSTILE = f"{ATTACK}</textarea><script>window.hacked=1</script> \u202eabc\u202c שלום مرحبا 👩‍👩‍👧 a\u0000b ${{7*7}} {'w' * 400}"
+
+
+def unharmed(page) -> bool:
+    """Whether nothing that was text has become part of the page."""
+    return page.evaluate("window.hacked === undefined && !document.querySelector('img[src=x]') && !document.title.includes('<')")
+
+
+def ran(page) -> None:
+    page.click("#run")
+    expect(page.locator("#live [data-recorded='false'] .lane").first).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+
+
+# --- texts that would rather be a page ---
+
+def test_a_hostile_prompt_is_text_wherever_it_stands(page, address):
+    visit(page, address, Settings(prompt=HOSTILE, context=HOSTILE, length=4, lanes=[GREEDY]))
+    ran(page)
+    shown = running(page, 0).locator(".prompt")
+    assert ATTACK in shown.text_content() and "w" * 400 in shown.text_content()
+    expect(running(page, 0).locator(".setting")).to_have_attribute("title", re.compile("<img src=x"))
+    running(page, 0).locator(".text").press("ArrowLeft")
+    expect(page.locator("#live .card")).to_be_visible()
+    assert unharmed(page)
+
+
+def test_a_hostile_prompt_comes_back_from_its_link_and_from_the_browsers_memory(page, address):
+    visit(page, address, Settings(prompt=HOSTILE, length=4))
+    page.click("#share")
+    page.wait_for_function("new URLSearchParams(location.search).has('s')")
+    code = page.evaluate("new URLSearchParams(location.search).get('s')")
+    assert Settings.from_code(code).prompt == HOSTILE
+    page.goto(address)
+    expect(page.locator("#prompt textarea")).to_have_value(HOSTILE)
+    assert unharmed(page)
+
+
+def test_hostile_turns_of_a_chat_are_text(page, address):
+    asked = Settings(prompt="Who?", mode="chat", system=HOSTILE, before=[[ATTACK, ATTACK]], length=2, lanes=[GREEDY])
+    page.goto(f"{address}?s={asked.to_code()}")
+    expect(page.locator(".turns .said").first).to_have_text(ATTACK)
+    ran(page)
+    assert unharmed(page)
+
+
+def test_a_refusal_that_quotes_a_visitor_quotes_text(page, address):
+    visit(page, address, Settings(prompt="The red fox", model=f"/no/{ATTACK}"))
+    page.click("#run")
+    expect(page.locator("#model-notice")).to_contain_text(ATTACK)
+    assert unharmed(page)
+
+
+def test_a_run_over_a_hostile_prompt_is_saved_as_it_was(page, address, tmp_path):
+    visit(page, address, Settings(prompt=HOSTILE, length=4, lanes=[GREEDY]))
+    ran(page)
+    page.click("#live .save > button")
+    with page.expect_download() as download:
+        page.click("#live [data-do='export']")
+    download.value.save_as(tmp_path / "run.jsonl")
+    assert Trace.load(tmp_path / "run.jsonl").headers[0].prompt == HOSTILE
+    assert "<" not in download.value.suggested_filename
+
+
+def test_a_hostile_prompt_does_not_widen_a_phones_page(page, address):
+    page.set_viewport_size({"width": 390, "height": 844})
+    visit(page, address, Settings(prompt=HOSTILE, length=4, lanes=[GREEDY]))
+    ran(page)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_html_that_a_model_writes_is_text_in_lane_card_and_chart(page, address):
+    written = f"{ATTACK}<script>window.hacked=1</script>"
+    lane = {**GREEDY, "forced": byte_tokenizer().encode(written)}
+    visit(page, address, Settings(prompt="The red fox", length=len(lane["forced"]) + 1, lanes=[lane, {**lane, "strategy": "sample"}]))
+    ran(page)
+    assert "".join(tokens(page, 0).all_text_contents()).startswith(written)
+    tokens(page, 0).first.click()
+    expect(page.locator("#live .card")).to_contain_text("<")
+    page.locator("#live .views").scroll_into_view_if_needed()
+    assert unharmed(page)
+
+
+# --- others on the same page, and a connection that breaks ---
+
+def test_two_visitors_never_see_each_others_text(address, browser):
+    visitors = [browser.new_page(), browser.new_page()]
+    secrets = ("a violet giraffe", "an amber walrus")
+    for visitor, secret in zip(visitors, secrets):
+        visit(visitor, address, Settings(prompt=secret, length=4000, lanes=[GREEDY]))
+        visitor.click("#run")
+    for visitor in visitors:
+        expect(tokens(visitor, 0).nth(5)).to_be_attached()
+    for visitor, own, other in zip(visitors, secrets, secrets[::-1]):
+        assert own in running(visitor, 0).locator(".prompt").text_content()
+        assert other not in visitor.content()
+        visitor.click("#stop")
+        expect(visitor.locator("#run")).to_be_visible()
+        visitor.close()
+
+
+def test_a_visitor_without_a_run_is_shown_none_of_another(counted, browser):
+    address, _ = counted
+    first, second = browser.new_page(), browser.new_page()
+    visit(first, address, Settings(prompt="first"))
+    first.click("#run")
+    expect(tokens(first, 0).nth(2)).to_be_attached()
+    visit(second, address, Settings(prompt="second"))
+    second.click("#again")
+    expect(second.locator("#prompt-notice")).to_contain_text("no run to show yet")
+    first.close()
+    second.close()
+
+
+def test_a_run_says_with_how_many_others_it_takes_turns(counted, browser):
+    address, _ = counted
+    visitors = [browser.new_page(), browser.new_page()]
+    for visitor, prompt in zip(visitors, ("first", "second")):
+        visit(visitor, address, Settings(prompt=prompt))
+        visitor.click("#run")
+        expect(tokens(visitor, 0).nth(2)).to_be_attached()
+    for visitor in visitors:
+        expect(visitor.locator("#status")).to_contain_text("in turn with 1 other run")
+    visitors[0].click("#stop")
+    expect(visitors[1].locator("#status")).not_to_contain_text("in turn")
+    for visitor in visitors:
+        visitor.close()
+
+
+@pytest.fixture
+def cut(browser):
+    """Takes the network away from all tabs, or gives it back."""
+    yield browser.set_offline
+    browser.set_offline(False)
+
+
+def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_begin(page, address, cut):
+    visit(page, address, Settings(prompt="The red fox", length=4000, lanes=[GREEDY]))
+    page.click("#run")
+    expect(tokens(page, 0).nth(5)).to_be_attached()
+    cut(True)
+    page.wait_for_timeout(1500)
+    before = tokens(page, 0).count()
+    cut(False)
+    page.click("#again")
+    told = page.locator("#live [data-recorded='true'] .lane .tokens > .t")
+    page.locator("#live .scrub").press("End")
+    expect(told.nth(before - 1)).to_be_attached()
+    if page.locator("#stop").is_visible():
+        page.click("#stop")
+    page.fill("#length input", "3")
+    page.click("#run")
+    expect(status(page, 0)).to_have_text("reached its length")
+
+
+# --- models that take their time ---
+
+class Slow:
+    """Loads models only once it is let; until then it is at two fifths."""
+
+    def __init__(self, models):
+        self.models, self.let = models, threading.Event()
+
+    def __call__(self, *names, progress, **how):
+        progress(0.4, "reading weights")
+        self.let.wait(60)
+        return self.models()
+
+
+@contextmanager
+def slow_page():
+    site = counting_site(lambda models, settings, memory: Counting([], length=3))
+    site.arrivals._load = slow = Slow(site.load)
+    demo = build(site)
+    try:
+        yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1], slow
+    finally:
+        slow.let.set()
+        demo.close()
+
+
+def test_loading_shows_how_far_it_is_and_can_be_given_up(page):
+    with slow_page() as (address, slow):
+        visit(page, address, Settings(prompt="The red fox"))
+        page.click("#run")
+        expect(page.locator("#status")).to_contain_text("reading weights")
+        expect(page.locator("#status progress")).to_have_attribute("value", "0.400")
+        page.click("#stop")
+        expect(page.locator("#run")).to_be_visible()
+        slow.let.set()
+        page.click("#run")
+        expect(tokens(page, 0)).to_have_count(3)
+
+
+# --- people who use no mouse, or want no motion ---
+
+def tab_to(page, wanted: str, most: int = 80) -> None:
+    """Press Tab until the focus is on what matches the selector."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate("(wanted) => document.activeElement.matches(wanted)", wanted):
+            return
+    raise AssertionError(f"Tab does not lead to {wanted}")
+
+
+def shown(page, lane: int = 0) -> int:
+    return tokens(page, lane).count()
+
+
+def test_a_run_is_begun_held_stepped_and_gone_through_with_the_keyboard_alone(page, address):
+    visit(page, address)
+    tab_to(page, "[data-part='examples'][data-index='1']")
+    page.keyboard.press("Enter")
+    expect(page.locator("#prompt textarea")).to_have_value(examples()[1]["prompt"])
+    tab_to(page, "#length input")
+    page.keyboard.type("4000")  # Tab has selected what stood there
+    page.keyboard.press("Control+Enter")
+    expect(tokens(page, 0).nth(2)).to_be_attached()
+    tab_to(page, "#live .play")
+    page.keyboard.press("Space")
+    expect(page.locator("#live .play")).to_have_attribute("aria-label", "Play")
+    held = shown(page)
+    page.keyboard.press("ArrowRight")
+    expect(tokens(page, 0).nth(held)).to_be_attached()
+    tab_to(page, "#live .scrub")
+    page.keyboard.press("Home")
+    expect(tokens(page, 0)).to_have_count(0)
+    page.keyboard.press("2")
+    expect(page.locator("#live .chooser .tab[data-lane='1']")).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("Escape")
+    expect(page.locator("#run")).to_be_visible()
+
+
+def test_a_token_is_read_and_its_card_opened_with_the_keyboard_alone(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=6, lanes=[GREEDY]))
+    page.keyboard.press("Control+Enter")
+    expect(status(page, 0)).to_have_text("reached its length")
+    tab_to(page, "#live .lane[data-lane='0'] .text")
+    page.keyboard.press("ArrowLeft")
+    expect(tokens(page, 0).nth(5)).to_have_attribute("aria-label", re.compile("^token 6, "))
+    page.keyboard.press("Enter")
+    expect(page.locator("#live .card")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#live .card")).to_be_hidden()
+
+
+def test_for_those_who_want_no_motion_nothing_plays_by_itself_and_nothing_moves(page, address):
+    page.emulate_media(reduced_motion="reduce")
+    visit(page, address, Settings(prompt="The red fox", length=400, lanes=[GREEDY]))
+    expect(page.locator("#live .play")).to_have_attribute("aria-label", "Play")
+    page.click("#run")
+    expect(tokens(page, 0).nth(5)).to_be_attached()
+    moving = page.evaluate("document.getAnimations().filter((one) => one.playState === 'running' && one.effect.getTiming().duration > 1).length")
+    assert moving == 0
+
+
+# --- a page that stands still ---
+
+WATCH_SHIFTS = """window.shifts = [];
+const note = (list) => window.shifts.push(...list.getEntries().filter((one) => !one.hadRecentInput).map((one) => one.value));
+new PerformanceObserver(note).observe({ type: "layout-shift" });"""
+
+
+def test_nothing_jumps_while_lanes_write(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=60, lanes=[GREEDY, SAMPLE, GREEDY, SAMPLE]))
+    page.click("#run")
+    expect(tokens(page, 0).nth(0)).to_be_attached()
+    page.locator("#live .lanes").scroll_into_view_if_needed()
+    page.evaluate(WATCH_SHIFTS)
+    expect(status(page, 0)).to_have_text("reached its length")
+    assert page.evaluate("window.shifts.reduce((sum, value) => sum + value, 0)") < 0.1
+
+
+# --- what the worker tells of time and neighbours ---
+
+def test_a_frame_tells_when_the_oldest_of_its_events_happened():
+    begun = time.time()
+    frames = list(Worker().take(Counting([], length=200)).frames())
+    told = [frame["told"] for frame in frames if frame["events"]]
+    assert begun <= told[0] and told == sorted(told) and told[-1] <= time.time()
+    assert all("told" not in frame for frame in frames if not frame["events"])
+
+
+def test_a_run_that_is_being_served_still_counts_as_a_neighbour_and_one_that_is_held_or_over_does_not():
+    worker = Worker()
+    first, second = worker.take(Counting([])), worker.take(Counting([]))
+    assert {worker.others(first) for _ in range(500)} == {1}
+    second.hold()
+    assert worker.others(first) == 0
+    second.resume()
+    second.stop()
+    list(second.frames())
+    assert worker.others(first) == 0
+    first.stop()
