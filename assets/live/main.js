@@ -7,6 +7,7 @@ const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) =
 const FILE_ALONE = "A trace from a file has no model behind it to go on with";
 const LEFT_BEHIND = "This run was left for another one: only the newest has its model behind it";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
+const PAINT_REST = 1.5; // times as long as a paint took: the model may share this processor
 
 class App {
   constructor(root) {
@@ -20,6 +21,7 @@ class App {
     this.marked = { lane: -1, position: null };
     this.asked = null; // "hold" or "resume" on its way to the server
     this.stepping = false;
+    this.paintsAgain = 0; // not before, while the player plays: a long text must not keep the page busy
     this.settings = readSettings();
     this.player.speed = this.settings.speed;
     this.theme = "";
@@ -370,10 +372,14 @@ class App {
   schedule() {
     if (this.scheduled) return;
     this.scheduled = true;
-    requestAnimationFrame((now) => {
+    const paint = () => requestAnimationFrame((now) => {
       this.scheduled = false;
       this.paint(now);
+      this.paintsAgain = performance.now() + PAINT_REST * (performance.now() - now);
     });
+    const rest = this.player.playing ? this.paintsAgain - performance.now() : 0;
+    if (rest > 1000 / 60) setTimeout(paint, rest);
+    else paint();
   }
 
   paint(now) {

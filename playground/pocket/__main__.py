@@ -103,6 +103,7 @@ def _train_options(parser):
     parser.add_argument("--minutes", type=float, help="the whole budget, usually 95; with --resume another than the old one")
     parser.add_argument("--piece", type=float, default=math.inf, help="stop after so many minutes, to go on with --resume")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--begin", type=Path, metavar="FOLDER", help="begin with the weights of a published model, not by chance")
     parser.add_argument("--size", choices=["nano", "small", "large"],
                         help="shape of the model; small on a CPU, large on a GPU, nano to try the commands out")
     parser.add_argument("--compile", action="store_true", help="a fifth faster on a CPU with a C++ compiler, once it has been compiled")

@@ -37,7 +37,7 @@ tokenizer, model = AutoTokenizer.from_pretrained("{published}"), AutoModelForCau
 
 ## Training
 One run of `python -m playground.pocket train --role {name}` on {place}: {minutes:.0f} minutes, {step} steps of {batch}
-tokens, {seen:.1f} million tokens in all, {taught}. Muon on the matrices (rate {matrix_lr}), AdamW on the embeddings and norms
+tokens, {seen:.1f} million tokens in all, {taught}. {begun} Muon on the matrices (rate {matrix_lr}), AdamW on the embeddings and norms
 (rate {other_lr}); warm-up over {warm_up} steps, stable, decay over the last {decay:.0%}; context {stages} of the time; bfloat16
 products, float32 weights; seed {seed}. Last training loss (mean over {noted} steps, questions weighted a tenth): {loss:.2f}.
 
@@ -120,8 +120,16 @@ def _shape(model):
 
 
 def _run(state, plan):
-    run = dict(minutes=state.seconds / 60, step=state.step, seen=state.tokens / 1e6, loss=state.losses[-1][1], place=state.place)
+    run = dict(minutes=state.seconds / 60, step=state.step, seen=state.tokens / 1e6, loss=state.losses[-1][1], place=state.place, begun=_begun(state.earlier))
     return asdict(plan) | run | dict(batch=plan.tokens, noted=NOTED)
+
+
+def _begun(earlier):
+    """With what the run began, in a sentence."""
+    if not earlier:
+        return "It began with random weights."
+    seen, minutes = earlier["tokens"] / 1e6, earlier["minutes"]
+    return f"It began with the weights of the version before it ({seen:.1f} million tokens, {minutes:.0f} minutes)."
 
 
 def _data(checksums):

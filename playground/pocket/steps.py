@@ -18,6 +18,7 @@ from playground.pocket import distill as distilling
 from playground.pocket import evaluate as measuring
 from playground.pocket import model as models
 from playground.pocket import tokenizer as tokens
+from playground.pocket.inherit import inherit
 from playground.pocket.roles import ROLES
 from playground.pocket.train import Plan, Trainer, data_loss, read_state, target_loss
 from playground.pocket.writing import new_folder, write_text
@@ -59,6 +60,7 @@ def train(options):
         trainer.resume(options.minutes)
     else:
         trainer.begin()
+        _inherit(options, role, trainer)
     trainer.run(minutes=options.piece)
     with new_folder(role.model(options.out) / "weights", replace=True) as folder:
         models.save(trainer.model, folder)
@@ -107,7 +109,7 @@ def _publish(options, role, measured, folder):
     facts = dict(result=result, checksums=corpus.checksums(options.corpus), plan=plan)
     (folder / "README.md").write_text(card.card(role, model, state, facts), encoding="utf-8")
     (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
-    measures = result | dict(tokens_seen=state.tokens, minutes=state.seconds / 60, losses=state.losses, plan=asdict(plan))
+    measures = result | dict(tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses, plan=asdict(plan))
     (folder / MEASURES).write_text(json.dumps(measures, indent=1) + "\n", encoding="utf-8")
 
 
@@ -122,6 +124,13 @@ def _trainer(options, role):
     batch = options.batch or (2048 if device == "cpu" else 65536)
     plan = Plan(minutes=options.minutes or 95, tokens=batch, seed=options.seed)
     return Trainer(model, _loss(options, role, device), plan, (role.data(options.out), role.model(options.out)))
+
+
+def _inherit(options, role, trainer):
+    """Begin with published weights, where the options name some."""
+    if options.begin:
+        earlier = inherit(trainer.model, _tokenizer(options, role), options.begin)
+        trainer.state.earlier = asdict(earlier)
 
 
 def _loss(options, role, device):

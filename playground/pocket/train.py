@@ -44,6 +44,13 @@ class Plan:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What the weights a run began with had been trained before it: tokens seen, and minutes."""
+    tokens: int = 0
+    minutes: float = 0.0
+
+
 @dataclass
 class State:
     """Where a run stands; stored in the checkpoint."""
@@ -53,6 +60,7 @@ class State:
     taken: dict = field(default_factory=dict)       # context length -> windows used
     losses: list = field(default_factory=list)      # (tokens, mean loss of the last steps)
     place: str = ""                                 # what it was trained on
+    earlier: dict = field(default_factory=dict)     # the fields of `Earlier`, where it did not begin by chance
 
 
 class Trainer:
