@@ -11,6 +11,9 @@ from playground.ui.look import dress
 from playground.ui.pages import build
 from playground.ui.site import Site
 
+LARGEST_UPLOAD = "5mb"  # questions of one's own for the benchmark; nothing else is uploaded
+VISITORS = 200  # at once: each one who watches or waits takes a thread that sleeps most of the time
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
@@ -54,7 +57,7 @@ def check_mcp(wanted: bool) -> None:
 def start(page, given: argparse.Namespace) -> None:
     try:
         page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, run_history=False,
-                    mcp_server=given.mcp or None, **dress())
+                    mcp_server=given.mcp or None, max_file_size=LARGEST_UPLOAD, max_threads=VISITORS, **dress())
     except OSError as reason:
         raise Refusal(f"The page cannot start on {given.host}: {reason}") from None
 

@@ -334,6 +334,14 @@ def test_in_a_line_the_first_comes_first_and_who_leaves_makes_room():
     assert not waiting.is_alive() and set(heard) <= {1} and [*Line().wait(second)] == []
 
 
+def test_a_line_with_seats_tells_how_many_must_leave_before_ones_turn():
+    line, visitors = Line(seats=2), [object() for _ in range(4)]
+    turns = [line.wait(visitor) for visitor in visitors]
+    assert [next(turn, 0) for turn in turns] == [0, 0, 1, 2]
+    line.leave(visitors[1])
+    assert [next(turn, 0) for turn in turns[2:]] == [0, 1]
+
+
 def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
     now = iter([10.0, 14.0])
     monkeypatch.setattr(benchmark, "monotonic", lambda: next(now))

@@ -147,6 +147,28 @@ def test_a_run_says_with_how_many_others_it_takes_turns(counted, browser):
         visitor.close()
 
 
+def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(browser):
+    site = counting_site(lambda models, settings, memory: Counting([], settings.prompt))
+    site.runs.seats = 1
+    demo = build(site)
+    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, **dress())
+    first, second = browser.new_page(), browser.new_page()
+    for visitor in (first, second):
+        visit(visitor, address, Settings(prompt="mine"))
+        visitor.click("#run")
+        expect(visitor.locator("#stop")).to_be_visible()
+    expect(tokens(first, 0).nth(2)).to_be_attached()
+    expect(second.locator("#status")).to_contain_text("waiting for 1 run of other visitors")
+    second.click("#stop")
+    expect(second.locator("#run")).to_be_visible()
+    second.click("#run")
+    expect(second.locator("#status")).to_contain_text("waiting for 1 run")
+    first.close()
+    expect(tokens(second, 0).nth(2)).to_be_attached()
+    second.close()
+    demo.close()
+
+
 @pytest.fixture
 def cut(browser):
     """Takes the network away from all tabs, or gives it back."""

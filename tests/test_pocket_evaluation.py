@@ -1,7 +1,6 @@
 """Measuring the pocket models: what each figure says of texts and models whose figures are known."""
 import math
 import random
-
 from dataclasses import replace
 
 import pytest

@@ -29,7 +29,7 @@ from playground.ui.figures import for_page
 from playground.ui.gallery import TASKS
 from playground.ui.gpu import Borrowed
 from playground.ui.handlers import Changes, status
-from playground.ui.look import read
+from playground.ui.look import notice, read
 from playground.ui.site import Site
 from playground.ui.standings import Standings, answers_to, file_name, told
 from playground.ui.survey import Choice
@@ -64,7 +64,7 @@ class Benchmark:
             self._questions()
             self._numbers()
         self.lanes = LaneEditor(self.start.lanes, fills=offers.fills(site.named(self.start.model)), most=Choice.MOST, elem_id="editor")
-        self.lanes_notice = _notice("lanes-notice")
+        self.lanes_notice = notice("lanes-notice")
         self._actions()
         self._results()
 
@@ -126,8 +126,8 @@ class Benchmark:
                 self.own = gr.Textbox(self.start.own, label="One JSON object a line", lines=3, max_lines=10, placeholder=FORM, elem_id="own",
                                       info='Only "prompt" has to be there. "answer" makes it scored: exact, or with "contains": true anywhere in the text.')
                 self.bring = gr.UploadButton("Load a .jsonl file", file_types=[".jsonl", ".json", ".txt"], size="sm", elem_id="bring")
-                self.own_notice = _notice("own-notice")
-            self.questions_notice = _notice("questions-notice")
+                self.own_notice = notice("own-notice")
+            self.questions_notice = notice("questions-notice")
 
     def _numbers(self) -> None:
         with gr.Column(scale=2, min_width=280, elem_classes="numbers"):
@@ -141,7 +141,7 @@ class Benchmark:
                 targets = offers.targets(self.site.default_name())
                 self.model = gr.Dropdown(targets, value=self.start.model, label="Target", allow_custom_value=True, elem_id="model")
                 self.draft = gr.Dropdown(offers.drafts(), value=self.start.draft, label="Draft", allow_custom_value=True, elem_id="draft")
-            self.model_notice = _notice("model-notice")
+            self.model_notice = notice("model-notice")
 
     def _number(self, name: str, label: str) -> gr.Number:
         return gr.Number(getattr(self.start, name), label=label, precision=0, min_width=90, elem_id=name)
@@ -161,11 +161,6 @@ class Benchmark:
         with gr.Accordion("Figures", open=True, visible=False, elem_classes="figures", elem_id="figures") as self.figures:
             self.cost = gr.Radio([(told, cost) for cost, (told, _) in COSTS.items()], value=next(iter(COSTS)), label="Held against", elem_id="cost")
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in range(2)]
-
-
-def _notice(name: str) -> gr.HTML:
-    """A place beside a control where a sentence may appear."""
-    return gr.HTML("", html_template="<p role='alert'>${value}</p>", elem_classes="notice", elem_id=name, apply_default_css=False)
 
 
 @dataclass(eq=False)
@@ -289,14 +284,14 @@ class Acts:
         finally:
             visit.over = True
             visit.stop()
-            self.site.line.leave(visit)
+            self.site.surveys.leave(visit)
         yield gr.skip() if visit.left else {**self.page.rest(), **self._outcome(visit, cost)}
 
     def _before(self, visit: Visit, arrival: Arrival) -> Iterator[Changes]:
         """What there is to wait for: the models, and the surveys of others."""
         yield from self._progress(arrival)
         arrival.result()
-        for ahead in self.site.line.wait(visit):
+        for ahead in self.site.surveys.wait(visit):
             yield {self.page.told: f"<p>Waiting: {_count(ahead, 'survey')} before yours. One goes on at a time, so that none spoils another's times.</p>"}
 
     def _progress(self, arrival: Arrival) -> Iterator[Changes]:

@@ -26,7 +26,7 @@ from playground.trace import Trace
 from playground.ui.frames import Facts, trace_of
 from playground.ui.handlers import MODEL_CONTROLS, Changes, Visit, status
 from playground.ui.lanes import to_json
-from playground.ui.look import read
+from playground.ui.look import notice, read
 from playground.ui.page import PRIVATE
 from playground.ui.settings import Settings
 from playground.ui.site import Site
@@ -73,7 +73,7 @@ class Game:
             self.way = gr.Radio(WAYS, value=way_of(start), label="The text", elem_id="way", elem_classes="segmented")
             self.prompt = gr.Textbox(start.prompt, label="Prompt, or the text to be read", lines=3, max_lines=10, elem_id="prompt",
                                      placeholder="Write what the model continues, or a text that it reads…")
-            self.notice = _notice("prompt-notice")
+            self.notice = notice("prompt-notice")
 
     def _numbers(self) -> None:
         start = offers()[0][1]
@@ -84,7 +84,7 @@ class Game:
             with gr.Row(elem_classes="pair"):
                 self.length = gr.Number(start.length, label="Tokens", precision=0, min_width=90, elem_id="length")
                 self.seed = gr.Number(start.seed, label="Seed", precision=0, min_width=90, elem_id="seed")
-            self.numbers_notice = _notice("numbers-notice")
+            self.numbers_notice = notice("numbers-notice")
 
     def controls(self) -> list[gr.components.Component]:
         return [self.way, self.prompt, self.mode, self.length, self.seed]
@@ -318,8 +318,3 @@ INTRODUCTION = ("<h2>What comes next?</h2><p>A text grows token by token. Guess 
 def _hides_what_is_not_asked() -> str:
     """A script: a text that is read is neither a chat nor has it a length of its own."""
     return f"(way) => Array.from({{ length: 2 }}, () => ({{ __type__: 'update', visible: way !== '{SCORE}' }}))"
-
-
-def _notice(name: str) -> gr.HTML:
-    """A place beside a control where a sentence may appear."""
-    return gr.HTML("", html_template="<p role='alert'>${value}</p>", elem_classes="notice", elem_id=name, apply_default_css=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 Changes = dict[Any, Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class Visit:
     """A visitor's last run, and how the page was set for it; there is no run yet while models load.
 
@@ -191,18 +192,25 @@ class Acts:
             yield from self._run(visit)
         except Refusal as refusal:
             yield {**self.page.rest(), **self._say(refusal)}
+        finally:
+            self.site.runs.leave(visit)
 
     def _run(self, visit: Visit) -> Iterator[Changes]:
         visit.settings.check(self.site.rules)
         arrival = self.site.arrival(visit.settings)
         yield {self.page.visit: visit, **self.page.busy(), **self._silence()}
-        for change in self._progress(arrival):
+        for change in chain(self._progress(arrival), self._turn(visit)):
             yield change
             if visit.stopped:
                 yield gr.skip() if visit.left else self.page.rest()
                 return
         visit.run = self.site.read(arrival, visit.settings) if visit.reads else self.site.start(arrival, visit.settings, visit.memory)
         yield from self._stream(visit, arrival)
+
+    def _turn(self, visit: Visit) -> Iterator[Changes]:
+        """How many runs of others must end before this one begins."""
+        for ahead in self.site.runs.wait(visit):
+            yield {self.page.status: waits(ahead)}
 
     def _stream(self, visit: Visit, arrival: Arrival) -> Iterator[Changes]:
         """Frames to the live view until the run is over, and with how many runs it shares the device; a visitor who leaves stops it."""
@@ -275,6 +283,11 @@ def status(arrival: Arrival, beside: int = 0) -> str:
         return "<span class='dot failed'></span>no model loaded"
     shared = f" · in turn with {beside} other run{'s' if beside > 1 else ''}" if beside else ""
     return f"<span class='dot ready'></span>{escape(described(arrival.models) + shared)}"
+
+
+def waits(ahead: int) -> str:
+    """The line while others have the device."""
+    return f"<span class='dot loading'></span>waiting for {ahead} run{'s' if ahead > 1 else ''} of other visitors to end"
 
 
 def described(models: Any) -> str:

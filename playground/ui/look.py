@@ -36,6 +36,11 @@ def read(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
+def notice(name: str) -> gr.HTML:
+    """A place beside a control where a sentence may appear."""
+    return gr.HTML("", html_template="<p role='alert'>${value}</p>", elem_classes="notice", elem_id=name, apply_default_css=False)
+
+
 def _theme() -> gr.themes.Base:
     plain = gr.themes.Base(primary_hue="blue", neutral_hue="slate", font=SANS, font_mono=MONO, radius_size="md", text_size="md")
     colours = {f"{name}{mode}": f"var(--pg-{ours})" for ours, names in COLOURS.items() for name in names for mode in ("", "_dark")}

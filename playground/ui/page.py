@@ -16,7 +16,7 @@ from playground.ui.gallery import Gallery, beside, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
 from playground.ui.lessons import Lessons
-from playground.ui.look import read
+from playground.ui.look import notice, read
 from playground.ui.repeats import Repeats
 from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
@@ -97,7 +97,7 @@ class Page:
         controls = self.controls()
         streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, *self.studies.values(), self.go, self.halt,
                                  *self._memory()],
-                     "concurrency_limit": 16, "concurrency_id": "run", **PRIVATE}
+                     "concurrency_limit": None, **PRIVATE}
         opened = blocks.load(acts.open, self.stored, [*controls, self.passage, self.known], **PRIVATE)
         for event in (opened.then, self.model.change):
             event(acts.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
@@ -158,7 +158,7 @@ class Page:
             with gr.Accordion("Context", open=bool(start.context), elem_classes="passage", elem_id="passage") as self.passage:
                 self.context = gr.Textbox(start.context, label="A passage that the answer should rest on", lines=3, max_lines=10, elem_id="context",
                                           info="Every lane reads it before the prompt; contrastive lanes also answer without it.")
-            self.prompt_notice = _notice("prompt-notice")
+            self.prompt_notice = notice("prompt-notice")
 
     def _numbers(self) -> None:
         start = self.start
@@ -169,7 +169,7 @@ class Page:
                 self.seed = gr.Number(start.seed, label="Seed", precision=0, min_width=90, elem_id="seed")
             self.stop = gr.Textbox(start.stop, label="Stop at", lines=1, max_lines=4, placeholder="one a line; \\n is a line break", elem_id="stop-strings")
             self._models(start)
-            self.model_notice = _notice("model-notice")
+            self.model_notice = notice("model-notice")
 
     def _models(self, start: Settings) -> None:
         targets, hint = offers.targets(self.site.default_name()), self._note(self.site.named(start.model))
@@ -183,7 +183,7 @@ class Page:
 
     def _lanes(self) -> None:
         self.lanes = LaneEditor(self.start.lanes, fills=offers.fills(self.site.named(self.start.model)), elem_id="editor")
-        self.lanes_notice = _notice("lanes-notice")
+        self.lanes_notice = notice("lanes-notice")
 
     def _actions(self) -> None:
         with gr.Row(elem_classes="actions"):
@@ -212,8 +212,3 @@ def _opens_for_readers() -> str:
         const reads = (lanes || []).some((lane) => [lane.strategy, ...(lane.extras || []).map(([name]) => name)].some((name) => {names}.includes(name)));
         return reads ? {{__type__: 'update', open: true}} : {{__type__: 'update'}};
     }}"""
-
-
-def _notice(name: str) -> gr.HTML:
-    """A place beside a control where a sentence may appear."""
-    return gr.HTML("", html_template="<p role='alert'>${value}</p>", elem_classes="notice", elem_id=name, apply_default_css=False)

@@ -21,6 +21,7 @@ from playground.ui.settings import DEFAULT, Rules, Settings
 from playground.ui.survey import Choice, asking
 from playground.ui.worker import Run, Worker
 
+RUNS = 16  # of all visitors at a time: more would give none of them a pace worth watching
 ASSETS = Path(__file__).parents[2] / "assets"
 
 
@@ -56,7 +57,8 @@ class Site:
     def __post_init__(self) -> None:
         self.arrivals = Arrivals(self.load)
         self._borrowed, self._borrowed_score, self._borrowed_look = lent(self._batches), lent(self._score_batches), lent(self._looks)
-        self._borrowed_survey, self.line = lent(self._survey_batches), Line()
+        self._borrowed_survey = lent(self._survey_batches)
+        self.runs, self.surveys = Line(RUNS), Line()
         self._workers: dict[str, Worker] = {}
 
     @classmethod
@@ -131,7 +133,7 @@ class Site:
         yield from batches(self.score(self.arrival(settings).result(), settings))
 
     def survey(self, arrival: Arrival, choice: Choice) -> Run | Borrowed:
-        """Begin a survey, whose events are answers; raises Refusal as `start` does. Whoever begins one has come first in `line`."""
+        """Begin a survey, whose events are answers; raises Refusal as `start` does. Whoever begins one has come first in `surveys`."""
         models = arrival.result()
         return Borrowed(self._borrowed_survey(choice)) if on_zero() else self.worker(models).take(asking(models, choice, self.rules))
 
