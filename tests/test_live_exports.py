@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from live_page import address, browser, choose, expect, feed, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import address, browser, choose, expect, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 from test_live_sequences import BEAMS, filling, lane, run_of
 from test_live_view import EVENTS, HEADERS, HOSTILE, RUN
 
@@ -309,6 +309,24 @@ def test_a_run_goes_on_while_an_earlier_one_is_shown(fresh, feed):
     fresh.locator(".live .visit-run").nth(1).click()
     expect(fresh.locator(".lane[data-lane='1'] .tokens > .t")).to_have_count(3)
     assert not feed.heard
+
+
+def test_a_run_that_was_packed_away_comes_back_as_it_was(fresh, feed):
+    fresh.evaluate("""() => {
+        const Press = CompressionStream;
+        window.packed = 0;
+        window.CompressionStream = class extends Press { constructor(form) { super(form); window.packed += 1; } };
+    }""")
+    first = show(fresh, feed, FORKED)
+    before = [(token_texts(fresh, lane), numbers(fresh, lane)) for lane in (0, 1)]
+    show(fresh, feed, FIRST)
+    show(fresh, feed, FIRST)
+    fresh.wait_for_function("packed >= 1")
+    assert f"3 runs, {len(FORKED.events) + 2 * len(FIRST.events)} events" in fresh.locator(".visit-note").text_content(), "what is packed still counts"
+    fresh.locator(".live .visit-run").first.click()
+    fresh.wait_for_selector(f".live[data-run='{first}']")
+    expect(fresh.locator(".lane[data-lane='1'] .tokens > .t")).to_have_count(3)
+    assert [(token_texts(fresh, lane), numbers(fresh, lane)) for lane in (0, 1)] == before
 
 
 def test_a_held_run_is_still_held_when_it_is_brought_back(fresh, feed):

@@ -19,6 +19,7 @@ class App {
     this.cards = [];
     this.chosen = 0;
     this.marked = { lane: -1, position: null };
+    this.awaited = null; // the run that is shown, or that will be once it is unpacked
     this.asked = null; // "hold" or "resume" on its way to the server
     this.stepping = false;
     this.paintsAgain = 0; // not before, while the player plays: a long text must not keep the page busy
@@ -110,13 +111,17 @@ class App {
 
   /** Show another run, from its beginning. */
   turnTo(trace) {
-    this.trace = this.player.trace = trace;
+    this.trace = this.player.trace = this.awaited = trace;
     this.start();
     this.branches.draw(this.visit, trace);
+    this.visit.packAllBut((one) => one === this.trace || one === this.awaited);
   }
 
-  bringBack({ trace, number }) {
+  async bringBack({ trace, number }) {
     if (trace === this.trace) return;
+    this.awaited = trace;
+    await trace.unpack();
+    if (this.awaited !== trace || trace === this.trace) return;
     this.returnTo(trace);
     this.say(`Run ${number} is shown again.`);
   }

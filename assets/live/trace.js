@@ -1,4 +1,5 @@
-// The browser's own record of a run: headers and events, lane by lane, as they came. Nothing is ever taken out of it.
+// The browser's own record of a run: headers and events, lane by lane, as they came. Nothing is ever taken out of it; a run that is
+// over may be packed while nobody looks at it.
 
 const FORMAT = "decoding-playground-trace";
 const LARGEST_FILE = 200 * 1024 * 1024;
@@ -14,14 +15,19 @@ class Trace {
   clear(run, headers) {
     this.run = run;
     this.headers = headers;
-    this.lanes = headers.map((header, order) => new LaneRecord(withDefaults(header, HEADER), order));
-    this.byId = new Map(this.lanes.map((lane) => [lane.header.lane, lane]));
-    this.seen = new Set(); // seq of every event that arrived, so that a frame sent twice changes nothing
+    this.empty();
+    this.packed = null; // all events as one compressed piece, outside the memory of the script
     this.nextFrame = 0;
     this.state = "running";
     this.recorded = false;
     this.fromFile = false;
     this.left = false; // another run has taken its place on the server
+  }
+
+  empty() {
+    this.lanes = this.headers.map((header, order) => new LaneRecord(withDefaults(header, HEADER), order));
+    this.byId = new Map(this.lanes.map((lane) => [lane.header.lane, lane]));
+    this.seen = new Set(); // seq of every event that arrived, so that a frame sent twice changes nothing
     this.version = 0; // grows with every event: what is drawn from the whole trace knows when to look again
   }
 
@@ -30,6 +36,7 @@ class Trace {
     const fresh = Array.isArray(frame.headers) && frame.headers.length > 0 && frame.run !== this.run;
     if (fresh) this.clear(frame.run, frame.headers);
     else if (frame.run !== this.run) return "gap";
+    else if (this.packed) return "old";
     const known = frame.n < this.nextFrame;
     const gap = frame.n > this.nextFrame && !frame.headers; // a frame with headers brings the whole run
     this.nextFrame = Math.max(this.nextFrame, frame.n + 1);
@@ -62,6 +69,26 @@ class Trace {
     this.state = "done";
   }
 
+  /** Put the events away, if it is still unwanted once they are small. They are counted on as if they were here. */
+  async pack(isUnwanted) {
+    if (this.packed || !this.over || typeof CompressionStream === "undefined") return;
+    const packed = await squeezed(JSON.stringify(this.inOrder().map((event) => event.raw)), new CompressionStream("gzip")).blob();
+    if (!isUnwanted()) return;
+    const { version } = this;
+    this.empty();
+    this.version = version;
+    this.packed = packed;
+  }
+
+  async unpack() {
+    if (!this.packed) return;
+    const events = JSON.parse(await squeezed(this.packed, new DecompressionStream("gzip")).text());
+    if (!this.packed) return; // somebody else was quicker
+    this.packed = null;
+    this.empty();
+    for (const event of events) this.add(event);
+  }
+
   /** The events of all lanes in the order of the run. */
   inOrder() {
     return this.lanes.flatMap((lane) => lane.events).sort((a, b) => a.seq - b.seq);
@@ -72,6 +99,10 @@ class Trace {
     const header = { format: FORMAT, version: VERSION, lanes: this.headers };
     return [header, ...this.inOrder().map((event) => event.raw)].map((line) => JSON.stringify(line)).join("\n") + "\n";
   }
+}
+
+function squeezed(content, press) {
+  return new Response(new Blob([content]).stream().pipeThrough(press));
 }
 
 /** One lane: its header, its events, and what the whole of them says about how to draw any part of them. */

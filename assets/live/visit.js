@@ -1,5 +1,5 @@
-// The runs of this visit. Every run that was started or opened here stays in the memory of the tab, and one that began as a fork
-// hangs below the run it left. That it did is read off its header, whose forced tokens are those of the other run and one more.
+// The runs of this visit. Every run that was started or opened here stays in the memory of the tab, packed while it is not looked at,
+// and one that began as a fork hangs below the run it left. That it did is read off its header, whose forced tokens are those of the other run and one more.
 
 const MOST_RUNS = 20;
 const MOST_EVENTS = 100_000; // of all runs together
@@ -39,6 +39,14 @@ class Visit {
       const oldest = this.runs.find((run) => run.trace !== shown && run !== this.newest);
       if (!oldest) return;
       this.forget(oldest.trace);
+    }
+  }
+
+  /** Put away what nobody looks at. The newest stays: the next run may be a fork of it. */
+  packAllBut(isShown) {
+    for (const run of this.runs) {
+      const isUnwanted = () => !isShown(run.trace) && run !== this.newest;
+      if (isUnwanted()) run.trace.pack(isUnwanted);
     }
   }
 
