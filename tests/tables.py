@@ -72,7 +72,7 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
-    revision, quantization, depth, device, dtype, parameters = "", "none", 1, torch.device("cpu"), torch.float64, 0
+    revision, quantization, depth, device, dtype, parameters, tied = "", "none", 1, torch.device("cpu"), torch.float64, 0, False
 
     def __post_init__(self):
         self.end_ids = frozenset(self.letters.index(letter) for letter in self.ends)
@@ -92,16 +92,32 @@ class TableModel:
 
     def forward(self, works: list[Work], plan=None) -> tuple[list[Tensor], dict]:
         self.forwards += 1
-        captured = {layer: torch.zeros(len(work.tokens), 1) for work in works for layer in (plan.capture if plan else ())}
-        return [self._rows(work) for work in works], captured
+        contexts = [self._contexts(work) for work in works]
+        rows = [torch.stack([self.scores(context) for context in seen]) for seen in contexts]
+        captured = {layer: torch.stack([self.state(layer, context) for seen in contexts for context in seen]) for layer in (plan.capture if plan else ())}
+        return [row[-1:] if work.last_only else row for work, row in zip(works, rows)], captured
 
-    def _rows(self, work: Work) -> Tensor:
+    @property
+    def width(self) -> int:
+        return self.vocabulary
+
+    def state(self, layer: int, context: Text) -> Tensor:
+        """What enters a layer, [V]: before the only one the last token is all there is, after it the scores themselves, which a head leaves as they are."""
+        return self.scores(context) if layer else self._random(("embedding", context[-1]))
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
+        return hidden
+
+    def _contexts(self, work: Work) -> list[Text]:
+        """What each row of a work sees, by the store's own masks."""
         segment = work.segment()
         written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
         held, _ = segment.write(0, written, written)
         seen = visible(segment.mask(0, None), segment.rows, held.shape[1])
-        rows = torch.stack([self.scores(tuple(map(int, held[0, row, 0].tolist()))) for row in seen])
-        return rows[-1:] if work.last_only else rows
+        return [tuple(map(int, held[0, row, 0].tolist())) for row in seen]
 
     def scores(self, context: Text) -> Tensor:
         """Scores [V] of the token after a context."""

@@ -7,9 +7,10 @@ from architectures import tiny
 from torch import nn
 from toys import byte_tokenizer
 
-from playground.engine.fast import KINDS, fast_path
+from playground.engine.fast import KINDS, FastLlama, fast_path
 from playground.engine.model import Model, Work
-from playground.engine.seams import Plan
+from playground.engine.seams import Call, Plan
+from playground.engine.store import Store
 
 TEXT = [5, 9, 2, 7, 7, 1, 40, 3]
 PLANS = {"all layers": Plan(), "one is skipped": Plan(skip=frozenset([1])), "left after two": Plan(stop=2, capture=frozenset([1, 2])),
@@ -30,6 +31,19 @@ def test_whatever_the_plan_both_ways_give_the_same_rows(kind, plan):
     (ours, kept), (theirs, expected) = rows(lean, plan), rows(library, plan)
     assert (ours - theirs).abs().max() < 1e-9
     assert kept.keys() == expected.keys() and all((kept[layer] - expected[layer]).abs().max() < 1e-9 for layer in kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_short_numbers_it_rounds_no_worse_than_the_library(kind):
+    """As on a GPU, the only place where it is taken for them."""
+    ids, exact = torch.tensor([TEXT]), tiny(kind)
+    expected = exact(input_ids=ids, use_cache=False).logits[0]
+    library = tiny(kind, dtype=torch.bfloat16)
+    theirs = library(input_ids=ids, use_cache=False).logits[0].double()
+    segment = Store(exact.config.num_hidden_layers).extend(list(range(-1, len(TEXT) - 1)))
+    with torch.inference_mode():
+        ours = FastLlama(library, 64)(torch.arange(len(TEXT))[None], 0, Call([segment]), ids).double()
+    assert (ours - expected).abs().mean() < 1.25 * (theirs - expected).abs().mean()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -54,6 +54,9 @@ def promised(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: lis
     """The law of plain decoding under the samplers of a lane, by the chain rule."""
     fresh, target = (lane if isinstance(lane, Assembly) else assemble(lane)).samplers, models["target"]
 
+    for sampler in fresh:
+        sampler.begin(len(prompt), target.tokens.piece)
+
     def reshape(scores, history):
         samplers = copy.deepcopy(fresh)
         for end in range(len(prompt), len(history)):  # those that remember hear of all that was kept

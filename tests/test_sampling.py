@@ -2,12 +2,24 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from playground.draws import Draws
 from playground.engine import sampling
@@ -64,9 +76,38 @@ def test_all_samplers_at_once_act_in_the_order_of_the_library():
     assert torch.equal(found, expected)
 
 
-def test_the_order_of_samplers_is_not_that_of_their_being_added():
-    added = Recipe("greedy", {}, [("top_p", {}), ("temperature", {}), ("top_k", {}), ("repetition_penalty", {})])
-    assert [sampler.name for sampler in assemble(added).samplers] == ["repetition_penalty", "temperature", "top_p", "top_k"]
+CHAIN = {  # of the library, in its order
+    ("repetition_penalty", "penalty", 1.3): RepetitionPenaltyLogitsProcessor(1.3),
+    ("no_repeat_ngram", "n", 2): NoRepeatNGramLogitsProcessor(2),
+    ("temperature", "t", 1.5): TemperatureLogitsWarper(1.5),
+    ("top_h", "h", 0.95): TopHLogitsWarper(0.95),
+    ("top_k", "k", 30): TopKLogitsWarper(30),
+    ("top_p", "p", 0.95): TopPLogitsWarper(0.95),
+    ("min_p", "m", 0.02): MinPLogitsWarper(0.02),
+    ("typical", "mass", 0.9): TypicalLogitsWarper(0.9),
+    ("epsilon", "epsilon", 0.03): EpsilonLogitsWarper(0.03),
+    ("eta", "eta", 0.08): EtaLogitsWarper(0.08),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_samplers_act_in_the_order_of_the_library_however_they_were_added(seed):
+    added = [(name, {knob: value}) for name, knob, value in CHAIN]
+    random.Random(seed).shuffle(added)
+    history = [[3, 3, 9, 4, 3]] * 25
+    expected = found = random_rows(50)
+    for processor in CHAIN.values():
+        before, expected = expected, processor(torch.tensor(history), expected)
+        assert not torch.equal(before, expected), "a step that does nothing says nothing of its place"
+    for sampler in assemble(Recipe("greedy", {}, added)).samplers:
+        found = sampler.apply(found, history)
+    assert torch.equal(found, expected)
+
+
+def test_what_the_library_does_not_have_stands_where_it_belongs():
+    added = ["mirostat", "momentum", "top_k", "top_n_sigma", "temperature", "dry", "presence_penalty", "frequency_penalty", "no_repeat_ngram"]
+    chain = [sampler.name for sampler in assemble(Recipe("greedy", {}, [(name, {}) for name in added])).samplers]
+    assert chain == ["no_repeat_ngram", "frequency_penalty", "presence_penalty", "dry", "temperature", "top_n_sigma", "top_k", "mirostat", "momentum"]
 
 
 # --- by hand: p = (.50, .30, .15, .05) ---

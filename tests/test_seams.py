@@ -4,14 +4,21 @@ from __future__ import annotations
 import pytest
 import torch
 from architectures import tiny
+from tables import write
 from toys import byte_tokenizer
 
+from playground.draws import Draws
 from playground.engine.model import Model, Work
 from playground.engine.seams import Plan
 from playground.errors import Refusal
+from playground.lane import Limits
+from playground.parts.tree import TokenTree
+from playground.recipe import Assembly
+from playground.strategy import Decoder, Inner, Sampler
 
 PROMPT = [5, 9, 2, 7, 7, 1]
 EXACT = 1e-9
+NORMED = 1e-5  # the library norms in float32, whatever the weights are
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2", "gpt_neox", "gemma2"])
@@ -61,3 +68,100 @@ def test_a_plan_leaves_nothing_behind(model):
 def test_a_model_whose_attention_would_change_is_refused():
     with pytest.raises(Refusal, match="choose another model"):
         Model(tiny("stablelm"), byte_tokenizer(), "stablelm")
+
+
+# --- what strategies see of the inside ---
+
+def library(architecture: str, ids: list[int]) -> tuple[torch.Tensor, ...]:
+    """States [rows, d] by the library's own reading: the embeddings, what leaves each layer, and at the end what the head reads."""
+    with torch.no_grad():
+        return tuple(states[0] for states in tiny(architecture)(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states)
+
+
+def test_what_leaves_the_last_layer_is_read_out_as_the_models_own_logits(model):
+    logits, captured = rows(model, Plan(capture=frozenset({model.depth})))
+    assert (model.read_out(captured[model.depth]) - logits).abs().max() < EXACT
+    assert (model.normed(captured[model.depth]) - library(model.name, PROMPT)[-1]).abs().max() < NORMED
+
+
+def test_an_inner_state_is_read_out_as_if_no_layer_followed_and_without_the_norm_as_it_is(model):
+    _, captured = rows(model, Plan(capture=frozenset({1, 2})))
+    assert (model.read_out(captured[2]) - rows(model, Plan(stop=2))[0]).abs().max() < EXACT
+    bare = model.read_out(captured[2], norm=False)
+    assert (bare - library(model.name, PROMPT)[2] @ model.network.get_output_embeddings().weight.detach().T).abs().max() < NORMED
+    assert (bare - model.read_out(captured[1], norm=False)).abs().max() > 1e-3
+
+
+class Looking(Decoder):
+    """Grows by whatever request gives rows, and notes what each row was read from: the text, its state, its early exits."""
+
+    needs = ("hidden_states",)
+
+    def decode(self, lm):
+        self.seen = []
+        rows = yield from self._look(lm, (yield lm.prefill()))
+        yield lm.keep(lm.pick(rows))
+        tree = TokenTree()
+        first = tree.add(7)
+        tree.add(8, first), tree.add(9, first), tree.add(5)
+        rows = yield from self._look(lm, (yield lm.extend(tree)))
+        tree.add(3, first)
+        yield from self._look(lm, (yield lm.extend(tree)))
+        later = TokenTree()
+        yield lm.exit(2).extend(later)
+        later.add(2)
+        yield lm.exit(2).extend(later)
+        rows = yield from self._look(lm, (yield lm.extend(later)))  # rows that left early and went on
+        yield lm.keep(lm.pick(rows))
+        leaves = lm.fork(2)
+        rows = yield lm.extend(leaves)
+        yield lm.keep([lm.choose(row, token) for row, token in zip(rows, (4, 6))])
+        for row in (yield lm.extend(leaves)):
+            yield from self._look(lm, row)
+        for request in lm.read(PROMPT):
+            piece = yield request
+            self.seen += [(piece.tokens[:i + 1], piece.hidden[i], {}) for i in range(len(piece.tokens))]
+
+    def _look(self, lm, rows):
+        yield from ()
+        for i in range(len(rows.raw)):
+            text = rows.committed + rows.tree.prefix(rows.first + i)
+            self.seen.append((text, rows.hidden[i], {at: rows.others[at][i] for at in rows.others if isinstance(at, Inner)}))
+        return rows
+
+
+class TwoExits(Sampler):
+    stage, draws = "mix", False
+
+    def inner(self, depth, tied):
+        return [Inner("target", 1), Inner("target", 2, norm=False)]
+
+    def mix(self, rows):
+        return rows["target"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "qwen3"])
+def test_rows_carry_the_state_their_head_reads_and_early_exits_however_they_were_asked_for(architecture):
+    model = Model(tiny(architecture), byte_tokenizer(), architecture)
+    assembly = Assembly(Looking(), [TwoExits()])
+    seen = write(assembly, {"target": model}, PROMPT, Limits(0, 20), Draws(0)).assembly.decoder.seen
+    assert len(seen) == 1 + 5 + 1 + 2 + 2 + len(PROMPT)
+    for text, hidden, exits in seen:
+        states = library(architecture, text)
+        assert (hidden - states[-1][-1]).abs().max() < NORMED
+        if exits:
+            assert (exits[Inner("target", 1)] - model.read_out(states[1][-1:])[0]).abs().max() < NORMED
+            assert (exits[Inner("target", 2, False)] - model.read_out(states[2][-1:], norm=False)[0]).abs().max() < NORMED
+
+
+def test_rows_carry_no_states_where_nobody_needs_them():
+    class Blind(Looking):
+        needs = ()
+
+        def _look(self, lm, rows):
+            yield from ()
+            assert rows.hidden is None and not rows.others
+            return rows
+
+    model = Model(tiny("llama"), byte_tokenizer(), "llama")
+    assert write(Assembly(Blind(), []), {"target": model}, PROMPT, Limits(0, 2), Draws(0)).generated == 2

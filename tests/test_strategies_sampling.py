@@ -1,4 +1,4 @@
-"""Samplers, plain decoders and entropy adaptive decoding, against numbers worked out by hand."""
+"""Samplers that cut rows, plain decoders and entropy adaptive decoding, against the library and numbers worked out by hand."""
 from __future__ import annotations
 
 import math
@@ -7,13 +7,19 @@ import pytest
 import torch
 from registry import Collapse, lanes, title
 from tables import TableModel, write
+from toys import byte_tokenizer, sentencepiece_tokenizer
+from transformers import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
 
 from playground.draws import Draws
+from playground.engine.load import check_draft
+from playground.engine.tokens import Tokens
+from playground.errors import Refusal
 from playground.events import Figure, Switch
 from playground.lane import Lane, Limits
 from playground.recipe import Recipe, assemble
 from playground.recorder import Silent
 from playground.session import Runner
+from playground.strategy import find, make
 
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
 
@@ -36,6 +42,9 @@ COLLAPSES = {
     "top_p": [Collapse(alone("top_p", p=0.0), GREEDY), Collapse(alone("top_p", p=1.0), MODEL)],
     "min_p": [Collapse(alone("min_p", m=1.0), GREEDY), Collapse(alone("min_p", m=0.0), MODEL)],
     "repetition_penalty": [Collapse(alone("repetition_penalty", penalty=1.0), GREEDY)],
+    "epsilon": [Collapse(alone("epsilon", epsilon=0.0), MODEL)],
+    "eta": [Collapse(alone("eta", eta=0.0), MODEL)],
+    "top_n_sigma": [Collapse(alone("top_n_sigma", n=0.0), MODEL)],
     "ead": [Collapse(ead(threshold=8.0, start="small", dwell=0), GREEDY, on="draft"),
             Collapse(ead(threshold=-1.0, start="large", dwell=0), GREEDY),
             Collapse(ead(dwell=64, start="large"), GREEDY), Collapse(ead(dwell=64, start="small"), GREEDY, on="draft")]
@@ -49,6 +58,121 @@ def test_of_two_tokens_that_tie_the_lower_id_is_written(recipe):
     undecided = TableModel("abc", rule=lambda context: torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     lane = write(assemble(recipe), {"target": undecided, "draft": undecided}, [0, 1, 2], Limits(max_new_tokens=8), Draws(0))
     assert lane.text == "b" * 8
+
+
+# --- samplers that cut a row ---
+
+def with_knobs(name: str, *values: float):
+    """A sampler at a setting that may lie beyond its slider."""
+    return find(name)(*values)
+
+
+def random_rows(size: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(25, size, generator=torch.Generator().manual_seed(seed + size)).to(dtype) * 3
+
+
+def kept(name: str, value: float, rows: torch.Tensor) -> torch.Tensor:
+    """Where a row's tokens are left, [n, V]."""
+    return with_knobs(name, value).apply(rows, [[]] * len(rows)) > -math.inf
+
+
+LIBRARY = {
+    "epsilon": (EpsilonLogitsWarper, [0.0003, 0.0009, 0.05, 0.5, 0.999]),
+    "eta": (EtaLogitsWarper, [0.0003, 0.002, 0.1, 0.5]),
+    "top_h": (TopHLogitsWarper, [0.05, 0.4, 0.7, 0.95]),
+    "typical": (TypicalLogitsWarper, [0.05, 0.2, 0.9, 0.95]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2, 3, 50, 99, 101, 1000])
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_cut_row_is_the_librarys(name, size, dtype):
+    theirs, values = LIBRARY[name]
+    for value in values:
+        for seed in range(4):
+            rows = random_rows(size, seed, dtype)
+            assert torch.equal(with_knobs(name, value).apply(rows, [[]] * 25), theirs(value)(None, rows)), value
+
+
+HAND = torch.tensor([[0.50, 0.30, 0.15, 0.05]], dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize("name, value, left", [
+    ("epsilon", 0.1, {0, 1, 2}), ("epsilon", 0.2, {0, 1}), ("epsilon", 0.9, {0}), ("epsilon", 0.0, {0, 1, 2, 3}),
+    ("eta", 0.2, {0, 1, 2}), ("eta", 0.04, {0, 1, 2, 3}), ("eta", 0.0, {0, 1, 2, 3}),
+    ("top_h", 0.4, {0}), ("top_h", 0.7, {0, 1}), ("top_h", 0.05, {0}),
+    ("typical", 0.5, {0, 1}), ("typical", 0.2, {1}),
+    ("top_n_sigma", 1.0, {0, 1}), ("top_n_sigma", 1.5, {0, 1, 2}), ("top_n_sigma", 0.0, {0, 1, 2, 3}), ("top_n_sigma", 0.01, {0}),
+])
+def test_by_hand_what_is_left_of_a_row(name, value, left):
+    assert set(kept(name, value, HAND)[0].nonzero().flatten().tolist()) == left
+
+
+def test_the_floor_of_eta_sinks_with_the_entropy_in_nats():
+    assert math.sqrt(0.22) * math.exp(-1.1421) < 0.15 < math.sqrt(0.23) * math.exp(-1.1421)
+    assert kept("eta", 0.22, HAND)[0, 2] and not kept("eta", 0.23, HAND)[0, 2]
+
+
+def test_a_temperature_does_not_change_what_top_n_sigma_keeps():
+    rows = random_rows(200, dtype=torch.float64)
+    assert torch.equal(kept("top_n_sigma", 1.2, rows), kept("top_n_sigma", 1.2, rows / 3.7))
+    assert not torch.equal(kept("epsilon", 0.01, rows), kept("epsilon", 0.01, rows / 3.7))
+
+
+def test_top_h_looks_at_the_hundred_most_probable_tokens_only():
+    assert int(kept("top_h", 1.0, torch.randn(1, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 10).sum()) in (99, 100)
+
+
+CUTS = {"epsilon": 0.02, "eta": 0.05, "top_h": 0.6, "top_n_sigma": 1.0}
+every_cut = pytest.mark.parametrize("name, value", CUTS.items(), ids=CUTS)
+
+
+@every_cut
+def test_a_token_that_was_removed_before_neither_comes_back_nor_counts(name, value):
+    rows = random_rows(50, dtype=torch.float64)
+    masked = torch.cat([rows, torch.full((25, 30), -math.inf, dtype=torch.float64)], 1)
+    assert torch.equal(kept(name, value, masked)[:, :50], kept(name, value, rows)) and not kept(name, value, masked)[:, 50:].any()
+
+
+@every_cut
+def test_ids_may_be_renamed_and_rows_stand_beside_others_without_changing_what_is_kept(name, value):
+    rows, order = random_rows(50, dtype=torch.float64), torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(kept(name, value, rows[:, order]), kept(name, value, rows)[:, order])
+    assert torch.equal(kept(name, value, rows), torch.cat([kept(name, value, row[None]) for row in rows]))
+
+
+@every_cut
+def test_the_best_token_stays_and_no_score_changes(name, value):
+    for spread in (0.0, 1e-3, 30.0):
+        rows = random_rows(50, dtype=torch.float64) * spread
+        found = with_knobs(name, value).apply(rows, [[]] * 25)
+        assert (found.gather(-1, rows.argmax(-1, keepdim=True)) > -math.inf).all()
+        assert torch.equal(found[found > -math.inf], rows[found > -math.inf])
+
+
+WRONG_CUTS = {
+    "epsilon relative to the best token": ("epsilon", lambda rows: rows.softmax(-1) >= 0.02 * rows.softmax(-1).amax(-1, keepdim=True)),
+    "eta with the entropy in bits": ("eta", lambda rows: rows.softmax(-1) >= torch.minimum(
+        torch.tensor(0.05), 0.05 ** 0.5 * (-torch.special.entr(rows.softmax(-1)).sum(-1, keepdim=True) / math.log(2)).exp())),
+    "eta without its square root": ("eta", lambda rows: rows.softmax(-1) >= torch.minimum(
+        torch.tensor(0.05), 0.05 * (-torch.special.entr(rows.softmax(-1)).sum(-1, keepdim=True)).exp())),
+    "top-h up to and with the token that crosses the share": ("top_h", lambda rows: crossing_kept(rows, 0.6)),
+    "sigma from the mean up": ("top_n_sigma", lambda rows: rows >= rows.mean(-1, keepdim=True) + rows.std(-1, keepdim=True)),
+    "sigma of the probabilities": ("top_n_sigma", lambda rows: rows.softmax(-1) >= rows.softmax(-1).amax(-1, keepdim=True) - rows.softmax(-1).std(-1, keepdim=True)),
+}
+
+
+def crossing_kept(rows: torch.Tensor, h: float) -> torch.Tensor:
+    ordered, order = rows.sort(descending=True)
+    terms = torch.special.entr(ordered.softmax(-1))
+    return torch.zeros_like(rows, dtype=torch.bool).scatter(-1, order, terms.cumsum(-1) - terms <= h * terms.sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("name, wrong", WRONG_CUTS.values(), ids=WRONG_CUTS)
+def test_a_wrong_cut_is_found_out(name, wrong):
+    rows = random_rows(50, dtype=torch.float64) / 2
+    assert not torch.equal(kept(name, CUTS[name], rows), wrong(rows))
 
 
 # --- entropy adaptive decoding ---
@@ -70,7 +194,7 @@ def switched(bits: list[int], **knobs) -> tuple[list[float], list[tuple[int, str
     runner, events = Runner(lane, assembly), []
     while not runner.finished:
         events += runner.advance()
-    means = [event.data["series"]["mean entropy, bits"] for event in events if isinstance(event, Figure)]
+    means = [event.data["series"]["mean entropy, bits"] for event in events if isinstance(event, Figure) and event.name == "mean entropy"]
     return means, [(event.position, event.to) for event in events if isinstance(event, Switch)]
 
 
@@ -91,6 +215,30 @@ def test_no_two_switches_are_closer_than_the_dwell(dwell):
     assert len(places) > 3 and all(b - a >= dwell for a, b in zip(places, places[1:]))
 
 
+def test_rows_of_the_other_model_may_be_forgotten_at_a_switch():
+    means, switches = switched(BITS, window=3, threshold=4.0, dwell=0, start="small", clear=True)
+    assert means == pytest.approx([1, 1, 1, 11 / 3, 19 / 3, 9, 5, 11 / 3, 1])
+    assert switches == [(0, "small"), (5, "large"), (8, "small")]
+
+
+def test_it_says_how_much_of_the_text_is_the_large_models():
+    model = TableModel(LETTERS, rule=lambda context: of_entropy(BITS[len(context) - 1]))
+    assembly = assemble(ead(window=3, threshold=4.0, dwell=0, start="small"))
+    runner, events = Runner(Lane([0], {"target": model, "draft": model}, assembly, Limits(max_new_tokens=9), Silent(model.tokens)), assembly), []
+    while not runner.finished:
+        events += runner.advance()
+    shares = [event.data["series"]["share"] for event in events if isinstance(event, Figure) and event.name == "written by the large model"]
+    assert shares == pytest.approx([0, 0, 0, 0, 0, 1 / 6, 2 / 7, 3 / 8, 3 / 9])
+    assert [event.why for event in events if isinstance(event, Switch)][1:] == [
+        "mean entropy 6.33 bits; tokens to read first: 6", "mean entropy 3.67 bits; tokens to read first: 4"]  # the last of its own tokens too
+
+
+def test_a_pair_whose_tokens_mean_something_else_is_refused():
+    with pytest.raises(Refusal, match="another vocabulary .* choose a draft of the same model family"):
+        check_draft(Tokens(byte_tokenizer(), 320), Tokens(sentencepiece_tokenizer(), 320))
+    assert "draft" in make("ead").needs  # which is what has a pair loaded, and so checked
+
+
 def test_temperature_changes_the_tokens_but_not_what_ead_thinks_of_a_row():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
 
@@ -98,7 +246,7 @@ def test_temperature_changes_the_tokens_but_not_what_ead_thinks_of_a_row():
         assembly = assemble(Recipe("ead", {"start": "large"}, extras))
         runner = Runner(Lane([0, 1], models, assembly, Limits(max_new_tokens=3), Silent(models["target"].tokens)), assembly)
         events = [event for _ in range(4) for event in runner.advance()]
-        return next(event.data for event in events if isinstance(event, Figure))
+        return next(event.data for event in events if isinstance(event, Figure) and event.name == "mean entropy")
 
     assert first_mean([]) == first_mean([("temperature", {"t": 0.3})]) == first_mean([("top_k", {"k": 2})])
 

@@ -1,0 +1,502 @@
+"""Recorded forwards give the rows of ordinary ones, whatever the store went through, and nothing is recorded twice.
+
+A GPU is not needed: `Tape` records as a CUDA graph does, operations at fixed addresses with fixed sizes and nothing of the
+Python around them, and plays them back.
+"""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import contextmanager, nullcontext
+from inspect import signature
+from math import log2
+from unittest.mock import Mock
+
+import pytest
+import torch
+from architectures import tiny
+from test_store import chain, scratch_row, words
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from toys import byte_tokenizer
+
+import playground.engine.replay as engine
+from playground.engine.model import Model, Work
+from playground.engine.replay import ROWS, SMALLEST, Bucket, Buffers, Graphs, Replay, Room, at_once, bucket, buckets, replay_path, room_sizes
+from playground.engine.seams import Plan
+from playground.engine.segment import Window
+from playground.engine.store import Store
+from playground.events import Commit, Done
+from playground.recipe import Recipe
+from playground.session import Limits, Models, Prompt, prepare
+
+EXACT = 1e-12
+KINDS = ("llama", "qwen3")
+ENOUGH = 1 << 30  # bytes of rooms that nobody is in
+
+
+# --- sizes ---
+
+@pytest.mark.parametrize("context", [1, 255, 256, 1000, 4096, 131072])
+def test_every_size_falls_into_the_smallest_bucket_that_holds_it_and_a_spare_slot(context):
+    every = buckets(context)
+    for rows in range(1, ROWS[-1] + 1):
+        for slots in sorted({rows, context // 3 + rows, context}):
+            if slots <= context:
+                assert bucket(rows, slots) == min(size for size in every if size.rows >= rows and size.slots > slots)
+
+
+@pytest.mark.parametrize("context", [2048, 131072])
+def test_there_are_few_buckets_and_at_most_a_third_of_a_large_room_is_empty(context):
+    assert len(set(buckets(context))) == len(buckets(context)) <= len(ROWS) * (2 * log2(context / SMALLEST) + 2)
+    assert all(bucket(1, slots).slots <= 1.5 * (slots + 1) for slots in range(SMALLEST, context, 7))
+
+
+def test_a_block_too_long_for_any_bucket_has_none():
+    assert bucket(ROWS[-1] + 1, 500) is None
+
+
+@pytest.mark.parametrize("rows", range(1, 9))
+def test_padding_sees_the_spare_slot_alone_and_no_row_of_the_text_sees_that(rows):
+    store, size = Store(depth=1), bucket(rows, rows)
+    buffers = Buffers(size, torch.device("cpu"))
+    buffers.fill([3] * rows, store.extend(chain(rows)))
+    spare = size.slots - 1
+    assert torch.equal(buffers.seen[:rows, :rows], torch.ones(rows, rows, dtype=torch.bool).tril())
+    assert buffers.seen[:rows].sum() == rows * (rows + 1) // 2
+    assert buffers.seen[rows:].nonzero()[:, 1].tolist() == buffers.slots[rows:].tolist() == [spare] * (size.rows - rows)
+
+
+# --- a recorder that forgets the Python, as a GPU does ---
+
+class Tape(TorchDispatchMode):
+    """What a run did, operation by operation, over the very tensors it did it to."""
+
+    def __init__(self, run: Callable[[], None]):
+        super().__init__()
+        self._operations: list[tuple] = []
+        with self:
+            run()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        self._operations.append((operation, args, kwargs or {}, out))
+        return out
+
+    def __call__(self) -> None:
+        for operation, args, kwargs, out in self._operations:
+            for old, new in zip(tensors(out), tensors(operation(*args, **kwargs))):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def tensors(found) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+def recorded(kind: str, record=Tape) -> Model:
+    model = Model(tiny(kind), byte_tokenizer(), kind)
+    model.replay = Replay(model.fast, record, ENOUGH)
+    return model
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request) -> tuple[Model, Model]:
+    """A model that replays, and its like that does not."""
+    return recorded(request.param), Model(tiny(request.param), byte_tokenizer(), request.param)
+
+
+@pytest.fixture
+def small_rooms(monkeypatch):
+    """Rooms so small that a short text outgrows several."""
+    monkeypatch.setattr(engine, "SMALLEST", 16)
+
+
+class Both:
+    """A text in two stores: every forward takes both ways, and `worst` is how far they ever were from each other."""
+
+    def __init__(self, pair: tuple[Model, Model]):
+        self.models, self.stores = pair, [model.new_store() for model in pair]
+        self.worst, self.tokens = 0.0, 0
+
+    def feed(self, tokens: list[int], parents: list[int], **how) -> None:
+        one, other = (model.forward([Work(store, tokens, parents, **how)])[0][0] for model, store in zip(self.models, self.stores))
+        self.worst = max(self.worst, distance(one, other))
+
+    def read(self, count: int, seed: int = 1) -> Both:
+        self.feed(words(seed, count), chain(count))
+        return self.each("keep", count - 1)
+
+    def each(self, act: str, *arguments) -> Both:
+        for store in self.stores:
+            getattr(store, act)(*arguments)
+        return self
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference; infinite where something is no number."""
+    return float((one - other).abs().nan_to_num(nan=float("inf")).max())
+
+
+def wander(both: Both, seed: int, acts: int = 40, longest: int = 60) -> Both:
+    """Trees, chains and forks at random leaves, of which some are kept, some forgotten and some taken back again."""
+    chance, store = random.Random(seed), both.stores[0]
+    for _ in range(acts):
+        act = chance.choice(["chain", "tree", "fork", "keep", "prune", "roll back", "forget"])
+        held = len(store.parents)
+        if act in ("chain", "tree", "fork") and store.length + max([0, *store.depths]) < longest:
+            count, leaf = chance.randrange(1, 9), chance.randrange(-1, held)
+            parents = {"chain": [leaf, *range(held, held + count - 1)], "fork": [leaf] * count,
+                       "tree": [leaf, *(chance.randrange(held, held + i) for i in range(1, count))]}[act]
+            both.feed(words(chance.random(), count), parents, last_only=chance.random() < 0.3)
+        elif act == "keep" and held:
+            both.each("keep", chance.randrange(held))
+        elif act == "prune" and held:
+            both.each("prune", store.path(chance.randrange(held)))
+        elif act == "roll back" and store.length:
+            both.each("roll_back", chance.randrange(1, min(6, store.length) + 1))
+        elif act == "forget":
+            both.each("forget")
+    return both
+
+
+def test_replayed_rows_are_the_ordinary_ones_through_trees_forks_keeps_and_rollbacks(pair, small_rooms):
+    assert max(wander(Both(pair), seed).worst for seed in range(6)) < EXACT
+    sizes = pair[0].replay.recorded()
+    assert len({size.slots for size in sizes}) >= 3 and {size.rows for size in sizes} >= {1, 2, 4, 8}, "too little was tried"
+
+
+def test_two_texts_in_turn_do_not_see_each_other(pair, small_rooms):
+    one, other = Both(pair).read(9, seed=1), Both(pair).read(5, seed=2)
+    for step in range(12):
+        one.feed([step], [-1])
+        other.feed([90 - step, 7], [-1, -1])
+        one.each("keep", 0)
+        other.each("keep", step % 2)
+    assert max(one.worst, other.worst) < EXACT
+
+
+def test_a_replayed_row_is_the_librarys_own():
+    model, twin, prompt = recorded("llama"), tiny("llama"), words(3, 9)
+    store = model.new_store()
+    model.forward([Work(store, prompt, chain(9))])
+    store.keep(8)
+    (rows,), _ = model.forward([Work(store, [5, 7, 11], [-1, 0, 0])])
+    assert distance(rows[2], scratch_row(twin, [*prompt, 5, 11])) < 1e-9
+
+
+def test_rows_that_were_handed_out_do_not_change_with_the_next_forward():
+    model = recorded("llama")
+    store = model.new_store()
+    (first,), _ = model.forward([Work(store, [5, 9], [-1, -1])])
+    held = first.clone()
+    model.forward([Work(store, [7, 3], [-1, -1])])
+    assert torch.equal(first, held)
+
+
+def test_a_prompt_goes_the_ordinary_way_and_the_text_behind_it_is_replayed(pair):
+    both = Both(pair)
+    both.models[0].replay.rooms.clear()
+    both.read(ROWS[-1] + 6)
+    assert not both.models[0].replay.rooms
+    both.feed([3], [-1])
+    assert both.models[0].replay.recorded() == {Bucket(1, SMALLEST)} and both.worst < EXACT
+
+
+# --- what does not fit goes the ordinary way ---
+
+def refuse(run):
+    raise AssertionError("this forward must not be recorded")
+
+
+def the_first_half(positions: torch.Tensor) -> torch.Tensor:
+    return positions < positions.shape[-1] // 2
+
+
+LEFT_ALONE = {
+    "an early exit": lambda model, store: model.forward([Work(store, [3], [-1])], Plan(stop=1)),
+    "hidden states are wanted": lambda model, store: model.forward([Work(store, [3], [-1])], Plan(capture=frozenset([1]))),
+    "attention is wanted": lambda model, store: model.forward([Work(store, [3], [-1], watch=lambda position: True)]),
+    "a blend of tokens": lambda model, store: model.forward([Work(store, [3], [-1], blends={0: ([3, 4], [0.5, 0.5])})]),
+    "two stores": lambda model, store: model.forward([Work(store, [3], [-1]), Work(model.new_store(), [3], [-1])]),
+}
+
+
+@pytest.mark.parametrize("ask", LEFT_ALONE.values(), ids=LEFT_ALONE)
+def test_whatever_is_more_than_a_plain_forward_is_left_to_the_ordinary_way(ask):
+    plain, model = Model(tiny("llama"), byte_tokenizer(), "llama"), recorded("llama", refuse)
+    assert all(distance(*rows) < EXACT for rows in zip(ask(plain, plain.new_store())[0], ask(model, model.new_store())[0]))
+
+
+def test_a_cache_with_holes_or_under_a_policys_window_is_left_to_the_ordinary_way(pair):
+    for narrow in (lambda store: store.evict([torch.tensor([[True] * 8, [False] * 4 + [True] * 4])]),
+                   lambda store: setattr(store, "window", Window(lambda query, key: key > 3, 0))):
+        both = Both(pair).read(8)
+        for store in both.stores:
+            narrow(store)
+        pair[0].replay._record, keeping = refuse, pair[0].replay._record
+        both.models[0].replay.rooms.clear()
+        both.feed([3, 4], [-1, -1])
+        pair[0].replay._record = keeping
+        assert both.worst < EXACT
+
+
+def test_a_cache_from_which_every_head_dropped_the_same_number_is_replayed(pair):
+    both = Both(pair).read(12)
+    both.each("evict", [torch.tensor([[True] * 2 + [False] * 3 + [True] * 7])])
+    both.models[0].replay.rooms.clear()
+    both.feed([3, 4, 5], [-1, 0, 0])
+    assert both.models[0].replay.rooms and both.worst < EXACT
+
+
+def test_a_text_longer_than_a_sliding_window_is_left_to_the_ordinary_way():
+    pair = recorded("mistral"), Model(tiny("mistral"), byte_tokenizer(), "mistral")  # it looks six tokens back
+    both = Both(pair).read(5)
+    both.feed([3], [-1])
+    before = len(pair[0].replay.rooms)
+    both.each("keep", 0).each("keep", -1)
+    pair[0].replay.rooms.clear()
+    both.feed([4, 5, 6], [-1, 0, 1])
+    assert before and not pair[0].replay.rooms and both.worst < EXACT
+
+
+def test_without_a_gpu_or_a_lean_network_nothing_is_recorded():
+    assert Model(tiny("llama"), byte_tokenizer(), "llama").replay is None
+    assert replay_path(None) is None
+
+
+def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(monkeypatch, caplog):
+    def fails(run):
+        raise RuntimeError("operation not permitted when stream is capturing")
+    monkeypatch.setattr("playground.engine.model.replay_path", lambda network: Replay(network, fails, 0))
+    model = Model(tiny("llama"), byte_tokenizer(), "tiny")
+    assert model.replay is None and model.fast is not None
+    assert "tiny goes without replay: operation not permitted" in caplog.text
+
+
+def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
+    monkeypatch.setattr("playground.engine.model.fast_path", lambda network, context: lambda positions, *rest, **inputs: torch.zeros(5, 96))
+    assert Model(tiny("llama"), byte_tokenizer(), "tiny").fast is None
+    assert "goes without fast, which is off by" in caplog.text
+
+
+def test_a_graph_is_recorded_behind_a_run_and_carried_out_at_once(monkeypatch):
+    """On a stand-in for a GPU, which knows the calls torch has and notes their order."""
+    told, known = [], signature(torch.cuda.graph)
+
+    @contextmanager
+    def graph(*args, **kwargs):
+        known.bind(*args, **kwargs)
+        told.append("begin")
+        yield
+        told.append("end")
+    cuda = {"graph": graph, "CUDAGraph": lambda: Mock(replay=lambda: told.append("replay")), "Stream": Mock(), "current_stream": Mock(),
+            "stream": Mock(side_effect=nullcontext), "device": Mock(side_effect=nullcontext), "graph_pool_handle": Mock()}
+    for name, stand_in in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    again = Graphs(torch.device("cuda:0"))(lambda: told.append("run"))
+    assert told == ["run", "begin", "run", "end", "replay"]
+    again()
+    assert told[5:] == ["replay"]
+
+
+# --- memory ---
+
+def test_after_the_first_forward_of_a_size_only_the_rows_handed_out_take_new_memory():
+    watch, taken = Watch(), []
+    model = recorded("llama", watch.uncounted)
+    store = model.new_store()
+    for _ in range(6):
+        with torch.inference_mode(), watch:
+            model.replay([3, 4, 5], store.extend([-1, 0, 0]))
+        store.forget()
+        taken.append(watch.taken())
+    assert taken[0] > 1 and taken[1:] == [1] * 5
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations that hand out memory nobody had before. What a recording does is not counted: a graph has its memory already."""
+
+    def __init__(self):
+        super().__init__()
+        self._new, self._counting = 0, True
+
+    def uncounted(self, run):
+        def quietly():
+            self._counting = False
+            run()
+            self._counting = True
+        quietly()
+        return quietly
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        known = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}
+        self._new += self._counting * sum(tensor.untyped_storage().data_ptr() not in known for tensor in tensors(out))
+        return out
+
+    def taken(self) -> int:
+        """Since it was last asked."""
+        new, self._new = self._new, 0
+        return new
+
+
+def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
+    model = recorded("llama", at_once)
+    store, places = model.new_store(), []
+    for _ in range(40):
+        model.forward([Work(store, [3, 4], [-1, 0])])
+        store.keep(0)
+        places.append(store.keys[0].rows.data_ptr())
+    assert store.keys[0].rows.shape[1] == 48
+    assert len(set(places)) == len([size for size in (16, 24, 32, 48)])
+
+
+def test_a_room_is_used_again_once_its_text_is_done_and_leaves_nothing_to_the_next():
+    model = recorded("llama", at_once)
+    first, second = model.new_store(), model.new_store()
+    model.forward([Work(first, [3, 4], [-1, 0])])
+    room, held = model.replay.rooms[0], first.keys[0].rows[:, :2].clone()
+    room.keys[0][:, 100] = float("nan")
+    first.done = True
+    (rows,), _ = model.forward([Work(second, [5, 6], [-1, 0])])
+    assert model.replay.rooms == [room] and room.holds(second) and rows.isfinite().all()
+    assert torch.equal(first.keys[0].rows[:, :2], held), "who was there before lost what it holds"
+
+
+def test_a_room_in_use_is_not_given_away():
+    model = recorded("llama", at_once)
+    stores = [model.new_store() for _ in range(3)]
+    for store in stores:
+        model.forward([Work(store, [3], [-1])])
+    assert len(model.replay.rooms) == len({store.keys[0].rows.data_ptr() for store in stores}) == 3
+
+
+def test_rooms_that_nobody_is_in_are_kept_only_up_to_their_share_of_memory(small_rooms):
+    model = recorded("llama", at_once)
+    model.replay._kept = Room(24, model.fast).bytes
+    store = model.new_store()
+    for _ in range(40):
+        model.forward([Work(store, [3], [-1])])
+        store.keep(0)
+    *free, own = model.replay.rooms
+    assert own.holds(store) and sum(room.bytes for room in free) <= model.replay._kept
+
+
+# --- strategies do not know ---
+
+LANES = [Recipe("greedy"), Recipe("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]),
+         Recipe("speculative", extras=[("token_recycling", {}), ("greedy_match", {})]), Recipe("greedy", extras=[("top_p", {})])]
+
+
+def write(model: Model, recipe: Recipe) -> list[int]:
+    """The tokens a lane commits."""
+    events = [stamped.event for stamped in prepare(Models(model), [recipe], Prompt("the red fox, the red fox, the"), Limits(max_new_tokens=24))]
+    assert isinstance(events[-1], Done), events[-1]
+    return [token for event in events if isinstance(event, Commit) for token in event.ids]
+
+
+def tiny_writer() -> Model:
+    """With the tokenizer's own vocabulary, so that it can write."""
+    from toys import network
+    return Model(network("llama").double(), byte_tokenizer(), "tiny")
+
+
+def test_lanes_write_what_they_write_without_recording():
+    plain, model = tiny_writer(), tiny_writer()
+    model.replay = Replay(model.fast, Tape, ENOUGH)
+    assert [write(model, recipe) for recipe in LANES] == [write(plain, recipe) for recipe in LANES]
+    assert model.replay.recorded()
+
+
+def test_a_lane_that_changes_its_strategy_records_nothing_anew():
+    made = []
+
+    def counted(run):
+        made.append(run)
+        return at_once(run)
+
+    model = tiny_writer()
+    model.replay = Replay(model.fast, counted, ENOUGH)
+    for rows in ROWS:
+        model.forward([Work(store := model.new_store(), [3] * rows, [-1] * rows)])
+        store.done = True
+    before = model.replay.recorded()
+    assert len(made) == len(before) == len(ROWS)
+    for recipe in LANES:
+        write(model, recipe)
+    assert model.replay.recorded() == before and len(made) == len(before)
+
+
+# --- wrong variants, each of which the random texts find out ---
+
+def padding_writes_to_the_first_slot(buffers: Buffers, rows: int) -> None:
+    buffers.slots[rows:] = 0
+
+
+def padding_is_seen(buffers: Buffers, rows: int) -> None:
+    buffers.seen[:rows, -1] = True
+
+
+def all_of_the_scratch_is_seen(buffers: Buffers, rows: int) -> None:
+    buffers.seen[:rows] |= buffers.seen[:rows].any(0)
+
+
+def positions_follow_the_slots(buffers: Buffers, rows: int) -> None:
+    buffers.positions[:rows] = buffers.slots[:rows]
+
+
+WRONG = [padding_writes_to_the_first_slot, padding_is_seen, all_of_the_scratch_is_seen, positions_follow_the_slots]
+
+
+def found_out(pair: tuple[Model, Model]) -> float:
+    """The furthest that rows of random texts are from the ordinary ones."""
+    model, plain = pair
+    model.replay = Replay(model.fast, Tape, ENOUGH)
+    return max(wander(Both((model, plain)), seed).worst for seed in range(2))
+
+
+@pytest.mark.parametrize("spoil", WRONG)
+def test_wrong_buffers_are_found_out(pair, small_rooms, monkeypatch, spoil):
+    right = Buffers.fill
+
+    def wrong(buffers, tokens, segment):
+        right(buffers, tokens, segment)
+        spoil(buffers, segment.rows)
+    monkeypatch.setattr(Buffers, "fill", wrong)
+    assert found_out(pair) > 1e-6
+
+
+@pytest.mark.parametrize("stale", ["ids", "positions", "slots", "seen"])
+def test_a_buffer_that_keeps_what_the_last_forward_read_is_found_out(pair, small_rooms, monkeypatch, stale):
+    right = Buffers.fill
+
+    def wrong(buffers, tokens, segment):
+        last = getattr(buffers, stale).clone()
+        right(buffers, tokens, segment)
+        if last.any():
+            getattr(buffers, stale).copy_(last)
+    monkeypatch.setattr(Buffers, "fill", wrong)
+    assert found_out(pair) > 1e-6
+
+
+def test_sizes_that_are_read_from_the_host_while_recording_are_found_out(pair, small_rooms, monkeypatch):
+    right, known = Buffers.fill, {}
+
+    def fill(buffers, tokens, segment):
+        known["slots"] = segment.store.slots_of(0).count + segment.end
+        right(buffers, tokens, segment)
+
+    def bias(seat, layer, sliding_window, groups, dtype):
+        seen = seat._buffers.seen.clone()
+        seen[:, known["slots"]:-1] = False
+        seen[:, known["slots"] - 1] |= True
+        return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat(groups, 1)
+    monkeypatch.setattr(Buffers, "fill", fill)
+    monkeypatch.setattr(engine.Seat, "bias", bias)
+    assert found_out(pair) > 1e-6
+
+
+def test_room_sizes_grow_by_half_and_by_a_third_in_turn():
+    sizes = room_sizes()
+    assert [next(sizes) for _ in range(5)] == [SMALLEST, SMALLEST * 3 // 2, SMALLEST * 2, SMALLEST * 3, SMALLEST * 4]

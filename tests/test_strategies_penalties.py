@@ -1,0 +1,359 @@
+"""What texts pay for repeating themselves: penalties, forbidden n-grams, DRY and momentum, against the library and counts of our own."""
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from registry import Collapse
+from tables import TableModel, write
+from torch import Tensor
+from transformers import NoRepeatNGramLogitsProcessor
+
+from playground.draws import Draws
+from playground.engine import sampling
+from playground.errors import Refusal
+from playground.events import Event, Figure, Note
+from playground.lane import Lane, Limits
+from playground.parts.repetition import echoes, marks, stretch
+from playground.recipe import Recipe, assemble
+from playground.recorder import Silent
+from playground.session import Runner
+from playground.strategy import find, make
+
+GREEDY = Recipe("greedy")
+
+
+def alone(name: str, **knobs) -> Recipe:
+    return Recipe("greedy", {}, [(name, knobs)])
+
+
+COLLAPSES = {
+    "frequency_penalty": [Collapse(alone("frequency_penalty", penalty=0.0), GREEDY)],
+    "presence_penalty": [Collapse(alone("presence_penalty", penalty=0.0), GREEDY),
+                         Collapse(alone("presence_penalty", penalty=1.5, window=1), alone("frequency_penalty", penalty=1.5, window=1))],
+    "no_repeat_ngram": [Collapse(alone("no_repeat_ngram", n=0), GREEDY)],
+    "dry": [Collapse(alone("dry", multiplier=0.0), GREEDY), Collapse(alone("dry", multiplier=5.0, window=2, allowed=2), GREEDY)],
+    "momentum": [Collapse(alone("momentum", alpha=0.0), GREEDY), Collapse(alone("momentum", k=1), GREEDY),
+                 Collapse(alone("momentum", alpha=1.0, resistance="0 0 0"), GREEDY),
+                 *(Collapse(alone("momentum", k=50, alpha=1.0, resistance=f"{'0 ' * (n - 1)}2"), alone("no_repeat_ngram", n=n)) for n in (3, 4, 5))],
+}
+
+
+def texts(count: int = 300, letters: int = 4, longest: int = 24) -> list[list[int]]:
+    chance = random.Random(0)
+    return [[chance.randrange(letters) for _ in range(chance.randrange(longest))] for _ in range(count)]
+
+
+def apply(name: str, scores: Tensor, history: list[int], start: int = 0, **knobs) -> Tensor:
+    """One row [V] after a sampler, in a lane whose prompt has `start` tokens and whose tokens read a, b, c, ..."""
+    sampler = make(name, **knobs)
+    sampler.begin(start, lambda token: chr(ord("a") + token))
+    return sampler.apply(scores[None], [history])[0]
+
+
+def run(recipe: Recipe, model: TableModel, prompt: list[int], length: int) -> tuple[list[int], list[Event]]:
+    assembly = assemble(recipe)
+    runner, events = Runner(Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens)), assembly), []
+    while not runner.finished:
+        events += runner.advance()
+    return runner.lane.main.written, events
+
+
+def notes(events: list[Event]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Note)]
+
+
+def spans(events: list[Event], name: str) -> list[list]:
+    return [event.data["spans"][0] for event in events if isinstance(event, Figure) and event.name == name]
+
+
+# --- how long a repeat is ---
+
+def ngrams(text: list[int], n: int) -> set[tuple[int, ...]]:
+    return {tuple(text[i:i + n]) for i in range(len(text) - n + 1)}
+
+
+def repeat(text: list[int], token: int, longest: int = 99) -> int:
+    """Tokens of the longest n-gram that a token would repeat, itself included; 0 where it is new. By scanning all n-grams."""
+    lengths = [n for n in range(1, min(longest, len(text)) + 1) if (*text[len(text) - n + 1:], token) in ngrams(text, n)]
+    return max(lengths, default=0)
+
+
+def test_a_token_echoes_the_longest_earlier_ngram_it_would_complete():
+    for text in texts():
+        for longest in (0, 1, 2, 4, 99):
+            found = echoes(text, longest)
+            assert found.keys() == set(text)
+            assert all(length + 1 == repeat(text, token, longest + 1) for token, length in found.items())
+
+
+@pytest.mark.parametrize("text, found", [
+    ([1, 2, 3, 7, 1, 2, 3], {7: 3, 1: 0, 2: 0, 3: 0}), ([5, 5], {5: 1}), ([5], {5: 0}), ([], {}), ([1, 2, 1, 2, 1], {2: 3, 1: 0}),
+])
+def test_by_hand_what_echoes(text, found):
+    assert echoes(text) == found
+
+
+def test_a_window_reaches_back_no_further_than_the_start():
+    text = [1, 2, 3, 4, 5]
+    assert [stretch(text, 0, 0), stretch(text, 2, 0), stretch(text, 0, 2), stretch(text, 4, 3), stretch(text, 5, 3), stretch(text, 0, 9)] == [
+        text, [3, 4, 5], [4, 5], [5], [], text]
+
+
+# --- frequency and presence ---
+
+def counted(history: list[int], start: int, window: int, prompt: bool) -> list[int]:
+    places = range(0 if prompt else start, len(history))
+    return [history[i] for i in places if not window or i >= len(history) - window]
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 100])
+@pytest.mark.parametrize("prompt", [False, True])
+def test_scores_fall_with_every_occurrence_or_once(window, prompt):
+    for text in texts(60, letters=6):
+        start, scores = len(text) // 2, torch.arange(5, dtype=torch.float64)  # the sixth letter has no row: the text may know more tokens
+        seen = counted(text, start, window, prompt)
+        knobs = {"window": window, "prompt": prompt, "start": start}
+        assert apply("frequency_penalty", scores, text, penalty=0.7, **knobs).tolist() == pytest.approx([v - 0.7 * seen.count(v) for v in range(5)])
+        assert apply("presence_penalty", scores, text, penalty=0.7, **knobs).tolist() == pytest.approx([v - 0.7 * (v in seen) for v in range(5)])
+
+
+def test_a_removed_token_stays_removed_whatever_it_gains():
+    scores = torch.tensor([-math.inf, 1.0, 2.0])
+    for name in ("frequency_penalty", "presence_penalty"):
+        assert apply(name, scores, [0, 0, 1], penalty=-2.0)[0] == -math.inf
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
+def test_the_words_of_the_prompt_are_free_unless_asked_for(name):
+    model = TableModel("abc", rule=lambda context: torch.tensor([1.0, 0.8, 0.5], dtype=torch.float64))
+    assert run(alone(name, penalty=0.25), model, [0, 0, 0], 2)[0] == [0, 1]
+    assert run(alone(name, penalty=0.25, prompt=True), model, [0, 0, 0], 2)[0][0] == 1
+
+
+# --- forbidden n-grams ---
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_a_row_without_repeats_is_the_librarys(n):
+    processor = NoRepeatNGramLogitsProcessor(n)
+    for text in texts(150, letters=3 if n > 2 else 30, longest=30):
+        if text:
+            scores = torch.arange(40, dtype=torch.float32)
+            assert torch.equal(apply("no_repeat_ngram", scores, text, n=n), processor(torch.tensor([text]), scores[None])[0])
+
+
+def test_by_hand_the_token_that_would_complete_the_trigram_is_removed():
+    found = apply("no_repeat_ngram", torch.zeros(5), [0, 1, 2, 3, 0, 1, 2], n=3)
+    assert found.tolist() == [0, 0, 0, -math.inf, 0]
+
+
+def test_where_all_would_be_forbidden_the_row_stays_as_it_is():
+    scores = torch.tensor([1.0, 2.0, -math.inf])
+    assert torch.equal(apply("no_repeat_ngram", scores, [0, 1], n=1), scores)
+    assert apply("no_repeat_ngram", scores, [1, 1], n=1).tolist() == [1.0, -math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_no_ngram_of_a_text_occurs_twice_as_long_as_there_is_a_way_round(n):
+    model = TableModel("abcdefghijklmnopqrstuvwx", rule=lambda context: torch.arange(24, 0, -1, dtype=torch.float64))
+    written, events = run(alone("no_repeat_ngram", n=n), model, [0, 1, 0], 40)
+    text = [0, 1, 0, *written]
+    assert len(ngrams(text, n)) == len(text) - n + 1 and len(set(written)) > 1
+    assert notes(events) and spans(events, "repeats that were forbidden")[0][2] == "a" * n
+
+
+# --- DRY ---
+
+def dry_penalties(text: list[int], size: int, breakers: set[int], multiplier: float = 0.8, base: float = 1.75, allowed: int = 2) -> list[float]:
+    """Straight from its definition: every earlier place of the last token, and how far back both agree."""
+    longest = {}
+    for i in range(len(text) - 1):
+        if text[i] != text[-1] or text[-1] in breakers or text[i + 1] in breakers:
+            continue
+        length = 0
+        while length <= i and length < 50 and text[i - length] == text[-1 - length] and text[i - length] not in breakers:
+            length += 1
+        longest[text[i + 1]] = max(length, longest.get(text[i + 1], 0))
+    return [multiplier * base ** (longest[v] - allowed) if longest.get(v, 0) >= allowed else 0.0 for v in range(size)]
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 4])
+@pytest.mark.parametrize("breakers", ["", "d", "a c"])
+def test_what_goes_on_repeating_is_punished_by_its_length(allowed, breakers):
+    punished = 0
+    for text in [*texts(100), *texts(100, letters=2), [0] * 80, [3, 1] * 60]:
+        expected = dry_penalties(text, 4, {ord(letter) - ord("a") for letter in breakers.split()}, allowed=allowed)
+        found = apply("dry", torch.zeros(4, dtype=torch.float64), text, allowed=allowed, breakers=breakers)
+        assert found.tolist() == pytest.approx([-penalty for penalty in expected])
+        punished += any(expected)
+    assert punished > 20 or breakers == "a c"
+
+
+def test_by_hand_a_repeat_of_three_tokens_costs_the_base_once():
+    found = apply("dry", torch.zeros(5, dtype=torch.float64), [0, 1, 2, 3, 0, 1, 2])
+    assert found.tolist() == pytest.approx([0, 0, 0, -1.4, 0])
+
+
+def test_a_window_hides_the_first_place_of_a_repeat():
+    assert apply("dry", torch.zeros(5), [0, 1, 2, 3, 0, 1, 2], window=6).tolist() == pytest.approx([0, 0, 0, -0.8, 0])
+    assert not apply("dry", torch.zeros(5), [0, 1, 2, 3, 0, 1, 2], window=4).any()
+
+
+def test_a_token_that_contains_a_breaker_is_one():
+    sampler = make("dry")
+    sampler.begin(0, lambda token: ["a", "b", ".\n", "c:", "d"][token])
+    assert sampler.apply(torch.zeros(1, 5), [[0, 1, 4, 0, 1]])[0].tolist() == pytest.approx([0, 0, 0, 0, -0.8])
+    assert not sampler.apply(torch.zeros(1, 5), [[0, 2, 1, 4, 0, 2, 1]])[0].any()  # only one token since the line break
+    assert not sampler.apply(torch.zeros(1, 5), [[0, 1, 3, 0, 1]])[0].any()  # what would follow is a breaker itself
+
+
+def test_marks_are_written_with_spaces_between_them():
+    assert marks('\\n : "') == ("\n", ":", '"') and marks("  ") == ()
+
+
+def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_told():
+    def rule(context):  # abc abc abc: each letter is followed by the next one, and d is a little less likely
+        return torch.tensor([4.0 * ((context[-1] + 1) % 3 == token) for token in range(3)] + [3.0], dtype=torch.float64)
+
+    model = TableModel("abcd", rule=rule)
+    assert run(GREEDY, model, [0, 1, 2], 9)[0] == [0, 1, 2] * 3
+    written, events = run(alone("dry"), model, [0, 1, 2], 9)
+    assert written[:4] == [0, 1, 2, 3]  # "abc" is repeated for 0.80, but going on to the next a costs 1.40 of the 4 - 3 that speak for it
+    assert spans(events, "repeats that were punished")[:2] == [[2, 3, "abc", 0.8], [3, 4, "abca", pytest.approx(1.4)]]
+    assert notes(events)[0] == ("'a' would have gone on with 'abca', which was there before: its score fell by 1.40, "
+                                "and 'd' stands in its place.")
+
+
+# --- wrong variants ---
+
+def counts_the_token_itself(text: list[int]) -> list[float]:
+    return [0.8 * 1.75 ** (length + 1 - 2) if length + 1 >= 2 else 0.0 for length in (echoes(text).get(v, -1) for v in range(4))]
+
+
+def punishes_the_first_place_only(text: list[int]) -> list[float]:
+    first = text[:-1].index(text[-1]) if text and text[-1] in text[:-1] else None
+    whole = dry_penalties(text, 4, set())
+    return [penalty if first is not None and text[first + 1] == v else 0.0 for v, penalty in enumerate(whole)]
+
+
+def grows_by_the_allowed_length(text: list[int]) -> list[float]:
+    return [penalty * 1.75 ** 2 for penalty in dry_penalties(text, 4, set())]
+
+
+WRONG_DRY = [counts_the_token_itself, punishes_the_first_place_only, grows_by_the_allowed_length]
+
+
+@pytest.mark.parametrize("wrong", WRONG_DRY)
+def test_a_wrong_dry_is_found_out(wrong: Callable):
+    right = [[-x for x in apply("dry", torch.zeros(4, dtype=torch.float64), text).tolist()] for text in texts()]
+    assert any(found != pytest.approx(wrong(text)) for found, text in zip(right, texts()))
+
+
+WRONG_COUNTS = {
+    "frequency once for each token": ("frequency_penalty", lambda seen, v: v in seen),
+    "presence for each occurrence": ("presence_penalty", lambda seen, v: seen.count(v)),
+}
+
+
+@pytest.mark.parametrize("name, wrong", WRONG_COUNTS.values(), ids=WRONG_COUNTS)
+def test_a_wrong_count_is_found_out(name, wrong):
+    found = [apply(name, torch.zeros(4), text, penalty=1.0).tolist() for text in texts()]
+    assert any(row != [-wrong(text, v) for v in range(4)] for row, text in zip(found, texts()))
+
+
+def test_an_ngram_one_too_long_or_too_short_forbids_other_tokens():
+    text = [0, 1, 2, 3, 4, 1, 2, 0, 2, 0, 1, 2]
+    banned = [set((apply("no_repeat_ngram", torch.zeros(6), text, n=n) == -math.inf).nonzero().flatten().tolist()) for n in range(1, 6)]
+    assert banned == [{0, 1, 2, 3, 4}, {0, 3}, {0, 3}, {3}, set()]
+
+
+# --- momentum ---
+
+def worth(p: list[float], text: list[int], k: int, alpha: float, resistance: list[float]) -> dict[int, float]:
+    """Of the k most probable tokens, by the method's definition."""
+    best = sorted(range(len(p)), key=lambda token: -p[token])[:k]
+    costs = [0.0, *resistance]
+    return {token: p[token] - alpha * costs[repeat(text, token, len(resistance))] for token in best}
+
+
+def random_rows(count: int, size: int = 6) -> Tensor:
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
+
+
+def momentum_choices(choose: Callable[[dict[int, float]], int] = lambda found: max(found, key=found.get), shift: int = 0, **wrong) -> list[bool]:
+    """Whether the sampler takes what the definition takes, over random rows and texts; `wrong` changes the definition."""
+    setting = {"k": 3, "alpha": 0.2, "resistance": [1.0, 3.0, 4.0, 5.0, 5.0]}
+    same = []
+    for row, text in zip(random_rows(300), texts(300, letters=6)):
+        expected = worth(row.softmax(-1).tolist(), text[:len(text) - shift], **(setting | wrong))
+        same.append(int(apply("momentum", row, text, k=3).argmax()) == choose(expected))
+    return same
+
+
+def test_the_candidate_that_is_worth_most_is_taken():
+    assert all(momentum_choices())
+
+
+WRONG_MOMENTA = {
+    "resistances one length too early": {"resistance": [3.0, 4.0, 5.0, 5.0, 5.0]},
+    "new tokens that pay": {"resistance": [0.0, 1.0, 3.0, 4.0, 5.0]},
+    "a repeat reckoned without the last token": {"shift": 1},
+    "all tokens for candidates": {"k": 6},
+    "negative worth cut off": {"choose": lambda found: max(found, key=lambda token: max(found[token], 0.0))},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_MOMENTA.values(), ids=WRONG_MOMENTA)
+def test_a_wrong_momentum_is_found_out(wrong):
+    assert not all(momentum_choices(**wrong))
+
+
+def test_the_worth_is_kept_in_order_even_below_nothing_and_a_draw_follows_it_above():
+    row, text = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64).log(), [0, 1, 0, 2]
+    found = apply("momentum", row, text, alpha=0.1, resistance="1")  # all were there: 0.6, 0.1, 0.0 are left
+    assert found.softmax(-1).tolist() == pytest.approx([6 / 7, 1 / 7, 0])
+    below = apply("momentum", row, text, alpha=1.0, resistance="1")  # -0.3, -0.8, -0.9
+    assert below.sort(descending=True).indices.tolist() == [0, 1, 2] and below.isfinite().all()
+
+
+def test_removed_tokens_are_no_candidates():
+    found = apply("momentum", torch.tensor([-math.inf, 1.0, 0.0, -math.inf]), [1, 1, 1], k=4, alpha=1.0)
+    assert found.isfinite().tolist() == [False, True, True, False] and int(found.argmax()) == 2
+
+
+def test_by_hand_a_circle_is_left_where_repeating_costs_more_than_the_next_best():
+    model = TableModel("abc", rule=lambda context: torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log())
+    written, events = run(alone("momentum", k=2, prompt=False), model, [0, 0], 4)
+    assert written == [0, 0, 1, 0]  # a second a is still worth 0.6 - 0.2; a third would repeat "aa", which leaves it nothing
+    assert [(label, depth) for _, _, label, depth in spans(events, "momentum")] == [
+        ("greedy, new", 0), ("greedy, again", 1), ("detour", 0), ("greedy, again", 1)]
+    assert notes(events) == ["'a' would make a repeat of 2, so the text turns to 'b'."]
+
+
+def test_what_it_thinks_of_every_token_is_shown():
+    model = TableModel("abc", rule=lambda context: torch.tensor([0.5, 0.4, 0.1], dtype=torch.float64).log())
+    _, events = run(alone("momentum", k=3), model, [0, 0], 3)
+    kinds = [label for _, _, label, _ in spans(events, "momentum")]
+    assert len(kinds) == 3 and kinds[0] == "detour"
+    table = next(event.data for event in events if isinstance(event, Figure) and event.name == "candidates")
+    assert table["rows"] == ["a", "b", "c"] and table["values"][0] == pytest.approx([0.5, 2, 0.5 - 0.2 * 3])
+
+
+@pytest.mark.parametrize("resistance", ["", "one two", "1, 2", "1 inf", "nan"])
+def test_a_list_that_is_no_list_of_numbers_is_refused(resistance):
+    with pytest.raises(Refusal, match="takes numbers with spaces between them"):
+        make("momentum", resistance=resistance)
+
+
+def test_the_library_knows_no_other_repetition_penalty_than_ours():
+    assert torch.equal(apply("repetition_penalty", torch.tensor([2.0, -1.0, 0.5]), [0, 1, 1], penalty=1.2),
+                       sampling.repetition_penalty(torch.tensor([2.0, -1.0, 0.5]), [0, 1], 1.2))
+    assert find("repetition_penalty").stage == "penalty"
+
+
+def test_a_prompt_is_part_of_what_may_not_be_repeated():
+    model = TableModel("abcd", rule=lambda context: torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=torch.float64))
+    assert write(assemble(alone("no_repeat_ngram", n=2)), {"target": model}, [0, 0], Limits(max_new_tokens=1), Draws(0)).tokens == [0, 0, 1]
