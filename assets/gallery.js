@@ -1,8 +1,6 @@
-// A pick is told to the page; a task shows its own list and hides the others. Once a question is picked its list is out of the way.
-const taskButtons = [...element.querySelectorAll("[data-task]")];
-
-function openTask(chosen) {
-  for (const button of taskButtons) {
+// A pick is told to the page; a group shows its own list and hides the others. Once something is picked its list is out of the way.
+function openGroup(chosen) {
+  for (const button of chosen.closest("details").querySelectorAll("[data-group]")) {
     const isOpen = button === chosen && button.getAttribute("aria-expanded") !== "true";
     button.setAttribute("aria-expanded", String(isOpen));
     element.querySelector(`#${button.getAttribute("aria-controls")}`).hidden = !isOpen;
@@ -10,8 +8,8 @@ function openTask(chosen) {
 }
 
 element.addEventListener("click", (event) => {
-  const task = event.target.closest("button[data-task]");
-  if (task) openTask(task);
+  const group = event.target.closest("button[data-group]");
+  if (group) openGroup(group);
   const chip = event.target.closest("button[data-index]");
   if (!chip) return;
   trigger("pick", { part: chip.dataset.part, index: Number(chip.dataset.index) });

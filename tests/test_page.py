@@ -28,7 +28,7 @@ from playground.ui import offers
 from playground.ui.arrivals import Wish
 from playground.ui.editor import check
 from playground.ui.figures import draw
-from playground.ui.gallery import brought_models, examples
+from playground.ui.gallery import TOPICS, brought_models, examples
 from playground.ui.gpu import Borrowed, batches
 from playground.ui.handlers import Acts
 from playground.ui.look import dress
@@ -422,8 +422,10 @@ def test_a_lane_that_cannot_do_without_a_context_opens_it_and_says_so_where_ther
 
 def test_an_example_brings_its_context_and_the_next_one_takes_it_away(page, address):
     visit(page, address)
-    example = next(e for e in examples() if e.get("context"))
-    page.get_by_role("button", name=example["title"], exact=True).click()
+    index, example = next((i, e) for i, e in enumerate(examples()) if e.get("context"))
+    page.get_by_text("All examples").click()
+    page.click(f"[data-group='{example['topic']}']")
+    page.click(f"details [data-part='examples'][data-index='{index}']")
     expect(page.locator("#context textarea")).to_have_value(example["context"])
     expect(page.locator("#context textarea")).to_be_visible()
     page.get_by_role("button", name="A fact", exact=True).click()
@@ -440,11 +442,11 @@ def test_an_example_sets_prompt_and_lanes(page, address):
 
 def test_a_question_is_found_by_its_task_and_every_lane_says_whether_it_is_right(page, address):
     visit(page, address)
-    page.click(".questions summary")
-    page.press("[data-task='facts']", "Enter")
-    page.click("[data-task='chat']")
-    expect(page.locator("#asked-facts")).to_be_hidden()
-    page.click("#asked-chat button >> nth=0")
+    page.get_by_text("Questions with known answers").click()
+    page.press("[data-group='facts']", "Enter")
+    page.click("[data-group='chat']")
+    expect(page.locator("#list-facts")).to_be_hidden()
+    page.click("#list-chat button >> nth=0")
     question = next(question for question in gallery() if question.task == "chat")
     expect(page.locator("#prompt textarea")).to_have_value(question.prompt)
     expect(page.locator(".turns .user .said").first).to_have_text(question.before[0][0])
@@ -774,7 +776,7 @@ def test_the_page_offers_only_what_the_engine_knows():
 
 def test_examples_hold_only_lanes_that_can_run():
     for example in examples():
-        assert Settings.read(example).prompt == example["prompt"] and example["note"]
+        assert Settings.read(example).prompt == example["prompt"] and example["note"] and example["topic"] in TOPICS
         assert [told["problem"] for told in check(example["lanes"])] == [""] * len(example["lanes"])
 
 

@@ -1,4 +1,4 @@
-"""The gallery: ways to begin. Examples as a row of buttons, and questions with known answers, folded away and sorted by task.
+"""The gallery: ways to begin. A row of first examples; folded away, all examples by topic and questions with known answers by task.
 
 Its event is 'pick', with `index` and `part`: "examples" or "questions". Beside a question that is asked stands what to look at.
 """
@@ -20,13 +20,17 @@ PROMPTS = Path(__file__).parents[2] / "assets" / "prompts.json"
 SCRIPT = (PROMPTS.parent / "gallery.js").read_text(encoding="utf-8")
 TASKS = {"facts": "Facts by heart", "context_qa": "Passages", "arithmetic": "Sums", "records": "Records", "edit": "Edits", "lists": "Lists",
          "programs": "Programs", "needle": "A hidden key", "stories": "Stories", "chat": "Several turns"}
+STARTERS = 9  # examples that stand in the row, from the first one on
+TOPICS = {"words": "Choosing words", "guessing": "Guessing ahead", "texts": "Several texts", "grammars": "Legal tokens", "caches": "Small caches",
+          "passages": "Passage and memory", "orders": "Other orders"}
+TOLD = "Each sets a prompt and the lanes that show something on it; models and seed stay as they are."
 KNOWS = ("The bundled models are tiny: they know only an invented country, their tales are fragments, and all else is beyond them. Those of this "
          "version learned from fewer forms of question than stand here and answer few of these rightly, as each lane says when it has ended.")
 SHORT = 96  # letters of a prompt in the list
 
 
 def examples() -> list[dict[str, Any]]:
-    """Each has a title, a note, and any of the fields of Settings."""
+    """Each has a title, a topic, a note, and any of the fields of Settings."""
     return json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
@@ -67,25 +71,43 @@ def _plain(html: str) -> str:
 
 
 def _examples() -> str:
+    """The first ones as a row, and all of them in a fold."""
     chips = (f"<button type='button' data-part='examples' data-index='{i}' title='{escape(example['note'])}'>{escape(example['title'])}</button>"
-             for i, example in enumerate(examples()))
-    return f"<div class='row' role='group' aria-label='Examples'>{''.join(chips)}</div>"
+             for i, example in enumerate(examples()[:STARTERS]))
+    listed = sorted(enumerate(examples()), key=lambda numbered: [*TOPICS].index(numbered[1]["topic"]))
+    groups = {topic: [_example(i, example) for i, example in found] for topic, found in groupby(listed, lambda numbered: numbered[1]["topic"])}
+    return f"<div class='row starters' role='group' aria-label='First examples'>{''.join(chips)}</div>{_fold('All examples', TOLD, TOPICS, groups)}"
 
 
 def _questions() -> str:
-    """A fold with a button for each task, which shows the task's own list."""
-    by_task = [(task, list(found)) for task, found in groupby(enumerate(questions.gallery()), lambda numbered: numbered[1].task)]
-    tasks = "".join(f"<button type='button' data-task='{task}' aria-expanded='false' aria-controls='asked-{task}'>{escape(TASKS[task])} "
-                    f"<span class='count'>{len(found)}</span></button>" for task, found in by_task)
-    lists = "".join(f"<ul id='asked-{task}' hidden>{''.join(_entry(i, question) for i, question in found)}</ul>" for task, found in by_task)
-    return (f"<details class='questions'><summary>Questions with known answers</summary><p class='knows'>{escape(KNOWS)}</p>"
-            f"<div class='row' role='group' aria-label='Kinds of question'>{tasks}</div>{lists}</details>")
+    listed = enumerate(questions.gallery())
+    groups = {task: [_question(i, question) for i, question in found] for task, found in groupby(listed, lambda numbered: numbered[1].task)}
+    return _fold("Questions with known answers", KNOWS, TASKS, groups)
 
 
-def _entry(index: int, question: Question) -> str:
-    """A question in its list: its grade, how it is put, and what it shows."""
-    return (f"<li><button type='button' data-part='questions' data-index='{index}'><span class='grade'>grade {question.grade}</span>"
-            f"<span class='put'>{escape(_shortened(question.prompt))}</span><span class='look'>{escape(question.look)}</span></button></li>")
+def _fold(title: str, told: str, names: dict[str, str], groups: dict[str, list[str]]) -> str:
+    """A fold with a button for each group, which shows the group's own list."""
+    chips = "".join(f"<button type='button' data-group='{name}' aria-expanded='false' aria-controls='list-{name}'>{escape(names[name])} "
+                    f"<span class='count'>{len(entries)}</span></button>" for name, entries in groups.items())
+    lists = "".join(f"<ul id='list-{name}' hidden>{''.join(entries)}</ul>" for name, entries in groups.items())
+    return (f"<details class='fold'><summary>{title}</summary><p class='told'>{escape(told)}</p>"
+            f"<div class='row' role='group' aria-label='{title}'>{chips}</div>{lists}</details>")
+
+
+def _example(index: int, example: dict[str, Any]) -> str:
+    return _entry("examples", index, ("", example["title"], example["note"]))
+
+
+def _question(index: int, question: Question) -> str:
+    return _entry("questions", index, (f"grade {question.grade}", _shortened(question.prompt), question.look))
+
+
+def _entry(part: str, index: int, told: tuple[str, str, str]) -> str:
+    """A line of a list. told: the grade, how it is put, and what it shows."""
+    grade, put, look = map(escape, told)
+    marked = f"<span class='grade'>{grade}</span>" if grade else ""
+    return (f"<li><button type='button' data-part='{part}' data-index='{index}'>{marked}"
+            f"<span class='put'>{put}</span><span class='look'>{look}</span></button></li>")
 
 
 def _shortened(prompt: str) -> str:
