@@ -1,14 +1,5 @@
 // The card of one lane: who it is, how it stands, its text, and the strip of costs.
 
-const GUARANTEES = {
-  greedy_identical: ["lossless", "Token for token the text of plain greedy decoding under the same toggles."],
-  distribution_identical: ["lossless", "Draws from exactly the distribution of plain sampling under the same toggles."],
-  constraint_sound: ["always valid", "Every finished text satisfies the grammar."],
-  budget_respected: ["within budget", "The KV cache never holds more than its budget after a keep."],
-  collapses: null, // a promise to the tests, of no use to a reader
-  heuristic: ["heuristic", "No promise that the text is that of plain decoding."],
-};
-
 /** With a cache that forgets, lossless means the same as plain decoding with that cache, which may be another text. */
 function qualified(label, guarantee) {
   return label === "lossless" && guarantee.includes("budget_respected") ? "lossless for its cache" : label;
@@ -73,8 +64,8 @@ class LaneCard {
     const badges = el("p", "badges");
     const shown = new Map();
     for (const name of header.guarantee) {
-      if (GUARANTEES[name] === null) continue;
-      const [plain, help] = GUARANTEES[name] || [name.replaceAll("_", " "), ""];
+      if (PROMISES[name] === null) continue;
+      const [plain, help] = PROMISES[name] || [name.replaceAll("_", " "), ""];
       const label = qualified(plain, header.guarantee);
       shown.set(label, [shown.get(label), help].filter(Boolean).join(" "));
     }

@@ -10,8 +10,9 @@ PROMISES = {
     "budget_respected": ("within budget", "The cache never holds more than its budget after a token is kept."),
     "heuristic": ("heuristic", "No guarantee: what it gives up is what there is to see."),
 }
-"""The guarantees worth a badge on a lane; that a method has a plain limit (collapses) is for tests and for the library."""
+"""The guarantees worth a badge on a lane."""
 LIMIT = {"collapses": ("plain limit", "At the settings its description names it writes what a simpler method writes; the tests hold it to that.")}
+"""Of use to tests and in the library, and no badge."""
 
 
 def told(guarantees: Iterable[str]) -> dict[str, str]:

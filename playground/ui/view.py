@@ -11,6 +11,7 @@ from typing import Any
 
 from playground import events
 from playground.spreadsheet import COLUMNS
+from playground.ui.promises import LIMIT, PROMISES
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 STYLES = ("live", "lanes", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
@@ -36,9 +37,10 @@ def surroundings() -> str:
 
 
 def _constants() -> list[str]:
-    """Every kind of event and the header with their defaults, which the wire format leaves out; the page's skeleton, and how runs are saved."""
+    """Every kind of event and the header with their defaults, which the wire format leaves out; what guarantees are called, with null for
+    those that get no badge; the page's skeleton, and how runs are saved."""
     known = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},
-             "HEADER": _defaults(events.Header), "SKELETON": _read("live/live.html"), "COLUMNS": COLUMNS, "STANDALONE": surroundings()}
+             "HEADER": _defaults(events.Header), "PROMISES": PROMISES | dict.fromkeys(LIMIT), "SKELETON": _read("live/live.html"), "COLUMNS": COLUMNS, "STANDALONE": surroundings()}
     return [f"const {name} = {json.dumps(value)};" for name, value in known.items()]
 
 
