@@ -39,9 +39,9 @@ def surroundings() -> str:
 def _constants() -> list[str]:
     """Every kind of event and the header with their defaults, which the wire format leaves out; what guarantees are called, with null for
     those that get no badge; the page's skeleton, and how runs are saved."""
-    known = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},
-             "HEADER": _defaults(events.Header), "PROMISES": PROMISES | dict.fromkeys(LIMIT), "SKELETON": _read("live/live.html"), "COLUMNS": COLUMNS, "STANDALONE": surroundings()}
-    return [f"const {name} = {json.dumps(value)};" for name, value in known.items()]
+    wire = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()}, "HEADER": _defaults(events.Header)}
+    texts = {"PROMISES": PROMISES | dict.fromkeys(LIMIT), "SKELETON": _read("live/live.html"), "COLUMNS": COLUMNS, "STANDALONE": surroundings()}
+    return [f"const {name} = {json.dumps(value)};" for name, value in (wire | texts).items()]
 
 
 def _defaults(cls: type) -> dict[str, Any]:
