@@ -16,7 +16,7 @@ AIMS = {"records": (DRAFTED, 2.2), "programs": (DRAFTED, 2.2), "edit": (LOOKED_U
 
 def speculation(count: int = 10, seed: int = 1) -> Effect:
     """Two drafters beside the plain lane, by the clock on the wall."""
-    entrants = [Entrant(PLAIN, Recipe("greedy")), guessing(DRAFTED, "draft_model", depth=6), guessing(LOOKED_UP, "prompt_lookup", depth=10, n_max=3)]
+    entrants = [Entrant(PLAIN, Recipe("greedy")), guessing(DRAFTED, "draft_model", depth=12), guessing(LOOKED_UP, "prompt_lookup", depth=20, n_max=3)]
     aims = ", ".join(f"{aim:g} times on {task} ({name})" for task, (name, aim) in AIMS.items())
     return Effect(
         "speculation", "Guessing ahead writes the plain lane's text in a fraction of its time.",
