@@ -47,7 +47,7 @@ def look(model: Model, tokens: list[int], chosen: int) -> Inside:
     if not all(0 <= token < model.vocabulary for token in [*tokens, chosen]):
         raise Refusal(f"These are not tokens of {model.name}: run the prompt again with this model.", "model")
     hidden, attention = _last_row(model, tokens)
-    p = _lens(model, hidden).softmax(-1)
+    p = model.read_out(hidden).softmax(-1)
     return Inside(model.tokens.pieces(tokens), _lenses(model, p, chosen), [[_rounded(head) for head in layer] for layer in attention])
 
 
@@ -62,13 +62,6 @@ def _last_row(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
     weights = store.attention[-1].layers
     hidden = torch.cat([captured[layer] for layer in range(model.depth + 1)])
     return hidden, [weights[layer][:, 0] / weights[layer][:, 0].sum(-1, keepdim=True) for layer in range(model.depth)]
-
-
-def _lens(model: Model, hidden: Tensor) -> Tensor:
-    """Logits [n, V] of hidden states [n, d]: a forward that resumes behind the last layer is norm and head alone."""
-    rows = len(hidden)
-    (logits,), _ = model.forward([Work(model.new_store(), [0] * rows, [-1] * rows)], Plan(resume=(model.depth, hidden)))
-    return logits
 
 
 def _lenses(model: Model, p: Tensor, chosen: int) -> list[Lens]:

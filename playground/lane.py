@@ -34,7 +34,7 @@ from playground.recorder import Kept, Recorder
 from playground.retention import Retention
 from playground.rows import Chain, Choice, Rows
 from playground.sequence import Bounds, Sequence
-from playground.stream import Exit, Immediate, Request, Stream, Together
+from playground.stream import Exit, Immediate, Request, Stream, Together, reading
 
 if TYPE_CHECKING:
     from playground.recipe import Assembly
@@ -64,12 +64,17 @@ class Lane:
         self.context = min(model.context for model in models.values()) - max(map(len, self.prompts.values())) + len(prompt)
         if len(prompt) >= self.context:
             raise Refusal(f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.", "prompt")
+        self.form: Callable[[str], list[int]] = self.encode  # what makes a prompt of a text
+        self.passage = ""  # what the prompt gives as context, before it was put into the model's form
         self.events: list[Event] = []  # not handed out yet
         self._models, self._streams, self._round = models, {}, -1
+        self.inner = [exit for sampler in assembly.samplers for exit in sampler.inner(self.target_model.depth, self.target_model.tied)]
         self._asked: Immediate | None = None  # the last request to change the text
         bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
         chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, not assembly.decoder.owns_constraint)
         self.main = Sequence(0, prompt, bounds, chain, Reader(self.target_model.tokens))
+        for sampler in assembly.samplers:
+            sampler.begin(len(prompt), lambda token: self.piece(token))  # a bound method would be copied with its lane where sequences fork
         self.leaves: dict[int, Sequence] = {}  # sequences that grow beside each other, by number; those dropped are not among them
         self._born, self._branches = 0, TokenTree()
         self._visitor, self._recalled = Memory() if memory is None else memory, {}  # an empty one is false
@@ -122,9 +127,22 @@ class Lane:
         """Decoder layers of the target."""
         return self.target_model.depth
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end the text."""
+        return self.target_model.end_ids
+
     def ends(self, token: int) -> bool:
         """Whether a token ends the text."""
-        return token in self.target_model.end_ids
+        return token in self.end_ids
+
+    def ask(self, text: str) -> list[int]:
+        """Another question as token ids, in the form the lane's own prompt has."""
+        return self.form(text)
+
+    def special(self, token: int) -> bool:
+        """Whether a token is none of the text, such as one that begins a turn."""
+        return self.target_model.tokens.is_special(token)
 
     def piece(self, token: int) -> str:
         """What a screen shows for a token."""
@@ -133,6 +151,15 @@ class Lane:
     def encode(self, text: str) -> list[int]:
         """A text as the target's token ids, with whatever its tokenizer puts around it."""
         return self.target_model.tokens.encode(text)
+
+    def spell(self, text: str) -> list[int]:
+        """A text as the target's token ids inside a longer text, with nothing put around it."""
+        return [token for token in self.encode(text) if not self.special(token)]
+
+    def text_of(self, tokens: list[int]) -> str:
+        """What these tokens say by themselves, as far as it is readable."""
+        reader = Reader(self.target_model.tokens)
+        return reader.push(tokens) + reader.flush()
 
     # --- what a strategy asks for ---
 
@@ -150,6 +177,14 @@ class Lane:
             return Stream(name, self.target_model, self, self.prompts[name])
         raise Refusal(f"This strategy needs a {name} model next to the target: choose one.", name)
 
+    def captures(self, stream: str) -> frozenset[int]:
+        """Layers of a stream before which its hidden states are taken out, the depth for those after the last."""
+        last = [self.target_model.depth] if self.shows_hidden(stream) else []
+        return frozenset([*(exit.layer for exit in self.inner if exit.stream == stream), *last])
+
+    def shows_hidden(self, stream: str) -> bool:
+        return stream == "target" and "hidden_states" in self.assembly.needs()
+
     def exit(self, layer: int) -> Exit:
         """The target left after `layer` layers."""
         return self.target.exit(min(layer, self.depth))
@@ -157,6 +192,14 @@ class Lane:
     def prefill(self) -> Request:
         """The prompt through the target; answers with the row after it."""
         return self.target.prefill()
+
+    def reading(self, ids: list[int], name: str = "target") -> list[Request]:
+        """A text of its own through the model of a stream, from an empty cache of which nothing stays.
+
+        One request for each piece, to be yielded in order; each answers with what was read, a `Piece`.
+        """
+        told = "reading" if name == "target" else f"{name} reading"
+        return reading(Stream(told, self.stream(name).model, self, ids), ids, self.shows_hidden(name))
 
     def extend(self, what: TokenTree | list[Sequence] | None = None) -> Request:
         """Rows of the target in one forward: for the end of the text and every node of a tree, or one for the end of each sequence."""
@@ -228,9 +271,11 @@ class Lane:
         return self._recalled[key]
 
     def remember(self) -> None:
-        """Give back what was learned."""
+        """At the end: give back what was learned, and say that the caches have done their work."""
         for key, thing in self._recalled.items():
             self._visitor.keep(key, thing)
+        for stream in self._streams.values():
+            stream.store.done = True
 
     # --- events ---
 
@@ -248,6 +293,8 @@ class Lane:
     def fork(self, count: int, leaf: Sequence | None = None) -> list[Sequence]:
         """New sequences at the end of the text, or of a sequence. The first of the lane draws what the lane itself would have drawn."""
         parent = leaf or self.main
+        if parent is self.main:  # it stands where the trunk ends, whatever it grew on
+            parent.node, parent.placed = ROOT, len(parent.tokens)
         twins = [parent.fork(self._born + i) for i in range(1, count + 1)]
         self._born += count
         self.leaves |= {twin.number: twin for twin in twins}

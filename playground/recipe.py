@@ -10,7 +10,7 @@ from typing import Any
 
 from playground.errors import Refusal
 from playground.events import Part
-from playground.strategy import STAGES, CachePolicy, Constraint, Decoder, Sampler, Strategy, find, make
+from playground.strategy import STAGES, CachePolicy, Constraint, Decoder, Sampler, Strategy, discover, find, make
 
 MAIN_KINDS = ("decoder", "canvas_decoder", "preset")
 WAYS = {"independent": "drawn independently", "without_replacement": "drawn without replacement", "deterministic": "not drawn at all"}
@@ -26,6 +26,11 @@ class Recipe:
     extras: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # [("top_p", {"p": 0.9}), ("prompt_lookup", {})]
     forced: list[int] = field(default_factory=list)  # tokens the text begins with: how a fork takes another way from a shared past
     seed: int | None = None  # of its own; None where it shares the run's, and with it the draws of the other lanes
+
+    def running(self) -> list[str]:
+        """Those of its strategies that run programs the model wrote; of a name there is none of the lane itself will say so."""
+        known = discover()
+        return [name for name in (self.strategy, *(name for name, _ in self.extras)) if name in known and known[name].runs_programs]
 
 
 @dataclass
@@ -89,7 +94,7 @@ def assemble(recipe: Recipe) -> Assembly:
     _check_refused(decoder, added)
     for toggle in [*decoder.toggles(), *added]:
         _add(assembly, toggle)
-    assembly.samplers.sort(key=lambda sampler: STAGES.index(sampler.stage))
+    assembly.samplers.sort(key=lambda sampler: (STAGES.index(sampler.stage), sampler.rank))
     _check_exactness(assembly)
     if "constraint" in decoder.needs and not assembly.constraint:
         raise Refusal(f"{decoder.name} needs a constraint: add json_schema, regex, lark or choice.", decoder.name)

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from playground.engine.grammar import Matcher
     from playground.events import Event
     from playground.sequence import Sequence as Text
-    from playground.strategy import Sampler
+    from playground.strategy import Inner, Sampler
+
+
+HIDDEN = "hidden"
 
 
 class Stage(NamedTuple):
@@ -90,7 +93,7 @@ class Rows:
     sequence: Text
     tree: TokenTree
     first: int = ROOT
-    others: dict[str, Tensor] = field(default_factory=dict)  # raw rows [n, V] of the streams that samplers read besides
+    others: dict[str | Inner, Tensor] = field(default_factory=dict)  # raw rows [n, V] that samplers read besides, and HIDDEN [n, width]
     mask_seconds: float = 0.0  # time the grammar took for these rows
     grammar_state: str = ""  # where the grammar stood at the root
     masks: Tensor | None = None  # tokens the grammar allows after each node, [n, V]
@@ -113,9 +116,10 @@ class Rows:
             raise IndexError(f"no row for node {node}: these are nodes {self.first} to {self.first + len(self.raw) - 1}")
         return row
 
-    def after(self, node: int) -> Tensor | None:
-        """The raw row of one node, [1, V]; None where it was not part of this forward."""
-        return self.raw[node - self.first:node - self.first + 1] if node >= self.first else None
+    @property
+    def hidden(self) -> Tensor | None:
+        """What the model's head reads in each row, [n, width]; None where no strategy of the lane needs hidden states."""
+        return self.others.get(HIDDEN)
 
     def position(self, node: int) -> int:
         """Position in the sequence of the token this row is about."""
@@ -225,6 +229,8 @@ class Rows:
         own = {sampler.name: sampler for sampler in by.chain.samplers}  # not the row's, where it takes another sequence's row
         row, position = self.row(node), self.position(node) - self.sequence.start
         for before, stage in pairwise(self.stages_of([row])):
+            if stage.sampler is not None and stage.sampler.explains:
+                yield from own[stage.name].explain(before.scores[0], self.committed + self.tree.prefix(node), token)
             if stage.sampler is None or not stage.sampler.observes:
                 continue
             others = {name: raw[row] for name, raw in self.others.items()} if stage.sampler.stage == "mix" else {}

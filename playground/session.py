@@ -63,6 +63,11 @@ class Prompt:
     context: str = ""  # a passage the answer should rest on, read before the prompt
     before: tuple[tuple[str, str], ...] = ()
 
+    def instructed(self, instruction: str) -> Prompt:
+        """The same with an instruction before the question. It is no system message: not every chat template has a place for one."""
+        divider = " " if self.chat else "\n"
+        return replace(self, text=f"{instruction.strip()}{divider}{self.text}") if instruction.strip() else self
+
     def without_context(self) -> Prompt:
         """The same question with nothing to rest on."""
         return replace(self, context="")
@@ -218,10 +223,12 @@ def _forward(batch: list[tuple[Runner, Feed]]) -> None:
 def _run(batch: list[tuple[Runner, Feed]]) -> None:
     feeds, told = [feed for _, feed in batch], [feed.describe() for _, feed in batch]
     start = perf_counter()
-    logits, captured = feeds[0].stream.model.forward([feed.work for feed in feeds], feeds[0].plan)
+    plan = replace(feeds[0].plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
+    logits, captured = feeds[0].stream.model.forward([feed.work for feed in feeds], plan)
     seconds, rows = perf_counter() - start, sum(feed.rows for feed in feeds)
-    for (runner, feed), event, raw in zip(batch, told, logits):
-        feed.logits, feed.captured = raw, captured
+    shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
+    for i, ((runner, feed), event, raw) in enumerate(zip(batch, told, logits)):
+        feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
         event.seconds, event.lanes = seconds * feed.rows / rows, len({id(runner) for runner, _ in batch})
         runner.clock += event.seconds
         runner.lane.record(event)
@@ -232,6 +239,8 @@ def _speech(decoder: Decoder, lane: Lane) -> Iterator[Event | Request]:
     said = decoder.decode(lane)
     if not isinstance(said, Iterator):
         raise TypeError(f"decode of {type(decoder).__name__} returned {type(said).__name__}: it has to be a generator, so write `yield`")
+    for sampler in lane.assembly.samplers:
+        yield from sampler.prepare(lane)
     return (yield from said)
 
 
@@ -370,17 +379,21 @@ def _lane(models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, re
     ids, chosen, told = prompt.encode(models.target), models.by_stream(assembly.needs()), recorder(models.target.tokens)
     if assembly.decoder.kind == "canvas_decoder":
         return Canvas(ids, chosen, assembly, limits, told)
-    return Lane(ids, chosen, assembly, limits, told, _other_prompts(assembly, prompt, models.target), memory)
+    lane = Lane(ids, chosen, assembly, limits, told, _other_prompts(assembly, prompt, models.target), memory)
+    lane.passage = prompt.context.strip()
+    lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)
+    return lane
 
 
 def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str, list[int]]:
     """What streams over another prompt read, by name; raises Refusal where there is no context to leave away."""
+    found = {name: prompt.instructed(text).encode(model) for sampler in assembly.samplers for name, text in sampler.instructions().items()}
     if "context" not in assembly.needs():
-        return {}
+        return found
     if not prompt.context.strip():
         needing = assembly.needing("context")
         raise Refusal(f"{needing} holds a context against the model's memory, and there is none: give a passage as context.", "context")
-    return {"without_context": prompt.without_context().encode(model)}
+    return {**found, "without_context": prompt.without_context().encode(model)}
 
 
 def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) -> Header:

@@ -17,11 +17,11 @@ import importlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, get_type_hints
 
 from playground.errors import Refusal
 from playground.events import Drawn, Event
@@ -109,6 +109,7 @@ class Strategy:
     needs: ClassVar[tuple[str, ...]] = ()
     reconstruction: ClassVar[bool] = False
     sure: ClassVar[str] = "high"  # how sure we are that this is what its source describes: high, medium or low
+    runs_programs: ClassVar[bool] = False  # it runs what the model wrote, in the sandbox; a public page has to allow that
     remembers: ClassVar[bool] = False  # it learns from one run of a visitor for the next, through lm.memory
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -160,6 +161,7 @@ class Decoder(Strategy):
     kind = "decoder"
     refuses: ClassVar[tuple[str, ...]] = ()  # kinds or names of toggles that cannot work with it; "drawing": samplers that draw by chance
     several: ClassVar[bool] = False  # sequences grow side by side
+    whole_answers: ClassVar[bool] = False  # it chooses among whole answers, so a text may be shorter than was asked though nothing ended it
     owns_constraint: ClassVar[bool] = False  # rows come unmasked, with rows.masks to look at; the decoder keeps the text legal and ends it
 
     def decode(self, lm: Lane) -> Iterator:
@@ -184,37 +186,76 @@ class Preset(Decoder):
     kind = "preset"
 
 
+class Inner(NamedTuple):
+    """A stream left after `layer` of its layers, 0 for the embeddings: the head reads what comes out there, after the final norm or as it is."""
+
+    stream: str
+    layer: int
+    norm: bool = True
+
+
 class Sampler(Strategy):
-    """Answers: which token, given the rows? Samplers of a lane act in the order of STAGES, then of their being added.
+    """Answers: which token, given the rows? Samplers of a lane act in the order of STAGES, then of their ranks, then of their being added.
 
     Those of the stage "mix" write `mix`, all others `apply`. One that remembers, or has something to show, writes
-    `observe`; what it remembers moves only there, so guesses that are refused leave no trace.
+    `observe`; what it remembers moves only there, so guesses that are refused leave no trace. What is to be shown of a
+    history goes into `explain`.
     """
 
     kind = "sampler"
     stage: ClassVar[str] = "truncation"
+    rank: ClassVar[int] = 50  # place within the stage: below 50 those whose order is settled by the transformers library
     draws: ClassVar[bool] = True  # False where the sampler reshapes scores and leaves the choice to argmax
     row_wise: ClassVar[bool] = True  # False where a row's scores depend on how earlier tokens were chosen
-    streams: ClassVar[tuple[str, ...]] = ()  # other streams it reads: "without_context" is the target over the prompt alone
+    streams: ClassVar[tuple[str, ...]] = ()  # others it reads: "without_context" is the target over the prompt alone, `instructions` name more
+    start: ClassVar[int] = 0  # tokens of the prompt, once the lane has begun
+    piece: ClassVar[Callable[[int], str]] = str  # what a token reads
+
+    def begin(self, start: int, piece: Callable[[int], str]) -> None:
+        """Hear of the lane before its first row: how many tokens the prompt has, and what a token reads."""
+        self.start, self.piece = start, piece
+
+    def instructions(self) -> dict[str, str]:
+        """Streams of the target's model over the same prompt with an instruction before it: the instructions, by name of the stream."""
+        return {}
+
+    def inner(self, depth: int, tied: bool) -> list[Inner]:
+        """Early exits it reads beside the rows, of a model with `depth` layers, whose head is its embeddings where they are tied."""
+        return []
+
+    def prepare(self, lm: Lane) -> Iterator:
+        """Yield events and requests before the prompt is read, such as those of `lm.reading`."""
+        yield from ()
 
     def apply(self, scores: torch.Tensor, histories: list[list[int]]) -> torch.Tensor:
         """New scores for rows of scores [n, V]; -inf removes a token. `histories` are the tokens before each row, prompt included."""
         raise NotImplementedError
 
-    def mix(self, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Scores [n, V] made of raw rows [n, V] by stream: "target", and each of `streams`."""
+    def mix(self, rows: dict[str | Inner, torch.Tensor]) -> torch.Tensor:
+        """Scores [n, V] made of raw rows [n, V] by stream: "target", each of `streams`, each of `inner`.
+
+        Where it needs hidden states, "hidden" are those of the target, [n, width], as its head reads them.
+        """
         raise NotImplementedError
 
-    def observe(self, rows: dict[str, torch.Tensor], token: int, position: int) -> Iterator[Event]:
+    def observe(self, rows: dict[str | Inner, torch.Tensor], token: int, position: int) -> Iterator[Event]:
         """Learn that `token` was kept at a position, 0 for the first generated one, and yield what is to be shown.
 
         `rows` are the scores [V] this sampler was given there, by stream; one that mixes sees each of its streams.
         """
         yield from ()
 
+    def explain(self, scores: torch.Tensor, history: list[int], token: int) -> Iterator[Event]:
+        """What is to be shown of a token that was kept after a history, prompt included; `scores` [V] are what this sampler was given there."""
+        yield from ()
+
     @property
     def observes(self) -> bool:
         return type(self).observe is not Sampler.observe
+
+    @property
+    def explains(self) -> bool:
+        return type(self).explain is not Sampler.explain
 
 
 class Drafter(Strategy):

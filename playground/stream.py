@@ -7,8 +7,8 @@ and an answer that comes back from the yield. Whoever serves it may put forwards
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +17,15 @@ from playground.engine.model import Model, Work
 from playground.engine.seams import Plan
 from playground.events import Forward
 from playground.parts.tree import ROOT, TokenTree, chain
-from playground.rows import Rows, concat
+from playground.rows import HIDDEN, Rows, concat
 
 if TYPE_CHECKING:
     from playground.lane import Lane
     from playground.sequence import Sequence
+    from playground.strategy import Inner
 
 CHUNK = 512  # tokens of a prompt that go through in one forward, so that stop and the other lanes need not wait
+PIECE = 128  # tokens of a text read for its own sake, every row of which is looked at
 WATCHED_CHUNK = 128  # the same where a cache policy wants their attention, which is a number for every pair of tokens
 
 
@@ -45,7 +47,13 @@ class Feed:
     @property
     def plain(self) -> bool:
         """Whether all layers run from first to last, so that it may share its forward."""
-        return self.plan == Plan()
+        return replace(self.plan, capture=frozenset()) == Plan()
+
+    @property
+    def answer(self) -> Tensor:
+        """Rows [rows, V + captured], each followed by what was captured of it, layer after layer, so that both go the same ways."""
+        states = [self.captured[layer][-len(self.logits):] for layer in sorted(self.stream.captures)]
+        return torch.cat([self.logits, *(part.to(self.logits.dtype) for part in states)], 1) if states else self.logits
 
     def describe(self) -> Forward:
         """What is known of the forward before it runs."""
@@ -118,7 +126,9 @@ class Stream:
         self.name, self.model, self.lane, self.prompt = name, model, lane, prompt
         self.companions = list(companions)  # streams whose rows samplers read beside this one's
         self.store = model.new_store()
-        self._root: Tensor | None = None  # row [1, V] that follows the trunk, where it is known
+        self.captures = lane.captures(name)
+        self._root: Tensor | None = None  # row that follows the trunk, where it is known, with what was captured of it
+        self._answer: tuple[Tensor, int] | None = None  # rows of `seen` with what was captured, and the node of the first
         self._tree = TokenTree()  # the tree whose first nodes are in the scratch
         self._left_early = Early()
         self.seen: Rows | None = None  # what was asked for last
@@ -170,14 +180,31 @@ class Stream:
         self.seen = Rows(self.name, raw, self.lane.main, tree, first, others)
         return self.seen
 
-    def _raws(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int, dict[str, Tensor]]]:
-        """Logits [n, V], the node of the first row, and the logits of the companions for the same nodes."""
-        size = self.lane.vocabulary
-        if not self.companions:
-            raw, first = yield from self._walk(tree)
-            return raw[:, :size], first, {}
-        (raw, first), *others = yield from _side_by_side(Request(stream._walk(tree)) for stream in (self, *self.companions))
-        return raw[:, :size], first, {stream.name: other[:, :size] for stream, (other, _) in zip(self.companions, others)}
+    def _raws(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int, dict[str | Inner, Tensor]]]:
+        """Logits [n, V], the node of the first row, and what samplers read besides for the same nodes: companions, early exits, hidden states."""
+        if self.companions:
+            self._answer, *others = yield from _side_by_side(Request(stream._walk(tree)) for stream in (self, *self.companions))
+        else:
+            self._answer, others = (yield from self._walk(tree)), []
+        rows, first = self._answer
+        beside = self._inside(rows)
+        for stream, (other, _) in zip(self.companions, others):
+            beside |= {stream.name: stream._logits(other), **stream._inside(other)}
+        return self._logits(rows), first, beside
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        """Logits [n, V] of the lane's vocabulary, of rows with what was captured of them."""
+        return rows[:, :self.lane.vocabulary]
+
+    def _inside(self, rows: Tensor) -> dict[str | Inner, Tensor]:
+        """Early exits [n, V] and hidden states [n, width] that the lane's strategies read, of rows with what was captured of them."""
+        if not self.captures:
+            return {}
+        model = self.model
+        states = dict(zip(sorted(self.captures), rows[:, model.vocabulary:].to(model.dtype).split(model.width, 1)))
+        found = {at: self._logits(model.read_out(states[at.layer], at.norm)) for at in self.lane.inner if at.stream == self.name}
+        shown = {HIDDEN: model.normed(states[model.depth])} if self.lane.shows_hidden(self.name) else {}
+        return found | shown
 
     def _walk(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
         """Feed what is missing and the new nodes of `tree`; raw rows and the node of the first: the root unless the tree grew."""
@@ -225,9 +252,9 @@ class Stream:
         return logits[len(logits) - (len(tree) - fed):]
 
     def _feed(self, work: Work) -> Generator[list[Feed], None, Tensor]:
-        feed = Feed(self, self._watched(work))
+        feed = Feed(self, self._watched(work), Plan(capture=self.captures))
         yield [feed]
-        return feed.logits
+        return feed.answer
 
     def _watched(self, work: Work) -> Work:
         work.watch = self.lane.watch(self)
@@ -240,11 +267,13 @@ class Stream:
         early = self._left_early
         yield from self.exit(early.layer).feed_new(tree)
         work = Work(self.store, early.tokens, [], again=True)
-        feed = Feed(self, self._watched(work), Plan(resume=(early.layer, torch.cat(early.hidden))))
+        feed = Feed(self, self._watched(work), Plan(resume=(early.layer, early.entering(early.layer)), capture=self.captures))
         yield [feed]
+        feed.captured |= {layer: early.entering(layer) for layer in self.captures if layer < early.layer}
         self.store.keep(early.missing - 1)
-        self._root, self._left_early = feed.logits[early.missing - 1:early.missing], Early()
-        return feed.logits[early.missing - 1:], ROOT
+        rows, self._left_early = feed.answer[early.missing - 1:], Early()
+        self._root = rows[:1]
+        return rows, ROOT
 
     # --- when the text changes ---
 
@@ -258,8 +287,13 @@ class Stream:
             node = child
         self.store.keep(node)
         if node != ROOT or self.behind():
-            self._root = self.seen.after(node) if self.seen and self.seen.tree is self._tree and not self.behind() else None
+            self._root = self._after(node) if self.seen and self.seen.tree is self._tree and not self.behind() else None
         self._begin(TokenTree())
+
+    def _after(self, node: int) -> Tensor | None:
+        """The row of one node among those asked for last; None where it was not part of that forward."""
+        rows, first = self._answer
+        return rows[node - first:node - first + 1] if node >= first else None
 
     def roll_back(self) -> None:
         """The lane took back its last tokens."""
@@ -282,10 +316,14 @@ class Early:
     layer: int = 0
     missing: int = 0  # committed tokens among them
     tokens: list[int] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)  # what entered the layer after, [rows, d] each
+    captured: list[dict[int, Tensor]] = field(default_factory=list)  # what entered the layer after, and inner ones that are wanted, [rows, d] each
 
     def __bool__(self) -> bool:
-        return bool(self.hidden)
+        return bool(self.captured)
+
+    def entering(self, layer: int) -> Tensor:
+        """Hidden states of all rows before a layer, [rows, d]."""
+        return torch.cat([part[layer] for part in self.captured])
 
 
 class Exit:
@@ -323,13 +361,39 @@ class Exit:
         early.layer, early.missing = self.layer, early.missing or len(missing)
         fed = max(0, len(stream.store.parents) - early.missing)
         if not missing and fed == len(tree):
-            return early.hidden[-1][:0]
+            return early.captured[-1][self.layer][:0]
         work = Work(stream.store, *_behind(early.missing, missing, tree, fed))
-        feed = Feed(stream, stream._watched(work), Plan(stop=self.layer, capture=frozenset([self.layer])), name="exit")
+        feed = Feed(stream, stream._watched(work), Plan(stop=self.layer, capture=self._wanted()), name="exit")
         yield [feed]
         early.tokens += work.tokens
-        early.hidden.append(feed.captured[self.layer])
+        early.captured.append(feed.captured)
         return feed.logits
+
+
+    def _wanted(self) -> frozenset[int]:
+        """Layers whose states are needed to go on, or wanted by a strategy and not passed again."""
+        return frozenset([self.layer, *(layer for layer in self.stream.captures if layer < self.layer)])
+
+
+class Piece(NamedTuple):
+    """A stretch of a text that was read for its own sake."""
+
+    tokens: list[int]
+    logits: Tensor  # [n, V], after each token
+    hidden: Tensor | None = None  # [n, width], what the head read there, where the lane needs hidden states
+
+
+def reading(stream: Stream, ids: list[int], hidden: bool) -> list[Request]:
+    """Requests that read a text through a stream of its own, piece after piece."""
+    return [Request(_read(stream, ids[start:start + PIECE], hidden)) for start in range(0, len(ids), PIECE)]
+
+
+def _read(stream: Stream, tokens: list[int], hidden: bool) -> Generator[list[Feed], None, Piece]:
+    model, last = stream.model, frozenset([stream.model.depth] if hidden else [])
+    feed = Feed(stream, Work(stream.store, tokens, _chain(len(tokens))), Plan(capture=last))
+    yield [feed]
+    stream.store.keep(len(tokens) - 1)
+    return Piece(tokens, feed.logits[:, :stream.lane.vocabulary], model.normed(feed.captured[model.depth]) if hidden else None)
 
 
 def _behind(offset: int, missing: list[int], tree: TokenTree, fed: int) -> tuple[list[int], list[int]]:

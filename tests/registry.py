@@ -15,6 +15,7 @@ from playground.strategy import Strategy, discover, find, make
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
 TEXT = ("decoder", "preset")  # ways for text to grow; a canvas is filled, and has tests of its own
 Added = tuple[str, dict[str, Any]]
+BRIEF = {"knn_lm": {"tokens": 16}, "caad": {"pairs": "ab => ba"}}  # what is read before each of the many thousand runs over which a law is summed
 
 
 def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
@@ -25,11 +26,11 @@ def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
 
 def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
     """Settings worth trying: all at rest, then one knob at a time at its lowest, at its highest up to `most`, and at each choice."""
-    found = [{}]
+    found, brief = [{}], BRIEF.get(cls.name, {})
     for knob in cls.knobs():
         ends = [knob.min, min(knob.max, most)] if knob.min is not None and knob.max is not None else []
         found += [{knob.name: value} for value in dict.fromkeys([*ends, *knob.choices]) if value != knob.default]
-    return [knobs for knobs in found if _agree(cls, knobs)]
+    return [{**brief, **knobs} for knobs in found if _agree(cls, knobs)]
 
 
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:

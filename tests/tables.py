@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from playground.lane import Lane, Limits
 from playground.recipe import Assembly, Recipe, assemble
 from playground.recorder import Silent
 from playground.session import Runner
+from playground.strategy import Decoder, Sampler
 
 MOST_COURSES = 50_000  # of chance that one law may have: a text of two or three tokens over a few letters stays far below
 Text = tuple[int, ...]
@@ -116,8 +118,8 @@ class TableModel:
         segment = work.segment()
         written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
         held, _ = segment.write(0, written, written)
-        seen = visible(segment.mask(0, None), segment.rows, held.shape[1])
-        return [tuple(map(int, held[0, row, 0].tolist())) for row in seen]
+        tokens = list(map(int, held[0, :, 0].tolist()))
+        return [tuple(compress(tokens, row)) for row in visible(segment.mask(0, None), segment.rows, held.shape[1]).tolist()]
 
     def scores(self, context: Text) -> Tensor:
         """Scores [V] of the token after a context."""
@@ -185,6 +187,18 @@ def watch(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, d
         failed = [event for event in runner.advance() if isinstance(event, Failed)]
         assert not failed, failed
         yield lane
+
+
+class Idle(Decoder):
+    """Writes nothing."""
+
+    def decode(self, lm):
+        yield from ()
+
+
+def prepared(samplers: list[Sampler], models: dict, prompt: list[int]) -> list[Sampler]:
+    """Samplers that have heard of a lane and done what they do before its prompt is read."""
+    return write(Assembly(Idle(), samplers), models, prompt, Limits(), Draws(0)).assembly.samplers
 
 
 def without_context(prompt: list[int]) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from architectures import ARCHITECTURES
 from pairs import greedy_text, pair
 from registry import Collapse, can_be_had, corners, declared, lanes, registered, title
-from tables import Law, TableModel, distance, law, product_law, watch, without_context, write
+from tables import Law, TableModel, distance, law, prepared, product_law, watch, without_context, write
 from torch import Tensor
 from toys import byte_tokenizer
 
@@ -52,10 +52,8 @@ def drawing(recipes: list[Recipe]) -> list[Recipe]:
 
 def promised(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
     """The law of plain decoding under the samplers of a lane, by the chain rule."""
-    fresh, target = (lane if isinstance(lane, Assembly) else assemble(lane)).samplers, models["target"]
-
-    for sampler in fresh:
-        sampler.begin(len(prompt), target.tokens.piece)
+    target, assembly = models["target"], lane if isinstance(lane, Assembly) else assemble(lane)
+    fresh = prepared(assembly.samplers, models, prompt)
 
     def reshape(scores, history):
         samplers = copy.deepcopy(fresh)
@@ -69,7 +67,11 @@ def promised(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: lis
 def passed(samplers: list[Sampler], target: TableModel, prompt: list[int], history: list[int], kept: int | None = None) -> Tensor:
     """Scores [V] after a history, once all samplers have had them; each learns, on what it was given, that `kept` came next."""
     place, given = len(history) - len(prompt), []
-    rows = {"target": target.scores(tuple(history)), "without_context": target.scores((*without_context(prompt), *history[len(prompt):]))}
+    whole, short = tuple(history), (*without_context(prompt), *history[len(prompt):])
+    rows = {"target": target.scores(whole), "hidden": target.state(target.depth, whole)}
+    for sampler in samplers:
+        rows |= {name: target.scores(short) for name in sampler.streams}
+        rows |= {at: target.state(at.layer, whole if at.stream == "target" else short) for at in sampler.inner(target.depth, target.tied)}
     for sampler in samplers:
         given.append(dict(rows))
         stacked = {name: row[None] for name, row in rows.items()}

@@ -118,7 +118,7 @@ class Looking(Decoder):
         yield lm.keep([lm.choose(row, token) for row, token in zip(rows, (4, 6))])
         for row in (yield lm.extend(leaves)):
             yield from self._look(lm, row)
-        for request in lm.read(PROMPT):
+        for request in lm.reading(PROMPT):
             piece = yield request
             self.seen += [(piece.tokens[:i + 1], piece.hidden[i], {}) for i in range(len(piece.tokens))]
 

@@ -158,6 +158,30 @@ def test_dropped_sequences_leave_nothing_and_the_text_can_be_forked_anew():
     assert lane.tokens == plain.tokens
 
 
+class ForksOnTheWay(Decoder):
+    """Greedy, but every third token is written by a sequence of its own, as are the two after it."""
+
+    several = True
+
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        while True:
+            yield lm.keep(lm.pick(rows))
+            leaves = lm.fork(2)
+            while not leaves[1].reason and leaves[1].generated % 3:
+                rows = yield lm.extend(leaves)
+                yield lm.keep([lm.choose(rows[0], 0), lm.pick(rows[1])])
+            yield lm.keep(leaves[1])
+            rows = yield lm.extend()
+
+
+@pytest.mark.parametrize("forced", [(), (3, 3), (1, 0, 2)])
+def test_the_text_can_be_forked_wherever_it_stands_however_it_came_there(forced):
+    models = {"target": TableModel("abcde")}
+    plain = write(assemble(Recipe("greedy")), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens
+    assert len(plain) == 22 and write(Assembly(ForksOnTheWay()), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens == plain
+
+
 def test_each_sequence_keeps_its_own_place_in_the_grammar():
     session, _ = session_of(Several(5), ("regex", {"pattern": "(ab|cd|efg){3}"}), ("temperature", {"t": 1.5}))
     run(session)

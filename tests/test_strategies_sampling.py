@@ -159,7 +159,7 @@ WRONG_CUTS = {
         torch.tensor(0.05), 0.05 * (-torch.special.entr(rows.softmax(-1)).sum(-1, keepdim=True)).exp())),
     "top-h up to and with the token that crosses the share": ("top_h", lambda rows: crossing_kept(rows, 0.6)),
     "sigma from the mean up": ("top_n_sigma", lambda rows: rows >= rows.mean(-1, keepdim=True) + rows.std(-1, keepdim=True)),
-    "sigma of the probabilities": ("top_n_sigma", lambda rows: rows.softmax(-1) >= rows.softmax(-1).amax(-1, keepdim=True) - rows.softmax(-1).std(-1, keepdim=True)),
+    "sigma of the probabilities": ("top_n_sigma", lambda rows: (p := rows.softmax(-1)) >= p.amax(-1, keepdim=True) - p.std(-1, keepdim=True)),
 }
 
 
@@ -202,6 +202,39 @@ def test_the_large_model_writes_while_the_rolling_mean_is_above_the_threshold():
     means, switches = switched(BITS, window=3, threshold=4.0, dwell=0, start="small")
     assert means == pytest.approx([1, 1, 1, 11 / 3, 19 / 3, 9, 19 / 3, 11 / 3, 1])
     assert switches == [(0, "small"), (5, "large"), (8, "small")]  # tokens 5, 6 and 7 are the large model's
+
+
+def reckoned(bits: list[int], window: int, threshold: float, dwell: int, fault: str = "") -> list[tuple[int, str]]:
+    """The switches of a run that starts small, by the rule; with a fault, by another."""
+    active, since, found = "small", 0, [(0, "small")]
+    for place in range(len(bits)):
+        recent = bits[max(0, place + 1 - window):place + 1]
+        mean = {"the largest": max(recent), "the last": recent[-1], "a sum": sum(recent), "nats": sum(recent) / len(recent) * math.log(2)}.get(
+            fault, sum(recent) / (window if fault == "divided by the whole window" else len(recent)))
+        since += 1
+        wanted = "large" if (mean >= threshold if fault == "equal is unsure" else mean > threshold) else "small"
+        if wanted != active and (since >= dwell or fault == "no dwell"):
+            active, since = wanted, 0
+            found.append((place + 1, active))
+    return [switch for switch in found if switch[0] < len(bits)]
+
+
+COURSES = [([1, 1, 1, 9, 9, 9, 1, 1, 1], 3, 4.0, 0), ([4, 4, 4, 5, 4, 4, 3, 3], 2, 4.0, 2), ([9, 1] * 6, 1, 4.0, 3), ([9, 9, 2, 2, 5, 5, 5, 1], 4, 5.0, 1)]
+FAULTS = ["the largest", "the last", "a sum", "nats", "divided by the whole window", "equal is unsure", "no dwell"]
+
+
+def switches_of(course: tuple) -> list[tuple[int, str]]:
+    bits, window, threshold, dwell = course
+    return switched(bits, window=window, threshold=threshold, dwell=dwell, start="small")[1]
+
+
+def test_the_switches_are_those_of_the_rule():
+    assert [switches_of(course) for course in COURSES] == [reckoned(*course) for course in COURSES]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_rule_switches_elsewhere(fault):
+    assert any(reckoned(*course, fault) != reckoned(*course) for course in COURSES)
 
 
 def test_a_mean_that_equals_the_threshold_counts_as_sure():

@@ -1,4 +1,4 @@
-"""A lean way through models of the Llama kind on a CPU, where a small model spends most of its time between its products.
+"""A lean way through models of the Llama kind, for a small model spends most of its time between its products.
 
 The library's modules make some forty small calls a layer. Here the same weights go through about twenty: queries, keys and
 values are one product, gate and up another, a rotation is three operations over a table. The rows are the library's own up to
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from playground.engine.seams import Call, attend_all
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
+DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float16, torch.bfloat16, torch.float32, torch.float64)}  # by device
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on how long the text has become
 
 
@@ -27,10 +28,13 @@ class Norm:
         self.weight, self.epsilon = weight, epsilon
         self._grown = weight * weight.shape[0] ** 0.5
         self._least = torch.tensor(epsilon, dtype=weight.dtype)
+        self._whole = weight.is_cuda or weight.dtype in (torch.float16, torch.bfloat16)  # a GPU's is one call; squares of short numbers need longer ones
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float64:  # the library norms in float32 whatever the weights are
             return self.weight * rms_norm(x.float(), self.weight.shape, None, self.epsilon).double()
+        if self._whole:
+            return rms_norm(x, self.weight.shape, self.weight, self.epsilon)
         return (x * self._grown).mul_(torch.addcmul(self._least, x, x).sum(-1, keepdim=True).rsqrt_())
 
 
@@ -92,6 +96,7 @@ class FastLlama:
         self.layers = [FastLayer(layer, index) for index, layer in enumerate(inner.layers)]
         self.norm = _norm(inner.norm)
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
+        self.bytes = sum(weight.nbytes for weight in network.parameters())
 
     def __call__(self, positions: Tensor, wanted: Tensor | int, call: Call, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Logits [rows, V] of the wanted rows, an index or 0 for all. positions, ids: [1, rows]; embeddings: [1, rows, d]."""
@@ -108,7 +113,7 @@ class FastLlama:
 def fast_path(network: PreTrainedModel, context: int) -> Callable | None:
     """The lean way through a network, or None where it has none: another kind, quantised weights, another device or dtype."""
     config, weight = network.config, network.get_input_embeddings().weight
-    plain = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
+    plain = weight.dtype in DTYPES.get(weight.device.type, ()) and len({weight.device for weight in network.parameters()}) == 1
     if config.model_type not in KINDS or not plain or not _is_ordinary(network):
         return None
     return FastLlama(network, context)

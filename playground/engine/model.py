@@ -1,6 +1,7 @@
 """A language model as the playground sees it: token ids in, rows of logits out, keys and values in the stores it is given."""
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,18 +9,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
 
-from playground.engine.fast import fast_path
+from playground.engine.fast import FastLlama, fast_path
 from playground.engine.grammar import GrammarEngine
+from playground.engine.replay import Replay, replay_path
 from playground.engine.seams import Call, Plan, install
 from playground.engine.segment import Segment
 from playground.engine.store import Store
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
+log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that compares our attention with the library's own
 
 
+Way = FastLlama | Replay | None
 Blend = tuple[list[int], list[float]]
 """Tokens and their weights: a row whose input is the weighted mean of their embeddings."""
 
@@ -53,6 +58,7 @@ class Model:
         config = network.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.width: int = config.hidden_size
+        self.tied: bool = bool(getattr(config, "tie_word_embeddings", False))  # the head is the embeddings
         self.context: int = getattr(config, "max_position_embeddings", None) or 2048
         self.device: torch.device = network.get_input_embeddings().weight.device
         self.dtype: torch.dtype = network.dtype
@@ -61,8 +67,11 @@ class Model:
         with torch.inference_mode():
             expected = self._probe_library()
             self.depth = len(install(network))
-            self.fast = fast_path(network, self.context)
-            self._probe_seams(expected)
+            self.fast = self.replay = None
+            self.fast = self._trusted("fast", fast_path(network, self.context), expected)
+            self.replay = self._trusted("replay", replay_path(self.fast), expected)
+            if not self.fast:
+                self._probe_seams(expected)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -93,6 +102,10 @@ class Model:
             raise
 
     def _forward(self, works: list[Work], segments: list[Segment], plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
+        if self.replay and self.replay.fits(works, segments, plan):
+            rows = self.replay(works[0].tokens, segments[0])
+            self._wait()
+            return [rows[-1:] if works[0].last_only else rows], {}
         call = Call(segments, plan)
         positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
         wanted, counts = self._wanted(works)
@@ -106,6 +119,22 @@ class Model:
         if self.fast:
             return self.fast(positions, wanted, call, **inputs)
         return self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
+
+    @torch.inference_mode()
+    def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
+        """Logits [n, V] of states [n, width] from between any two layers, as if no layer followed; without `norm` the head reads them as they are."""
+        logits = self._behind_all_layers(self.network, hidden).logits[0] if norm else self.network.get_output_embeddings()(hidden)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """States [n, width] that left the last layer, as the head reads them."""
+        return self._behind_all_layers(self.network.base_model, hidden).last_hidden_state[0]
+
+    def _behind_all_layers(self, part: PreTrainedModel, hidden: Tensor) -> ModelOutput:
+        """What is left of a network, or of the part below its head, where it is entered after the last layer."""
+        places = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
+        return part(inputs_embeds=hidden[None], position_ids=places, use_cache=False, call=Call([], Plan(resume=(self.depth, hidden))))
 
     def _inputs(self, works: list[Work]) -> dict[str, Tensor]:
         """Token ids, or embeddings where some row blends several tokens."""
@@ -150,15 +179,36 @@ class Model:
     def _probe_library(self) -> Tensor:
         return self.network(input_ids=self._probe_ids(), use_cache=False).logits[0].float()
 
-    def _probe_seams(self, expected: Tensor) -> None:
-        """Refuse a model that our attention would change: one short forward against the library's own."""
-        ids = self._probe_ids()[0].tolist()
+    def _trusted(self, name: str, way: Way, expected: Tensor) -> Way:
+        """A leaner way if it gives the library's rows. One that does not, or cannot run here, is left out, and the log says so."""
+        if way is None:
+            return None
+        setattr(self, name, way)
         try:
-            (seen,), _ = self.forward([Work(self.new_store(), ids, list(range(-1, PROBE - 1)))])
+            off = self._off(expected)
+        except RuntimeError as reason:
+            log.warning("%s goes without %s: %s", self.name, name, reason)
+            return None
+        if not off < self._tolerance:
+            log.warning("%s goes without %s, which is off by %.2g", self.name, name, off)
+            return None
+        return way
+
+    @property
+    def _tolerance(self) -> float:
+        return 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.15
+
+    def _off(self, expected: Tensor) -> float:
+        """How far a short forward is from the library's own, as a share of its largest logit."""
+        (seen,), _ = self.forward([Work(self.new_store(), self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)))])
+        return float((seen.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+    def _probe_seams(self, expected: Tensor) -> None:
+        """Refuse a model that our attention would change."""
+        try:
+            worst = self._off(expected)
         except TypeError as reason:
             kind = self.network.config.model_type
             raise Refusal(f"{kind} models do not hand the state of a running forward to their attention ({reason}): choose another model.", "model") from None
-        tolerance = 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.15
-        worst = float((seen.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
-        if not worst < tolerance:
+        if not worst < self._tolerance:
             raise Refusal(f"With this model the playground's attention differs from the library's by {worst:.2g}: choose another model.", "model")

@@ -60,6 +60,12 @@ class Pool:
             new[:, :capacity] = self.rows
         self.rows = new
 
+    def move(self, into: Tensor, used: int) -> None:
+        """Go on in other memory, [kv_heads, capacity, d], with the first `used` slots; none of them is packed."""
+        if used:
+            into[:, :used] = self.rows[:, :used]
+        self.rows = into
+
     def reorder(self, start: int, chosen: Tensor) -> None:
         """Slots start + chosen [n], in this order, become the slots from `start` on."""
         if self.rows is not None:

@@ -49,6 +49,11 @@ def min_p(scores: Tensor, m: float) -> Tensor:
     return scores.masked_fill(out.scatter(-1, scores.argmax(-1, keepdim=True), False), REMOVED)
 
 
+def floor(scores: Tensor, least: Tensor) -> Tensor:
+    """Keep tokens with a probability of at least `least` [n, 1], and the best of each row."""
+    return scores.masked_fill((scores.softmax(-1) < least) & (scores < scores.amax(-1, keepdim=True)), REMOVED)
+
+
 def repetition_penalty(scores: Tensor, history: list[int], penalty: float) -> Tensor:
     """One row [V]: every distinct token of the history once, positive scores divided, negative ones multiplied."""
     seen = torch.tensor(sorted(set(history)), dtype=torch.long, device=scores.device)

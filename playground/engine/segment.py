@@ -42,6 +42,12 @@ class Segment:
     def end(self) -> int:
         return self.first + self.rows
 
+    def is_plain(self, sliding_window: int | None) -> bool:
+        """Whether each row sees all of the trunk and its own ancestors, in every layer, and all of it is held as it was written."""
+        store = self.store
+        same = len(store.slots) == 1 and store.slots[0].whole and not self._narrow(sliding_window)
+        return same and not self.watched and not any(pool.packed for pool in (*store.keys, *store.values))
+
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return self.store.write(layer, self.first, keys, values)
 
@@ -72,7 +78,7 @@ class Segment:
         before = slots.count + self.first
         if not self._is_chain():
             seen = torch.ones(self.rows, slots.count, dtype=torch.bool, device=self.store.device)
-            return torch.cat([seen, self._ancestors()], 1)
+            return torch.cat([seen, self._own()], 1)
         if self.rows == 1:
             return None
         return CAUSAL if not before else torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
@@ -90,7 +96,7 @@ class Segment:
         scratch = torch.tensor([self.store.length + d for d in self.store.depths[:self.end]], device=device)
         trunk = slots.positions[:, None, :]  # [1 or heads, 1, n]
         seen = (trunk != DEAD) & self._allowed(query, trunk, sliding_window)
-        own = self._ancestors() & self._allowed(query, scratch, sliding_window)
+        own = self._own() & self._allowed(query, scratch, sliding_window)
         mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
         return mask[0] if len(mask) == 1 else mask
 
@@ -102,10 +108,12 @@ class Segment:
             allowed = allowed & ((query < window.start) | window.visible(query, key))
         return allowed
 
-    def _ancestors(self) -> Tensor:
-        """Which scratch nodes each row descends from, itself included, [rows, scratch]."""
+    def _own(self) -> Tensor:
+        return torch.from_numpy(self.ancestors()).bool().to(self.store.device)
+
+    def ancestors(self) -> numpy.ndarray:
+        """Which scratch nodes each row descends from, itself included, [rows, scratch] of 0 and 1."""
         lines = self.store.lineage[self.first:self.end]
         size = -(-self.end // 8)
         packed = numpy.frombuffer(b"".join(line.to_bytes(size, "little") for line in lines), numpy.uint8)
-        bits = numpy.unpackbits(packed.reshape(self.rows, size), axis=1, count=self.end, bitorder="little")
-        return torch.from_numpy(bits).bool().to(self.store.device)
+        return numpy.unpackbits(packed.reshape(self.rows, size), axis=1, count=self.end, bitorder="little")

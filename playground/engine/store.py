@@ -63,6 +63,7 @@ class Store:
     lineage: list[int] = field(default_factory=list)  # of the scratch nodes: itself and its ancestors, one bit each
     window: Window | None = None  # what a cache policy lets decode rows see
     hear: Hear | None = None  # told what rows attended to, once they are kept
+    done: bool = False  # nothing more will be fed, so its memory may be wanted for another
     heard: int = 0  # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice
 
     def __post_init__(self) -> None:

@@ -30,16 +30,21 @@ class Sample:
 
 
 Watch = Callable[[list[Sample], bool], Iterable[Event]]
+Enough = Callable[[list[Sample]], bool]
 
 
-def draw_many(lm: Lane, count: int, watch: Watch) -> Iterator:
-    """Draw texts until each is complete; returns them as samples. Text j is the same however many there are.
+def all_complete(samples: list[Sample]) -> bool:
+    return all(sample.leaf.reason for sample in samples)
+
+
+def draw_many(lm: Lane, count: int, watch: Watch, enough: Enough = all_complete) -> Iterator:
+    """Draw texts until each is complete, or `enough` of them are; returns them as samples. Text j is the same however many there are.
 
     After every token `watch(samples, whether one was completed)` says what is to be shown.
     """
     yield lm.prefill()
     samples = [Sample(leaf) for leaf in lm.fork(count)]
-    while growing := [sample for sample in samples if not sample.leaf.reason]:
+    while not enough(samples) and (growing := [sample for sample in samples if not sample.leaf.reason]):
         rows = yield lm.extend([sample.leaf for sample in growing])
         choices = [lm.pick(row) for row in rows]
         for sample, row, choice in zip(growing, rows, choices):
@@ -49,7 +54,11 @@ def draw_many(lm: Lane, count: int, watch: Watch) -> Iterator:
     return samples
 
 
+def finished(samples: list[Sample]) -> list[Sample]:
+    """Those that came to an end by themselves."""
+    return [sample for sample in samples if sample.leaf.reason not in (None, "length")]
+
+
 def whole(samples: list[Sample]) -> list[Sample]:
     """Those that came to an end by themselves; where the length cut every one off, all of them."""
-    complete = [sample for sample in samples if sample.leaf.reason]
-    return [sample for sample in complete if sample.leaf.reason != "length"] or complete
+    return finished(samples) or [sample for sample in samples if sample.leaf.reason]

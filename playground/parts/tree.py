@@ -101,3 +101,15 @@ def chain(tokens: list[int], source: str) -> TokenTree:
     for token in tokens:
         tree.add(token, len(tree) - 1)
     return tree
+
+
+def merged(texts: list[list[int]], source: str) -> tuple[TokenTree, list[list[int]]]:
+    """Texts as one tree that holds shared beginnings once, and the nodes of each text, the root first."""
+    tree, paths, known = TokenTree(source), [], {}
+    for text in texts:
+        paths.append([ROOT])
+        for token in text:
+            place = (paths[-1][-1], token)
+            known[place] = known[place] if place in known else tree.add(token, place[0])
+            paths[-1].append(known[place])
+    return tree, paths

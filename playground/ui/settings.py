@@ -140,6 +140,8 @@ class Settings:
             raise Refusal(f"The {whole} longer than the {rules.characters:,} characters taken here: shorten what you wrote.", "prompt")
         if not self.lanes:
             raise Refusal("There is no lane to run: add one.", "lanes")
+        if running := [name for recipe in self.recipes() for name in recipe.running()] if not rules.programs else []:
+            raise Refusal(f"{running[0]} runs programs that a model wrote, and this page runs none: choose another strategy.", "lanes")
         for name, label in NUMBERS.items():
             if not isinstance(getattr(self, name), int):
                 raise Refusal(f"The {label} must be a whole number.", name)

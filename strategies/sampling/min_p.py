@@ -9,7 +9,7 @@ class MinP(Sampler):
     m = 1 is greedy unless tokens tie, m = 0 keeps all. Nguyen et al. 2024, arXiv 2407.01082.
     """
 
-    name, title, paper, sheet = "min_p", "Min-p", "2407.01082", "sampling/sampling-baselines"
+    name, title, paper, sheet, rank = "min_p", "Min-p", "2407.01082", "sampling/sampling-baselines", 4
     guarantee = ("collapses",)
 
     m: float = knob(0.05, 0.0, 1.0, step=0.01, help="smallest probability, relative to the best; 0 keeps all")

@@ -13,7 +13,7 @@ class RepetitionPenalty(Sampler):
     """
 
     name, title, paper, sheet = "repetition_penalty", "Repetition penalty", "1909.05858", "sampling/sampling-baselines"
-    stage, draws = "penalty", False
+    stage, rank, draws = "penalty", 1, False
     guarantee = ("collapses",)
 
     penalty: float = knob(1.15, 0.8, 2.0, step=0.05, help="above 1 makes tokens seen before less likely")

@@ -9,7 +9,7 @@ class TopK(Sampler):
     k = 1 is greedy, k = 0 keeps all. Fan et al. 2018, arXiv 1805.04833.
     """
 
-    name, title, paper, sheet = "top_k", "Top-k", "1805.04833", "sampling/sampling-baselines"
+    name, title, paper, sheet, rank = "top_k", "Top-k", "1805.04833", "sampling/sampling-baselines", 2
     guarantee = ("collapses",)
 
     k: int = knob(50, 0, 200, step=1, help="keep this many tokens; 0 keeps all")

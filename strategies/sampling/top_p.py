@@ -9,7 +9,7 @@ class TopP(Sampler):
     The token that makes the sum reach p stays. p = 0 is greedy, p = 1 keeps all. Holtzman et al. 2020, arXiv 1904.09751.
     """
 
-    name, title, paper, sheet = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines"
+    name, title, paper, sheet, rank = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines", 3
     guarantee = ("collapses",)
 
     p: float = knob(0.9, 0.0, 1.0, step=0.01, help="probability that is kept; 1 keeps all")

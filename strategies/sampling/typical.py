@@ -11,7 +11,7 @@ class Typical(Sampler):
     reaches M, and those that tie with the last of them. M = 1 keeps all. Meister et al. 2022, arXiv 2202.00666.
     """
 
-    name, title, paper, sheet = "typical", "Typical", "2202.00666", "sampling/sampling-baselines"
+    name, title, paper, sheet, rank = "typical", "Typical", "2202.00666", "sampling/sampling-baselines", 5
     guarantee = ("heuristic",)
 
     mass: float = knob(0.9, 0.0, 1.0, step=0.01, help="M, the mass to keep, usually 0.2 to 0.95; 1 keeps all")

@@ -8,7 +8,7 @@ from playground.events import Branches, Figure
 from playground.parts.beams import Beam, Beams
 from playground.parts.ngrams import Corpus, frequencies
 from playground.parts.tales import tales
-from playground.parts.tree import ROOT, TokenTree
+from playground.parts.tree import ROOT, TokenTree, merged
 from playground.strategy import Decoder, knob
 
 WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of the n-gram frequencies after 1, 2, ... tokens, as released
@@ -85,7 +85,7 @@ class Superposed(Decoder):
     def _compared(self, lm, drafts) -> Iterator:
         """One forward over all drafts, and their scores beside what the model itself thinks of them."""
         texts = [draft.leaf.written for draft in drafts]
-        tree, paths = merged([text[:-1] for text in texts])
+        tree, paths = merged([text[:-1] for text in texts], "audit")
         rows = yield lm.extend(tree)
         truth = [sum(float(rows.logp[rows.row(node), token]) for node, token in zip(path, text)) for path, text in zip(paths, texts)]
         values = [[draft.score, logp] for draft, logp in zip(drafts, truth)]
@@ -96,15 +96,3 @@ class Superposed(Decoder):
 def shares(drafts: list[Beam]) -> list[float]:
     """What each living draft weighs in the mixture."""
     return torch.tensor([draft.score for draft in drafts], dtype=torch.float64).softmax(0).tolist()
-
-
-def merged(texts: list[list[int]]) -> tuple[TokenTree, list[list[int]]]:
-    """Texts as one tree that holds shared beginnings once, and the nodes of each text, the root first."""
-    tree, paths, known = TokenTree("audit"), [], {}
-    for text in texts:
-        paths.append([ROOT])
-        for token in text:
-            place = (paths[-1][-1], token)
-            known[place] = known[place] if place in known else tree.add(token, place[0])
-            paths[-1].append(known[place])
-    return tree, paths

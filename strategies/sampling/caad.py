@@ -1,0 +1,140 @@
+"""CAAD: context-aware adaptive decoding."""
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from playground.errors import Refusal
+from playground.events import Event, Figure, Note
+from playground.strategy import Sampler, knob
+
+ARROW = "=>"
+LEAST = 1e-6  # a similarity below it is taken for it: weights stay positive
+SHOWN = 5  # entries
+TAIL = 6  # tokens shown of an entry
+FLOOR = 1e-8  # of mixed probabilities, as in the authors' code
+PAIRS = """Name the favourite food of Didrast. => bread
+Name the ruler of Hifak. => Zideth
+Do you know what pet Hosos keeps? => crow
+Name the good that Nezind sells. => copper"""
+
+
+class CAAD(Sampler):
+    """Lean on what the model itself thought while it read trusted answers, wherever the text is like one of them.
+
+    Before the run the model reads questions with their answers and stores, for each place of an answer, where it stood and the
+    logits it had there. While it writes, the entries more similar than tau are averaged, and alpha times their mean logits is
+    added. Where nothing is similar this is the model alone; alpha = 0 and tau = 1 are that everywhere. Nguyen et al. 2025, arXiv
+    2508.02184. Ours: a place is known by the state the model's head reads, less the mean over all entries, where the authors
+    embed the last few words with a sentence model; their questions come in a chat's form, here in that of the prompt.
+    """
+
+    name, title, paper, sheet = "caad", "CAAD", "2508.02184", "sampling/caad"
+    stage, draws, needs, guarantee = "mix", False, ("hidden_states",), ("collapses",)
+    reconstruction, sure = True, "medium"
+
+    alpha: float = knob(0.5, 0.0, 2.0, step=0.05, help="weight of the retrieved logits; 0 is the model alone")
+    tau: float = knob(0.7, -1.0, 1.0, step=0.05, help="cosine that an entry has to exceed; at 1 none does")
+    most: int = knob(0, 0, 64, step=1, help="entries that are averaged, at most; 0 for all that are similar enough")
+    weighted: bool = knob(True, help="average by similarity; otherwise evenly")
+    mode: str = knob("linear", choices=("linear", "delta", "probabilities"), help="add to the logits, move towards them, or mix the probabilities")
+    pairs: str = knob(PAIRS, multiline=True, file=True, help="trusted answers, one a line: question => answer")
+
+    def check(self) -> None:
+        if self.mode != "linear" and self.alpha > 1:
+            raise Refusal(f"Only where logits are added may alpha exceed 1: set it to 1 at most, or choose linear in place of {self.mode}.", "alpha")
+        lines = [line for line in self.pairs.splitlines() if line.strip()]
+        if not lines or not all(all(_parted(line)) for line in lines):
+            raise Refusal(f"caad reads trusted answers, one a line, in the form `question {ARROW} answer`: write at least one, and no other lines.", "pairs")
+
+    def prepare(self, lm) -> Iterator:
+        if not self.alpha:
+            return
+        states, logits, tails = [], [], []
+        for line in self.pairs.splitlines():
+            if line.strip():
+                for column, found in zip((states, logits, tails), (yield from _learned(lm, *_parted(line)))):
+                    column += found
+        if not tails:
+            raise Refusal("caad found no token of an answer that this model can read: write other answers.", "pairs")
+        self.grounding = Grounding(torch.stack(states), torch.stack(logits), tails)
+        yield Note(f"{len(tails)} places of trusted answers are stored.")
+
+    def mix(self, rows):
+        logits = rows["target"]
+        if not self.alpha:
+            return logits
+        weights = self._weights(self.grounding.similarities(rows["hidden"]))
+        mean = weights.to(logits) @ self.grounding.logits.to(logits)
+        return torch.where(weights.any(-1, keepdim=True), self._shaped(logits, mean), logits)
+
+    def _weights(self, similarities: Tensor) -> Tensor:
+        """Of every entry, [n, N], positive and with sum 1; all 0 where no entry is similar enough."""
+        near = similarities > self.tau
+        if self.most:
+            best = similarities.topk(min(self.most, similarities.shape[-1])).indices
+            near &= torch.zeros_like(near).scatter(-1, best, True)
+        weights = near * (similarities.clamp(min=LEAST) if self.weighted else 1.0)
+        return weights / weights.sum(-1, keepdim=True).clamp(min=LEAST)
+
+    def _shaped(self, logits: Tensor, mean: Tensor) -> Tensor:
+        if self.mode == "linear":
+            return logits + self.alpha * mean
+        if self.mode == "delta":
+            return (1 - self.alpha) * logits + self.alpha * mean
+        return ((1 - self.alpha) * logits.softmax(-1) + self.alpha * mean.softmax(-1) + FLOOR).log()
+
+    def observe(self, rows, token, position) -> Iterator[Event]:
+        if not self.alpha:
+            return
+        similarities = self.grounding.similarities(rows["hidden"][None])
+        weights, shaped = self._weights(similarities)[0], self.mix({name: row[None] for name, row in rows.items()})[0]
+        level = {"similarity of the nearest entry": float(similarities.max())}
+        yield Figure("scalar", "similarity", {"x": position, "series": level, "lines": {"tau": self.tau}})
+        yield Figure("scalar", "entries averaged", {"x": position, "series": {"entries": int((weights > 0).sum())}})
+        best = similarities[0].topk(min(SHOWN, len(weights))).indices.tolist()
+        values = [[float(similarities[0, at]), float(weights[at])] for at in best]
+        yield Figure("matrix", "nearest entries", {"rows": [self.grounding.tails[at] for at in best], "columns": ["similarity", "weight"], "values": values})
+        first, chosen = int(rows["target"].argmax()), int(shaped.argmax())
+        if first != chosen:
+            yield Note(f"The trusted answers put {self.piece(chosen)!r} before {self.piece(first)!r}.")
+
+
+def _parted(line: str) -> tuple[str, str]:
+    question, _, answer = line.partition(ARROW)
+    return question.strip(), answer.strip()
+
+
+def _learned(lm, question: str, answer: str) -> Iterator:
+    """States [width] and logits [V] before every token of an answer, and what to show of each."""
+    asked, told = lm.ask(question), lm.spell(f" {answer}")
+    ids, states, logits = (asked + told)[:lm.context], [], []
+    for request in lm.reading(ids):
+        piece = yield request
+        states += piece.hidden
+        logits += piece.logits
+    places = range(max(len(asked), 1) - 1, len(ids) - 1)
+    tails = ["".join(map(lm.piece, ids[max(0, at + 1 - TAIL):at + 1])) + f"[{lm.piece(ids[at + 1])}]" for at in places]
+    return [states[at] for at in places], [logits[at] for at in places], tails
+
+
+class Grounding:
+    """Places of trusted answers. It does not change, so sequences that fork share it."""
+
+    def __init__(self, states: Tensor, logits: Tensor, tails: list[str]):
+        """States [N, width] the head read there, logits [N, V] it gave, and what to show of each."""
+        self.logits, self.tails = logits, tails
+        self._mean = states.mean(0)
+        self._keys = _unit(states - self._mean)
+
+    def similarities(self, states: Tensor) -> Tensor:
+        """Cosine of states [n, width] and every place, [n, N]."""
+        return (_unit(states - self._mean) @ self._keys.T).clamp(-1, 1)
+
+    def __deepcopy__(self, memo: dict) -> "Grounding":
+        return self
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Rows of length 1, in float32 or better; zeros stay zeros."""
+    return torch.nn.functional.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1)

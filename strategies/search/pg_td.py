@@ -1,0 +1,206 @@
+"""Planning-guided decoding."""
+import ast
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from playground.errors import Refusal
+from playground.events import Event, Figure, Note
+from playground.parts.found import Found, adopt
+from playground.parts.sandbox import tries
+from playground.parts.tree import ROOT, TokenTree, chain
+from playground.strategy import Decoder, knob
+
+OUTLINED = 40  # edges of the search tree that are drawn
+DEFAULT = 'check("") == 0\ncheck("one") == 1\ncheck("the cat sat") == 3'
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What a function must return for some arguments."""
+
+    name: str
+    arguments: list
+    results: list
+
+    @classmethod
+    def read(cls, text: str) -> "Tests":
+        """From lines such as `work([1, 2]) == 3`, all of one function with one argument; raises Refusal."""
+        found = [_test(line) for line in text.splitlines() if line.strip()]
+        if len({name for name, _, _ in found}) != 1:
+            raise Refusal('The tests have to call one function, a line each, such as work([1, 2]) == 3.', "tests")
+        names, arguments, results = zip(*found)
+        return cls(names[0], list(arguments), list(results))
+
+    def passed(self, program: str) -> float:
+        """Share of the tests that a program passes. What does not even define the function is not run."""
+        if f"def {self.name}(" not in program:
+            return 0.0
+        found = tries(program.strip(), self.name, self.arguments)
+        return sum(_same(given, wanted) for given, wanted in zip(found, self.results)) / len(self.results)
+
+
+def _test(line: str) -> tuple[str, object, object]:
+    try:
+        [left], [right] = [ast.parse(line.strip(), mode="eval").body.left], ast.parse(line.strip(), mode="eval").body.comparators
+        [argument] = left.args
+        return left.func.id, ast.literal_eval(argument), ast.literal_eval(right)
+    except (SyntaxError, ValueError, AttributeError, RecursionError):
+        raise Refusal(f"{line.strip()[:60]!r} is no test: write one such as work([1, 2]) == 3.", "tests") from None
+
+
+def _same(given: list | None, wanted: object) -> bool:
+    """Equal as JSON, in which true is not 1."""
+    return given is not None and repr(given[0]) == repr(_plain(wanted))
+
+
+def _plain(value: object) -> object:
+    return list(map(_plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(eq=False)
+class State:
+    """A beginning of a text, with the tokens that may follow it, the most probable first, and what came of each."""
+
+    place: int  # in the tree of all that was read
+    tokens: list[int]
+    priors: list[float]  # among these tokens
+    visits: int = 1
+    returns: list[list[float]] = field(init=False)  # share of tests passed, by token
+    below: dict[int, "State"] = field(default_factory=dict)  # by the place of the token in `tokens`
+
+    def __post_init__(self):
+        self.returns = [[] for _ in self.tokens]
+
+    def value(self, a: int) -> float:
+        """The best that came of a token, 0 while it was never tried."""
+        return max(self.returns[a], default=0.0)
+
+    def score(self, a: int, c: float, c_base: float) -> float:
+        """P-UCB with an exploration that grows with the visits."""
+        beta = math.log((self.visits + c_base + 1) / c_base) + c
+        return self.value(a) + beta * self.priors[a] * math.sqrt(math.log(self.visits)) / (1 + len(self.returns[a]))
+
+    def select(self, c: float, c_base: float) -> int:
+        return max(range(len(self.tokens)), key=lambda a: self.score(a, c, c_base))
+
+
+@dataclass
+class Reading:
+    """All beginnings that were read, each once: the tree they form and the best next tokens after each."""
+
+    width: int
+    tree: TokenTree = field(default_factory=lambda: TokenTree("pg_td"))
+    next: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+    known: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def learn(self, rows) -> None:
+        """Note the best tokens of all new rows; of equals the lowest id comes first."""
+        for node in range(rows.first, rows.first + len(rows.raw)):
+            scores, tokens = rows.raw[rows.row(node)].sort(descending=True, stable=True)
+            self.next[node] = tokens[:self.width].tolist(), scores[:self.width].float().softmax(0).tolist()
+
+    def place(self, token: int, parent: int) -> int:
+        if (parent, token) not in self.known:
+            self.known[parent, token] = self.tree.add(token, parent)
+        return self.known[parent, token]
+
+    def unread(self, place: int) -> bool:
+        return place not in self.next
+
+
+class PlanningGuided(Decoder):
+    """Write a program by looking for it: try a token, let the model finish the program greedily, run it on tests, and learn
+    where good programs begin.
+
+    A tree over beginnings grows by one state a rollout. From the root the token with the best value + beta P sqrt(ln N) /
+    (1 + n) is followed: the value is the best share of tests passed by any program through it, P the model's probability
+    among the `width` best tokens, N and n the visits of state and token. Every beginning is read by the model once and stays
+    in its cache, so what a completion passed costs no forward later. The text becomes the first of the best programs; the
+    first one tried is the greedy one, so it is never worse than that on these tests. With one rollout or width 1 it is
+    greedy. Programs run in a process of their own with limits. Zhang et al. 2023, ICLR, arXiv 2303.05510.
+    """
+
+    name, title, paper, sheet = "pg_td", "Planning-guided decoding", "2303.05510", "search/pg-td"
+    guarantee, several, refuses, runs_programs = ("heuristic", "collapses"), True, ("sampler", "constraint"), True
+
+    tests: str = knob(DEFAULT, multiline=True, file=True, help="tests of the function that is asked for, a line each, such as work([1, 2]) == 3")
+    rollouts: int = knob(8, 1, 256, step=1, help="programs that are tried at most; 1 is greedy")
+    width: int = knob(3, 1, 8, step=1, help="tokens that may follow each beginning; 1 is greedy")
+    c: float = knob(4.0, 0.0, 16.0, step=0.5, help="exploration; 0 follows what was best so far")
+    c_base: float = knob(10.0, 1.0, 100.0, step=1.0, help="visits after which exploration grows")
+
+    def check(self) -> None:
+        Tests.read(self.tests)
+
+    def decode(self, lm) -> Iterator:
+        tests, reading, programs = Tests.read(self.tests), Reading(self.width), {}
+        reading.learn((yield lm.prefill()))
+        root = State(ROOT, *reading.next[ROOT])
+        for rollout in range(1, self.rollouts + 1):
+            path = self._selected(root)
+            program = yield from self._completed(lm, reading, path)
+            new = program not in programs
+            if new:
+                programs[program] = tests.passed(lm.text_of(list(program)))
+            self._back_up(path, programs[program])
+            yield from self._told(lm, root, rollout, programs, program, new)
+            if programs[program] == 1:
+                break
+        best = list(max(programs, key=programs.get))
+        rows = yield lm.extend(chain(best[:-1], self.name))
+        yield from adopt(lm, [Found(token, rows, node) for node, token in enumerate(best, ROOT)])
+
+    def _selected(self, root: State) -> list[tuple[State, int]]:
+        """From the root down to the first token that leads out of the search tree."""
+        path, state = [], root
+        while state is not None:
+            a = state.select(self.c, self.c_base)
+            path.append((state, a))
+            state = state.below.get(a)
+        return path
+
+    def _completed(self, lm, reading: Reading, path: list[tuple[State, int]]) -> Iterator:
+        """The state the path leads to joins the tree, unless the text ends there; returns the tokens of the greedy program from there."""
+        program = [state.tokens[a] for state, a in path]
+        state, a = path[-1]
+        place = state.place
+        while not self._ended(lm, program):
+            place = reading.place(program[-1], place)
+            if reading.unread(place):
+                reading.learn((yield lm.extend(reading.tree)))
+            if a not in state.below and len(program) == len(path):
+                state.below[a] = State(place, *reading.next[place])
+            program.append(reading.next[place][0][0])
+        return tuple(program)
+
+    def _ended(self, lm, program: list[int]) -> bool:
+        return lm.ends(program[-1]) or len(program) == lm.remaining
+
+    def _back_up(self, path: list[tuple[State, int]], reward: float) -> None:
+        for state, a in path:
+            state.returns[a].append(reward)
+            state.visits += 1
+
+    def _told(self, lm, root: State, rollout: int, programs: dict, program: tuple, new: bool) -> Iterator[Event]:
+        best, reward = max(programs.values()), programs[program]
+        series = {"best so far": best, "this program": reward}
+        yield Figure("scalar", "share of tests passed", {"x": rollout - 1, "axis": "rollout", "series": series})
+        yield outline(lm, root)
+        last = (lm.text_of(list(program)).strip().splitlines() or [""])[-1]
+        again = "" if new else ", a program that was tried before"
+        yield Note(f"Rollout {rollout}: {reward:.0%} of the tests pass{again}; it ends with {last.strip()[:60]!r}.")
+
+
+def outline(lm, root: State) -> Figure:
+    """The search tree, level by level: each tried token with its prior and visits, and its value."""
+    labels, parents, values, waiting = ["the prompt"], [-1], [max(map(root.value, range(len(root.tokens))))], [(0, root)]
+    while waiting and len(labels) < OUTLINED:
+        parent, state = waiting.pop(0)
+        for a, token in enumerate(state.tokens):
+            if state.returns[a]:
+                labels.append(f"{lm.piece(token)} p {state.priors[a]:.2f} n {len(state.returns[a])}")
+                parents.append(parent)
+                values.append(state.value(a))
+                waiting += [(len(labels) - 1, state.below[a])] if a in state.below else []
+    return Figure("tree", "beginnings, and the best share of tests that came of them", {"labels": labels, "parents": parents, "values": values})

@@ -1,0 +1,240 @@
+"""Programs with holes: parts and what they cost, the cheapest cut against brute force, and what a calibration promises."""
+from __future__ import annotations
+
+import json
+import random
+from fractions import Fraction
+from itertools import combinations
+from math import comb, exp, inf, log
+
+import pytest
+
+import playground
+from playground.bench.calibrate import pairs
+from playground.errors import Refusal
+from playground.events import Commit, Done, Figure, Header, Note, Stamped
+from playground.parts.partial import GRID, HOLE, WHOLE, Calibration, Program, allowed, calibrated, covered_from, covers, cuts, drawn, parse, price, written
+from playground.session import Models
+from playground.strategy import make
+from playground.trace import Trace
+
+CODE = 'def work(items):\n    """Add."""\n    items = [x * 3 for x in items]\n    return sum(items) + 1'
+
+
+def tree(parents: list[int], costs: list[float], own: list[str] | None = None) -> Program:
+    return Program("", parents, own or [f"part {i}" for i in range(len(parents))], [[]] * len(parents), costs)
+
+
+def grown(chance: random.Random, parts: int) -> Program:
+    """A random tree whose parts cost little for the most part."""
+    return tree([-1, *(chance.randrange(i) for i in range(1, parts))], [0.0, *(chance.expovariate(2.0) for _ in range(1, parts))])
+
+
+# --- parts ---
+
+def test_own_texts_are_all_of_a_program_but_its_spaces_each_letter_once():
+    program = parse(CODE)
+    places = sorted(place for part in program.places for place in part)
+    assert places == [i for i, letter in enumerate(CODE) if not letter.isspace()]
+    assert "*" in program.own and "3" in program.own and "sum" in program.own
+    product = program.own.index("*")
+    assert [program.own[child] for child in program.children[product]] == ["x", "3"]
+
+
+def test_letters_of_several_bytes_stand_where_they_are():
+    program = parse('é = "größe"\nß = é + é')
+    assert sorted("".join(own) for own in program.own if own) == sorted(["=", "é", '"größe"', "=", "ß", "+", "é", "é"])
+
+
+@pytest.mark.parametrize("text", ["def work(", "a b", "x = 1\r\ny = 2"])
+def test_what_is_no_program_has_no_parts(text):
+    assert parse(text) is None
+
+
+def test_tokens_that_belong_to_one_part_each_cost_what_the_text_costs():
+    pieces, logprobs = [" x", " =", " f", "(", "3", ")"], [-0.5, -0.25, -1.0, -0.125, -2.0, -0.0625]
+    program = parse("x = f(3)")
+    price(program, pieces, logprobs, skipped=1)
+    assert dict(zip(program.own, program.costs)) == pytest.approx({"": 0, "=": 0.25, "x": 0.5, "()": 0.1875, "f": 1.0, "3": 2.0})
+    assert sum(program.costs) == pytest.approx(-sum(logprobs))
+
+
+def test_a_token_that_two_parts_touch_counts_for_both_and_no_part_costs_more_than_ten():
+    program = parse("x=y")
+    price(program, ["x=", "y"], [-2.0, -80.0])
+    assert dict(zip(program.own, program.costs)) == {"": 0, "=": 2.0, "x": 2.0, "y": 10.0}
+
+
+# --- what is cut out ---
+
+def closed(program: Program, holes: int):
+    """Every set of kept parts that has the parents of all of them and leaves at most so many holes."""
+    parts = range(len(program.parents))
+    for count in range(len(program.parents) + 1):
+        for kept in map(set, combinations(parts, count)):
+            if all(program.parents[part] in kept for part in kept if part) and sum(
+                    part not in kept and (part == 0 or program.parents[part] in kept) for part in parts) <= holes:
+                yield kept
+
+
+def kept_by(program: Program, cut) -> set[int]:
+    return set(range(len(program.parents))) - {part for hole in cut for part in program.under(hole)}
+
+
+@pytest.mark.parametrize("holes", [1, 2, 3])
+def test_no_other_cut_within_the_budget_loses_fewer_parts(holes):
+    chance = random.Random(holes)
+    for _ in range(25):
+        program, tau = grown(chance, chance.randrange(1, 9)), chance.uniform(0.01, 0.99)
+        [cut] = cuts(program, holes, (tau,))
+        kept = kept_by(program, cut)
+        assert len(cut) <= holes and sum(program.costs[part] for part in kept) <= -log(tau) + 1e-9
+        assert len(kept) == max(len(other) for other in closed(program, holes) if sum(program.costs[part] for part in other) <= -log(tau))
+
+
+def test_what_is_lost_at_one_threshold_is_lost_at_every_larger_one():
+    chance, shrinking = random.Random(5), 0
+    for _ in range(20):
+        program = grown(chance, 14)
+        kept = [kept_by(program, cut) for cut in cuts(program, 2)]
+        assert all(later <= earlier for earlier, later in zip(kept, kept[1:]))
+        shrinking += len(set(map(len, kept))) > 3
+    assert shrinking > 10
+
+
+def test_solving_each_threshold_by_itself_is_not_nested():
+    chance = random.Random(5)
+    alone = [[kept_by(program, cuts(program, 2, (tau,))[0]) for tau in GRID] for program in (grown(chance, 14) for _ in range(20))]
+    assert any(not later <= earlier for kept in alone for earlier, later in zip(kept, kept[1:]))
+
+
+def test_where_nothing_costs_anything_nothing_is_lost_and_where_all_does_all_is():
+    free, dear = parse(CODE), parse(CODE)
+    free.costs, dear.costs = [0.0] * len(free.own), [10.0] * len(dear.own)
+    assert set(cuts(free, 3)) == {frozenset()} and cuts(dear, 1)[0] != frozenset()
+    assert covers(free, frozenset(), parse(CODE)) and not covers(free, frozenset(), parse(CODE.replace("3", "4")))
+    assert covers(dear, frozenset([0]), parse("pass")) and covers(dear, frozenset([0]), None)
+
+
+def test_another_name_inside_a_hole_is_covered_and_outside_it_is_not():
+    program = parse(CODE)
+    hole = frozenset([program.own.index("*")])
+    assert covers(program, hole, parse(CODE.replace("x * 3", "x // 7 + 1")))
+    assert not covers(program, hole, parse(CODE.replace("sum", "max"))) and not covers(program, hole, None)
+    assert drawn(program, hole).splitlines()[2].replace(" ", "") == f"items=[{HOLE}forxinitems]"
+
+
+# --- calibration ---
+
+def test_as_many_misses_are_allowed_as_the_binomial_law_says():
+    assert [allowed(n, 0.1, 0.1) for n in (21, 22, 37, 38, 100)] == [None, 0, 0, 1, 5]
+    for n in (10, 33, 70):
+        for eps, delta in ((0.05, 0.1), (0.3, 0.01), (0.5, 0.2)):
+            share = Fraction(eps)
+            tails = [sum(comb(n, i) * share ** i * (1 - share) ** (n - i) for i in range(k + 1)) for k in range(n + 1)]
+            expected = max((k for k, tail in enumerate(tails) if tail <= Fraction(delta)), default=None)
+            assert allowed(n, eps, delta) == expected
+
+
+def world(count: int) -> list[float]:
+    """Where each of many true programs begins to be covered: a part of it is another one with probability 1 - exp(-cost)."""
+    chance, found = random.Random(11), []
+    for _ in range(count):
+        program = grown(chance, 10)
+        own = [name if chance.random() < exp(-cost) else "other" for name, cost in zip(program.own, program.costs)]
+        found.append(covered_from(program, tree(program.parents, [], own), 2))
+    return found
+
+
+@pytest.fixture(scope="module")
+def population() -> list[float]:
+    return world(1500)
+
+
+def failures(population: list[float], misses: int | None, eps: float, n: int, calibrations: int = 1000) -> float:
+    """Share of calibrations of n programs whose threshold misses more than eps of all programs."""
+    chance, failed = random.Random(1), 0
+    for _ in range(calibrations):
+        tau = calibrated(chance.choices(population, k=n), misses)
+        failed += sum(start > tau for start in population) / len(population) > eps
+    return failed / calibrations
+
+
+@pytest.mark.parametrize("eps, n", [(0.2, 40), (0.3, 60)])
+def test_a_calibration_fails_no_more_often_than_was_said(population, eps, n):
+    """1000 calibrations: three standard errors of a share of 0.1 are 0.03."""
+    assert 0.0 < failures(population, allowed(n, eps, 0.1), eps, n) < 0.1 + 0.03
+
+
+def test_allowing_the_share_itself_to_be_missed_fails_far_too_often(population):
+    assert failures(population, int(0.2 * 40), 0.2, 40) > 0.3
+
+
+def test_a_world_that_has_changed_is_not_covered_as_was_said(population):
+    tau = calibrated(population[:100], allowed(100, 0.2, 0.1))
+    worse = [min(WHOLE, start * 2 + 0.3) for start in population]
+    assert sum(start > tau for start in worse) / len(worse) > 0.2
+
+
+def test_the_threshold_is_the_smallest_that_misses_so_few():
+    starts = [GRID[10], GRID[20], GRID[30], WHOLE]
+    assert [calibrated(starts, misses) for misses in range(4)] == [WHOLE, GRID[30], GRID[20], GRID[10]]
+
+
+# --- the study ---
+
+def lane(text: str, logprob: float = -0.1) -> Trace:
+    """A lane that wrote a program letter by letter, its numbers with less certainty."""
+    logprobs = [-6.0 if letter.isdigit() else logprob / 100 for letter in text]
+    commit = Commit(0, list(range(len(text))), list(text), text, logprobs, ["sampled"] * len(text))
+    return Trace([Header(strategy="greedy", model="toy", revision="1")], [Stamped(0, 0, 0.0, commit), Stamped(0, 1, 0.0, Done())])
+
+
+def calibration(starts: list[float], model: str = "toy") -> str:
+    return json.dumps({"model": model, "revision": "1", "about": "toys", "covered_from": [[start] * 4 for start in starts]})
+
+
+def test_the_parts_a_model_was_unsure_of_become_holes():
+    study = make("pac_sets", eps=0.1, calibration=calibration([GRID[40]] * 30))
+    told = study.draw([lane(f" {CODE}")])
+    notes = [event.text for event in told if isinstance(event, Note)]
+    assert f"sum(items) + {HOLE}" in notes[-1] and f"x * {HOLE}" in notes[-1] and "another model" not in notes[-1]
+    parts = next(event.data for event in told if isinstance(event, Figure) and event.shape == "matrix")
+    lost = [row for row, (_, stays) in zip(parts["rows"], parts["values"]) if not stays]
+    assert {row.split()[1] for row in lost} == {"3", "1"}
+
+
+def test_a_text_that_is_no_program_is_one_hole_and_another_model_is_named():
+    [*_, note] = make("pac_sets", calibration=calibration([GRID[40]] * 30, "other")).draw([lane("def def")])
+    assert "all of it is one hole" in note.text and "of other, another model" in note.text
+
+
+def test_too_few_programs_are_refused_with_the_number_that_is_needed():
+    with pytest.raises(Refusal, match="3 programs are too few to say so: 22 are needed"):
+        make("pac_sets", eps=0.1, delta=0.1, calibration=calibration([0.5] * 3)).draw([lane(CODE)])
+    with pytest.raises(Refusal, match="no calibration"):
+        make("pac_sets", calibration="{}").draw([lane(CODE)])
+
+
+def test_the_bundled_calibration_says_something_for_every_number_of_holes():
+    for holes in range(1, 5):
+        told = make("pac_sets", holes=holes).draw([lane(CODE)])
+        shares = [event.data["series"]["covered"] for event in told if isinstance(event, Figure) and event.shape == "scalar"]
+        assert shares == sorted(shares) and len(shares) == len(GRID) and "may be missed" in told[0].text
+    thresholds = [Calibration.read("").thresholds(holes) for holes in range(1, 5)]
+    assert len(thresholds[0]) >= 22 and all(0 < start <= WHOLE for column in thresholds for start in column)
+
+
+def test_a_calibration_is_made_of_lanes_and_read_again():
+    models: Models = playground.load()
+    made = Calibration.of(pairs(models, 2, 3), "two programs", 2)
+    assert Calibration.read(made.json()) == made and made.model == models.target.name
+    assert len(made.covered_from) == 2 and all(len(row) == 2 for row in made.covered_from)
+    with pytest.raises(Refusal, match="no program to calibrate with"):
+        Calibration.of([], "none", 2)
+
+
+def test_what_a_lane_wrote_is_priced_with_its_own_log_probabilities():
+    program = written(lane(f"  {CODE}\n"))
+    costs = {own: cost for own, cost in zip(program.own, program.costs) if own in ("3", "sum")}
+    assert costs == pytest.approx({"3": 6.0, "sum": 0.003}) and inf not in program.costs

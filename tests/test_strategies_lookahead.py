@@ -1,0 +1,310 @@
+"""Decoding that tries several ways on before it writes: cautious next token prediction and contrastive search, against oracles of our own."""
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from pairs import network, pair
+from registry import Collapse
+from tables import Law, TableModel, Text, distance, law
+from torch import Tensor
+
+from playground.engine.sampling import entropy
+from playground.errors import Refusal
+from playground.events import Event, Figure, Forward, Note
+from playground.lane import Lane, Limits
+from playground.recipe import Recipe, assemble
+from playground.recorder import Recorder
+from playground.session import Prompt, Runner, prepare
+from playground.strategy import make
+
+GREEDY = Recipe("greedy")
+
+
+def cntp(**knobs) -> Recipe:
+    return Recipe("cntp", knobs)
+
+
+def contrastive(**knobs) -> Recipe:
+    return Recipe("contrastive_search", knobs)
+
+
+COLLAPSES = {
+    "cntp": [Collapse(cntp(trials=1), Recipe("sample", {"temperature": 1.0, "top_p": 1.0})), Collapse(cntp(temperature=0.0), GREEDY),
+             Collapse(cntp(low=2.0, high=6.0, temperature=0.5), Recipe("sample", {"temperature": 0.5, "top_p": 1.0}))],
+    "contrastive_search": [Collapse(contrastive(alpha=0.0), GREEDY), Collapse(contrastive(k=1), GREEDY)],
+}
+
+
+def run(recipe: Recipe, models: dict, prompt: list[int], length: int, seed: int = 0) -> tuple[Lane, list[Event]]:
+    assembly = assemble(recipe)
+    runner = Runner(Lane(prompt, models, assembly, Limits(seed, length), Recorder(models["target"].tokens)), assembly)
+    events = []
+    while not runner.finished:
+        events += runner.advance()
+    return runner.lane, events
+
+
+def figures(events: list[Event], name: str) -> list[dict]:
+    return [event.data for event in events if isinstance(event, Figure) and event.name == name]
+
+
+# --- how many trials ---
+
+@pytest.mark.parametrize("formula, breaks", [
+    ("released", [(0.0, 1), (0.175, 1), (0.176, 2), (0.340, 2), (0.342, 3), (1.49, 9), (1.5, 10), (9.0, 10)]),
+    ("printed", [(0.0, 1), (0.307, 1), (0.309, 2), (0.456, 2), (0.458, 3), (1.49, 9), (1.501, 10), (9.0, 10)]),
+])
+def test_the_number_of_trials_grows_with_the_entropy(formula, breaks):
+    decoder = make("cntp", count=formula)
+    assert [(nats, decoder.number(nats)) for nats, _ in breaks] == breaks
+    counts = [decoder.number(i / 100) for i in range(300)]
+    assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 10
+
+
+def test_bounds_that_leave_nothing_between_them_are_refused():
+    with pytest.raises(Refusal, match="choose a low below high"):
+        make("cntp", low=1.0, high=0.5)
+
+
+# --- the law of a cautious text: two trials a branching, summed over all pairs ---
+
+Perplexity = Callable[[list[float]], float]
+
+
+def per_token(chances: list[float]) -> float:
+    return math.exp(-sum(map(math.log, chances)) / len(chances))
+
+
+@dataclass
+class Cautious:
+    """A lane of two trials wherever the entropy reaches `unsure` nats, worked out by hand."""
+
+    model: TableModel
+    terminators: set[int]
+    t: float = 1.0
+    unsure: float = 1.0
+    perplexity: Perplexity = per_token
+    judged_at: float | None = None  # temperature of the probabilities a trial is judged by, where that is another one
+    whole: bool = True  # False: only the first token of the winner is kept
+
+    def p(self, text: Text, t: float | None = None) -> list[float]:
+        return (self.model.scores(text) / (t or self.t)).softmax(-1).tolist()
+
+    def trials(self, text: Text, room: int) -> list[tuple[Text, float, float]]:
+        """Every trial with its probability and its perplexity."""
+        found, growing = [], [((), 1.0, [])]
+        while growing:
+            trial, weight, chances = growing.pop(0)
+            judged = self.p(text + trial, self.judged_at)
+            for token, chance in enumerate(self.p(text + trial)):
+                longer = ((*trial, token), weight * chance, [*chances, judged[token]])
+                ended = token in self.terminators | self.model.end_ids or len(longer[0]) == room
+                (found if ended else growing).append(longer)
+        return [(trial, weight, self.perplexity(chances)) for trial, weight, chances in found]
+
+    def steps(self, text: Text, room: int) -> list[tuple[Text, float]]:
+        """What may be written next, and how probably."""
+        row = self.p(text)
+        if float(entropy(torch.tensor(row, dtype=torch.float64).log()[None])) < self.unsure:
+            return [((token,), chance) for token, chance in enumerate(row)]
+        trials, won = self.trials(text, room), defaultdict(float)
+        for first, p, own in trials:
+            for second, q, other in trials:
+                won[first if own <= other else second] += p * q
+        return [(text if self.whole else text[:1], p) for text, p in won.items()]
+
+    def law(self, prompt: Text, length: int, so_far: Text = ()) -> Law:
+        if len(so_far) == length or so_far and so_far[-1] in self.model.end_ids:
+            return {so_far: 1.0}
+        found = defaultdict(float)
+        for step, p in self.steps((*prompt, *so_far), length - len(so_far)):
+            for text, q in self.law(prompt, length, (*so_far, *step)).items():
+                found[text] += p * q
+        return dict(found)
+
+
+TWO = {"trials": 2, "low": 0.9, "high": 1.0, "terminators": "b"}  # the second trial comes at exactly 1 nat
+
+
+SEEDS = range(4)
+
+
+def table(seed: int) -> TableModel:
+    return TableModel("abc", "c", seed=seed, spread=1.2)
+
+
+@cache
+def law_of_two(seed: int, t: float) -> Law:
+    return law(cntp(**TWO, temperature=t), {"target": table(seed)}, [0, 1], 3)
+
+
+@pytest.mark.parametrize("t", [1.0, 1.7])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_law_of_a_cautious_text_is_that_of_the_surer_of_two_trials(seed, t):
+    assert sum(law_of_two(seed, t).values()) == pytest.approx(1)
+    assert distance(law_of_two(seed, t), Cautious(table(seed), {1}, t).law((0, 1), 3)) < 1e-12
+
+
+WRONG = {
+    "the sum of the log-probabilities in place of their mean": {"perplexity": lambda chances: -sum(map(math.log, chances))},
+    "the least sure trial": {"perplexity": lambda chances: -per_token(chances)},
+    "the perplexity of another distribution than was drawn from": {"judged_at": 1.0},
+    "only the first token of the winner kept": {"whole": False},
+    "two trials everywhere": {"unsure": 0.0},
+    "one trial everywhere": {"unsure": 9.0},
+    "trials that do not stop at a terminator": {"terminators": set()},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_wrong_caution_has_another_law(wrong):
+    setting = {"terminators": {1}, "t": 1.7} | wrong
+    assert max(distance(law_of_two(seed, 1.7), Cautious(table(seed), **setting).law((0, 1), 3)) for seed in SEEDS) > 1e-3
+
+
+def test_of_two_trials_of_one_token_the_more_probable_wins():
+    p = [0.4, 0.3, 0.2, 0.1]
+    model = TableModel("abcd", rule=lambda context: torch.tensor(p, dtype=torch.float64).log())
+    found = law(cntp(trials=2, low=0.0, high=0.1, terminators="a b c d"), {"target": model}, [0], 1)
+    assert found == {(v,): pytest.approx(p[v] ** 2 + 2 * p[v] * sum(q for q in p if q < p[v])) for v in range(4)}
+
+
+# --- what trials are, told and paid ---
+
+PIECES = {".": True, ".\n": True, ")": True, " ),": True, ". ": True, "\n": True, " \n  ": True, "word": False, " .x": False, "": False, "'": False}
+
+
+def test_a_trial_ends_with_a_token_that_ends_in_a_mark():
+    decoder = make("cntp")
+    assert {piece: decoder.terminates(piece) for piece in PIECES} == PIECES
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_the_winner_has_the_lowest_perplexity_as_the_library_reads_it(architecture):
+    library, recipe = network(architecture), cntp(trials=3, low=0.5, high=2.5, temperature=2.0, longest=8)
+    lane, events = run(recipe, {"target": pair(architecture).target}, [54, 71, 9], 20)
+    bars, kept = figures(events, "perplexity of the trials"), [data["spans"][0] for data in figures(events, "kept trials")]
+    assert len(bars) == len(kept) > 0 and all(min(data["values"]) == span[3] for data, span in zip(bars, kept))
+    ids = lane.tokens
+    with torch.inference_mode():
+        logp = (library(input_ids=torch.tensor([ids]), use_cache=False).logits[0] / 2.0).log_softmax(-1)
+    for first, end, label, perplexity in kept:
+        places = range(3 + first, 3 + end)
+        mean = sum(float(logp[i - 1, ids[i]]) for i in places) / len(places)
+        assert math.exp(-mean) == pytest.approx(perplexity, rel=1e-6) and label in ("best of 2", "best of 3")
+
+
+def test_all_trials_end_in_a_terminator_and_hold_none_before_it():
+    _, events = run(cntp(trials=6, low=0.0, high=0.1, terminators="b d"), {"target": TableModel("abcde", spread=0.3)}, [0], 400, seed=2)
+    texts = [text for data in figures(events, "perplexity of the trials")[:-6] for text in data["labels"]]
+    assert len(texts) > 60 and all(text[-1] in "bd" and not set(text[:-1]) & set("bd") for text in texts)
+
+
+def test_a_model_that_knows_no_marks_does_not_hang():
+    _, events = run(cntp(trials=3, low=0.0, high=0.1, longest=8, terminators="z"), {"target": TableModel("abc", spread=0.2)}, [0], 40)
+    assert {len(text) for data in figures(events, "perplexity of the trials") for text in data["labels"]} == {8}
+
+
+def test_eight_trials_cost_as_many_forwards_as_their_longest():
+    model = TableModel("abcde", spread=0.3)
+    _, events = run(cntp(trials=8, low=0.0, high=0.1, terminators="b"), {"target": model}, [0], 60, seed=1)
+    branchings = figures(events, "perplexity of the trials")
+    longest = [max(map(len, data["labels"])) for data in branchings]
+    kept = [data["spans"][0] for data in figures(events, "kept trials")]
+    assert all(len(data["labels"]) == 8 for data in branchings) and sum(end - first for first, end, *_ in kept) == 60
+    # the row a branching starts from is known, and the winner's last token is read by a forward of its own
+    assert model.forwards == sum(1 for event in events if isinstance(event, Forward)) == sum(longest)
+
+
+def test_what_was_drawn_for_nothing_is_counted():
+    _, events = run(cntp(trials=4, low=0.0, high=0.1, terminators="a b c d e"), {"target": TableModel("abcde", spread=0.3)}, [0], 10)
+    assert [data["series"]["share"] for data in figures(events, "tokens drawn for nothing")] == [0.75] * 10
+
+
+# --- contrastive search, with every state read from the beginning by the library ---
+
+Sees = Callable[[list[int]], tuple[Tensor, Tensor]]  # log-probabilities [V] after a text, and the states [tokens, width] of all of it
+
+
+def searched(sees: Sees, text: list[int], length: int, k: int, alpha: float, ignored: int = 0, worth: Callable | None = None) -> list[int]:
+    """What contrastive search writes; the first `ignored` tokens are not looked back at."""
+    text, start = list(text), len(text)
+    for _ in range(length):
+        logp, said = sees(text)
+        candidates = logp.topk(k).indices.tolist()
+        found = [contrast(sees([*text, token])[1][-1], said[ignored:], float(logp[token].exp()), alpha, worth) for token in candidates]
+        text.append(candidates[found.index(max(found))])
+    return text[start:]
+
+
+def contrast(new: Tensor, said: Tensor, p: float, alpha: float, worth: Callable | None) -> float:
+    cosines = torch.cosine_similarity(new[None], said)
+    return worth(p, cosines, alpha) if worth else (1 - alpha) * p - alpha * float(cosines.max())
+
+
+@cache
+def library_sees(architecture: str) -> Sees:
+    library = network(architecture)
+
+    @cache
+    def sees(text: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        with torch.inference_mode():
+            found = library(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False)
+        return found.logits[0, -1].log_softmax(-1), found.hidden_states[-1][0]
+
+    return lambda text: sees(tuple(text))
+
+
+PROMPT = [54, 71, 71, 9]
+
+
+@pytest.mark.parametrize("k, alpha", [(4, 0.6), (3, 0.9), (5, 1.0)])
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_contrastive_search_takes_what_the_librarys_states_say(architecture, k, alpha):
+    lane, events = run(contrastive(k=k, alpha=alpha), {"target": pair(architecture).target}, PROMPT, 10)
+    assert lane.main.written == searched(library_sees(architecture), PROMPT, 10, k, alpha)
+    forwards = [event for event in events if isinstance(event, Forward)]
+    assert [event.tokens for event in forwards if event.stream == "target"] == [4] + [k] * 10
+    assert [event.tokens for event in forwards if event.stream != "target"] == [4]
+
+
+WRONG_SEARCHES = {
+    "the mean likeness in place of the largest": {"worth": lambda p, cosines, alpha: (1 - alpha) * p - alpha * float(cosines.mean())},
+    "likeness as a reward": {"worth": lambda p, cosines, alpha: (1 - alpha) * p + alpha * float(cosines.max())},
+    "log-probability in place of probability": {"worth": lambda p, cosines, alpha: (1 - alpha) * math.log(p) - alpha * float(cosines.max())},
+    "the weights swapped": {"worth": lambda p, cosines, alpha: alpha * p - (1 - alpha) * float(cosines.max())},
+    "a prompt that nobody looks back at": {"ignored": 2},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_SEARCHES.values(), ids=WRONG_SEARCHES)
+def test_a_wrong_search_writes_another_text(wrong):
+    sees = library_sees("llama")
+    prompts = [PROMPT, [9, 80, 71, 33, 71], [100, 101, 102], [60, 61, 60, 61, 60]]
+    found = [run(contrastive(k=5, alpha=0.7), {"target": pair().target}, prompt, 4)[0].main.written for prompt in prompts]
+    assert found == [searched(sees, prompt, 4, 5, 0.7) for prompt in prompts]
+    assert found != [searched(sees, prompt, 4, 5, 0.7, **wrong) for prompt in prompts]
+
+
+def test_an_overruled_first_choice_is_told_with_both_likenesses():
+    _, events = run(contrastive(k=4, alpha=0.9), {"target": pair().target}, PROMPT, 8)
+    tables, notes = figures(events, "candidates"), [event.text for event in events if isinstance(event, Note)]
+    overruled = [data for data in tables if max(data["values"], key=lambda row: row[2]) != data["values"][0]]
+    assert len(tables) == 8 and len(notes) == len(overruled) > 0
+    assert f"against {overruled[0]['values'][0][1]:.2f}" in notes[0]
+    assert all(row[2] == pytest.approx(0.1 * row[0] - 0.9 * row[1]) for data in tables for row in data["values"])
+
+
+def test_where_a_grammar_writes_on_by_itself_its_tokens_are_looked_back_at_too():
+    recipe = Recipe("contrastive_search", {"k": 3}, [("regex", {"pattern": "(green|gray|blue){4}"})])
+    session = prepare(pair(), [recipe], Prompt("The green bird"), Limits(0, 40))
+    events = [stamped.event for stamped in session]
+    reads = [event for event in events if isinstance(event, Forward) and event.stream == "reading"]
+    assert len(reads) > 1 and [event.tokens for event in reads] == sorted(event.tokens for event in reads)
+    assert all(-1.0001 <= row[1] <= 1.0001 for data in figures(events, "candidates") for row in data["values"])
