@@ -28,7 +28,6 @@ from playground.memory import Memory
 from playground.recipe import Assembly, Recipe, assemble
 from playground.recorder import Recorder
 from playground.result import Result
-from playground.strategy import Decoder
 from playground.stream import Feed, Request
 from playground.trace import Trace
 
@@ -107,7 +106,7 @@ class Runner:
 
     def __init__(self, lane: Lane, assembly: Assembly):
         self.lane, self.clock = lane, 0.0
-        self._generator = _speech(assembly.decoder, lane)
+        self._generator = _speech(assembly, lane)
         self._request: Request | None = None
         self._begun = self._answered = self.finished = False
 
@@ -234,12 +233,15 @@ def _run(batch: list[tuple[Runner, Feed]]) -> None:
         runner.lane.record(event)
 
 
-def _speech(decoder: Decoder, lane: Lane) -> Iterator[Event | Request]:
-    """What a decoder yields. Nothing of it runs before the lane's first turn, so its errors are the lane's own."""
-    said = decoder.decode(lane)
+def _speech(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:
+    """What samplers yield before the prompt is read, then what the decoder yields.
+
+    Nothing of it runs before the lane's first turn, so its errors are the lane's own.
+    """
+    said = assembly.decoder.decode(lane)
     if not isinstance(said, Iterator):
-        raise TypeError(f"decode of {type(decoder).__name__} returned {type(said).__name__}: it has to be a generator, so write `yield`")
-    for sampler in lane.assembly.samplers:
+        raise TypeError(f"decode of {type(assembly.decoder).__name__} returned {type(said).__name__}: it has to be a generator, so write `yield`")
+    for sampler in assembly.samplers:
         yield from sampler.prepare(lane)
     return (yield from said)
 

@@ -266,6 +266,7 @@ def test_without_a_gpu_or_a_lean_network_nothing_is_recorded():
 
 
 def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(monkeypatch, caplog):
+    caplog.set_level("WARNING", logger="playground.engine.model")
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing")
     monkeypatch.setattr("playground.engine.model.replay_path", lambda network: Replay(network, fails, 0))
@@ -275,6 +276,7 @@ def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(m
 
 
 def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
+    caplog.set_level("WARNING", logger="playground.engine.model")
     monkeypatch.setattr("playground.engine.model.fast_path", lambda network, context: lambda positions, *rest, **inputs: torch.zeros(5, 96))
     assert Model(tiny("llama"), byte_tokenizer(), "tiny").fast is None
     assert "goes without fast, which is off by" in caplog.text
