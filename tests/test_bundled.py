@@ -10,10 +10,11 @@ from playground.engine.catalogue import BUNDLED_MODELS
 from playground.recipe import Recipe
 from playground.session import Models
 
-STORY = "Tell me a story about Mia and a red boat."
-RECORD = ("Turn the text into {name: text, trade: text, colours: [text], married: true|false}. "
-          "Sebrast is not married, works as a cook and likes yellow and white.")
-EDIT = "Write tailor where it says smith.\nText: Grewath gave the cook some fish. In Dakest the smith made a table. The horse slept under the ring."
+STORY = "Tell me a story about Mia and a hat the wind took."
+RECORD = ("JSON, please: {owner: text, sells: [text], size: small|medium|large}\n"
+          "The shop of Zabeast sells bread and fish, and it is large.")
+EDIT = ("My editor says: One more in front: Nobody heard the cat behind the chair.\nIt rained in Brurin for 18 days. Dogarn sold the hunter some pears. "
+        "A purple hen ran through Leavaim. The path to Serith was muddy. The potter painted the broom red.")
 LANES = [Recipe("speculative", extras=[(drafter, knobs), (verifier, {})])
          for drafter, knobs in (("draft_model", {}), ("draft_model", {"width": 3}), ("prompt_lookup", {}))
          for verifier in ("rejection", "sample_match", "greedy_match")]
@@ -50,7 +51,7 @@ def test_looking_up_the_prompt_pays_where_the_answer_repeats_it(models):
 
 def test_a_record_is_json_and_right(models):
     told = json.loads(playground.run("greedy", RECORD, models=models, chat=True).text)
-    assert told == {"name": "Sebrast", "trade": "cook", "colours": ["yellow", "white"], "married": False}
+    assert told == {"owner": "Zabeast", "sells": ["bread", "fish"], "size": "large"}
 
 
 def test_a_card_tells_sources_tokens_and_limits():

@@ -24,8 +24,8 @@ STARTERS = 9  # examples that stand in the row, from the first one on
 TOPICS = {"words": "Choosing words", "guessing": "Guessing ahead", "texts": "Several texts", "grammars": "Legal tokens", "caches": "Small caches",
           "passages": "Passage and memory", "orders": "Other orders"}
 TOLD = "Each sets a prompt and the lanes that show something on it; models and seed stay as they are."
-KNOWS = ("The bundled models are tiny: they know only an invented country, their tales are fragments, and all else is beyond them. Those of this "
-         "version learned from fewer forms of question than stand here and answer few of these rightly, as each lane says when it has ended.")
+KNOWS = ("The bundled models are tiny: they know only an invented country and some hundred stories, their tales are fragments, and all else is beyond "
+         "them. Training showed none of these questions. The higher grades are hard for them; each lane says whether it was right when it has ended.")
 SHORT = 96  # letters of a prompt in the list
 
 
