@@ -38,7 +38,7 @@ from playground.stream import Exit, Immediate, Request, Stream, Together, readin
 
 if TYPE_CHECKING:
     from playground.recipe import Assembly
-    from playground.strategy import Strategy
+    from playground.strategy import CachePolicy, Strategy
 
 
 @dataclass
@@ -78,7 +78,10 @@ class Lane:
         self.leaves: dict[int, Sequence] = {}  # sequences that grow beside each other, by number; those dropped are not among them
         self._born, self._branches = 0, TokenTree()
         self._visitor, self._recalled = Memory() if memory is None else memory, {}  # an empty one is false
-        self.retention = Retention(assembly.cache_policy, self.target.store, self.prompt_length) if assembly.cache_policy else None
+        self.retention = self._retention(assembly.cache_policy) if assembly.cache_policy else None
+
+    def _retention(self, policy: CachePolicy) -> Retention:
+        return Retention(policy, self.target.store, self.prompt_length, self.target_model.turn_back)
 
     def _matcher(self, assembly: Assembly):
         if assembly.constraint is None:
@@ -429,10 +432,15 @@ class Lane:
         """Says which rows' attention a cache policy wants, by their position; None where it wants none."""
         return self.retention.watch() if self.retention and stream is self.target else None
 
+    def rehearsal(self) -> list[int]:
+        """Tokens a cache policy wants read behind the prompt and forgotten."""
+        return self.retention.policy.rehearsal(self.tokens) if self.retention else []
+
     def settle(self, moment: str, guesses: int = 0) -> None:
         """After a keep: the policy acts on the target's cache. What is left is noted, and how many places guesses had taken."""
         freed = self.retention.settle(moment, self._next()) if self.retention else 0
         self.events += self.recorder.cache(self.target.store, guesses, freed)
+        self.events += self.retention.policy.explain(self.prompt_length, self.depth) if self.retention else []
 
     def _next(self) -> int:
         """Position of the next row; of the hindmost where several sequences grow."""

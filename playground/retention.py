@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from playground.engine.segment import DEAD, Window
+from playground.engine.segment import DEAD, Focus, Renumbering, Window
+from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.engine.store import Store
     from playground.strategy import CachePolicy
+
+
+Turn = Callable[[Tensor, Tensor], Tensor]
+"""turn(rotated queries [heads, n, d], positions [n]) -> the same, so many positions earlier"""
 
 
 @dataclass(frozen=True)
@@ -36,16 +41,33 @@ class Held:
 class Retention:
     """One policy at work on one store."""
 
-    def __init__(self, policy: CachePolicy, store: Store, prompt: int):
+    def __init__(self, policy: CachePolicy, store: Store, prompt: int, turn: Turn | None = None):
+        """`turn` moves the model's rotated queries towards the start; raises Refusal where the policy asks for that and there is none."""
         self.policy, self.store, self.prompt = policy, store, prompt
         if policy.row_wise:
             store.window = Window(policy.visible, prompt)
         if policy.watches:
             store.hear = policy.attended
+        if policy.focuses:
+            store.focus = Focus(policy.focus, prompt)
+        if policy.renumbers:
+            store.renumbering = self._renumbering(turn)
+
+    def _renumbering(self, turn: Turn | None) -> Renumbering:
+        if turn is None:
+            raise Refusal(f"This model's positions cannot be renumbered, as {self.policy.name} is to do: leave them true.", "positions")
+        return Renumbering(self.policy.skipped, self.policy.far, turn, self.prompt)
 
     def watch(self) -> Callable[[int], bool] | None:
         """Says of a row, by its position, whether its attention is wanted; None where no row's is."""
         return (lambda position: self.policy.wants(position, self.prompt)) if self.policy.watches else None
+
+    def hear_rehearsal(self, count: int) -> None:
+        """Tell the policy what the `count` rows of the scratch, which will be forgotten, attended to; of each other they do not vote."""
+        rows = self.store.length + torch.arange(count, device=self.store.device)
+        for layer, weights in (item for noted in self.store.attention for item in noted.layers.items()):
+            slots = self.store.slots_of(layer)
+            self.policy.attended(layer, weights[:, :, :slots.count], rows, slots.positions)
 
     def settle(self, moment: str, next_position: int) -> int:
         """Free and pack what the policy says; returns slots freed over layers and heads."""

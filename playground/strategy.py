@@ -298,7 +298,8 @@ class CachePolicy(Strategy):
     """Answers: what stays in the KV cache, and how? It acts after the prompt and after every keep, on what was kept.
 
     A row-wise one writes `visible`: a mask, and slots that no later row may see are freed. One that goes by attention sets
-    `watches` and hears in `attended` what kept rows attended to; one that packs sets `packs` and writes `due` and `encode`.
+    `watches` and hears in `attended` what kept rows attended to; one that packs sets `packs` and writes `due` and `encode`;
+    one that lets every row choose for itself sets `focuses` and writes `focus`.
     What it frees or packs is gone for good.
     """
 
@@ -306,6 +307,7 @@ class CachePolicy(Strategy):
     row_wise: ClassVar[bool] = True  # False where what a row sees depends on the path, not on its position alone
     watches: ClassVar[bool] = False
     packs: ClassVar[bool] = False
+    focuses: ClassVar[bool] = False  # rows see what `focus` chooses for them by their own attention
 
     def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Which true positions key [m] each query position [n, 1] may attend to, [n, m]; depends on positions alone."""
@@ -319,6 +321,23 @@ class CachePolicy(Strategy):
         """Hear of rows that were kept: attention weights [kv_heads, n, m], summed over the query heads of a group, of the rows at
         positions [n] over the slots at positions [1 or kv_heads, m]; a slot is empty where its position is below 0."""
 
+    def focus(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
+        """What rows see, [kv_heads, n, m], of what they would attend to: weights [kv_heads, n, m], summed over the query heads of a group."""
+        raise NotImplementedError
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether rows stand at their place in the cache, not at that in the text; then it writes `far` and `skipped`."""
+        return False
+
+    def far(self, key: torch.Tensor) -> torch.Tensor:
+        """Which true positions key [..., m] lie before the gap that rows of the text leave open."""
+        raise NotImplementedError
+
+    def skipped(self, query: torch.Tensor) -> torch.Tensor:
+        """How many positions wide the gap is for rows at positions [n], [n]."""
+        raise NotImplementedError
+
     def retain(self, held: Held) -> torch.Tensor:
         """Which slots of one layer stay, [1 or kv_heads, slots]; of a row-wise policy, those its next row may see."""
         raise NotImplementedError
@@ -326,6 +345,14 @@ class CachePolicy(Strategy):
     def budget(self, generated: int) -> int:
         """Most slots a layer and KV head may hold after a keep, with that many tokens generated."""
         raise NotImplementedError
+
+    def rehearsal(self, text: list[int]) -> list[int]:
+        """Tokens to be read behind the prompt and forgotten at once: `attended` hears of their rows, and nobody else does."""
+        return []
+
+    def explain(self, prompt: int, layers: int) -> Iterator[Event]:
+        """What is to be shown of what was kept since it was last asked, besides what the cache holds; the prompt has so many tokens, the model layers."""
+        yield from ()
 
     def due(self, part: str, exact: int) -> int:
         """How many of the oldest rows of the "keys" or "values" are to be packed, where `exact` are held as they were written."""

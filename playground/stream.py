@@ -162,8 +162,17 @@ class Stream:
             if lane.reason:
                 return rows
             rows = yield from self._extend(TokenTree())
+        yield from self._rehearse(lane.rehearsal()[:self.model.context - self.store.length])
         lane.settle("prefill")
         return rows
+
+    def _rehearse(self, tokens: list[int]) -> Steps:
+        """Read tokens behind the text, let the cache policy hear what they attend to, and forget them."""
+        if not tokens:
+            return
+        yield [Feed(self, Work(self.store, tokens, _chain(len(tokens)), watch=lambda position: True))]
+        self.lane.retention.hear_rehearsal(len(tokens))
+        self.store.forget()
 
     def _grow(self, leaves: list[Sequence]) -> Steps:
         raw, first, others = yield from self._raws(self.lane.plant(leaves))

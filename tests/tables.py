@@ -107,6 +107,10 @@ class TableModel:
         """What enters a layer, [V]: before the only one the last token is all there is, after it the scores themselves, which a head leaves as they are."""
         return self.scores(context) if layer else self._random(("embedding", context[-1]))
 
+    def turn_back(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Knows of no positions, so they may be numbered in any way."""
+        return rows
+
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
 

@@ -98,7 +98,7 @@ class ByHand:
     def _feed(self, tokens: list[int]) -> int:
         first, self.read = self.read, self.read + len(tokens)
         places = torch.arange(first, self.read)[None]
-        seen = None if not first else torch.zeros(1, 1, 1, len(self.live[0][0]) + 1, dtype=torch.float64)
+        seen = None if not first else torch.zeros(1, 1, 1, 1, dtype=torch.float64)  # everything, however much each layer has left
         with exact_softmax():
             out = self.network(input_ids=torch.tensor([tokens]), position_ids=places, attention_mask=seen, past_key_values=self.cache,
                                output_attentions=True)

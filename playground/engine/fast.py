@@ -98,6 +98,11 @@ class FastLlama:
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
         self.bytes = sum(weight.nbytes for weight in network.parameters())
 
+    def turn_back(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Rotated queries or keys [heads, n, d] as they would be so many positions [n] earlier."""
+        cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))  # a table may be stretched, and that was done once
+        return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), -sin)
+
     def __call__(self, positions: Tensor, wanted: Tensor | int, call: Call, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Logits [rows, V] of the wanted rows, an index or 0 for all. positions, ids: [1, rows]; embeddings: [1, rows, d]."""
         hidden = embedding(input_ids[0], self.embeddings) if inputs_embeds is None else inputs_embeds[0]

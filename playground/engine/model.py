@@ -84,6 +84,11 @@ class Model:
     def grammars(self) -> GrammarEngine:
         return GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
 
+    @property
+    def turn_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Moves rotated queries [heads, n, d] by so many positions [n] towards the start; None where positions cannot be changed afterwards."""
+        return self.fast.turn_back if self.fast else None
+
     def new_store(self) -> Store:
         return Store(self.depth, self.device)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from playground.engine.segment import as_bias
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -79,14 +80,33 @@ def attend_all(layer: int, new: tuple[Tensor, Tensor, Tensor], call: Call, scali
     shares = [new] if len(counts) == 1 else zip(*(rows.split(counts, 1) for rows in new))
     outputs = []
     for segment, (query, new_keys, new_values) in zip(call.segments, shares):
-        held = segment.write(layer, new_keys, new_values)
-        if softcap is None:
-            outputs.append(attend(query, *held, segment.bias(layer, sliding_window, query.shape[0] // len(held[0]), query.dtype), scaling))
+        keys, values = segment.write(layer, new_keys, new_values)
+        if segment.renumbers:
+            query, keys = segment.renumbered(layer, query, keys)
+        if segment.focused:
+            seen = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
+            outputs.append(_attend_narrowly(query, keys, values, seen, scaling, softcap))
+        elif softcap is None:
+            outputs.append(attend(query, keys, values, segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype), scaling))
         else:
-            outputs.append(_softcapped(query, *held, segment.mask(layer, sliding_window), scaling, softcap))
+            outputs.append(_softcapped(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap))
         if segment.watched:
-            segment.store.watch(segment, layer, weights(query, held[0], segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
+            segment.store.watch(segment, layer, weights(query, keys, segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+
+
+def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: int | None, scaling: float, softcap: float | None) -> Tensor:
+    """What is left of the mask once a cache policy chose by what the rows would attend to under it, [kv_heads, rows, slots]."""
+    mask = segment.mask(layer, sliding_window)
+    whole = weights(query, keys, mask, list(range(segment.rows)), scaling, softcap)
+    return segment.chosen(layer, whole, _grouped(mask, 1, segment.rows, query.device))
+
+
+def _attend_narrowly(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """Attention under a mask of this layer alone, [kv_heads, rows, slots]."""
+    if softcap is not None:
+        return _softcapped(query, keys, values, mask, scaling, softcap)
+    return attend(query, keys, values, as_bias(mask, len(query) // len(keys), query.dtype), scaling)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | str | None, scaling: float) -> Tensor:

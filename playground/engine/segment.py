@@ -1,6 +1,7 @@
 """What the rows of one forward may see: a segment of a store, and its masks."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,28 @@ class Window:
     """A cache policy's view: visible(query [n, 1], key [m]) -> [n, m], held against rows from position `start` on."""
 
     visible: object
+    start: int
+
+
+@dataclass
+class Focus:
+    """A cache policy's choice by attention: choose(layer, weights [kv_heads, n, m]) -> what the rows see, [kv_heads, n, m]; from position `start` on."""
+
+    choose: Callable[[int, Tensor], Tensor]
+    start: int
+
+
+@dataclass
+class Renumbering:
+    """Rows from position `start` on stand at their place in the cache: to what lies before a gap they are nearer than in the text.
+
+    far(key [..., m]) says what lies before it, skipped(query [n]) by how many positions it is wide, turn(query [heads, n, d],
+    positions [n]) turns a rotated query back.
+    """
+
+    skipped: Callable[[Tensor], Tensor]
+    far: Callable[[Tensor], Tensor]
+    turn: Callable[[Tensor, Tensor], Tensor]
     start: int
 
 
@@ -45,7 +68,7 @@ class Segment:
     def is_plain(self, sliding_window: int | None) -> bool:
         """Whether each row sees all of the trunk and its own ancestors, in every layer, and all of it is held as it was written."""
         store = self.store
-        same = len(store.slots) == 1 and store.slots[0].whole and not self._narrow(sliding_window)
+        same = len(store.slots) == 1 and store.slots[0].whole and not (self._narrow(sliding_window) or self.focused or self.renumbers)
         return same and not self.watched and not any(pool.packed for pool in (*store.keys, *store.values))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,9 +91,42 @@ class Segment:
             return mask
         key = (id(mask), groups, dtype)
         if key not in self._biases:
-            written = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-            self._biases[key] = written.repeat(*[1] * (mask.dim() - 2), groups, 1)
+            self._biases[key] = as_bias(mask, groups, dtype)
         return self._biases[key]
+
+    def chosen(self, layer: int, weights: Tensor, mask: Tensor | None) -> Tensor:
+        """What the rows see of the mask [1 or kv_heads, rows, slots], or of everything, once a policy chose by their weights over all of that."""
+        focus = self.store.focus
+        free = torch.tensor(self.positions(), device=weights.device)[:, None] < focus.start
+        seen = focus.choose(layer, weights) | free
+        return seen if mask is None else seen & mask
+
+    @property
+    def focused(self) -> bool:
+        """Whether a policy chooses for some row by what it attends to."""
+        focus = self.store.focus
+        return focus is not None and max(self.positions(), default=-1) >= focus.start
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether rows stand at their place in the cache."""
+        return self.store.renumbering is not None
+
+    def renumbered(self, layer: int, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys [heads, n, 2 d] whose products are those of rows and tokens that are numbered by their place in the cache.
+
+        A row has two queries, one for what lies before the gap and one for the rest, and a key is empty where the other one counts.
+        """
+        numbers, at = self.store.renumbering, torch.tensor(self.positions(), device=self.store.device)
+        skipped = numbers.skipped(at).masked_fill(at < numbers.start, 0)
+        far = numbers.far(self._slot_positions(layer))[..., None]
+        return torch.cat([query, numbers.turn(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
+
+    def _slot_positions(self, layer: int) -> Tensor:
+        """True positions of all slots up to these rows, trunk and scratch, [1 or kv_heads, slots]."""
+        trunk = self.store.slots_of(layer).positions
+        scratch = torch.tensor(self.store.depths[:self.end], dtype=torch.long, device=self.store.device) + self.store.length
+        return torch.cat([trunk, scratch.expand(len(trunk), -1)], 1)
 
     def _build(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
         if self._narrow(sliding_window) or not slots.whole:
@@ -117,3 +173,9 @@ class Segment:
         size = -(-self.end // 8)
         packed = numpy.frombuffer(b"".join(line.to_bytes(size, "little") for line in lines), numpy.uint8)
         return numpy.unpackbits(packed.reshape(self.rows, size), axis=1, count=self.end, bitorder="little")
+
+
+def as_bias(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """A mask [..., rows, slots] as what is added to the scores of all heads of a group, [..., groups * rows, slots]."""
+    written = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    return written.repeat(*[1] * (mask.dim() - 2), groups, 1)

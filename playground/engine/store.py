@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from playground.engine.pool import Encode, Pool
-from playground.engine.segment import DEAD, Segment, Window
+from playground.engine.segment import DEAD, Focus, Renumbering, Segment, Window
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
 """hear(layer, weights [kv_heads, rows, slots], positions of the rows [rows], positions of the slots [1 or kv_heads, slots])"""
@@ -62,6 +62,8 @@ class Store:
     depths: list[int] = field(default_factory=list)  # of the scratch nodes; 0 continues the trunk
     lineage: list[int] = field(default_factory=list)  # of the scratch nodes: itself and its ancestors, one bit each
     window: Window | None = None  # what a cache policy lets decode rows see
+    focus: Focus | None = None  # what it lets them see by what they attend to
+    renumbering: Renumbering | None = None  # how far they stand from tokens before a gap
     hear: Hear | None = None  # told what rows attended to, once they are kept
     done: bool = False  # nothing more will be fed, so its memory may be wanted for another
     heard: int = 0  # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice

@@ -11,13 +11,9 @@ from torch import Tensor
 
 class Urn:
     def __init__(self, q: Tensor):
-        """`q` [V] is a distribution; it stays as it is."""
-        self._rest, self.taken = q.clone(), 0
-
-    @property
-    def left(self) -> float:
-        """Probability that was not taken out."""
-        return float(self._rest.sum())
+        """`q` [V] is a distribution; it stays as it is. `left` is the probability that was not taken out."""
+        self.q, self._rest, self.taken = q, q.clone(), 0
+        self.left = float(q.sum())
 
     @property
     def distinct(self) -> int:
@@ -26,7 +22,8 @@ class Urn:
 
     def take(self, draw: Callable[[Tensor], int]) -> int:
         """Draw a token with draw(distribution [V]) and take it out; at least one has to be left."""
-        token = draw(self._rest / self._rest.sum())
+        token = draw(self._rest / self.left)
         self._rest[token] = 0
+        self.left = float(self._rest.sum())
         self.taken += 1
         return token

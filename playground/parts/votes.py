@@ -24,6 +24,11 @@ class Votes:
         so_far = self._reaching(layer, int(keys.max()) + 1, cast)
         self._layers[layer] = so_far.scatter_add(1, keys.clamp(min=0).expand_as(cast), cast)
 
+    def replace(self, layer: int, weights: Tensor, keys: Tensor) -> None:
+        """Let these weights, shaped as in `add`, stand in place of all votes of the layer before them."""
+        self._layers.pop(layer, None)
+        self.add(layer, weights, keys)
+
     def of(self, layer: int, positions: Tensor) -> Tensor:
         """Votes of the slots at positions [1 or kv_heads, slots], shaped [kv_heads, slots]; zero where nobody has voted."""
         if layer not in self._layers or not positions.numel():

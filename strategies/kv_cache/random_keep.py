@@ -1,0 +1,53 @@
+"""Tokens that stay by chance."""
+import torch
+
+from playground.errors import Refusal
+from playground.parts.votes import heaviest
+from playground.strategy import CachePolicy, knob
+
+STRETCH = 256  # positions whose numbers are drawn together, so that they do not depend on how many tokens come at a time
+
+
+class RandomKeep(CachePolicy):
+    """Keep tokens by chance: what every rule that chooses has to beat.
+
+    Each token of a layer and KV head is given a random number once, and the largest numbers stay, so at every moment those that
+    stay are an even sample of the text so far: an early token is as likely among them as a late one. With `recent` it is H2O
+    with dice in place of votes. A baseline; the sampling is Vitter's reservoir, 1985.
+    """
+
+    name, title, paper, sheet = "random_keep", "By chance", "Vitter 1985", "kv-cache/kv-baselines"
+    guarantee = ("budget_respected", "collapses")
+    row_wise = False
+
+    size: int = knob(64, 1, 2048, step=1, help="tokens that stay, recent ones included")
+    recent: int = knob(0, 0, 1024, step=1, help="most recent tokens that stay in any case")
+    dice: int = knob(0, 0, 99, step=1, help="another number makes another choice")
+
+    def __post_init__(self):
+        self._drawn = {}
+
+    def check(self):
+        if self.recent > self.size:
+            raise Refusal(f"recent is {self.recent} and only {self.size} tokens stay: raise size.", "size")
+
+    def retain(self, held):
+        recent = held.positions >= held.next - self.recent
+        return recent | heaviest(self._numbers(held), self.size - self.recent, held.live & ~recent)
+
+    def _numbers(self, held):
+        """The random numbers of all slots, [kv_heads, slots]."""
+        heads = len(held.read("keys"))
+        stretches = [self._stretch(held.layer, heads, at) for at in range(held.next // STRETCH + 1)]
+        places = held.positions.clamp(min=0).expand(heads, -1)
+        return torch.cat(stretches, 1).to(places.device).gather(1, places)
+
+    def _stretch(self, layer, heads, at):
+        """Numbers of a layer's positions from at * STRETCH on, [kv_heads, STRETCH]."""
+        if (layer, at) not in self._drawn:
+            chance = torch.Generator().manual_seed((self.dice << 12 | layer) << 12 | at)
+            self._drawn[layer, at] = torch.rand(heads, STRETCH, generator=chance)
+        return self._drawn[layer, at]
+
+    def budget(self, generated):
+        return self.size
