@@ -694,10 +694,10 @@ def test_a_public_page_does_not_search_by_running_programs():
         settings.check(Rules.for_visitors())
 
 
-def test_what_the_bundled_model_came_to_passes_as_many_tests_as_was_told(bundled):
-    """The function is given, so that even a model that seldom writes the right one has something to be judged."""
-    given = "def work(items):\n    return"
-    told = playground.run("pg_td", given, models=bundled, max_new_tokens=8, stop=["\n"], knobs={"tests": "work([]) == 0\nwork([3]) == 3", "rollouts": 6})
+def test_the_bundled_model_comes_to_a_program_that_passes(bundled):
+    asked, tests = "Python: def work(items). Keep the odd items, then multiply each by 3, then return the sum.", "work([1, 2, 3]) == 12\nwork([]) == 0"
+    told = playground.run("pg_td", asked, models=bundled, chat=True, max_new_tokens=96, knobs={"tests": tests, "rollouts": 3})
     shares = [stamped.event.data["series"]["best so far"] for stamped in told.trace.events
               if isinstance(stamped.event, Figure) and stamped.event.name == "share of tests passed"]
-    assert shares == sorted(shares) and told.text
+    assert shares == sorted(shares) and shares[-1] == 1
+    assert find("pg_td").decode.__globals__["Tests"].read(tests).passed(told.text) == 1
