@@ -55,9 +55,16 @@ def test_a_record_is_json_and_right(models):
 
 
 def test_a_card_tells_sources_tokens_and_limits():
-    for name in ("pocket", "pocket-draft"):
+    for name in ("pocket", "pocket-draft", "pocket-other-draft"):
         card = (BUNDLED_MODELS / name / "README.md").read_text(encoding="utf-8")
         assert all(word in card for word in ("sha256", "tokens", "loss", "imit"))
+
+
+def test_the_other_draft_speaks_other_tokens_and_is_refused_as_a_draft():
+    alone = playground.load("pocket-other-draft").target
+    assert alone.tokens.encode("1234") != playground.load().target.tokens.encode("1234") and len(alone.tokens.encode("123")) == 1
+    with pytest.raises(playground.Refusal, match="another vocabulary"):
+        playground.load("pocket", "pocket-other-draft")
 
 
 def test_bundled_files_stay_small():

@@ -1,7 +1,7 @@
 """The models in the page's menus: those that came along first, then those made on this machine, then some from the hub."""
 from __future__ import annotations
 
-from playground.engine.catalogue import BUNDLED, ORACLE, SUGGESTED, Entry, entries
+from playground.engine.catalogue import BUNDLED, ORACLE, OTHER_TOKENS, SUGGESTED, Entry, entries
 from playground.ui.settings import DEFAULT
 
 Choices = list[tuple[str, str]]  # what is read, what is meant
@@ -13,8 +13,8 @@ def targets(default: str) -> Choices:
 
 
 def drafts() -> Choices:
-    """Models that may guess ahead. The oracle continues no text, so it guesses none."""
-    return [("its own draft", DEFAULT), ("none", "none"), *(_choice(entry) for entry in entries() if entry.name != ORACLE)]
+    """Models that may guess ahead. The oracle continues no text, and one with other tokens would guess what no target of ours can read."""
+    return [("its own draft", DEFAULT), ("none", "none"), *(_choice(entry) for entry in entries() if entry.name not in (ORACLE, OTHER_TOKENS))]
 
 
 def note(model: str) -> str:
