@@ -362,11 +362,13 @@ function slotSection(slot, lane, i) {
   const [name, knobs] = heldIn(lane, slot);
   const part = byName.get(name);
   const title = part?.title || words(name);
+  const group = GROUPS[slot.kind] || (() => "");
+  const candidates = slot.takes.map((taken) => byName.get(taken)).sort((a, b) => group(a).localeCompare(group(b)));
   const choose = (taken) => { fill(lane, slot, taken); settle(lane); redraw(i); commit(); focusOn(i, `.part[data-slot="${slot.field}"] .opener`); };
   return h("section", { class: "part", "data-about": name, "data-slot": slot.field },
     h("header", {}, h("span", { class: "role" }, words(slot.field)),
-      menu({ face: "slot", label: `${capital(words(slot.field))} of lane ${i + 1}: ${title}`, title, candidates: slot.takes.map((taken) => byName.get(taken)),
-        group: GROUPS[slot.kind] || (() => ""), against: (one) => objection(one, lane, main), current: name, choose }),
+      menu({ face: "slot", label: `${capital(words(slot.field))} of lane ${i + 1}: ${title}`, title, candidates, group,
+        against: (one) => objection(one, lane, main), current: name, choose }),
       ...(part ? marks(part) : [])),
     part ? knobGrid(part, knobs, i) : null);
 }

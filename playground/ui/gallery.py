@@ -90,7 +90,7 @@ def _fold(title: str, told: str, names: dict[str, str], groups: dict[str, list[s
     chips = "".join(f"<button type='button' data-group='{name}' aria-expanded='false' aria-controls='list-{name}'>{escape(names[name])} "
                     f"<span class='count'>{len(entries)}</span></button>" for name, entries in groups.items())
     lists = "".join(f"<ul id='list-{name}' hidden>{''.join(entries)}</ul>" for name, entries in groups.items())
-    return (f"<details class='fold'><summary>{title}</summary><p class='told'>{escape(told)}</p>"
+    return (f"<details class='fold'><summary>{title}</summary><p class='about'>{escape(told)}</p>"
             f"<div class='row' role='group' aria-label='{title}'>{chips}</div>{lists}</details>")
 
 

@@ -35,7 +35,7 @@ class LabelsByPerplexity(Decoder):
     What is least surprising can be read in three ways, which differ where labels differ in length: by the perplexity of the
     label (`mean`), by its probability (`sum`), or by the perplexity of prompt and label together (`whole`), for which the
     prompt is read a second time. All three are shown. With the end token counted the sum is the chance of the label as the
-    whole answer; without it a label never costs less than one it begins with. He et al. 2025, GenCLS++, arXiv 2504.19898,
+    whole answer; without it a label never costs less than one it begins with. GenCLS++, He et al. 2025, arXiv 2504.19898,
     whose own reading is not settled; its gains come with training, which is no part of this.
     """
 

@@ -118,7 +118,7 @@ class PlanningGuided(Decoder):
     among the `width` best tokens, N and n the visits of state and token. Every beginning is read by the model once and stays
     in its cache, so what a completion passed costs no forward later. The text becomes the first of the best programs; the
     first one tried is the greedy one, so it is never worse than that on these tests. With one rollout or width 1 it is
-    greedy. Programs run in a process of their own with limits. Zhang et al. 2023, ICLR, arXiv 2303.05510.
+    greedy. Programs run in a process of their own with limits. Zhang et al. 2023, arXiv 2303.05510.
     """
 
     name, title, paper, sheet = "pg_td", "Planning-guided decoding", "2303.05510", "search/pg-td"

@@ -17,7 +17,7 @@ class PACSets(Study):
     possible, in at most `holes` holes, and what is lost at one tau stays lost at every larger one. tau is the smallest at
     which no more of a calibration's true programs are missed than says so with confidence 1 - delta. This holds over prompts
     like those, for the same model and greedy writing, not for one prompt; and it is about the letters of a program, not about what it does.
-    Khakhar, Mell and Bastani 2023, ICML, arXiv 2302.08703; the exact solver is ours, and a text that is no program is one hole.
+    Khakhar, Mell and Bastani 2023, arXiv 2302.08703; the exact solver is ours, and a text that is no program is one hole.
     """
 
     name, title, paper, sheet = "pac_sets", "PAC prediction sets for code", "2302.08703", "search/pac-prediction-sets"

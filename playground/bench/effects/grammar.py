@@ -25,7 +25,7 @@ class WithSchema(Entrant):
         return replace(self.recipe, extras=[*self.recipe.extras, ("json_schema", {"source": schema})])
 
 
-def grammar(count: int = 40, seed: int = 1) -> Effect:
+def grammar(count: int = 120, seed: int = 1) -> Effect:
     """Records with and without a grammar, greedily and by chance."""
     drawn = Recipe("sample", {"temperature": 1.0, "top_p": 1.0})
     entrants = [Entrant(PLAIN, Recipe("greedy")), WithSchema(BOUND, Recipe("greedy")), Entrant(DRAWN, drawn), WithSchema(BOUND_DRAWN, drawn)]
