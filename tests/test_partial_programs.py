@@ -205,8 +205,11 @@ def test_the_parts_a_model_was_unsure_of_become_holes():
 
 
 def test_a_text_that_is_no_program_is_one_hole_and_another_model_is_named():
-    [*_, note] = make("pac_sets", calibration=calibration([GRID[40]] * 30, "other")).draw([lane("def def")])
+    study = make("pac_sets", calibration=calibration([GRID[40]] * 30, "other"))
+    [*_, note] = study.draw([lane(CODE), lane("def def")])
     assert "all of it is one hole" in note.text and "of other, another model" in note.text
+    with pytest.raises(Refusal, match="None of these texts"):
+        study.draw([lane("def def")])
 
 
 def test_too_few_programs_are_refused_with_the_number_that_is_needed():

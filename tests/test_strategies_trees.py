@@ -661,7 +661,7 @@ def test_a_round_of_sixty_four_rows_takes_two_milliseconds_beside_its_forward_at
     recipe = guessing("token_recycling", "sample_match", AT_ONE, ("top_p", {"p": 0.9}), nodes=63)
     memory = Memory()
     for seed in range(2):  # the second text finds the memory filled
-        session = prepare(models, [recipe], Prompt("Tell me a story about Mia and a hat the wind took.", chat=True), Limits(seed, 64), memory=memory)
+        session = prepare(models, [recipe], Prompt("Once upon a time there was a king who had three sons."), Limits(seed, 64), memory=memory)
         while not session.finished:
             start = thread_time()
             session.advance()

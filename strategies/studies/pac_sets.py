@@ -30,6 +30,8 @@ class PACSets(Study):
     calibration: str = knob("", multiline=True, file=True, help="made by `python -m playground.bench.calibrate`; empty: that of the bundled model")
 
     def draw(self, traces) -> list[Figure | Note]:
+        if not any(map(written, traces)):
+            raise Refusal("None of these texts is a Python program, so there is nothing to study: record a lane that writes one.", "traces")
         calibration = Calibration.read(self.calibration)
         tau = self._threshold(calibration)
         found = [Note(self._promise(calibration, tau)), *self._coverage(calibration)]
