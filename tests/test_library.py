@@ -55,7 +55,8 @@ def test_a_link_opens_a_lane_that_holds_the_strategy_and_can_run(cls):
         assert settings is None and cls.name in library.entry(cls).rpartition("python -m playground")[2]
         return
     carried = Settings.from_code(re.search(r"href='\./\?s=([\w-]+)'", library.entry(cls))[1])
-    assert carried == settings and carried.prompt and bool(carried.context) >= ("context" in cls.needs)
+    reads_one = "context" in cls.needs or "passage" in [knob.name for knob in cls.knobs()]  # cannot do without, or takes one where there is one
+    assert carried == settings and carried.prompt and bool(carried.context) == reads_one
     assert [said["problem"] for said in check(carried.lanes)] == [""]
     assert cls.name in [carried.lanes[0]["strategy"], *(name for name, _ in carried.lanes[0]["extras"])]
 
