@@ -18,22 +18,23 @@ from playground.errors import Refusal
 from playground.pocket import corpus
 from playground.pocket import tokenizer as tokens
 from playground.pocket.model import within_documents
-from playground.pocket.world import TASKS, facts, names
+from playground.pocket.world import TASKS, facts, names, recall
 
 SHARES = dict(          # of the training tokens; answers are what counts, so a task with short ones needs more
-    tales=.10,          # running English; a small model only gets fragments of it
-    code=.04, problems=.02, notices=.02,
-    stories=.15,        # the text that people read first: 320 plots want several hundred tellings each
-    arithmetic=.13,     # steps and drills; the slowest task to learn
-    records=.11,        # lists and nested objects come late
-    edit=.10, programs=.05,
-    context_qa=.10,     # answers of three tokens; subjects with shared attributes have to be kept apart
-    chat=.05,           # its passages are asked several times, which teaches more per token than context_qa
-    facts=.03,          # 350 facts, learned early
-    lists=.06,          # a third of them sorting and its drills
-    needle=.04,         # long questions, short answers
+    tales=.06,          # running English; a small model only gets fragments of it
+    code=.03, problems=.02, notices=.01,
+    stories=.09,        # the text that people read first: 320 plots want several hundred tellings each
+    arithmetic=.18,     # steps and drills, in many words; the slowest task to learn
+    records=.12,        # lists and nested objects come late
+    edit=.14,           # one wrong token in fifty spoils an answer
+    programs=.04,
+    recall=.08,         # many questions about one passage: the finding that context_qa, needle and chat lean on
+    context_qa=.06, needle=.02,
+    chat=.05,
+    facts=.02,          # 350 facts, learned early
+    lists=.08,          # a third of them sorting and its drills
 )
-STAGES = {256: .6, 512: .3, 1024: .1}       # context lengths, and the share of the training each gets
+STAGES = {256: .35, 512: .45, 1024: .2}     # context lengths, and the share of the training each gets
 NATURAL = ("tales", "code")
 FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit a byte
 VALIDATION = (256, 48)                      # width and number of the validation windows of every source
@@ -151,6 +152,7 @@ def _encoders(folder, tokenizer, rng, side):
     problems, ask = corpus.problems(folder)[side], NOTHING if side else ASKED
     makers = dict(problems=partial(rng.choice, problems))
     makers |= {name: partial(task.generate, rng, bool(side)) for name, task in TASKS.items()}
+    makers |= {} if side else {recall.TASK: partial(recall.generate, rng)}
     return {name: partial(_item, tokenizer, make, ask) for name, make in makers.items()}
 
 

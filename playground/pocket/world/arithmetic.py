@@ -26,6 +26,11 @@ There are {a} {o} in the [box|bag|basket|drawer|pocket] of {n}.
 {n} [brought|carried|took] {a} {o} to the [market|school|fair].
 [You see|Here is|This is] {n} with {a} {o}.
 {a} {o} belong to {n}.
+{n} [has got|holds|owned|had|possesses] {a} {o}[| at first| to begin with| in the morning].
+[There is|We meet|Look at|Think of] {n}, who [has|owns|holds] {a} {o}.
+{a} {o} [are|lie|wait] [in front of|beside|with|before] {n}.
+[The picture shows|Let us say there is] {n} with {a} {o} on the [table|floor|cart].
+{n} [finds|picks|gathers] {a} {o} in the [wood|garden|attic].
 ~ [Imagine|Picture] {n} with {a} {o}.
 """)
 BAGS = Wordings("""
@@ -37,6 +42,11 @@ Each of the {k} [bags|boxes] of {n} holds {c} {o}.
 {n} gets {c} {o} a day for {k} days.
 {n} [packs|counts] {k} times {c} {o}.
 {k} friends give {n} {c} {o} each.
+{k} [bags|boxes|baskets|sacks|jars] [with|of] {c} {o} each [stand|lie|wait] [beside|with|in front of] {n}.
+{n} has {k} [trays|nets|shelves|sacks], and [each|every one] holds {c} {o}.
+[In|On] each of {k} [trays|shelves|bags|nets] {n} has {c} {o}.
+{n} [sees|owns|finds] {k} [groups|heaps|rows|piles] of {c} {o}.
+{c} {o} [lie|are] in each of the {k} [drawers|sacks|boxes] of {n}.
 ~ {k} [trays|nets] of {c} {o} each stand before {n}.
 """)
 GAIN = Wordings("""
@@ -46,6 +56,14 @@ GAIN = Wordings("""
 {n} [picks up|puts in|gathers|collects] {b} {o}.
 [A friend|A neighbour|An uncle|A teacher] [leaves|gives|brings] {n} {b} {o}.
 [For a birthday|As a gift|As a prize] {n} gets {b} {o}.
+{b} [more|further|other|new] {o} [come|arrive|turn up|follow].
+[Then|Later|Soon] there [come|are] {b} more {o}[| as well| too| on top].
+{b} {o} [come|go] [to them|into the bag|to the others][| as well].
+{n} [also|even] [gets|finds|buys|has] {b} {o} more.
+[And|Then|Later] {b} {o} [from {m}|from a friend|from the market] [come with them|are put on top|go along].
+[On top of that|As well as that|Besides], {n} [gets|finds|wins] {b} {o}.
+{m} [adds|puts down|throws in] {b} {o}[| as well].
+[One day|At noon|At night] {n} [is given|is sent|is handed] {b} {o}.
 ~ {b} {o} [come on top|come along as well].
 """)
 LOSS = Wordings("""
@@ -56,6 +74,14 @@ LOSS = Wordings("""
 {n} [drops|throws] {b} {o} in the [river|well|ditch].
 [Then|By noon|In the night] {b} of the {o} are [gone|lost|broken].
 {n} [leaves|forgets] {b} {o} at [home|school|the inn].
+{b} {o} [fall|roll|drop] [into the river|under the table|down the well|on the floor and break].
+[Then|Later|In the night] {b} of them [are missing|are stolen|get lost|go away|fall down].
+{n} [is missing|misses|cannot find] {b} of them.
+[Out of the bag|Through a hole|On the way] {b} {o} [get lost|are lost|drop].
+A [dog|thief|goat|bird] [takes|eats|steals] {b} of them.
+[Sadly|One day|At noon] {b} {o} [break|are broken|are used up|go].
+{b} {o} [go to|are given to|are sold to] {m}.
+{n} [pays|spends|gives up|hands over] {b} of them.
 ~ {b} {o} [fall out of the bag|go missing].
 """)
 MORE = Wordings("""
@@ -64,6 +90,11 @@ MORE = Wordings("""
 [Then|Later] {k} friends [add|bring] {c} {o} each.
 {n} [finds|makes] {k} piles of {c} {o}.
 {n} [earns|collects] {c} {o} a day for {k} days.
+{k} [children|people|cousins|boys] [come and|then] [give|hand] {n} {c} {o} each.
+[Then|Later|Soon] come {k} [carts|sacks|trays] with {c} {o} [each|in each].
+{m} [carries|sends] in {k} [trays|baskets|carts] of {c} {o}[| each].
+[Each|Every one] of {k} [children|friends|neighbours] [adds|leaves|brings] {c} {o}.
+{n} [wins|gets] {k} times {c} {o} more.
 ~ {k} [carts|children] bring {c} {o} each.
 """)
 TIMES = Wordings("""
@@ -71,6 +102,11 @@ TIMES = Wordings("""
 {m} has {k} times as many, and [they swap|they change places].
 By magic every one of them becomes {k}.
 {n} trades each of them for {k} new {o}.
+[Soon|Then|Now] there are {k} times as many[| of them].
+[Suddenly|At once|In a moment] {n} has {k} times the number.
+[By luck|By magic|All of a sudden] it is {k} times as much.
+{n} now has {k} times what was there.
+[A wizard|A fairy] makes {k} out of [each|every one].
 ~ [All at once|Suddenly] there are {k} times as many.
 """)
 SHARE = Wordings("""
@@ -78,12 +114,23 @@ SHARE = Wordings("""
 {n} puts them in {k} equal [piles|bags] and keeps one of them.
 {k} friends share them [equally|evenly], and {n} is one of the friends.
 Only one of {k} equal parts stays with {n}.
+[Then|Later|Soon] all of them are [shared|divided|split] [among|between] {k} people, and {n} [keeps|has|gets] one share.
+{n} [splits|divides|cuts] them into {k} equal [parts|heaps|shares] and [has|keeps|takes] one.
+They are [shared|divided|dealt] {k} ways[| equally], and one [share|part] is [kept|left].
+{n} has one of {k} equal [parts|shares] of them in the end.
+The [others|rest] [go|are given] away: {n} has one part of {k}.
 ~ They are split {k} ways, and {n} has one part.
 """)
 FEWER = Wordings("""
 {m} has {b} {o} more than {n}.
 {m} has {b} {o} more.
 [Compared with {n}|Next to {n}], {m} has {b} {o} more.
+{m} has as many {o} as {n} and {b} more.
+{m} [owns|counts|holds] {b} more {o} than {n}[| has].
+[There are|One counts] {b} {o} more [with|at] {m} than [with|at] {n}.
+{n} [would need|needs|lacks] {b} {o} to have as many as {m}.
+It is {b} {o} less that {n} has, [beside|compared with] {m}.
+[Less than {m}|Fewer than {m}]: {n} has {b} {o} fewer.
 ~ {n} has {b} {o} less than {m}.
 """)
 OTHERS = Wordings("""
@@ -92,6 +139,10 @@ It is {d} miles to the next [town|inn|mill].
 {m} is {d} years old.
 [The sun shines|It rains] for {d} hours.
 The [wall|tree|tower] is {d} feet high.
+The [way|road] to the [house|door|well] [is|takes] {d} steps.
+[It is|There are still] {d} [days|weeks] to the feast.
+{d} [people|children|birds] [look on|stand at the door|sit on the roof].
+[There are|One sees] {d} [trees|houses|windows] [at|in|along] the road.
 ~ There are {d} steps to the door.
 """)
 ASK = Wordings("""
@@ -104,18 +155,34 @@ How many {o} has {n} [now|in the end|at last]?
 [Tell me|Say|Can you tell] how many {o} [there are|{n} has][| now].
 How many {o} [remain|are left|does one count][| in all]?
 What does {n} have now?
+[With how many|How many] {o} [is {n} left|is {n} left with|does {n} go home with]?
+[And how many|How many] {o} [does {n} own|does {n} hold|can {n} count] [at the end|then|now]?
+[In the end|At last|Now], how many {o} [does {n} have|are there|are left]?
+How [great|large] is the number of {o} [now|in the end]?
+[What do we end with|What does it come to|Where does it end]?
+How many {o} [end up|are] [with|in the hands of] {n}?
+[Please count|We want to know|I want to know|Guess]: how many {o} [does {n} have|are there] [now|at the end]?
 ~ [With how many {o} does {n} end up|How many {o} does {n} end up with]?
 """)
 ASK_OTHER = Wordings("""
 How many {o} does {m} have[| now| in the end]?
 [Count|Work out|Find] [the {o} of {m}|how many {o} {m} has].
 [Tell me|Say|Can you tell] how many {o} {m} has.
+[With how many|How many] {o} [is {m} left|does {m} go home]?
+How many {o} [does {m} own|has {m}|belong to {m}][| now| in the end]?
+[What number of|The number of] {o} [that belong to {m}|with {m}|of {m}], please.
+[And {m}|And how many {o} has {m}]?
 ~ What is the number of {o} that {m} has?
 """)
 ASK_BOTH = Wordings("""
 How many {o} do [{n} and {m}|the two|they both] have [together|in all|between them]?
 [Count|Work out|Find] the {o} of {n} and {m} together.
 [Tell me|Say] how many {o} the two have in all.
+[What is the number of|What number of] {o} [do they have|have the two|is that] [together|in all]?
+[With|If] both [counted|together], how many {o} [are there|is that]?
+[The sum of both|Both together], how many {o}?
+How many {o} has {n} [together with|and with him or her] {m}?
+What do their {o} [make|come to] [together|in all]?
 ~ What is the sum of their {o}?
 """)
 DRILL = Wordings("""
@@ -127,6 +194,11 @@ DRILL = Wordings("""
 [Solve|Do|Now|Next]: {e}
 Give me the [value|result] of {e}.
 [Do|Work out] this sum: {e}
+[And|Then|So what is] {e}?
+[Please|Quick|Easy]: {e}
+{e}, [please|what is it|how much]?
+[I want|We need|Write] the [answer|result] to {e}.
+[Can you|Will you] [do|work out|solve|figure] {e}?
 ~ [Reckon|Figure out] {e}.
 """)
 SHEET = Wordings("""
@@ -135,6 +207,10 @@ SHEET = Wordings("""
 Solve all of these: {e}
 {e} [- work them out|- what do they make|- one a line]
 [What are|What is] {e}?
+[Your homework|Homework for today|For school|Here are sums]: {e}
+[Please do|Practise|Let us practise|Try] these: {e}
+[Next|Now|And now]: {e}
+[Write the results|Give the results|Answer all]: {e}
 ~ [Here is your homework|For practice]: {e}
 """)
 

@@ -138,13 +138,18 @@ def _item(voice, told, kind, grade=2):
     rng.shuffle(told)
     asked = rng.choice(told)
     sentences = tell(rng, told)
-    passage = " ".join(_with_asides(rng, sentences) if grade == 4 else sentences)
-    backwards = kind == "strangers" and grade > 1 and _only_one(told, asked) and rng.random() < BACKWARDS
-    question, answer = (_backwards if backwards else ask)(voice, asked)
+    passage = " ".join(with_asides(rng, sentences) if grade == 4 else sentences)
+    asks, answer, key = question(voice, told, asked, kind == "strangers" and grade > 1)
     remembered = memory(asked.subject, asked.attribute)
-    meta = dict(kind=kind, passage=passage, question=question, memory=remembered, attribute=asked.attribute)
-    prompt = voice.say(FRAMES, p=passage, q=question).replace("\\n", "\n")
-    return Item(prompt, answer, TASK, meta, grade, key=f"{sorted(map(str, told))} {asked} {backwards}")
+    meta = dict(kind=kind, passage=passage, question=asks, memory=remembered, attribute=asked.attribute)
+    prompt = voice.say(FRAMES, p=passage, q=asks).replace("\\n", "\n")
+    return Item(prompt, answer, TASK, meta, grade, key=key)
+
+
+def question(voice, told, asked, either_way=True):
+    """(question, answer, what makes it new) about one of the statements; either way: sometimes from the value to the subject."""
+    backwards = either_way and _only_one(told, asked) and voice.rng.random() < BACKWARDS
+    return *(_backwards if backwards else ask)(voice, asked), f"{sorted(map(str, told))} {asked} {backwards}"
 
 
 def tell(rng, told):
@@ -152,7 +157,7 @@ def tell(rng, told):
     return [STATEMENTS[t.attribute].draw(rng).format(x=t.subject, v=t.value) for t in told]
 
 
-def _with_asides(rng, sentences):
+def with_asides(rng, sentences):
     """Plain sentences about other things between the statements."""
     return [text for told in sentences for text in ([told, sentence(rng)] if rng.random() < 0.4 else [told])]
 

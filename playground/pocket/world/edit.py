@@ -31,6 +31,9 @@ FRAMES = Wordings("""
 [Please edit|Please change] [this|the following]: {t}\\n{i}
 [Task|Instruction|Job|To do]: {i}\\n[Text|Input]: {t}
 [In the text below|In what follows|Below], {i}\\n{t}
+[The editor|My teacher|My friend|The printer] [asks|says|wants|wrote]: {i}\\n{t}
+[Says my teacher|A note says|The order is]: {i} {t}
+[Please|Now|Do this]: {i}\\n[The|My] text: {t}
 ~ [My editor says|The teacher wrote]: {i}\\n{t}
 """)
 CHANGE = Wordings("""
@@ -46,6 +49,9 @@ It is {b}, not {a}.
 [Where it says|Wherever you see|If it says] {a}, [write|put|use] {b}.
 {a} is wrong, {b} is right.
 [Correct|Fix] {a}: [it is|it should be] {b}.
+[Say|Take|Have] {b} [and not|not|rather than] {a}.
+[Take|Say|Use] {b} [where|wherever] [you find|it has] {a}.
+[For|Instead of] {a}[,|] [put|write|use] {b}[| always| everywhere].
 ~ [For|In place of] {a} [say|take] {b}.
 """)
 RENAME = Wordings("""
@@ -56,6 +62,10 @@ RENAME = Wordings("""
 [The name is|They are called] {b}, not {a}.
 [Let|Make] {a} be {b}.
 Instead of {a} it is about {b}.
+[Give|Let] {a} [another name|a new name]: {b}.
+{a} [wants|needs|gets|has] [another name|a new name]: {b}.
+[From now on|Now] {a} is [called|named] {b}.
+The new name of {a} is {b}.
 ~ [Give {a} the name|{a} wants the name] {b}.
 """)
 DELETE = Wordings("""
@@ -63,6 +73,9 @@ DELETE = Wordings("""
 [Leave|Take|Strike] out the {a} {u}.
 [The {a} {u} has to go|The {a} {u} is not needed|Do not keep the {a} {u}].
 [Write it|Give it|Again] without the {a} {u}.
+[Throw|Get|Put] the {a} {u} [away|out].
+[Away with|No more of|Rid me of] the {a} {u}.
+[Let the {a} {u} go|The {a} {u} is out|Forget the {a} {u}].
 ~ [Get rid of|Throw out] the {a} {u}.
 """)
 APPEND = Wordings("""
@@ -70,35 +83,53 @@ APPEND = Wordings("""
 [Append|Attach|Add]: {a}
 [End|Finish|Close] with: {a}
 [The last line should be|After all that, add|Continue with]: {a}
+[Let|Have] [this|it] [come|be] at the [very |]end: {a}
+[One more|Another one|Something] to [end with|come last|add]: {a}
+[At the end|Last|Behind all] [comes|goes|stands]: {a}
 ~ [Let it end on|One more at the end]: {a}
 """)
 PREPEND = Wordings("""
 [Add|Write|Put] [at the beginning|first|in front|above]: {a}
 [Begin|Start|Open] with: {a}
 [The first line should be|Before all that, add]: {a}
+[Let|Have] [this|it] [come|be] at the [very |]beginning: {a}
+[One more|Another one|Something] to [begin with|come first|put first]: {a}
+[At the beginning|First|Before all] [comes|goes|stands]: {a}
 ~ [Let it begin with|One more in front]: {a}
 """)
 INSERT = Wordings("""
 [After|Behind] the {p} {u} [add|insert|write|put]: {a}
 [Add|Insert|Write|Put] [after|behind] the {p} {u}: {a}
+[Let|Have] the {p} {u} be followed by [this|this one]: {a}
+[What|The one that] [follows|comes after] the {p} {u} [should be|is now]: {a}
+[Right after|Just behind|Next to] the {p} {u} [put|comes|goes|stands]: {a}
 ~ [The {p} {u} is followed by|Between the {p} {u} and what follows put]: {a}
 """)
 MOVE = Wordings("""
 [Move|Put|Shift|Bring] the {a} {u} to the [end|very end].
 [Let|Make] the {a} {u} [come last|be the last one].
 The {a} {u} [goes|belongs] [last|at the end].
+[Keep|Leave|Hold] the {a} {u} [for the end|until the end|for last].
+[The end|The last place] is for the {a} {u}.
+[Let it end with|Close with] the {a} {u}.
 ~ [End with the {a} {u} instead|Save the {a} {u} for the end].
 """)
 TURN = Wordings("""
 [Exchange|Swap|Switch] the first and the last {u}.
 The first and the last {u} [change places|trade places].
 [Put|Write] the last {u} first and the first [one |]last.
+[Let|Make] the first and the last {u} [trade|swap|exchange] [places|their places].
+[Both ends|The ends] [swap|change|trade]: first {u} and last {u}.
+[Trade|Change] the first {u} for the last[| one].
 ~ [Let both ends change places|Trade the ends], {u} for {u}.
 """)
 CAPITALS = Wordings("""
 [Write|Put|Print] [|the word ]{a} in capitals.
 [Make|Let] {a} [stand in capitals|all capitals].
 {a} [should be|has to be] in capital letters.
+The word {a} [shouts|is loud|in capitals, please].
+[Print|Let us see] {a} in [big|large|capital] letters.
+[Capitals|Big letters] for [|the word ]{a}.
 ~ [Shout|Cry out] the word {a}.
 """)
 JOIN = Wordings("[{0} Then|{0} After that|First: {0} Second|{0} And then]: {1}")

@@ -19,6 +19,9 @@ ASK = {kind: Wordings(text) for kind, text in dict(
 [The same list|The same again|That once more], please: {s}
 [Do not change anything|Leave it as it is|Change nothing]: {s}
 {s} [- copy it|- the same again|- repeat]
+[Give|Hand|Tell|Show] me [the same|what is here|this list] [back|again]: {s}
+[What you got|What you see|What is here], [once more|again|back to me]: {s}
+[No change|Just copy|Only repeat]: {s}
 ~ [Give back|Hand back] what you got: {s}
 """,
     reverse="""
@@ -27,6 +30,9 @@ ASK = {kind: Wordings(text) for kind, text in dict(
 [From last to first|Last one first|Back to front|In opposite order]: {s}
 Put the last one first[| and so on]: {s}
 {s} [- backwards|- in reverse|- from the end]
+[Start|Begin|Go] [from the end|from the back|at the back]: {s}
+[The end first|Last first|End to start]: {s}
+Give {s} [with the last at the start|from its end|the other way round]
 ~ [Begin at the end|Start with the last]: {s}
 """,
     sort="""
@@ -35,6 +41,9 @@ Put the last one first[| and so on]: {s}
 [From small to large|Smallest first|In rising order|Bring into order]: {s}
 [Sort|Put] these [from small to large|upwards|in order]: {s}
 {s} [- sorted|- in order|- smallest first]
+[Begin|Start] with the smallest: {s}
+[From the least|From the smallest up|Rising|Up the ranks]: {s}
+[Line these up|List these] [in order|from small to large]: {s}
 ~ [Line up|Rank] from the smallest: {s}
 """,
     downwards="""
@@ -43,6 +52,9 @@ Put the last one first[| and so on]: {s}
 [From large to small|In falling order|Biggest first]: {s}
 [Sort|Put] these [from large to small|downwards]: {s}
 {s} [- largest first|- from large to small|- downwards]
+[Begin|Start] with the largest: {s}
+[From the greatest|From the largest down|Falling|Down the ranks]: {s}
+[Line these up|List these] [downwards|from large to small]: {s}
 ~ [Line up|Rank] from the largest: {s}
 """,
     shuffle="""
@@ -51,6 +63,9 @@ Put the last one first[| and so on]: {s}
 [Any other order|In random order|In some other order]: {s}
 Put [these|them] in [random|another|a mixed] order: {s}
 {s} [- shuffled|- mixed up|- in any order]
+[Throw|Put] [these|them] in [any|some] order: {s}
+[Mess up|Change|Lose] the order of {s}
+[About|Around] they go: mix {s}
 ~ [Throw about|Scramble]: {s}
 """,
     first="""
@@ -59,6 +74,9 @@ Put [these|them] in [random|another|a mixed] order: {s}
 [Give me|Tell me|Take] the first of {s}
 [With what|How] does the list start: {s}
 {s} [- the first|- first one only]
+[What|Which] is [the head|the start|number one] of the list {s}
+[Who|What] [leads|begins|heads]: {s}
+[Open|Start] with [one|the first]: {s}
 ~ What [opens|leads] the list {s}
 """,
     last="""
@@ -67,6 +85,9 @@ Put [these|them] in [random|another|a mixed] order: {s}
 [Give me|Tell me|Take] the last of {s}
 [With what|How] does the list end: {s}
 {s} [- the last|- last one only]
+[What|Which] is [the tail|the end|the final one] of the list {s}
+[Who|What] [ends|finishes|closes it]: {s}
+[Close|End] with [one|the last]: {s}
 ~ What [closes|ends] the list {s}
 """,
     smallest="""
@@ -75,6 +96,8 @@ Put [these|them] in [random|another|a mixed] order: {s}
 [Give me|Tell me|Find] the smallest of {s}
 [Which comes first|What is first] in order: {s}
 {s} [- the smallest|- smallest one only]
+[What|Which] [number |]is [less than the rest|below all others|smaller than the others]: {s}
+[The least of all|Less than all|The lowest]: {s}
 ~ What is less than all the others: {s}
 """,
     largest="""
@@ -83,6 +106,8 @@ Put [these|them] in [random|another|a mixed] order: {s}
 [Give me|Tell me|Find] the largest of {s}
 [Which comes last|What is last] in order: {s}
 {s} [- the largest|- largest one only]
+[What|Which] [number |]is [more than the rest|above all others|greater than the others]: {s}
+[The most of all|More than all|The highest]: {s}
 ~ What is more than all the others: {s}
 """,
     count="""
@@ -91,6 +116,9 @@ How many [items|entries|things] are [there |]in {s}
 [Count|Find the number of] the [items|entries|things] of {s}
 How long is the list {s}
 {s} [- how many?|- count them]
+[What is the|Tell me the] [length|number of items] of {s}
+[The size|How big|How long]: {s}
+How many [are there|make up the list|stand] in {s}
 ~ [What is the size of|How large is] {s}
 """,
     replace="""
@@ -99,6 +127,9 @@ In [the list|these:] {s} put {y} for {x}
 [Change|Turn] {x} [to|into] {y} in {s}
 {y} [instead of|in place of|for] {x}: {s}
 [Where it says|For every] {x} write {y}: {s}
+[Make|Have|Write] {y} [from|out of|over] {x} in {s}
+{x} [becomes|shall be|is to be|is now] {y}: {s}
+[Let|Make] [each|every] {x} [turn into|become] {y} in {s}
 ~ [Make|Let] {x} be {y}: {s}
 """,
     swap="""
@@ -107,6 +138,9 @@ In [the list|these:] {s} put {y} for {x}
 First and last [change places|trade places]: {s}
 [Let|Make] the first and the last change places in {s}
 {s} [- ends swapped|- first and last exchanged]
+[Exchange|Change] only the [ends|outer two]: {s}
+The two ends [trade|flip|swap][| places]: {s}
+[The last to the front and the first to the back|Ends swapped], the rest [stays|as it is]: {s}
 ~ [Trade|Flip] only the two ends: {s}
 """,
     insert="""
@@ -115,6 +149,9 @@ First and last [change places|trade places]: {s}
 {y} [goes|comes|belongs] before {x}: {s}
 [In|Into] {s} put {y} before {x}
 {s} [- with|- plus] {y} before {x}
+[Bring|Get|Push] {y} into {s} [before|just before|in front of] {x}
+[Before|In front of|Just before] {x} [comes|goes|put|add] {y}: {s}
+[Let|Have] {y} [in|stand] before {x}: {s}
 ~ [Squeeze|Push] {y} in before {x}: {s}
 """,
     drop="""
@@ -123,6 +160,9 @@ First and last [change places|trade places]: {s}
 [Leave out|Skip|Forget] {x}: {s}
 [Remove|Delete] {x} from [the list|these:] {s}
 {s} [- without|- but not] {x}
+[Throw|Take|Get] {x} [away|out] [from|of]: {s}
+[No|No more|Away with] {x}: {s}
+{x} [goes|has to go|is out|is not wanted]: {s}
 ~ [Throw out|Get rid of] {x}: {s}
 """,
     unique="""
@@ -131,6 +171,9 @@ First and last [change places|trade places]: {s}
 [Write|Name|List] each [item|one] only once: {s}
 [Keep|Leave] one of each: {s}
 {s} [- each once|- no repeats]
+[Take out|Throw out|Clear away] [repeats|what comes twice]: {s}
+The doubles [go|have to go|are not wanted]: {s}
+[Only once each|One of each|Nothing twice]: {s}
 ~ [Thin out|Clear] the doubles: {s}
 """,
 ).items()}

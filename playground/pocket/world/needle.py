@@ -65,17 +65,17 @@ def sized(rng, lengths, held_out=False):
 def _needle(voice, length):
     rng = voice.rng
     town, *others = rng.sample(TOWNS, rng.choice([1, 1, 2, 4]))
-    key, place = _key(rng), rng.randint(0, length)
+    secret, place = key(rng), rng.randint(0, length)
     passage = [sentence(rng) for _ in range(length - len(others))]
     for other in others:
-        passage.insert(rng.randint(0, len(passage)), voice.say(HIDE, t=other, k=_key(rng)))
-    passage.insert(place, voice.say(HIDE, t=town, k=key))
+        passage.insert(rng.randint(0, len(passage)), voice.say(HIDE, t=other, k=key(rng)))
+    passage.insert(place, voice.say(HIDE, t=town, k=secret))
     prompt = voice.say(FRAMES, p=" ".join(passage), q=voice.say(ASK, t=town)).replace("\\n", "\n")
     meta = dict(kind=f"{length} sentences", sentences=length, place=place, distance=length - place, others=len(others))
-    return Item(prompt, key, TASK, meta, grade=_grade(length), key=f"{town} {passage}")
+    return Item(prompt, secret, TASK, meta, grade=_grade(length), key=f"{town} {passage}")
 
 
-def _key(rng):
+def key(rng):
     """Four digits, or a thing."""
     return f"{rng.randrange(10000):04d}" if rng.random() < 0.5 else rng.choice(THINGS)
 
