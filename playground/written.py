@@ -42,7 +42,7 @@ class Written:
 
     def inherit(self, source: Written, commit: Commit) -> None:
         """What was noted while the tokens of `commit` grew on `source` is noted here too; they were first written there."""
-        for position in range(commit.position, min(len(self.tokens), len(source.tokens))):
+        for position in range(max(0, commit.position), min(len(self.tokens), len(source.tokens))):
             if self.tokens[position].id == source.tokens[position].id:
                 self.tokens[position] = self.tokens[position]._replace(seq=source.tokens[position].seq)
             if position in source.steps:

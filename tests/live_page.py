@@ -44,7 +44,7 @@ def address(feed):
     with gr.Blocks() as demo:
         send = gr.Button("send", elem_id="send")
         live = Lanes(elem_id="live")
-        send.click(feed.send, None, live, show_progress="hidden")
+        send.click(feed.send, None, live, show_progress="hidden", trigger_mode="multiple")  # the run before may still be on its way
         for name in ACTS:
             getattr(live, name)(feed.hear(name), None, None, show_progress="hidden")
     _, url, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)

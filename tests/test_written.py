@@ -45,3 +45,9 @@ def test_a_later_part_of_the_text_may_grow_on_a_sequence_of_its_own():
     text = sequences(stamp(*born, commit(1, [6], grown_on=1)))[0]
     assert [token.id for token in text.tokens] == [5, 6] and text.steps[1].entropy == 4.0
     assert not sequences(stamp(*born, commit(1, [6], grown_on=1), Rollback(1, " 5")))[0].steps
+
+
+def test_a_place_before_the_text_takes_over_nothing_and_breaks_nothing():
+    empty = Commit(-1, [], [], "", [], [], sequence=1, grown_on=1)
+    assert sequences(stamp(empty))[1].tokens == []
+    assert [token.id for token in sequences(stamp(*TWO, commit(-3, [20], grown_on=2)))[0].tokens] == [20]
