@@ -160,6 +160,33 @@ def test_a_fork_is_one_more_lane_with_the_same_past(page, address):
     assert texts[0][:4] == texts[1][:4] and texts[0][4] != texts[1][4]
 
 
+def test_a_text_goes_on_with_words_that_no_model_proposed(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=30, lanes=[{"strategy": "greedy"}]))
+    page.keyboard.press("Control+Enter")
+    expect(tokens(page, 0).nth(29)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+    tokens(page, 0).nth(4).click()
+    page.locator("#live .card .own-words input").fill(" <b>zebra</b>")
+    page.keyboard.press("Enter")
+    expect(page.locator(".lane-card")).to_have_count(2)
+    expect(status(page, 1)).to_have_text("reached its length")
+    written = "".join(running(page, 1).locator(".tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)"))
+    assert " <b>zebra</b>" in written
+    assert running(page, 1).locator("b").count() == 0
+
+
+def test_words_that_the_grammar_does_not_allow_are_refused_beside_the_new_lane(page, address):
+    visit(page, address, Settings(prompt="A number:", length=6, lanes=[{"strategy": "greedy", "extras": [["regex", {"pattern": "[0-9]{4,}"}]]}]))
+    page.keyboard.press("Control+Enter")
+    expect(tokens(page, 0).nth(3)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+    tokens(page, 0).nth(1).click()
+    page.locator("#live .card .own-words input").fill("zebra")
+    page.locator("#live .card .own-words button").click()
+    expect(page.locator(".lane-card[data-lane='1'] .complaint")).to_contain_text("The grammar does not allow")
+    expect(status(page, 0)).to_have_text("reached its length")
+
+
 def test_a_fork_ends_the_run_it_comes_from_and_can_be_forked_in_its_turn(page, address):
     visit(page, address, Settings(prompt="The green bird", length=4000, lanes=[{"strategy": "greedy"}]))
     page.click("#run")

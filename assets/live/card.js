@@ -1,5 +1,7 @@
 // The card of one token: the row it was chosen from, how it got into the text, and where else the text could go.
 
+const LONGEST_WORDS = 500;
+
 class Card {
   constructor(root, acts) {
     this.root = root;
@@ -57,6 +59,7 @@ class Card {
     else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
     if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(leftover(token.round.verdict.leftover));
     if (mask) parts.push(maskPart(mask));
+    if (this.pinned && !this.acts.refusal(lane)) parts.push(this.ownWords(lane, token));
     if (this.pinned) parts.push(this.inside(lane, token));
     return parts;
   }
@@ -86,6 +89,24 @@ class Card {
     });
     ask.disabled = Boolean(why);
     return ask;
+  }
+
+  /** Lets the text go on with words of one's own. They stand for themselves: a space in front is written, or it is not there. */
+  ownWords(lane, token) {
+    const form = el("form", "own-words");
+    const words = el("input", "");
+    Object.assign(words, { type: "text", maxLength: LONGEST_WORDS, autocomplete: "off", placeholder: "other words", value: /^\s/.test(token.piece) ? " " : "" });
+    words.setAttribute("aria-label", "Words to go on with from here, a space in front where one belongs");
+    const go = button("quiet", "Write this here", "Run again from here with these words instead");
+    go.type = "submit";
+    form.append(words, go);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      if (!words.value.trim()) return words.focus();
+      this.acts.write(lane, token.position, words.value);
+      this.hide();
+    });
+    return form;
   }
 
   candidates(lane, token, step) {

@@ -30,6 +30,7 @@ class App {
     this.card = new Card(root.querySelector(".live"), {
       refusal: (lane) => this.forkRefusal(lane),
       go: (...where) => this.fork(...where),
+      write: (...where) => this.write(...where),
       lookRefusal: (lane) => this.lookRefusal(lane),
       look: (...where) => this.look(...where),
       rivals: () => (this.rivals.value === "all" ? Infinity : Number(this.rivals.value)),
@@ -284,8 +285,17 @@ class App {
 
   fork(lane, position, token, piece) {
     this.say(`Running lane ${lane + 1} again with “${pieceLabel(piece)}” as token ${position + 1}.`);
-    const { sequence } = this.cards[lane].text.shown[position];
-    trigger("fork", { lane: this.trace.lanes[lane].header.lane, sequence, position, token });
+    trigger("fork", { ...this.placeOf(lane, position), token });
+  }
+
+  /** Go on with words that nobody proposed. */
+  write(lane, position, words) {
+    this.say(`Running lane ${lane + 1} again with “${words}” from token ${position + 1} on.`);
+    trigger("fork", { ...this.placeOf(lane, position), words });
+  }
+
+  placeOf(lane, position) {
+    return { lane: this.trace.lanes[lane].header.lane, sequence: this.cards[lane].text.shown[position].sequence, position };
   }
 
   lookRefusal(lane) {

@@ -36,6 +36,10 @@ class Tokens:
         """Ids of a raw prompt, with whatever the tokenizer puts around it; names of special tokens in the text become those tokens."""
         return self.tokenizer(text, verbose=False)["input_ids"]
 
+    def encode_further(self, text: str) -> list[int]:
+        """Ids of a text that goes on where another one stopped: nothing is put around it."""
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
     def encode_chat(self, user: str, system: str = "", before: Iterable[tuple[str, str]] = ()) -> list[int]:
         """Ids of one question, after earlier (user, assistant) turns, in the model's own chat form, up to where its answer begins; raises Refusal."""
         if not self.tokenizer.chat_template:

@@ -28,6 +28,7 @@ from playground.ui.worker import Run
 from playground.written import Written, sequences
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
+LONGEST_WORDS = 500  # characters that a fork may be told to begin with
 Changes = dict[Any, Any]
 
 
@@ -92,12 +93,18 @@ class Acts:
         yield from self._guarded(before.follow(settings, reads=True) if before else Visit(settings, reads=True))
 
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
-        """Run again with one more lane that takes another token at some place of a lane's text, or of the sequence that was shown as such."""
+        """Run again with one more lane that takes another way at some place of a lane's text, or of the sequence that was shown as such."""
         if not _has_lane(visit, event) or visit.reads:
             return
-        settings = visit.settings.forked(int(event.lane), [*_past(visit.run, event), int(event.token)])
+        settings = visit.settings.forked(int(event.lane), [*_past(visit.run, event), *self._instead(visit, event)])
         yield {self.page.lanes: settings.lanes}
         yield from self._guarded(visit.follow(settings))
+
+    def _instead(self, visit: Visit, event: gr.EventData) -> list[int]:
+        """The tokens that a fork takes: the candidate that was pressed, or the words that were typed."""
+        if not hasattr(event, "words"):
+            return [int(event.token)]
+        return self.site.spelt(visit.settings, visit.run.headers[int(event.lane)]["model"], str(event.words)[:LONGEST_WORDS])
 
     def look(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """What the layers of the lane's model make of the text before a token, and what they attend to."""

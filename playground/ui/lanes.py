@@ -30,7 +30,8 @@ class Lanes(gr.HTML):
         lanes.look(fn)
 
     where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `sequence`, `position` and `token`,
-    and so does look, which is answered by a value {"run", "inside" or "refused"} as playground.inside tells it, with `lane`, `position`, `chosen`;
+    or `words` that were typed in place of a token; look carries what fork does with a token, and is answered by a value
+    {"run", "inside" or "refused"} as playground.inside tells it, with `lane`, `position`, `chosen`;
     missed carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on the way.
     """
 

@@ -146,9 +146,16 @@ class Site:
 
     def _looks(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> Iterator[dict[str, Any]]:
         from playground.inside import look  # not before a model is there: it brings torch along
+        yield asdict(look(self._one_of(settings, model), tokens, chosen))
+
+    def spelt(self, settings: Settings, model: str, text: str) -> list[int]:
+        """The tokens of a text as one of a run's models goes on with it."""
+        return self._one_of(settings, model).tokens.encode_further(text)
+
+    def _one_of(self, settings: Settings, model: str) -> Any:
+        """The target or the draft of a run, by name."""
         models = self.arrival(settings).result()
-        drafts = models.draft is not None and models.draft.name == model != models.target.name
-        yield asdict(look(models.draft if drafts else models.target, tokens, chosen))
+        return models.draft if models.draft is not None and models.draft.name == model != models.target.name else models.target
 
     def worker(self, models: Any) -> Worker:
         """The one worker of the device these models live on."""
