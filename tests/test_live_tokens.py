@@ -145,6 +145,22 @@ def test_a_forked_lane_says_where_it_left(page, feed):
     expect(page.locator(".lane .title").first).to_have_text("Greedy, forked at token 3")
 
 
+def test_words_of_ones_own_go_where_the_token_stood_with_its_space_in_front(page, feed):
+    show(page, feed, [event(0, "red", 0.1), step(1, 1.0, 0.2), event(1, " fox", 0.2)], Header(model="toy", strategy="greedy", title="Greedy"))
+    words = page.locator(".live .card .own-words input")
+    for position, begun in ((1, " "), (0, "")):
+        tokens(page).nth(position).click()
+        words.focus()
+        expect(words).to_have_value(begun)
+    tokens(page).nth(1).click()
+    words.press("Enter")
+    assert not feed.heard, "an empty place writes nothing"
+    words.press_sequentially("hen  ran")
+    words.press("Enter")
+    told = wait_for(page, feed, "fork")
+    assert (told["words"], told["position"], told["lane"]) == (" hen  ran", 1, 0) and "token" not in told
+
+
 def test_a_scored_text_is_not_underlined_and_begins_no_fork(page, feed):
     header = Header(strategy="score", title="As toy reads it", forced=[7])
     show(page, feed, [step(0, 1.0, 0.1), event(0, " a", 0.1, "forced")], header)

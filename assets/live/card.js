@@ -95,11 +95,16 @@ class Card {
   ownWords(lane, token) {
     const form = el("form", "own-words");
     const words = el("input", "");
-    Object.assign(words, { type: "text", maxLength: LONGEST_WORDS, autocomplete: "off", placeholder: "other words", value: /^\s/.test(token.piece) ? " " : "" });
+    Object.assign(words, { type: "text", maxLength: LONGEST_WORDS, autocomplete: "off", placeholder: "or words of your own" });
     words.setAttribute("aria-label", "Words to go on with from here, a space in front where one belongs");
     const go = button("quiet", "Write this here", "Run again from here with these words instead");
     go.type = "submit";
     form.append(words, go);
+    words.addEventListener("focus", () => {
+      words.value ||= /^\s/.test(token.piece) ? " " : "";
+      words.setSelectionRange(words.value.length, words.value.length);
+    });
+    words.addEventListener("blur", () => { words.value = words.value.trim() && words.value; });
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (!words.value.trim()) return words.focus();
