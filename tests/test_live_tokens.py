@@ -150,13 +150,14 @@ def test_words_of_ones_own_go_where_the_token_stood_with_its_space_in_front(page
     words = page.locator(".live .card .own-words input")
     for position, begun in ((1, " "), (0, "")):
         tokens(page).nth(position).click()
-        words.focus()
+        words.click()
         expect(words).to_have_value(begun)
     tokens(page).nth(1).click()
-    words.press("Enter")
+    words.click()
+    page.keyboard.press("Enter")
     assert not feed.heard, "an empty place writes nothing"
-    words.press_sequentially("hen  ran")
-    words.press("Enter")
+    page.keyboard.type("hen  ran")
+    page.keyboard.press("Enter")
     told = wait_for(page, feed, "fork")
     assert (told["words"], told["position"], told["lane"]) == (" hen  ran", 1, 0) and "token" not in told
 
