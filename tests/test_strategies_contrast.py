@@ -18,7 +18,7 @@ from playground.events import Done, Note
 from playground.parts import plausible
 from playground.recipe import Recipe
 from playground.session import Prompt
-from playground.strategy import Inner, make
+from playground.strategy import Inner, find, make
 from strategies.sampling import anchored as anchoring
 from strategies.sampling.caad import Grounding
 from strategies.sampling.dola import candidates, mixture_first
@@ -327,6 +327,27 @@ def test_one_entry_adds_alpha_times_its_logits():
     rows = {"target": z, "hidden": random_rows(3, 5, 8)}
     assert torch.allclose(single(entry, tau=-1.0, alpha=0.7).mix(rows) - z, 0.7 * entry.expand(5, -1))
     assert torch.allclose(single(entry, tau=-1.0, alpha=0.7, mode="delta").mix(rows), 0.3 * z + 0.7 * entry)
+
+
+def near_and_far(**knobs):
+    """The distance between what a grounding of two entries gives and the mean of the nearer one alone, where the other lies opposite."""
+    sampler, z = make("caad", alpha=0.5, tau=0.7, **knobs), random_rows(2, 1)
+    states = torch.tensor([[1.0, 0.2], [-1.0, 0.2]], dtype=torch.float64)
+    sampler.grounding = Grounding(states, random_rows(1, 2), ["near", "far"])
+    mixed = sampler.mix({"target": z, "hidden": torch.tensor([[0.9, 0.2]], dtype=torch.float64)})
+    return float((mixed - z - 0.5 * sampler.grounding.logits[0]).abs().max())
+
+
+def test_only_what_is_similar_counts():
+    assert near_and_far() < 1e-12
+
+
+@pytest.mark.parametrize("broken", ["_weights", "_shaped"])
+def test_a_wrong_grounding_is_found_out(broken, monkeypatch):
+    wrong = {"_weights": lambda self, similarities: torch.full_like(similarities, 1 / similarities.shape[-1]),
+             "_shaped": lambda self, logits, mean: logits + self.alpha * mean.softmax(-1)}
+    monkeypatch.setattr(find("caad"), broken, wrong[broken])
+    assert near_and_far() > 0.1
 
 
 def test_where_nothing_is_similar_every_mode_leaves_the_model_alone():
