@@ -297,6 +297,14 @@ def test_projector_mode_makes_type_large_and_nothing_sticks_out(page, address, w
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_the_projector_is_offered_only_where_lanes_are_shown(page, address):
+    arrive(page, address)
+    expect(page.locator(".to-projector")).to_be_visible()
+    page.goto(address + "library")
+    expect(page.locator(".theme:not(.to-projector)")).to_be_visible()
+    expect(page.locator(".to-projector")).to_be_hidden()
+
+
 def test_projector_mode_is_remembered_and_its_key_is_for_no_field(page, address):
     arrive(page, address)
     page.locator("#prompt textarea").press("p")
