@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
 from playground.events import Cache, Candidate, Commit, Done, Draft, Event, Failed, Fill, Judged, Mask, Rollback, Stamped, Step, Verdict
@@ -187,6 +187,23 @@ def _misstored(cache: Cache) -> Iterator[str]:
         edges = [edge for run in runs for edge in run]
         if any(stop <= start for start, stop in runs) or edges != sorted(edges) or not all(0 <= e <= cache.length for e in edges):
             yield f"the runs {runs} are not ascending stretches of {cache.length} positions"
+    for (gone, kept), runs in _merges(cache):
+        if _held(gone, runs) or not _held(kept, runs):
+            yield f"position {gone} was merged into {kept}, and what is live is {runs}"
+    told = sum(1 for _ in _merges(cache))
+    if cache.joined and not told == cache.merged <= cache.evicted:
+        yield f"{told} merged slots are named, {cache.merged} were counted, and {cache.evicted} were freed"
+
+
+def _merges(cache: Cache) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
+    """Every pair of positions of which one was merged into the other, with what is live in their layer and head."""
+    for layer, live in zip(cache.joined, cycle(cache.live)):  # one layer or head may stand for all
+        for pairs, runs in zip(layer, cycle(live)):
+            yield from ((pair, runs) for pair in pairs)
+
+
+def _held(position: int, runs: list[tuple[int, int]]) -> bool:
+    return any(start <= position < stop for start, stop in runs)
 
 
 def _probabilities(events: list[Stamped]) -> Iterator[str]:

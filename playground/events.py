@@ -154,9 +154,10 @@ class Cache(Event):
     live: list[list[Runs]] = field(default_factory=list)
     scratch: int = 0  # slots held for guesses before this keep
     evicted: int = 0  # slots freed by this keep, summed over layers and heads
-    merged: int = 0
+    merged: int = 0  # of them, slots whose keys and values were merged into others
     packed: int = 0  # oldest tokens that are held in a coarser form than they were written in
     bytes: int = 0
+    joined: list[list[list[tuple[int, int]]]] = field(default_factory=list)  # by layer and head: (position, the one it was merged into) of this keep
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from playground.parts.tree import ROOT
 if TYPE_CHECKING:
     from playground.engine.store import Store
     from playground.engine.tokens import Tokens
+    from playground.retention import Settled
     from playground.rows import Rows
 
 FAVOURITES = 5  # banned tokens that are named
@@ -92,9 +93,11 @@ class Recorder:
         return Mask(position, int(allowed.sum()), len(allowed), float(banned.sum()), favourites, [], may_end, rows.grammar_state,
                     rows.mask_seconds / len(rows.masks))
 
-    def cache(self, store: Store, guesses: int, freed: int) -> list[Event]:
-        """What the target's cache holds after a keep."""
-        return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, freed, 0, store.packed(), store.bytes())]
+    def cache(self, store: Store, guesses: int, settled: Settled) -> list[Event]:
+        """What the target's cache holds after a keep, and what a policy did to it."""
+        merged = sum(len(pairs) for layer in settled.joined for pairs in layer)
+        return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, settled.freed, merged, store.packed(), store.bytes(),
+                      settled.joined)]
 
 
 class Silent(Recorder):
@@ -103,5 +106,5 @@ class Silent(Recorder):
     def committed(self, kept: list[Kept], start: int, text: str) -> list[Event]:
         return [self._commit(kept, start, text, [None] * len(kept))]
 
-    def cache(self, store: Store, guesses: int, freed: int) -> list[Event]:
+    def cache(self, store: Store, guesses: int, settled: Settled) -> list[Event]:
         return []

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,11 +31,37 @@ class Held:
     next: int  # position of the next row
     positions: Tensor  # true positions, [kv_heads, slots]; [1, slots] where all heads agree
     read: Callable[[str], Tensor]  # "keys" or "values" of the slots, [kv_heads, slots, d]
+    write: Callable[[str, Tensor], None] | None = None  # puts other "keys" or "values" in their place, shaped as they are read
 
     @property
     def live(self) -> Tensor:
         """Places that hold a token, [1 or kv_heads, slots]."""
         return self.positions != DEAD
+
+
+@dataclass(frozen=True)
+class Full:
+    """What a cache would hold if nothing were done to it."""
+
+    prompt: int  # tokens
+    generated: int  # tokens read behind them
+    layers: int
+    head: int  # numbers of a key, or of a value
+    bits: int  # of a number
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.generated
+
+
+Joined = list[list[list[tuple[int, int]]]]
+
+
+class Settled(NamedTuple):
+    """What a policy did to a cache."""
+
+    freed: int = 0  # slots, over layers and heads
+    joined: Joined = []  # by layer and head, positions that were merged into others, each with that one; empty where none was
 
 
 class Retention:
@@ -69,15 +95,26 @@ class Retention:
             slots = self.store.slots_of(layer)
             self.policy.attended(layer, weights[:, :, :slots.count], rows, slots.positions)
 
-    def settle(self, moment: str, next_position: int) -> int:
-        """Free and pack what the policy says; returns slots freed over layers and heads."""
+    def settle(self, moment: str, next_position: int) -> Settled:
+        """Free, merge and pack what the policy says."""
         if self.policy.packs:
             self.store.pack(self.policy.due, {part: self._encoder(part) for part in ("keys", "values")})
         if self.policy.row_wise:
             next_row = torch.tensor([[next_position]], device=self.store.device)
-            return self.store.evict([self.policy.visible(next_row, slots.positions) for slots in self.store.slots])
-        held = (self._held(layer, moment, next_position) for layer in range(self.store.depth))
-        return self.store.evict([self.policy.retain(layer) for layer in held])
+            return Settled(self.store.evict([self.policy.visible(next_row, slots.positions) for slots in self.store.slots]))
+        held = [self._held(layer, moment, next_position) for layer in range(self.store.depth)]
+        live = [self.policy.retain(layer) for layer in held]
+        joined = [self._merge(layer, stays) for layer, stays in zip(held, live)] if self.policy.merges else []
+        return Settled(self.store.evict(live), joined if any(pairs for layer in joined for pairs in layer) else [])
+
+    def _merge(self, held: Held, live: Tensor) -> list[list[tuple[int, int]]]:
+        """Let what is freed of a layer leave something behind; by head, the positions that did and those it was left to."""
+        stays = (live & held.live).expand(self.store.heads, -1)
+        goes = held.live & ~stays
+        if not bool(goes.any()):
+            return [[]] * self.store.heads
+        merge = self.policy.merge(held, stays, goes)
+        return self.store.merge(held.layer, merge.into, merge.share)
 
     def _encoder(self, part: str) -> Callable:
         return lambda rows, packed: self.policy.encode(part, rows, packed)
@@ -89,7 +126,10 @@ class Retention:
         def read(part: str) -> Tensor:
             return getattr(store, part)[layer].read(slots.count)
 
-        return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read)
+        def write(part: str, rows: Tensor) -> None:
+            getattr(store, part)[layer].write(0, rows)
+
+        return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read, write)
 
 
 def everything(held: Held) -> Tensor:

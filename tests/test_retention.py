@@ -213,6 +213,56 @@ class Both:
         self.other.forget()
 
 
+# --- slots that leave something behind ---
+
+def meeting(store: Store, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random slots of a layer that go into others, and random shares of all, [kv_heads, slots]."""
+    chance, n = torch.Generator().manual_seed(seed), store.slots[0].count
+    moves, slot = torch.rand(store.heads, n, generator=chance) < 0.4, torch.randint(0, n, (store.heads, n), generator=chance)
+    return torch.where(moves, slot, torch.arange(n)), torch.rand(store.heads, n, generator=chance).double()
+
+
+def mixed(rows: torch.Tensor, into: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Rows as one matrix product a head; those that nothing else goes into are left."""
+    n = into.shape[1]
+    matrix = torch.zeros(len(into), n, n, dtype=rows.dtype).scatter(1, into[:, None], share[:, None])
+    alone = (matrix != 0).sum(2) - (into == torch.arange(n)).long() == 0
+    return torch.where(alone[..., None], rows, matrix @ rows)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, seed):
+    model, _ = pair
+    merged, plain = model.new_store(), model.new_store()
+    for store in (merged, plain):
+        feed(model, store, words(13, 14), chain(14))
+        store.keep(13)
+        feed(model, store, [9, 10, 11], [-1, 0, 0])
+    told = []
+    for layer in range(3):
+        into, share = meeting(merged, 10 * seed + layer)
+        for pool in (plain.keys[layer], plain.values[layer]):
+            pool.rows[:, :14] = mixed(pool.rows[:, :14], into, share)
+        told.append(merged.merge(layer, into, share))
+        assert [len(head) for head in told[-1]] == (into != torch.arange(14)).sum(1).tolist()
+    stays = torch.rand(3, merged.heads, 14, generator=torch.Generator().manual_seed(seed)) < 0.7
+    evict(merged, stays)
+    mask(plain, stays)
+    tree = [5, 6, 7], [0, 2, 3]
+    assert (feed(model, merged, *tree) - feed(model, plain, *tree)).abs().max() < EXACT
+    assert all(source != target for layer in told for head in layer for source, target in head)
+
+
+def test_what_is_merged_is_told_of_by_position_after_slots_have_moved(llama):
+    model, _ = llama
+    store = model.new_store()
+    feed(model, store, words(14, 6), chain(6))
+    store.keep(5)
+    store.evict([torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0]]).bool()])
+    into = torch.tensor([[0, 1, 1, 2], [3, 1, 2, 3]])
+    assert store.merge(1, into, torch.ones(2, 4)) == [[(4, 2), (5, 4)], [(0, 4)]]
+
+
 # --- rows in a coarser form ---
 
 @dataclass

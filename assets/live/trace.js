@@ -121,6 +121,7 @@ class LaneRecord {
     this.partial = new Set(); // streams whose cache did not always hold everything
     this.widestCache = new Map(); // by stream: positions the widest drawing of the cache needs
     this.packs = new Set(); // streams whose cache holds tokens in a coarser form
+    this.merges = new Set(); // streams in whose cache tokens were merged into others
     this.scratches = new Set(); // streams whose cache held more than the text
     this.fillings = 0; // Fill events so far
     this.figuresBeside = false; // whether a method drew anything that is no number over the tokens
@@ -153,6 +154,7 @@ class LaneRecord {
     this.widestCache.set(stream, Math.max(this.widestCache.get(stream) || 0, length + scratch));
     if (live.some((layer) => layer.some((runs) => slots(runs) < length))) this.partial.add(stream);
     if (event.packed) this.packs.add(stream);
+    if (event.merged) this.merges.add(stream);
     if (scratch) this.scratches.add(stream);
     this.hasHeads ||= live.some((layer) => layer.length > 1);
     const aside = scratch && this.kinds.has("branches"); // slots of branches are held on, and counted among the bytes

@@ -98,6 +98,18 @@ class Pool:
         self._grow(used, held)
         self.rows[:, :used] = held
 
+    def merge(self, into: Tensor, share: Tensor) -> None:
+        """Each of the first rows is added, times its share [kv_heads, n], to the row of the slot `into` [kv_heads, n], which may be its own.
+
+        A row to which no other one is added stays as it is, bit for bit. None of them is packed.
+        """
+        held = self.rows[:, :into.shape[1]]
+        wide = held.to(torch.promote_types(held.dtype, torch.float32))
+        added = torch.zeros_like(wide).scatter_add(1, into[..., None].expand_as(wide), wide * share[..., None].to(wide.dtype))
+        moves = into != torch.arange(into.shape[1], device=into.device)
+        receives = torch.zeros_like(into).scatter_add(1, into, moves.long()) > 0
+        held.copy_(torch.where(receives[..., None], added.to(held.dtype), held))
+
     def pack(self, count: int, used: int, encode: Encode) -> None:
         """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all."""
         exact = used - self.coarse

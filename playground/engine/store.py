@@ -9,6 +9,7 @@ are always the true ones: evicting renumbers nothing, siblings share a position.
     store.prune(nodes)         of the scratch only these nodes stay
     store.roll_back(count)     the last tokens of the trunk are forgotten
     store.evict(live)          slots of the trunk are freed, chosen by layer and head
+    store.merge(...)           rows are added to those of other slots, before their own slots are freed
     store.pack(...)            rows of the oldest tokens go over into a coarser form
 """
 from __future__ import annotations
@@ -191,6 +192,18 @@ class Store:
         lasting = live.gather(1, order)
         slots.positions = slots.positions.expand_as(live).gather(1, order).masked_fill(~lasting, DEAD)
         slots.whole = bool(lasting.all())
+
+    def merge(self, layer: int, into: Tensor, share: Tensor) -> list[list[tuple[int, int]]]:
+        """Add each slot's keys and values, times its share [kv_heads, slots], to those of the slot `into` [kv_heads, slots], perhaps its own.
+
+        Returns by head the positions of what went into another slot, each with the position of that slot.
+        """
+        for pool in (self.keys[layer], self.values[layer]):
+            pool.merge(into, share)
+        positions = self.slots_of(layer).positions.expand_as(into)
+        moved = into != torch.arange(into.shape[1], device=into.device)
+        pairs = torch.stack([positions, positions.gather(1, into)], 2)
+        return [[(source, target) for source, target in head[there].tolist()] for head, there in zip(pairs, moved)]
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
         """Move rows of the oldest tokens into a coarser form: due("keys" or "values", rows held as written) says how many."""

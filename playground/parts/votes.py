@@ -36,10 +36,53 @@ class Votes:
         so_far = self._reaching(layer, int(positions.max()) + 1, self._layers[layer])
         return so_far.gather(1, positions.clamp(min=0).expand(len(so_far), -1))
 
+    def move(self, layer: int, sources: Tensor, targets: Tensor) -> None:
+        """Votes of the tokens at positions `sources` [1 or kv_heads, n] count for those at `targets` from now on; below 0 stands no token."""
+        if layer in self._layers:
+            self._layers[layer] = moved(self._layers[layer], sources, targets)
+
     def _reaching(self, layer: int, length: int, like: Tensor) -> Tensor:
         """The votes of a layer with room for `length` positions at least."""
         so_far = self._layers.get(layer, like.new_zeros(len(like), 0))
         return pad(so_far, (0, max(0, length - so_far.shape[1])))
+
+
+class Lately:
+    """What the last `count` rows attended to in each layer, row by row, summed over the query heads of a group."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._layers: dict[int, Tensor] = {}  # [kv_heads, rows, positions]
+
+    def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
+        """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots]; below 0 a slot is empty."""
+        last, there = weights[:, -self.count:], keys[:, None, :]
+        rows = last.new_zeros(*last.shape[:2], int(keys.max()) + 1)
+        rows = rows.scatter_add(2, there.clamp(min=0).expand_as(last), last.masked_fill(there < 0, 0))
+        before = self._layers.get(layer, rows[:, :0])
+        self._layers[layer] = torch.cat([pad(before, (0, rows.shape[2] - before.shape[2])), rows], 1)[:, -self.count:]
+
+    def of(self, layer: int, positions: Tensor) -> Tensor:
+        """What the slots at positions [1 or kv_heads, slots] received of a row on average, [kv_heads, slots]; zero where nothing was heard."""
+        if layer not in self._layers or not positions.numel():
+            return torch.zeros(positions.shape, device=positions.device)
+        received = self._layers[layer].mean(1)
+        received = pad(received, (0, max(0, int(positions.max()) + 1 - received.shape[1])))
+        return received.gather(1, positions.clamp(min=0).expand(len(received), -1))
+
+    def move(self, layer: int, sources: Tensor, targets: Tensor) -> None:
+        """The same as `Votes.move`."""
+        if layer in self._layers:
+            rows = self._layers[layer]
+            self._layers[layer] = torch.stack([moved(row, sources, targets) for row in rows.unbind(1)], 1)
+
+
+def moved(votes: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
+    """Votes [kv_heads, positions] after those of positions `sources` [1 or kv_heads, n] went over to `targets`, perhaps the same; below 0 stands no token."""
+    sources, targets = (places.expand(len(votes), -1) for places in (sources, targets))
+    goes = (sources != targets) & (sources >= 0)
+    taken = votes.gather(1, sources.clamp(min=0)).masked_fill(~goes, 0)
+    return votes.scatter_add(1, sources.clamp(min=0), -taken).scatter_add(1, targets.clamp(min=0), taken)
 
 
 def heaviest(scores: Tensor, count: int, among: Tensor) -> Tensor:

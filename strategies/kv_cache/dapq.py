@@ -33,6 +33,10 @@ class DapQ(CachePolicy):
         if self.recent > self.capacity:
             raise Refusal(f"recent is {self.recent} and only {self.capacity} tokens of the prompt stay: raise capacity.", "capacity")
 
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"capacity": tokens}
+
     def rehearsal(self, text):
         if len(text) <= self.capacity:
             return []

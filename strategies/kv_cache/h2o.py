@@ -27,6 +27,10 @@ class H2O(CachePolicy):
         if self.heavy + self.recent == 0:
             raise Refusal("heavy and recent are both 0, so no token would stay: raise one of them.", "recent")
 
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"heavy": tokens // 2, "recent": tokens - tokens // 2}
+
     def attended(self, layer, weights, queries, keys):
         self.votes.add(layer, weights, keys)
 

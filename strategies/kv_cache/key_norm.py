@@ -24,6 +24,10 @@ class KeyNorm(CachePolicy):
         if self.recent > self.size:
             raise Refusal(f"recent is {self.recent} and only {self.size} tokens stay: raise size.", "size")
 
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"size": tokens}
+
     def retain(self, held):
         recent = held.positions >= held.next - self.recent
         length = held.read("keys").norm(dim=-1)

@@ -27,7 +27,13 @@ class Kivi(CachePolicy):
     def due(self, part, exact):
         return exact - exact % self.residual if part == "keys" else max(0, exact - self.residual)
 
+    def packed_bits(self, part, full):
+        return int(self.bits) + 32 / self._size(part, full.head)
+
     def encode(self, part, rows, packed):
-        axis, whole = (1, self.residual) if part == "keys" else (2, rows.shape[2])
-        coded = quantise(rows, int(self.bits), axis, fitting(whole, self.group))
+        coded = quantise(rows, int(self.bits), 1 if part == "keys" else 2, self._size(part, rows.shape[2]))
         return packed.then(coded) if packed else coded
+
+    def _size(self, part, d):
+        """Numbers that share a scale and a zero, where a head has d."""
+        return fitting(self.residual if part == "keys" else d, self.group)

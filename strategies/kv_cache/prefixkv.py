@@ -32,6 +32,13 @@ class PrefixKV(CachePolicy):
     def __post_init__(self):
         self.votes, self._forgotten, self._frozen, self._shown = Votes(), [], {}, False
 
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"keep": min(1.0, max(0.05, tokens / prompt))}
+
+    def promise(self, full):
+        return self.keep
+
     def wants(self, position, prompt):
         return position < prompt
 

@@ -43,5 +43,8 @@ class PyramidKV(Snapshot):
             yield Figure("bars", "prompt tokens kept", {"labels": [f"layer {layer}" for layer in range(layers)], "values": kept})
         self._shown = True
 
+    def promise(self, full):
+        return min(1.0, (self.capacity + full.generated) / full.length)
+
     def budget(self, generated):
         return self.window + round(self._widest()) + generated

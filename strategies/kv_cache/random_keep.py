@@ -31,6 +31,10 @@ class RandomKeep(CachePolicy):
         if self.recent > self.size:
             raise Refusal(f"recent is {self.recent} and only {self.size} tokens stay: raise size.", "size")
 
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"size": tokens}
+
     def retain(self, held):
         recent = held.positions >= held.next - self.recent
         return recent | heaviest(self._numbers(held), self.size - self.recent, held.live & ~recent)

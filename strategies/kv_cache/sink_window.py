@@ -19,6 +19,10 @@ class SinkWindow(CachePolicy):
     window: int = knob(64, 1, 1024, step=1, help="most recent tokens that stay, the one being written included")
     positions: str = knob("true", choices=("true", "renumbered"), help="places by which rows and tokens are told apart: in the text or in the cache")
 
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"window": max(1, tokens - cls.sinks)}
+
     def visible(self, query, key):
         return (key < self.sinks) | (query - key < self.window)
 

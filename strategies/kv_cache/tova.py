@@ -20,6 +20,10 @@ class Tova(CachePolicy):
     def __post_init__(self):
         self.votes = Votes()
 
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"size": tokens}
+
     def wants(self, position, prompt):
         return position >= prompt - 1
 

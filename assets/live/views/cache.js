@@ -22,8 +22,9 @@ class CachePanel extends Panel {
     this.hover = el("p", "hover-line");
     this.key = el("p", "chart-key");
     this.packedKey = el("span", "key-packed", "live, in a coarser form");
+    this.mergedKey = el("span", "key-merged", "live, with others merged into it");
     this.scratchKey = el("span", "key-scratch");
-    this.key.append(el("span", "key-live", "live"), this.packedKey, el("span", "key-evicted", "evicted"), this.scratchKey, el("span", "key-prompt", "end of the prompt"));
+    this.key.append(el("span", "key-live", "live"), this.packedKey, this.mergedKey, el("span", "key-evicted", "evicted"), this.scratchKey, el("span", "key-prompt", "end of the prompt"));
     this.held = el("p", "held");
     this.budget = el("p", "budget");
     this.body.append(this.canvas, this.hover, this.key, this.held, this.budget, this.historyTitle, this.history);
@@ -49,10 +50,12 @@ class CachePanel extends Panel {
     this.heads.parentNode.hidden = !card.record.hasHeads;
     this.heads.setAttribute("aria-pressed", String(this.apart));
     this.packedKey.hidden = !card.record.packs.has(this.stream);
+    this.mergedKey.hidden = !card.record.merges.has(this.stream);
     this.scratchKey.hidden = !card.record.scratches.has(this.stream);
     setText(this.scratchKey, `held for ${holders(card.record)} at the last keep`);
     const cache = card.state.lastCache(this.stream);
     this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream), this.apart);
+    this.taken = card.record.merges.has(this.stream) ? takenIn(card.state.caches.get(this.stream) || [], this.apart) : [];
     setText(this.held, cache ? sayEdges(cache) : "");
     setText(this.budget, cache ? sayBudget(cache, slotBytesOf(card, app.cards, this.stream)) : "");
     setText(this.readout, cache ? sayCache(cache, card.record) : "nothing held yet at this point");
@@ -93,6 +96,10 @@ class CachePanel extends Panel {
       pen.globalAlpha = 1;
       pen.fillStyle = coarse;
       for (const [from, to] of oldest(heads[0], cache.packed)) pen.fillRect(left + from * cell, y, (to - from) * cell, rowHeight - gap);
+      pen.fillStyle = ink;
+      for (const position of (this.taken[row] || new Map()).keys()) {
+        pen.fillRect(left + (position + 0.3) * cell, y + rowHeight * 0.25, Math.max(1, cell * 0.4), rowHeight * 0.4);
+      }
       pen.fillStyle = scratch;
       pen.fillRect(left + cache.length * cell, y, cache.scratch * cell, rowHeight - gap);
     });
@@ -120,7 +127,7 @@ class CachePanel extends Panel {
     const position = Math.floor((event.clientX - box.left - this.grid.left) / this.grid.cell);
     const row = rowAt(this.grid, event.clientY - box.top);
     if (position < 0 || position >= cache.length + cache.scratch || row === null) return setText(this.hover, HOVER_HINT);
-    const state = position < cache.length ? slotState(cache, this.grid.rows[row], position) : `held for ${holders(this.card.record)}`;
+    const state = position < cache.length ? slotState(cache, this.grid.rows[row], position, this.taken[row]) : `held for ${holders(this.card.record)}`;
     setText(this.hover, `${rowName(this.grid, row)}, position ${position + 1}${pieceAt(this.card, position)}: ${state}`);
   }
 
@@ -215,7 +222,41 @@ function hatch(pen, line, ground) {
   return pattern;
 }
 
-function slotState(cache, heads, position) {
+/** How many tokens were merged into each position that is still live, by row of the drawing; what one of them had taken in goes along with it. */
+function takenIn(caches, apart) {
+  const layers = [];
+  for (const { joined } of caches) {
+    (joined || []).forEach((heads, layer) => heads.forEach((pairs, head) => {
+      const held = ((layers[layer] ||= [])[head] ||= new Map());
+      for (const [gone, into] of pairs) {
+        held.set(into, (held.get(into) || 0) + 1 + (held.get(gone) || 0));
+        held.delete(gone);
+      }
+    }));
+  }
+  const live = layers.map((heads, layer) => heads.map((held, head) => stillLive(held, caches[caches.length - 1].live, layer, head)));
+  return apart ? live.flat() : live.map(summed);
+}
+
+function stillLive(held, live, layer, head) {
+  const heads = live[layer] || live[0];
+  const runs = heads[head] || heads[0];
+  return new Map([...held].filter(([position]) => runs.some(([from, to]) => from <= position && position < to)));
+}
+
+function summed(maps) {
+  const sum = new Map();
+  for (const [position, number] of maps.flatMap((map) => [...map])) sum.set(position, (sum.get(position) || 0) + number);
+  return sum;
+}
+
+function slotState(cache, heads, position, taken) {
+  const state = liveness(cache, heads, position);
+  const number = taken && taken.get(position);
+  return number ? `${state}, ${count(number, "other")} merged into it` : state;
+}
+
+function liveness(cache, heads, position) {
   const within = (stretches) => stretches.some(([from, to]) => from <= position && position < to);
   const holding = heads.filter(within).length;
   if (!holding) return "evicted";

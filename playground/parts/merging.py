@@ -1,0 +1,46 @@
+"""Slots that are freed leave something behind: their keys and values are added to those of the most similar slot that stays."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from playground.engine.sampling import REMOVED
+
+TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
+
+
+class Merge(NamedTuple):
+    """Where the rows of one layer go: slot i is added to slot into[i], times share[i]. What goes nowhere has its own slot there."""
+
+    into: Tensor  # [kv_heads, slots]
+    share: Tensor  # [kv_heads, slots]
+
+
+def nearest(keys: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """For each of the keys [kv_heads, slots, d] the most similar one `among` [kv_heads, slots]: their cosine, and its slot, [kv_heads, slots].
+
+    Where a head has none among them, the cosine is -inf.
+    """
+    pointing = normalize(keys.to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
+    likeness, slot = (pointing @ pointing.mT).masked_fill(~among[:, None, :], REMOVED).max(-1)
+    return likeness, slot
+
+
+def targets(joins: Tensor, slot: Tensor) -> Tensor:
+    """`slot` for those that join another, its own for all others, [kv_heads, slots]."""
+    return torch.where(joins, slot, torch.arange(slot.shape[1], device=slot.device))
+
+
+def averaged(into: Tensor, weight: Tensor) -> Merge:
+    """Every slot becomes the mean of all that meet in it, by their weights [kv_heads, slots]."""
+    weight = weight.clamp(min=TINY)
+    met = torch.zeros_like(weight).scatter_add(1, into, weight)
+    return Merge(into, weight / met.gather(1, into))
+
+
+def company(into: Tensor) -> Tensor:
+    """How many slots meet in each one, itself among them, [kv_heads, slots]."""
+    return torch.zeros_like(into).scatter_add(1, into, torch.ones_like(into))

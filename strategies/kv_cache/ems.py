@@ -1,0 +1,97 @@
+"""First evict, then merge: each head with a mix of its own."""
+import torch
+from torch.nn.functional import avg_pool1d
+
+from playground.errors import Refusal
+from playground.events import Figure
+from playground.parts.merging import TINY, averaged, nearest, targets
+from playground.parts.votes import Lately, Votes, heaviest
+from playground.strategy import CachePolicy, knob
+
+
+class EMS(CachePolicy):
+    """Evict the tokens that matter least, and merge those in between into the tokens that stay, unless they are like none of them.
+
+    A token matters by the attention it received from all rows that could see it, or from the last few, whichever is the larger
+    share of its kind: the first alone favours what is old, the second what is near. In each head the best tokens before the
+    window become centres, the next best are candidates, all others go. A candidate joins the centre whose key points most nearly
+    the same way, and is lost where even that one's cosine stays below `likeness`, as if it belonged to a class of nothing, so
+    heads with unlike mixes run in one step. A centre becomes the mean of what joined it, by what each of them matters, and
+    matters as much as all of them. No candidate, or a likeness above 1, is plain eviction. A reconstruction: only what the method
+    is to do could be read, so the larger of two shares, the weights and all defaults are choices. Li et al. 2024,
+    arXiv 2412.08521.
+    """
+
+    name, title, paper, sheet = "ems", "Evict, then merge (EMS)", "2412.08521", "kv-cache/ems"
+    guarantee = ("budget_respected", "collapses")
+    reconstruction, sure = True, "low"
+    row_wise, watches, merges = False, True, True
+
+    size: int = knob(64, 2, 2048, step=1, help="tokens that stay in each head, the window included")
+    window: int = knob(16, 1, 128, step=1, help="most recent tokens, which stay as they are and have a say of their own")
+    kernel: int = knob(5, 1, 15, step=2, help="neighbouring tokens whose recent attention is averaged, an odd number; 1 averages nothing")
+    candidates: float = knob(1.0, 0.0, 4.0, step=0.1, help="candidates for merging, for each token that stays before the window")
+    likeness: float = knob(0.6, -1.0, 1.1, step=0.05, help="cosine of keys below which a candidate is lost; above 1 all are")
+
+    def __post_init__(self):
+        self.ever, self.lately = Votes(), Lately(self.window)
+        self._fates, self._shown = {}, False  # how many slots were kept, merged, unlike all centres, not even candidates
+
+    def check(self):
+        if self.size <= self.window:
+            raise Refusal(f"size is {self.size} and the window alone takes {self.window}: raise size above it.", "size")
+        if self.kernel % 2 == 0:
+            raise Refusal(f"kernel must be odd to have a middle, not {self.kernel}: take {self.kernel + 1}.", "kernel")
+
+    @classmethod
+    def holding(cls, tokens, prompt):
+        return {"size": tokens, "window": min(cls.window, tokens // 2)}
+
+    def attended(self, layer, weights, queries, keys):
+        self.ever.add(layer, weights, keys)
+        self.lately.add(layer, weights, keys)
+
+    def retain(self, held):
+        if held.next < held.prompt:
+            return held.live
+        late = held.positions >= held.next - self.window
+        return late | heaviest(self.importance(held, late), self.size - self.window, held.live & ~late)
+
+    def importance(self, held, late):
+        """What each slot before the window matters, [kv_heads, slots]: the larger of its shares of all attention and of the latest."""
+        early = held.live & ~late
+        seen_by = (held.next - held.positions).clamp(min=1)
+        overall = self.ever.of(held.layer, held.positions) / seen_by
+        lately = avg_pool1d(self.lately.of(held.layer, held.positions).masked_fill(~early, 0), self.kernel, 1, self.kernel // 2)
+        return torch.maximum(share(overall, early), share(lately, early))
+
+    def merge(self, held, stays, goes):
+        late = held.positions >= held.next - self.window
+        matters, centres = self.importance(held, late), stays & ~late
+        chosen = heaviest(matters, round(self.candidates * (self.size - self.window)), goes)
+        likeness, slot = nearest(held.read("keys"), centres)
+        joins = chosen & (likeness >= self.likeness) & centres.any(1, keepdim=True)
+        self._note(held.layer, stays, joins, chosen, goes)
+        into = targets(joins, slot)
+        positions = held.positions.expand_as(into)
+        for votes in (self.ever, self.lately):
+            votes.move(held.layer, positions, positions.gather(1, into))
+        return averaged(into, matters)
+
+    def _note(self, layer, stays, joins, chosen, goes):
+        self._fates[layer] = [int(fate.sum()) for fate in (stays, joins, chosen & ~joins, goes & ~chosen)]
+
+    def explain(self, prompt, layers):
+        if self._fates and not self._shown:
+            rows, fates = [f"layer {layer}" for layer in self._fates], ["kept", "merged", "unlike any that stays", "no candidate"]
+            yield Figure("matrix", "slots at the first cut", {"rows": rows, "columns": fates, "values": list(self._fates.values())})
+            self._shown = True
+
+    def budget(self, generated):
+        return self.size
+
+
+def share(received, among):
+    """Numbers [kv_heads, slots] as shares of their sum over `among`, 0 elsewhere."""
+    received = received.masked_fill(~among, 0)
+    return received / received.sum(1, keepdim=True).clamp(min=TINY)

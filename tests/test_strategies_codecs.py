@@ -1,0 +1,489 @@
+"""Caches that are held, or sent, in another form: what is repaired, what is dropped, how many bytes there are, and when it happens."""
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy
+import pytest
+import torch
+from pairs import pair
+from tables import watch, write
+from test_strategies_budgets import TREE, roomy
+from test_strategies_packing import LENGTH, PROMPT, models, rows
+from torch import Tensor
+
+from playground.draws import Draws
+from playground.events import Cache, Figure
+from playground.lane import Limits
+from playground.parts.entropy_coding import TOTAL, decode, encode, tables
+from playground.parts.packing import fitting, quantise, unpack_bits
+from playground.recipe import Assembly, Recipe
+from playground.session import Prompt, prepare
+from playground.strategy import CachePolicy, make
+from playground.trace import check
+from strategies.kv_cache.cachegen import CacheGen, binned, pack, unpack
+from strategies.kv_cache.gear import Blocks, Gear, low_rank, set_aside
+from strategies.kv_cache.mustafar import Mustafar, Sparse, sparse
+
+TEXT = "The green bird sings, and the red fox listens. " * 3
+COLLAPSES = {
+    "gear": roomy("gear", buffer=1024), "mustafar": roomy("mustafar", window=1024) + roomy("mustafar", key_zeros=0.0, value_zeros=0.0, window=0),
+}
+
+
+@dataclass
+class Held:
+    """What the first layer of a lane's target held after a keep."""
+
+    length: int
+    keys: object
+    values: object
+    rows: tuple[Tensor, Tensor]  # keys and values as attention reads them
+
+
+def course(policy: CachePolicy, decoder: str = "greedy", architecture: str = "llama") -> list[Held]:
+    found = []
+    for lane in watch(Assembly(make(decoder), cache_policy=policy), models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)):
+        store = lane.target.store
+        if lane.generated and not (found and found[-1].length == store.length):
+            read = tuple(pools[0].read(store.length) for pools in (store.keys, store.values))
+            found.append(Held(store.length, store.keys[0].packed, store.values[0].packed, tuple(part.clone() for part in read)))
+    return found
+
+
+def text(policy: CachePolicy | None, decoder: str = "greedy") -> list[int]:
+    return write(Assembly(make(decoder), cache_policy=policy), models(), PROMPT, Limits(0, LENGTH), Draws(0)).tokens
+
+
+def norm(x: Tensor) -> float:
+    return float(x.norm())
+
+
+# --- a matrix of low rank ---
+
+def decaying(seed: int = 0) -> Tensor:
+    """Two heads of errors [2, 40, 12] whose singular values fall by a third each."""
+    bases = [torch.linalg.qr(torch.randn(2, n, 12, generator=torch.Generator().manual_seed(seed + n), dtype=torch.float64)).Q for n in (40, 12)]
+    return bases[0] * 0.67 ** torch.arange(12) @ bases[1].mT
+
+
+def left_after(error: Tensor, rank: int, rounds: int = 3) -> float:
+    left, right = low_rank(error, rank, rounds)
+    return norm(error - left.double() @ right.double().mT)
+
+
+@pytest.mark.parametrize("rank", range(1, 9))
+def test_what_a_low_rank_leaves_is_hardly_more_than_no_matrix_of_that_rank_can_help(rank):
+    error = decaying()
+    least = norm(torch.linalg.svdvals(error)[:, rank:])
+    assert least <= left_after(error, rank) * (1 + 1e-9) and left_after(error, rank) < 1.06 * least + 2e-3 * norm(error)
+
+
+def test_more_columns_and_more_rounds_leave_less_and_as_many_as_there_are_channels_leave_nothing():
+    error = decaying(5)
+    by_rank = [left_after(error, rank) for rank in (0, 1, 2, 4, 8)]
+    assert by_rank == sorted(by_rank, reverse=True) and by_rank[0] == pytest.approx(norm(error))
+    assert left_after(error, 3, rounds=1) > left_after(error, 3, rounds=2) > left_after(error, 3, rounds=8)
+    assert left_after(error, 16) < 2e-3 * norm(error)
+
+
+def test_tiny_errors_are_repaired_as_well_as_large_ones_and_the_same_way_each_time():
+    error = decaying() * 1e-3
+    assert left_after(error, 4, rounds=8) < 0.3 * norm(error)
+    first, again = low_rank(error, 4, 3), low_rank(error, 4, 3)
+    assert all(torch.equal(a, b) and a.dtype == torch.float16 for a, b in zip(first, again))
+    assert all(part.isfinite().all() for part in low_rank(torch.zeros(2, 8, 8), 4, 3))
+
+
+# --- numbers set aside ---
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.25, 1.0])
+def test_the_ends_of_every_vector_are_held_bit_for_bit(part, share):
+    written = rows(2, 24, 8)
+    aside = set_aside(part, written, share)
+    length = 24 if part == "keys" else 16
+    assert aside.numbers.shape[-1] == 2 * int(share * length / 2) and aside.places.dtype == torch.int16
+    found = aside.put_back(torch.zeros_like(written))
+    for vector, kept in zip(by_vector(part, written), by_vector(part, found)):
+        count = int(share * length / 2)
+        ends = [*vector.sort().values[:count].tolist(), *vector.sort().values[length - count:].tolist()]
+        assert sorted(kept[kept != 0].tolist()) == ends
+    assert share < 1 or torch.equal(found, written)
+
+
+def by_vector(part: str, written: Tensor) -> list[Tensor]:
+    if part == "keys":
+        return [written[head, :, channel] for head in range(written.shape[0]) for channel in range(written.shape[2])]
+    return [written[:, token].flatten() for token in range(written.shape[1])]
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_a_mean_in_place_of_an_outlier_stretches_no_scale(part):
+    written = rows(2, 24, 8)
+    written[0, 3, 2], axis = 50.0, 1 if part == "keys" else 2
+    shares = (0.0, 0.2, 0.3)
+    steps = [quantise(set_aside(part, written, share).replaced(written), 2, axis, 8).scale.double() for share in shares]
+    assert steps[0].max() > 10 and max(float(step.max()) for step in steps[1:]) < 2
+
+
+# --- a block, and when it is made ---
+
+def packed(part: str, written: Tensor, **knobs) -> Blocks:
+    return make("gear", **knobs).encode(part, written, None)
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_outliers_and_columns_each_lower_the_error_and_neither_is_the_quantised_cache(part):
+    written = rows(2, 64, 8)
+    written[:, :, 3] += 5 * rows(2, 64, 1, seed=1)[..., 0] ** 3  # a channel of keys with outliers
+    plain = packed(part, written, outliers=0.0, rank=0)
+    axis = 1 if part == "keys" else 2
+    assert torch.equal(plain.unpack(), quantise(written, 2, axis, fitting(written.shape[axis], 64)).unpack())
+    errors = [norm(packed(part, written, outliers=share, rank=rank).unpack() - written) for share, rank in ((0, 0), (0.1, 0), (0.1, 2), (0.1, 4), (0.1, 8))]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 2e-3 * norm(written) < errors[0]
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_what_is_shown_as_bytes_is_what_is_stored_and_what_the_formula_says(part):
+    heads, n, d = 2, 64, 16
+    block = packed(part, rows(heads, n, d), bits="2", group=16, outliers=0.1, rank=3)
+    aside = heads * d * 2 * int(0.05 * n) if part == "keys" else n * 2 * int(0.05 * heads * d)
+    assert block.bytes == heads * n * d // 4 + heads * n * d // 16 * 4 + aside * (8 + 2) + heads * 3 * (n + d) * 2
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "speculative"])
+def test_blocks_are_sealed_at_the_buffer_and_never_touched_again(decoder):
+    settled = course(make("gear", buffer=8), decoder)
+    for held in settled:
+        whole = held.length - held.length % 8
+        assert held.keys.count == held.values.count == whole
+        assert [block.coded.count for block in held.keys.blocks] == [len(PROMPT) - len(PROMPT) % 8] + [8] * ((whole - len(PROMPT)) // 8)
+    for earlier, later in itertools.pairwise(settled):
+        assert all(a is b for a, b in zip(earlier.keys.blocks, later.keys.blocks))
+    ranks = [block.factors[0].shape[2] for block in settled[-1].keys.blocks]
+    assert ranks == [4, 2] and settled[0].keys.count < settled[-1].keys.count
+
+
+def test_what_is_in_the_buffer_is_as_it_was_written():
+    exact, ours = course(make("gear", buffer=1024))[0], course(make("gear", buffer=16))[0]
+    for whole, held in zip(exact.rows, ours.rows):
+        assert torch.equal(whole[:, 16:], held[:, 16:]) and not torch.equal(whole[:, :16], held[:, :16])
+
+
+class FitsTheRowsThemselves(Gear):
+    def _block(self, part, written, rank):
+        block = super()._block(part, written, rank)
+        return type(block)(block.coded, block.aside, low_rank(written, rank, self.rounds))
+
+
+class LeavesOutliersInTheScale(Gear):
+    def _block(self, part, written, rank):
+        block = super()._block(part, written, rank)
+        return type(block)(self._quantised(part, written), block.aside, block.factors)
+
+
+class KeysByTheToken(Gear):
+    def _quantised(self, part, written):
+        return super()._quantised("values", written)
+
+
+@pytest.mark.parametrize("wrong", Gear.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_recipe_repairs_worse(wrong):
+    written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
+    written[:, 5, 3] += 30
+    right, ours = (norm(policy.encode("keys", written, None).unpack() - written) for policy in (Gear(outliers=0.1), wrong(outliers=0.1)))
+    assert ours > 1.2 * right
+
+
+def test_a_lane_tells_how_well_each_block_was_repaired():
+    session = prepare(pair(), [Recipe("greedy", {}, [("gear", {"buffer": 16, "outliers": 0.1})])], Prompt(TEXT), Limits(max_new_tokens=24))
+    figures = [stamped.event for stamped in session if isinstance(stamped.event, Figure)]
+    assert check(session.trace) == []
+    errors = [list(figure.data["series"].values()) for figure in figures if figure.name.startswith("error")]
+    assert len(errors) >= 4 and all(bare >= kept > repaired > 0 for bare, kept, repaired in errors)
+    assert {figure.data["x"] for figure in figures} == set(range(len(errors) // 2))
+
+
+# --- most numbers become zero ---
+
+@pytest.mark.parametrize("zeros", [0, 1, 4, 7])
+def test_no_row_with_as_many_zeros_is_nearer(zeros):
+    written = rows(1, 5, 8)
+    read = sparse(written, zeros).unpack()
+    for row, kept in zip(written[0], read[0]):
+        others = [row.index_fill(0, torch.tensor(gone, dtype=torch.long), 0) for gone in itertools.combinations(range(8), zeros)]
+        assert norm(row - kept) == pytest.approx(min(norm(row - other) for other in others))
+        assert int((kept == 0).sum()) == zeros and torch.equal(kept[kept != 0], row[kept != 0])
+
+
+@pytest.mark.parametrize("d, share, counting, zeros", [
+    (8, 0.5, "exact", 4), (8, 0.7, "exact", 5), (10, 0.7, "exact", 7), (64, 0.95, "exact", 60), (8, 0.0, "exact", 0),
+    (8, 0.5, "released", 3), (8, 0.0, "released", 0),
+])
+def test_the_share_says_how_many_numbers_go_and_as_released_one_fewer(d, share, counting, zeros):
+    policy = make("mustafar", key_zeros=share, value_zeros=0.3, counting=counting)
+    assert policy.zeros("keys", d) == zeros
+    assert policy.zeros("values", 10) == {"exact": 3, "released": 2}[counting]
+
+
+def test_of_equal_numbers_those_of_the_lower_channels_go():
+    assert sparse(torch.tensor([[[2.0, -2.0, 2.0, -2.0]]]), 2).unpack().tolist() == [[[0, 0, 2, -2]]]
+
+
+def test_a_score_moves_by_no_more_than_the_query_times_what_was_removed():
+    written, query = rows(2, 24, 8), rows(2, 1, 8, seed=1)
+    removed = written - sparse(written, 5).unpack()
+    assert ((query * removed).sum(-1).abs() <= query.norm(dim=-1) * removed.norm(dim=-1) + 1e-12).all()
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "speculative"])
+def test_the_newest_rows_are_whole_and_an_old_one_is_pruned_once(decoder):
+    settled = course(make("mustafar", window=6, key_zeros=0.5, value_zeros=0.75), decoder)
+    for held in settled:
+        for part, zeros in zip(held.rows, (4, 6)):
+            found = (part == 0).sum(-1)
+            assert (found[:, :held.length - 6] == zeros).all() and (found[:, held.length - 6:] == 0).all()
+    for earlier, later in itertools.pairwise(settled):
+        for before, after in zip(earlier.rows, later.rows):
+            old, left = earlier.length - 6, later.length - 6
+            assert torch.equal(before[:, :old], after[:, :old]) and torch.equal(before[:, left:], after[:, left:earlier.length])
+
+
+def test_the_prompt_is_read_before_anything_is_pruned():
+    ours, plain = text(make("mustafar", window=0)), text(None)
+    assert ours[len(PROMPT)] == plain[len(PROMPT)] and ours != plain
+
+
+@pytest.mark.parametrize("share, d", [(0.7, 8), (0.0, 8), (0.95, 8)])
+def test_bytes_are_bits_for_all_places_and_the_numbers_that_are_left(share, d):
+    knobs = {"window": 5, "key_zeros": share, "value_zeros": share}
+    session = prepare(pair(), [Recipe("greedy", {}, [("mustafar", knobs)])], Prompt(TEXT), Limits(max_new_tokens=6))
+    caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
+    held = d - int(share * d + 1e-9)
+    for cache in caches:
+        heads = 2 * cache.layers * cache.heads
+        assert cache.bytes == heads * ((cache.length - 5) * (d // 8 + 8 * held) + 5 * d * 8)
+    assert (caches[-1].bytes < 2 * caches[-1].layers * caches[-1].heads * caches[-1].length * d * 8) == (share > 0)
+
+
+def test_places_are_bits_and_widths_that_fill_no_byte_are_read_back():
+    pruned = sparse(rows(2, 4, 11), 3)
+    assert pruned.places.shape == (2, 4, 2) and unpack_bits(pruned.places, 1, 11).sum(-1).tolist() == [[8] * 4] * 2
+    assert isinstance(pruned.then(pruned), Sparse) and torch.equal(pruned.then(pruned).unpack()[:, 4:], pruned.unpack())
+
+
+class LargeOnesGo(Mustafar):
+    def encode(self, part, written, packed):
+        return super().encode(part, 1 / written, packed)
+
+
+class OneShareForBoth(Mustafar):
+    def zeros(self, part, d):
+        return super().zeros("keys", d)
+
+
+class TheWindowIsPrunedToo(Mustafar):
+    def due(self, part, exact):
+        return exact
+
+
+class PrunedOverAndOver(Mustafar):
+    def encode(self, part, written, packed):
+        return super().encode(part, torch.cat([packed.unpack() * 0.99, written], 1) if packed else written, None)
+
+
+@pytest.mark.parametrize("wrong", Mustafar.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_way_to_prune_is_found_out(wrong):
+    knobs = dict(window=6, key_zeros=0.5, value_zeros=0.75)
+    exact = course(make("mustafar", window=1024))[0].rows
+    by_hand = [torch.cat([sparse(part[:, :-6], zeros).unpack(), part[:, -6:]], 1) for part, zeros in zip(exact, (4, 6))]
+    right, ours = course(Mustafar(**knobs)), course(wrong(**knobs))
+    assert all(torch.equal(a, b) for a, b in zip(right[0].rows, by_hand))
+    assert any(not torch.equal(a, b) for a, b in zip(right[-1].rows, ours[-1].rows))
+
+
+@pytest.mark.parametrize("name, knobs", [("gear", {"buffer": 8}), ("mustafar", {"window": 4})])
+@pytest.mark.parametrize("recipe", [Recipe("greedy"), TREE], ids=["greedy", "tree"])
+def test_lanes_with_these_caches_tell_no_contradictions(name, knobs, recipe):
+    lane = Recipe(recipe.strategy, recipe.knobs, [*recipe.extras, (name, knobs)])
+    session = prepare(pair(), [lane], Prompt(TEXT), Limits(max_new_tokens=10))
+    caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
+    assert check(session.trace) == [] and all(cache.packed > 0 and cache.evicted == 0 for cache in caches)
+
+
+# --- symbols in as few bits as they take ---
+
+def symbols(kinds: int, n: int, streams: int, seed: int = 0) -> numpy.ndarray:
+    """Streams of symbols [n, streams], each with chances of its own: some nearly even, some with one symbol almost always."""
+    chance = numpy.random.default_rng(seed)
+    return numpy.stack([chance.choice(kinds, n, p=chance.dirichlet(numpy.full(kinds, 3.0 ** -(i % 5)))) for i in range(streams)], 1)
+
+
+def entropy_of(stream: numpy.ndarray) -> float:
+    """Bits of a stream by its own statistics."""
+    counts = numpy.bincount(stream)
+    return -sum(count * math.log2(count / len(stream)) for count in counts.tolist() if count)
+
+
+STREAMS = [symbols(15, 300, 20), symbols(2, 1, 3), symbols(63, 40, 6), numpy.full((100, 4), 7), numpy.zeros((1, 1), numpy.int64), symbols(11, 1000, 3, seed=4)]
+
+
+@pytest.mark.parametrize("written", STREAMS, ids=lambda written: str(written.shape))
+def test_every_symbol_is_read_as_it_was_written(written):
+    starts = tables(written, 64)
+    assert (numpy.diff(starts) > 0).all() and (starts[:, -1] == TOTAL).all()
+    assert (decode(*encode(written, starts), starts, len(written)) == written).all()
+
+
+@pytest.mark.parametrize("kinds, n", [(15, 2000), (31, 2000), (3, 500)])
+def test_a_stream_takes_what_its_entropy_says_give_or_take_its_last_number(kinds, n):
+    """32 bits of state, of which 16 are there from the start, and words of 16 bits."""
+    written = symbols(kinds, n, 12, seed=kinds)
+    _, counts, words = encode(written, tables(written, kinds))
+    assert counts.sum() == len(words)
+    for stream, count in zip(written.T, counts.tolist()):
+        assert entropy_of(stream) - 16 <= 16 * count + 16 <= entropy_of(stream) * 1.02 + 32
+
+
+def test_a_table_made_for_another_stream_takes_more():
+    written = symbols(15, 1000, 10)
+    ours, others = tables(written, 15), tables(written[:, ::-1], 15)
+    assert (decode(*encode(written, others), others, 1000) == written).all()
+    assert len(encode(written, others)[2]) > 1.2 * len(encode(written, ours)[2])
+
+
+# --- a cache in bytes ---
+
+def of_tokens(n: int, channels: int = 12, seed: int = 0) -> Tensor:
+    """Rows in which neighbouring tokens are alike and channels are not."""
+    levels = rows(1, 1, channels, seed=seed)[0] * 4
+    return levels + torch.cumsum(rows(1, n, channels, seed=seed + 1)[0] * 0.05, 0)
+
+
+@pytest.mark.parametrize("group", [1, 4, 10])
+@pytest.mark.parametrize("n", [1, 3, 4, 41])
+def test_no_number_is_off_by_more_than_half_a_bin_of_what_was_rounded(group, n):
+    written, bins = of_tokens(n), 16
+    read = unpack(pack(written, bins, group))
+    assert read.shape == written.shape and read.dtype == torch.float64
+    rounded = written if group == 1 else written - torch.from_numpy(binned(written[::group].numpy(), 256).rows()).repeat_interleave(group, 0)[:n]
+    anchors = torch.arange(n) % group == 0
+    most = rounded.abs().amax(1) / (2 * (bins // 2 - 1))
+    if group > 1:
+        most = torch.where(anchors, written.abs().amax(1) / (2 * 127), most)
+    assert ((read - written).abs() <= most[:, None] * (1 + 1e-6) + 1e-12).all()
+
+
+@pytest.mark.parametrize("bins", [12, 16, 32, 64, 2 ** 12])
+def test_more_bins_are_nearer_and_zeros_stay_zeros(bins):
+    written = of_tokens(30)
+    written[4] = 0
+    ours, finer = (unpack(pack(written, count, 1)) for count in (bins, 2 * bins))
+    assert (ours - written).abs().mean() > 1.5 * (finer - written).abs().mean() > 0
+    assert (ours[4] == 0).all()
+
+
+def test_a_constant_text_takes_hardly_any_words():
+    once, again = (of_tokens(1).expand(count, -1) for count in (400, 800))
+    read, anchors = unpack(pack(once, 16, 40)), torch.arange(400) % 40 == 0
+    assert (read[~anchors] == read[1]).all() and (read[anchors] == read[0]).all()
+    for group, others in ((1, 0), (40, 10 * 12)):  # a scale for each token, a byte for each number of an anchor, and at most two words a channel
+        assert len(pack(again, 16, group)) - len(pack(once, 16, group)) <= 400 * 4 + others + 12 * 4
+
+
+def test_differences_to_an_anchor_are_smaller_numbers_and_so_nearer():
+    written = of_tokens(300)
+    plain, apart = (unpack(pack(written, 16, group)) for group in (1, 10))
+    assert (apart - written).abs().mean() < (plain - written).abs().mean() / 3
+
+
+@pytest.mark.parametrize("layers, keys, values", [
+    (32, [16] * 20 + [12] * 12, [16, 16] + [12] * 30), (8, [16] * 5 + [12] * 3, [16] + [12] * 7),
+])
+def test_early_layers_have_more_bins_and_borders_move_with_the_depth(layers, keys, values):
+    policy = make("cachegen", level="1")
+    assert [policy.bins("keys", layer, layers) for layer in range(layers)] == keys
+    assert [policy.bins("values", layer, layers) for layer in range(layers)] == values
+
+
+def sent(knobs: dict, length: int = 6) -> tuple[int, float]:
+    """Bytes of the stream, and how far the prompt's cache is from what was written, on average."""
+    session = prepare(pair(), [Recipe("greedy", {}, [("cachegen", knobs)]), Recipe("greedy")], Prompt(TEXT * 2), Limits(max_new_tokens=length))
+    figures = [stamped.event for stamped in session if stamped.lane == 0 and isinstance(stamped.event, Figure)]
+    stores = [runner.lane.target.store for runner in session._runners]
+    n = len(session.headers[0].prompt_ids) - 1
+    off = [float((ours.read(n) - plain.read(n)).abs().mean()) for ours, plain in zip(*([*store.keys, *store.values] for store in stores))]
+    (bars,) = [figure for figure in figures if figure.shape == "bars"]
+    assert check(session.trace) == []
+    return bars.data["values"][-1], sum(off) / len(off)
+
+
+def test_a_higher_level_sends_more_bytes_and_a_nearer_cache():
+    (small, far), (middle, nearer), (large, near) = (sent({"level": level}) for level in "123")
+    assert small < middle < large and far > nearer > near > 0
+
+
+def test_what_is_told_is_the_length_of_what_was_sent_and_the_last_token_was_not(monkeypatch):
+    streams = []
+
+    def listening(*about):
+        streams.append(pack(*about))
+        return streams[-1]
+
+    monkeypatch.setattr("strategies.kv_cache.cachegen.pack", listening)
+    told, _ = sent({})
+    assert told == sum(map(len, streams)) and len(streams) == 2 * 3
+    (ours, plain) = (course(policy)[0] for policy in (make("cachegen"), make("mustafar", window=1024)))
+    for part, exact in zip(ours.rows, plain.rows):
+        assert torch.equal(part[:, -1], exact[:, -1]) and not torch.equal(part[:, :-1], exact[:, :-1])
+
+
+def test_memory_is_as_large_as_ever_and_the_first_token_is_that_of_the_full_cache():
+    session = prepare(pair(), [Recipe("greedy", {}, [("cachegen", {"level": "1"})]), Recipe("greedy")], Prompt(TEXT), Limits(max_new_tokens=6))
+    caches = {lane: [] for lane in (0, 1)}
+    for stamped in session:
+        if isinstance(stamped.event, Cache):
+            caches[stamped.lane].append(stamped.event)
+    assert [cache.bytes for cache in caches[0]] == [cache.bytes for cache in caches[1]] and not any(cache.packed for cache in caches[0])
+    ours, plain = text(make("cachegen", level="1")), text(None)
+    assert ours[len(PROMPT)] == plain[len(PROMPT)]
+
+
+class KeysInPlaceOfValues(CacheGen):
+    def _send(self, held, part):
+        return super()._send(held, "keys")
+
+
+class HeadsAreMixedUp(CacheGen):
+    def _send(self, held, part):
+        size = super()._send(held, part)
+        held.write(part, held.read(part).flip(0))
+        return size
+
+
+class SentAgainAfterEveryKeep(CacheGen):
+    def retain(self, held):
+        if held.moment == "keep":
+            self._send(held, "keys")
+        return super().retain(held)
+
+
+def by_hand(exact: Tensor, bins: int) -> Tensor:
+    """What comes out of the stream, head after head, a token at a time."""
+    half, found = bins // 2 - 1, exact.clone()
+    for token in range(exact.shape[1] - 1):
+        most = exact[:, token].abs().max().float().double()
+        found[:, token] = (exact[:, token] * half / most).round().clamp(-half, half) / half * most
+    return found
+
+
+@pytest.mark.parametrize("wrong", CacheGen.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_stream_is_found_out(wrong):
+    exact, length = course(make("mustafar", window=1024))[0].rows, len(PROMPT)
+    expected = [by_hand(exact[0], 32), by_hand(exact[1], 32)]  # level 2, first layer
+    right, ours = (course(cls())[-1].rows for cls in (CacheGen, wrong))
+    assert all((part[:, :length] - hand).abs().max() < 1e-9 for part, hand in zip(right, expected))
+    assert any((part[:, :length] - hand).abs().max() > 1e-3 for part, hand in zip(ours, expected))
