@@ -252,7 +252,7 @@ def test_the_state_says_in_words_where_the_text_stands(engine):
     ("choice", "yes || no", "empty"),
     ("choice", " | ", "empty"),
     ("regex", "", "is empty"),
-    ("prose", "anything", "choose one of json_schema, regex, lark, choice"),
+    ("prose", "anything", "choose one of json_schema, regex, lark, gbnf, choice"),
 ])
 def test_what_cannot_be_enforced_is_refused_in_one_line_before_anything_runs(engine, kind, source, says):
     with pytest.raises(Refusal, match=says) as refused:

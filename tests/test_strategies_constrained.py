@@ -56,7 +56,7 @@ def choosing(options: str) -> tuple[str, dict]:
 
 
 def run(recipe: Recipe, models: Models | None = None, **limits):
-    session = prepare(models or pair(), [recipe], Prompt("The bird is"), Limits(**limits))
+    session = prepare(models or pair(), [recipe], Prompt("The bird is", context="A bird."), Limits(**limits))
     return session, [stamped.event for stamped in session]
 
 

@@ -17,9 +17,11 @@ from llguidance.hf import from_tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from playground.engine.gbnf import lark_of
+from playground.engine.schemas import enforceable
 from playground.errors import Refusal
 
-KINDS = {"json_schema": "JSON Schema", "regex": "regex", "lark": "Lark grammar", "choice": "list of choices"}
+KINDS = {"json_schema": "JSON Schema", "regex": "regex", "lark": "Lark grammar", "gbnf": "GBNF grammar", "choice": "list of choices"}
 KEPT = 64  # compiled grammars an engine remembers
 LONGEST_RUN = 256  # forced tokens found at once: a grammar that never ends would force tokens for ever
 ROOT = -1
@@ -34,8 +36,9 @@ class GrammarEngine:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, eos_ids: list[int]):
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(id for id in eos_ids if id < vocabulary)
+        self.end_index = sorted(self.eos_ids)
         try:
-            self.llguidance = from_tokenizer(tokenizer, max(vocabulary, len(tokenizer)), sorted(self.eos_ids) or None)
+            self.llguidance = from_tokenizer(tokenizer, max(vocabulary, len(tokenizer)), self.end_index or None)
         except ValueError as reason:
             raise Refusal(f"Grammars do not work with this model's tokenizer ({reason}): switch the constraint off.") from None
         self.compile = lru_cache(KEPT)(self._compile)
@@ -83,13 +86,13 @@ class Matcher:
 
     def mask(self) -> Tensor:
         """Tokens that may come next, bool [V]. All False after the end and where the grammar has become a dead end."""
-        allowed = torch.zeros(self._engine.vocabulary, dtype=torch.bool)
-        if self._ended:
-            return allowed
-        words = numpy.frombuffer(self._bitmask(), numpy.uint8)
-        bits = torch.from_numpy(numpy.unpackbits(words, bitorder="little")[: len(allowed)])
-        allowed[: len(bits)] = bits.bool()
-        allowed[list(self._engine.eos_ids)] = self.accepting
+        return torch.zeros(self._engine.vocabulary, dtype=torch.bool) if self._ended else self.unpack(self.bitmask())
+
+    def unpack(self, bitmask: bytes) -> Tensor:
+        """The bitmask of this place as a mask, bool [V], with the end tokens where the text may end."""
+        bits = numpy.unpackbits(numpy.frombuffer(bitmask, numpy.uint8), count=self._engine.vocabulary, bitorder="little")
+        allowed = torch.from_numpy(bits.view(numpy.bool_))
+        allowed[self._engine.end_index] = self.accepting
         return allowed
 
     def advance(self, token: int) -> bool:
@@ -146,6 +149,11 @@ class Matcher:
         return twin
 
     @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        return self._engine.eos_ids
+
+    @property
     def accepting(self) -> bool:
         """Whether the text may end here."""
         return self._ended or self._may_end()
@@ -164,7 +172,7 @@ class Matcher:
             return f"must continue {due.decode('utf-8', 'replace')[:40]!r}"
         return "may end" if self.accepting else "open"
 
-    def _bitmask(self) -> bytes:
+    def bitmask(self) -> bytes:
         """One bit a token, lowest bit first, end tokens as llguidance sees them; no bit set in a dead end."""
         bitmask = self._parser.compute_bitmask()
         return bytes(len(bitmask)) if self._parser.is_error() else bitmask
@@ -173,7 +181,7 @@ class Matcher:
         """The one token that may follow, if there is just one and the text cannot end."""
         if self.accepting:
             return None
-        bits = int.from_bytes(self._bitmask(), "little")
+        bits = int.from_bytes(self.bitmask(), "little")
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
     def _may_end(self) -> bool:
@@ -197,11 +205,21 @@ class Matcher:
 def _read_schema(source: str) -> str:
     try:
         schema = json.loads(source)
+    except RecursionError:
+        raise Refusal("The JSON Schema is nested too deeply: flatten it.") from None
     except ValueError as reason:
         raise Refusal(f"The JSON Schema is not valid JSON: {reason}.") from None
     if not isinstance(schema, (dict, bool)):
         raise Refusal(f"A JSON Schema is an object in braces, not {source.strip()[:40]}.")
-    return LLMatcher.grammar_from_json_schema(source)
+    try:
+        sound = enforceable(schema)
+    except RecursionError:
+        raise Refusal("The JSON Schema is nested too deeply: flatten it.") from None
+    return LLMatcher.grammar_from_json_schema(source if sound == schema else json.dumps(sound))
+
+
+def _read_gbnf(source: str) -> str:
+    return LLMatcher.grammar_from_lark(lark_of(source))
 
 
 def _read_choice(source: str) -> str:
@@ -215,6 +233,7 @@ _READERS = {
     "json_schema": _read_schema,
     "regex": LLMatcher.grammar_from_regex,
     "lark": LLMatcher.grammar_from_lark,
+    "gbnf": _read_gbnf,
     "choice": _read_choice,
 }
 
@@ -222,8 +241,8 @@ _READERS = {
 def _refusal(kind: str, message: str) -> Refusal:
     """llguidance's message in one sentence, without the lines that quote the source."""
     first, *rest = message.strip().splitlines()
-    if kind == "regex":
-        first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a place in a Lark grammar around the regex, which nobody wrote
+    if kind in ("regex", "gbnf"):
+        first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a place in a Lark grammar made of it, which nobody wrote
     causes = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
     reason = " ".join([first, *causes]).rstrip(".:")
     return Refusal(f"The {KINDS[kind]} cannot be used: {reason}. Change or remove that part.")

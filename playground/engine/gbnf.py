@@ -1,0 +1,75 @@
+"""Grammars as llama.cpp writes them (GBNF), turned into the Lark dialect by llguidance's converter.
+
+What its converter gets wrong is put right before it reads: "." means any character there, a line break too; "\\u00e9" is a
+character below 0x1000 like any other; brackets may be escaped in a text; and "&&", "~~" and "--" are nothing special in a class.
+"""
+from __future__ import annotations
+
+import re
+
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from playground.errors import Refusal
+
+WORDS = re.compile(r"""
+      (?P<comment> \#[^\r\n]*)
+    | (?P<text> "(?:\\.|[^"\\])*")
+    | (?P<class> \[(?:\\.|[^]\\])*\])
+    | (?P<any> \.)""", re.VERBOSE)
+ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
+RULE = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=", re.MULTILINE)
+FORM = 'a GBNF grammar is lines such as  root ::= "yes" | [0-9]+'
+
+
+def lark_of(source: str) -> str:
+    """The same grammar in the Lark dialect; raises Refusal, with the line where one is to blame."""
+    plain = WORDS.sub(_plain, source)
+    _check_rules(plain)
+    try:
+        return gbnf_to_lark(plain)
+    except GbnfToLarkError as reason:
+        raise _refusal(str(reason)) from None
+    except RecursionError:
+        raise _refusal("its brackets are nested too deeply") from None
+    except Exception as reason:  # an unknown name is told as nothing more special
+        raise _refusal(str(reason).replace("'", '"')) from None
+
+
+def _check_rules(source: str) -> None:
+    """The converter would keep the last of several rules with one name, and takes the name "start" for itself."""
+    names = RULE.findall(WORDS.sub(lambda word: word[0] if word["any"] else "", source))
+    if "root" not in names:
+        raise _refusal(f"it has no rule called root; {FORM}")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise _refusal(f'there are two rules called "{twice}"')
+    if "start" in names:
+        raise _refusal('a rule is called "start", which the engine keeps for itself: give it another name')
+
+
+def _plain(word: re.Match) -> str:
+    if word["any"]:
+        return r'(. | "\n")'
+    if word["comment"]:
+        return word[0]
+    if word["text"]:
+        return ESCAPE.sub(lambda escape: escape[0][1] if escape[0][1] in "[]" else _character(escape), word[0])
+    return re.sub(r"[&~]|(?<=-)-", _escaped, ESCAPE.sub(_character, word[0]))
+
+
+def _escaped(character: re.Match) -> str:
+    return f"\\x{ord(character[0]):02X}"
+
+
+def _character(escape: re.Match) -> str:
+    r"""A character above ASCII as itself; those below stay escaped, as "\x5D", for they may mean something where they stand."""
+    digits = escape[1] or escape[2]
+    if not digits:
+        return escape[0]
+    code = int(digits, 16)
+    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
+        raise _refusal(f"{escape[0]} is no character")
+    return chr(code) if code > 0x7F else f"\\x{code:02X}"
+
+
+def _refusal(reason: str) -> Refusal:
+    return Refusal(f"The GBNF grammar cannot be used: {reason.rstrip('.')}. Change or remove that part.")

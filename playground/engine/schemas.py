@@ -1,0 +1,109 @@
+"""JSON Schemas as the grammar engine can enforce them to the letter.
+
+llguidance refuses keywords it does not know, but three things it accepts could end in a text that its schema does not allow:
+
+- a key may be spelled with escapes where keys of any name may follow, so {"\\u0061": ...} slips past the schema of "a";
+- the same key may be written twice, and `minProperties` counts both;
+- `x-guidance` may ask for leniency.
+
+The first is mended: other keys become a pattern that holds for what is spelled, which leaves the meaning of the schema as it is.
+The rest, and what such a pattern cannot say, is refused.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from playground.errors import Refusal
+
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
+DATA = ("enum", "const", "default", "example", "examples", "required", "x-guidance")  # no schemas in there
+ANY = r"[\s\S]"
+LENIENT = ("lenient", "coerce_one_of")
+
+
+def enforceable(schema: Any) -> Any:
+    """The same schema in a form that is enforced to the letter; raises Refusal where there is none."""
+    for part in subschemas(schema):
+        _check(part)
+    return _closed(schema, any("additionalProperties" in part.get("$ref", "") for part in subschemas(schema)))
+
+
+def subschemas(schema: Any) -> Iterator[dict]:
+    """Every schema in a schema, itself first, wherever a $ref may find one."""
+    if isinstance(schema, list):
+        for part in schema:
+            yield from subschemas(part)
+    elif isinstance(schema, dict):
+        yield schema | {"$ref": str(schema.get("$ref", ""))}
+        for key, part in schema.items():
+            for inner in _within(key, part):
+                yield from subschemas(inner)
+
+
+def _within(key: str, part: Any) -> list:
+    if key in DATA:
+        return []
+    return list(part.values()) if key in MAPS and isinstance(part, dict) else [part]
+
+
+def _check(schema: dict) -> None:
+    asked, required = schema.get("minProperties"), schema.get("required", [])
+    if isinstance(asked, (int, float)) and isinstance(required, list) and asked > max(1, len(required)):
+        raise _refusal(f"minProperties {asked} may be met by writing one key twice: list as many keys as required")
+    options = schema.get("x-guidance")
+    if isinstance(options, dict) and any(options.get(name) for name in LENIENT):
+        raise _refusal("x-guidance asks for leniency, and then its texts may break it")
+
+
+def _closed(schema: Any, referred: bool) -> Any:
+    if isinstance(schema, list):
+        return [_closed(part, referred) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _within_closed(key, part, referred) for key, part in schema.items()}
+    return _with_other_keys_spelled(inner, referred) if _leaves_keys_open(inner) else inner
+
+
+def _within_closed(key: str, part: Any, referred: bool) -> Any:
+    if key in DATA:
+        return part
+    if key in MAPS and isinstance(part, dict):
+        return {name: _closed(inner, referred) for name, inner in part.items()}
+    return _closed(part, referred)
+
+
+def _leaves_keys_open(schema: dict) -> bool:
+    """Whether keys beside the named ones may follow, and some are named."""
+    named = [schema.get(key) for key in ("properties", "patternProperties")]
+    restricts = any(isinstance(names, dict) and any(part not in (True, {}) for part in names.values()) for names in named)
+    others = schema.get("additionalProperties", True)
+    return others is not False and (restricts or others not in (True, {}) and any(named))
+
+
+def _with_other_keys_spelled(schema: dict, referred: bool) -> dict:
+    names, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
+    if schema.get("patternProperties"):
+        raise _refusal("patternProperties need additionalProperties false: a key spelled with escapes would pass them by")
+    if referred:
+        raise _refusal("a $ref leads into additionalProperties: put that schema under $defs")
+    if hidden := next((name for name in names if any(letter < " " or letter == "\x7f" for letter in name)), None):
+        raise _refusal(f"the property {hidden!r} has a control character in its name, so additionalProperties have to be false")
+    pattern = f"^{ANY}*$" if others in (True, {}) else f"^{none_of(list(names))}$"
+    return schema | {"patternProperties": {pattern: others}, "additionalProperties": False}
+
+
+def none_of(texts: list[str]) -> str:
+    """A regular expression for every text but these."""
+    heads = sorted({text[0] for text in texts if text})
+    ways = [f"[^{''.join(map(_letter, heads))}]{ANY}*" if heads else f"{ANY}+"]
+    ways += [_letter(head) + none_of([text[1:] for text in texts if text[:1] == head]) for head in heads]
+    return f"({'|'.join(ways)})" + ("" if "" in texts else "?")
+
+
+def _letter(letter: str) -> str:
+    return f"\\x{{{ord(letter):X}}}"
+
+
+def _refusal(reason: str) -> Refusal:
+    return Refusal(f"The JSON Schema cannot be enforced to the letter: {reason}.")

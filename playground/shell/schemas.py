@@ -1,0 +1,50 @@
+"""`bench schemas`: what becomes of JSON Schemas."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from playground.bench.export import models_told
+from playground.bench.schemas.cases import Case, read_cases
+from playground.shell import screen
+from playground.shell.files import check_place, write_text
+from playground.shell.models import load, tell
+
+if TYPE_CHECKING:
+    from playground.bench.schemas.trial import Bench, Finding
+
+
+def measure(options: Namespace) -> bool:
+    """Try every schema, print what became of each, and write what was asked for; what Ctrl-C ends is shown as far as it came."""
+    cases = [case for folder in options.folders for case in read_cases(folder)]
+    check_place(options.json)
+    models = load(options, draft=False)
+    from playground.bench.report import machine  # not before: these bring torch along
+    from playground.bench.schemas.report import document, group_rows, schema_rows, verdict
+    from playground.bench.schemas.trial import Bench
+    findings: list[Finding] = []
+    bench = Bench(models, options.max_new_tokens, options.scribbles, options.seed)
+    stopped = _gather(findings, bench, cases)
+    for rows, left in ((schema_rows(findings), 2), (group_rows(findings), 1)):
+        print(screen.CONTROL.sub("\ufffd", screen.table(rows, left)) + "\n")
+    print(screen.CONTROL.sub("\ufffd", verdict(findings)))
+    settings = {**models_told(models), "max_new_tokens": options.max_new_tokens, "scribbles": options.scribbles, "seed": options.seed}
+    facts = {"settings": settings, "machine": machine(models.target.device)}
+    write_text(options.json, json.dumps(document(facts, findings), indent=1))
+    return stopped
+
+
+def _gather(into: list[Finding], bench: Bench, cases: Iterable[Case]) -> bool:
+    """Findings as they come; True where Ctrl-C ended it."""
+    cases = list(cases)
+    try:
+        for number, case in enumerate(cases):
+            tell(number / len(cases), case.name)
+            into.append(bench.try_one(case))
+    except KeyboardInterrupt:
+        return True
+    finally:
+        tell(1.0, "")
+    return False

@@ -1,0 +1,317 @@
+"""JSON Schemas: what is accepted is enforced to the letter, and the study that says so counts right."""
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import jsonschema
+import pytest
+import torch
+from pairs import pair
+from saved import save_models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from toys import END, byte_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from playground.bench.schemas.cases import Case, Instance, read_cases
+from playground.bench.schemas.judge import Judge
+from playground.bench.schemas.report import OUTCOMES, document, group_rows, schema_rows, verdict
+from playground.bench.schemas.trial import Bench, Finding, MaskTime, Writing, ordered, spellings
+from playground.engine import grammar as engine_module
+from playground.engine.grammar import GrammarEngine
+from playground.engine.schemas import enforceable, none_of
+from playground.engine.tokens import Tokens
+from playground.errors import Refusal
+from playground.shell import main
+from playground.strategy import make
+
+FOLDER = Path(__file__).parent / "schemas"
+CASES = read_cases(str(FOLDER))
+INTEGER, OBJECT = {"type": "integer"}, {"type": "object"}
+KEYWORDS = """type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format items prefixItems
+additionalItems minItems maxItems uniqueItems contains minContains unevaluatedItems properties required additionalProperties patternProperties minProperties
+maxProperties propertyNames dependentRequired dependentSchemas dependencies unevaluatedProperties anyOf allOf oneOf not if then else $ref $defs definitions
+$dynamicRef $schema title description default examples $comment""".split()
+
+
+@pytest.fixture(scope="module")
+def findings() -> dict[str, Finding]:
+    return {finding.case.name: finding for finding in Bench(pair(), most=16, scribbles=4).try_all(CASES)}
+
+
+@pytest.fixture(scope="module")
+def engine() -> GrammarEngine:
+    tokenizer = byte_tokenizer(merges=0)
+    return GrammarEngine(tokenizer, len(tokenizer), [tokenizer.convert_tokens_to_ids(END)])
+
+
+TOKENS = Tokens(byte_tokenizer(merges=0), 259)
+
+
+def lets_through(engine: GrammarEngine, schema: dict, text: str) -> bool:
+    matcher = engine.compile(*make("json_schema", source=json.dumps(schema)).grammar()).matcher()
+    return all(matcher.advance(token) for token in TOKENS.encode(text)) and matcher.accepting
+
+
+# --- the study over the schemas that ship with the tests ---
+
+def test_the_schemas_of_the_tests_are_many_and_name_every_keyword():
+    assert len(CASES) >= 60 and len({case.name for case in CASES}) == len(CASES)
+    written = " ".join(case.source for case in CASES)
+    assert [keyword for keyword in KEYWORDS if f'"{keyword}"' not in written] == []
+
+
+def test_nothing_that_is_accepted_is_violated(findings):
+    assert [violation for finding in findings.values() for violation in finding.violations] == []
+    accepted = [finding for finding in findings.values() if not finding.refusal]
+    assert len(accepted) > 70 and {finding.outcome for finding in accepted} <= {"valid", "cut off"}
+    assert sum(finding.outcome == "valid" for finding in accepted) >= len(accepted) - 3
+
+
+def test_every_instance_that_fits_an_accepted_schema_can_be_written(findings):
+    assert {name: finding.forbidden for name, finding in findings.items() if finding.forbidden} == {}
+
+
+def test_a_second_reading_by_the_validators_own_front_door_agrees(findings):
+    """Without our decimals, so without multiples of fractions."""
+    texts = [(finding.case.schema, writing.text) for finding in findings.values() if finding.case.group != "multipleOf"
+             for writing in finding.writings if writing.verdict.outcome == "valid"]
+    assert len(texts) > 200
+    for schema, text in texts:
+        jsonschema.validate(json.loads(text), schema)
+
+
+def test_what_is_refused_says_why_and_nothing_runs(findings):
+    refused = [finding for finding in findings.values() if finding.refusal]
+    assert {finding.case.name for finding in refused} >= {name for name in findings if name.startswith("suite/unenforced")}
+    for finding in refused:
+        assert finding.outcome == "refused" and finding.reason.endswith(".") and not finding.writings and not finding.masks
+
+
+def test_every_mask_is_timed_in_three_parts_and_the_median_is_below_100_microseconds(findings):
+    masks = [mask for finding in findings.values() for mask in finding.masks]
+    assert len(masks) > 1000 and all(part > 0 for part in masks[0]) and masks[0].whole == pytest.approx(sum(masks[0]))
+    assert median(mask.whole for mask in masks) < 100e-6
+    assert all(finding.compile_seconds > 0 for finding in findings.values())
+
+
+def wide_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """All bytes, and random longer tokens of the letters JSON is full of."""
+    chance, names = random.Random(0), {END: 0}
+    names |= {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}
+    while len(names) < size:
+        names.setdefault("".join(chance.choices('abcdefghijklmnopqrstuvwxyzABCDEFGH0123456789"{}[],:.-ĠĠĠĠ', k=chance.randint(2, 9))), len(names))
+    tokenizer = Tokenizer(models.BPE(names, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+
+
+def test_a_mask_over_150000_tokens_takes_less_than_a_millisecond():
+    size = 150_000
+    tokenizer, bench = wide_tokenizer(size), Bench.__new__(Bench)
+    bench.scores, times = torch.zeros(size), []
+    order = json.loads((FOLDER / "collection" / "order.json").read_text())
+    grammar = GrammarEngine(tokenizer, size, [0]).compile(*make("json_schema", source=json.dumps(order)).grammar())
+    text = '{"day": "2024-02-28", "to": "Mia Foxley", "lines": [{"item": "tea", "number": 12, "price": 2.25}, {"item": "wool", "number": 3}]}'
+    assert bench._follow(grammar, tokenizer(text)["input_ids"], times)
+    assert len(times) > 100 and median(mask.compute + mask.unpack for mask in times) < 1e-3
+
+
+# --- what the engine lets through by itself, and how it is mended ---
+
+LEAKS = {
+    "a key spelled with escapes": ({**OBJECT, "properties": {"a": INTEGER}}, r'{"\u0061": "x"}'),
+    "a quote spelled with escapes": ({**OBJECT, "properties": {'a"b': INTEGER}}, r'{"a\u0022b": "x"}'),
+    "others of a kind": ({**OBJECT, "properties": {"a": INTEGER}, "additionalProperties": {"type": "string"}}, r'{"\u0061": "x"}'),
+    "further down": ({"type": "array", "items": {**OBJECT, "properties": {"a": INTEGER}}}, r'[{"\u0061": "x"}]'),
+    "a key of a form": ({**OBJECT, "patternProperties": {"^é": INTEGER}}, r'{"\u00e9": "x"}'),
+    "one key twice": ({**OBJECT, "minProperties": 2, "additionalProperties": INTEGER}, '{"b": 1, "b": 2}'),
+    "leniency": ({"type": "string", "format": "zork", "not": {"const": "b"}, "x-guidance": {"lenient": True}}, '"b"'),
+    "one of, read as any of": ({"oneOf": [INTEGER, {"minimum": 3}], "x-guidance": {"coerce_one_of": True}}, "3"),
+}
+
+
+@pytest.mark.parametrize("schema, text", LEAKS.values(), ids=LEAKS)
+def test_what_would_slip_past_a_schema_cannot_be_written(engine, schema, text):
+    assert Judge(schema)(text).outcome == "invalid"
+    try:
+        assert not lets_through(engine, schema, text)
+    except Refusal as refusal:
+        assert "to the letter" in str(refusal)
+
+
+@pytest.mark.parametrize("schema, text", LEAKS.values(), ids=LEAKS)
+def test_without_the_mend_it_slips_through(schema, text, monkeypatch):
+    monkeypatch.setattr(engine_module, "enforceable", lambda schema: schema)
+    tokenizer = byte_tokenizer(merges=0)
+    assert lets_through(GrammarEngine(tokenizer, len(tokenizer), [0]), schema, text)
+
+
+def in_python(pattern: str) -> str:
+    """The engine's way to write a letter by its number as Python's."""
+    return re.sub(r"\\x\{([0-9A-F]+)\}", lambda found: f"\\U{int(found[1], 16):08X}", pattern)
+
+
+def readable(schema):
+    """A mended schema with patterns that the validator can read."""
+    if isinstance(schema, dict):
+        return {in_python(key): readable(part) for key, part in schema.items()}
+    return [readable(part) for part in schema] if isinstance(schema, list) else schema
+
+
+MENDED = [case for case in CASES if case.group == "properties" and "line break" not in case.name and case.name[-9:] != "no object"]
+
+
+@pytest.mark.parametrize("case", MENDED, ids=lambda case: case.name)
+def test_the_mend_leaves_the_meaning_of_a_schema_as_it_is(case):
+    before, after = Judge(case.schema), Judge(readable(enforceable(case.schema)))
+    values = (1, "x", True, None)
+    objects = [instance.data for instance in case.instances] + [{key: value} for key in ("a", "b", "ab", "abc", "", "c", "$a.*", "é") for value in values]
+    for data in objects:
+        assert before(json.dumps(data)).outcome == after(json.dumps(data)).outcome, data
+
+
+def test_a_schema_that_needs_no_mend_is_left_alone():
+    closed = [case for case in CASES if case.group in ("patternProperties", "format", "enum", "references") and '"additionalProperties": false' in case.source]
+    assert len(closed) >= 5 and all(enforceable(case.schema) == case.schema for case in closed)
+
+
+def test_names_that_look_like_keywords_are_names():
+    schema = {**OBJECT, "properties": {"minProperties": INTEGER, "x-guidance": {"const": 3}, "properties": INTEGER}, "additionalProperties": False}
+    assert enforceable(schema) == schema
+    assert enforceable({"const": {"properties": {"a": INTEGER}, "minProperties": 9}}) == {"const": {"properties": {"a": INTEGER}, "minProperties": 9}}
+
+
+@pytest.mark.parametrize("texts", [["ab"], ["a", "ab"], ["", "b"], ["]a", "^", "-", "\\"], ["aa", "ab", "ba"]], ids=str)
+def test_a_pattern_for_every_text_but_these(texts):
+    pattern = re.compile(in_python(none_of(texts)))
+    for letters in [letters for length in range(4) for letters in product("ab]^-\\", repeat=length)]:
+        assert bool(pattern.fullmatch("".join(letters))) == ("".join(letters) not in texts)
+
+
+# --- the validator ---
+
+@pytest.mark.parametrize("schema, text, outcome", [
+    ({"type": "number", "multipleOf": 0.3}, "5310.6", "valid"),
+    ({"type": "number", "multipleOf": 0.3}, "5310.7", "invalid"),
+    ({"type": "integer"}, "1.0", "valid"),
+    ({"type": "array", "items": [INTEGER], "additionalItems": False}, "[1, 2]", "invalid"),
+    ({"type": "array", "items": [INTEGER], "additionalItems": False}, "[1]", "valid"),
+    ({"type": "string", "pattern": "\\p{L}"}, '"a"', "unchecked"),
+    ({"type": "string", "format": "date"}, '"2024-02-30"', "invalid"),
+    ({"type": "integer"}, "01", "no JSON"),
+    ({"type": "integer"}, "1" * 5000, "unchecked"),
+    ({"type": "number"}, "1e99999999999999999999", "unchecked"),
+], ids=str)
+def test_the_validator_judges_exactly_or_says_that_it_cannot(schema, text, outcome):
+    assert Judge(schema)(text).outcome == outcome
+
+
+# --- the study itself ---
+
+class FakeMatcher:
+    """Of an engine that lets everything through, or nothing."""
+
+    def __init__(self, lets: bool):
+        self.lets = self.accepting = lets
+
+    def matcher(self) -> FakeMatcher:
+        return self
+
+    def advance(self, token: int) -> bool:
+        return self.lets
+
+
+class Faked(Bench):
+    """A study of such an engine; nobody writes."""
+
+    def __init__(self, lets: bool):
+        super().__init__(pair())
+        self.engine, self.lets = self, lets
+
+    def compile(self, kind: str, source: str) -> FakeMatcher:
+        return FakeMatcher(self.lets)
+
+    def _written(self, case, grammar):
+        return iter(())
+
+
+def test_an_engine_that_lets_everything_through_is_found_out_and_one_that_lets_nothing_through_too():
+    instances = [instance for case in CASES for instance in case.instances]
+    everything, nothing = [list(Faked(lets).try_all(CASES)) for lets in (True, False)]
+    assert sum(len(finding.let_through) for finding in everything) == sum(not instance.valid for instance in instances) > 100
+    assert not any(finding.forbidden for finding in everything)
+    assert sum(len(finding.forbidden) for finding in nothing) == sum(instance.valid for instance in instances) > 100
+    assert not any(finding.violations for finding in nothing)
+    assert verdict(everything).startswith(f"{sum(not instance.valid for instance in instances)} violations")
+
+
+def test_a_text_that_breaks_its_schema_is_a_violation_and_one_that_was_cut_off_is_not():
+    judge, blank = Judge(INTEGER), Finding(Case("a", "g", INTEGER))
+    broken = replace(blank, writings=[Writing("the model", "2.5", judge("2.5")), Writing("scribble 1", "2", judge("2"))])
+    assert broken.outcome == "invalid" and broken.violations == ["the model wrote '2.5': Decimal('2.5') is not of type 'integer'"]
+    whole = replace(blank, writings=[Writing("scribble 1", "2", judge("2"))])
+    assert (whole.outcome, blank.outcome) == ("valid", "cut off")
+
+
+def test_counts_of_the_tables_add_up(findings):
+    everything = list(findings.values())
+    head, *rows, total = group_rows(everything)
+    assert total[1:2 + len(OUTCOMES)] == [str(sum(int(row[i]) for row in rows)) for i in range(1, 2 + len(OUTCOMES))]
+    assert int(total[1]) == len(CASES) == sum(map(int, total[2:2 + len(OUTCOMES)]))
+    assert len(schema_rows(everything)) == 1 + len(CASES) and {len(row) for row in [head, *rows, total]} == {len(head)}
+    assert verdict(everything) == "Nothing that was accepted was violated."
+    told = json.loads(json.dumps(document({}, everything), allow_nan=False))
+    assert [entry["name"] for entry in told["schemas"]] == [case.name for case in CASES]
+    assert all(entry["mask_seconds"]["median"] <= entry["mask_seconds"]["p99"] for entry in told["schemas"] if entry["masks"])
+
+
+def test_the_time_of_a_mask_is_that_of_its_parts():
+    finding = Finding(Case("a", "g", INTEGER), compile_seconds=2e-3, masks=[MaskTime(3e-6, 2e-6, 1e-6)] * 99 + [MaskTime(1e-3, 2e-6, 1e-6)])
+    assert schema_rows([finding])[1][2:8] == ["2.0", "6", "6", "3", "2", "1"]
+    assert schema_rows([replace(finding, masks=finding.masks[-2:] * 3)])[1][4] == "1003"
+
+
+def test_an_instance_is_written_in_the_order_of_its_schema_too():
+    schema = {"properties": {"x": {}, "y": {"properties": {"b": {}, "a": {}}}}, "required": ["z"]}
+    assert list(ordered({"w": 0, "z": 1, "y": {"a": 1, "b": 2}, "x": 3}, schema)) == ["x", "y", "z", "w"]
+    assert spellings({"y": {"a": 1, "b": 2}, "x": 3}, schema)[1] == '{"x": 3, "y": {"b": 2, "a": 1}}'
+
+
+def test_three_layouts_are_read(tmp_path):
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "plain.json").write_text('{"type": "integer"}')
+    (tmp_path / "set" / "masks.json").write_text('{"schema": true, "tests": [{"data": 1, "valid": true}]}')
+    (tmp_path / "minimum.json").write_text('[{"description": "d", "schema": {"minimum": 3}, "tests": [{"description": "t", "data": 2, "valid": false}]}]')
+    assert read_cases(str(tmp_path)) == [
+        Case("minimum.json: d", "minimum", {"minimum": 3}, (Instance("t", 2, False),)),
+        Case("set/masks.json", "set", True, (Instance("1", 1, True),)),
+        Case("set/plain.json", "set", {"type": "integer"})]
+
+
+@pytest.mark.parametrize("text, says", [("{bad", "cannot be read as JSON"), ("[1]", "none of the known layouts"),
+                                        ('[{"schema": 1, "tests": [3]}]', "none of the known layouts")])
+def test_a_file_that_is_none_of_them_is_refused_by_name(tmp_path, text, says):
+    (tmp_path / "odd.json").write_text(text)
+    with pytest.raises(Refusal, match=f"odd.json.*{says}"):
+        read_cases(str(tmp_path))
+
+
+def test_the_command_tells_of_every_schema_and_writes_it_down(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    folder = str(FOLDER / "suite" / "const.json")
+    assert main(["bench", "schemas", folder, "--model", save_models(tmp_path).target, "--max-new-tokens", "8", "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "const.json: an object" in shown and "Nothing that was accepted was violated." in shown
+    told = json.loads(out.read_text())
+    assert len(told["schemas"]) == 2 and told["settings"]["scribbles"] == 4 and told["machine"]["torch"]
+
+
+def test_the_command_refuses_an_empty_folder_before_a_model_is_loaded(tmp_path, capsys):
+    assert main(["bench", "schemas", str(tmp_path), "--model", "no/such"]) == 2
+    assert "There is no .json in" in capsys.readouterr().err
