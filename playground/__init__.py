@@ -11,6 +11,7 @@ Importing this takes no torch: that waits until something is loaded or run, so t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
@@ -34,7 +35,8 @@ def load(model: str | None = None, draft: str | None = None, device: str = "auto
     """A target and its draft, ready to run; raises Refusal with what to do.
 
     A model is named by the catalogue, a folder or a hub id; None is the bundled one. A draft of None is the catalogue's
-    partner of the model, if it has one; "none" is no draft. `progress` is called with the share done, 0 to 1, and a few
+    partner of the model, if it has one; "none" is no draft; "nf4", "fp4" or "int8" is the model itself, its weights quantised
+    so. One with tokens of its own is refused by the lanes that cannot translate them. `progress` is called with the share done, 0 to 1, and a few
     words. Loads that are given one `shelf` share what is on it. The oracle is a table in float64 on the CPU, however it is asked for.
     """
     from playground.engine import catalogue
@@ -51,8 +53,9 @@ def load(model: str | None = None, draft: str | None = None, device: str = "auto
     target = shelf.get(name, how, lambda done, text: tell(done * share, text))
     if not partner:
         return Models(target)
-    second = shelf.get(partner, how, lambda done, text: tell(share + done * (1 - share), text))
-    loading.check_draft(target.tokens, second.tokens)
+    packed = partner in catalogue.PACKED
+    second = shelf.get(name if packed else partner, replace(how, quantization=partner) if packed else how,
+                       lambda done, text: tell(share + done * (1 - share), text))
     return Models(target, second)
 
 

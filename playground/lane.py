@@ -31,10 +31,11 @@ from playground.events import Branches, Commit, Draft, Event, Reason, Rollback, 
 from playground.memory import Memory
 from playground.parts.tree import ROOT, TokenTree
 from playground.recorder import Kept, Recorder
-from playground.retention import Retention
+from playground.retention import Retention, Settled
 from playground.rows import Chain, Choice, Rows
 from playground.sequence import Bounds, Sequence
 from playground.stream import Exit, Immediate, Request, Stream, Together, reading
+from playground.translated import Translated
 
 if TYPE_CHECKING:
     from playground.recipe import Assembly
@@ -54,21 +55,23 @@ class Limits:
 class Lane:
     def __init__(self, prompt: list[int], models: dict[str, Model], assembly: Assembly, limits: Limits, recorder: Recorder,
                  prompts: dict[str, list[int]] | None = None, memory: Memory | None = None):
-        """`prompts` are other prompts for the target's model, by the name of the stream that reads them."""
+        """`prompts` are other prompts by the name of the stream that reads them: for the target's model, or for one with tokens of its own in those."""
         self.prompt_length = len(prompt)
         self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.draws = Draws(limits.seed)
         self.target_model = models["target"]
-        self.vocabulary = min(model.vocabulary for model in models.values())  # embeddings may be padded to different sizes
         self.prompts = {"target": prompt, **(prompts or {})}
-        self.context = min(model.context for model in models.values()) - max(map(len, self.prompts.values())) + len(prompt)
+        alike = [model for name, model in models.items() if name == "target" or name not in self.prompts]  # they read the same tokens
+        self.vocabulary = min(model.vocabulary for model in alike)  # embeddings may be padded to different sizes
+        longest = max(len(ids) for name, ids in self.prompts.items() if name == "target" or name not in models)
+        self.context = min(model.context for model in alike) - longest + len(prompt)
         if len(prompt) >= self.context:
             raise Refusal(f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.", "prompt")
         self.form: Callable[[str], list[int]] = self.encode  # what makes a prompt of a text
         self.passage = ""  # what the prompt gives as context, before it was put into the model's form
         self.events: list[Event] = []  # not handed out yet
         self._models, self._streams, self._round = models, {}, -1
-        self.inner = [exit for sampler in assembly.samplers for exit in sampler.inner(self.target_model.depth, self.target_model.tied)]
+        self.inner = [exit for part in assembly.strategies() for exit in part.inner(self.target_model.depth, self.target_model.tied)]
         self._asked: Immediate | None = None  # the last request to change the text
         bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
         chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, not assembly.decoder.owns_constraint)
@@ -173,6 +176,8 @@ class Lane:
         return self._streams[name]
 
     def _opened(self, name: str) -> Stream:
+        if name in self._models and name != "target" and name in self.prompts:
+            return Translated(name, self._models[name], self, self.prompts[name])
         if name in self._models:
             companions = [self.stream(other) for other in self.assembly.streams()] if name == "target" else []
             return Stream(name, self._models[name], self, self.prompts["target"], companions)
@@ -438,8 +443,8 @@ class Lane:
 
     def settle(self, moment: str, guesses: int = 0) -> None:
         """After a keep: the policy acts on the target's cache. What is left is noted, and how many places guesses had taken."""
-        freed = self.retention.settle(moment, self._next()) if self.retention else 0
-        self.events += self.recorder.cache(self.target.store, guesses, freed)
+        settled = self.retention.settle(moment, self._next()) if self.retention else Settled()
+        self.events += self.recorder.cache(self.target.store, guesses, settled)
         self.events += self.retention.policy.explain(self.prompt_length, self.depth) if self.retention else []
 
     def _next(self) -> int:

@@ -59,6 +59,10 @@ class Assembly:
         """Streams that samplers read beside the target."""
         return list(dict.fromkeys(name for sampler in self.samplers for name in sampler.streams))
 
+    def prompts(self) -> list[str]:
+        """Streams of the target's model over another prompt, whoever reads them."""
+        return list(dict.fromkeys([*self.streams(), *self.decoder.views]))
+
     def remembers(self) -> bool:
         return any(part.remembers for part in self.strategies())
 
@@ -79,6 +83,11 @@ class Assembly:
         return [Part(part.name, part.kind, part.values()) for part in self.strategies()]
 
 
+def translating() -> list[str]:
+    """Names of the strategies that can use a draft model whose tokens are not the target's."""
+    return [name for name, cls in discover().items() if cls.translates]
+
+
 def assemble(recipe: Recipe) -> Assembly:
     """The strategies a recipe names, with knobs set; raises Refusal for whatever cannot work."""
     main = find(recipe.strategy)
@@ -97,7 +106,7 @@ def assemble(recipe: Recipe) -> Assembly:
     assembly.samplers.sort(key=lambda sampler: (STAGES.index(sampler.stage), sampler.rank))
     _check_exactness(assembly)
     if "constraint" in decoder.needs and not assembly.constraint:
-        raise Refusal(f"{decoder.name} needs a constraint: add json_schema, regex, lark or choice.", decoder.name)
+        raise Refusal(f"{decoder.name} needs a constraint: add json_schema, regex, lark, gbnf or choice.", decoder.name)
     return assembly
 
 

@@ -101,6 +101,7 @@ class Rows:
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
         self._looked_at: dict[int, list[Stage]] = {}  # stages of single rows
+        self._decided = False  # by the decoder, whatever the model says
         if self.chain.matcher:  # now: the matcher moves on when tokens are kept
             self.masks = self._masks()
 
@@ -115,6 +116,10 @@ class Rows:
         if not 0 <= row < len(self.raw):
             raise IndexError(f"no row for node {node}: these are nodes {self.first} to {self.first + len(self.raw) - 1}")
         return row
+
+    def unread(self, node: int) -> bool:
+        """Whether a node was added to the tree after this forward."""
+        return node - self.first >= len(self.raw)
 
     @property
     def hidden(self) -> Tensor | None:
@@ -167,6 +172,7 @@ class Rows:
     def decide(self, name: str, scores: Tensor) -> None:
         """A decoder that reckons the law itself says so: scores [n, V] after a stage of its own, before anything is drawn."""
         self.stages.append(Stage(name, scores.to(self.raw)))
+        self._decided = True
 
     @property
     def scores(self) -> Tensor:
@@ -199,7 +205,7 @@ class Rows:
     @property
     def _plain(self) -> bool:
         """Whether final scores are the raw ones, so that nothing is saved by looking at few rows."""
-        return not (self.chain.samplers or self.others) and (self.masks is None or not self.chain.masking)
+        return not (self.chain.samplers or self.others or self._decided) and (self.masks is None or not self.chain.masking)
 
     @cached_property
     def _bests(self) -> list[int]:

@@ -1,7 +1,7 @@
 """A text nobody is asked to write: what a model thinks before each of its tokens.
 
 The text goes through in a few forwards and every token is committed as a forced one, so that events, trace and pictures are
-those of any lane. Nothing stands before the first token; it takes the place of the prompt. With a draft model both read.
+those of any lane. Nothing stands before the first token; it takes the place of the prompt. With a draft model both read, if their tokens are the same.
 
     for stamped in score(models, Prompt("The red fox listens.")): ...
 """
@@ -43,7 +43,7 @@ def score(models: Models, prompt: Prompt, recorder: type[Recorder] = Recorder) -
     ids = prompt.encode(models.target)
     if len(ids) < 2:
         raise Refusal("This text is a single token, and nothing stands before it to judge it by: write at least two.", "prompt")
-    readers = [models.target, *([models.draft] if models.draft else [])]
+    readers = [models.target, *([models.draft] if models.draft and not models.differences else [])]
     headers = [_header(lane, model, prompt, ids) for lane, model in enumerate(readers)]
     return Session(headers, [_runner(model, ids, recorder) for model in readers])
 

@@ -14,18 +14,19 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from time import perf_counter
 
 import torch
 
 from playground.canvas import Canvas, check_fit
+from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Fill, Header, Judged, Stamped
 from playground.lane import Lane, Limits
 from playground.memory import Memory
-from playground.recipe import Assembly, Recipe, assemble
+from playground.recipe import Assembly, Recipe, assemble, translating
 from playground.recorder import Recorder
 from playground.result import Result
 from playground.stream import Feed, Request
@@ -39,16 +40,27 @@ Judge = Callable[[str], Judged]  # how right a text is as the answer to the prom
 
 @dataclass(frozen=True)
 class Models:
-    """The target and, where there is one, its draft."""
+    """The target and, where there is one, its draft, which may have tokens of its own."""
 
     target: Model
     draft: Model | None = None
 
-    def by_stream(self, needs: set[str]) -> dict[str, Model]:
-        if "draft" not in needs:
+    @cached_property
+    def differences(self) -> str:
+        """How the draft's tokens are not the target's, in a few words; empty where they are, and where there is no draft."""
+        return differences(self.target.tokens, self.draft.tokens) if self.draft else ""
+
+    def by_stream(self, assembly: Assembly) -> dict[str, Model]:
+        """The models a lane reads. Raises Refusal where there is no draft, and where a part of the lane cannot translate its tokens."""
+        drafted = [part for part in assembly.strategies() if "draft" in part.needs]
+        if not drafted:
             return {"target": self.target}
         if self.draft is None:
             raise Refusal(f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its vocabulary.", "draft")
+        bound = [part.name for part in drafted if not part.translates]
+        if bound and self.differences:
+            raise Refusal(f"The draft model has another vocabulary ({self.differences}), which {bound[0]} cannot translate: choose a draft of the same "
+                          f"model family, or guess with {' or '.join(translating())}.", "draft")
         return {"target": self.target, "draft": self.draft}
 
 
@@ -378,10 +390,13 @@ def _own(limits: Limits, recipe: Recipe) -> Limits:
 def _lane(models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, recorder: type[Recorder], memory: Memory | None) -> Lane | Canvas:
     """What a decoder touches: text that grows, or a canvas that is filled. Raises Refusal where the model cannot do that."""
     check_fit(assembly.decoder, models.target)
-    ids, chosen, told = prompt.encode(models.target), models.by_stream(assembly.needs()), recorder(models.target.tokens)
+    ids, chosen, told = prompt.encode(models.target), models.by_stream(assembly), recorder(models.target.tokens)
     if assembly.decoder.kind == "canvas_decoder":
         return Canvas(ids, chosen, assembly, limits, told)
-    lane = Lane(ids, chosen, assembly, limits, told, _other_prompts(assembly, prompt, models.target), memory)
+    others = _other_prompts(assembly, prompt, models.target)
+    if "draft" in chosen and models.differences:
+        others["draft"] = prompt.encode(models.draft)
+    lane = Lane(ids, chosen, assembly, limits, told, others, memory)
     lane.passage = prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)
     return lane
@@ -394,7 +409,9 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
         return found
     if not prompt.context.strip():
         needing = assembly.needing("context")
-        raise Refusal(f"{needing} holds a context against the model's memory, and there is none: give a passage as context.", "context")
+        raise Refusal(f"{needing} needs a context, and there is none: give a passage as context.", "context")
+    shorter = assembly.decoder.passages(prompt.context.strip(), prompt.text)
+    found |= {name: replace(prompt, context=passage).encode(model) for name, passage in shorter.items()}
     return {**found, "without_context": prompt.without_context().encode(model)}
 
 
@@ -412,4 +429,5 @@ def _describe(header: Header, assembly: Assembly, models: Models) -> None:
     header.title, header.parts, header.guarantee = decoder.title, assembly.parts(), assembly.guarantee()
     header.reconstruction = any(part.reconstruction for part in assembly.strategies())
     if "draft" in assembly.needs() and models.draft:
-        header.draft = models.draft.name
+        itself = models.draft.name == header.model and models.draft.quantization != header.quantization
+        header.draft = f"{models.draft.name} in {models.draft.quantization}" if itself else models.draft.name

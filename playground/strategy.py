@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from playground.engine.pool import Packed
     from playground.events import Figure, Note
     from playground.lane import Lane
+    from playground.parts.merging import Merge
     from playground.parts.tree import TokenTree
-    from playground.retention import Held
+    from playground.retention import Full, Held
     from playground.rows import Rows
     from playground.trace import Trace
 
@@ -110,6 +111,7 @@ class Strategy:
     reconstruction: ClassVar[bool] = False
     sure: ClassVar[str] = "high"  # how sure we are that this is what its source describes: high, medium or low
     runs_programs: ClassVar[bool] = False  # it runs what the model wrote, in the sandbox; a public page has to allow that
+    translates: ClassVar[bool] = False  # its draft model may have tokens of its own
     remembers: ClassVar[bool] = False  # it learns from one run of a visitor for the next, through lm.memory
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -141,6 +143,13 @@ class Strategy:
         parts = cls.__module__.split(".")
         return parts[1] if parts[0] == "strategies" and len(parts) > 2 else parts[0]
 
+    def inner(self, depth: int, tied: bool) -> list[Inner]:
+        """Early exits it reads beside the rows, of a model with `depth` layers, whose head is its embeddings where they are tied.
+
+        A sampler finds them in what it mixes, anyone else in the `others` of the target's rows.
+        """
+        return []
+
     def values(self) -> dict[str, Any]:
         """Current value of every knob."""
         return {k.name: getattr(self, k.name) for k in self.knobs()}
@@ -163,6 +172,7 @@ class Decoder(Strategy):
     several: ClassVar[bool] = False  # sequences grow side by side
     whole_answers: ClassVar[bool] = False  # it chooses among whole answers, so a text may be shorter than was asked though nothing ended it
     owns_constraint: ClassVar[bool] = False  # rows come unmasked, with rows.masks to look at; the decoder keeps the text legal and ends it
+    views: ClassVar[tuple[str, ...]] = ()  # streams of the target's model over the prompt with another passage, which `passages` gives
 
     def decode(self, lm: Lane) -> Iterator:
         """Yield events and requests; `lm` ends the generator when the text is complete."""
@@ -171,6 +181,10 @@ class Decoder(Strategy):
     def toggles(self) -> list[Strategy]:
         """Toggles the decoder brings along, under those a person adds."""
         return []
+
+    def passages(self, passage: str, question: str) -> dict[str, str]:
+        """For each of its views the passage that stands in the place of the prompt's own; empty for none."""
+        return {}
 
 
 class CanvasDecoder(Decoder):
@@ -218,10 +232,6 @@ class Sampler(Strategy):
     def instructions(self) -> dict[str, str]:
         """Streams of the target's model over the same prompt with an instruction before it: the instructions, by name of the stream."""
         return {}
-
-    def inner(self, depth: int, tied: bool) -> list[Inner]:
-        """Early exits it reads beside the rows, of a model with `depth` layers, whose head is its embeddings where they are tied."""
-        return []
 
     def prepare(self, lm: Lane) -> Iterator:
         """Yield events and requests before the prompt is read, such as those of `lm.reading`."""
@@ -290,7 +300,7 @@ class Constraint(Strategy):
     kind = "constraint"
 
     def grammar(self) -> tuple[str, str]:
-        """Kind and source of the grammar: json_schema, regex, lark or choice."""
+        """Kind and source of the grammar: json_schema, regex, lark, gbnf or choice."""
         raise NotImplementedError
 
 
@@ -299,14 +309,15 @@ class CachePolicy(Strategy):
 
     A row-wise one writes `visible`: a mask, and slots that no later row may see are freed. One that goes by attention sets
     `watches` and hears in `attended` what kept rows attended to; one that packs sets `packs` and writes `due` and `encode`;
-    one that lets every row choose for itself sets `focuses` and writes `focus`.
-    What it frees or packs is gone for good.
+    one that lets every row choose for itself sets `focuses` and writes `focus`; one under which what is freed leaves something
+    behind in what stays sets `merges` and writes `merge`. What it frees or packs is gone for good.
     """
 
     kind = "cache_policy"
     row_wise: ClassVar[bool] = True  # False where what a row sees depends on the path, not on its position alone
     watches: ClassVar[bool] = False
     packs: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
     focuses: ClassVar[bool] = False  # rows see what `focus` chooses for them by their own attention
 
     def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -342,8 +353,34 @@ class CachePolicy(Strategy):
         """Which slots of one layer stay, [1 or kv_heads, slots]; of a row-wise policy, those its next row may see."""
         raise NotImplementedError
 
+    def merge(self, held: Held, stays: torch.Tensor, goes: torch.Tensor) -> Merge:
+        """Where the rows of slots `goes` [kv_heads, slots] are added to those of slots `stays` before they are freed; asked where some go."""
+        raise NotImplementedError
+
     def budget(self, generated: int) -> int:
         """Most slots a layer and KV head may hold after a keep, with that many tokens generated."""
+        raise NotImplementedError
+
+    @classmethod
+    def holding(cls, tokens: int, prompt: int) -> dict[str, Any] | None:
+        """Knobs with which a layer and KV head holds so many tokens of a prompt, on average and as nearly as they allow.
+
+        None where the policy does not go by a number of tokens. Comparisons at equal room ask for them.
+        """
+        return None
+
+    def promise(self, full: Full) -> float:
+        """Share of a full cache's bytes that it means to hold: by its budget where it keeps to one, by the bits of packed numbers where it packs."""
+        if self.packs:
+            return sum(self._packed_share(part, full) for part in ("keys", "values")) / 2
+        return min(1.0, self.budget(full.generated) / full.length) if "budget_respected" in self.guarantee else 1.0
+
+    def _packed_share(self, part: str, full: Full) -> float:
+        packed = self.due(part, full.length) / full.length
+        return 1 - packed + packed * self.packed_bits(part, full) / full.bits
+
+    def packed_bits(self, part: str, full: Full) -> float:
+        """Bits that a packed number of the "keys" or "values" takes, its part of scales and of all else that is held beside it included."""
         raise NotImplementedError
 
     def rehearsal(self, text: list[int]) -> list[int]:

@@ -232,6 +232,15 @@ class Stream:
         self.store.forget()
         self._tree, self._left_early = tree, Early()
 
+    @property
+    def room(self) -> int:
+        """Tokens its model can still read behind the text."""
+        return self.model.context - len(self.prompt) - self.lane.generated
+
+    def spellings(self, start: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Generated tokens from `start` on, each with the tokens this stream's model reads for it, none where it does not read it by itself."""
+        return [(token, (token,)) for token in self.lane.tokens[self.lane.prompt_length + start:]]
+
     def behind(self) -> int:
         """Committed tokens this stream's model has not read."""
         return len(self.prompt) + self.lane.generated - self.store.length

@@ -46,6 +46,9 @@ class Letters:
     def piece(self, token: int) -> str:
         return f"<{self.letters[token]}>" if token in self.ends else self.letters[token]
 
+    def names(self) -> dict[int, str]:
+        return dict(enumerate(self.letters))
+
     def pieces(self, ids: list[int]) -> list[str]:
         return [self.piece(token) for token in ids]
 
@@ -184,7 +187,7 @@ class Enumerating:
 def watch(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating) -> Iterator[Lane]:
     """Run one lane, with chance from `draws`, and look at it after each request."""
     assembly = copy.deepcopy(assembly)
-    lane = Lane(prompt, models, assembly, limits, Silent(models["target"].tokens), {name: without_context(prompt) for name in assembly.streams()})
+    lane = Lane(prompt, models, assembly, limits, Silent(models["target"].tokens), {name: without_context(prompt) for name in assembly.prompts()})
     lane.draws = draws
     runner = Runner(lane, assembly)
     while not runner.finished:

@@ -60,11 +60,13 @@ def test_a_card_tells_sources_tokens_and_limits():
         assert all(word in card for word in ("sha256", "tokens", "loss", "imit"))
 
 
-def test_the_other_draft_speaks_other_tokens_and_is_refused_as_a_draft():
-    alone = playground.load("pocket-other-draft").target
-    assert len(alone.tokens.encode("1234")) < len(playground.load().target.tokens.encode("1234")) == 4, "digits by twos and threes"
-    with pytest.raises(playground.Refusal, match="another vocabulary"):
-        playground.load("pocket", "pocket-other-draft")
+def test_the_other_draft_speaks_other_tokens_and_guesses_for_those_who_translate_them():
+    pair = playground.load("pocket", "pocket-other-draft")
+    assert len(pair.draft.tokens.encode("1234")) < len(pair.target.tokens.encode("1234")) == 4, "digits by twos and threes"
+    plain, bound, translating = playground.compare([Recipe("greedy"), Recipe("speculative"), Recipe("speculative", {}, [("omnidraft", {})])],
+                                                   STORY, models=pair, chat=True)
+    assert bound.reason == "failed" and "another vocabulary" in bound.message
+    assert translating.token_ids == plain.token_ids and translating.metrics["tokens_per_target_forward"] > 1.2
 
 
 def test_bundled_files_stay_small():

@@ -21,6 +21,7 @@ from playground.lane import Lane, Limits
 from playground.recipe import Recipe, assemble
 from playground.session import Models, Prompt, Session, prepare
 from playground.strategy import find
+from playground.stream import Stream
 from playground.trace import Trace, check
 
 LENGTH = 8
@@ -59,6 +60,11 @@ def timeless(told: list[Event]) -> list[dict]:
 
 def lane_of(session: Session, index: int = 0) -> Lane:
     return session._runners[index].lane
+
+
+def text_of(stream: Stream) -> list[int]:
+    """What a stream follows: its own prompt, and what the lane wrote."""
+    return [*stream.prompt, *stream.lane.tokens[stream.lane.prompt_length:]]
 
 
 def tables(letters: str = "abcde", ends: str = "", context: int = 256) -> dict[str, TableModel]:
@@ -133,9 +139,9 @@ def test_a_cache_holds_the_beginning_of_the_text_token_for_token(recipe):
     for lane in watch(assemble(recipe), tables(), prompt, Limits(2, 12), Draws(2)):
         for stream in lane._streams.values():
             store = stream.store
-            assert store.length <= len(lane.tokens)
+            assert store.length <= len(text_of(stream))
             if store.length:
-                assert store.keys[0].rows[0, :store.length, 0].tolist() == lane.tokens[:store.length]
+                assert store.keys[0].rows[0, :store.length, 0].tolist() == text_of(stream)[:store.length]
                 assert store.slots[0].positions.tolist() == [list(range(store.length))]
 
 
@@ -154,7 +160,7 @@ def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
     session = start(recipe)
     events(session)
     for stream in [stream for stream in lane_of(session)._streams.values() if stream.store.length]:
-        held, tokens = stream.store, lane_of(session).tokens[:stream.store.length]
+        held, tokens = stream.store, text_of(stream)[:stream.store.length]
         fresh = stream.model.new_store()
         stream.model.forward([Work(fresh, tokens, list(range(-1, len(tokens) - 1)))])
         for pools, expected in ((held.keys, fresh.keys), (held.values, fresh.values)):
@@ -331,8 +337,10 @@ def test_a_text_never_outgrows_the_context(recipe):
 @every_growing_lane
 def test_no_forward_leaves_the_positions_a_model_has(recipe):
     models = pair("gpt2")  # it has one embedding for each position, and none beyond
+    before = len(Prompt("7", context="A bird.").encode(models.target)) - 1
     for room in (1, 4, 9):
-        told = events(prepare(models, [recipe], Prompt("7" * (models.target.context - room)), Limits(0, 50)))
+        prompt = Prompt("7" * (models.target.context - room - before), context="A bird.")
+        told = events(prepare(models, [recipe], prompt, Limits(0, 50)))
         assert isinstance(told[-1], Done), told[-1]
         assert len(ids(told)) == room or told[-1].reason == "end"
 

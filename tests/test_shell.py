@@ -294,14 +294,20 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_the_engines_reason(shell,
 
 @pytest.mark.parametrize("options, says", [
     (["--model", "/nowhere"], "no folder"), (["--model", "EMPTY"], "config.json"), (["--device", "toaster"], "toaster"), (["--dtype", "int3"], "int3"),
-    (["--quantization", "q4"], "q4"), (["--draft", "STRANGER"], "another vocabulary"), (["--prompt", "bird " * CONTEXT], "shorten"),
+    (["--quantization", "q4"], "q4"), (["--prompt", "bird " * CONTEXT], "shorten"),
 ])
 def test_models_and_prompts_that_do_not_fit_are_refused(shell, saved, tmp_path, options, says):
-    named = {"EMPTY": str(tmp_path), "STRANGER": saved.stranger}
     words = ["--prompt", "The"] if "--prompt" not in options else []
-    code, out, err = shell("run", "greedy", *words, "--model", saved.target, *[named.get(word, word) for word in options])
+    code, out, err = shell("run", "greedy", *words, "--model", saved.target, *[str(tmp_path) if word == "EMPTY" else word for word in options])
     assert code == 2 and out == "" and says in err
     assert_one_line(err)
+
+
+def test_a_draft_with_other_tokens_is_refused_by_the_lane_that_would_use_it_and_by_no_other(shell, saved):
+    code, _, err = shell("run", "speculative", *PROMPT, "--model", saved.target, "--draft", saved.stranger)
+    assert code == 2 and "omnidraft" in err
+    assert_one_line(err)
+    assert shell("run", "greedy", *PROMPT, "--model", saved.target, "--draft", saved.stranger)[0] == 0
 
 
 def test_a_draft_that_is_needed_and_not_there_is_asked_for(shell, saved):

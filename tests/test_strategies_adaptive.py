@@ -50,7 +50,7 @@ COLLAPSES = {
 def run(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int, seed: int = 0, other: list[int] | None = None) -> tuple[Lane, list[Event]]:
     """A lane run to its end, with all it told; `other` is what the stream without context reads."""
     assembly = lane if isinstance(lane, Assembly) else assemble(lane)
-    prompts = {name: other or without_context(prompt) for name in assembly.streams()}
+    prompts = {name: other or without_context(prompt) for name in assembly.prompts()}
     runner = Runner(Lane(prompt, models, assembly, Limits(seed, length), Recorder(models["target"].tokens), prompts), assembly)
     events = []
     while not runner.finished:

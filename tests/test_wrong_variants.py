@@ -30,15 +30,17 @@ class BelievesAll(Verifier):
 
     def judge(self, lm, tree, rows):
         path, node = [], ROOT
-        while children := tree.children(node):
+        while not rows.unread(node) and (children := tree.children(node)):
             node = children[0]
             path.append(node)
-        return Verdict(kept=path, token=lm.pick(rows, node).token)
+        return Verdict(kept=path, token=-1 if rows.unread(node) else lm.pick(rows, node).token)
 
 
 def rounds(name: str, drafter, verifier) -> Assembly:
     decoder = make(name)
-    decoder.drafter, decoder.verifier = drafter, verifier
+    decoder.verifier = verifier
+    if drafter:  # some bring their guesses along
+        decoder.drafter = drafter
     return Assembly(decoder, [make(AT_ONE[0], **AT_ONE[1])])
 
 
@@ -49,6 +51,8 @@ VARIANTS = {
     "sample_match": rounds("speculative", Siblings(independent), Judged(draws_again_after_a_miss)),
     "k_seq": rounds("speculative", make("spectr", rows=2), JudgedByNumbers(divided_by(lambda k: 1.0))),
     "layer_skip": rounds("layer_skip", make("layer_skip_draft", depth=2), BelievesAll()),
+    "pearl": rounds("pearl", None, BelievesAll()),
+    "smartspec": rounds("smartspec", make("draft_model", depth=2), BelievesAll()),
 }
 
 
@@ -67,6 +71,10 @@ def test_a_wrong_variant_is_found_out(assembly):
     assert off(assembly) > WRONG
 
 
-@pytest.mark.parametrize("name, drafter", [("speculative", "draft_model"), ("layer_skip", "layer_skip_draft")])
+@pytest.mark.parametrize("name, drafter", [("speculative", "draft_model"), ("layer_skip", "layer_skip_draft"), ("smartspec", "draft_model")])
 def test_the_right_ones_pass_where_the_wrong_ones_fail(name, drafter):
     assert off(rounds(name, make(drafter, depth=2), make("rejection"))) < EXACT
+
+
+def test_pearl_passes_with_the_right_verifier():
+    assert off(rounds("pearl", None, make("rejection"))) < EXACT

@@ -14,6 +14,7 @@ from playground.errors import Refusal
 BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
 ORACLE = "oracle"  # a table rather than a network: a file beside the models' folders
 OTHER_TOKENS = "pocket-other-draft"  # of the family, but with a tokenizer of its own
+PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself, its weights quantised so
 ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
 CARD = "variant.json"  # in the folder of a model that was made here: what it is and how it came to be
 
@@ -32,7 +33,7 @@ class Entry:
 BUNDLED = (
     Entry("pocket", "Pocket", "bundled", "pocket-draft", "Trained for this playground; needs neither network nor GPU."),
     Entry("pocket-draft", "Pocket draft", "bundled", "", "The small partner that guesses ahead for Pocket."),
-    Entry(OTHER_TOKENS, "Pocket, other tokens", "bundled", "", "Half a million parameters and a tokenizer of its own."),
+    Entry(OTHER_TOKENS, "Pocket, other tokens", "bundled", "", "Half a million parameters and a tokenizer of its own; a draft for who translates."),
     Entry(ORACLE, "Oracle sentences", "bundled", "", "An exact table over 60 sentences, not a neural network; for masked diffusion."),
 )
 SUGGESTED = (

@@ -119,14 +119,19 @@ def load(name: str, loading: Loading, progress: Progress = unseen) -> tuple[PreT
 
 
 def check_draft(target: Tokens, draft: Tokens) -> None:
-    """Refuse a draft model whose token ids mean something else; rows without tokens may differ in number."""
-    ours, theirs = ({id: text for text, id in tokens.tokenizer.get_vocab().items()} for tokens in (target, draft))
+    """Refuse a draft model whose token ids mean something else."""
+    if said := differences(target, draft):
+        raise Refusal(f"The draft model has another vocabulary ({said}): choose a draft of the same model family.", "draft")
+
+
+def differences(target: Tokens, draft: Tokens) -> str:
+    """How the token ids of a draft mean something else, in a few words; empty where they do not. Rows without tokens may differ in number."""
+    ours, theirs = target.names(), draft.names()
     if ours == theirs:
-        return
+        return ""
     differing = sorted(id for id in ours.keys() | theirs.keys() if ours.get(id) != theirs.get(id))
     ours_say, theirs_say = (repr(tokens[differing[0]]) if differing[0] in tokens else "nothing" for tokens in (ours, theirs))
-    raise Refusal(f"The draft model has another vocabulary ({len(differing)} tokens differ; id {differing[0]} is {ours_say} for the target and "
-                  f"{theirs_say} for the draft): choose a draft of the same model family.", "draft")
+    return f"{len(differing)} tokens differ; id {differing[0]} is {ours_say} for the target and {theirs_say} for the draft"
 
 
 class Shelf(Generic[Held]):

@@ -80,6 +80,10 @@ class Tokens:
         drops = spelled.startswith(b" ") and "ByteLevel" not in self._decoders
         return self._in_context([id]).encode() if drops else spelled
 
+    def names(self) -> dict[int, str]:
+        """What the tokenizer itself calls each token, by id."""
+        return {id: name for name, id in self.tokenizer.get_vocab().items()}
+
     def is_special(self, id: int) -> bool:
         """Whether decoding leaves the token out."""
         return id in self._silent

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from playground.errors import Refusal
 from playground.parts.tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 
 Level = Callable[["Rows", list[int], int], list[int]]
 """level(rows, leaves, its number from 0) adds children to the leaves and returns those that may have children themselves."""
+
+
+Stop = Callable[[TokenTree], bool]
+"""stop(chain) says after each guess whether to ask the target now. It may look at any guess that was made, for all of them are sent; a guess
+that were dropped for what it is would bend the law."""
+
+
+def check_chain(name: str, drafter: Drafter) -> None:
+    """Refuse drafters whose guesses branch, for a decoder of that name which reckons with chains."""
+    if drafter.name not in ("draft_model", "prompt_lookup") or getattr(drafter, "width", 1) > 1:
+        raise Refusal(f"{name} reckons with chains: take draft_model with width 1, or prompt_lookup.", "drafter")
 
 
 def new_tree(lm: Lane, drafter: Drafter) -> TokenTree:
@@ -33,6 +45,15 @@ def grow(stream: Stream | Exit, tree: TokenTree, depth: int, level: Level) -> It
         if not leaves:
             break
     return tree
+
+
+def chain_until(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, stop: Stop) -> Iterator:
+    """Make of an empty tree a chain of at most `depth` guesses, each from the row after the one before; `stop` may end it sooner. Returns it."""
+    def level(rows: Rows, leaves: list[int], number: int) -> list[int]:
+        made = independent(lm, tree, rows, leaves[0], 1)
+        return [] if made and stop(tree) else made
+
+    return grow(stream, tree, depth, level)
 
 
 def guess_row(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tensor | None:

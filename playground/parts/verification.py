@@ -37,9 +37,12 @@ Rule = Callable[[int, list[int]], Ruling]
 
 
 def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
-    """The verdict of a rule on a whole tree. A guess that ends the text ends the walk, and no token follows it."""
+    """The verdict of a rule on a whole tree. A guess that ends the text ends the walk, and no token follows it.
+
+    Nor does one follow a guess the target has not read yet: where guessing runs ahead of checking, what is below waits for the next forward.
+    """
     verdict, node = Verdict(), ROOT
-    while not _is_over(lm, tree, rows, node):
+    while not rows.unread(node) and not _is_over(lm, tree, rows, node):
         children = tree.children(node)
         if not children:
             verdict.token, verdict.origin = lm.pick(rows, node).token, "bonus" if len(tree) else "sampled"

@@ -5,6 +5,7 @@ import gc
 import json
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from playground import NO_DRAFT
@@ -64,6 +65,8 @@ def _load(options: Namespace) -> tuple[Loaded, Loaded | None]:
     from playground.engine import catalogue
     how, name = _loading(options), options.model or catalogue.BUNDLED[0].name
     second = "" if options.draft == NO_DRAFT else options.draft or catalogue.partner(name)
+    if second in catalogue.PACKED:
+        return load_twice(name, how, tell), load_twice(name, replace(how, quantization=second), tell)
     return load_twice(name, how, tell), load_twice(second, how, tell) if second else None
 
 

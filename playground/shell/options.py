@@ -75,10 +75,11 @@ def _replay(command: Parser) -> None:
 def _bench(command: Parser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
-    _add(command.add_subparsers(metavar="[speed | survey | effects]"), (
+    _add(command.add_subparsers(metavar="[speed | survey | effects | schemas]"), (
         ("speed", "bench:measure", _speed, "measure speed: texts, single forwards, lanes, first tokens, memory, and what the machine allows"),
         ("survey", "survey:measure", _survey, "let strategies answer questions: how right they are, and what it costs"),
         ("effects", "effects:record", _effects, "record what the bundled models show of the strategies"),
+        ("schemas", "schemas:measure", _schemas, "try JSON Schemas: which are refused, whether what is written under the others is valid, and what masks cost"),
     ))
 
 
@@ -134,6 +135,16 @@ def _effects(command: Parser) -> None:
     command.add_argument("--page", nargs="?", const=EFFECTS_PAGE, metavar="F.md", help=f"write a page, and its charts beside it, {EFFECTS_PAGE}")
 
 
+def _schemas(command: Parser) -> None:
+    command.add_argument("folders", metavar="FOLDER", nargs="+", help="schemas, as JSONSchemaBench or the official JSON Schema Test Suite have them; or a file")
+    command.add_argument("--scribbles", type=_from(0), default=4, metavar="N", help="texts a schema besides the model's, drawn from the grammar alone")
+    command.add_argument("--max-new-tokens", type=_from(1), default=64, metavar="N")
+    command.add_argument("--seed", type=_from(0), default=0, metavar="N")
+    _of_the_model(command)
+    command.set_defaults(draft=None)
+    command.add_argument("--json", metavar="F.json", help="write everything, every text too")
+
+
 def _study(command: Parser) -> None:
     command.add_argument("name", metavar="NAME", help="a study, such as scaling_laws; `list` shows them")
     command.add_argument("files", metavar="F.jsonl", nargs="+", help="what --trace has written; every lane counts")
@@ -184,7 +195,7 @@ def _of_a_run(command: Parser) -> None:
 
 
 def _of_the_models(command: Parser) -> None:
-    command.add_argument("--draft", metavar="M", help="smaller model with the same vocabulary; none for none")
+    command.add_argument("--draft", metavar="M", help="smaller model with the same vocabulary; nf4, fp4 or int8 for the model itself, so quantised; none")
     _of_the_model(command)
 
 

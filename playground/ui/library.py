@@ -22,6 +22,7 @@ from playground.ui.site import Site
 Class = type[Strategy]
 Terms = dict[str, str]  # what it is called, what there is to say
 TYPES = {"int": "whole number", "float": "number", "bool": "yes or no", "str": "text"}
+ANY_DRAFT = "a draft model, whatever its vocabulary"
 NEEDS = {"draft": "a draft model with the target's vocabulary", "constraint": "a constraint", "context": "a passage as context",
          "labels": "labelled examples", "tests": "tests to run", "corpus": "texts to learn from", "trained": "weights trained for it",
          "hidden_states": "the model's hidden states", "attention_scores": "the model's attention", "experts": "a model with experts"}
@@ -63,7 +64,7 @@ def family_name(family: str) -> str:
 
 def needs(cls: Class) -> list[str]:
     """What a lane, or a program, must have for it."""
-    declared = [NEEDS[need] for need in cls.needs]
+    declared = [ANY_DRAFT if need == "draft" and cls.translates else NEEDS[need] for need in cls.needs]
     fills = ["a model that fills masked positions"] if cls.kind == "canvas_decoder" else []
     attention = ["the model's attention"] if getattr(cls, "watches", False) else []
     return [*declared, *fills, *attention]

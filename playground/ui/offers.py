@@ -1,7 +1,8 @@
 """The models in the page's menus: those that came along first, then those made on this machine, then some from the hub."""
 from __future__ import annotations
 
-from playground.engine.catalogue import BUNDLED, ORACLE, OTHER_TOKENS, SUGGESTED, Entry, entries
+from playground.engine.catalogue import BUNDLED, ORACLE, OTHER_TOKENS, PACKED, SUGGESTED, Entry, entries
+from playground.recipe import translating
 from playground.ui.settings import DEFAULT
 
 Choices = list[tuple[str, str]]  # what is read, what is meant
@@ -13,8 +14,14 @@ def targets(default: str) -> Choices:
 
 
 def drafts() -> Choices:
-    """Models that may guess ahead. The oracle continues no text, and one with other tokens would guess what no target of ours can read."""
-    return [("its own draft", DEFAULT), ("none", "none"), *(_choice(entry) for entry in entries() if entry.name not in (ORACLE, OTHER_TOKENS))]
+    """Models that may guess ahead. The oracle continues no text; one with other tokens is for those lanes only that translate them, and says so."""
+    return [("its own draft", DEFAULT), ("none", "none"), *(_draft(entry) for entry in entries() if entry.name != ORACLE),
+            *((f"the model itself in {way}", way) for way in PACKED)]
+
+
+def _draft(entry: Entry) -> tuple[str, str]:
+    title, name = _choice(entry)
+    return (f"{title}, for {' and '.join(translating())}" if name == OTHER_TOKENS else title), name
 
 
 def note(model: str) -> str:

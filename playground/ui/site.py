@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import playground
-from playground.engine.catalogue import BUNDLED, entries
+from playground.engine.catalogue import BUNDLED, PACKED, entries
 from playground.errors import Refusal
 from playground.memory import Memory
 from playground.questions import judging
@@ -91,7 +91,8 @@ class Site:
     def wish_of(self, settings: Settings) -> Wish:
         names = {"model": settings.model, "draft": settings.draft}
         for about, name in names.items():
-            if self.rules.public and name not in (DEFAULT, "none", *(entry.name for entry in entries())):
+            offered = (DEFAULT, "none", *(entry.name for entry in entries()), *(PACKED if about == "draft" else ()))
+            if self.rules.public and name not in offered:
                 raise Refusal(f"This public page offers only the models in its list, not {name!r}.", about)
         chosen = self._named(settings.model.strip(), settings.draft.strip())
         return replace(chosen, dtype=settings.dtype if settings.dtype != "auto" else self.wish.dtype,

@@ -1,0 +1,777 @@
+"""Drafts from elsewhere: from a model with other tokens, from what was retrieved beside a draft model, from a shorter view of a passage."""
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from math import prod
+
+import pytest
+import torch
+from pairs import network, pair
+from registry import Collapse, registered, title
+from tables import Enumerating, Law, Letters, TableModel, distance, law, product_law
+from toys import byte_tokenizer, sentencepiece_tokenizer
+
+from playground.draws import Draws
+from playground.engine.model import Model
+from playground.errors import Refusal
+from playground.events import Done, Draft, Event, Failed, Figure, Forward, Verdict
+from playground.lane import Lane, Limits
+from playground.memory import Memory
+from playground.parts.suffixes import Suffixes
+from playground.parts.tree import ROOT, TokenTree
+from playground.parts.verification import Ruling
+from playground.recipe import Assembly, Recipe, assemble
+from playground.recorder import Recorder
+from playground.scoring import score
+from playground.session import Models, Prompt, Runner, prepare
+from playground.strategy import Decoder, Drafter, find, make
+from playground.trace import check
+from playground.translated import Lexicon
+from playground.ui.offers import drafts
+
+AT_ONE = ("temperature", {"t": 1.0})
+GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [AT_ONE])
+EXACT, WRONG = 1e-9, 1e-3
+
+
+def guessing(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejection", **knobs) -> Recipe:
+    return Recipe("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
+
+
+def rapid(*samplers: tuple[str, dict], **knobs) -> Recipe:
+    return Recipe("rapid", knobs, list(samplers))
+
+
+def at_rest(make_recipe: Callable[..., Recipe]) -> list[Collapse]:
+    return [Collapse(make_recipe(), GREEDY), Collapse(make_recipe(AT_ONE), MODEL)]
+
+
+CHAIN = guessing("draft_model", AT_ONE, depth=3)
+COLLAPSES = {
+    "omnidraft": [*at_rest(lambda *added: guessing("omnidraft", *added, depth=0)), Collapse(guessing("omnidraft", AT_ONE, depth=3), CHAIN),
+                  Collapse(guessing("omnidraft", AT_ONE, depth=3, longest=1), CHAIN)],
+    "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),
+    "rapid": [*at_rest(lambda *added: rapid(*added, gamma=0)), Collapse(rapid(eta=0.0), GREEDY)],
+}
+
+
+def speculation(drafter: Drafter, *samplers: tuple[str, dict], verifier: str = "rejection") -> Assembly:
+    decoder = make("speculative", verifier=verifier)
+    decoder.drafter = drafter
+    return Assembly(decoder, [make(name, **knobs) for name, knobs in samplers])
+
+
+def figures(told: list[Event], name: str) -> list[dict]:
+    return [event.data for event in told if isinstance(event, Figure) and event.name == name]
+
+
+# --- two models with tokens of their own ---
+
+class Pieces(Letters):
+    """Letters that cut a text into the longest pieces they know; what they do not know is passed over."""
+
+    def encode(self, text: str) -> list[int]:
+        found = []
+        while text:
+            piece = max((p for p in self.letters if text.startswith(p) and self.letters.index(p) not in self.ends), key=len, default="")
+            found += [self.letters.index(piece)] if piece else []
+            text = text[len(piece) or 1:]
+        return found
+
+
+def speaking(letters: list[str], ends: str = "", **settings) -> TableModel:
+    model = TableModel(letters, ends, **settings)
+    model.tokens = Pieces(letters, model.end_ids)
+    return model
+
+
+def strangers(seed: int = 0, ends: bool = False) -> dict[str, TableModel]:
+    """The target writes "ab" as one token, the draft "ba", and both give their common letters other numbers."""
+    return {"target": speaking(["a", "b", "ab", *["."] * ends], "." * ends, seed=seed),
+            "draft": speaking([*["!"] * ends, "b", "a", "ba"], "!" * ends, seed=seed + 1)}
+
+
+def between(lane: Recipe | Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating | None = None) -> Iterator[tuple[Lane, list]]:
+    """Run one lane whose draft reads the prompt in its own tokens, and look at it after each request, with what was told."""
+    assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
+    spelled = models["draft"].tokens.encode("".join(map(models["target"].tokens.piece, prompt)))
+    lane = Lane(prompt, models, assembly, limits, Recorder(models["target"].tokens), {"draft": spelled})
+    lane.draws = draws or Draws(limits.seed)
+    runner = Runner(lane, assembly)
+    while not runner.finished:
+        told = runner.advance()
+        assert not [event for event in told if isinstance(event, Failed)], told
+        yield lane, told
+
+
+def crossed(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> tuple[Lane, list[Event]]:
+    seen = list(between(lane, models, prompt, Limits(0, length)))
+    return seen[-1][0], [event for _, told in seen for event in told]
+
+
+def law_between(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> Law:
+    draws, found = Enumerating(), defaultdict(float)
+    for course, _ in enumerate(draws.runs()):
+        assert course < 50_000, "this law would take too long to sum"
+        *_, (last, _) = between(lane, models, prompt, Limits(0, length), draws)
+        found[tuple(last.tokens[len(prompt):])] += draws.weight
+    return dict(found)
+
+
+class Knowing(find("omnidraft")):
+    """Has been told some spellings beforehand, right and wrong ones."""
+
+    told = {(0, 1): 2, (1, 0): 2, (0, 0, 1): 1}
+
+    def _begin(self, lm):
+        super()._begin(lm)
+        self._spellings.known.update(self.told)
+
+
+class InPlace(Knowing):
+    """The paper's own rule: the merged guess replaces the first of its run, judged by the product of the chances along it."""
+
+    def woven(self, run):
+        tree, self._runs, at, parent = TokenTree(run.source, run.drawn), [], 0, ROOT
+        while at < len(run):
+            token, length = self._spellings.longest(run.tokens[at:], self.longest) or (run.tokens[at], 1)
+            share, q = prod(run.confidence[at:at + length]), run.q[at].clone()
+            if length > 1:
+                q[run.tokens[at]] -= share
+                q[token] += share
+            parent = self._add(tree, run.tokens[at:at + length], tree.add(token, parent, q))
+            at += length
+        return tree
+
+
+class MergedFirst(Knowing):
+    """Asks about the merged guess before the drawn one that it was made of."""
+
+    def woven(self, run):
+        tree = super().woven(run)
+        tree.order = sorted(tree.order, key=lambda node: (tree.parents[node], tree.q[node] is not None))
+        return tree
+
+
+@pytest.mark.parametrize("longest", [1, 4])
+@pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
+def test_the_law_is_the_targets_whatever_spellings_are_known(verifier, longest):
+    for drafter in (make("omnidraft", depth=3, longest=longest), Knowing(depth=3, longest=longest)):
+        models = strangers()
+        found = law_between(speculation(drafter, AT_ONE, verifier=verifier), models, [0, 1, 0], 3)
+        assert distance(found, product_law(models["target"], [0, 1, 0], 3)) < EXACT
+
+
+def test_the_law_is_the_targets_where_texts_end_and_under_a_sampler():
+    models = strangers(seed=4, ends=True)
+    found = law_between(speculation(Knowing(depth=2), AT_ONE), models, [0, 1], 3)
+    assert distance(found, product_law(models["target"], [0, 1], 3)) < EXACT
+    found = law_between(speculation(Knowing(depth=2), ("temperature", {"t": 0.5})), models, [0, 1], 2)
+    assert distance(found, product_law(models["target"], [0, 1], 2, lambda scores, history: scores / 0.5)) < EXACT
+
+
+@pytest.mark.parametrize("wrong", [InPlace, MergedFirst])
+def test_a_wrong_place_for_the_merged_guess_is_found_out(wrong):
+    models = strangers()
+    found = law_between(speculation(wrong(depth=2), AT_ONE), models, [0, 1, 0], 3)
+    assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
+
+
+@pytest.mark.parametrize("drafter", [make("omnidraft"), Knowing(depth=5)], ids=["learning", "misled"])
+def test_greedily_the_text_is_the_targets_own(drafter):
+    kinds = set()
+    for seed in range(8):
+        models = strangers(seed, ends=seed % 2 == 1)
+        plain, _ = crossed(GREEDY, models, [0, 1], 20)
+        lane, told = crossed(speculation(drafter), models, [0, 1], 20)
+        assert lane.tokens == plain.tokens
+        kinds |= {test.kept for event in told if isinstance(event, Verdict) for test in event.tests}
+    assert kinds == {True, False}, "guesses that all stand or all fall prove nothing"
+
+
+def agreeing() -> dict[str, TableModel]:
+    """Both mean to write abababab: the target by twos, the draft letter by letter."""
+    def target(context):
+        return torch.tensor([0.0, 0.0, 5.0], dtype=torch.float64)
+
+    def draft(context):
+        return torch.tensor([5.0, 0.0] if context[-1] == 1 else [0.0, 5.0], dtype=torch.float64)
+
+    return {"target": speaking(["a", "b", "ab"], rule=target), "draft": speaking(["b", "a"], rule=draft)}
+
+
+def test_a_run_that_spells_a_token_of_the_target_is_learned_and_guessed_from_then_on():
+    lane, told = crossed(guessing("omnidraft", depth=4), agreeing(), [0, 1], 9)
+    assert lane.tokens[2:] == [2] * 9
+    firsts, verdicts = [[draft.tokens[:1], draft.parents.count(-1)] for draft in told if isinstance(draft, Draft)], [e for e in told if isinstance(e, Verdict)]
+    assert firsts[0] == [[0], 1] and firsts[1] == [[0], 2], "the first round knows no spelling, the second does"
+    assert [len(verdict.kept) for verdict in verdicts[:3]] == [0, 2, 2]
+    assert figures(told, "spellings that are known")[-1]["series"] == {"spellings": 1}
+    assert figures(told, "runs that became one token")[0]["spans"] == [[1, 2, "a + b", 2], [2, 3, "a + b", 2]]
+
+
+def test_without_merging_only_common_tokens_are_guessed():
+    lane, told = crossed(guessing("omnidraft", depth=4, longest=1), agreeing(), [0, 1], 5)
+    assert lane.tokens[2:] == [2] * 5 and not [e for e in told if isinstance(e, Verdict) and e.kept]
+
+
+def test_every_reading_of_a_chain_is_in_the_tree():
+    drafter = Knowing(depth=4)
+    drafter._spellings, run = type("", (), {"longest": lambda self, tokens, most: (2, 2) if tokens[:2] == [0, 1] else None})(), TokenTree()
+    for token in (0, 1, 0, 1):
+        run.add(token, len(run) - 1)
+    tree = drafter.woven(run)
+    leaves = {tuple(tree.prefix(node)) for node in range(len(tree)) if node not in tree.parents}
+    assert leaves == {(0, 1, 0, 1), (0, 1, 2), (2, 0, 1), (2, 2)}
+    assert len({tuple(tree.prefix(node)) for node in range(len(tree))}) == len(tree)
+
+
+def test_what_is_known_about_spellings_comes_back_in_the_next_run_of_the_same_pair():
+    memory, series = Memory(), []
+    models, prompt = Models(*agreeing().values()), Prompt("ab")
+    for _ in range(2):
+        session = prepare(models, [guessing("omnidraft", depth=4)], prompt, Limits(0, 9), memory=memory)
+        series.append([stamped.event for stamped in session])
+    first = [[event for event in told if isinstance(event, Verdict)][0] for told in series]
+    assert [len(verdict.kept) for verdict in first] == [0, 2]
+
+
+# --- the text in the draft's own tokens ---
+
+def test_after_every_request_the_draft_has_read_the_same_text_in_its_own_tokens():
+    cut = 0
+    for seed in range(6):
+        models, before = strangers(seed), []
+        ours, theirs = (models[name].letters for name in ("target", "draft"))
+        for lane, _ in between(guessing("omnidraft", AT_ONE, depth=3), models, [0, 1, 0], Limits(seed, 14)):
+            if "draft" not in lane._streams:
+                continue
+            stream = lane.stream("draft")
+            read = list(map(int, stream.store.keys[0].rows[0, :stream.store.length, 0].tolist())) if stream.store.length else []
+            whole = "".join(ours[token] for token in lane.tokens)
+            assert whole.startswith("".join(theirs[token] for token in read))
+            assert "".join(theirs[token] for token in [*read, *stream.unread()]) == whole
+            cut += read[:len(before)] != before
+            before = read
+    assert cut > 3, "no text was ever spelled in another way than it was read"
+
+
+def test_the_draft_is_not_asked_within_a_letter():
+    ours, theirs = byte_tokenizer(60), byte_tokenizer(10)
+    script = [*ours("é!")["input_ids"], ours.eos_token_id]
+    assert len(script) > 3, "the letter is to have several tokens"
+
+    def rule(context):
+        return torch.nn.functional.one_hot(torch.tensor(script[min(len(context), len(script)) - 1]), len(ours)).double() * 9
+
+    models, places = {"target": TableModel(tokenizer=ours, rule=rule), "draft": TableModel(tokenizer=theirs, seed=1)}, []
+    for lane, told in between(guessing("omnidraft"), models, ours("a")["input_ids"], Limits(0, 9)):
+        places += [lane.generated for event in told if isinstance(event, Draft)]
+    assert lane.text == "é!" and lane.reason == "end"
+    whole = [place for place in range(len(script)) if "\ufffd" not in ours.decode(script[:place])]
+    assert set(places) <= set(whole) and 0 in places and len(whole) < len(script)
+
+
+class GoesBack(Decoder):
+    """Writes four tokens, lets the draft read them, takes some back and asks the draft once more, each time for the row after the text."""
+
+    needs, translates = ("draft",), True
+
+    def __init__(self, count: int):
+        self.count, self.rows = count, []
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        for _ in range(4):
+            yield lm.keep(lm.pick(rows))
+            rows = yield lm.extend()
+        for count in (0, self.count):
+            yield lm.roll_back(count)
+            rows = yield lm.stream("draft").extend()
+            self.rows.append((list(lm.tokens), rows.raw[0]))
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_after_the_text_went_back_the_draft_thinks_what_it_thinks_of_the_shorter_text(count):
+    for seed in range(4):
+        models, decoder = strangers(seed), GoesBack(count)
+        ours, theirs = models["target"].tokens, models["draft"].tokens
+        list(between(Assembly(decoder), models, [0, 1], Limits(0, 9)))
+        for tokens, row in decoder.rows:
+            read = theirs.encode("".join(ours.letters[token] for token in tokens[:2])) + theirs.encode("".join(ours.letters[token] for token in tokens[2:]))
+            scores = models["draft"].scores(tuple(read))
+            expected = [float(scores[theirs.letters.index(letter)]) if letter in theirs.letters else float("-inf") for letter in ours.letters]
+            assert row.tolist() == expected
+
+
+def test_of_tokens_that_spell_the_same_the_one_that_is_written_is_the_partner():
+    with_bytes, without = sentencepiece_tokenizer(), byte_tokenizer(20)
+    name = with_bytes.convert_tokens_to_ids
+    assert name("<0x61>") < name("a")
+    lexicon = Lexicon(TableModel(tokenizer=without), TableModel(tokenizer=with_bytes))
+    assert lexicon.theirs[without.convert_tokens_to_ids("a")] == name("a")
+    assert lexicon.theirs[without.convert_tokens_to_ids("x")] == name("<0x78>")
+    back = Lexicon(TableModel(tokenizer=with_bytes), TableModel(tokenizer=without))
+    assert back.ours[without.convert_tokens_to_ids("a")] == name("a")
+
+
+@pytest.mark.parametrize("ours, theirs", [(byte_tokenizer(20), sentencepiece_tokenizer()), (sentencepiece_tokenizer(), byte_tokenizer(20))])
+def test_tokenizers_that_treat_spaces_in_their_own_ways_read_the_same_text(ours, theirs):
+    names = {"a", "b", "c", "ab", "\u2581", "\u2581a", "\u0120"}
+    wanted = [token for token in range(len(ours)) if ours.convert_ids_to_tokens(token) in names]
+
+    def rule(context):
+        chances = TableModel(tokenizer=None, letters=wanted, seed=1).scores(context)
+        return torch.full((len(ours),), -1e9, dtype=torch.float64).index_copy(0, torch.tensor(wanted), chances)
+
+    models = {"target": TableModel(tokenizer=ours, rule=rule), "draft": TableModel(tokenizer=theirs, seed=1)}
+    *_, (lane, _) = between(guessing("omnidraft", AT_ONE), models, ours("ab ba")["input_ids"], Limits(3, 14))
+    stream, said = lane.stream("draft"), lane.tokens[lane.prompt_length:]
+    read = (stream.store.keys[0].rows[0, :stream.store.length, 0].int().tolist() + stream.unread())[len(stream.prompt):]
+    assert b"".join(map(models["draft"].tokens.bytes, read)) == b"".join(map(models["target"].tokens.bytes, said))
+    assert b" " in b"".join(map(models["target"].tokens.bytes, said)) and len(stream.spellings(0)) > len(said) / 2
+
+
+def test_an_end_of_the_drafts_stands_for_an_end_of_the_targets():
+    def ending(place):
+        return lambda context: torch.nn.functional.one_hot(torch.tensor(place), 3).double() * 9
+
+    models = {"target": speaking(["a", "b", "."], ".", rule=ending(2)), "draft": speaking(["!", "b", "a"], "!", rule=ending(0))}
+    lane, told = crossed(guessing("omnidraft"), models, [0], 5)
+    assert lane.tokens == [0, 2] and lane.reason == "end"
+    assert [event.tokens for event in told if isinstance(event, Draft)] == [[2]]
+
+
+def test_a_draft_that_has_no_room_left_guesses_nothing():
+    models = strangers()
+    models["draft"].context = 6
+    lane, told = crossed(guessing("omnidraft", AT_ONE), models, [0, 1, 0], 20)
+    assert lane.generated == 20 and lane.stream("draft").store.length <= 6
+    assert [event for event in told if isinstance(event, Draft)]
+
+
+def test_under_a_grammar_the_law_is_the_targets_among_what_is_legal():
+    ours, theirs = byte_tokenizer(60), byte_tokenizer(10)
+    models = {"target": TableModel(tokenizer=ours, seed=3), "draft": TableModel(tokenizer=theirs, seed=4)}
+    q, x, z = (ours.convert_tokens_to_ids(letter) for letter in "qxz")
+    assert theirs.convert_tokens_to_ids("q") == q and len(theirs) < len(ours)
+    first, second = (models["target"].scores(context).softmax(-1) for context in ((q, q), (q, q, q)))
+    chance_of_q, chance_of_x = float(first[q] / (first[q] + first[z])), float(second[x] / (second[x] + second[z]))
+    by_hand = {(q, x): chance_of_q * chance_of_x, (q, z): chance_of_q * (1 - chance_of_x), (z,): 1 - chance_of_q}
+    recipe = guessing("omnidraft", ("choice", {"options": "qz|qx|z"}), AT_ONE)
+    assert distance(law_between(recipe, models, [q, q], 6), by_hand) < EXACT
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+def test_networks_with_different_tokenizers_write_what_the_target_writes_alone(architecture):
+    target = pair(architecture).target
+    models = Models(target, Model(network(architecture), byte_tokenizer(20), "another"))
+    session = prepare(models, [GREEDY, guessing("omnidraft"), guessing("omnidraft", ("regex", {"pattern": "[a-z ]{3,9}"}))], Prompt("The green bird"),
+                      Limits(0, 16))
+    told = [stamped for stamped in session]
+    plain, crossed_ = ([token for s in told if s.lane == lane and s.event.kind == "commit" for token in s.event.ids] for lane in (0, 1))
+    assert plain == crossed_ and len(set(plain)) > 3
+    assert isinstance(told[-1].event, Done) and check(session.trace) == []
+    assert any(isinstance(s.event, Forward) and s.event.stream == "draft" for s in told)
+
+
+# --- who may use such a draft ---
+
+def ends_of(models: Models, *recipes: Recipe) -> list[Event]:
+    session = prepare(models, list(recipes), Prompt("ab"), Limits(0, 4))
+    last = {stamped.lane: stamped.event for stamped in session}
+    return [last[lane] for lane in range(len(recipes))]
+
+
+def test_a_draft_with_other_tokens_is_refused_to_who_cannot_translate_it_and_to_nobody_else():
+    drafters = [guessing(cls.name) for cls in registered("drafter") if "draft" in cls.needs]
+    others = [Recipe("greedy"), guessing("prompt_lookup"), Recipe("ead")]
+    for recipe, end in zip([*drafters, *others], ends_of(Models(*strangers().values()), *drafters, *others)):
+        parts = [find(name) for name in (recipe.strategy, *(name for name, _ in recipe.extras))]
+        bound = [cls.name for cls in parts if "draft" in cls.needs and not cls.translates]
+        assert isinstance(end, Failed) == bool(bound), title(recipe)
+        if bound:
+            assert f"which {bound[0]} cannot translate" in end.message and "omnidraft" in end.message and end.message.endswith(".")
+
+
+def test_one_that_shares_the_tokens_is_refused_to_nobody():
+    models = Models(TableModel("abc"), TableModel("abc", seed=1))
+    assert models.differences == "" and all(isinstance(end, Done) for end in ends_of(models, guessing("draft_model"), guessing("omnidraft")))
+
+
+def test_models_without_a_token_in_common_are_refused():
+    models = Models(speaking(["a", "b"]), speaking(["c", "d"]))
+    end, = ends_of(models, guessing("omnidraft"))
+    assert isinstance(end, Failed) and "no token in common" in end.message
+
+
+def test_the_menu_of_drafts_says_who_can_use_the_one_with_other_tokens():
+    titles = {name: text for text, name in drafts()}
+    assert "omnidraft" in titles["pocket-other-draft"] and "omnidraft" not in titles["pocket-draft"]
+
+
+def test_a_text_is_scored_by_the_target_alone_where_the_draft_has_other_tokens():
+    assert [header.model for header in score(Models(*strangers().values()), Prompt("abab")).headers] == ["table"]
+    assert len(score(Models(TableModel("ab"), TableModel("ab", seed=1)), Prompt("abab")).headers) == 2
+
+
+# --- retrieved and drafted, in one tree ---
+
+def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
+    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
+
+
+def ran(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> list[Event]:
+    assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
+    runner = Runner(Lane(prompt, models, assembly, Limits(0, length), Recorder(models["target"].tokens)), assembly)
+    told = []
+    while not runner.finished:
+        told += runner.advance()
+    assert isinstance(told[-1], Done), told[-1]
+    return told
+
+
+def looking(*texts: list[int], **knobs) -> Drafter:
+    """A RASD whose stores hold these texts: the first is the one that is written, the others are documents."""
+    drafter = make("rasd", **knobs)
+    drafter._stores = [Suffixes(), Suffixes()]
+    for text, store in zip(texts, [0, *[1] * len(texts)]):
+        drafter._stores[store].begin()
+        drafter._stores[store].add(text)
+    return drafter
+
+
+def test_the_longest_ending_that_occurs_before_is_followed_and_every_occurrence_counts():
+    drafter = looking([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], length=2)
+    found = drafter.find([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 9)
+    assert (found.length, found.texts) == (3, [[9, 2]]), "the end of the text itself is no occurrence"
+    found = looking([7, 2, 3, 9, 2, 3, 8, 1, 2, 3], length=2).find([7, 2, 3, 9, 2, 3, 8, 1, 2, 3], 9)
+    assert (found.length, found.texts) == (2, [[9, 2], [8, 1]])
+
+
+def test_endings_shorter_than_asked_and_longer_than_asked_are_not_looked_for():
+    text = [1, 2, 3, 9, 1, 2, 3]
+    assert looking(text, longest=2).find(text, 9).length == 2 and looking(text).find(text, 9).length == 3
+    assert looking(text, shortest=4).find(text, 9).texts == []
+
+
+def test_nothing_is_matched_or_continued_across_the_end_of_a_document():
+    drafter = looking([0], [5, 1], [2, 6], [1, 2], [1, 2, 4], length=9)
+    assert drafter.find([1, 2], 9).texts == [[4]]
+    assert drafter.find([5, 1, 2], 9).length == 2
+
+
+def test_a_continuation_is_no_longer_than_asked_than_the_budget_and_than_its_text():
+    document = [1, 2, 3, 4, 5, 6]
+    assert looking([0], document, length=3).find([1, 2], 9).texts == [[3, 4, 5]]
+    assert looking([0], document).find([1, 2], 2).texts == [[3, 4]]
+    assert looking([0], document).find([1, 2], 9, lambda token: token == 4).texts == [[3, 4]]
+
+
+Q = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("prune, firsts", [(1, {1}), (2, {1, 2}), (4, {0, 1, 2, 3}), (5, {0, 1, 2, 3}), (0, {0, 1, 2, 3, 4})])
+def test_only_continuations_that_begin_with_a_likely_token_of_the_draft_stay(prune, firsts):
+    texts = [[token, 4] for token in range(5)]
+    assert {text[0] for text in make("rasd", prune=prune).pruned(texts, Q)} == firsts
+
+
+def test_where_there_is_no_room_the_beginnings_most_often_found_stay():
+    texts = [[3, 1, 1], [2, 0], [2, 0, 4], [1]]
+    assert make("rasd", prune=0, retrieved=1).pruned(texts, None) == [[2]]
+    assert make("rasd", prune=0, retrieved=3).pruned(texts, None) == [[2], [3], [2, 0]]
+    for count in range(1, 8):
+        kept = make("rasd", prune=0, retrieved=count).pruned(texts, None)
+        assert len(kept) == min(count, 7) and all(text[:-1] in [[], *kept] for text in kept)
+
+
+def drafted() -> TokenTree:
+    tree = TokenTree("rasd")
+    for token, parent in [(1, ROOT), (2, ROOT), (3, 0), (4, 2)]:
+        tree.add(token, parent)
+    return tree
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.prefix(node)) for node in range(len(tree))}
+
+
+def test_fusion_holds_every_path_of_both_trees_once_and_knows_where_each_comes_from():
+    tree, sources = make("rasd").fused(drafted(), [[1, 3, 5], [6, 7]])
+    assert paths(tree) == paths(drafted()) | {(1, 3, 5), (6,), (6, 7)} and len(tree) == len(paths(tree))
+    by_path = {tuple(tree.prefix(node)): source for node, source in enumerate(sources)}
+    assert by_path == {(1,): "both", (2,): "drafted", (1, 3): "both", (1, 3, 4): "drafted", (1, 3, 5): "retrieved", (6,): "retrieved", (6, 7): "retrieved"}
+
+
+def test_fusing_what_is_there_changes_nothing_and_strangers_add_up():
+    rasd = make("rasd")
+    assert paths(rasd.fused(drafted(), [[1, 3, 4], [2]])[0]) == paths(drafted())
+    assert len(rasd.fused(drafted(), [[8, 9], [7]])[0]) == len(drafted()) + 3
+    once, _ = rasd.fused(drafted(), [[1, 5]])
+    assert paths(rasd.fused(once, [[1, 5]])[0]) == paths(once)
+
+
+def test_an_ending_longer_than_its_smallest_length_contradicts_itself():
+    with pytest.raises(Refusal, match="take a smaller one"):
+        make("rasd", shortest=5, longest=3)
+
+
+CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
+@pytest.mark.parametrize("knobs", [{"nodes": 0, "prune": 0}, {"nodes": 3, "prune": 1}, {"nodes": 4, "width": 2, "prune": 2, "retrieved": 4}], ids=str)
+def test_the_law_is_the_targets_whatever_was_retrieved(knobs, verifier):
+    models = tables()
+    recipe = guessing("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
+    assert any(len(draft.tokens) > 1 for draft in ran(recipe, models, [0, 1, 0], 3) if isinstance(draft, Draft))
+    assert distance(law(recipe, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
+
+
+class PassesForDrawn(find("rasd")):
+    """Judges what was looked up as if it had been drawn from the draft."""
+
+    drawn = "independent"
+
+    def fused(self, tree, texts):
+        tree, sources = super().fused(tree, texts)
+        tree.drawn, tree.q = "independent", [torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)] * len(tree)
+        return tree, sources
+
+
+def test_retrieved_guesses_that_pass_for_drawn_ones_are_found_out():
+    models = tables()
+    found = law(speculation(PassesForDrawn(**CORPUS, nodes=0, prune=0), AT_ONE), models, [0, 1, 0], 3)
+    assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
+
+
+@pytest.mark.parametrize("corpus", ["", "eddeedcbaedcabdecaba" * 9, "abcde\n\n" * 20], ids=["none", "random", "in order"])
+def test_greedily_the_text_is_the_targets_own_whatever_was_retrieved(corpus):
+    stood = set()
+    for seed in range(5):
+        models = tables("abcde", "e", seed)
+        plain, told = (ran(recipe, models, [0, 1, 0, 1], 20) for recipe in (GREEDY, guessing("rasd", corpus=corpus, shortest=1)))
+        assert written(told) == written(plain)
+        stood |= {test.kept for event in told if isinstance(event, Verdict) for test in event.tests}
+    assert stood == {True, False}
+
+
+def written(told: list[Event]) -> list[int]:
+    return [token for event in told if event.kind == "commit" for token in event.ids]
+
+
+def test_where_nothing_is_drafted_and_nothing_pruned_the_draft_model_is_not_asked():
+    told = ran(guessing("rasd", nodes=0, prune=0, **CORPUS), tables(), [0, 1, 0], 12)
+    assert any(isinstance(event, Draft) for event in told)
+    assert {event.stream for event in told if isinstance(event, Forward)} == {"target"}
+    pruning = ran(guessing("rasd", nodes=0, prune=1, **CORPUS), tables(), [0, 1, 0], 12)
+    assert {event.stream for event in pruning if isinstance(event, Forward)} == {"target", "draft"}
+
+
+def retrievals(prompt: list[int], **knobs) -> list[list[int]]:
+    """What is guessed, without a draft, of a text that goes on abcabc."""
+    target = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[(context[-1] + 1) % 3] * 9)
+    told = ran(guessing("rasd", nodes=0, prune=0, **knobs), {"target": target, "draft": TableModel("abc")}, prompt, 12)
+    return [event.tokens for event in told if isinstance(event, Draft)]
+
+
+def test_prompt_and_answer_are_looked_up_as_they_grow_unless_that_is_turned_off():
+    assert retrievals([0, 1, 2, 0, 1])[0] == [2, 0, 1], "what followed ab in the prompt"
+    assert retrievals([0])[0][:2] == [2, 0], "the answer came round to ab"
+    assert retrievals([0], text=False) == []
+
+
+@pytest.mark.parametrize("nodes, retrieved", [(0, 5), (7, 0), (7, 5), (60, 60)])
+def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text(nodes, retrieved):
+    models, sizes = tables("abcde", "e", seed=2), []
+    for event in ran(guessing("rasd", AT_ONE, nodes=nodes, retrieved=retrieved, depth=8, width=6, corpus="abcdabc\n\nabdcabd", shortest=1), models, [0, 1], 16):
+        if isinstance(event, Draft):
+            sizes.append(len(event.tokens))
+            assert len(event.tokens) <= nodes + retrieved
+            assert len(set(zip(event.parents, event.tokens))) == len(event.tokens)
+            assert not [parent for parent in event.parents if parent >= 0 and event.tokens[parent] == 4]
+    assert max(sizes) > (nodes + retrieved) / 4
+
+
+def test_the_drafts_tree_holds_its_likeliest_paths():
+    models, width = tables("abcd", seed=3), 2
+    drafts_told = [e for e in ran(guessing("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3) if isinstance(e, Draft)]
+    first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:width]
+    second = [(text, p) for text, p in product_law(models["draft"], [0], 2).items() if text[:1] in dict(first)]
+    per_parent = [item for parent, _ in first for item in sorted((s for s in second if s[0][:1] == parent), key=lambda item: -item[1])[:width]]
+    expected = {text for text, _ in sorted([*first, *per_parent], key=lambda item: -item[1])[:4]}
+    tree = TokenTree()
+    for token, parent in zip(drafts_told[0].tokens, drafts_told[0].parents):
+        tree.add(token, parent)
+    assert paths(tree) == expected
+
+
+def test_it_is_told_what_stood_by_where_it_came_from():
+    told = ran(guessing("rasd", **CORPUS), tables("abc", seed=1), [0, 1, 0], 24)
+    series = figures(told, "guesses that stood so far")[-1]["series"]
+    stood = sum(len(event.kept) for event in [e for e in told if isinstance(e, Verdict)][:-1])
+    assert set(series) == {"drafted", "retrieved", "both"} and 0 < sum(series.values()) <= stood + 1
+    assert figures(told, "first retrieved tokens, by the draft") and figures(told, "endings that were found")
+
+
+# --- a shorter view that moves the longer one ---
+
+def moved_by_hand(scores: torch.Tensor, q: list[float], eta: float, tail: float) -> list[float]:
+    """The moved p, number by number."""
+    p = scores.softmax(-1).tolist()
+    raised = [float(s.exp()) * 2.718281828459045 ** (eta * (b - a)) for s, a, b in zip(scores - scores.max(), p, q)]
+    raised = [value / sum(raised) for value in raised]
+    kept = [a if value < tail * max(raised) else value for a, value in zip(p, raised)]
+    return [value / sum(kept) for value in kept]
+
+
+def one_place(p: list[float], q: list[float], moved: list[float]) -> tuple[list[float], list[float]]:
+    """Chances that each token is guessed and stands, and that it is drawn after a refusal."""
+    stands = [min(a, b) for a, b in zip(q, moved)]
+    left = [max(a - b, 0.0) for a, b in zip(p, stands)]
+    rest = left if sum(left) > 0 else p
+    return stands, [(1 - sum(stands)) * value / sum(rest) for value in rest]
+
+
+def rapid_law(model: TableModel, prompt: list[int], length: int, gamma: int, eta: float, tail: float) -> Law:
+    """Law of a text by the rule itself: no lane, no tree, no draws. The short view has the prompt's last token alone."""
+    found: Law = defaultdict(float)
+
+    def places(text: tuple, chance: float, left: int) -> None:
+        if len(text) == length or chance == 0:
+            found[text] += chance
+            return
+        left = min(gamma, length - len(text) - 1) if left < 0 else left
+        scores = model.scores((*prompt, *text))
+        p, q = scores.softmax(-1).tolist(), model.scores((prompt[-1], *text)).softmax(-1).tolist()
+        if not left:
+            stands, redrawn = [0.0] * len(p), p
+        else:
+            stands, redrawn = one_place(p, q, moved_by_hand(scores, q, eta, tail))
+        for token in range(len(p)):
+            places((*text, token), chance * stands[token], left - 1)
+            places((*text, token), chance * redrawn[token], -1)
+
+    places((), 1.0, -1)
+    return dict(found)
+
+
+@pytest.mark.parametrize("gamma, eta, tail", [(1, 5.0, 0.1), (3, 5.0, 0.1), (3, 1.0, 0.0), (2, 50.0, 0.5), (2, 0.0, 0.1)])
+def test_the_law_is_the_one_the_rule_comes_to(gamma, eta, tail):
+    models, prompt = {"target": TableModel("abc", seed=6)}, [1, 0]
+    found = law(rapid(AT_ONE, gamma=gamma, eta=eta, tail=tail), models, prompt, 3)
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert distance(found, rapid_law(models["target"], prompt, 3, gamma, eta, tail)) < EXACT
+
+
+def off(decoder) -> float:
+    """By how much a lane's law is not the one the rule comes to."""
+    model, prompt = TableModel("abcde", seed=6), [1, 0]
+    found = law(Assembly(decoder, [make("temperature", t=1.0)]), {"target": model}, prompt, 2)
+    return distance(found, rapid_law(model, prompt, 2, decoder.gamma, decoder.eta, decoder.tail))
+
+
+class ForgetsTheMove(find("rapid")):
+    """Redraws a refused guess from what p has more than q."""
+
+    def _drawn(self, lm, child, tree, position, p, q, moved):
+        ruling = super()._drawn(lm, child, tree, position, p, q, moved)
+        left = (p - q).clamp(min=0)
+        return ruling if ruling.child is not None else Ruling(None, lm.draw(left / left.sum(), position, "again"), ruling.tests, left)
+
+
+class MovesScoresByScores(find("rapid")):
+    """Moves by the difference of log-probabilities in place of probabilities."""
+
+    def moved(self, scores, q):
+        return (scores + self.eta * (q.log() - scores.log_softmax(-1))).softmax(-1)
+
+
+class NotMadeWhole(find("rapid")):
+    """Leaves out the last step, so that the moved p does not sum to 1."""
+
+    def moved(self, scores, q):
+        p = scores.softmax(-1)
+        moved = (scores + self.eta * (q - p)).softmax(-1)
+        return torch.where(moved < self.tail * moved.max(), p, moved)
+
+
+@pytest.mark.parametrize("wrong", [ForgetsTheMove, MovesScoresByScores, NotMadeWhole])
+def test_a_wrong_rule_has_another_law(wrong):
+    assert off(find("rapid")(gamma=2, eta=4.0, tail=0.5)) < EXACT
+    assert off(wrong(gamma=2, eta=4.0, tail=0.5)) > WRONG
+
+
+def test_at_eta_0_the_law_is_the_long_views_and_the_further_it_is_moved_the_less():
+    apart = {0.0: 0.0, 1.0: 0.0, 5.0: 0.0}
+    for eta in apart:
+        for seed in range(8):
+            model, prompt = TableModel("abcd", seed=seed), [1, 0]
+            found, own = law(rapid(AT_ONE, gamma=1, eta=eta), {"target": model}, prompt, 2), product_law(model, prompt, 2)
+            apart[eta] += sum(abs(found.get(text, 0.0) - chance) for text, chance in own.items()) / 16  # total variation, on average
+    assert apart[0.0] < EXACT and apart[0.0] + 0.02 < apart[1.0] and apart[1.0] + 0.02 < apart[5.0]
+
+
+def test_two_views_that_are_the_same_change_nothing_and_every_guess_stands():
+    models, prompt = {"target": TableModel("abc", seed=6)}, [1]  # what the short view reads is its last token, so all of it
+    assert distance(law(rapid(AT_ONE, gamma=2), models, prompt, 3), product_law(models["target"], prompt, 3)) < EXACT
+    session = prepare(pair(), [rapid(AT_ONE, length=2048, threshold=0.0)], Prompt("The bird sings.", context="The green bird sings."), Limits(0, 16))
+    assert all(test.kept for stamped in session if isinstance(stamped.event, Verdict) for test in stamped.event.tests)
+
+
+def test_without_chance_a_guess_stands_where_it_is_the_best_of_the_moved_p():
+    model, prompt, moved = TableModel("abcd", seed=2), [1, 0], 0
+    found = law(rapid(gamma=3, eta=8.0), {"target": model}, prompt, 7)
+    text, left = [], -1
+    while len(text) < 7:
+        left = min(3, 7 - len(text) - 1) if left < 0 else left
+        scores, q = model.scores((*prompt, *text)), model.scores((prompt[-1], *text)).softmax(-1)
+        best = int(torch.tensor(moved_by_hand(scores, q.tolist(), 8.0, 0.1)).argmax()) if left else int(scores.argmax())
+        moved += best != int(scores.argmax())
+        left = left - 1 if left and best == int(q.argmax()) else -1
+        text.append(best)
+    assert found == {tuple(text): 1.0} and moved
+
+
+def test_at_eta_0_greedy_text_is_that_of_the_whole_passage_though_guesses_fall():
+    prompt = Prompt("What does the bird do?", context="The fox is red. The green bird sings.")
+    session = prepare(pair(), [GREEDY, rapid(eta=0.0, part=4, length=4)], prompt, Limits(0, 24))
+    told = list(session)
+    plain, lane = ([token for s in told if s.lane == i and s.event.kind == "commit" for token in s.event.ids] for i in (0, 1))
+    assert plain == lane and check(session.trace) == []
+    assert {test.kept for s in told if isinstance(s.event, Verdict) for test in s.event.tests} == {True, False}
+
+
+PASSAGE = "Foxes sleep in holes. Birds sing at dawn. Horses eat fresh grass. Birds build nests there."
+
+
+BOTH = "Birds sing at dawn. Birds build nests there."
+
+
+@pytest.mark.parametrize("length, chosen", [(4, "Birds sing at dawn."), (8, BOTH), (2048, BOTH)])
+def test_the_short_view_holds_the_parts_most_like_the_question_in_the_order_of_the_passage(length, chosen):
+    assert make("rapid", part=4, length=length).passages(PASSAGE, "When do birds sing?") == {"retrieved": chosen}
+
+
+def test_a_view_of_nothing_is_the_question_alone():
+    assert make("rapid", part=4).passages(PASSAGE, "Who swims?") == {"retrieved": ""}
+    session = prepare(pair(), [rapid(part=4)], Prompt("Who swims?", context=PASSAGE), Limits(0, 4))
+    notes = [stamped.event.text for stamped in session if stamped.event.kind == "note"]
+    assert any("the question alone" in note for note in notes)
+    assert len(session._runners[0].lane.prompts["retrieved"]) < len(session._runners[0].lane.prompts["target"]) / 2
+
+
+def test_words_that_every_part_has_count_less_than_rare_ones():
+    passage = "Birds like the birds. Birds fear the fox. Birds near birds sit."
+    assert make("rapid", part=4, length=4).passages(passage, "birds or fox") == {"retrieved": "Birds fear the fox."}
+
+
+def test_without_a_passage_it_is_refused():
+    session = prepare(pair(), [rapid()], Prompt("Who sings?"), Limits(0, 4))
+    assert "rapid needs a context" in [stamped.event for stamped in session][-1].message
