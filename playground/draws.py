@@ -40,4 +40,4 @@ class Draws:
         cumulated = p.to(torch.float32 if p.device.type == "mps" else torch.float64).cumsum(0)  # Apple GPUs have no float64
         target = self.uniform(purpose, position, lineage) * float(cumulated[-1])
         index = int((cumulated <= target).sum())
-        return min(index, int(p.nonzero()[-1]))
+        return index if index < len(p) else int(p.nonzero()[-1])  # rounding may carry the largest uniforms past the end

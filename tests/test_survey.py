@@ -265,7 +265,7 @@ def test_the_command_asks_prints_and_writes(tmp_path, capsys):
                  "--draft", saved.draft, "--repeats", "2", "--max-new-tokens", "8", "--out", str(out), "--csv", str(lines), "--page", str(tmp_path / "s.md")])
     logging.getLogger("playground").setLevel(level)
     printed, told = capsys.readouterr().out, json.loads(out.read_text())
-    assert code == 0 and "greedy+cad: cad holds a context" in printed
+    assert code == 0 and "greedy+cad: cad needs a context" in printed
     assert [row["entrant"] for row in told["table"]] == ["greedy", "speculative", "greedy+cad"]
     assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and told["table"][2]["failed"] == 4
     assert len(list(csv.DictReader(lines.open(newline="")))) == len(told["answers"]) == 12

@@ -150,16 +150,27 @@ def _library(target: Loaded, size: Size, compiled: bool) -> list[Contender]:
 
 def _assisted(target: Loaded, draft: Loaded, length: int) -> list[Contender]:
     """`generate` with the draft: with as many guesses as ours, and with its own settings."""
-    alike, own = twin(draft.untouched), draft.untouched
-    for setting, value in (("num_assistant_tokens", GUESSES), ("num_assistant_tokens_schedule", "constant"), ("assistant_confidence_threshold", 0.0)):
+    return [_generate(target, length, ASSISTED, assistant_model=assistant(draft, GUESSES)),
+            _generate(target, length, ASSISTED_DEFAULT, assistant_model=draft.untouched)]
+
+
+def assistant(draft: Loaded, guesses: int) -> PreTrainedModel:
+    """The draft as the library takes it, guessing so many tokens at a time, whatever stood and however sure it is."""
+    alike = twin(draft.untouched)
+    for setting, value in (("num_assistant_tokens", guesses), ("num_assistant_tokens_schedule", "constant"), ("assistant_confidence_threshold", 0.0)):
         setattr(alike.generation_config, setting, value)
-    return [_generate(target, length, ASSISTED, assistant_model=alike), _generate(target, length, ASSISTED_DEFAULT, assistant_model=own)]
+    return alike
+
+
+def settings(model: Model, length: int) -> dict[str, Any]:
+    """What `generate` is told so that it writes what a greedy lane writes."""
+    ends = sorted(model.end_ids)
+    return {"max_new_tokens": length, "do_sample": False, "eos_token_id": ends or None, "pad_token_id": ends[0] if ends else 0}
 
 
 def _generate(target: Loaded, length: int, name: str, **options: Any) -> Contender:
     """It gets its prompt as ids; ours count the encoding of the prompt as their own time."""
-    model, ends = target.model, sorted(target.model.end_ids)
-    common = {"max_new_tokens": length, "do_sample": False, "eos_token_id": ends or None, "pad_token_id": ends[0] if ends else 0}
+    model, common = target.model, settings(target.model, length)
 
     def ready(task: Task) -> torch.Tensor:
         return torch.tensor([prompt_of(task, model).encode(model)], device=model.device)

@@ -109,8 +109,12 @@ def steps(models: Models, entrants: Sequence[Entrant], questions: Sequence[Quest
 
     An answer's seconds are those spent in here. Closing the iterator ends a lane that is under way.
     """
+    return rounds(Examiner(models, limits, judge), entrants, questions, repeats, warm_up)
+
+
+def rounds(examiner: Examiner, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, warm_up: bool = True) -> Iterator[Answer | None]:
+    """Every question to every entrant by way of an examiner; None where somebody else may be served, and the answers as they come."""
     _check(entrants, questions, repeats)
-    examiner = Examiner(models, limits, judge)
     for asked in [*(_warming(entrants, questions) if warm_up else []), *_turns(entrants, questions, repeats)]:
         told = examiner.ask(asked)
         yield from told if asked.round else (None for _ in told)

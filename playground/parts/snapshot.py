@@ -35,6 +35,10 @@ class Snapshot(CachePolicy):
         if self.kernel % 2 == 0:
             raise Refusal(f"kernel must be odd to have a middle, not {self.kernel}: take {self.kernel + 1}.", "kernel")
 
+    @classmethod
+    def holding(cls, tokens: int, prompt: int) -> dict[str, int]:
+        return {"capacity": tokens, "window": min(cls.window, tokens // 2)}
+
     def share(self, held: Held) -> int:
         """How many tokens before the window stay in a layer."""
         raise NotImplementedError

@@ -1,10 +1,12 @@
 """Drawing without replacement: a distribution whose tokens are taken out one after another.
 
-What is left is scaled up again before each draw. In law and in order these are the k largest of log q + Gumbel noise.
+What is left is scaled up again before each draw. In law and in order these are the k largest of log q + Gumbel noise. Where
+nothing is drawn by chance the likeliest are taken instead, and they are known from the start.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -27,3 +29,23 @@ class Urn:
         self.left = float(self._rest.sum())
         self.taken += 1
         return token
+
+
+class Ranking:
+    """The `most` likeliest tokens of a distribution [V], to be taken in that order. At least one."""
+
+    def __init__(self, q: Tensor, most: int):
+        top = q.topk(min(most, len(q)))
+        self._waiting = list(zip(top.indices.tolist(), top.values.tolist()))[::-1]
+        below = max(0.0, 1 - sum(chance for _, chance in self._waiting)) if most < len(q) else 0.0
+        self._left = [*accumulate((chance for _, chance in self._waiting), initial=below)]  # from the last on, so that nothing is left of nothing
+
+    @property
+    def left(self) -> float:
+        """The probability that was not taken, 0 once all that may be taken are."""
+        return self._left[-1] if self._waiting else 0.0
+
+    def take(self) -> tuple[int, float]:
+        """The likeliest token that is left, and its probability; there has to be one."""
+        self._left.pop()
+        return self._waiting.pop()

@@ -26,10 +26,10 @@ def measure(options: Namespace) -> bool:
     tasks = read_tasks(options.prompts or DEFAULT)
     for path in (options.json, options.page):
         check_place(path)
-    _set_up(options)
+    set_up(options)
     from playground.bench import contenders, contest, report  # not before: it brings torch along
     beside = [report.read_document(path) for path in options.beside]
-    target, draft = _load(options)
+    target, draft = load_pair(options)
     writings = _texts(target, draft, tasks, options) if "text" in options.only else []
     parts = [part for part in options.only if part != "text"]
     records = list(_records(target, parts, options)) if parts else []
@@ -42,7 +42,7 @@ def measure(options: Namespace) -> bool:
     return False
 
 
-def _set_up(options: Namespace) -> None:
+def set_up(options: Namespace) -> None:
     """Threads, quiet libraries, and a refusal of shapes that this machine cannot hold, before anything is loaded."""
     import torch
 
@@ -60,7 +60,8 @@ def _loading(options: Namespace) -> Any:
     return Loading(options.device, options.dtype, options.quantization)
 
 
-def _load(options: Namespace) -> tuple[Loaded, Loaded | None]:
+def load_pair(options: Namespace) -> tuple[Loaded, Loaded | None]:
+    """Target and draft, each twice: as lanes take it, and as the library made it."""
     from playground.bench.contenders import load_twice
     from playground.engine import catalogue
     how, name = _loading(options), options.model or catalogue.BUNDLED[0].name

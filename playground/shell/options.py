@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, NoReturn
 
+from playground.bench.caches.standard import BUDGETS, PACED, WEIGHED
+from playground.bench.caches.standard import PARTS as CACHE_PARTS
+from playground.bench.caches.standard import SHAPES as CACHE_SHAPES
 from playground.bench.standard import PARTS, SHAPES, Grid
 from playground.errors import Refusal
 
+GUESSING, GUESSING_PAGE = "docs/guessing.json", "docs/guessing.md"
 PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
+CACHES, CACHES_PAGE = "docs/caches.json", "docs/caches.md"
 
 
 class Parser(argparse.ArgumentParser):
@@ -75,10 +80,12 @@ def _replay(command: Parser) -> None:
 def _bench(command: Parser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
-    _add(command.add_subparsers(metavar="[speed | survey | effects | schemas]"), (
+    _add(command.add_subparsers(metavar="[speed | survey | effects | caches | guessing | schemas]"), (
         ("speed", "bench:measure", _speed, "measure speed: texts, single forwards, lanes, first tokens, memory, and what the machine allows"),
         ("survey", "survey:measure", _survey, "let strategies answer questions: how right they are, and what it costs"),
         ("effects", "effects:record", _effects, "record what the bundled models show of the strategies"),
+        ("caches", "caches:measure", _caches, "measure the cache policies side by side: what they remember, what memory they free, what a step takes"),
+        ("guessing", "guessing:measure", _guessing, "measure every lossless way to guess ahead, task by task, beside the library's own"),
         ("schemas", "schemas:measure", _schemas, "try JSON Schemas: which are refused, whether what is written under the others is valid, and what masks cost"),
     ))
 
@@ -133,6 +140,40 @@ def _effects(command: Parser) -> None:
     command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
     command.add_argument("--out", nargs="?", const=EFFECTS, metavar="F.json", help=f"write every number, {EFFECTS}")
     command.add_argument("--page", nargs="?", const=EFFECTS_PAGE, metavar="F.md", help=f"write a page, and its charts beside it, {EFFECTS_PAGE}")
+
+
+def _guessing(command: Parser) -> None:
+    command.add_argument("--only", nargs="+", action="extend", default=[], metavar="NAME", help="some of the drafters and presets; all where nothing is said")
+    command.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="TASK", help="of the small world: records, programs, ...; all likewise")
+    command.add_argument("--questions", type=_from(1), default=3, metavar="N", help="of each task, from those that training never shows")
+    command.add_argument("--repeats", type=_from(1), default=3, metavar="N", help="measured rounds, after a warm-up that is dropped")
+    command.add_argument("--seed", type=_from(0), default=1, metavar="N")
+    command.add_argument("--max-new-tokens", type=_from(2), default=330, metavar="N")
+    _of_the_models(command)
+    command.set_defaults(shapes=[])
+    command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
+    command.add_argument("--out", nargs="?", const=GUESSING, metavar="F.json", help=f"write every number, {GUESSING}")
+    command.add_argument("--page", nargs="?", const=GUESSING_PAGE, metavar="F.md", help=f"write the tables as a page, {GUESSING_PAGE}")
+
+
+def _caches(command: Parser) -> None:
+    command.add_argument("--parts", nargs="+", choices=CACHE_PARTS, default=list(CACHE_PARTS), metavar="PART",
+                         help=f"some of {', '.join(CACHE_PARTS)}; all where nothing is said")
+    command.add_argument("--budgets", nargs="+", type=_from(8), default=list(BUDGETS), metavar="N", help="score: tokens of a prompt that stay")
+    command.add_argument("--questions", type=_from(1), default=12, metavar="N", help="score: of each task, from those that training never shows")
+    command.add_argument("--shape", choices=CACHE_SHAPES, metavar="S",
+                         help=f"memory, step: a network of random weights, one of {', '.join(CACHE_SHAPES)}; {WEIGHED} and {PACED} where nothing is said")
+    command.add_argument("--kept", type=_from(8), default=512, metavar="N", help="memory, step: tokens of the prompt that stay")
+    command.add_argument("--tokens", type=_from(16), default=8000, metavar="N", help="memory: tokens of the prompt")
+    command.add_argument("--written", type=_from(2), default=64, metavar="N", help="memory: tokens behind it")
+    command.add_argument("--behind", type=_from(16), default=768, metavar="N", help="step: tokens of the prompt")
+    command.add_argument("--rounds", type=_from(1), default=30, metavar="N", help="step: measured steps of each lane, after some that are dropped")
+    command.add_argument("--seed", type=_from(0), default=1, metavar="N")
+    _of_the_model(command)
+    command.set_defaults(draft=None)
+    command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
+    command.add_argument("--out", nargs="?", const=CACHES, metavar="F.json", help=f"write every number, {CACHES}")
+    command.add_argument("--page", nargs="?", const=CACHES_PAGE, metavar="F.md", help=f"write a page, and its figure beside it, {CACHES_PAGE}")
 
 
 def _schemas(command: Parser) -> None:

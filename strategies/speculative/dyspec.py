@@ -5,7 +5,7 @@ from heapq import heappop, heappush
 from playground.events import Figure
 from playground.parts.drafting import distinct, guess_row, new_tree
 from playground.parts.tree import ROOT
-from playground.parts.urn import Urn
+from playground.parts.urn import Ranking, Urn
 from playground.strategy import Drafter, knob
 
 
@@ -76,20 +76,20 @@ class DySpec(Drafter):
             yield node, chance * share
             chance *= 1 - share
 
-    def _urn(self, lm, tree, rows, parent) -> Urn | None:
+    def _urn(self, lm, tree, rows, parent) -> Urn | Ranking | None:
         """What may follow a node; None where nothing can."""
         q = guess_row(lm, tree, rows, parent)
         if q is None:
             return None
-        return Urn(q if self.temperature == 1 else (q.log() / self.temperature).softmax(-1))
+        q = q if self.temperature == 1 else (q.log() / self.temperature).softmax(-1)
+        return Urn(q) if lm.chain.draws else Ranking(q, self.nodes)
 
     def _draw(self, lm, tree, urn, parent, position) -> tuple[int, float]:
         """A new child, and its share of what was left at its parent."""
         left = urn.left
         if lm.chain.draws:
-            token = distinct(lm, urn, parent, position)
-            node = tree.add(token, parent, urn.q)
+            node = tree.add(distinct(lm, urn, parent, position), parent, urn.q)
         else:
-            token = urn.take(lambda rest: int(rest.argmax()))
-            node = tree.add(token, parent, confidence=float(urn.q[token]))
+            token, chance = urn.take()
+            node = tree.add(token, parent, confidence=chance)
         return node, min(1.0, tree.confidence[node] / left)

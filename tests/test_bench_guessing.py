@@ -1,0 +1,211 @@
+"""Guessing ahead is measured beside plain decoding and the library: who takes part, what is counted, and what counts as reached."""
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from pairs import network, pair
+
+from playground.bench.contenders import Loaded
+from playground.bench.guessing.findings import FULL, MOST_WORK, matches, standings, works
+from playground.bench.guessing.lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
+from playground.bench.guessing.library import Library, Watched
+from playground.bench.guessing.observe import Beside, Guessed, Round, observe, rounds_of
+from playground.bench.guessing.report import document, page, sections
+from playground.errors import Refusal
+from playground.events import Draft, Forward, Stamped
+from playground.lane import Limits
+from playground.questions import Question
+from playground.recipe import assemble
+from playground.shell import main
+from playground.strategy import discover
+
+BIRD = Question("edit", "The green bird", None, chat=False)
+ASSISTED, LOOKED_UP = PAIRS[0], PAIRS[2]
+
+
+def made(entrant: str, round: int = 1, task: str = "edit", **facts) -> Guessed:
+    return Guessed(entrant, 0, replace(BIRD, task=task), round, seed=0, **{"token_ids": [5, 6, 7], "seconds": 1.0, "forwards": {"target": 1}, **facts})
+
+
+def event(at: float, what) -> Stamped:
+    return Stamped(0, 0, at, what)
+
+
+# --- who takes part ---
+
+def test_every_drafter_takes_part_and_of_the_presets_those_that_change_nothing():
+    names = {lane.name.partition(":")[0] for lane in entrants(draft=True)}
+    drafters = {cls.name for cls in discover().values() if cls.kind == "drafter" and set(cls.needs) <= {"draft"}}
+    assert names >= drafters - {"layer_skip_draft"} | {PLAIN, "layer_skip", "pearl"}
+    assert not names & {"reflective", "rapid", "ead"}
+
+
+def test_every_lane_can_be_set_up_and_takes_the_best_token_everywhere():
+    for lane in entrants(draft=True):
+        assembly = assemble(lane.recipe)
+        assert not assembly.samplers and (lane.name == PLAIN or assembly.decoder.verifier.name == "greedy_match")
+
+
+def test_without_a_draft_model_those_guess_that_need_none():
+    names = [lane.name for lane in entrants(draft=False)]
+    assert "jacobi" in names and "dyspec" not in names and not any(name.startswith("draft_model") for name in names)
+
+
+def test_the_library_takes_part_where_its_counterpart_does():
+    assert [found.theirs for found in pairs(entrants(True, ["prompt_lookup"]))] == ["generate, prompt lookup, 10", "generate, prompt lookup, 20"]
+    assert pairs(entrants(True, ["jacobi"])) == []
+
+
+def test_who_does_not_guess_without_loss_is_refused_in_one_sentence():
+    for name in ("nobody", "reflective", "top_p"):
+        with pytest.raises(Refusal, match=f"{name} does not guess ahead without loss here; choose some of aded, "):
+            entrants(True, [name])
+
+
+# --- what is counted ---
+
+def test_a_rounds_work_is_the_time_between_two_passes_of_the_target_without_that_of_any_forward():
+    events = [event(1.0, Forward(phase="prefill", seconds=0.9)), event(1.0, Draft(tokens=[4, 5], parents=[-1, 0])),
+              event(1.5, Forward(seconds=0.3)),  # 0.5 s, of which 0.3 in the forward
+              event(1.8, Forward(stream="draft", seconds=0.2)), event(1.8, Draft(tokens=[4], parents=[-1])),
+              event(2.4, Forward(seconds=0.5))]  # 0.9 s, of which 0.7 in forwards
+    assert [found.guesses for found in rounds_of(events)] == [2, 1]
+    assert [found.work for found in rounds_of(events)] == pytest.approx([0.2, 0.2])
+
+
+def test_guesses_of_the_library_are_tested_up_to_the_first_that_falls():
+    watched = Watched()
+    watched.put(torch.tensor([[1, 2, 3]]))
+    for fed, came in (([1, 2, 3, 7, 8, 9], [7, 8, 4]), ([4, 5, 6], [5, 6, 0]), ([0], [2]), ([2, 3], [9])):
+        watched.fed(torch.nn.Identity(), (), {"input_ids": torch.tensor([fed])})
+        watched.put(torch.tensor(came))
+    assert watched.guessed == [[7, 8, 9], [5, 6], [], [3]] and watched.ids == [7, 8, 4, 5, 6, 0, 2, 9]
+    assert watched.trials() == [(2, 3), (2, 2), (0, 1)]
+
+
+def test_a_guess_that_ends_the_text_stands_and_those_behind_it_are_not_tested():
+    watched = Watched()
+    watched.put(torch.tensor([[1]]))
+    watched.fed(torch.nn.Identity(), (), {"input_ids": torch.tensor([[1, 6, 2, 8]])})
+    watched.put(torch.tensor([6, 2]))
+    assert watched.trials() == [(1, 1), (1, 1)]
+
+
+def loaded(model) -> Loaded:
+    """With the same weights in a network as the library makes it."""
+    untouched = network("llama")
+    untouched.load_state_dict(model.network.state_dict())
+    return Loaded(model, untouched)
+
+
+@pytest.fixture(scope="module")
+def answers() -> list[Guessed]:
+    """Three lanes and the library on small models that guess badly, twice."""
+    models, lanes = pair(), [*entrants(True, ["draft_model", "prompt_lookup"])]
+    library = {found.theirs: Library.of(found, loaded(models.target), loaded(models.draft), 12) for found in (ASSISTED, LOOKED_UP)}
+    examiner = Beside(models, Limits(max_new_tokens=12), lambda question, text: None, library)
+    everyone = examiner.everyone([lane for lane in lanes if lane.name in (PLAIN, ASSISTED.ours, LOOKED_UP.ours)])
+    return list(observe(examiner, everyone, [replace(BIRD, prompt="A bird, a bird, a bird, a bird, a "), replace(BIRD, task="chat")], 2))
+
+
+def test_the_library_writes_our_text_and_its_guesses_are_counted_as_ours_are(answers):
+    assert len(answers) == 5 * 2 * 2 and not any(answer.failure for answer in answers)
+    ours = {(answer.number, answer.round): answer.token_ids for answer in answers if answer.entrant == PLAIN}
+    assert all(answer.token_ids == ours[answer.number, answer.round] for answer in answers)
+    for answer in answers:
+        if answer.entrant in (ASSISTED.theirs, LOOKED_UP.theirs):
+            passes = answer.forwards["target"] + 1  # the prompt's, which checks guesses too
+            assert passes + answer.accepted - len(answer.token_ids) in (0, 1)  # each pass gives a token of its own, the last perhaps not
+            assert answer.accepted <= answer.tested and answer.seconds > 0 and not answer.rounds
+            assert answer.tested > 0 or answer.entrant == LOOKED_UP.theirs
+            assert (answer.forwards.get("draft", 0) > 0) == (answer.entrant == ASSISTED.theirs)
+
+
+def test_a_lane_has_a_round_for_each_pass_of_the_target(answers):
+    lanes = [answer for answer in answers if answer.entrant in (PLAIN, ASSISTED.ours)]
+    assert lanes and all(len(answer.rounds) == answer.forwards["target"] for answer in lanes)
+    assert all(found.guesses == 0 for answer in lanes for found in answer.rounds if answer.entrant == PLAIN)
+    assert all(0 < found.guesses <= ASSISTED.guesses for answer in lanes for found in answer.rounds[:1] if answer.entrant == ASSISTED.ours)
+    assert all(sum(found.work for found in answer.rounds) < answer.clock for answer in lanes)
+
+
+def test_what_was_measured_can_be_read_back_and_names_its_command(answers):
+    found = document({"settings": {"model": "toy"}, "machine": {"cores": 2}}, answers, [ASSISTED, LOOKED_UP])
+    assert json.loads(json.dumps(found)) == found and len(found["table"]) == 5 * 2 and len(found["library"]) == 2 * 2
+    assert {work["entrant"] for work in found["work"]} == {PLAIN, ASSISTED.ours, LOOKED_UP.ours}
+    text = page({"settings": {"model": "toy"}, "machine": {"cores": 2}}, answers, [ASSISTED])
+    assert "python -m playground bench guessing" in text and "| cores | 2 |" in text and f"| {ASSISTED.ours} | {ASSISTED.theirs} | edit |" in text
+
+
+# --- what counts as reached ---
+
+@pytest.mark.parametrize("task", list(AIMS))
+def test_an_aim_is_reached_by_the_median_of_the_rounds_with_the_same_text_and_no_failure(task):
+    def reaches(times: list[float], **facts) -> bool:
+        plain = [made(PLAIN, round, task) for round in (1, 2, 3)]
+        lane = [made("fast", round, task, **{"seconds": 1 / speed, **facts}) for round, speed in enumerate(times, 1)]
+        return standings(plain + lane)[1].reaches
+
+    aim = AIMS[task]
+    assert reaches([aim / 2, aim * 1.01, aim * 2]) and not reaches([aim * 2, aim * 0.99, aim / 2])
+    assert not reaches([aim * 2] * 3, token_ids=[5, 6, 8]) and not reaches([aim * 2] * 3, failure="it stopped")
+
+
+def test_where_no_speed_is_asked_for_none_is_reached():
+    assert not standings([made(PLAIN, task="lists"), made("fast", task="lists", seconds=0.01)])[1].reaches
+
+
+def compared(ours: dict, theirs: dict, task: str = "edit"):
+    match, = matches([made(PLAIN, task=task), made(ASSISTED.ours, task=task, **ours), made(ASSISTED.theirs, task=task, **theirs)], [ASSISTED])
+    return match
+
+
+def test_ours_is_slower_by_the_clock_and_accepts_less_by_the_share_of_the_guesses_that_stood():
+    assert compared({"seconds": 2.0}, {"seconds": 1.0}).slower and not compared({"seconds": 1.0}, {"seconds": 2.0}).slower
+    assert compared({"seconds": 2.0}, {"seconds": 1.0}).times.median == 0.5
+    assert compared({"trials": [(3, 5)]}, {"trials": [(4, 5)]}).accepts_less and not compared({"trials": [(8, 10)]}, {"trials": [(4, 5)]}).accepts_less
+    assert compared({}, {"trials": [(4, 5)]}).accepts_less and not compared({"trials": [(4, 5)]}, {}).accepts_less
+
+
+def test_full_rounds_alone_say_whether_the_work_takes_too_long():
+    def work(*rounds: Round):
+        found, = works([made("lane", rounds=list(rounds))])
+        return found
+
+    full, small = Round(64, MOST_WORK * 2), Round(FULL[0] - 1, MOST_WORK * 9)
+    assert work(full, small).too_long and work(full, small).full == 1 and work(full, small).full_seconds == MOST_WORK * 2
+    assert not work(small).too_long and work(small).full_seconds is None and not work(Round(64, MOST_WORK / 2), small).too_long
+
+
+def test_tables_say_which_lanes_reach_an_aim_and_where_ours_falls_short():
+    found = [made(PLAIN), made("quick", seconds=0.2), made(ASSISTED.ours, seconds=0.5), made(ASSISTED.theirs, seconds=0.4)]
+    tables = {title: rows for title, _, rows in sections(found, [ASSISTED])}
+    assert tables["Aims"][1] == ["edit", "4", "quick", "5.00", "quick"]
+    assert [row[0] for row in tables["Edit"] if row[2].startswith("reaches")] == ["quick"]
+    assert tables["Beside the library"][1][-1] == "slower"
+
+
+def test_names_of_a_pair_say_what_is_equal():
+    assert Pair("draft_model:depth=5", "assisted", 5).theirs == "generate, assisted, 5"
+    assert all(f"depth={found.guesses}" in found.ours for found in PAIRS)
+
+
+# --- the command ---
+
+def test_the_command_measures_prints_and_writes(tmp_path, capsys):
+    json_file, page_file = tmp_path / "guessing.json", tmp_path / "guessing.md"
+    assert main(["bench", "guessing", "--only", "prompt_lookup", "--tasks", "facts", "--questions", "1", "--repeats", "1", "--max-new-tokens", "4",
+                 "--out", str(json_file), "--page", str(page_file)]) == 0
+    told, found = capsys.readouterr().out, json.loads(json_file.read_text())
+    assert {row["entrant"] for row in found["table"]} == {PLAIN, PAIRS[2].ours, PAIRS[3].ours, PAIRS[2].theirs, PAIRS[3].theirs}
+    assert all(row["same_text"] == row["compared"] == 1 for row in found["table"]) and found["failures"] == []
+    assert found["settings"]["questions"] == 1 and found["machine"]["torch"]
+    assert "Beside the library" in told and "## Facts" in page_file.read_text()
+
+
+def test_a_task_or_lane_there_is_none_of_is_refused_before_anything_is_loaded(capsys):
+    assert main(["bench", "guessing", "--tasks", "knitting"]) == main(["bench", "guessing", "--only", "knitting", "--model", "nowhere"]) == 2
+    assert capsys.readouterr().err.count("knitting") == 2
