@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from playground.draws import Draws
+from playground.engine.memory import give_back
 from playground.engine.model import Model
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
@@ -40,6 +41,8 @@ from playground.translated import Translated
 if TYPE_CHECKING:
     from playground.recipe import Assembly
     from playground.strategy import CachePolicy, Strategy
+
+LONG = 1024  # tokens of a prompt whose evicted memory is worth the milliseconds it takes to hand it back to the system
 
 
 @dataclass
@@ -74,7 +77,7 @@ class Lane:
         self.inner = [exit for part in assembly.strategies() for exit in part.inner(self.target_model.depth, self.target_model.tied)]
         self._asked: Immediate | None = None  # the last request to change the text
         bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
-        chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, not assembly.decoder.owns_constraint)
+        chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, assembly.constraint, not assembly.decoder.owns_constraint)
         self.main = Sequence(0, prompt, bounds, chain, Reader(self.target_model.tokens))
         for sampler in assembly.samplers:
             sampler.begin(len(prompt), lambda token: self.piece(token))  # a bound method would be copied with its lane where sequences fork
@@ -89,6 +92,7 @@ class Lane:
     def _matcher(self, assembly: Assembly):
         if assembly.constraint is None:
             return None
+        assembly.constraint.begin(len(self.prompts["target"]), self.bytes)
         return self.target_model.grammars.compile(*assembly.constraint.grammar()).matcher()
 
     # --- what a strategy reads ---
@@ -153,6 +157,10 @@ class Lane:
     def piece(self, token: int) -> str:
         """What a screen shows for a token."""
         return self.target_model.tokens.piece(token)
+
+    def bytes(self, token: int) -> bytes:
+        """The bytes a token adds to a text that has begun; none for one that is no text."""
+        return self.target_model.tokens.bytes(token)
 
     def encode(self, text: str) -> list[int]:
         """A text as the target's token ids, with whatever its tokenizer puts around it."""
@@ -444,6 +452,8 @@ class Lane:
     def settle(self, moment: str, guesses: int = 0) -> None:
         """After a keep: the policy acts on the target's cache. What is left is noted, and how many places guesses had taken."""
         settled = self.retention.settle(moment, self._next()) if self.retention else Settled()
+        if self.retention and LONG <= self.prompt_length >= self.target.store.length - 1:  # at the prompt's end all that goes at once has gone
+            give_back()
         self.events += self.recorder.cache(self.target.store, guesses, settled)
         self.events += self.retention.policy.explain(self.prompt_length, self.depth) if self.retention else []
 

@@ -105,7 +105,7 @@ def fit(cls: type[Strategy], model: Model, texts: list[str], progress: Progress 
     if model.fills:
         raise Refusal(f"{model.name} fills a canvas and does not read text from left to right: choose a language model.", "model")
     known = {knob.name: knob for knob in cls.knobs()}
-    found = cls.fit(readings(model, [model.tokens.encode(text) for text in texts], progress))
+    found = cls.fit(readings(model, [model.tokens.encode(text) for text in texts], progress, getattr(cls, "asks", False)))
     return {name: known[name].read(value) for name, value in found.items()}
 
 
@@ -115,19 +115,24 @@ def check_fits(cls: type[Strategy]) -> None:
         raise Refusal(f"{cls.name} has no knob that is fitted to a model: set its knobs by hand.", cls.name)
 
 
-def readings(model: Model, texts: list[list[int]], progress: Progress = unseen) -> Iterator[Reading]:
-    """All texts, as ids, read once; a text longer than the model's context is read in windows that know nothing of each other."""
+def readings(model: Model, texts: list[list[int]], progress: Progress = unseen, asks: bool = False) -> Iterator[Reading]:
+    """All texts, as ids, read once; a text longer than the model's context is read in windows that know nothing of each other.
+
+    With `asks` the readings bring along what their rows look for.
+    """
     for number, ids in enumerate(texts):
         progress(number / len(texts), f"Reading text {number + 1} of {len(texts)}")
         for start in range(0, len(ids), model.context):
-            yield from _read(model, ids[start:start + model.context])
+            yield from _read(model, ids[start:start + model.context], asks)
 
 
-def _read(model: Model, ids: list[int]) -> Iterator[Reading]:
+def _read(model: Model, ids: list[int], asks: bool) -> Iterator[Reading]:
     """One window, a forward for every chunk; no row comes before its first token."""
-    store = model.new_store()
+    store, queries = model.new_store(), {}
+    if asks:
+        store.ask = lambda layer, rows, positions: queries.update({layer: rows})
     for start in range(0, len(ids) - 1, CHUNK):
         chunk, following = ids[start:start + CHUNK], ids[start + 1:start + 1 + CHUNK]
         (rows,), _ = model.forward([Work(store, chunk, list(range(-1, len(chunk) - 1)))])
         store.keep(len(chunk) - 1)
-        yield Reading(torch.tensor(following, device=rows.device), rows[:len(following)])
+        yield Reading(torch.tensor(following, device=rows.device), rows[:len(following)], dict(queries) if asks else None)

@@ -46,6 +46,7 @@ class Full:
     prompt: int  # tokens
     generated: int  # tokens read behind them
     layers: int
+    heads: int  # of keys and values
     head: int  # numbers of a key, or of a value
     bits: int  # of a number
 
@@ -70,12 +71,15 @@ class Retention:
     def __init__(self, policy: CachePolicy, store: Store, prompt: int, turn: Turn | None = None):
         """`turn` moves the model's rotated queries towards the start; raises Refusal where the policy asks for that and there is none."""
         self.policy, self.store, self.prompt = policy, store, prompt
+        self._asked_for: dict[int, int] = {}  # rows of the prompt that a layer told of
         if policy.row_wise:
             store.window = Window(policy.visible, prompt)
         if policy.watches:
             store.hear = policy.attended
         if policy.focuses:
-            store.focus = Focus(policy.focus, prompt)
+            store.focus = Focus(policy.focus, self._chooses)  # bound, so that a copied lane asks its own policy
+        if policy.asks:
+            store.ask = self._asked
         if policy.renumbers:
             store.renumbering = self._renumbering(turn)
 
@@ -83,6 +87,17 @@ class Retention:
         if turn is None:
             raise Refusal(f"This model's positions cannot be renumbered, as {self.policy.name} is to do: leave them true.", "positions")
         return Renumbering(self.policy.skipped, self.policy.far, turn, self.prompt)
+
+    def _chooses(self, position: int) -> bool:
+        return self.policy.chooses(position, self.prompt)
+
+    def _asked(self, layer: int, queries: Tensor, positions: list[int]) -> None:
+        """Tell the policy what rows of the prompt look for; a token that is read again is not told of twice."""
+        told = self._asked_for.get(layer, 0)
+        fresh = [row for row, position in enumerate(positions) if told <= position < self.prompt]
+        if fresh:
+            self._asked_for[layer] = positions[fresh[-1]] + 1
+            self.policy.asked(layer, queries[:, :, fresh])
 
     def watch(self) -> Callable[[int], bool] | None:
         """Says of a row, by its position, whether its attention is wanted; None where no row's is."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playground.engine.grammar import Matcher
     from playground.events import Event
     from playground.sequence import Sequence as Text
-    from playground.strategy import Inner, Sampler
+    from playground.strategy import Constraint, Inner, Sampler
 
 
 HIDDEN = "hidden"
@@ -44,6 +44,7 @@ class Chain:
     samplers: list[Sampler] = field(default_factory=list)
     matcher: Matcher | None = None
     end_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None  # what the matcher follows, where it has more to say than its grammar
     masking: bool = True  # False where the decoder itself sees to it that the text stays legal
 
     @property
@@ -136,6 +137,8 @@ class Rows:
         tokens, parents = self.tree.tokens[:self._last + 1], self.tree.parents[:self._last + 1]
         start = perf_counter()
         masks = self.chain.matcher.masks_of_tree(tokens, parents)[self.first + 1:, :self.raw.shape[1]].to(self.raw.device)
+        if self.chain.constraint and self.chain.constraint.narrows:
+            masks = self.chain.constraint.narrow(masks, Histories(self.committed, self.tree, range(self.first, self._last + 1)))
         self.mask_seconds = perf_counter() - start
         if self.chain.masking and self.first == ROOT and not bool(masks[0].any()):
             raise Refusal("The grammar allows no token here: nothing this model can write continues the text legally. Loosen the grammar.", "constraint")
@@ -234,6 +237,8 @@ class Rows:
         """Tell samplers that remember, or have something to show, which token a sequence kept after a node."""
         own = {sampler.name: sampler for sampler in by.chain.samplers}  # not the row's, where it takes another sequence's row
         row, position = self.row(node), self.position(node) - self.sequence.start
+        if self.chain.constraint and self.chain.constraint.explains:
+            yield from self.chain.constraint.explain(self.committed + self.tree.prefix(node), token)
         for before, stage in pairwise(self.stages_of([row])):
             if stage.sampler is not None and stage.sampler.explains:
                 yield from own[stage.name].explain(before.scores[0], self.committed + self.tree.prefix(node), token)

@@ -17,7 +17,7 @@ import importlib
 import inspect
 import math
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
@@ -303,13 +303,33 @@ class Constraint(Strategy):
         """Kind and source of the grammar: json_schema, regex, lark, gbnf or choice."""
         raise NotImplementedError
 
+    def begin(self, start: int, spelling: Callable[[int], bytes]) -> None:
+        """Hear of the lane before its first row: how many tokens the prompt has, and the bytes a token adds to a text."""
+
+    def narrow(self, masks: torch.Tensor, histories: Sequence[list[int]]) -> torch.Tensor:
+        """Of the tokens the grammar allows, [n, V], those that stay; `histories` are the tokens before each row, prompt included."""
+        return masks
+
+    def explain(self, history: list[int], token: int) -> Iterator[Event]:
+        """What is to be shown of a token that was kept after a history, prompt included."""
+        yield from ()
+
+    @property
+    def narrows(self) -> bool:
+        return type(self).narrow is not Constraint.narrow
+
+    @property
+    def explains(self) -> bool:
+        return type(self).explain is not Constraint.explain
+
 
 class CachePolicy(Strategy):
     """Answers: what stays in the KV cache, and how? It acts after the prompt and after every keep, on what was kept.
 
     A row-wise one writes `visible`: a mask, and slots that no later row may see are freed. One that goes by attention sets
     `watches` and hears in `attended` what kept rows attended to; one that packs sets `packs` and writes `due` and `encode`;
-    one that lets every row choose for itself sets `focuses` and writes `focus`; one under which what is freed leaves something
+    one that lets rows choose for themselves sets `focuses` and writes `focus`; one that goes by what the prompt looks for sets
+    `asks` and hears its queries in `asked`; one under which what is freed leaves something
     behind in what stays sets `merges` and writes `merge`. What it frees or packs is gone for good.
     """
 
@@ -319,6 +339,7 @@ class CachePolicy(Strategy):
     packs: ClassVar[bool] = False
     merges: ClassVar[bool] = False
     focuses: ClassVar[bool] = False  # rows see what `focus` chooses for them by their own attention
+    asks: ClassVar[bool] = False
 
     def visible(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Which true positions key [m] each query position [n, 1] may attend to, [n, m]; depends on positions alone."""
@@ -332,9 +353,17 @@ class CachePolicy(Strategy):
         """Hear of rows that were kept: attention weights [kv_heads, n, m], summed over the query heads of a group, of the rows at
         positions [n] over the slots at positions [1 or kv_heads, m]; a slot is empty where its position is below 0."""
 
-    def focus(self, layer: int, weights: torch.Tensor) -> torch.Tensor:
-        """What rows see, [kv_heads, n, m], of what they would attend to: weights [kv_heads, n, m], summed over the query heads of a group."""
+    def chooses(self, position: int, prompt: int) -> bool:
+        """Whether `focus` is asked what the row at a position sees; any other row sees everything."""
+        return position >= prompt
+
+    def focus(self, layer: int, weights: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+        """What the rows at positions [n] see, [kv_heads, n, m], of what they would attend to: weights [kv_heads, n, m], summed over the
+        query heads of a group."""
         raise NotImplementedError
+
+    def asked(self, layer: int, queries: torch.Tensor) -> None:
+        """Hear of the next rows of the prompt what they look for: queries as they meet the keys, [kv_heads, group, n, d]."""
 
     @property
     def renumbers(self) -> bool:

@@ -631,18 +631,18 @@ def only_the_largest(size: int, groups: int) -> Change:
 
 
 class EveryHeadSeesTheSame(OracleKeep):
-    def focus(self, layer, weights):
-        return super().focus(layer, weights.sum(0, keepdim=True)).expand_as(weights)
+    def focus(self, layer, weights, queries):
+        return super().focus(layer, weights.sum(0, keepdim=True), queries).expand_as(weights)
 
 
 class TheSmallestAreSeen(OracleKeep):
-    def focus(self, layer, weights):
-        return super().focus(layer, -weights.masked_fill(weights == 0, 9))
+    def focus(self, layer, weights, queries):
+        return super().focus(layer, -weights.masked_fill(weights == 0, 9), queries)
 
 
 class TheLatestAreSeen(OracleKeep):
-    def focus(self, layer, weights):
-        return super().focus(layer, torch.arange(weights.shape[-1]).expand(weights.shape).double())
+    def focus(self, layer, weights, queries):
+        return super().focus(layer, torch.arange(weights.shape[-1]).expand(weights.shape).double(), queries)
 
 
 @pytest.mark.parametrize("architecture, groups", [("llama", 2), ("qwen3", 2), ("gpt_neox", 4), ("gpt2", 4)])
@@ -685,7 +685,7 @@ def test_rows_that_go_by_themselves_may_be_checked_a_tree_at_a_time(name, knobs,
 @pytest.mark.parametrize("size", [1, 5])
 def test_no_other_choice_keeps_as_much_attention_as_the_oracles(size):
     weights = torch.rand(2, 3, 20, generator=torch.Generator().manual_seed(0)) ** 4
-    kept = (weights * make("oracle_keep", size=size).focus(0, weights)).sum(-1)
+    kept = (weights * make("oracle_keep", size=size).focus(0, weights, torch.arange(3))).sum(-1)
     for seed in range(50):
         others = torch.rand(2, 3, 20, generator=torch.Generator().manual_seed(seed)).argsort(-1)[..., :size]
         assert (weights.gather(-1, others).sum(-1) <= kept).all()

@@ -18,7 +18,10 @@ Value = tuple[float, float] | None  # with its standard error, 0 where there is 
 
 @dataclass(frozen=True)
 class Chart:
-    """series: {name: a value for each of the places}. levels: {name: a value that holds everywhere}, drawn as dashed lines."""
+    """series: {name: a value for each of the places}. levels: {name: a value that holds everywhere}, drawn as dashed lines.
+
+    at: {name of a series: where its values stand, counted in places}, for lines whose values do not stand at the places themselves.
+    """
 
     title: str
     x: str
@@ -27,16 +30,22 @@ class Chart:
     series: dict[str, list[Value]]
     levels: dict[str, float] = field(default_factory=dict)
     bars: bool = False
+    at: dict[str, list[float]] = field(default_factory=dict)
 
     def svg(self) -> str:
         """The whole picture; raises ValueError where there is nothing to draw."""
-        legend = [*_legend([*self.series, *self.levels])]
-        height = TOP + PLOT + 46 + 18 * (1 + max(row for _, row, _ in legend))
-        drawn = [*self._grid(), *self._levels(), *(self._bars() if self.bars else self._lines()), *self._keys(legend)]
+        drawn = [*self._grid(), *self._levels(), *(self._bars() if self.bars else self._lines()), *self._keys()]
         return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12" role="img">',
-            f"<title>{escape(self.title)}</title>", f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" font-family="sans-serif" font-size="12" role="img">',
+            f"<title>{escape(self.title)}</title>", f'<rect width="{WIDTH}" height="{self.height}" fill="white"/>',
             _text(LEFT, 17, self.title, "start", "#222", 'font-weight="bold"'), *drawn, "</svg>", ""])
+
+    @property
+    def height(self) -> int:
+        return TOP + PLOT + 46 + 18 * (1 + max(row for _, row, _ in self._legend()))
+
+    def _legend(self) -> list[tuple[float, int, str]]:
+        return [*_legend([*self.series, *self.levels])]
 
     @property
     def _top(self) -> float:
@@ -67,10 +76,10 @@ class Chart:
             yield f'<path d="M{LEFT} {self._level(value):.1f}H{WIDTH - RIGHT}" stroke="{colour}" stroke-dasharray="5 4"/>'
 
     def _lines(self) -> Iterator[str]:
-        for colour, values in zip(_colours(), self.series.values()):
-            points = [(self._at(place), *value) for place, value in enumerate(values) if value]
+        for number, (colour, (name, values)) in enumerate(zip(_colours(), self.series.items())):
+            points = [(self._at(place), *value) for place, value in zip(self.at.get(name, range(len(values))), values) if value]
             path = " ".join(f"{x:.1f},{self._level(value):.1f}" for x, value, _ in points)
-            yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
+            yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{_dotted(number)}/>'
             for x, value, error in points:
                 yield f'<circle cx="{x:.1f}" cy="{self._level(value):.1f}" r="3" fill="{colour}"/>'
                 yield self._error(x, value, error, colour)
@@ -90,10 +99,10 @@ class Chart:
         low, high = self._level(max(0.0, value - error)), self._level(value + error)
         return f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{colour}"/>' if error else ""
 
-    def _keys(self, legend: list[tuple[float, int, str]]) -> Iterator[str]:
-        for place, ((x, row, name), colour) in enumerate(zip(legend, _colours())):
+    def _keys(self) -> Iterator[str]:
+        for place, ((x, row, name), colour) in enumerate(zip(self._legend(), _colours())):
             y = TOP + PLOT + 50 + 18 * row
-            dashed = ' stroke-dasharray="5 4"' if place >= len(self.series) else ""
+            dashed = ' stroke-dasharray="5 4"' if place >= len(self.series) else _dotted(place)
             yield f'<path d="M{x:.1f} {y - 4}h16" stroke="{colour}" stroke-width="{1.5 if dashed else 4}"{dashed}/>'
             yield _text(x + 22, y, name, "start")
 
@@ -117,6 +126,20 @@ def _step(highest: float) -> float:
 
 def _colours() -> list[str]:
     return [*COLOURS, *MORE] * 4
+
+
+def _dotted(number: int) -> str:
+    """Lines that have a colour for the second time are dotted."""
+    return ' stroke-dasharray="2 3"' if number >= len([*COLOURS, *MORE]) else ""
+
+
+def below(charts: list[Chart]) -> str:
+    """Charts one under the other, as one picture; raises ValueError where there is nothing to draw."""
+    placed, height = [], 0
+    for chart in charts:
+        placed.append(chart.svg().replace("<svg ", f'<svg y="{height}" height="{chart.height}" ', 1))
+        height += chart.height
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">', *placed, "</svg>", ""])
 
 
 def _text(x: float, y: float, words: str, anchor: str, colour: str = "#555", more: str = "") -> str:

@@ -152,7 +152,7 @@ def _pools(store: Store) -> list[Pool]:
 class Seat:
     """Stands for the segment of a store in a forward whose sizes never change: the seams write and mask through it."""
 
-    watched, renumbers, focused = (), False, False  # rows that any of this is wanted of do not come this way
+    watched, renumbers, focused, asks = (), False, False, False  # rows that any of this is wanted of do not come this way
 
     def __init__(self, room: Room, buffers: Buffers):
         self.rows, self._room, self._buffers, self._bias = buffers.size.rows, room, buffers, None

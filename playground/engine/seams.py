@@ -81,6 +81,8 @@ def attend_all(layer: int, new: tuple[Tensor, Tensor, Tensor], call: Call, scali
     outputs = []
     for segment, (query, new_keys, new_values) in zip(call.segments, shares):
         keys, values = segment.write(layer, new_keys, new_values)
+        if segment.asks:
+            segment.store.ask(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
         if segment.renumbers:
             query, keys = segment.renumbered(layer, query, keys)
         if segment.focused:

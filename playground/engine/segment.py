@@ -26,10 +26,13 @@ class Window:
 
 @dataclass
 class Focus:
-    """A cache policy's choice by attention: choose(layer, weights [kv_heads, n, m]) -> what the rows see, [kv_heads, n, m]; from position `start` on."""
+    """A cache policy's choice by attention: choose(layer, weights [kv_heads, n, m], positions of the rows [n]) -> what they see, [kv_heads, n, m].
 
-    choose: Callable[[int, Tensor], Tensor]
-    start: int
+    It is asked for the rows at positions that `among` names.
+    """
+
+    choose: Callable[[int, Tensor, Tensor], Tensor]
+    among: Callable[[int], bool]
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Segment:
     def is_plain(self, sliding_window: int | None) -> bool:
         """Whether each row sees all of the trunk and its own ancestors, in every layer, and all of it is held as it was written."""
         store = self.store
-        same = len(store.slots) == 1 and store.slots[0].whole and not (self._narrow(sliding_window) or self.focused or self.renumbers)
+        same = len(store.slots) == 1 and store.slots[0].whole and not (self._narrow(sliding_window) or self.focused or self.renumbers or self.asks)
         return same and not self.watched and not any(pool.packed for pool in (*store.keys, *store.values))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,16 +99,22 @@ class Segment:
 
     def chosen(self, layer: int, weights: Tensor, mask: Tensor | None) -> Tensor:
         """What the rows see of the mask [1 or kv_heads, rows, slots], or of everything, once a policy chose by their weights over all of that."""
-        focus = self.store.focus
-        free = torch.tensor(self.positions(), device=weights.device)[:, None] < focus.start
-        seen = focus.choose(layer, weights) | free
+        focus, seen = self.store.focus, torch.ones_like(weights, dtype=torch.bool)
+        rows = [row for row, position in enumerate(self.positions()) if focus.among(position)]
+        positions = torch.tensor(self.positions(), device=weights.device)
+        seen[:, rows] = focus.choose(layer, weights[:, rows], positions[rows])
         return seen if mask is None else seen & mask
 
     @property
     def focused(self) -> bool:
         """Whether a policy chooses for some row by what it attends to."""
         focus = self.store.focus
-        return focus is not None and max(self.positions(), default=-1) >= focus.start
+        return focus is not None and any(map(focus.among, self.positions()))
+
+    @property
+    def asks(self) -> bool:
+        """Whether somebody wants to know what the rows look for."""
+        return self.store.ask is not None
 
     @property
     def renumbers(self) -> bool:

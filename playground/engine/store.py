@@ -26,6 +26,9 @@ from playground.engine.segment import DEAD, Focus, Renumbering, Segment, Window
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
 """hear(layer, weights [kv_heads, rows, slots], positions of the rows [rows], positions of the slots [1 or kv_heads, slots])"""
 
+Ask = Callable[[int, Tensor, list[int]], None]
+"""ask(layer, queries as they meet the keys [kv_heads, group, n, d], positions of the rows [n])"""
+
 
 @dataclass
 class Slots:
@@ -66,6 +69,7 @@ class Store:
     focus: Focus | None = None  # what it lets them see by what they attend to
     renumbering: Renumbering | None = None  # how far they stand from tokens before a gap
     hear: Hear | None = None  # told what rows attended to, once they are kept
+    ask: Ask | None = None  # told what rows look for, as they are fed
     done: bool = False  # nothing more will be fed, so its memory may be wanted for another
     heard: int = 0  # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice
 

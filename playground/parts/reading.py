@@ -12,3 +12,4 @@ class Reading(NamedTuple):
 
     ids: Tensor  # [n]
     logits: Tensor  # [n, V], raw
+    queries: dict[int, Tensor] | None = None  # by layer, of the stretch's rows, [kv_heads, group, rows, d]; where the strategy asks for them

@@ -38,8 +38,14 @@ def fit(options: Namespace) -> bool:
     knobs = learning.fit(cls, model, texts, tell)
     tell(1.0, "")
     facts = {"strategy": cls.name, "model": model.name, "revision": model.revision, "texts": len(texts), "knobs": knobs}
-    print(json.dumps(facts) if options.json else " ".join(f"--set {name}={_short(value)}" for name, value in knobs.items()))
+    print(json.dumps(facts) if options.json else _pasted(cls, knobs))
     return False
+
+
+def _pasted(cls: type[Strategy], knobs: dict[str, Any]) -> str:
+    """Knobs as options of a run: of what the lane runs, or of something added to it."""
+    told = [f"{name}={_short(value)}" for name, value in knobs.items()]
+    return " ".join(f"--set {knob}" for knob in told) if cls.kind in ("decoder", "preset") else f"--with {cls.name}:{','.join(told)}"
 
 
 def of_kind(kind: str, options: Namespace) -> Strategy:

@@ -46,8 +46,9 @@ class Gear(CachePolicy):
     def packed_bits(self, part, full):
         """Of the prompt's block, beside which later ones are few."""
         tokens = self.due(part, full.prompt) or self.buffer
-        coded = int(self.bits) + 32 / fitting(tokens if part == "keys" else full.head, self.group)
-        return coded + self.outliers * (full.bits + 16) + 16 * self.rank * (1 / tokens + 1 / full.head)
+        grouped, vector = (tokens, tokens) if part == "keys" else (full.head, full.heads * full.head)
+        aside = 2 * beyond(self.outliers, vector) / vector
+        return int(self.bits) + 32 / fitting(grouped, self.group) + aside * (full.bits + 16) + 16 * self.rank * (1 / tokens + 1 / full.head)
 
     def encode(self, part, rows, packed):
         before = packed.blocks if packed else []
@@ -145,11 +146,16 @@ def in_rows(part: str, vectors: Tensor, like: Tensor) -> Tensor:
     return vectors.mT if part == "keys" else vectors.unflatten(1, (len(like), -1)).transpose(0, 1)
 
 
+def beyond(share: float, length: int) -> int:
+    """How many numbers are set aside at each end of a vector."""
+    return int(share * length / 2 + 1e-9)
+
+
 def set_aside(part: str, rows: Tensor, share: float) -> Outliers:
     """A share of the numbers of every vector, one half from its lower end and one from its upper."""
     vectors = in_vectors(part, rows)
     length = vectors.shape[-1]
-    count, small = int(share * length / 2 + 1e-9), length < 2 ** 15
+    count, small = beyond(share, length), length < 2 ** 15
     rising = vectors.argsort(dim=-1, stable=True)
     places = torch.cat([rising[..., :count], rising[..., length - count:]], -1)
     return Outliers(part, vectors.gather(-1, places), places.to(torch.int16 if small else torch.int32))

@@ -29,7 +29,7 @@ class OracleKeep(CachePolicy):
     def visible(self, query, key):
         return query >= key
 
-    def focus(self, layer, weights):
+    def focus(self, layer, weights, queries):
         most = weights.topk(min(self.size, weights.shape[-1]), -1).indices
         return weights.new_zeros(weights.shape).scatter(-1, most, 1).bool()
 

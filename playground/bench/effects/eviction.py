@@ -5,32 +5,30 @@ from playground.bench.charts import Chart
 from playground.bench.effects.effect import Effect, Verdict
 from playground.bench.effects.reading import NEARLY, PLAIN, SURE, against, keeps, levels, loses, score, value
 from playground.bench.survey import Answer, Entrant
-from playground.questions import ask
+from playground.questions import Question, ask
 from playground.recipe import Recipe
+from playground.strategy import find
 
 BUDGETS, POLICIES, KEPT = (16, 32, 64, 128, 256), ("h2o", "snapkv", "sink_window"), "kivi, 4 bits"  # budgets in tokens of the prompt
 
 
 def eviction(count: int = 24, seed: int = 1) -> Effect:
-    """Keys of four digits, because the first token of an answer comes from the prompt's own forward, which sees everything."""
-    questions = [question for question in ask("needle", 4 * count, seed, grade=4) if question.answer.isdigit()][:count]
     entrants = [Entrant(PLAIN, Recipe("greedy")), Entrant(KEPT, Recipe("greedy", extras=[("kivi", {"bits": "4"})])),
-                *(Entrant(evicting(policy, budget), Recipe("greedy", extras=[(policy, room(policy, budget))])) for policy in POLICIES for budget in BUDGETS)]
+                *(Entrant(evicting(policy, budget), Recipe("greedy", extras=[(policy, find(policy).holding(budget, budget))]))
+                  for policy in POLICIES for budget in BUDGETS)]
     return Effect(
         "eviction", "Below some budget an evicting cache loses the needle, and the score falls with it; a quantised cache, which drops nothing, keeps it.",
         f"Each policy at {BUDGETS[0]} tokens scores lower than the full cache, and lower than itself at {BUDGETS[-1]} (sign tests, p < {SURE}); "
-        f"the quantised cache loses at most {NEARLY}.", entrants, questions, 16, shown, chart)
+        f"the quantised cache loses at most {NEARLY}.", entrants, needles(count, seed), 16, shown, chart)
+
+
+def needles(count: int, seed: int) -> list[Question]:
+    """Keys of four digits, because the first token of an answer comes from the prompt's own forward, which sees everything."""
+    return [question for question in ask("needle", 4 * count, seed, grade=4) if question.answer.isdigit()][:count]
 
 
 def evicting(policy: str, budget: int) -> str:
     return f"{policy}, {budget}"
-
-
-def room(policy: str, budget: int) -> dict[str, int]:
-    """Knobs that let a policy hold so many tokens of the prompt."""
-    half = budget // 2
-    return {"h2o": {"heavy": half, "recent": half}, "snapkv": {"capacity": budget, "window": min(16, half)},
-            "sink_window": {"sinks": 4, "window": budget - 4}}[policy]
 
 
 def shown(answers: list[Answer]) -> Verdict:

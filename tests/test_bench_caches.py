@@ -1,0 +1,265 @@
+"""The cache policies are compared at equal room, and what they say they free is held against what they hold."""
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from playground.bench.caches.lanes import Driven, random_model, some_tokens
+from playground.bench.caches.memory import Freed, Order, Weighing, Weight, allocated, freed, tensors, weigh, weighings
+from playground.bench.caches.memory import rows as memory_rows
+from playground.bench.caches.points import FULL, Point, alike, full_cache, own_sizes, policies
+from playground.bench.caches.score import Measured, Sized, Trial, chart, questions
+from playground.bench.caches.standard import NEAR, SLOWER
+from playground.bench.caches.steps import AGAIN, Pace, Race, Ratio, ratios
+from playground.bench.charts import Chart, below
+from playground.bench.standings import Score
+from playground.retention import Full
+from playground.session import Models
+from playground.shell import main
+from playground.strategy import find, make
+
+PROMPT, KEPT, WRITTEN = 240, 48, 12
+SVG = "{http://www.w3.org/2000/svg}"
+BY_TOKENS = [cls.name for cls in policies() if cls.holding(KEPT, PROMPT) is not None]
+PACKING = [cls.name for cls in policies() if cls.packs]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return random_model("tiny", 512)
+
+
+def driven(point: Point, model, tokens: int = WRITTEN) -> Driven:
+    """A lane that has read the prompt and so many tokens behind it."""
+    lane = Driven(point, model, some_tokens(model, PROMPT), tokens)
+    lane.read()
+    for _ in range(tokens):
+        lane.step()
+    return lane
+
+
+def held_share(lane: Driven, model) -> float:
+    """Of a full cache's slots, those that hold a token."""
+    return lane.store.live_slots() / (lane.store.length * model.depth * lane.store.heads)
+
+
+# --- equal room ---
+
+@pytest.mark.parametrize("name", [name for name in BY_TOKENS if not find(name).focuses])
+def test_a_policy_that_goes_by_tokens_holds_as_many_as_it_is_asked_to(name, model):
+    """Over layers and heads, give or take a token. Those under which every row chooses for itself hold more than it looks at."""
+    lane = driven(Point(name, name, find(name).holding(KEPT, PROMPT)), model, 1)
+    assert abs(lane.store.live_slots() / (model.depth * lane.store.heads) - KEPT) <= 2
+
+
+@pytest.mark.parametrize("name", BY_TOKENS)
+def test_what_is_asked_of_a_policy_lies_within_its_limits_for_any_prompt(name):
+    for tokens in (8, 32, 512):
+        for prompt in (20, 300, 8000):
+            make(name, **find(name).holding(tokens, prompt)).check()
+
+
+def test_policies_without_a_number_of_tokens_stand_at_the_choices_of_their_first_knob():
+    assert [point.name for point in own_sizes(find("kivi"))] == ["kivi, bits 2", "kivi, bits 4", "kivi, bits 8"]
+    assert own_sizes(find("mustafar")) == [Point("mustafar", "mustafar")]
+
+
+# --- promises ---
+
+@pytest.mark.parametrize("point", alike(KEPT, PROMPT)[1:], ids=lambda point: point.name)
+def test_a_policy_holds_what_it_promises(point, model):
+    """Behind the prompt and at the end, within a twentieth of the full cache: in bytes where it packs, in tokens where it does not."""
+    for generated in (1, WRITTEN):
+        lane, full = driven(point, model, generated), full_cache(model, PROMPT, generated)
+        policy = lane.lane.retention.policy
+        held = lane.store.bytes() / full_bytes(full.length) if policy.packs else held_share(lane, model)
+        assert make(point.policy, **point.knobs).promise(full) == pytest.approx(held, abs=0.05)
+
+
+@pytest.mark.parametrize("name", PACKING)
+def test_the_bits_of_a_packed_number_are_those_it_takes(name, model):
+    lane = driven(Point(name, name), model, 1)
+    policy, full = lane.lane.retention.policy, full_cache(model, PROMPT, 1)
+    for part in ("keys", "values"):
+        packed = getattr(lane.store, part)[0].packed
+        numbers = packed.count * full.heads * full.head
+        assert policy.packed_bits(part, full) == pytest.approx(8 * packed.bytes / numbers, rel=0.01)
+
+
+def test_a_promise_of_a_budget_is_a_share_of_the_whole_text():
+    assert make("h2o", heavy=30, recent=20).promise(Full(90, 10, 4, 2, 16, 32)) == 0.5
+    assert make("snapkv", capacity=40).promise(Full(90, 10, 4, 2, 16, 32)) == 0.5
+    assert make("kivi", bits="8", residual=8, group=8).promise(Full(8, 0, 4, 2, 16, 32)) == pytest.approx((12 / 32 + 1) / 2)
+    assert make("cachegen").promise(Full(90, 10, 4, 2, 16, 32)) == 1.0
+
+
+# --- memory ---
+
+@dataclass(frozen=True)
+class Packed:
+    rows: torch.Tensor
+    others: list
+
+
+def test_storages_are_found_however_they_are_packed_and_counted_once():
+    whole = torch.zeros(10, 10)
+    found = list(tensors(Packed(whole[:1], [(whole[1:2],), torch.ones(3)])))
+    assert [tuple(each.shape) for each in found] == [(1, 10), (1, 10), (3,)]
+
+
+def test_a_view_counts_as_all_that_it_keeps_alive(model):
+    lane = driven(Point("kivi", "kivi"), model, 1)
+    before = allocated(lane.store)
+    pool = lane.store.keys[0]
+    pool.rows = torch.zeros(2, 1000, 16)[:, :pool.rows.shape[1]]
+    assert allocated(lane.store) > before + 100_000
+
+
+def test_memory_is_weighed_behind_the_prompt_and_at_the_end(model):
+    plain, cut = (weigh(Order(point, "tiny", PROMPT, WRITTEN, 1)) for point in (Point(FULL), Point("sink_window", "sink_window", {"window": 28})))
+    assert plain.early.full == plain.early.promised == full_bytes(PROMPT + 1) and plain.late.full == full_bytes(PROMPT + WRITTEN)
+    assert cut.early.promised == pytest.approx(full_bytes(32)) and full_bytes(32) <= cut.early.allocated <= full_bytes(32 + 64)
+
+
+def full_bytes(tokens: int) -> int:
+    return 2 * tokens * 2 * 2 * 16 * 4  # keys and values, layers, heads, numbers of a head, bytes
+
+
+def test_a_policy_that_is_refused_says_so():
+    bad, = weighings([Order(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1)])
+    assert "capacity" in bad.failure and bad.early is None and memory_rows([bad])[-1][:2] == ["snapkv", "failed"]
+
+
+FULL_RUN = Weight(1000, 1000, 1400, 1100)
+
+
+@pytest.mark.parametrize("own, holds", [
+    (Weight(1000, 200, 210, 320), True),
+    (Weight(1000, 200, 330, 320), False),  # storages: 670 of 800 that were promised
+    (Weight(1000, 200, 210, 430), False),  # resident: likewise
+    (Weight(1000, 1000, 1100, 1200), True),  # nothing promised
+    (Weight(1000, 1000, 1000, 1300), False),  # and yet more taken
+])
+def test_memory_counts_as_freed_where_storages_and_resident_memory_are_near_the_promise(own, holds):
+    assert NEAR == 0.15 and Freed.of(own, FULL_RUN).holds is holds
+
+
+def test_slack_of_the_full_cache_does_not_count_as_freed():
+    gap = Freed.of(Weight(1000, 200, 200, 300), FULL_RUN)
+    assert gap.storages == gap.promised == gap.resident == pytest.approx(0.8) and gap.off == pytest.approx((0, 0))
+
+
+def test_without_the_full_cache_nothing_is_compared():
+    assert freed([Weighing(FULL, failure="out of memory"), Weighing("h2o", FULL_RUN, FULL_RUN)]) == {}
+
+
+# --- steps ---
+
+def test_every_lane_takes_every_step_and_warming_up_is_dropped(model):
+    paces = Race(model, 40, 3).run([Point(FULL), Point("tova", "tova", {"size": 16})])
+    assert [pace.name for pace in paces] == [FULL, "tova", AGAIN]
+    assert all(len(pace.seconds) == 3 and min(pace.seconds) > 0 for pace in paces)
+
+
+def test_a_step_reads_one_token_and_lets_the_policy_act(model):
+    lane = Driven(Point("tova", "tova", {"size": 16}), model, some_tokens(model, 40), 5)
+    lane.read()
+    for step in range(1, 6):
+        lane.step()
+        assert lane.store.length == 40 + step and lane.lane.generated == 1 + step and lane.store.live_slots() == 16 * 2 * 2
+
+
+def test_a_step_is_held_against_the_plain_one_of_its_round():
+    slow, plain = Pace("slow", [2.0, 4.0, 30.0]), Pace(FULL, [1.0, 2.0, 3.0])
+    ratio = Ratio.of(slow, plain)
+    assert ratio.rounds == (2.0, 2.0, 10.0) and ratio.whole == 6.0 and not ratio.holds
+    assert Ratio.of(Pace("quick", [SLOWER, 2 * SLOWER, 60.0]), plain).holds  # the median decides
+
+
+def test_lanes_that_fail_are_left_out_of_the_comparison():
+    assert [ratio.name for ratio in ratios([Pace(FULL, [1.0]), Pace("broken", failure="why"), Pace("fine", [1.0])])] == ["fine"]
+
+
+# --- score ---
+
+def test_shares_follow_the_length_of_each_question():
+    lengths = {"short": 100, "long": 400}
+    entrant = Sized("prefixkv, 40", Point("").recipe, "prefixkv", 40, lambda question: lengths[question])
+    assert [entrant.recipe_for(question).extras[0][1]["keep"] for question in lengths] == [0.4, 0.1]
+
+
+def test_every_policy_is_asked_and_every_point_has_its_room():
+    trial = Trial(Models(random_model("tiny", 512)), [], (32, 64), 1)
+    names = [entrant.name for entrant in trial.entrants()]
+    assert names[0] == FULL and len(names) == len(set(names))
+    assert {name.split(",")[0] for name in names[1:]} == {cls.name for cls in policies()}
+    assert {"h2o, 32", "h2o, 64", "kivi, bits 4"} <= set(names)
+
+
+def test_needles_are_numbers_and_both_tasks_are_asked_alike_often():
+    asked = questions(5, seed=3)
+    assert [question.task for question in asked] == ["needle"] * 5 + ["chat"] * 5
+    assert all(question.answer.isdigit() for question in asked[:5])
+
+
+def test_room_doubles_from_place_to_place_and_a_point_stands_where_its_room_is():
+    found = [Measured("needle", FULL, FULL, 1.0, Score(0.9, 0.1, 5)),
+             *(Measured("needle", f"h2o, {tokens}", "h2o", share, Score(share, None, 5)) for tokens, share in ((64, 0.5), (16, 0.125), (32, 0.25)))]
+    drawn = chart("needle", found)
+    assert drawn.places == ["12.5 %", "25 %", "50 %", "100 %"] and drawn.at == {"h2o": [0, 1, 2]} and drawn.levels == {FULL: 0.9}
+    assert drawn.series == {"h2o": [(0.125, 0.0), (0.25, 0.0), (0.5, 0.0)]}
+
+
+def test_values_between_places_are_drawn_between_them():
+    def points(at):
+        svg = ElementTree.fromstring(Chart("t", "x", "y", ["a", "b", "c"], {"s": [(1.0, 0.0), (1.0, 0.0)]}, at=at).svg())
+        return [float(circle.get("cx")) for circle in svg.iter(f"{SVG}circle")]
+
+    (a, b), (middle, last) = points({}), points({"s": [0.5, 2.0]})
+    assert middle == pytest.approx((a + b) / 2, abs=0.1) and last == pytest.approx(b + (b - a), abs=0.1)
+
+
+def test_charts_stand_below_each_other_without_overlap():
+    charts = [Chart(f"chart {k}", "x", "y", ["a"], {"s": [(1.0, 0.0)]}) for k in range(3)]
+    whole = ElementTree.fromstring(below(charts))
+    inner = whole.findall(f"{SVG}svg")
+    assert [int(svg.get("y")) for svg in inner] == [sum(chart.height for chart in charts[:k]) for k in range(3)]
+    assert int(whole.get("viewBox").split()[3]) == sum(chart.height for chart in charts)
+
+
+# --- the command ---
+
+def run(*words: str) -> int:
+    level = logging.getLogger("playground").level
+    code = main([*words])
+    logging.getLogger("playground").setLevel(level)
+    return code
+
+
+def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("playground.bench.caches.points.policies", lambda: [find("sink_window")])
+    monkeypatch.setattr("playground.bench.caches.score.policies", lambda: [find("sink_window")])
+    out, page = tmp_path / "caches.json", tmp_path / "caches.md"
+    assert run("bench", "caches", "--shape", "tiny", "--questions", "2", "--budgets", "32", "64", "--tokens", "200", "--written", "2", "--kept", "32",
+               "--behind", "40", "--rounds", "2", "--threads", "1", "--out", str(out), "--page", str(page)) == 0
+    told, text = json.loads(out.read_text()), page.read_text()
+    assert told["format"] == "decoding-playground-caches" and told["failures"] == []
+    assert [each["name"] for each in told["memory"]] == [FULL, "sink_window"]
+    assert all(len(each["seconds"]) == 2 for each in told["step"]) and len(told["score"]) == 2 * (1 + 2)
+    assert "caches/score.svg" in text and (tmp_path / "caches" / "score.svg").exists()
+    assert all(title in text for title in ("## Score against room", "## Memory", "## A step", "bench caches")) and "Memory" in capsys.readouterr().out
+
+
+def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("playground.bench.caches.points.policies", lambda: [find("tova")])
+    out, page = tmp_path / "c.json", tmp_path / "c.md"
+    assert run("bench", "caches", "--parts", "step", "--shape", "tiny", "--behind", "40", "--rounds", "1", "--kept", "16", "--out", str(out),
+               "--page", str(page)) == 0
+    told = json.loads(out.read_text())
+    assert told["score"] == told["memory"] == [] and [pace["name"] for pace in told["step"]] == [FULL, "tova", AGAIN]
+    assert "## Memory" not in page.read_text() and not (tmp_path / "c").exists()
