@@ -1,0 +1,207 @@
+"""Monitor-guided decoding, for Python."""
+import os
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from threading import Thread
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from playground.engine.sampling import REMOVED
+from playground.errors import Refusal
+from playground.events import Event, Figure, Note
+from playground.strategy import Sampler, knob
+
+SHOWN = 8  # names
+PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") | frozenset(range(0x80, 0x100))
+AFTER_A_DOT = re.compile(rb"\.([A-Za-z0-9_\x80-\xff]*)\Z")
+MEMBERS = ("function", "property", "statement", "instance", "class", "module")
+FENCE = "```"
+
+
+class Spelling:
+    """Tokens by the bytes they add to a text. It does not change, so sequences that fork share it."""
+
+    def __init__(self, spelled: list[bytes], ends: frozenset[int]):
+        self.spelled = spelled
+        self._ordered = sorted((text, token) for token, text in enumerate(spelled) if text)
+        self._whole: dict[bytes, list[int]] = {}
+        for text, token in self._ordered:
+            self._whole.setdefault(text, []).append(token)
+        self._breaking = [token for text, token in self._ordered if text[0] not in PART] + sorted(ends)
+
+    def __deepcopy__(self, memo: dict) -> "Spelling":
+        return self
+
+    def tail(self, history: list[int]) -> bytes:
+        """The end of a text, back to a token with a byte that is no part of a name, or to one that is no text."""
+        tail = b""
+        for token in reversed(history):
+            tail = self.spelled[token] + tail
+            if not PART.issuperset(self.spelled[token]) or not self.spelled[token]:
+                break
+        return tail
+
+    def legal(self, rest: bytes) -> list[int]:
+        """Tokens that write a beginning of the rest of a name, or all of it and then what is no part of a name; after a whole name the end too."""
+        if not rest:
+            return self._breaking
+        shorter = [token for end in range(1, len(rest)) for token in self._whole.get(rest[:end], ())]
+        longer = [token for text, token in self._beginning(rest) if text == rest or text[len(rest)] not in PART]
+        return shorter + longer
+
+    def _beginning(self, prefix: bytes) -> Iterator[tuple[bytes, int]]:
+        for i in range(bisect_left(self._ordered, (prefix,)), len(self._ordered)):
+            if not self._ordered[i][0].startswith(prefix):
+                return
+            yield self._ordered[i]
+
+
+class Monitors(Sampler):
+    """After "name." in a Python program only names that the value before the dot has may be written, as an editor would list them.
+
+    A static analysis reads the program up to the dot and names the attributes; until one of them is finished, tokens that
+    begin none are removed: a token may hold a piece of the name, or its end and what follows. Everywhere else, and where the
+    analysis knows nothing, scores are untouched. What is set while a program runs is missing from the list, so a hard mask can
+    forbid what is right: a soft one takes `nats` off, and 0 of them changes nothing. A name that comes in one token with its
+    dot is looked at only behind that token. The program is what stands after the last special token, or in the last open
+    fence of ```; the standard library and the program itself are known, nothing else that is installed. Analysis: jedi.
+    Agrawal et al. 2023, arXiv 2306.10763, for Java; Python and the soft mask are ours.
+    """
+
+    name, title, paper, sheet = "monitors", "Monitor-guided (Python)", "2306.10763", "constrained/monitors"
+    stage, rank, draws = "penalty", 60, False
+    guarantee = ("collapses",)
+    reconstruction = True
+
+    mask: str = knob("hard", choices=("hard", "soft"), help="hard: what no listed name begins with is removed; soft: it becomes less likely")
+    nats: float = knob(5.0, 0.0, 20.0, step=0.5, help="soft: what is taken off the logits of such tokens; 0 changes nothing")
+    underscores: str = knob("own", choices=("none", "own", "all"), help="names that begin with _: none of them, those the program itself writes, or all")
+    above: str = knob("", multiline=True, file=True, help="code that stands above the text, for the analysis to read")
+    below: str = knob("", multiline=True, file=True, help="code that will stand below the text")
+    seconds: float = knob(2.0, 0.1, 5.0, step=0.1, help="time for one analysis; where it takes longer, nothing is masked, and another run may differ")
+
+    spelling: ClassVar[Spelling]  # these three come from the lane
+    special: ClassVar[Callable[[int], bool]]
+    text_of: ClassVar[Callable[[list[int]], str]]
+    known: ClassVar[dict[str, list[str]]]  # names by the program up to the dot
+
+    def prepare(self, lm):
+        analysis()
+        self.spelling = Spelling([lm.bytes(token) for token in range(lm.vocabulary)], lm.end_ids)
+        self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens)  # which are not copied where sequences fork
+        self.known = {}
+        yield from ()
+
+    def apply(self, scores, histories):
+        found = [(row, rests) for row, history in enumerate(histories) if (rests := list(self._rests(history).values()))]
+        if not found or self.mask == "soft" and not self.nats:
+            return scores
+        scores = scores.clone()
+        for row, rests in found:
+            scores[row] = self._masked(scores[row], self._legal(rests, scores.shape[-1]).to(scores.device))
+        return scores
+
+    def _masked(self, row: Tensor, legal: Tensor) -> Tensor:
+        if self.mask == "soft":
+            return torch.where(legal, row, row - self.nats)
+        masked = row.masked_fill(~legal, REMOVED)
+        return masked if bool((masked > REMOVED).any()) else row  # a grammar has removed them all, and never may nothing be left
+
+    def _legal(self, rests: list[bytes], vocabulary: int) -> Tensor:
+        """Tokens that go on with one of the names, bool [V]."""
+        legal = torch.zeros(vocabulary, dtype=torch.bool)
+        legal[[token for rest in rests for token in self.spelling.legal(rest) if token < vocabulary]] = True
+        return legal
+
+    def _rests(self, history: list[int]) -> dict[str, bytes]:
+        """By name what is left of each that may stand here; none where anything may."""
+        begun = AFTER_A_DOT.search(self.spelling.tail(history))
+        if not begun:
+            return {}
+        spelled = {name: name.encode() for name in self._names(self._program(history))}
+        return {name: whole[len(begun[1]):] for name, whole in spelled.items() if whole.startswith(begun[1])}
+
+    def _program(self, history: list[int]) -> str:
+        """The program up to the last dot; nothing outside of fences, where there are any."""
+        start = next((place for place in range(len(history), 0, -1) if self.special(history[place - 1])), 0)
+        parts = self.text_of(history[start:]).rpartition(".")[:2]
+        outside, *fenced = "".join(parts).split(FENCE)
+        if len(fenced) % 2 == 0 and fenced:
+            return ""
+        return self.above + (fenced[-1].partition("\n")[2] if fenced else outside)
+
+    def _names(self, program: str) -> list[str]:
+        if program not in self.known:
+            self.known[program] = in_time(self.seconds, lambda: members(program, self.below)) or []
+        return [name for name in self.known[program] if self._shown(name, program)]
+
+    def _shown(self, name: str, program: str) -> bool:
+        if not name.startswith("_") or self.underscores == "all":
+            return True
+        return self.underscores == "own" and re.search(rf"\b{re.escape(name)}\b", program + self.below) is not None
+
+    def explain(self, scores, history, token) -> Iterator[Event]:
+        begun = AFTER_A_DOT.search(self.spelling.tail(history))
+        rests = self._rests(history)
+        if rests:
+            yield from self._told(scores, rests, begun[1].decode("utf-8", "replace"), token)
+        elif begun and not begun[1]:
+            yield Note("The analysis does not know what stands before this dot, so nothing is masked.")
+
+    def _told(self, scores: Tensor, rests: dict[str, bytes], begun: str, token: int) -> Iterator[Event]:
+        p = scores.softmax(-1).cpu()
+        odds = {name: float(p[self._legal([rest], len(p))].sum()) for name, rest in rests.items()}
+        likeliest = sorted(odds, key=odds.get, reverse=True)[:SHOWN]
+        yield Figure("bars", "names that may stand here, odds of the tokens that may write each",
+                     {"labels": likeliest, "values": [odds[name] for name in likeliest]})
+        legal, best = self._legal(list(rests.values()), len(p)), int(p.argmax())
+        wanted = "" if legal[best] else (f" The model wanted {self.piece(best)!r} ({float(p[best]):.0%}), which begins none of them"
+                                         f"{'; it got ' + repr(self.piece(token)) if token != best else ''}.")
+        place, names = f" and {begun!r}" if begun else "", f"{len(rests)} name{'s' * (len(rests) > 1)}"
+        yield Note(f"After the dot{place} {names} may stand, by {int(legal.sum())} of {len(p)} tokens; the others had {float(p[~legal].sum()):.0%}.{wanted}")
+
+
+@cache
+def analysis() -> None:
+    """Load the library and what it knows of the standard one, which takes seconds; raises Refusal where it is not installed."""
+    try:
+        import jedi  # noqa: F401
+    except ImportError:
+        raise Refusal("monitors asks the library jedi for the names: install it with `pip install \"jedi>=0.20,<0.21\"`.", "monitors") from None
+    members("''.", "")
+
+
+def members(program: str, below: str) -> list[str]:
+    """Names of the attributes of what stands before the dot that ends a program, by static analysis; none where it is not known.
+
+    Nothing is run or imported, and no file of the machine is read but the library's own description of the standard library.
+    """
+    import jedi
+    import parso
+    end = parso.parse(program).get_last_leaf()
+    dot = end.get_previous_leaf()
+    if end.prefix or dot is None or dot.value != ".":  # a remark, a text or a number: its dot is none between names
+        return []
+    lines = parso.split_lines(program)
+    nowhere = jedi.Project(os.devnull, sys_path=[], smart_sys_path=False)
+    found = jedi.Script(f"{program}\n{below}", project=nowhere).complete(len(lines), len(lines[-1]))
+    return sorted({entry.name for entry in found if entry.type in MEMBERS})
+
+
+def in_time(seconds: float, ask: Callable[[], list[str]]) -> list[str] | None:
+    """What a call answers; None where it fails or takes longer. One that is given up comes to its end unheard."""
+    heard: list[list[str]] = []
+
+    def work() -> None:
+        with suppress(Exception):  # an analysis that stumbles over half a program knows nothing
+            heard.append(ask())
+
+    worker = Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    return heard[0] if heard else None

@@ -1,0 +1,264 @@
+"""Monitors: after a dot only names that the value has, in whichever tokens they come; everywhere else nothing is touched."""
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from registry import Collapse
+from tables import TableModel, watch, write
+
+from playground.draws import Draws
+from playground.errors import Refusal
+from playground.events import Figure, Note
+from playground.lane import Limits
+from playground.recipe import Recipe, assemble
+from playground.strategy import make
+from strategies.constrained import monitors
+from strategies.constrained.monitors import PART, Spelling, in_time, members
+
+PIECES = ["ba", "balance", "balance(", "balanse", "lance", "b", "(", ".", "get", "_all", "get_all", "getX", "X", "_", "e", "t", "x", "\n", "a", "l", "n", "c",
+          "s", "größe", "gr", "ö", "ße", " ", "#", ").", "balance.", "deposit(1)", ".ba", "$"]
+ENDS = "$"
+NAMES = ("balance", "get", "get_all", "größe")
+
+COLLAPSES = {"monitors": [Collapse(Recipe("greedy", {}, [("monitors", {"mask": "soft", "nats": 0})]), Recipe("greedy")),
+                          Collapse(Recipe("sample", {}, [("monitors", {})]), Recipe("sample"))]}  # letters without a dot
+
+
+@pytest.fixture
+def knows(monkeypatch):
+    """An analysis that gives every program the same names; returns what sets them, and the list of programs it was asked about."""
+    monitors.analysis()  # which asks once itself
+
+    def teach(names) -> list[str]:
+        asked: list[str] = []
+        monkeypatch.setattr(monitors, "members", lambda program, below: asked.append(program) or list(names))
+        return asked
+    return teach
+
+
+def spelled() -> list[bytes]:
+    return [b"" if piece in ENDS else piece.encode() for piece in PIECES]
+
+
+def may_follow(token: int, rests: list[bytes]) -> bool:
+    """The definition, token by token."""
+    text = spelled()[token]
+    if not text:
+        return b"" in rests
+    return any(rest.startswith(text) or text.startswith(rest) and text[len(rest)] not in PART for rest in rests)
+
+
+def legal_after(rests: list[bytes], spelling=Spelling) -> set[int]:
+    made = spelling(spelled(), frozenset([PIECES.index(ENDS)]))
+    return {token for rest in rests for token in made.legal(rest)}
+
+
+RESTS = [[name.encode()[cut:]] for name in NAMES for cut in range(len(name.encode()) + 1)] + [
+    [b"", b"_all"], [b"e", b"balance"], [name.encode() for name in NAMES]]
+
+
+@pytest.mark.parametrize("rests", RESTS, ids=str)
+def test_the_mask_is_the_definition_over_the_whole_vocabulary(rests):
+    assert legal_after(rests) == {token for token in range(len(PIECES)) if may_follow(token, rests)}
+
+
+class NeverPastTheName(Spelling):
+    """Forgets that a token may hold the end of a name and what follows."""
+
+    def legal(self, rest):
+        return [token for token in super().legal(rest) if not rest or rest.startswith(self.spelled[token])]
+
+
+class AnythingPastTheName(Spelling):
+    """Forgets that what follows a name may not be more of it."""
+
+    def legal(self, rest):
+        return [token for token, text in enumerate(self.spelled) if rest and (rest.startswith(text) or text.startswith(rest))] or super().legal(rest)
+
+
+class AlwaysOpenEnd(Spelling):
+    """Lets a text end in the middle of a name."""
+
+    def legal(self, rest):
+        return [*super().legal(rest), PIECES.index(ENDS)]
+
+
+@pytest.mark.parametrize("wrong", [NeverPastTheName, AnythingPastTheName, AlwaysOpenEnd])
+def test_a_mask_that_is_wrong_differs_from_the_definition(wrong):
+    assert any(legal_after(rests, wrong) != {token for token in range(len(PIECES)) if may_follow(token, rests)} for rests in RESTS)
+
+
+# --- a model that wants names nobody has ---
+
+def wanting(*wishes: str) -> TableModel:
+    """Scores that always prefer these pieces, the first the most."""
+    row = torch.zeros(len(PIECES), dtype=torch.float64)
+    for rank, wish in enumerate(reversed(wishes), 1):
+        row[PIECES.index(wish)] = rank
+    return TableModel(PIECES, ends=ENDS, rule=lambda context: row)
+
+
+def tokens(text: str) -> list[int]:
+    found = []
+    while text:
+        piece = max((piece for piece in PIECES if text.startswith(piece)), key=len)
+        found.append(PIECES.index(piece))
+        text = text[len(piece):]
+    return found
+
+
+def text(model: TableModel, prompt: str, length: int = 6, decoder: str = "greedy", **knobs) -> str:
+    recipe = Recipe(decoder, {}, [("monitors", knobs), *([("temperature", {})] if decoder == "speculative" else [])])
+    return prompt + write(assemble(recipe), {"target": model, "draft": TableModel(PIECES, ends=ENDS, seed=5)}, tokens(prompt), Limits(1, length), Draws(1)).text
+
+
+@pytest.mark.parametrize("wishes, begins", [
+    (["balanse", "b", "X", "a", "l"], "x.bal"), (["balanse", "balance("], "x.balance("), (["balanse", "getX", "get", "X", "("], "x.get("),
+    (["get", "_", "X", "_all", "("], "x.get_all("), (["getX", "ße", "gr", "ö"], "x.größe")])
+def test_a_name_nobody_has_gives_way_to_one_that_is_there_however_it_is_split(knows, wishes, begins):
+    knows(NAMES)
+    assert text(wanting(*wishes), "x.").startswith(begins)
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "speculative", "sample"])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_decoder_writes_only_names_that_are_there(knows, decoder, seed):
+    knows(NAMES)
+    written = text(TableModel(PIECES, ends=ENDS, seed=seed), "x.", 12, decoder)
+    name = monitors.re.match(r"x\.(\w+)", written)[1]
+    assert name in NAMES or any(known.startswith(name) for known in NAMES) and written == f"x.{name}"
+
+
+def test_a_text_may_end_only_after_a_whole_name(knows):
+    knows(NAMES)
+    assert text(wanting("$", "ba", "lance"), "x.") == "x.balance"
+
+
+def test_the_one_name_there_is_is_forced_and_then_all_is_free(knows):
+    knows(["balance"])
+    assert text(wanting("X", "ba", "lance", "("), "x.", 4) == "x.balance(X"
+
+
+def test_a_chain_is_followed_and_each_dot_asked_about_once(knows):
+    asked = knows(["balance", "deposit"])
+    assert text(wanting("balanse", "balance."), "x.", 3) == "x.balance.balance.balance."
+    assert asked == ["x.", "x.balance.", "x.balance.balance."]
+
+
+def test_a_prompt_may_end_inside_a_name(knows):
+    asked = knows(NAMES)
+    assert text(wanting("X", "lance"), "x.ba", 1) == "x.balance" and asked == ["x."]
+
+
+@pytest.mark.parametrize("prompt", ["x", "x.balance(", "x #", "x.\n"])
+def test_away_from_a_name_after_a_dot_scores_are_the_very_same(knows, prompt):
+    knows(NAMES)
+    assert untouched(prompt)
+
+
+def test_where_the_analysis_knows_nothing_scores_are_the_very_same(knows):
+    knows([])
+    assert untouched("x.") and text(wanting("balanse"), "x.", 1) == "x.balanse"
+
+
+def untouched(prompt: str) -> bool:
+    scores = torch.randn(1, len(PIECES), generator=torch.Generator().manual_seed(0))
+    return monitor(prompt).apply(scores, [tokens(prompt)]) is scores
+
+
+def monitor(prompt: str, **knobs):
+    """A monitor that has heard of a lane."""
+    lane = next(watch(assemble(Recipe("greedy", {}, [("monitors", knobs)])), {"target": TableModel(PIECES, ends=ENDS)}, tokens(prompt), Limits(), Draws(0)))
+    return lane.assembly.samplers[0]
+
+
+def test_a_soft_mask_takes_the_same_off_everything_that_is_not_listed(knows):
+    knows(NAMES)
+    scores = torch.randn(1, len(PIECES), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fallen = (scores - monitor("x.", mask="soft", nats=3).apply(scores, [tokens("x.")]))[0]
+    wanted = [0.0 if may_follow(token, [name.encode() for name in NAMES]) else 3.0 for token in range(len(PIECES))]
+    assert fallen.tolist() == pytest.approx(wanted)
+
+
+def test_where_a_grammar_has_removed_every_name_the_row_stays_as_it_is(knows):
+    knows(["balance"])
+    scores = torch.full((1, len(PIECES)), float("-inf"))
+    scores[0, PIECES.index("X")] = 1.0
+    assert torch.equal(monitor("x.").apply(scores, [tokens("x.")]), scores)
+
+
+@pytest.mark.parametrize("underscores, names", [("none", {"balance"}), ("own", {"balance", "_all"}), ("all", {"balance", "_all", "_get"})])
+def test_private_names_are_offered_as_one_asks(knows, underscores, names):
+    knows(["balance", "_all", "_get"])
+    assert set(monitor("x", underscores=underscores)._names("_all = 1\nx.")) == names
+
+
+@pytest.mark.parametrize("history, program", [
+    ("x.", "x."), ("x.ba", "x."), ("a$x.", "x."), ("balance.a$x.b", "x."), ("x.\n```py\nx.", "x."), ("x.\n```py\nx.\n```\nb.", "")])
+def test_the_program_is_what_stands_after_the_last_special_token_or_in_an_open_fence(history, program, monkeypatch):
+    monkeypatch.setattr("test_strategies_monitors.PIECES", [*PIECES, "```", "p", "y"])
+    assert monitor("x")._program(tokens(history)) == program
+
+
+# --- what is told ---
+
+def told(prompt: str, wishes: list[str], token: str):
+    made, row = monitor(prompt), wanting(*wishes).scores(())
+    return list(made.explain(row, tokens(prompt), PIECES.index(token)))
+
+
+def test_the_names_are_told_with_their_odds_and_what_the_model_wanted(knows):
+    knows(["balance", "get"])
+    figure, note = told("x.", ["balanse", "get"], "get")
+    p = wanting("balanse", "get").scores(()).softmax(0)
+    odds = {name: float(sum(p[token] for token in range(len(PIECES)) if may_follow(token, [name.encode()]))) for name in ("balance", "get")}
+    assert isinstance(figure, Figure) and dict(zip(figure.data["labels"], figure.data["values"])) == pytest.approx(odds)
+    assert "2 names" in note.text and "'balanse'" in note.text and "it got 'get'" in note.text
+
+
+def test_that_the_analysis_knows_nothing_is_told_at_the_dot_alone(knows):
+    knows([])
+    assert [type(event) for event in told("x.", ["b"], "b")] == [Note] and told("x.b", ["a"], "a") == [] and told("x", ["a"], "a") == []
+
+
+# --- the analysis ---
+
+ACCOUNT = "class Account:\n    def __init__(self):\n        self.balance = 1\n    def deposit(self, sum):\n        pass\naccount = Account()\n"
+
+
+def public(program: str, below: str = "") -> list[str]:
+    return [name for name in members(program, below) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("program", [ACCOUNT + "account.", ACCOUNT + "print(account.", ACCOUNT + "for a in [account]:\n    a.",
+                                     ACCOUNT + "def f(x: Account):\n    return [x."])
+def test_attributes_of_a_class_of_the_program_are_known_in_half_written_code(program):
+    assert public(program) == ["balance", "deposit"]
+
+
+def test_code_below_the_cursor_counts():
+    assert public("def f(x: 'Later'):\n    return x.", "\nclass Later:\n    size = 1\n") == ["size"]
+
+
+def test_the_standard_library_is_known_and_nothing_else_that_is_installed():
+    assert {"sqrt", "pi"} <= set(public("import math\nmath.")) and public("import torch\ntorch.") == []
+
+
+@pytest.mark.parametrize("program", ["x = 3.", "# see x.", "(1,\n # x.", "'a text.", '"""A text.', "...", "f'a.", "def f(x):\n    x.", "The end.", "."])
+def test_a_dot_that_is_none_between_names_and_what_cannot_be_known_give_no_names(program):
+    assert members(program, "") == []
+
+
+def test_an_analysis_that_takes_too_long_or_fails_knows_nothing():
+    assert in_time(0.01, lambda: time.sleep(0.3) or ["late"]) is None
+    assert in_time(5.0, lambda: 1 / 0) is None and in_time(5.0, lambda: ["a"]) == ["a"]
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "jedi", None)
+    monitors.analysis.cache_clear()
+    with pytest.raises(Refusal, match="pip install"):
+        next(make("monitors").prepare(None))
+    monitors.analysis.cache_clear()
