@@ -63,7 +63,7 @@ looking at decoding. All numbers above are from one seed.
 
 REPORT = """## Evaluation
 {items} held-out items a row, greedy, so a score near one half is uncertain by about {spread:.2f} (one standard error).
-Half of them are put in words that training never showed: *taught* and *kept words* are the scores of both halves.
+Half of them are put in wordings that training never showed: *taught* and *kept* are the scores of both halves.
 *Score* is the task's own measure, *right* the share of full marks. *Accepted*: guesses of the bundled draft that the
 target takes, out of those tested, with {middle} guesses a round; *tokens per forward*: of the target, with {guesses}
 guesses a round, the bonus token counted and prefill left out, measured by the playground's own lanes on at most {guessed} items.
@@ -149,7 +149,7 @@ def _guesses():
 
 def table(tasks):
     """The scores as a Markdown table."""
-    heads = ["task", "target score", "right", "taught / kept words", "answer tokens", "accepted", "tokens per forward", "other draft"]
+    heads = ["task", "target score", "right", "taught / kept wordings", "answer tokens", "accepted", "tokens per forward", "other draft"]
     rows = [_row(heads), "|---" * len(heads) + "|"]
     for name, row in tasks.items():
         figures = [f"{row['score']:.2f}", f"{row['right']:.0%}", _words(row["words"]), f"{row['tokens']:.0f}"]
