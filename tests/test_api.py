@@ -48,9 +48,11 @@ def test_a_draft_is_the_catalogues_partner_unless_told_otherwise(saved, monkeypa
     assert playground.load(saved.draft).draft is None
 
 
-def test_a_draft_of_another_vocabulary_is_refused(saved):
+def test_a_draft_of_another_vocabulary_is_refused_by_the_lane_that_cannot_translate_it(saved):
+    models = playground.load(saved.target, saved.stranger)
     with pytest.raises(playground.Refusal, match="another vocabulary"):
-        playground.load(saved.target, saved.stranger)
+        playground.run("speculative", "The", models=models, max_new_tokens=4)
+    assert playground.run("speculative", "The", models=models, max_new_tokens=4, extras=["omnidraft"]).reason == "length"
 
 
 def test_loading_tells_how_far_it_is(saved):

@@ -9,6 +9,7 @@ from transformers import LlamaForCausalLM
 from playground.pocket import model as models
 from playground.pocket import tokenizer as tokens
 from playground.pocket import train as training
+from playground.pocket.data import STAGES
 from playground.pocket.distill import DraftLoss, soft
 from playground.pocket.muon import Muon, orthogonal
 
@@ -59,7 +60,7 @@ def test_the_context_grows(folder, tmp_path):
     widths = []
     for run.state.step in range(100):
         widths.append(run.width())
-    assert [width for width, _ in itertools.groupby(widths)] == [256, 512, 1024] and widths.count(256) == 60
+    assert [width for width, _ in itertools.groupby(widths)] == [256, 512, 1024] and widths.count(256) == round(100 * STAGES[256])
 
 
 def test_the_training_attention_is_the_usual_attention():
