@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,18 @@ class LaneEditor(gr.HTML):
 
     def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, most: int = LANES,
                  **kwargs: Any):
-        catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
-        script = "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace("__CATALOGUE__", _literal(catalogue))
-        super().__init__(value, problems=problems or {}, fills=fills, html_template="<div class='editor'></div>", js_on_load=script,
+        super().__init__(value, problems=problems or {}, fills=fills, html_template="<div class='editor'></div>", js_on_load=_script(most),
                          apply_default_css=False, server_functions=[check], **kwargs)
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "array"}
+
+
+@cache
+def _script(most: int) -> str:
+    """What runs in the browser, catalogue and all. Made once: Gradio builds the component anew for every update of a run."""
+    catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
+    return "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace("__CATALOGUE__", _literal(catalogue))
 
 
 def reading_context() -> list[str]:
