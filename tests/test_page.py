@@ -24,7 +24,7 @@ from playground.questions import gallery
 from playground.recipe import Recipe, assemble
 from playground.strategy import Strategy, discover, find
 from playground.trace import Trace
-from playground.ui import offers
+from playground.ui import editor, offers
 from playground.ui.arrivals import Wish
 from playground.ui.editor import check
 from playground.ui.figures import draw
@@ -120,6 +120,12 @@ def test_a_recording_greets_the_visitor(page, address):
     recorded = page.locator("#live [data-recorded='true'] .lane")
     expect(recorded).to_have_count(len(Trace.load(ROOT / "assets/traces/first_view.jsonl").headers))
     expect(recorded.first.locator(".tokens > *").nth(2)).to_be_attached()
+
+
+def test_what_an_editor_knows_of_the_strategies_is_gathered_once(monkeypatch):
+    editor.LaneEditor(render=False)
+    monkeypatch.setattr(editor, "catalogue_of", lambda strategies: pytest.fail("gathered anew, as for each update of a run"))
+    editor.LaneEditor(render=False)
 
 
 def test_two_lanes_write_and_stop(page, address):
