@@ -83,4 +83,4 @@ class Library {
   }
 }
 
-new Library(element.querySelector(".library"));
+new Library(element.querySelector(".strategies"));

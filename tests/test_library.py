@@ -135,18 +135,18 @@ def page(visitor, address):
     page, wrong = visitor.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(f"{address}library")
-    expect(page.locator(".library .found")).to_contain_text(f"{len(STRATEGIES)} entries")
+    expect(page.locator(".strategies .found")).to_contain_text(f"{len(STRATEGIES)} entries")
     yield page
     page.close()
     assert not wrong
 
 
 def shown(page: Page) -> set[str]:
-    return set(page.locator(".library .entry:visible").evaluate_all("entries => entries.map(({id}) => id)"))
+    return set(page.locator(".strategies .entry:visible").evaluate_all("entries => entries.map(({id}) => id)"))
 
 
 def type_in(page: Page, text: str) -> set[str]:
-    page.fill(".library input[type=search]", text)
+    page.fill(".strategies input[type=search]", text)
     return shown(page)
 
 
@@ -167,10 +167,10 @@ def test_a_search_finds_by_name_title_paper_author_and_knob(page, typed, name):
 
 def test_a_search_without_a_find_says_so_and_leads_back(page):
     assert type_in(page, "zz <b>top</b>") == set()
-    expect(page.locator(".library .none p")).to_have_text("Nothing here is called or does “zz <b>top</b>”.")
-    page.locator(".library .clear").click()
+    expect(page.locator(".strategies .none p")).to_have_text("Nothing here is called or does “zz <b>top</b>”.")
+    page.locator(".strategies .clear").click()
     assert shown(page) == {cls.name for cls in STRATEGIES}
-    expect(page.locator(".library input[type=search]")).to_be_focused()
+    expect(page.locator(".strategies input[type=search]")).to_be_focused()
 
 
 def test_chips_filter_by_family_and_promise_and_count_what_they_would_leave(page):
@@ -180,7 +180,7 @@ def test_chips_filter_by_family_and_promise_and_count_what_they_would_leave(page
     expect(promise.locator(".count")).to_have_text(str(len(lossless)))
     promise.click()
     assert shown(page) == lossless
-    expect(page.locator(".library .found")).to_contain_text(PROMISES["greedy_identical"][1])
+    expect(page.locator(".strategies .found")).to_contain_text(PROMISES["greedy_identical"][1])
     sampling = {name for name in lossless if find(name).family() == "sampling"}
     expect(family.locator(".count")).to_have_text(str(len(sampling)))
     family.click()

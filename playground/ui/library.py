@@ -47,7 +47,7 @@ def page(classes: list[Class]) -> str:
     promises = told(PROMISES | LIMIT)
     families = sorted(sizes, key=lambda family: (-sizes[family], family))
     sections = "".join(_section(family, [cls for cls in classes if cls.family() == family]) for family in families)
-    return (f"<div class='library'>{_head(len(classes))}"
+    return (f"<div class='strategies'>{_head(len(classes))}"
             f"{_chips('family', {family: (family_name(family), '') for family in families})}"
             f"{_chips('promise', {label: (label, meaning) for label, meaning in promises.items()})}"
             f"<p class='found' role='status'></p>{sections}{NOTHING}</div>")
