@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 POOLS = {"avg": avg_pool1d, "max": max_pool1d}
 
 
+def check_kernel(kernel: int) -> None:
+    """Refuse to pool over neighbours that have no middle."""
+    if kernel % 2 == 0:
+        raise Refusal(f"kernel must be odd to have a middle, not {kernel}: take {kernel + 1}.", "kernel")
+
+
 class Snapshot(CachePolicy):
     """The last `window` tokens of the prompt vote and stay; `share` says how many of those before them stay in a layer."""
 
@@ -32,8 +38,7 @@ class Snapshot(CachePolicy):
     def check(self):
         if self.capacity <= self.window:
             raise Refusal(f"capacity is {self.capacity} and the window alone takes {self.window}: raise capacity above it.", "capacity")
-        if self.kernel % 2 == 0:
-            raise Refusal(f"kernel must be odd to have a middle, not {self.kernel}: take {self.kernel + 1}.", "kernel")
+        check_kernel(self.kernel)
 
     @classmethod
     def holding(cls, tokens: int, prompt: int) -> dict[str, int]:

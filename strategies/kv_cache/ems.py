@@ -5,6 +5,7 @@ from torch.nn.functional import avg_pool1d
 from playground.errors import Refusal
 from playground.events import Figure
 from playground.parts.merging import TINY, averaged, nearest, targets
+from playground.parts.snapshot import check_kernel
 from playground.parts.votes import Lately, Votes, heaviest
 from playground.strategy import CachePolicy, knob
 
@@ -40,8 +41,7 @@ class EMS(CachePolicy):
     def check(self):
         if self.size <= self.window:
             raise Refusal(f"size is {self.size} and the window alone takes {self.window}: raise size above it.", "size")
-        if self.kernel % 2 == 0:
-            raise Refusal(f"kernel must be odd to have a middle, not {self.kernel}: take {self.kernel + 1}.", "kernel")
+        check_kernel(self.kernel)
 
     @classmethod
     def holding(cls, tokens, prompt):

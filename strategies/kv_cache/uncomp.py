@@ -9,7 +9,7 @@ from torch import Tensor
 
 from playground.errors import Refusal
 from playground.events import Figure
-from playground.parts.snapshot import POOLS
+from playground.parts.snapshot import POOLS, check_kernel
 from playground.parts.votes import Lately, heaviest
 from playground.strategy import CachePolicy, knob
 
@@ -54,8 +54,7 @@ class UNComp(CachePolicy):
     def check(self):
         if min(self.high, self.low) <= self.window:
             raise Refusal(f"The window alone takes {self.window} tokens, and a head is to hold {min(self.high, self.low)}: raise high and low above it.", "low")
-        if self.kernel % 2 == 0:
-            raise Refusal(f"kernel must be odd to have a middle, not {self.kernel}: take {self.kernel + 1}.", "kernel")
+        check_kernel(self.kernel)
         if set(self.marks) - set("01."):
             raise Refusal("marks are digits 0 and 1 with a dot between layers: let `fit` print them.", "marks")
 

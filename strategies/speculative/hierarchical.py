@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from playground.events import Figure
 from playground.parts.drafting import guess_row, new_tree, purpose
 from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob
+from playground.strategy import Drafter, knob, make
 
 
 class Hierarchical(Drafter):
@@ -27,10 +27,11 @@ class Hierarchical(Drafter):
     n_max: int = knob(3, 1, 8, step=1, help="longest ending of the text that is looked up, in tokens")
 
     def propose(self, lm, budget) -> Iterator:
+        lookup = make("prompt_lookup", n_max=self.n_max, occurrence="latest", variant="vllm")
         chain, inner, leaf, gained = new_tree(lm, self), new_tree(lm, self), ROOT, []
         while leaf is not None and len(chain) < min(self.least, budget):
             node, stood = leaf, len(chain)
-            for token in look_up(lm.tokens + chain.tokens, self.n_max, min(self.ahead, budget - stood - 1)):
+            for token in lookup.guess(lm.tokens + chain.tokens, min(self.ahead, budget - stood - 1)):
                 node = inner.add(token, node)
             rows = yield lm.stream("draft").extend(inner)
             leaf = self._follow(lm, inner, rows, leaf, chain)
@@ -54,12 +55,3 @@ class Hierarchical(Drafter):
                 return inner.add(token, leaf)
             leaf = child
         return None
-
-
-def look_up(text: list[int], longest: int, count: int) -> list[int]:
-    """Up to `count` tokens that followed the latest earlier occurrence of the text's ending, of the longest ending that has one."""
-    for n in range(min(longest, len(text) - 1), 0, -1):
-        for start in reversed(range(len(text) - n)):
-            if text[start:start + n] == text[-n:]:
-                return text[start + n:start + n + max(0, count)]
-    return []
