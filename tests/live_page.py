@@ -90,14 +90,20 @@ def send(page, feed, *frames):
     page.evaluate("document.activeElement.blur()")  # keys go to the player, not to the button
 
 
+def drawn(page):
+    """Wait until what was done is on the screen: the view draws in the frame after an act, this waits for the one after that."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
+
+
 def seek(page, share: float):
-    """Hold the player and put its slider at a share of the way."""
+    """Hold the player, put its slider at a share of the way, and see it drawn."""
     page.evaluate("""(share) => {
         document.querySelector(".live .play.playing")?.click();
         const scrub = document.querySelector(".live .scrub");
         scrub.value = scrub.max * share;
         scrub.dispatchEvent(new Event("input", { bubbles: true }));
     }""", share)
+    drawn(page)
 
 
 def token_texts(page, lane: int) -> list[str]:
@@ -111,6 +117,7 @@ def numbers(page, lane: int) -> dict[str, float | None]:
 
 def choose(page, lane: int):
     page.click(f".live .chooser .tab[data-lane='{lane}']")
+    drawn(page)
 
 
 def wait_for(page, feed, name: str) -> dict:

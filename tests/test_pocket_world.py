@@ -27,6 +27,7 @@ from playground.pocket.world import (
     recall,
     record_kinds,
     records,
+    revise,
     score,
     show,
     stories,
@@ -269,6 +270,32 @@ def test_recall_leaves_out_what_the_evaluation_may_ask(make, monkeypatch):
     assert make(asking(1)) == []
 
 
+def test_revise_finds_the_part_that_it_asks_for():
+    text = edit.Text(("A dog ran.", "A cat slept.", "A cow ate."))
+    for ask, shift in ((revise._found, 0), (revise._behind, 1)):
+        for seed in range(30):
+            question, answer, after = ask(asking(seed), text)
+            place = next((i for i, word in enumerate(edit.ORDINALS) if word in question), len(text.parts) - 1)
+            assert answer == text.parts[place + shift] and after is text
+
+
+def test_revise_edits_what_the_turn_before_left(monkeypatch):
+    monkeypatch.setattr(revise, "ASKED", (revise._edited,) * 3)
+    monkeypatch.setattr(edit, "EDITS", dict(append=edit.EDITS["append"]))
+    text = edit.Text(("A dog ran.", "A cat slept."))
+    turns = next(filter(None, (revise.conversation(asking(seed), text, 4) for seed in range(9))))
+    shown = str(text)
+    for prompt, answer in turns:
+        assert answer.startswith(shown) and prompt.endswith((answer.removeprefix(shown).strip(), str(text)))
+        shown = answer
+
+
+def test_revise_leaves_out_the_edits_that_the_evaluation_may_ask(monkeypatch):
+    monkeypatch.setattr(revise, "is_held_out", lambda key: True)
+    text = edit.Text(("A dog ran.", "A cat slept.", "A cow ate."))
+    assert revise.conversation(asking(1), text, 4) == []
+
+
 def test_drills_are_three_in_ten_and_right():
     items = some(arithmetic, 1000)
     drills = [item for item in items if item.meta["kind"] in ("drill", "sheet")]
@@ -487,10 +514,15 @@ def test_every_telling_passes_its_own_check_and_leaves_no_slot_open():
 
 
 def test_a_story_that_loops_or_breaks_off_or_forgets_its_hero_loses_points():
-    item = some(stories, 1)[0]
+    item = next(item for item in some(stories) if item.meta["hero"])
     assert score(item, item.answer + " " + item.answer) < 1
     assert score(item, item.answer.rstrip('."!?')[:-1]) < 1
     assert score(item, item.answer.replace(item.meta["hero"], "Xx")) < 1
+
+
+def test_a_wish_that_leaves_the_hero_open_asks_for_none():
+    free = [item for item in some(stories, 300) if not item.meta["hero"]]
+    assert 10 < len(free) < 60 and all(score(item, item.answer) == 1 for item in free)
 
 
 # chat

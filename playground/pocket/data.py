@@ -18,24 +18,26 @@ from playground.errors import Refusal
 from playground.pocket import corpus
 from playground.pocket import tokenizer as tokens
 from playground.pocket.model import within_documents
-from playground.pocket.world import TASKS, facts, names, recall
+from playground.pocket.world import TASKS, facts, names, recall, revise
 
 SHARES = dict(          # of the training tokens; answers are what counts, so a task with short ones needs more
-    tales=.06,          # running English; a small model only gets fragments of it
-    code=.03, problems=.02, notices=.01,
-    stories=.09,        # the text that people read first: 320 plots want several hundred tellings each
-    arithmetic=.18,     # steps and drills, in many words; the slowest task to learn
-    records=.12,        # lists and nested objects come late
+    tales=.05,          # running English; a small model only gets fragments of it
+    code=.02, problems=.02, notices=.01,
+    stories=.16,        # the text that people read first: 320 plots want several hundred tellings each
+    arithmetic=.12,     # steps and drills, in many words; the slowest task to learn
+    records=.10,        # lists and nested objects come late
     edit=.14,           # one wrong token in fifty spoils an answer
+    revise=.10,         # what edits lean on: counting sentences, capitals, one small change
     programs=.04,
-    recall=.08,         # many questions about one passage: the finding that context_qa, needle and chat lean on
-    context_qa=.06, needle=.02,
-    chat=.05,
+    recall=.06,         # many questions about one passage: the finding that context_qa, needle and chat lean on
+    context_qa=.05, needle=.02,
+    chat=.04,
     facts=.02,          # 350 facts, learned early
-    lists=.08,          # a third of them sorting and its drills
+    lists=.05,          # a third of them sorting and its drills
 )
 STAGES = {256: .35, 512: .45, 1024: .2}     # context lengths, and the share of the training each gets
 NATURAL = ("tales", "code")
+TEACHERS = (recall, revise)                 # conversations that no evaluation asks for
 FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit a byte
 VALIDATION = (256, 48)                      # width and number of the validation windows of every source
 WAITING = 48                                # items among which the packer looks for the best fit
@@ -152,7 +154,7 @@ def _encoders(folder, tokenizer, rng, side):
     problems, ask = corpus.problems(folder)[side], NOTHING if side else ASKED
     makers = dict(problems=partial(rng.choice, problems))
     makers |= {name: partial(task.generate, rng, bool(side)) for name, task in TASKS.items()}
-    makers |= {} if side else {recall.TASK: partial(recall.generate, rng)}
+    makers |= {} if side else {teacher.TASK: partial(teacher.generate, rng) for teacher in TEACHERS}
     return {name: partial(_item, tokenizer, make, ask) for name, make in makers.items()}
 
 

@@ -160,7 +160,7 @@ def generate(rng, held_out=False, grade=None):
 
 
 def _edit(voice, grade):
-    before = _text(voice, grade)
+    before = text(voice, grade)
     after, kinds, orders = before, [], []
     while len(orders) < INSTRUCTIONS[grade]:
         kind = voice.rng.choice([k for k in sorted(EDITS) if k not in kinds])
@@ -182,7 +182,7 @@ def _joined(voice, orders):
     return whole
 
 
-def _text(voice, grade):
+def text(voice, grade):
     """Sentences, of which many speak of one person; from grade 2 on sometimes a program or a record."""
     rng = voice.rng
     chance = rng.random() if grade > 1 else 1
@@ -224,21 +224,25 @@ def _number(voice, text):
 
 def _capitals(voice, text):
     """One longer word in capitals; only in plain sentences."""
-    words = sorted(set(re.findall(r"\b[a-z]{4,}\b", str(text))))
     if text.unit == "sentence":
-        word = voice.rng.choice(words)
+        word = voice.rng.choice(small_words(text))
         return voice.say(CAPITALS, a=word), text.replaced(word, word.upper())
 
 
+def small_words(text):
+    """The words of four letters and more that hold no capital, in order of the alphabet."""
+    return sorted(set(re.findall(r"\b[a-z]{4,}\b", str(text))))
+
+
 def _delete(voice, text):
-    place, called = _place(voice, text)
+    at, called = place(voice, text)
     if len(text.parts) > 1:
-        return voice.say(DELETE, a=called, u=text.unit), text.of(text.parts[:place] + text.parts[place + 1:])
+        return voice.say(DELETE, a=called, u=text.unit), text.of(text.parts[:at] + text.parts[at + 1:])
 
 
 def _move(voice, text):
-    place, called = _place(voice, text)
-    moved = text.parts[:place] + text.parts[place + 1:] + text.parts[place:place + 1]
+    at, called = place(voice, text)
+    moved = text.parts[:at] + text.parts[at + 1:] + text.parts[at:at + 1]
     return voice.say(MOVE, a=called, u=text.unit), text.of(moved)
 
 
@@ -259,8 +263,8 @@ def _prepend(voice, text):
 
 
 def _insert(voice, text):
-    (place, called), new = _place(voice, text), _part(voice, text)
-    return voice.say(INSERT, p=called, a=new, u=text.unit), text.of([*text.parts[:place + 1], new, *text.parts[place + 1:]])
+    (at, called), new = place(voice, text), _part(voice, text)
+    return voice.say(INSERT, p=called, a=new, u=text.unit), text.of([*text.parts[:at + 1], new, *text.parts[at + 1:]])
 
 
 def _part(voice, text):
@@ -270,11 +274,11 @@ def _part(voice, text):
     return sentence(voice.rng) if text.unit == "sentence" else f'"{voice.rng.choice(THINGS)}": {voice.rng.randint(1, 99)}'
 
 
-def _place(voice, text):
+def place(voice, text):
     """The index of a part, and what it is called."""
-    place = voice.rng.randrange(min(len(text.parts), len(ORDINALS)))
-    last = place == len(text.parts) - 1
-    return place, "last" if last and voice.rng.random() < 0.7 else ORDINALS[place]
+    at = voice.rng.randrange(min(len(text.parts), len(ORDINALS)))
+    last = at == len(text.parts) - 1
+    return at, "last" if last and voice.rng.random() < 0.7 else ORDINALS[at]
 
 
 EDITS = dict(

@@ -51,6 +51,25 @@ The [title|story|tale] is: {about}. [Tell it|Go on|How does it go?]
 ~ [Entertain|Cheer up] the children with a tale of {about}.
 """)
 
+BARE = Wordings("""
+[Tell me|Tell us|Write|Write me] a [|short |little |new ][story|tale] [about|with|of] {n}.
+A [|short |bedtime ][story|tale] [about|of|with] {n}[|, please].
+[Can you|Could you|Will you] tell [me|us] [about|a story of|the tale of] {n}?
+[Make up|Invent|Think of] a [|little |bedtime ]story with {n}.
+[Story time|Bedtime]! [Something|A story] about {n}.
+[{n}|Something about {n}], [a story, please|and let it be a story].
+~ [Let us have|We need] a tale of {n}.
+""")
+ANY = Wordings("""
+[Tell me|Tell us|Write|Write me] a [|short |little |new |bedtime ][story|tale].
+[I would like|I want to hear|I wish for|Please give me] a [|short |good |little ][story|tale].
+[Can you|Could you|Will you] tell [me|us] a [|short |little ][story|tale]?
+[Story time|Bedtime|A story, please]!
+[Make up|Invent|Think of] a [|little |bedtime ][story|tale].
+~ [Let us have|We need] a [story|tale].
+""")
+SHORT_WISHES = 0.2      # of the wishes leave the plot open: what people type first
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -96,9 +115,17 @@ def _story(voice):
     words = cast(voice.rng) | {slot: voice.rng.choice(values) for slot, values in plot.own.items()}
     told = expand(voice.rng, plot.text)
     story, about, named = told.format(**words), plot.about.format(**words), "{n}" in told
-    prompt = voice.say(OF_NAME if named else NAMELESS, n=words["n"], about=about)
-    hero = words["n"] if named else _longest_shared(about, story)
+    wish = _wish(voice.rng, named)
+    prompt = voice.say(wish, n=words["n"], about=about)
+    hero = "" if wish is ANY else words["n"] if named else _longest_shared(about, story)
     return Item(prompt[0].upper() + prompt[1:], story, TASK, dict(kind="stories", plot=plot.about, hero=hero), key=story)
+
+
+def _wish(rng, named):
+    """The wordings that say what a story shall be about, or only of whom, or nothing."""
+    if rng.random() < SHORT_WISHES:
+        return BARE if named and rng.random() < 0.6 else ANY
+    return OF_NAME if named else NAMELESS
 
 
 def _longest_shared(about, story):
