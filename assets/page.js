@@ -1,4 +1,4 @@
-// Small things the whole page needs: the keyboard, the theme, large type for a projector, and the link.
+// Small things the whole page needs: the keyboard, the theme, large type for a projector, the link, and figures that are gone.
 (() => {
   const press = (id) => document.querySelector(`#${id}:not([disabled])`)?.click();
 
@@ -41,6 +41,16 @@
     project(on);
     localStorage.setItem(PROJECTOR, on ? "on" : "off");
   };
+
+  // A figure that is replaced still listens for the size of the window, and so would be kept for ever.
+  const letGo = (node) => {
+    if (node.nodeType !== Node.ELEMENT_NODE) return;
+    for (const plot of [node, ...node.querySelectorAll(".js-plotly-plot")]) if (plot.matches(".js-plotly-plot")) window.Plotly.purge(plot);
+  };
+
+  new MutationObserver((changes) => {
+    if (window.Plotly) for (const { removedNodes } of changes) removedNodes.forEach(letGo);
+  }).observe(document.documentElement, { childList: true, subtree: true });
 
   // The code of the settings becomes this page's address and goes to the clipboard.
   window.shareLink = async (code) => {

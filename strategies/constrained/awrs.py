@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterator
 from math import log
 
 from playground.events import Figure, Note
-from playground.parts.particles import NEVER, Particle, Particles
+from playground.parts.particles import NEVER, Particle, Redrawn
 from playground.parts.rejections import Tries, counting, first_legal, recursive
 from playground.strategy import knob
 
@@ -11,7 +11,7 @@ PEAKED = 2 / 3  # a row whose best token has so much is estimated by counting
 ENDLESS = 0
 
 
-class AWRS(Particles):
+class AWRS(Redrawn):
     """Grow several texts under a grammar, and draw each token by trying: a token of the model's own law is shown to the
     grammar, and where it is refused, another one, so that hardly any token of the vocabulary is ever looked at.
 

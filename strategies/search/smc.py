@@ -1,8 +1,8 @@
 """Sequential Monte Carlo under a grammar."""
-from playground.parts.particles import NEVER, Particle, Particles
+from playground.parts.particles import NEVER, Particle, Redrawn
 
 
-class SMC(Particles):
+class SMC(Redrawn):
     """Grow several texts under a grammar, weigh each by how much of the model's law was legal on its way, and let heavy
     ones take the place of light ones.
 
