@@ -427,6 +427,25 @@ def test_a_study_is_there_for_runs_it_can_study_and_drawn_when_it_is_opened(page
     expect(fold).to_be_hidden()
 
 
+def test_figures_are_drawn_when_they_are_opened_and_let_go_of_the_page_when_they_are_replaced(page, address):
+    fold = page.get_by_role("button", name="Figures of the last run")
+    drawn = page.locator(".figures .js-plotly-plot:visible")
+    visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}]))
+    page.click("#run")
+    fold.click()
+    expect(drawn).to_have_count(2)  # nothing was guessed
+    page.evaluate("""() => {
+        const { removeEventListener } = window;
+        window.letGo = 0;
+        window.removeEventListener = (name, ...rest) => { window.letGo += name === "resize"; removeEventListener.call(window, name, ...rest); };
+    }""")
+    page.click("#run")
+    expect(drawn).to_have_count(0)
+    fold.click()
+    expect(drawn).to_have_count(2)
+    page.wait_for_function("letGo > 0")  # the figure of the run before
+
+
 def test_a_context_is_read_before_the_prompt_and_stays_folded_while_there_is_none(page, address):
     visit(page, address)
     expect(page.locator("#context")).to_be_hidden()

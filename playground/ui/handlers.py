@@ -182,6 +182,14 @@ class Acts:
         """The menus of models as they stand by now, and what goes with the chosen one."""
         return self.page.offer(model)
 
+    def examine(self, visit: Visit | None) -> None:
+        """Draw the visitor's run as far as it has come."""
+        drawn = [figure for figure in figures.draw(_trace(visit.run)) if figure] if visit and visit.run else []
+        if not drawn:
+            gr.HTML("<p>No lane got as far as a token.</p>", elem_classes="told", apply_default_css=False)
+        for figure in drawn:
+            gr.Plot(figure, show_label=False)
+
     def study(self, name: str, visit: Visit | None) -> None:
         """Lay out what a study has to say of the visitor's run as far as it has come."""
         told = studies.outcomes(_trace(visit.run)).get(name, []) if visit and visit.run else []
@@ -252,11 +260,10 @@ class Acts:
         yield {self.page.status: status(arrival)}
 
     def _outcome(self, run: Run | Borrowed) -> Changes:
-        """Figures, what failed in a lane beside that lane, and what broke as a whole under the prompt."""
+        """What can be drawn, what failed in a lane beside that lane, and what broke as a whole under the prompt."""
         failed = {str(event["lane"]): event.get("message", "") for event in run.events if event["kind"] == "failed"}
-        trace = _trace(run)
-        found = self.page.figures_of(figures.draw(trace), studies.outcomes(trace))
-        return {self.page.lanes: gr.update(problems=failed), self.page.prompt_notice: escape(run.error), **found}
+        studied = studies.outcomes(_trace(run))
+        return {self.page.lanes: gr.update(problems=failed), self.page.prompt_notice: escape(run.error), **self.page.figures_of(studied)}
 
     def _say(self, refusal: Refusal) -> Changes:
         """The sentence beside the control it is about; the other places fall silent."""

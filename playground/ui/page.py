@@ -4,12 +4,11 @@ from __future__ import annotations
 import json
 from collections.abc import Container
 from functools import partial
-from typing import Any
 
 import gradio as gr
 
 from playground.memory import Memory
-from playground.ui import figures, offers, studies
+from playground.ui import offers, studies
 from playground.ui.earlier import EarlierTurns
 from playground.ui.editor import LaneEditor, reading_context
 from playground.ui.gallery import Gallery, beside, examples
@@ -77,11 +76,10 @@ class Page:
         return {self.remembered: gr.update(value=f"remembers {things} from earlier runs", visible=len(memory) > 0),
                 self.forget: gr.update(visible=len(memory) > 0)}
 
-    def figures_of(self, drawn: list[Any], studied: Container[str]) -> Changes:
-        """Show the figures that have something to show, and the studies that have something to say: those are drawn when they are opened."""
-        plots = {plot: gr.update(value=figure, visible=figure is not None) for plot, figure in zip(self.plots, drawn)}
+    def figures_of(self, studied: Container[str]) -> Changes:
+        """Offer the figures of the run, and the studies that have something to say of it; both are drawn when they are opened."""
         folds = {fold: gr.update(visible=name in studied, open=False) for name, fold in self.studies.items()}
-        return {**plots, **folds, self.examined: gr.update(visible=any(drawn))}
+        return {**folds, self.examined: gr.update(visible=True, open=False)}
 
     def offer(self, chosen: str) -> Changes:
         """The models there are to choose from, what there is to say of the chosen one, and which lanes it can run."""
@@ -95,7 +93,7 @@ class Page:
     def bind(self, acts: Acts, blocks: gr.Blocks) -> None:
         """One act for each event."""
         controls = self.controls()
-        streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), *self.plots, self.examined, *self.studies.values(), self.go, self.halt,
+        streaming = {"outputs": [self.visit, self.live, self.lanes, *self._told(), self.examined, *self.studies.values(), self.go, self.halt,
                                  *self._memory()],
                      "concurrency_limit": None, **PRIVATE}
         opened = blocks.load(acts.open, self.stored, [*controls, self.passage, self.known], **PRIVATE)
@@ -107,7 +105,7 @@ class Page:
         self.read.click(acts.score, [self.visit, *controls], **streaming)
         self.live.fork(acts.fork, self.visit, trigger_mode="multiple", **streaming)
         self._bind_run(acts)
-        self._bind_studies(acts)
+        self._bind_figures(acts)
         self.repeats.bind(controls)
         self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.passage, self.known, *self._told()]
@@ -130,10 +128,12 @@ class Page:
         self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)
         self.again.click(acts.again, self.visit, [self.live, *self._told()], **now)
 
-    def _bind_studies(self, acts: Acts) -> None:
-        for name, fold in self.studies.items():
+    def _bind_figures(self, acts: Acts) -> None:
+        """Pictures take a browser a second, so none is drawn before somebody wants to see it."""
+        drawn = {self.examined: acts.examine} | {fold: partial(acts.study, name) for name, fold in self.studies.items()}
+        for fold, draw in drawn.items():
             with fold:
-                gr.render(self.visit, triggers=[fold.expand], show_progress="hidden")(partial(acts.study, name))
+                gr.render(self.visit, triggers=[fold.expand], show_progress="hidden")(draw)
 
     def _remember(self, controls: list[gr.components.Component]) -> None:
         """Every change goes to the browser's own storage without asking the server."""
@@ -200,9 +200,13 @@ class Page:
     def _view(self) -> None:
         self.live = Lanes(first_view(), elem_id="live")
         self.repeats = Repeats(self.site)
-        with gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures") as self.examined:
-            self.plots = [gr.Plot(show_label=False, visible=False) for _ in figures.KINDS]
-        self.studies = {study.name: gr.Accordion(f"Study: {study.title}", open=False, visible=False, elem_classes="figures") for study in studies.known()}
+        self.examined = _fold("Figures of the last run")
+        self.studies = {study.name: _fold(f"Study: {study.title}") for study in studies.known()}
+
+
+def _fold(title: str) -> gr.Accordion:
+    """A closed place for figures, which shows once there is a run to draw."""
+    return gr.Accordion(title, open=False, visible=False, elem_classes="figures")
 
 
 def _opens_for_readers() -> str:
