@@ -42,10 +42,11 @@
     localStorage.setItem(PROJECTOR, on ? "on" : "off");
   };
 
-  // A figure that is replaced still listens for the size of the window, and so would be kept for ever.
+  // A figure that is replaced still listens for the size of the window, and so would be kept for ever. Plotly's own `purge` would
+  // break one that is still being drawn.
   const letGo = (node) => {
     if (node.nodeType !== Node.ELEMENT_NODE) return;
-    for (const plot of [node, ...node.querySelectorAll(".js-plotly-plot")]) if (plot.matches(".js-plotly-plot")) window.Plotly.purge(plot);
+    for (const plot of [node, ...node.querySelectorAll(".js-plotly-plot")]) window.removeEventListener("resize", plot._responsiveChartHandler);
   };
 
   new MutationObserver((changes) => {

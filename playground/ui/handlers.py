@@ -213,8 +213,8 @@ class Acts:
     def _run(self, visit: Visit) -> Iterator[Changes]:
         visit.settings.check(self.site.rules)
         arrival = self.site.arrival(visit.settings)
-        yield {self.page.visit: visit, **self.page.busy(), **self._silence()}
-        for change in chain(self._progress(arrival), self._turn(visit)):
+        yield {self.page.visit: visit, **self.page.busy(), **self._silence(), self.page.status: status(arrival)}
+        for change in chain([] if arrival.ended.is_set() else self._progress(arrival), self._turn(visit)):
             yield change
             if visit.stopped:
                 yield gr.skip() if visit.left else self.page.rest()
