@@ -12,9 +12,9 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from app_page import browser, expect  # noqa: F401
 from pairs import pair
 from playwright.sync_api import Page
-from test_page import browser, expect  # noqa: F401
 
 from playground.bench.own import LONGEST, questions_in
 from playground.bench.spread import Spread

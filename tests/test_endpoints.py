@@ -147,7 +147,7 @@ def test_a_public_page_keeps_its_limits_for_programs(pair):
 
 
 def test_a_program_that_leaves_ends_its_comparison():
-    from test_page import Counting
+    from counting import Counting
     begun, models = [], SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device="cpu"), draft=None)
     demo, address = opened(Site(load=lambda *names, **how: models, prepare=lambda *asked: begun.append(Counting([])) or begun[-1]))
     try:

@@ -7,13 +7,15 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from test_page import Counting, Settings, address, browser, counted, counting_site, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from app_page import address, browser, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from counting import Counting, counted, counting_site  # noqa: F401
 from toys import byte_tokenizer
 
 from playground.trace import Trace
 from playground.ui.gallery import examples
 from playground.ui.look import dress
 from playground.ui.pages import build
+from playground.ui.settings import Settings
 from playground.ui.worker import Worker
 
 GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}

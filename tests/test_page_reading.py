@@ -3,8 +3,8 @@ from __future__ import annotations
 
 import re
 
+from app_page import TWO_LANES, address, browser, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
 from pairs import pair
-from test_page import TWO_LANES, address, browser, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
 
 import playground.ui.site as site_module
 from playground.ui.gpu import Borrowed

@@ -5,8 +5,9 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from app_page import address, browser, expect, monkeypatch_module, page, visit  # noqa: F401
+from counting import Counting, open_page
 from tables import TableModel
-from test_page import Counting, address, browser, expect, monkeypatch_module, open_page, page, visit  # noqa: F401
 
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Header, Stamped, Step

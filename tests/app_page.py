@@ -1,0 +1,94 @@
+"""The app as a person starts it, over small random models, in a real browser: fixtures and what tests do to it and read off it.
+
+`from app_page import address, browser, monkeypatch_module, page` gives a test file its own app.
+"""
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from shutil import which
+
+import pytest
+import saved
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+
+from playground.ui.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+LONG = 6000  # positions the models take, so that a run can be caught in the middle
+expect.set_options(timeout=20_000)
+
+
+# --- the app, as a person starts it ---
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory, monkeypatch_module):
+    """Where `python app.py` answers, with random models."""
+    monkeypatch_module.setattr(saved, "CONTEXT", LONG)
+    models = saved.save_models(tmp_path_factory.mktemp("models"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    app = subprocess.Popen([sys.executable, "app.py", "--model", models.target, "--draft", models.draft, "--port", str(port)], cwd=ROOT,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while "Running on" not in (line := app.stdout.readline()):
+        assert line, "the app ended before its page was up"
+    threading.Thread(target=app.stdout.read, daemon=True).start()
+    yield f"http://127.0.0.1:{port}"
+    app.terminate()
+    app.wait(20)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """One browser for all visitors, so that the page's own files are fetched once."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+        yield browser.new_context(viewport={"width": 1280, "height": 900})
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: BrowserContext, address: str):
+    """A visitor's empty tab; no script may break in it."""
+    page, wrong = browser.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    page.close()
+    assert not wrong
+
+
+TWO_LANES = Settings(prompt="The green bird", length=4000, lanes=[{"strategy": "greedy"}, {"strategy": "sample"}])
+
+
+def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
+    page.goto(f"{address}?s={settings.to_code()}")
+    expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
+    expect(page.locator(".lane-card")).to_have_count(len(settings.lanes))
+    expect(page.locator("#system")).to_be_hidden()  # from then on nothing moves under the mouse
+
+
+def choose_strategy(page: Page, lane: int, name: str) -> None:
+    page.locator(f".lane-card[data-lane='{lane}'] .strategy").click()
+    page.locator(f".lane-card[data-lane='{lane}'] .option[data-name='{name}']").click()
+
+
+def running(page: Page, lane: int):
+    """A lane of a run that was started here, not of the recording that greets a visitor."""
+    return page.locator(f"#live [data-recorded='false'] .lane[data-lane='{lane}']")
+
+
+def tokens(page: Page, lane: int):
+    return running(page, lane).locator(".tokens > *")
+
+
+def status(page: Page, lane: int):
+    return running(page, lane).locator(".status")

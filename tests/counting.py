@@ -1,0 +1,68 @@
+"""Sessions that only count, and a page over them."""
+
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from playground.events import Commit, Done, Header, Stamped
+from playground.ui.look import dress
+from playground.ui.pages import build
+from playground.ui.site import Site
+
+
+class Counting:
+    """A session of one lane whose every request commits one token; it notes who was served in `log`."""
+
+    def __init__(self, log: list, name: str = "", length: int = 10**9):
+        self.headers, self.trace = [Header()], None
+        self.log, self.name, self.length, self.count, self.finished = log, name, length, 0, False
+        self.stopped = threading.Event()
+
+    def advance(self):
+        self.stopped.wait(0.001)  # what a forward takes
+        self.log.append(self.name)
+        self.count += 1
+        self.finished = self.count >= self.length
+        return [Stamped(0, self.count, 0.0, Commit(ids=[self.count], pieces=["x"]))]
+
+    step = advance
+
+    def stop(self, lane=None):
+        self.finished = True
+        self.stopped.set()
+        return [Stamped(0, self.count + 1, 0.0, Done("stopped"))]
+
+
+def committed(frames) -> list[int]:
+    return [token for frame in frames if frame for event in frame["events"] if event["kind"] == "commit" for token in event["ids"]]
+
+
+def counting_site(prepare) -> Site:
+    device = SimpleNamespace(type="cpu")
+    models = SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device=device), draft=None)
+    return Site(load=lambda *names, **how: models, prepare=prepare)
+
+
+@contextmanager
+def open_page(prepare):
+    """The page over sessions made by `prepare`; gives its address."""
+    demo = build(counting_site(prepare))
+    try:
+        yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
+    finally:
+        demo.close()
+
+
+@pytest.fixture
+def counted():
+    """The page over sessions that count without end; gives its address and the sessions that were begun."""
+    begun = []
+
+    def prepare(models, settings, memory):
+        begun.append(Counting([], settings.prompt))
+        return begun[-1]
+
+    with open_page(prepare) as address:
+        yield address, begun

@@ -1,0 +1,167 @@
+"""The editor of the lanes: what it offers, what goes together, what it says where something does not."""
+
+import json
+import re
+from itertools import groupby
+
+import pytest
+from app_page import TWO_LANES, address, browser, choose_strategy, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from playwright.sync_api import Page, expect
+
+from playground.errors import Refusal
+from playground.recipe import Recipe, assemble
+from playground.strategy import Strategy, discover, find
+from playground.ui import offers
+from playground.ui.settings import DEFAULT, Settings
+
+
+def test_a_strategy_is_found_by_typing_and_taken_with_the_keyboard(page, address):
+    visit(page, address)
+    opener = page.get_by_label("Strategy of lane 2")
+    opener.focus()
+    page.keyboard.press("ArrowDown")
+    everything = page.locator(".editor .option").count()
+    assert page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") == "sample"
+    page.keyboard.type("guess ahead")
+    assert 0 < page.locator(".editor .option").count() < everything
+    assert page.locator(".editor .options .heading").first.text_content() == "Speculative"
+    while page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") != "speculative":
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(opener).to_have_text("Speculative decoding")
+    expect(opener).to_be_focused()
+    expect(page.locator(".editor .menu")).to_have_count(0)
+
+
+def test_a_search_without_a_find_says_so_and_escape_leaves_things_as_they_are(page, address):
+    visit(page, address)
+    opener = page.get_by_label("Strategy of lane 1")
+    opener.click()
+    page.keyboard.type("zzz")
+    expect(page.locator(".editor .menu .none")).to_contain_text("zzz")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(page.locator(".editor .menu")).to_have_count(0)
+    expect(opener).to_have_text("Greedy")
+    opener.click()
+    page.locator("#prompt textarea").click()
+    expect(page.locator(".editor .menu")).to_have_count(0)
+
+
+def test_a_part_is_added_from_a_menu_that_is_grouped_by_kind(page, address):
+    visit(page, address)
+    page.get_by_label("Edit lane 1").click()
+    page.locator(".lane-card[data-lane='0'] .adder").click()
+    assert {"Sampler", "Constraint", "KV cache"} <= set(page.locator(".editor .options .heading").all_text_contents())
+    page.keyboard.type("sink")
+    page.keyboard.press("Enter")
+    expect(page.locator(".lane-card[data-lane='0'] .recipe")).to_contain_text("sink_window")
+
+
+def in_menu(page: Page, opener: str) -> dict[str, bool]:
+    """Names in a menu, and whether each can be taken."""
+    page.locator(opener).click()
+    options = page.locator(".editor .option").evaluate_all("all => all.map((one) => [one.dataset.name, one.getAttribute('aria-disabled') !== 'true'])")
+    page.keyboard.press("Escape")
+    return dict(options)
+
+
+def needed_by(main: type[Strategy]) -> list[tuple[str, dict]]:
+    return [("choice", {})] if "constraint" in main.needs else []
+
+
+def granted(recipe: Recipe) -> bool:
+    try:
+        return bool(assemble(recipe))
+    except Refusal:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["decoder", "canvas_decoder", "preset"])
+def test_a_lane_is_offered_what_its_strategy_takes_and_nothing_else(page, address, kind):
+    toggles = [cls for cls in discover().values() if cls.kind in ("sampler", "cache_policy", "compute_policy")]
+    mains = [cls for cls in discover().values() if cls.kind == kind]
+    for first in range(0, len(mains), 4):
+        some = mains[first:first + 4]
+        visit(page, address, Settings(prompt="The red fox", lanes=[{"strategy": main.name, "extras": needed_by(main)} for main in some]))
+        for i, main in enumerate(some):
+            page.get_by_label(f"Edit lane {i + 1}").click()
+            adder = f".lane-card[data-lane='{i}'] .adder"
+            offered = in_menu(page, adder) if page.locator(adder).count() else {}
+            can_be_had = {cls.name for cls in toggles if granted(Recipe(main.name, extras=[*needed_by(main), (cls.name, {})]))}
+            assert {name for name in offered if find(name).kind != "constraint"} == can_be_had, main.name
+            page.get_by_label(f"Edit lane {i + 1}").click()
+
+
+def test_a_lane_that_needs_a_constraint_is_offered_one_first(page, address):
+    visit(page, address, Settings(prompt="The red fox", lanes=[{"strategy": "asap"}]))
+    page.get_by_label("Edit lane 1").click()
+    expect(page.locator(".adder")).to_have_text("+ Add the constraint it needs…")
+    assert {find(name).kind for name in in_menu(page, ".adder")} == {"constraint"}
+    page.locator(".adder").click()
+    page.locator(".option[data-name='choice']").click()
+    expect(page.locator(".lane-card .complaint")).to_have_count(0)
+    assert "constraint" not in {find(name).kind for name in in_menu(page, ".adder")}
+
+
+def verifying(drafter: str, verifier: str, *samplers: str) -> Settings:
+    return Settings(prompt="The red fox", lanes=[{"strategy": "speculative", "extras": [[name, {}] for name in (drafter, verifier, *samplers)]}])
+
+
+def test_a_verifier_that_is_not_exact_is_grey_and_says_why(page, address):
+    visit(page, address, verifying("prompt_lookup", "rejection", "temperature"))
+    page.get_by_label("Edit lane 1").click()
+    assert in_menu(page, "[data-slot='verifier'] .opener") == {"greedy_match": False, "k_seq": False, "rejection": True, "sample_match": True}
+    page.locator("[data-slot='verifier'] .opener").click()
+    expect(page.locator(".option[data-name='k_seq']")).to_have_attribute("title", "Not exact for the guesses of prompt_lookup, which are deterministic.")
+    expect(page.locator(".option[data-name='greedy_match']")).to_have_attribute("title", re.compile("take temperature away"))
+    page.locator(".option[data-name='k_seq']").click(force=True)
+    expect(page.locator(".editor .menu")).to_have_count(1)  # nothing was taken
+
+
+def test_a_drafter_that_the_verifier_is_not_exact_for_brings_another_verifier(page, address):
+    visit(page, address, verifying("spectr", "k_seq"))
+    page.get_by_label("Edit lane 1").click()
+    page.locator("[data-slot='drafter'] .opener").click()
+    assert page.locator(".options .heading").all_text_contents() == ["From a draft model", "Without a draft model"]
+    expect(page.locator(".option[data-name='prompt_lookup']")).to_have_attribute("title", re.compile("k_seq is not exact for its deterministic guesses"))
+    page.locator(".option[data-name='prompt_lookup']").click()
+    expect(page.locator("[data-slot='verifier'] .opener")).to_have_text("Rejection sampling")
+    expect(page.locator("[data-slot='drafter'] .opener")).to_be_focused()
+    expect(page.locator(".lane-card .promise")).to_have_text("lossless")
+
+
+def test_samplers_that_draw_wait_for_a_verifier_that_stands_it(page, address):
+    visit(page, address, verifying("prompt_lookup", "greedy_match"))
+    page.get_by_label("Edit lane 1").click()
+    offered = in_menu(page, ".adder")
+    assert not offered["temperature"] and offered["repetition_penalty"] and offered["regex"]
+
+
+def test_models_of_the_two_kinds_are_told_apart_before_and_after_a_run(page, address):
+    lanes = [{"strategy": "masked_diffusion"}, {"strategy": "greedy"}]
+    visit(page, address, Settings(prompt="one morning", length=16, lanes=lanes))
+    mark = page.locator(".lane-card .mark")
+    expect(mark).to_have_text("needs the oracle")
+    page.click("#run")
+    expect(running(page, 0).locator(".trouble")).to_contain_text("choose the oracle as the model")
+    visit(page, address, Settings(prompt="one morning", length=16, model="oracle", lanes=lanes))
+    expect(mark).to_have_text("needs a text model")
+    page.locator(".models > button").click()
+    expect(page.locator("#model")).to_contain_text("for masked diffusion")
+    page.click("#run")
+    expect(running(page, 1).locator(".trouble")).to_contain_text("does not continue text")
+    expect(running(page, 0).locator(".tokens > *").nth(3)).to_be_attached()
+
+
+def test_models_are_listed_by_where_they_come_from(monkeypatch, tmp_path):
+    card = {"title": "Pocket, sharpened", "parameters": "7 M", "draft": "", "note": "Knows what it wants."}
+    folder = tmp_path / "models" / "pocket-sharp"
+    folder.mkdir(parents=True)
+    (folder / "variant.json").write_text(json.dumps(card), encoding="utf-8")
+    monkeypatch.setenv("PLAYGROUND_HOME", str(tmp_path))
+    default, *others = offers.targets("mine")
+    assert default == ("mine (default)", DEFAULT) and ("Pocket, sharpened · made here", "pocket-sharp") in others
+    assert [place for place, _ in groupby(label.split(" · ")[-1] for label, _ in others)] == ["bundled", "made here", "from the hub"]
+    assert offers.note("pocket-sharp") == card["note"] and offers.note("somebody/else") == ""
+    assert "oracle" in {name for _, name in others} and "oracle" not in {name for _, name in offers.drafts()}

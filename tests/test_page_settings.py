@@ -1,0 +1,65 @@
+"""Settings, which come from strangers: links, damaged links, what is refused."""
+
+
+import pytest
+
+from playground.engine.load import DTYPES, QUANTIZATIONS
+from playground.errors import Refusal
+from playground.ui.arrivals import Wish
+from playground.ui.editor import check
+from playground.ui.gallery import TOPICS, examples
+from playground.ui.settings import CHOICES, Rules, Settings
+from playground.ui.site import Site
+
+FULL = Settings("Ünïcode ☃ <script>", "chat", "be kind", "Feadrad has a key.", 7, 33, "a\n\\n", "Qwen/Qwen3-0.6B", "none", "float32", "nf4", [
+    {"strategy": "speculative", "knobs": {"budget": 3}, "extras": [["top_p", {"p": 0.5}]], "forced": [4, 5]}], [["Who?", "Me."]])
+
+
+def test_a_link_carries_every_setting():
+    assert Settings.from_code(FULL.to_code()) == FULL
+    assert Settings.from_code(Settings().to_code()) == Settings()
+    assert len(Settings(prompt="Hello").to_code()) < 40
+    assert FULL.stops() == ("a", "\n")
+
+
+@pytest.mark.parametrize("code", ["", "!!!", "AAAA", "bnVsbA", "W10", "eyJzZWVkIjo"])
+def test_a_damaged_link_is_no_link(code):
+    assert Settings.from_code(code) in (None, Settings())
+
+
+def test_what_does_not_fit_is_left_at_its_default():
+    lanes = [{"strategy": 1}, None, {"strategy": "greedy", "knobs": {"file": "/etc/passwd", "x": [1]}}]
+    raw = {"prompt": 3, "seed": True, "length": "9", "dtype": "float3", "lanes": lanes, "other": 1}
+    read = Settings.read(raw)
+    assert (read.prompt, read.seed, read.length) == ("", 0, Settings().length)
+    assert read.lanes == [{"strategy": "greedy", "knobs": {}, "extras": [], "forced": []}]
+    assert len(Settings.read({"lanes": [{"strategy": "greedy"}] * 9}).lanes) == 4
+
+
+@pytest.mark.parametrize("change, about", [
+    ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"context": "x" * 5000}, "prompt"),
+    ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
+    ({"length": 257}, "length"), ({"lanes": []}, "lanes")])
+def test_what_cannot_be_run_is_refused_where_it_stands(change, about):
+    settings = Settings(**{"prompt": "Hello", **change})
+    with pytest.raises(Refusal) as refused:
+        settings.check(Rules.for_visitors())
+    assert refused.value.about == about
+
+
+def test_a_public_page_opens_no_folders(monkeypatch, tmp_path):
+    monkeypatch.setenv("PLAYGROUND_PUBLIC", "1")
+    site = Site.from_environment(Wish())
+    with pytest.raises(Refusal, match="only the models in its list"):
+        site.wish_of(Settings(model=str(tmp_path)))
+    assert site.wish_of(Settings()) == Wish()
+
+
+def test_the_page_offers_only_what_the_engine_knows():
+    assert set(CHOICES["dtype"]) <= set(DTYPES) and CHOICES["quantization"] == QUANTIZATIONS
+
+
+def test_examples_hold_only_lanes_that_can_run():
+    for example in examples():
+        assert Settings.read(example).prompt == example["prompt"] and example["note"] and example["topic"] in TOPICS
+        assert [told["problem"] for told in check(example["lanes"])] == [""] * len(example["lanes"])

@@ -1,0 +1,143 @@
+"""Visitors who come and go, and the worker that serves them, over sessions that only count."""
+
+
+import pytest
+from app_page import TWO_LANES, address, browser, choose_strategy, expect, running, status, tokens, visit  # noqa: F401
+from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
+from playwright.sync_api import Page, expect
+
+from playground.ui.gpu import Borrowed, batches
+from playground.ui.settings import Settings
+from playground.ui.worker import Worker
+
+
+def test_runs_are_served_in_turn():
+    log, worker = [], Worker()
+    first = worker.take(Counting(log, "a", 400))
+    second = worker.take(Counting(log, "b", 400))
+    assert committed(first.frames()) == committed(second.frames()) == list(range(1, 401))
+    both = log[log.index("b"):]
+    shared = both[:2 * min(both.count("a"), both.count("b"))]
+    assert all({*pair} == {"a", "b"} for pair in zip(shared[::2], shared[1::2]))
+
+
+def test_stop_ends_a_run_within_one_request_and_says_so():
+    session = Counting([])
+    run = Worker().take(session)
+    frames = run.frames()
+    next(frames)
+    run.stop()
+    served = session.count
+    last = list(frames)[-1]
+    assert last["state"] == "done" and last["events"][-1] == {"lane": 0, "seq": session.count + 1, "at": 0.0, "kind": "done", "reason": "stopped"}
+    assert session.count <= served + 1
+
+
+def test_a_held_run_waits_takes_single_steps_and_goes_on():
+    session = Counting([])
+    worker = Worker()
+    run = worker.take(session)
+    frames = run.frames()
+    run.hold()
+    while next(frames) is not None:
+        pass
+    held = session.count
+    run.step()
+    assert committed([next(frames)]) == [held + 1]
+    assert next(frames) is None and session.count == held + 1
+    run.resume()
+    assert next(filter(None, (committed([frame]) for frame in frames)))[0] == held + 2
+    run.stop()
+
+
+def test_a_run_that_breaks_ends_with_a_sentence_and_the_next_one_works():
+    class Broken(Counting):
+        def advance(self):
+            raise RuntimeError("boom")
+
+    worker = Worker()
+    broken, sound = worker.take(Broken([])), worker.take(Counting([], length=3))
+    assert list(broken.frames())[-1]["state"] == "done" and "boom" not in broken.error and broken.error
+    assert committed(sound.frames()) == [1, 2, 3]
+
+
+def test_a_borrowed_gpu_tells_the_same_story():
+    run = Borrowed(batches(Counting([], length=50)))
+    frames = list(run.frames())
+    assert committed(frames) == list(range(1, 51)) and "headers" in frames[0] and frames[-1]["state"] == "done"
+    endless = Borrowed(batches(Counting([])))
+    frames = endless.frames()
+    next(frames)
+    endless.stop()
+    assert [frame["state"] for frame in frames] == ["done"]
+
+
+def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, browser):
+    address, begun = counted
+    pages = [browser.new_page(), browser.new_page()]
+    for page, prompt in zip(pages, ("first", "second")):
+        visit(page, address, Settings(prompt=prompt))
+        page.click("#run")
+        expect(tokens(page, 0).nth(2)).to_be_attached()
+    first, second = begun
+    pages[0].close()
+    assert first.stopped.wait(20) and not second.finished
+    pages[1].click("#stop")
+    assert second.stopped.wait(20)
+    expect(pages[1].locator("#run")).to_be_visible()
+    pages[1].close()
+
+
+class Seen:
+    """Something to remember."""
+
+    def digest(self) -> str:
+        return "seen"
+
+
+@pytest.fixture
+def learning():
+    """The page over short sessions that remember their prompt; gives its address and, for every run, what was remembered before it."""
+    known = []
+
+    def prepare(models, settings, memory):
+        known.append(len(memory))
+        memory.keep(settings.prompt, Seen())
+        return Counting([], length=3)
+
+    with open_page(prepare) as address:
+        yield address, known
+
+
+def ran(page: Page) -> None:
+    """Run to the end, and wait until it is this run that the page shows."""
+    shown = page.locator("#live .live").get_attribute("data-run")
+    page.click("#run")
+    expect(page.locator("#live .live")).not_to_have_attribute("data-run", shown)
+    expect(page.locator("#run")).to_be_visible()
+
+
+def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning, browser):
+    address, known = learning
+    first, second = browser.new_page(), browser.new_page()
+    visit(first, address, Settings(prompt="one"))
+    expect(first.locator("#forget")).to_be_hidden()
+    ran(first)
+    expect(first.locator("#remembered")).to_contain_text("remembers 1 thing from earlier runs")
+    first.fill("#prompt textarea", "two")
+    ran(first)
+    expect(first.locator("#remembered")).to_contain_text("remembers 2 things from earlier runs")
+    visit(second, address, Settings(prompt="one"))
+    ran(second)
+    first.click("#forget")
+    expect(first.locator("#remembered")).to_be_hidden()
+    ran(first)
+    assert known == [0, 1, 0, 0]
+    for page in (first, second):
+        page.close()
+
+
+def test_a_run_on_a_borrowed_gpu_begins_with_an_empty_memory():
+    given = []
+    site = counting_site(lambda models, settings, memory: given.append(len(memory)) or Counting([], length=2))
+    assert list(site._batches(Settings(prompt="one")))[-1][2] == "done" and given == [0]
