@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from playground import fitted
 from playground.draws import Draws
 from playground.engine.memory import give_back
 from playground.engine.model import Model
@@ -75,6 +76,7 @@ class Lane:
         self.events: list[Event] = []  # not handed out yet
         self._models, self._streams, self._round = models, {}, -1
         self.inner = [exit for part in assembly.strategies() for exit in part.inner(self.target_model.depth, self.target_model.tied)]
+        self.fitted = {part.name: fitted.find(part, models) for part in assembly.strategies() if part.trained}  # learnt weights by name, by strategy
         self._asked: Immediate | None = None  # the last request to change the text
         bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
         chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, assembly.constraint, not assembly.decoder.owns_constraint)
@@ -87,6 +89,9 @@ class Lane:
         self.retention = self._retention(assembly.cache_policy) if assembly.cache_policy else None
 
     def _retention(self, policy: CachePolicy) -> Retention:
+        if policy.whole_layers(self.depth) < self.depth and not self.target_model.splits:
+            raise Refusal(f"Later layers of {self.target_model.name} use what earlier ones computed, so they cannot read a part of the prompt alone: "
+                          f"take {policy.name} away.", policy.name)
         return Retention(policy, self.target.store, self.prompt_length, self.target_model.turn_back)
 
     def _matcher(self, assembly: Assembly):
@@ -195,11 +200,11 @@ class Lane:
 
     def captures(self, stream: str) -> frozenset[int]:
         """Layers of a stream before which its hidden states are taken out, the depth for those after the last."""
-        last = [self.target_model.depth] if self.shows_hidden(stream) else []
+        last = [self._models.get(stream, self.target_model).depth] if self.shows_hidden(stream) else []
         return frozenset([*(exit.layer for exit in self.inner if exit.stream == stream), *last])
 
     def shows_hidden(self, stream: str) -> bool:
-        return stream == "target" and "hidden_states" in self.assembly.needs()
+        return any(stream in part.reads_hidden for part in self.assembly.strategies())
 
     def exit(self, layer: int) -> Exit:
         """The target left after `layer` layers."""
@@ -444,6 +449,10 @@ class Lane:
     def watch(self, stream: Stream) -> Callable[[int], bool] | None:
         """Says which rows' attention a cache policy wants, by their position; None where it wants none."""
         return self.retention.watch() if self.retention and stream is self.target else None
+
+    def whole_layers(self, stream: Stream) -> int:
+        """Layers of a stream that read the whole prompt; to those behind them a cache policy sends a part of it."""
+        return self.retention.policy.whole_layers(self.depth) if self.retention and stream is self.target else stream.model.depth
 
     def rehearsal(self) -> list[int]:
         """Tokens a cache policy wants read behind the prompt and forgotten."""

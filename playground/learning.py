@@ -1,4 +1,4 @@
-"""What is learnt before any text is written: models made from others, and knobs fitted to a model."""
+"""What is learnt before any text is written: models made from others, knobs fitted to a model, and weights fitted to a pair of models."""
 from __future__ import annotations
 
 import json
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.catalogue import BUNDLED, CARD, entries, made_models, partner
@@ -19,8 +20,12 @@ from playground.engine.model import Model, Work
 from playground.engine.sources import Progress, unseen
 from playground.errors import Refusal
 from playground.events import Figure, Note
+from playground.guesses import Chance, guesses, openings, world_prompts
 from playground.parts.reading import Reading
 from playground.strategy import Strategy, Variant
+
+if TYPE_CHECKING:
+    from playground.session import Models
 
 CHUNK = 256  # tokens read in one forward
 
@@ -107,6 +112,23 @@ def fit(cls: type[Strategy], model: Model, texts: list[str], progress: Progress 
     known = {knob.name: knob for knob in cls.knobs()}
     found = cls.fit(readings(model, [model.tokens.encode(text) for text in texts], progress, getattr(cls, "asks", False)))
     return {name: known[name].read(value) for name, value in found.items()}
+
+
+def train(cls: type[Strategy], models: Models, texts: list[str], seed: int, watch: Callable[[Figure | Note], None],
+          progress: Progress = unseen) -> dict[str, Tensor]:
+    """Weights of a strategy that learns from what the draft guesses, by name; raises Refusal.
+
+    The target goes on from the beginnings of the texts, or answers questions of the small world where there are none: once
+    by chance, and once with its best tokens.
+    """
+    prompts = openings(models.target, texts) if texts else world_prompts(models.target, seed)
+    drawn, best = (list(guesses(models, prompts, Chance(seed, by_chance), progress)) for by_chance in (True, False))
+    told = cls.train(drawn, best, seed)
+    while True:
+        try:
+            watch(next(told))
+        except StopIteration as end:
+            return end.value
 
 
 def check_fits(cls: type[Strategy]) -> None:

@@ -59,7 +59,7 @@ class Chain:
     def stages(self, rows: Rows, histories: Sequence[list[int]]) -> list[Stage]:
         """Scores after each stage, the raw ones first."""
         stages = [Stage("raw", rows.raw)]
-        for sampler in self._mixing() if rows.others else ():
+        for sampler in self._mixing() if rows.others and rows.stream == "target" else ():
             stages.append(Stage(sampler.name, sampler.mix({**rows.others, rows.stream: stages[-1].scores}), sampler))
         if rows.masks is not None and self.masking:
             stages.append(Stage("mask", stages[-1].scores.masked_fill(~rows.masks, REMOVED)))

@@ -150,6 +150,16 @@ class Strategy:
         """
         return []
 
+    @property
+    def reads_hidden(self) -> tuple[str, ...]:
+        """Streams whose rows bring along what their heads read."""
+        return ("target",) if "hidden_states" in self.needs else ()
+
+    @property
+    def trained(self) -> str:
+        """What else one may choose where the weights are missing that it finds in `lm.fitted`, by its name; empty where it looks for none."""
+        return ""
+
     def values(self) -> dict[str, Any]:
         """Current value of every knob."""
         return {k.name: getattr(self, k.name) for k in self.knobs()}
@@ -330,7 +340,8 @@ class CachePolicy(Strategy):
     `watches` and hears in `attended` what kept rows attended to; one that packs sets `packs` and writes `due` and `encode`;
     one that lets rows choose for themselves sets `focuses` and writes `focus`; one that goes by what the prompt looks for sets
     `asks` and hears its queries in `asked`; one under which what is freed leaves something
-    behind in what stays sets `merges` and writes `merge`. What it frees or packs is gone for good.
+    behind in what stays sets `merges` and writes `merge`; one that lets the later layers read a part of the prompt alone writes
+    `whole_layers` and `onward`. What it frees or packs is gone for good.
     """
 
     kind = "cache_policy"
@@ -364,6 +375,14 @@ class CachePolicy(Strategy):
 
     def asked(self, layer: int, queries: torch.Tensor) -> None:
         """Hear of the next rows of the prompt what they look for: queries as they meet the keys, [kv_heads, group, n, d]."""
+
+    def whole_layers(self, layers: int) -> int:
+        """How many of a model's layers read the whole prompt, one at least; those behind them read what `onward` chooses of it."""
+        return layers
+
+    def onward(self, held: Held) -> torch.Tensor:
+        """Which tokens of the prompt go on, [1, slots], by the last layer that read all of them; its very last one does in any case."""
+        raise NotImplementedError
 
     @property
     def renumbers(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from playground.engine.model import Model, Work
+from playground.engine.model import LateWork, Model, Work
 from playground.engine.seams import Plan
 from playground.events import Forward
 from playground.parts.tree import ROOT, TokenTree, chain
@@ -57,9 +57,8 @@ class Feed:
 
     def describe(self) -> Forward:
         """What is known of the forward before it runs."""
-        model, store = self.stream.model, self.stream.store
-        context = store.length + len(store.parents) - (self.rows if self.work.again else 0)
-        prompt = store.length < len(self.stream.prompt)
+        model, context = self.stream.model, self.work.context
+        prompt = self.work.start < len(self.stream.prompt)
         phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"
         layers = self.plan.layers(model.depth)
         return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=model.flops(self.rows, context, layers))
@@ -251,10 +250,16 @@ class Stream:
 
     def _catch_up(self) -> Steps:
         """Feed the text in pieces as long as much of it is missing."""
-        most = WATCHED_CHUNK if self.lane.watch(self) else CHUNK
+        if not self.store.length and (whole := self.lane.whole_layers(self)) < self.model.depth:
+            yield from self._read_in_part(whole)
+        most = self._most()
         while self.behind() > most:
             self._root = yield from self._feed(Work(self.store, self.unread()[:most], _chain(most), last_only=True))
             self.store.keep(most - 1)
+
+    def _most(self) -> int:
+        """Tokens that go through in one forward."""
+        return WATCHED_CHUNK if self.lane.watch(self) else CHUNK
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward over missing tokens and new nodes; returns the rows of the new nodes, [new, V]."""
@@ -277,6 +282,31 @@ class Stream:
     def _watched(self, work: Work) -> Work:
         work.watch = self.lane.watch(self)
         return work
+
+    # --- a prompt of which the later layers read a part ---
+
+    def _read_in_part(self, whole: int) -> Steps:
+        """The prompt through the first `whole` layers, and what the cache policy sends on of it through the others."""
+        early = Early(whole)
+        wanted = frozenset([whole, *(layer for layer in self.captures if layer < whole)])
+        for start in range(0, len(self.prompt), self._most()):
+            piece = self.prompt[start:start + self._most()]
+            feed = Feed(self, self._watched(Work(self.store, piece, _chain(len(piece)), last_only=True)), Plan(stop=whole, capture=wanted))
+            yield [feed]
+            early.captured.append(feed.captured)
+            self.store.keep(len(piece) - 1)
+        yield from self._send_on(early)
+
+    def _send_on(self, early: Early) -> Steps:
+        """Through the layers behind the early ones; the row after the last token is the root."""
+        onward, states = self.lane.retention.send_on(early.layer), early.entering(early.layer)
+        for start in range(0, len(onward), self._most()):
+            places = onward[start:start + self._most()]
+            work = LateWork(self.store, [self.prompt[place] for place in places], [], last_only=True, first=start, places=places)
+            feed = Feed(self, self._watched(work), Plan(resume=(early.layer, states[places]), capture=self.captures))
+            yield [feed]
+        feed.captured |= {layer: early.entering(layer) for layer in self.captures if layer < early.layer}
+        self._root = feed.answer
 
     # --- leaving early ---
 
@@ -329,7 +359,7 @@ class Stream:
 
 @dataclass
 class Early:
-    """Rows in a scratch that only the first layers have seen: committed tokens, then nodes of the tree."""
+    """Rows that only the first layers have seen, in a scratch: committed tokens, then nodes of the tree; or the trunk, which is a prompt."""
 
     layer: int = 0
     missing: int = 0  # committed tokens among them

@@ -12,7 +12,7 @@ from toys import byte_tokenizer
 from transformers import PreTrainedModel
 
 from playground.engine.model import Model, Work
-from playground.engine.segment import Window
+from playground.engine.segment import DEAD, Window
 from playground.engine.store import Slots, Store
 
 EXACT = 1e-9
@@ -215,3 +215,37 @@ def test_a_node_cannot_continue_one_that_does_not_exist(llama):
         store.extend([3])
     with pytest.raises(ValueError, match="cannot take back 1 of 0"):
         store.roll_back(1)
+
+
+# --- what is told of what is held ---
+
+def walked(positions: list[int]) -> list[tuple[int, int]]:
+    """Stretches of one head's positions, a position at a time."""
+    runs: list[tuple[int, int]] = []
+    for position in sorted(p for p in positions if p != DEAD):
+        start = runs.pop()[0] if runs and runs[-1][1] == position else position
+        runs.append((start, position + 1))
+    return runs
+
+
+def some_slots(chance: random.Random, length: int) -> Slots:
+    """Slots of a few heads that hold different tokens, empty places among them."""
+    heads = [sorted(chance.sample(range(length), chance.randint(0, length))) for _ in range(chance.randint(1, 3))]
+    most = max(map(len, heads))
+    for head in heads:
+        while len(head) < most:
+            head.insert(chance.randint(0, len(head)), DEAD)
+    positions = torch.tensor(heads, dtype=torch.long).view(len(heads), most)
+    return Slots(positions, bool((positions != DEAD).all()))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_stretches_of_all_heads_together_are_those_of_a_walk_through_each(seed):
+    chance = random.Random(seed)
+    for length in [*range(12)] * 5:
+        store = Store(3, length=length)
+        store.slots = [some_slots(chance, length) for _ in range(3)]
+        expected = [[walked(head) for head in slots.positions.tolist()] for slots in store.slots]
+        agree = [slots.whole and slots.count == length for slots in store.slots]
+        assert store.runs() == [[[(0, length)]] if all_there else told for all_there, told in zip(agree, expected)]
+        assert [slots.held for slots in store.slots] == [sum(p != DEAD for head in slots.positions.tolist() for p in head) for slots in store.slots]

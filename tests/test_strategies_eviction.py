@@ -277,6 +277,14 @@ def test_of_equal_scores_the_later_position_is_kept(scores, count, among, kept):
     assert found[0].nonzero().flatten().tolist() == kept
 
 
+def test_heads_with_rooms_of_their_own_keep_what_each_would_alone():
+    scores = torch.randint(0, 4, (5, 9), generator=torch.Generator().manual_seed(0)).float()  # many are equal
+    counts, among = torch.tensor([0, 2, 5, 9, 12]), scores < 3
+    found = heaviest(scores, counts, among)
+    assert torch.equal(found, torch.cat([heaviest(scores[[i]], int(count), among[[i]]) for i, count in enumerate(counts)]))
+    assert found.sum(1).tolist() == [min(int(count), int(there)) for count, there in zip(counts, among.sum(1))]
+
+
 def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
     policy = make("h2o", heavy=2, recent=2)
     policy.attended(0, torch.tensor([[[4, 1, 2, 3, 9, 9]], [[1, 2, 2, 2, 9, 9]]]).float(), torch.tensor([5]), torch.arange(6)[None])

@@ -65,6 +65,16 @@ def test_nothing_is_like_a_head_that_keeps_nothing():
     assert likeness[1].tolist() == [-math.inf, -math.inf] and likeness[0, 0] == pytest.approx(1)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_those_that_seek_find_what_they_would_if_all_did_and_the_others_nothing(seed):
+    chance = torch.Generator().manual_seed(seed)
+    keys, among, seekers = torch.randn(3, 12, 5, generator=chance).double(), *(torch.rand(2, 3, 12, generator=chance) < 0.4)
+    seekers[0] = False
+    (likeness, slot), (expected, expected_slot) = nearest(keys, among, seekers), nearest(keys, among)
+    assert torch.equal(slot[seekers], expected_slot[seekers]) and torch.allclose(likeness[seekers], expected[seekers], rtol=0, atol=1e-12)
+    assert (likeness[~seekers] == -math.inf).all() and seekers.any()
+
+
 def test_shares_of_what_meets_add_up_to_one():
     into = targets(slots([0, 1, 1, 0], [1, 0, 0, 0]).bool(), slots([3, 3, 0, 0], [2, 2, 2, 2]))
     assert into.tolist() == [[0, 3, 0, 3], [2, 1, 2, 3]]
@@ -504,6 +514,14 @@ def test_votes_of_a_merged_token_count_for_the_one_it_is_merged_into():
     assert found.tolist() == [[0, 2, 4, 9], [1, 0, 6, 8]]
 
 
+def test_votes_of_several_rows_move_as_those_of_each_do():
+    votes, chance = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
+    sources, targets_ = torch.tensor([[0, 2, 5], [1, 4, -1]]), torch.randint(0, 6, (2, 3), generator=chance)
+    together = moved(votes, sources, targets_)
+    assert torch.equal(together, torch.stack([moved(votes[:, row], sources, targets_) for row in range(3)], 1))
+    assert not torch.equal(together, votes) and torch.allclose(together.sum(-1), votes.sum(-1))
+
+
 def test_the_latest_rows_are_remembered_and_no_more():
     lately = Lately(2)
     lately.add(0, torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]]), torch.tensor([[0, 1, 2]]))
@@ -562,7 +580,9 @@ def before_generating(policy: CachePolicy) -> list[Tensor]:
 def test_a_duplicate_that_goes_leaves_the_one_that_stays_as_it_was(name, weights):
     keys = torch.tensor([[[1.0, 2.0], [1.0, 2.0], [5.0, -1.0], [0.0, 3.0]]])
     policy = make("d2o", weights=weights) if name == "d2o" else make("ems", size=17, likeness=0.9)
-    merge = policy.merge(of_keys(keys), slots([0, 1, 1, 1]).bool(), slots([1, 0, 0, 0]).bool())
+    held = of_keys(keys)
+    policy.retain(held)
+    merge = policy.merge(held, slots([0, 1, 1, 1]).bool(), slots([1, 0, 0, 0]).bool())
     if name == "d2o":
         assert merge.into.tolist() == [[1, 1, 2, 3]]
     assert (by_loop(keys, merge.into, merge.share)[0, 1] - keys[0, 1]).abs().max() < 1e-6

@@ -118,7 +118,7 @@ def test_a_chance_is_what_the_draft_says_until_guesses_were_seen_and_then_what_w
         known.learn(0.88, stood)
     assert known.chance(0.85) == pytest.approx(0.3, abs=0.02)
     assert known.chance(0.15) == pytest.approx(0.15), "other probabilities are not touched"
-    assert known.figure().data["values"] == [0.3]
+    assert known.figure("what was said").data["values"] == [0.3]
 
 
 class CountsAll(find("specdec_plus_plus")):

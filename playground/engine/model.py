@@ -41,11 +41,43 @@ class Work:
     blends: dict[int, Blend] = field(default_factory=dict)  # by row
     watch: Callable[[int], bool] | None = None  # says of a row, by its position, whether what it attends to is wanted
 
+    @property
+    def start(self) -> int:
+        """Tokens of the text that were kept before its rows are."""
+        return self.store.length
+
+    @property
+    def context(self) -> int:
+        """Places its rows may see, their own left out."""
+        return self.store.length + len(self.store.parents) - (len(self.tokens) if self.again else 0)
+
     def segment(self) -> Segment:
-        segment = self.store.again(len(self.tokens)) if self.again else self.store.extend(self.parents)
+        segment = self._segment()
         if self.watch:
             segment.watched = [row for row, position in enumerate(segment.positions()) if self.watch(position)]
         return segment
+
+    def _segment(self) -> Segment:
+        return self.store.again(len(self.tokens)) if self.again else self.store.extend(self.parents)
+
+
+@dataclass
+class LateWork(Work):
+    """Tokens of a trunk that was narrowed, for the layers that have not read them; a plan that resumes brings what enters there, row by row."""
+
+    first: int = 0  # slot of the first
+    places: list[int] = field(default_factory=list)  # true positions, ascending
+
+    @property
+    def start(self) -> int:
+        return self.places[0]
+
+    @property
+    def context(self) -> int:
+        return self.first
+
+    def _segment(self) -> Segment:
+        return self.store.late(self.first, self.places)
 
 
 class Model:
@@ -207,6 +239,19 @@ class Model:
         """How far a short forward is from the library's own, as a share of its largest logit."""
         (seen,), _ = self.forward([Work(self.new_store(), self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)))])
         return float((seen.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+    @cached_property
+    @torch.inference_mode()
+    def splits(self) -> bool:
+        """Whether later layers can read rows by themselves: not where they use what earlier ones left behind, such as their keys."""
+        ids, parents, half = self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)), max(1, self.depth // 2)
+        (whole,), captured = self.forward([Work(self.new_store(), ids, parents)], Plan(capture=frozenset([half])))
+        try:
+            (late,), _ = self.forward([Work(self.new_store(), ids, parents)], Plan(resume=(half, captured[half])))
+        except (KeyError, TypeError, AttributeError, RuntimeError) as reason:
+            log.info("%s cannot be read in two parts: %s", self.name, reason)
+            return False
+        return bool((late - whole).abs().max() < self._tolerance * whole.abs().max().clamp(min=1.0))
 
     def _probe_seams(self, expected: Tensor) -> None:
         """Refuse a model that our attention would change."""

@@ -79,15 +79,20 @@ class Pool:
         """
         if self.rows is None:
             return
-        if not self._leaves_packed(order):
+        if self.packed and not self._leaves_packed(order):
             self._unpack(trunk + scratch)
         order, trunk = order[:, self.coarse:] - self.coarse, trunk - self.coarse
-        heads, count = order.shape
-        index = order[:, :, None].expand(self.rows.shape[0] if heads == 1 else heads, count, self.rows.shape[2])
-        moved, tail = self.rows[:, :trunk].gather(1, index), self.rows[:, trunk:trunk + scratch].clone()
+        count = order.shape[1]
+        moved, tail = self._picked(order), self.rows[:, trunk:trunk + scratch].clone()
         self.rows[:, :count] = moved
         self.rows[:, count:count + scratch] = tail
         self._shrink(count + scratch)
+
+    def _picked(self, order: Tensor) -> Tensor:
+        """Rows held as written, by slot, order [1 or kv_heads, n], [kv_heads, n, d]. They are copied whole: a gather would take them number by number."""
+        heads, capacity, d = self.rows.shape
+        places = order + capacity * torch.arange(heads, device=order.device)[:, None]
+        return self.rows.reshape(-1, d).index_select(0, places.flatten()).view(heads, -1, d)
 
     def _leaves_packed(self, order: Tensor) -> bool:
         first = torch.arange(self.coarse, device=order.device)
@@ -103,12 +108,14 @@ class Pool:
 
         A row to which no other one is added stays as it is, bit for bit. None of them is packed.
         """
-        held = self.rows[:, :into.shape[1]]
-        wide = held.to(torch.promote_types(held.dtype, torch.float32))
-        added = torch.zeros_like(wide).scatter_add(1, into[..., None].expand_as(wide), wide * share[..., None].to(wide.dtype))
-        moves = into != torch.arange(into.shape[1], device=into.device)
-        receives = torch.zeros_like(into).scatter_add(1, into, moves.long()) > 0
-        held.copy_(torch.where(receives[..., None], added.to(held.dtype), held))
+        held, places = self.rows[:, :into.shape[1]], torch.arange(into.numel(), device=into.device).view_as(into)
+        into = into + places[:, :1]  # slots of all heads in one row
+        receives = torch.zeros(into.numel(), dtype=torch.bool, device=into.device).index_fill_(0, into[into != places], True)
+        meets = receives[into]
+        number = receives.cumsum(0) - 1  # of each slot among those that receive
+        rows = held[meets].to(torch.promote_types(held.dtype, torch.float32))
+        added = rows.new_zeros(int(receives.sum()), rows.shape[1]).index_add_(0, number[into[meets]], rows * share[meets][:, None].to(rows.dtype))
+        held[receives.view_as(into)] = added.to(held.dtype)
 
     def pack(self, count: int, used: int, encode: Encode) -> None:
         """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all."""

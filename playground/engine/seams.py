@@ -93,7 +93,7 @@ def attend_all(layer: int, new: tuple[Tensor, Tensor, Tensor], call: Call, scali
         else:
             outputs.append(_softcapped(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap))
         if segment.watched:
-            segment.store.watch(segment, layer, weights(query, keys, segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
+            segment.watch(layer, weights(query, keys, segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 

@@ -77,6 +77,10 @@ class Segment:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return self.store.write(layer, self.first, keys, values)
 
+    def watch(self, layer: int, weights: Tensor) -> None:
+        """Tell what the watched rows attended to in a layer, [kv_heads, watched, slots]."""
+        self.store.watch(self, layer, weights)
+
     def mask(self, layer: int, sliding_window: int | None) -> Tensor | str | None:
         """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""
         key = (sliding_window, layer if len(self.store.slots) > 1 else 0)
@@ -182,6 +186,40 @@ class Segment:
         size = -(-self.end // 8)
         packed = numpy.frombuffer(b"".join(line.to_bytes(size, "little") for line in lines), numpy.uint8)
         return numpy.unpackbits(packed.reshape(self.rows, size), axis=1, count=self.end, bitorder="little")
+
+
+@dataclass
+class LateSegment(Segment):
+    """Tokens of the trunk that the first layers have read and the others read now, which hold of the trunk these and no others.
+
+    They go to the slots from `first` on, each stands at its true place of the text and sees those before it that got as far.
+    """
+
+    places: list[int] = field(default_factory=list)  # true positions, ascending
+
+    def positions(self) -> list[int]:
+        return self.places
+
+    def is_plain(self, sliding_window: int | None) -> bool:
+        return False
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.store.keys[layer].write(self.first, keys), self.store.values[layer].write(self.first, values)
+
+    def watch(self, layer: int, weights: Tensor) -> None:
+        """They are kept already, so what they attended to is told of at once."""
+        if self.store.hear:
+            watched = torch.tensor([self.places[row] for row in self.watched], device=self.store.device)
+            self.store.hear(layer, weights, watched, self._slot_positions(layer))
+
+    def _slot_positions(self, layer: int) -> Tensor:
+        return self.store.slots_of(layer).positions[:, :self.end]
+
+    def _build(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
+        if not self.first and not self._narrow(sliding_window):
+            return CAUSAL
+        query = torch.tensor(self.places, device=self.store.device)[:, None]
+        return self._allowed(query, slots.positions[0, :self.end], sliding_window)
 
 
 def as_bias(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:

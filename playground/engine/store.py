@@ -11,17 +11,19 @@ are always the true ones: evicting renumbers nothing, siblings share a position.
     store.evict(live)          slots of the trunk are freed, chosen by layer and head
     store.merge(...)           rows are added to those of other slots, before their own slots are freed
     store.pack(...)            rows of the oldest tokens go over into a coarser form
+    store.narrow(layer, ...)   of a trunk that only the layers before this one have read, the others will read these tokens alone
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import numpy
 import torch
 from torch import Tensor
 
 from playground.engine.pool import Encode, Pool
-from playground.engine.segment import DEAD, Focus, Renumbering, Segment, Window
+from playground.engine.segment import DEAD, Focus, LateSegment, Renumbering, Segment, Window
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
 """hear(layer, weights [kv_heads, rows, slots], positions of the rows [rows], positions of the slots [1 or kv_heads, slots])"""
@@ -40,6 +42,11 @@ class Slots:
     @property
     def count(self) -> int:
         return self.positions.shape[1]
+
+    @property
+    def held(self) -> int:
+        """Places that hold a token, over the heads that are told apart."""
+        return self.positions.numel() if self.whole else int((self.positions != DEAD).sum())
 
 
 @dataclass
@@ -92,6 +99,10 @@ class Store:
     def again(self, count: int) -> Segment:
         """The last `count` scratch nodes once more: layers that have not seen them will."""
         return Segment(self, len(self.parents) - count, count)
+
+    def late(self, first: int, places: list[int]) -> LateSegment:
+        """Tokens of a trunk that was narrowed, at these positions, for the layers that have not read them; they get the slots from `first` on."""
+        return LateSegment(self, first, len(places), places=places)
 
     def _hang(self, node: int, parent: int) -> None:
         self.parents.append(parent)
@@ -197,17 +208,21 @@ class Store:
         slots.positions = slots.positions.expand_as(live).gather(1, order).masked_fill(~lasting, DEAD)
         slots.whole = bool(lasting.all())
 
+    def narrow(self, layer: int, onward: Tensor) -> None:
+        """From `layer` on, the layers have read nothing yet, and of the trunk they will hold these tokens alone, a mask [1, slots]."""
+        self.evict([torch.ones_like(onward)] * layer + [onward] * (self.depth - layer))
+
     def merge(self, layer: int, into: Tensor, share: Tensor) -> list[list[tuple[int, int]]]:
         """Add each slot's keys and values, times its share [kv_heads, slots], to those of the slot `into` [kv_heads, slots], perhaps its own.
 
         Returns by head the positions of what went into another slot, each with the position of that slot.
         """
-        for pool in (self.keys[layer], self.values[layer]):
-            pool.merge(into, share)
         positions = self.slots_of(layer).positions.expand_as(into)
         moved = into != torch.arange(into.shape[1], device=into.device)
-        pairs = torch.stack([positions, positions.gather(1, into)], 2)
-        return [[(source, target) for source, target in head[there].tolist()] for head, there in zip(pairs, moved)]
+        told = torch.stack([moved.nonzero()[:, 0], positions[moved], positions.gather(1, into)[moved]], 1).tolist()
+        for pool in (self.keys[layer], self.values[layer]) if told else ():
+            pool.merge(into, share)
+        return [[(source, target) for head, source, target in told if head == each] for each in range(len(into))]
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
         """Move rows of the oldest tokens into a coarser form: due("keys" or "values", rows held as written) says how many."""
@@ -253,6 +268,8 @@ class Store:
         """Weights with their scratch columns in a new order; columns younger than the rows are zero."""
         trunk = self.slots_of(layer).count - grown
         known = weights.shape[2] - trunk
+        if order == list(range(known)):
+            return weights
         scratch = weights[:, :, trunk:]
         blank = scratch.new_zeros(*scratch.shape[:2], 1)
         padded = torch.cat([scratch, blank], 2)
@@ -269,7 +286,7 @@ class Store:
     def live_slots(self) -> int:
         """Live trunk slots over all layers and heads."""
         each = self.depth if len(self.slots) == 1 else 1
-        return sum(each * int((s.positions != DEAD).sum()) * (self.heads if s.positions.shape[0] == 1 else 1) for s in self.slots)
+        return sum(each * slots.held * (self.heads if slots.positions.shape[0] == 1 else 1) for slots in self.slots)
 
     def bytes(self) -> int:
         """Memory of the slots held, trunk and scratch."""
@@ -282,15 +299,21 @@ class Store:
 
     def runs(self) -> list[list[list[tuple[int, int]]]]:
         """Live true positions as half-open stretches, by layer and head; one entry where all layers or heads agree."""
-        return [[[(0, slots.count)]] if slots.whole and slots.count == self.length else [_stretches(row) for row in slots.positions.tolist()]
-                for slots in self.slots]
+        gaps = [slots for slots in self.slots if not self._holds_all(slots)]
+        found = iter(_stretches(gaps)) if gaps else None
+        return [[[(0, slots.count)]] if self._holds_all(slots) else [next(found) for _ in slots.positions] for slots in self.slots]
+
+    def _holds_all(self, slots: Slots) -> bool:
+        return slots.whole and slots.count == self.length
 
 
-def _stretches(positions: list[int]) -> list[tuple[int, int]]:
-    runs: list[list[int]] = []
-    for position in sorted(p for p in positions if p != DEAD):
-        if runs and runs[-1][1] == position:
-            runs[-1][1] = position + 1
-        else:
-            runs.append([position, position + 1])
-    return [(a, b) for a, b in runs]
+def _stretches(each: list[Slots]) -> list[list[tuple[int, int]]]:
+    """Stretches of every head of several slots, one after another. All are found at once: head by head they would take as long as a small layer."""
+    positions = torch.cat([slots.positions.flatten() for slots in each]).cpu().numpy()
+    counts = [slots.count for slots in each for _ in slots.positions]
+    live = positions != DEAD
+    heads, positions = numpy.repeat(numpy.arange(len(counts)), counts)[live], positions[live]
+    begins = (numpy.diff(positions, prepend=DEAD) != 1) | (numpy.diff(heads, prepend=-1) != 0)
+    stretches = list(zip(positions[begins].tolist(), (positions[numpy.roll(begins, -1)] + 1).tolist()))
+    bounds = numpy.searchsorted(heads[begins], numpy.arange(len(counts) + 1)).tolist()
+    return [stretches[first:last] for first, last in zip(bounds, bounds[1:])]

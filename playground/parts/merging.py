@@ -19,14 +19,24 @@ class Merge(NamedTuple):
     share: Tensor  # [kv_heads, slots]
 
 
-def nearest(keys: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+def nearest(keys: Tensor, among: Tensor, seekers: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """For each of the keys [kv_heads, slots, d] the most similar one `among` [kv_heads, slots]: their cosine, and its slot, [kv_heads, slots].
 
-    Where a head has none among them, the cosine is -inf.
+    Where a head has none among them, the cosine is -inf. So it is of keys that are not `seekers` [kv_heads, slots], and their
+    slot says nothing: when one token comes and one goes, a table of all pairs would take longer than the layer.
     """
     pointing = normalize(keys.to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
-    likeness, slot = (pointing @ pointing.mT).masked_fill(~among[:, None, :], REMOVED).max(-1)
-    return likeness, slot
+    if seekers is None:
+        return _most_like(pointing, pointing, among)
+    first = (~seekers).byte().argsort(dim=1, stable=True)[:, :int(seekers.sum(1).max())]
+    likeness, slot = _most_like(pointing.take_along_dim(first[..., None], 1), pointing, among)
+    likeness = pointing.new_full(seekers.shape, REMOVED).scatter(1, first, likeness).masked_fill(~seekers, REMOVED)
+    return likeness, torch.zeros_like(seekers, dtype=torch.long).scatter(1, first, slot)
+
+
+def _most_like(sought: Tensor, pointing: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each direction `sought` [kv_heads, n, d] with one of `pointing` [kv_heads, slots, d] among some, and that one's slot."""
+    return (sought @ pointing.mT).masked_fill(~among[:, None, :], REMOVED).max(-1)
 
 
 def targets(joins: Tensor, slot: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ is moved by more than half of the scale that is stored. Numbers beyond the range
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -38,9 +39,15 @@ class Quantised:
 
     def unpack(self) -> Tensor:
         """The rows, [heads, count, d], each number within half a scale of what was written."""
-        wide = torch.promote_types(self.dtype, torch.float32)
-        scale, zero = (part.to(wide).repeat_interleave(self.size, self.axis) for part in (self.scale, self.zero))
-        return (unpack_bits(self.codes, self.bits, scale.shape[2]) * scale + zero).to(self.dtype)
+        wide, members = torch.promote_types(self.dtype, torch.float32), self.axis + 1
+        scale, zero = (part.to(wide).unsqueeze(members) for part in (self.scale, self.zero))
+        codes = unpack_bits(self.codes, self.bits, self._channels).to(wide).unflatten(self.axis, (-1, self.size))
+        return codes.mul_(scale).add_(zero).flatten(self.axis, members).to(self.dtype)
+
+    @property
+    def _channels(self) -> int:
+        """Numbers of a row."""
+        return self.scale.shape[2] * (self.size if self.axis == 2 else 1)
 
     def then(self, later: Quantised) -> Quantised:
         """These rows with later ones behind them."""
@@ -74,9 +81,16 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The first `count` codes of each row, uint8 [..., count]."""
-    codes = (packed[..., None] >> _shifts(bits, packed)) & (2 ** bits - 1)
-    return codes.flatten(-2)[..., :count]
+    """The first `count` codes of each row, uint8 [..., count]; looked up, all codes of a byte at once, for every step unpacks all that is held."""
+    codes = _codes_of_bytes(bits, packed.device).take(packed.long()).view(torch.uint8)
+    return codes[..., :count]
+
+
+@cache
+def _codes_of_bytes(bits: int, device: torch.device) -> Tensor:
+    """The codes that share a byte, for each of the 256 there are, as one integer of as many bytes as there are codes, [256]."""
+    codes = (torch.arange(256, dtype=torch.uint8)[:, None] >> _shifts(bits, torch.empty(0))) & (2 ** bits - 1)
+    return codes.view({1: torch.int64, 2: torch.int32, 4: torch.int16, 8: torch.uint8}[bits])[:, 0].to(device)
 
 
 def _shifts(bits: int, like: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Sequential Monte Carlo under a grammar: texts that grow side by side, with weights, and are drawn anew by them.
 
-How a token is chosen and what it does to the weight is left to those that build on it, and so is when and how texts are drawn
-anew: `Redrawn` does it where few of them count, with replacement.
+When and how texts are drawn anew is left to those that build on it: `Redrawn` does it where few of them count, with replacement.
 """
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ class Particle:
 
 
 class Particles(Decoder):
-    """The population; a strategy that grows one writes `_step` and `_renewed`."""
+    """The population; a strategy writes `_renewed`, and `_step` where it has its own way to a legal token."""
 
     guarantee, needs, refuses = ("heuristic",), ("constraint",), ("sampler",)
     several = owns_constraint = True
@@ -76,8 +75,13 @@ class Particles(Decoder):
         return texts
 
     def _step(self, lm, particle: Particle, rows):
-        """A legal token to be kept, None where there is none; multiplies into the weight what that says of the legal mass."""
-        raise NotImplementedError
+        """A legal token to be kept, None where there is none; the legal mass, read off the whole mask, is multiplied into the weight."""
+        legal = rows.scores[0].cpu().double().log_softmax(-1).masked_fill(~rows.masks[0].cpu(), NEVER)
+        particle.weight += float(legal.logsumexp(0))
+        if particle.weight == NEVER:
+            return None
+        rows.decide("mask", legal[None])
+        return lm.pick(rows)
 
     def _renewed(self, lm, texts: list[Particle], turn: int) -> Iterator:
         """Return the texts that go on after a step. Their weights have the same sum on average."""

@@ -73,21 +73,34 @@ class Lately:
     def move(self, layer: int, sources: Tensor, targets: Tensor) -> None:
         """The same as `Votes.move`."""
         if layer in self._layers:
-            rows = self._layers[layer]
-            self._layers[layer] = torch.stack([moved(row, sources, targets) for row in rows.unbind(1)], 1)
+            self._layers[layer] = moved(self._layers[layer], sources, targets)
 
 
 def moved(votes: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
-    """Votes [kv_heads, positions] after those of positions `sources` [1 or kv_heads, n] went over to `targets`, perhaps the same; below 0 stands no token."""
+    """Votes [kv_heads, ..., positions] after those of positions `sources` [1 or kv_heads, n] went over to `targets`, perhaps the same.
+
+    Below 0 stands no token.
+    """
     sources, targets = (places.expand(len(votes), -1) for places in (sources, targets))
     goes = (sources != targets) & (sources >= 0)
-    taken = votes.gather(1, sources.clamp(min=0)).masked_fill(~goes, 0)
-    return votes.scatter_add(1, sources.clamp(min=0), -taken).scatter_add(1, targets.clamp(min=0), taken)
+    heads, sources, targets = goes.nonzero()[:, 0], sources[goes], targets[goes]
+    if not len(heads):
+        return votes
+    votes = votes.clone()
+    by_position = votes.movedim(-1, 1)
+    taken = by_position[heads, sources]
+    by_position.index_put_((heads, sources), -taken, accumulate=True)
+    by_position.index_put_((heads, targets), taken, accumulate=True)
+    return votes
 
 
-def heaviest(scores: Tensor, count: int, among: Tensor) -> Tensor:
-    """Mask of the `count` largest scores of each row that stand in the mask `among`, [rows, slots]; of equals the later ones."""
+def heaviest(scores: Tensor, count: int | Tensor, among: Tensor) -> Tensor:
+    """Mask of the `count` largest scores of each row that stand in the mask `among`, [rows, slots]; of equals the later ones.
+
+    Rows may differ in their count, [rows].
+    """
     scores = scores.masked_fill(~among, REMOVED)
     rising = scores.argsort(dim=-1, stable=True)  # so that equals stay in the order of their positions
-    chosen = rising[:, max(0, rising.shape[1] - count):]
-    return torch.zeros_like(scores, dtype=torch.bool).scatter(-1, chosen, True) & among
+    left = torch.arange(scores.shape[1], 0, -1, device=scores.device)  # of each place in that order, how many there are from it on
+    chosen = left <= (count[:, None] if isinstance(count, Tensor) else count)
+    return torch.zeros_like(among.expand_as(scores)).scatter(-1, rising, chosen.expand_as(rising)) & among

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
@@ -29,8 +30,27 @@ def make_variant(options: Namespace) -> bool:
 
 
 def fit(options: Namespace) -> bool:
-    """Print the knobs that suit a model, as options to paste; raises Refusal."""
+    """Print the knobs that suit a model, as options to paste, or learn the weights that suit a pair of models, and keep them; raises Refusal."""
     cls = find(options.name)
+    return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
+
+
+def _train(cls: type[Strategy], options: Namespace) -> bool:
+    """Learn weights, with the measurements printed as they come, and keep them where the strategy finds them, or in the file that was named."""
+    texts = read_texts(options.texts) if options.texts else []
+    from playground import fitted, learning
+    models = load(options, draft=True)
+    weights = learning.train(cls, models, texts, options.seed, _hold if options.json else _show, tell)
+    tell(1.0, "")
+    streams = {"target": models.target, "draft": models.draft}
+    place = Path(options.out) if options.out else fitted.own_place(cls.name, streams)
+    fitted.save(place, weights, streams)
+    facts = {"strategy": cls.name, "models": {name: model.name for name, model in streams.items()}, "weights": fitted.digests(streams), "file": str(place)}
+    print(json.dumps(facts) if options.json else f"{cls.name} is fitted to {models.target.name} with {models.draft.name}: {place}")
+    return False
+
+
+def _fit(cls: type[Strategy], options: Namespace) -> bool:
     texts = read_texts(options.texts)
     from playground import learning
     learning.check_fits(cls)

@@ -194,11 +194,12 @@ def _study(command: Parser) -> None:
 
 
 def _fit(command: Parser) -> None:
-    command.add_argument("name", metavar="NAME", help="a strategy with knobs that are learnt, such as adadec")
+    command.add_argument("name", metavar="NAME", help="a strategy with knobs that are learnt, such as adadec, or with weights, such as specdec_plus_plus")
     _of_the_texts(command)
-    _of_the_model(command)
-    command.set_defaults(draft=None)
-    command.add_argument("--json", action="store_true", help="print the knobs as JSON")
+    _of_the_models(command)
+    command.add_argument("--seed", type=_from(0), default=0, metavar="N", help="of what is drawn to learn weights from")
+    command.add_argument("--out", metavar="FILE", help="where weights are kept; among what was made on this machine where nothing is named")
+    command.add_argument("--json", action="store_true", help="print what was found as JSON")
 
 
 def _variant(command: Parser) -> None:
@@ -213,7 +214,7 @@ def _variant(command: Parser) -> None:
 
 def _of_the_texts(command: Parser) -> None:
     command.add_argument("--texts", nargs="+", action="extend", metavar="FILE",
-                         help='one text each, or a .jsonl with {{"text": ...}} on every line; - is standard input; a few bundled tales where none is named')
+                         help='one text each, or a .jsonl with {{"text": ...}} on every line; - is standard input; bundled ones where none is named')
 
 
 def _of_a_run(command: Parser) -> None:

@@ -76,7 +76,7 @@ class D2O(CachePolicy):
 
     def merge(self, held, stays, goes):
         goes = goes & stays.any(1, keepdim=True)
-        likeness, slot = nearest(held.read("keys"), stays)
+        likeness, slot = nearest(held.read("keys"), stays, goes)
         threshold = self._moved(held.layer, likeness, goes)
         joins = goes & (likeness >= threshold[:, None]) & (self.weights != "none")
         if bool(goes.any()):

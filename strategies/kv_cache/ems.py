@@ -36,7 +36,7 @@ class EMS(CachePolicy):
 
     def __post_init__(self):
         self.ever, self.lately = Votes(), Lately(self.window)
-        self._fates, self._shown = {}, False  # how many slots were kept, merged, unlike all centres, not even candidates
+        self._matters, self._fates, self._shown = {}, {}, False  # how many slots were kept, merged, unlike all centres, not even candidates
 
     def check(self):
         if self.size <= self.window:
@@ -55,7 +55,8 @@ class EMS(CachePolicy):
         if held.next < held.prompt:
             return held.live
         late = held.positions >= held.next - self.window
-        return late | heaviest(self.importance(held, late), self.size - self.window, held.live & ~late)
+        self._matters[held.layer] = self.importance(held, late)
+        return late | heaviest(self._matters[held.layer], self.size - self.window, held.live & ~late)
 
     def importance(self, held, late):
         """What each slot before the window matters, [kv_heads, slots]: the larger of its shares of all attention and of the latest."""
@@ -67,11 +68,12 @@ class EMS(CachePolicy):
 
     def merge(self, held, stays, goes):
         late = held.positions >= held.next - self.window
-        matters, centres = self.importance(held, late), stays & ~late
+        matters, centres = self._matters.pop(held.layer), stays & ~late
         chosen = heaviest(matters, round(self.candidates * (self.size - self.window)), goes)
-        likeness, slot = nearest(held.read("keys"), centres)
+        likeness, slot = nearest(held.read("keys"), centres, chosen)
         joins = chosen & (likeness >= self.likeness) & centres.any(1, keepdim=True)
-        self._note(held.layer, stays, joins, chosen, goes)
+        if not self._shown:
+            self._note(held.layer, stays, joins, chosen, goes)
         into = targets(joins, slot)
         positions = held.positions.expand_as(into)
         for votes in (self.ever, self.lately):

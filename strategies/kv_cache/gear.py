@@ -96,7 +96,14 @@ class Outliers:
         return in_rows(self.part, vectors.scatter(-1, self.places.long(), vectors.mean(-1, keepdim=True).expand(self.places.shape)), rows)
 
     def put_back(self, rows: Tensor) -> Tensor:
-        return in_rows(self.part, in_vectors(self.part, rows).scatter(-1, self.places.long(), self.numbers), rows)
+        """Rows [heads, n, d] with these numbers written into them."""
+        places = self.places.long()
+        if self.part == "keys":
+            rows.mT.scatter_(-1, places, self.numbers)
+        else:
+            tokens = torch.arange(len(places), device=places.device)[:, None]
+            rows[places // rows.shape[2], tokens, places % rows.shape[2]] = self.numbers
+        return rows
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ class Block:
         rows = self.aside.put_back(self.coded.unpack())
         wide = torch.promote_types(rows.dtype, torch.float32)
         left, right = (factor.to(wide) for factor in self.factors)
-        return (rows.to(wide) + left @ right.mT).to(rows.dtype)
+        return (left @ right.mT).add_(rows).to(rows.dtype)
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ class Sparse:
 
     def unpack(self) -> Tensor:
         """The rows, [heads, count, d], with zeros for what is not held."""
-        held = unpack_bits(self.places, 1, self.d).bool()
-        return self.numbers.new_zeros(held.shape).masked_scatter(held, self.numbers)
+        held = unpack_bits(self.places, 1, self.d).view(torch.bool)
+        return self.numbers.new_zeros(held.shape).masked_scatter_(held, self.numbers)
 
     def then(self, later: "Sparse") -> "Sparse":
         """These rows with later ones behind them."""

@@ -41,17 +41,21 @@ class RandomKeep(CachePolicy):
 
     def _numbers(self, held):
         """The random numbers of all slots, [kv_heads, slots]."""
+        drawn = self._drawn.get(held.layer)
+        if drawn is None or drawn.shape[1] <= held.next:
+            drawn = self._drawn[held.layer] = self._draw(held)
+        return drawn.gather(1, held.positions.clamp(min=0).expand(len(drawn), -1))
+
+    def _draw(self, held):
+        """Numbers of a layer's positions, [kv_heads, STRETCH and its multiples], beyond the next row's."""
         heads = len(held.read("keys"))
         stretches = [self._stretch(held.layer, heads, at) for at in range(held.next // STRETCH + 1)]
-        places = held.positions.clamp(min=0).expand(heads, -1)
-        return torch.cat(stretches, 1).to(places.device).gather(1, places)
+        return torch.cat(stretches, 1).to(held.positions.device)
 
     def _stretch(self, layer, heads, at):
         """Numbers of a layer's positions from at * STRETCH on, [kv_heads, STRETCH]."""
-        if (layer, at) not in self._drawn:
-            chance = torch.Generator().manual_seed((self.dice << 12 | layer) << 12 | at)
-            self._drawn[layer, at] = torch.rand(heads, STRETCH, generator=chance)
-        return self._drawn[layer, at]
+        chance = torch.Generator().manual_seed((self.dice << 12 | layer) << 12 | at)
+        return torch.rand(heads, STRETCH, generator=chance)
 
     def budget(self, generated):
         return self.size

@@ -94,12 +94,11 @@ class UNComp(CachePolicy):
         late = held.positions >= held.next - self.window
         votes = self.lately.of(held.layer, held.positions).masked_fill(late, 0)
         pooled = POOLS[self.pooling](votes, self.kernel, 1, self.kernel // 2)
-        early = (held.live & ~late).expand(len(pooled), -1)
-        return late | torch.cat([heaviest(*head) for head in zip(pooled.split(1), self._rooms(held.layer, len(pooled)), early.split(1))])
+        return late | heaviest(pooled, self._rooms(held.layer, len(pooled)).to(pooled.device), held.live & ~late)
 
     def _rooms(self, layer, heads):
-        """Tokens before the window that each head of a layer may hold."""
-        return [(self.high if wide else self.low) - self.window for wide in self._wide[layer]][:heads]
+        """Tokens before the window that each head of a layer may hold, [heads]."""
+        return torch.tensor([(self.high if wide else self.low) - self.window for wide in self._wide[layer]][:heads])
 
     def _marked(self, held):
         """Which heads of each layer are wide; raises Refusal where the marks were made for another model."""

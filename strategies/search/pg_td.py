@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
+from playground.parts.explored import Explored
 from playground.parts.found import Found, adopt
 from playground.parts.sandbox import tries
 from playground.parts.tree import ROOT, TokenTree, chain
@@ -86,24 +87,17 @@ class State:
 
 
 @dataclass
-class Reading:
-    """All beginnings that were read, each once: the tree they form and the best next tokens after each."""
+class Reading(Explored):
+    """All beginnings that were read, and the best next tokens after each."""
 
-    width: int
-    tree: TokenTree = field(default_factory=lambda: TokenTree("pg_td"))
+    width: int = 1
     next: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
-    known: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def learn(self, rows) -> None:
         """Note the best tokens of all new rows; of equals the lowest id comes first."""
         for node in range(rows.first, rows.first + len(rows.raw)):
             scores, tokens = rows.raw[rows.row(node)].sort(descending=True, stable=True)
             self.next[node] = tokens[:self.width].tolist(), scores[:self.width].float().softmax(0).tolist()
-
-    def place(self, token: int, parent: int) -> int:
-        if (parent, token) not in self.known:
-            self.known[parent, token] = self.tree.add(token, parent)
-        return self.known[parent, token]
 
     def unread(self, place: int) -> bool:
         return place not in self.next
@@ -134,7 +128,7 @@ class PlanningGuided(Decoder):
         Tests.read(self.tests)
 
     def decode(self, lm) -> Iterator:
-        tests, reading, programs = Tests.read(self.tests), Reading(self.width), {}
+        tests, reading, programs = Tests.read(self.tests), Reading(TokenTree(self.name), width=self.width), {}
         reading.learn((yield lm.prefill()))
         root = State(ROOT, *reading.next[ROOT])
         for rollout in range(1, self.rollouts + 1):

@@ -1,5 +1,5 @@
 """Sequential Monte Carlo under a grammar."""
-from playground.parts.particles import NEVER, Particle, Redrawn
+from playground.parts.particles import Redrawn
 
 
 class SMC(Redrawn):
@@ -12,16 +12,8 @@ class SMC(Redrawn):
     ended goes on taking part; one cut off by the length is no legal text and weighs nothing. The answer is drawn by weight:
     with more texts its law tends to the model's own law given the grammar, and the mean weight is right on average for the
     mass of all that is legal. One text is a plain mask. Lew et al. 2023, arXiv 2306.03081, in the plain form of its
-    library with multinomial draws; not its drawing without replacement. `awrs` weighs by a few tries, not by the whole mask.
+    library with multinomial draws; `smc_steering` is its drawing without replacement. `awrs` weighs by a few tries, not by the
+    whole mask.
     """
 
     name, title, paper, sheet = "smc", "Sequential Monte Carlo", "2306.03081", "search/self-consistency-bestofn"
-
-    def _step(self, lm, particle: Particle, rows):
-        """A legal token, None where there is none; the legal mass is multiplied into the weight."""
-        legal = rows.scores[0].cpu().double().log_softmax(-1).masked_fill(~rows.masks[0].cpu(), NEVER)
-        particle.weight += float(legal.logsumexp(0))
-        if particle.weight == NEVER:
-            return None
-        rows.decide("mask", legal[None])
-        return lm.pick(rows)

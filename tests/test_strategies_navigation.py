@@ -1,0 +1,209 @@
+"""Different answers by asking again with those found in the prompt: against the procedure written out plainly, each context read anew."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pairs import pair
+from registry import Collapse
+from tables import TableModel, Text
+from test_strategies_search import run
+
+from playground.engine.model import Work
+from playground.events import Figure, Note
+from playground.recipe import Recipe
+from playground.strategy import find
+from strategies.sampling.in_context_navigation import CUE, LIST, WAYS, ranks, winner
+
+LETTERS, PROMPT = 'abcdefgh"', [0, 1]
+
+
+def navigation(**knobs) -> Recipe:
+    return Recipe("in_context_navigation", knobs)
+
+
+COLLAPSES = {
+    "in_context_navigation": [
+        Collapse(navigation(n_run=1, n_tol=3), navigation(n_run=1, n_tol=3, navigate=False)),
+        Collapse(navigation(n_run=1, n_tol=3, completion="navigated"), navigation(n_run=1, n_tol=3)),
+        Collapse(navigation(n_run=3, navigate=False, completion="navigated"), navigation(n_run=3, navigate=False)),
+        Collapse(navigation(task="ways", n_cot=1, path=9), navigation(task="ways", n_cot=1, path=9, navigate=False))],
+}
+
+
+def ordered(model: TableModel, context: list[int]) -> list[int]:
+    scores = model.scores(tuple(context)).tolist()
+    return sorted(range(len(scores)), key=lambda token: (-scores[token], token))
+
+
+def greedily(model: TableModel, context: list[int], first: int, stop: str, longest: int) -> list[int]:
+    text = [first]
+    while len(text) < longest and stop not in model.letters[text[-1]]:
+        text.append(ordered(model, [*context, *text])[0])
+    return text
+
+
+def listed(model: TableModel, runs: int, tol: int, navigate: bool = True, clean: bool = True, by: str = "strings") -> tuple[list[str], list[str]]:
+    """Answers and first tokens, by the book; `by` says what makes two first tokens the same."""
+    spell, answers, tried = model.tokens.encode, [], []
+    for _ in range(runs):
+        full = [*PROMPT, *spell(LIST.put(answers if navigate else []))]
+        base = [*PROMPT, *spell(LIST.put([]))] if clean else full
+        new = []
+        for token in ordered(model, full):
+            name = model.letters[token] if by == "strings" else model.letters[token].strip()
+            if name not in tried and len(new) < tol:
+                tried.append(name)
+                new.append(token)
+        texts = ["".join(model.letters[token] for token in greedily(model, base, first, '"', 6)) for first in new]
+        answers = answers + [text.split('"')[0] for text in texts if '"' in text and text[0] != '"']
+    return answers, tried
+
+
+def figures(told, name: str) -> list[dict]:
+    return [event.data for event in told.of(Figure) if event.name == name]
+
+
+def answers_of(told) -> list[str]:
+    shown = figures(told, "answers, and the query that found them")
+    return [label.removesuffix(" (again)") for label in shown[-1]["labels"]] if shown else []
+
+
+@pytest.mark.parametrize("knobs", [{}, {"navigate": False}, {"completion": "navigated"}], ids=str)
+def test_a_list_grows_as_by_the_book(knobs):
+    book, others = {"navigate": knobs.get("navigate", True), "clean": "completion" not in knobs}, []
+    for seed in range(8):
+        model = TableModel(LETTERS, seed=seed)
+        told = run(navigation(n_run=3, n_tol=2, longest=6, **knobs), model, PROMPT, 40)
+        answers, _ = listed(model, 3, 2, **book)
+        assert answers_of(told) == answers
+        assert told.lane.text == "".join(letter for letter in LIST.put(answers, open_one=False) if letter in LETTERS) or not answers
+        others.append(any(answers != listed(model, 3, 2, **wrong)[0] for wrong in ({**book, name: not value} for name, value in book.items())))
+    assert sum(others) > 4, "where all ways to ask give the same list, they are not told apart"
+
+
+@pytest.mark.parametrize("wrong", ["asks without the answers", "completes after the answers"])
+def test_a_search_that_mixes_its_two_prompts_up_is_found_out(wrong, monkeypatch):
+    cls, one = find("in_context_navigation"), 0 if wrong.startswith("asks") else 1
+    asked = cls._asked
+
+    def confused(self, *about):
+        nodes = yield from asked(self, *about)
+        return nodes and (nodes[one], nodes[one])
+
+    monkeypatch.setattr(cls, "_asked", confused)
+    models = [TableModel(LETTERS, seed=seed) for seed in range(8)]
+    wrongly = [answers_of(run(navigation(n_run=3, n_tol=2, longest=6), model, PROMPT, 40)) for model in models]
+    assert sum(found != listed(model, 3, 2)[0] for found, model in zip(wrongly, models)) > 4
+
+
+def test_without_navigation_first_tokens_are_the_best_of_one_query_and_with_it_they_are_not():
+    apart = 0
+    for seed in range(8):
+        model = TableModel(LETTERS, seed=seed)
+        best = [model.letters[token] for token in ordered(model, [*PROMPT, *model.tokens.encode(LIST.put([]))])[:6]]
+        walked, asked = (tried_of(run(navigation(n_run=3, n_tol=2, navigate=navigate), model, PROMPT, 40)) for navigate in (False, True))
+        assert walked == best and asked[:2] == best[:2] and len(set(asked)) == len(asked)
+        apart += asked != best
+    assert apart > 4
+
+
+def tried_of(told) -> list[str]:
+    return [name for figure in figures(told, "ranks of the new first tokens") for name in figure["rows"]]
+
+
+@pytest.mark.parametrize("strip", [False, True])
+def test_first_tokens_are_told_apart_by_what_they_read(strip):
+    """Two tokens that read the same count once, and with `strip` two that differ by a blank."""
+    letters = ["a", "a", " a", "b", '"']
+    told = run(navigation(n_run=4, n_tol=2, navigate=False, strip=strip), TableModel(letters, seed=1), PROMPT, 20)
+    tried = tried_of(told)
+    assert sorted(name.strip() for name in tried) == (sorted(["a", "b", '"']) if strip else sorted(["a", "a", "b", '"']))
+
+
+def test_an_answer_that_closes_no_quote_is_none_and_the_text_is_what_came_of_the_first_token():
+    model = TableModel("abcd", seed=2)
+    told = run(navigation(n_run=2, n_tol=2, longest=5), model, PROMPT, 9)
+    assert not answers_of(told) and "2 closed no quote" in next(note.text for note in told.of(Note) if "Query 1" in note.text)
+    assert list(told.texts()[0]) == greedily(model, PROMPT, ordered(model, PROMPT)[0], '"', 5)
+
+
+def avoiding(context: Text) -> torch.Tensor:
+    """A model that does as it is asked: letters that stand in the prompt already are less likely."""
+    scores = torch.linspace(2, 0, len(LETTERS), dtype=torch.float64)
+    scores[-1] = 5.0 if len(context) > 3 and context[-1] < 8 else -5.0
+    for token in set(context[len(PROMPT):-1]) - {8}:
+        scores[token] -= 1.0
+    return scores
+
+
+@pytest.mark.parametrize("navigate", [True, False])
+def test_it_is_seen_how_the_answers_push_the_query_away_from_what_was_tried(navigate):
+    told = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
+    for name, further in (("rank", 1), ("score", -1)):
+        means = [data["series"] for data in figures(told, f"mean {name} of first tokens tried before")]
+        assert len(means) == 2
+        for series in means:
+            moved = further * (series["with answers"] - series["clean prompt"])
+            assert moved > 0 if navigate else moved == 0
+
+
+def test_what_is_known_already_is_in_every_prompt_and_its_first_token_is_not_tried():
+    model = TableModel(LETTERS, seed=3)
+    told = run(navigation(n_run=2, n_tol=2, known="ab\nca"), model, PROMPT, 60)
+    assert answers_of(told)[:2] == ["ab", "ca"] and not {"a", "c"} & set(tried_of(told))
+    best = [letter for letter in (model.letters[t] for t in ordered(model, [*PROMPT, *model.tokens.encode(LIST.put(["ab", "ca"]))])) if letter not in "ac"]
+    assert tried_of(told)[:2] == best[:2]
+
+
+# --- ways ---
+
+DIGITS = 'ab12#"'
+
+
+def voted(model: TableModel, count: int, path: int) -> tuple[list[str], list[str]]:
+    spell, ways, numbers, tried = model.tokens.encode, [], [], []
+    clean = [*PROMPT, *spell(WAYS.put([]))]
+    for _ in range(count):
+        first = next(token for token in ordered(model, [*PROMPT, *spell(WAYS.put(ways))]) if token not in tried)
+        tried.append(first)
+        ways.append("".join(model.letters[token] for token in greedily(model, clean, first, "#", path)).split("#")[0])
+        after = [*clean, *spell(ways[-1] + CUE)]
+        said = "".join(model.letters[token] for token in greedily(model, after, ordered(model, after)[0], '"', 8)).split('"')[0]
+        numbers.append("".join(letter for letter in said if letter.isdigit()))
+    return ways, numbers
+
+
+def test_ways_are_tried_and_vote_as_by_the_book():
+    outvoted = 0
+    for seed in range(8):
+        model = TableModel(DIGITS, seed=seed, context=2048)
+        told = run(navigation(task="ways", n_cot=4, path=5), model, PROMPT, 500)
+        ways, numbers = voted(model, 4, 5)
+        best = winner(numbers)
+        expected = WAYS.put([]) + ways[best] + CUE + numbers[best] + '"'
+        assert told.lane.text == "".join(letter for letter in expected if letter in DIGITS)
+        outvoted += best > 0
+    assert outvoted, "where the first way always wins, there was no vote"
+
+
+def test_most_votes_win_of_equals_the_first_and_a_way_without_a_number_has_none():
+    assert winner(["7", "8", "", "8"]) == 1 and winner(["7", "8"]) == 0 and winner(["", "", "5"]) == 2 and winner(["", ""]) == 0
+
+
+# --- on networks ---
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_what_is_kept_reads_as_if_it_had_been_written_without_a_search(architecture):
+    model, prompt = pair(architecture).target, [54, 71, 9]
+    told = run(navigation(n_run=2, n_tol=3, longest=6), model, prompt, 24)
+    text = told.texts()[0]
+    assert text
+    rows = model.forward([Work(model.new_store(), [*prompt, *text], list(range(-1, 2 + len(text))))])[0][0].log_softmax(-1)
+    assert told.lane.main.logprobs == pytest.approx([float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6)
+
+
+def test_ranks_are_places_from_one_and_of_equals_the_lower_id_comes_first():
+    assert ranks(torch.tensor([0.5, 2.0, 0.5, -1.0])) == [2, 1, 3, 4]
+    assert math.isclose(sum(ranks(torch.randn(50, generator=torch.Generator().manual_seed(0)))), 50 * 51 / 2)

@@ -1,0 +1,127 @@
+"""Texts under a grammar that are chosen without replacement: which stay, with what weight, and that the model's law is met whatever is dropped."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from pairs import pair
+from tables import distance
+from test_strategies_search import run
+from test_strategies_selection import EXACT, SKEWED, WRONG, coins, legal_chances, steered, weighed_law
+
+from playground.draws import Draws
+from playground.engine.model import Work
+from playground.events import Branches, Figure, Forward
+from playground.parts.particles import mean
+from playground.recipe import Recipe
+from playground.strategy import find
+from strategies.search import smc_steering
+from strategies.search.smc_steering import chances, lots
+
+LETTERS = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
+TWINS = ("regex", {"pattern": "00|11"})
+
+
+def steering(particles: int, n_beam: int, grammar=TWINS) -> Recipe:
+    return Recipe("smc_steering", {"particles": particles, "n_beam": n_beam}, [grammar])
+
+
+SHARES = torch.tensor([0.5, 0.2, 0.1, 0.08, 0.07, 0.05], dtype=torch.float64)
+
+
+# --- who stays ---
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_chances_to_stay_are_the_shares_times_one_number_capped_at_one_and_add_up_to_the_places(count):
+    stay = chances(SHARES, count)
+    assert float(stay.sum()) == pytest.approx(count) and bool((stay <= 1).all())
+    ratios = (stay / SHARES)[stay < 1 - 1e-9]
+    assert bool((ratios - ratios[0]).abs().max() < 1e-9) and bool((SHARES[stay > 1 - 1e-9] * ratios[0] >= 1 - 1e-9).all())
+
+
+def test_all_stay_where_there_are_places_enough_but_never_one_without_weight():
+    assert chances(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 2).tolist() == [1, 1, 0]
+    assert chances(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 3).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("stay", [[0.5] * 4, [0.9, 0.6, 0.5], [0.2, 0.3, 0.1, 0.4], [0.75, 0.75, 0.75, 0.75], []])
+def test_lots_let_everyone_stay_with_its_chance_and_nobody_twice(stay):
+    outcomes = lots(stay)
+    assert sum(p for p, _ in outcomes) == pytest.approx(1)
+    for _, staying in outcomes:
+        assert len(staying) == len(set(staying)) == round(sum(stay))
+    assert [sum(p for p, staying in outcomes if i in staying) for i in range(len(stay))] == pytest.approx(stay)
+
+
+# --- the law ---
+
+def twin_chances(ones: float) -> dict:
+    zero, one = legal_chances(ones), coins(2).tokens.encode
+    return {text: p for text, p in {**zero, **{(*one("11"), *sorted(coins(2).end_ids)): ones ** 2}}.items() if len(set(text[:2])) == 1}
+
+
+@pytest.mark.parametrize("particles, n_beam, grammar, expected", [
+    (1, 2, SKEWED, legal_chances(0.3)), (1, 2, TWINS, twin_chances(0.3)), (1, 3, TWINS, twin_chances(0.3)), (2, 2, TWINS, twin_chances(0.3))])
+def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, n_beam, grammar, expected):
+    assert distance(weighed_law(steering(particles, n_beam, grammar), coins(2, 0.3)), expected) < EXACT
+
+
+def keeps_the_heaviest(shares, count):
+    best = shares.argsort(descending=True)[:count]
+    return torch.zeros_like(shares).scatter(0, best, 1.0).masked_fill(shares == 0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["keeps the heaviest only", "all that stay weigh the mean", "copies weigh as much as their text"])
+def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
+    cls = find("smc_steering")
+    if wrong.startswith("keeps"):
+        monkeypatch.setattr(smc_steering, "chances", keeps_the_heaviest)
+    elif wrong.startswith("all"):
+        monkeypatch.setattr(cls, "_threshold", lambda self, texts, stay: mean(texts))
+    else:
+        copies = cls._copies
+
+        def heavy(self, lm, particle, share):
+            return copies(self, lm, particle, share + math.log(self.n_beam) if particle.grows else share)
+
+        monkeypatch.setattr(cls, "_copies", heavy)
+    assert distance(weighed_law(steering(1, 2, SKEWED), coins(2, 0.3)), legal_chances(0.3)) > WRONG
+
+
+@pytest.mark.parametrize("particles", [1, 4])
+def test_with_one_way_on_nothing_is_dropped_and_it_is_smc_that_never_draws_anew(particles):
+    model = pair("llama").target
+    for seed in range(3):
+        told = run(steering(particles, 1, LETTERS), model, [54, 71, 9], 10, seed=seed)
+        plain = run(Recipe("smc", {"particles": particles, "threshold": 0.0}, [LETTERS]), model, [54, 71, 9], 10, seed=seed)
+        assert told.lane.tokens == plain.lane.tokens and not dropped(told.of(Branches))
+
+
+def dropped(branches: list[Branches]) -> list[int]:
+    return [number for event in branches for number in event.dropped]
+
+
+# --- what is seen, and what it costs ---
+
+def test_as_many_texts_go_on_as_there_are_places_and_the_numbers_of_those_kept_add_up():
+    lane = steered(steering(4, 3, SKEWED), coins(2, 0.3), Draws(3))
+    kept = [event.data for event in lane.told if isinstance(event, Figure) and event.name == "texts kept"]
+    assert [data["series"]["for sure"] + data["series"]["by lot"] for data in kept] == [4] * len(kept)
+    assert kept[0]["lines"]["tried"] == 12 and all(data["lines"]["tried"] >= 4 for data in kept)
+
+
+def test_all_ways_on_of_a_step_are_read_in_one_forward():
+    lane = steered(steering(5, 3, SKEWED), coins(2), Draws(1))
+    assert len([event for event in lane.told if isinstance(event, Forward)]) == len(lane.main.written)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_a_text_that_stayed_reads_on_as_if_it_had_been_alone(architecture):
+    model, prompt = pair(architecture).target, [54, 71, 9]
+    told = run(steering(3, 3, LETTERS), model, prompt, 10, seed=4)
+    assert dropped(told.of(Branches)), "nothing was dropped, so this says nothing"
+    text = told.texts()[0]
+    tokens = [*prompt, *text]
+    rows = model.forward([Work(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0].log_softmax(-1)
+    assert told.lane.main.logprobs == pytest.approx([float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6)
