@@ -312,6 +312,14 @@ def test_the_command_tells_of_every_schema_and_writes_it_down(tmp_path, capsys):
     assert len(told["schemas"]) == 2 and told["settings"]["scribbles"] == 4 and told["machine"]["torch"]
 
 
+def test_a_violation_shows_in_the_exit_code_behind_the_whole_report(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("playground.bench.schemas.trial.Bench", lambda *given: Faked(True))
+    out = tmp_path / "out.json"
+    assert main(["bench", "schemas", str(FOLDER / "suite" / "const.json"), "--model", save_models(tmp_path).target, "--json", str(out)]) == 2
+    shown = capsys.readouterr()
+    assert "violations:" in shown.out and "breaks its schema" in shown.err and json.loads(out.read_text())["schemas"]
+
+
 def test_the_command_refuses_an_empty_folder_before_a_model_is_loaded(tmp_path, capsys):
     assert main(["bench", "schemas", str(tmp_path), "--model", "no/such"]) == 2
     assert "There is no .json in" in capsys.readouterr().err

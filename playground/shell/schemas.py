@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from playground.bench.export import models_told
 from playground.bench.schemas.cases import Case, read_cases
+from playground.errors import Refusal
 from playground.shell import screen
 from playground.shell.files import check_place, write_text
 from playground.shell.models import load, tell
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def measure(options: Namespace) -> bool:
-    """Try every schema, print what became of each, and write what was asked for; what Ctrl-C ends is shown as far as it came."""
+    """Try every schema, print what became of each, and write what was asked for; what Ctrl-C ends is shown as far as it came.
+
+    Raises Refusal behind all that where something was accepted and then violated, so that a script sees it in the exit code.
+    """
     cases = [case for folder in options.folders for case in read_cases(folder)]
     check_place(options.json)
     models = load(options, draft=False)
@@ -33,6 +37,8 @@ def measure(options: Namespace) -> bool:
     settings = {**models_told(models), "max_new_tokens": options.max_new_tokens, "scribbles": options.scribbles, "seed": options.seed}
     facts = {"settings": settings, "machine": machine(models.target.device)}
     write_text(options.json, json.dumps(document(facts, findings), indent=1))
+    if any(finding.violations for finding in findings):
+        raise Refusal("A text was accepted that breaks its schema: the violations are named above.", "schemas")
     return stopped
 
 
