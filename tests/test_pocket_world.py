@@ -432,6 +432,12 @@ def test_harder_programs_have_cases_and_helpers(grade, wanted):
     assert any(re.search(wanted, answer) for answer in answers)
 
 
+def test_what_a_program_returns_for_nothing_is_told_in_its_words():
+    for seed in range(40):
+        case = programs._case(random.Random(seed), "items")
+        assert case.code.rsplit(maxsplit=1)[1] in case.says.split()
+
+
 # needle and lists
 
 @pytest.mark.parametrize("grade", needle.GRADES)

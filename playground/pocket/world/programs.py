@@ -113,8 +113,8 @@ def _line(rng, step, argument):
 def _case(rng, argument):
     """What to return at once for empty input."""
     value = rng.choice(["0", "-1", "None", "[]"])
-    words = expand(rng, f"[if there is nothing, return {value}|return {value} for empty input|give back {value} if it is empty]")
-    return Line(words, f"if not {argument}:\n    return {value}")
+    words = expand(rng, "[if there is nothing, return {v}|return {v} for empty input|give back {v} if it is empty]")
+    return Line(words.replace("{v}", value), f"if not {argument}:\n    return {value}")
 
 
 @dataclass(frozen=True)
