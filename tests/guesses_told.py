@@ -1,0 +1,52 @@
+"""Lanes that guess ahead, run to their end: what tests of drafters do and read off."""
+from __future__ import annotations
+
+import torch
+from pairs import pair
+from tables import TableModel
+
+from playground.lane import Limits
+from playground.memory import Memory
+from playground.recipe import Recipe
+from playground.session import Models, Prompt, prepare
+from playground.strategy import find
+from playground.trace import metrics
+
+
+def told(recipe: Recipe, memory: Memory | None = None, prompt: str = "The green bird", length: int = 24, models: Models | None = None, **more):
+    """A session that has run to its end, and its events."""
+    session = prepare(models or pair(), [recipe], Prompt(prompt, **more), Limits(0, length), memory=memory)
+    return session, [stamped.event for stamped in session]
+
+
+def passes(session) -> int:
+    return metrics(session.trace)["target_forwards"]
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) - 97 for letter in text]
+
+
+def follows(answer: list[int], start: int, size: int = 26) -> TableModel:
+    """Writes this answer after a prompt of `start` tokens, whatever was guessed."""
+    return TableModel("abcdefghijklmnopqrstuvwxyz"[:size],
+                      rule=lambda context: torch.eye(size, dtype=torch.float64)[answer[min(len(context) - start, len(answer) - 1)]] * 50)
+
+
+def constant(size: int = 3) -> TableModel:
+    """A model whose law never changes."""
+    odds = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+    return TableModel("abc"[:size], rule=lambda context: odds[:size])
+
+
+def recording_rejections(found: list):
+    """A verifier that notes what it was shown and how it judged."""
+    class Recording(find("rejection")):
+        def judge(self, lm, tree, rows):
+            found.append((tree, super().judge(lm, tree, rows)))
+            return found[-1][1]
+
+        def __deepcopy__(self, memo):
+            return self
+
+    return Recording()

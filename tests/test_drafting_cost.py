@@ -1,0 +1,81 @@
+"""What guessing costs beside the forwards."""
+from __future__ import annotations
+
+from time import thread_time
+
+import pytest
+from tables import write
+from test_strategies_trees import AT_ONE, guessing
+
+from playground import load
+from playground.draws import Draws
+from playground.lane import Limits
+from playground.recipe import assemble
+from playground.strategy import find
+
+stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
+aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
+
+
+class Dense(dict):
+    """Twelve successors of every pair."""
+
+    def get(self, pair_, default=None):
+        return {(3 * pair_[0] + 5 * pair_[1] + i * i) % 100: 0.1 + i / 20 for i in range(12)}
+
+
+class DenseTable(aded.TriGrams):
+    """Knows everything and learns nothing."""
+
+    def __init__(self):
+        self.known = Dense()
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def reinforce(self, tokens, more, cap):
+        pass
+
+
+def full(name: str):
+    """A drafter with so much in its memory that its trees are as large as they can be."""
+    if name == "dyspec":
+        drafter = find(name)(64)
+    elif name == "aded":
+        drafter = find(name)(prompt=False)
+        drafter._table = DenseTable()
+    elif name == "stand":
+        drafter = find(name)(64)
+        drafter._thoughts = stand.Thoughts()
+        drafter._thoughts.known = {(token,): ({(token + i * i) % 100: 0.1 for i in range(10)}, 3) for token in range(8000)}
+    else:
+        drafter = find(name)(alpha=4.0, offset=8.0, min_prob=0.0, branching=True)
+    return drafter
+
+
+@pytest.mark.parametrize("name, least", [("stand", 60), ("aded", 30), ("suffix_decoding", 10), ("dyspec", 60)])
+def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monkeypatch):
+    """Of this thread's own time, so that whatever else the machine does is not counted, and without the forwards that a draft model takes."""
+    models, costs, cls = load(), [], find(name)
+    original = cls.propose
+
+    def timed(drafter, lm, budget):
+        steps, seconds, answer = original(drafter, lm, budget), 0.0, None
+        while True:
+            start = thread_time()
+            try:
+                said = steps.send(answer)
+            except StopIteration as end:
+                costs.append((len(end.value), seconds + thread_time() - start))
+                return end.value
+            seconds += thread_time() - start
+            answer = yield said
+
+    monkeypatch.setattr(cls, "propose", timed)
+    judged = ["greedy_match"] if name == "dyspec" else ["sample_match", AT_ONE]  # by chance each of its draws looks at the whole row
+    assembly = assemble(guessing(name, *judged))
+    assembly.decoder.drafter = full(name)
+    prompt = models.target.tokens.encode("Mia had a red boat. Mia had a green boat. Mia had a red boat and a green bird. Mia had a ")
+    write(assembly, {"target": models.target, "draft": models.draft}, prompt, Limits(0, 40), Draws(0))
+    large = [seconds for nodes, seconds in costs[1:] if nodes >= least]
+    assert large and min(large) < 0.002

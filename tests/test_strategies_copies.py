@@ -1,0 +1,300 @@
+"""Guesses copied from what was read or written before: suffix decoding, prompt lookup, aggressive decoding."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+
+import pytest
+import torch
+from guesses_told import follows, letters, passes, told
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import TableModel, write
+from test_strategies_trees import EXACT, WRONG, Judged, at_rest, guessing, ids, off
+
+from playground.draws import Draws
+from playground.events import Draft, Failed
+from playground.lane import Lane, Limits
+from playground.memory import Memory
+from playground.parts.suffixes import BREAK, Suffixes
+from playground.parts.tree import ROOT, TokenTree
+from playground.parts.verification import reject
+from playground.recipe import Assembly, Recipe, assemble
+from playground.recorder import Silent
+from playground.session import Runner
+from playground.strategy import find, make
+
+COLLAPSES = {
+    "suffix_decoding": at_rest("suffix_decoding", alpha=0),
+    "aggressive": at_rest("aggressive", block=0),
+}
+
+
+# --- what followed every ending ---
+
+def stored(*texts: Iterable[int]) -> Suffixes:
+    store = Suffixes()
+    for text in texts:
+        store.begin()
+        for token in text:
+            store.add([token])
+    return store
+
+
+def count(texts: list[list[int]], words: list[int]) -> int:
+    """How often these words occur in the texts, one by one."""
+    return sum(text[i:i + len(words)] == words for text in texts for i in range(len(text) - len(words) + 1))
+
+
+some_texts = st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_size=4)
+
+
+@settings(deadline=None, max_examples=120)
+@given(texts=some_texts, context=st.lists(st.integers(0, 2), min_size=1, max_size=6), kept=st.integers(0, 4))
+def test_endings_and_what_followed_them_are_counted_as_by_hand_before_and_after_texts_were_forgotten(texts, context, kept):
+    store, left = stored(*texts), texts[-kept:] if kept else []
+    for known in (texts, left):
+        found = dict(store.occurrences(context))
+        endings = {n: context[-n:] for n in range(1, len(context) + 1)}
+        assert {n: len(places) for n, places in found.items()} == {n: count(known, words) for n, words in endings.items() if count(known, words)}
+        for n, places in found.items():
+            followers = {token: len(after) for token, after in store.followers(places).items()}
+            assert followers == {token: many for token in range(3) if (many := count(known, [*endings[n], token]))}
+            assert sum(followers.values()) <= len(places)
+        store.only_last(kept)
+        assert store.digest() == stored(*left).digest()
+
+
+def guess(texts: list[list[int]], context: list[int], budget: int = 64, **knobs):
+    return find("suffix_decoding")(**knobs).guess(stored(*texts), context, budget)
+
+
+@pytest.mark.parametrize("text, expected, match", [("abcabcab", "cab", 5), ("xabyabxab", "yab", 3)])
+def test_suffix_decoding_guesses_what_was_worked_out_by_hand(text, expected, match):
+    found = guess([letters(text)], letters(text))
+    assert (found.tree.tokens, found.match, found.score) == (letters(expected), match, 1.5)
+
+
+def by_the_paper(texts: list[list[int]], context: list[int], depth: int, alpha: float, least: float) -> tuple[float, int]:
+    """Score and length of the best guess, every ending tried and every frequency counted anew. Of equally frequent tokens the last read."""
+    best = (0.0, 0)
+    context = context[-depth:]
+    for match in range(1, len(context)):
+        words, chance, score, length = context[-match:], 1.0, 0.0, 0
+        while length < min(int(alpha * match + 1e-6), depth - match) and count(texts, words):
+            after = {token: count(texts, [*words, token]) for token in range(3)}
+            chance *= max(after.values()) / count(texts, words)
+            if not any(after.values()) or chance < least:
+                break
+            words, score, length = [*words, max(after, key=lambda token: (after[token], last_read(texts, [*words, token])))], score + chance, length + 1
+        if score and score >= best[0]:
+            best = (score, length)
+    return best
+
+
+def last_read(texts: list[list[int]], words: list[int]) -> tuple[int, int]:
+    return max(((number, i) for number, text in enumerate(texts) for i in range(len(text)) if text[i:i + len(words)] == words), default=(-1, -1))
+
+
+@settings(deadline=None, max_examples=150)
+@given(texts=some_texts, context=st.lists(st.integers(0, 2), min_size=1, max_size=9), depth=st.sampled_from([4, 8]),
+       alpha=st.sampled_from([0.5, 1.0, 2.5]), least=st.sampled_from([0.1, 0.3, 0.9]))
+def test_suffix_decoding_is_the_search_over_all_endings(texts, context, depth, alpha, least):
+    found = guess(texts, context, depth=depth, alpha=alpha, min_prob=least)
+    score, length = by_the_paper(texts, context, depth, alpha, least)
+    assert found.score == pytest.approx(score) and len(found.tree) == length
+
+
+def test_a_guess_is_twice_as_long_after_an_ending_twice_as_long_until_both_fill_the_depth():
+    text = list(range(40))
+    lengths = [len(guess([text], [99, *text[:match]], depth=16).tree) for match in (2, 4, 8, 12)]
+    assert lengths == [2, 4, 8, 8], "of twelve known tokens the last eight may guess eight"
+
+
+def test_where_only_certain_guesses_count_a_text_never_guesses_itself_and_earlier_ones_do():
+    text = letters("abcab")
+    assert len(guess([text], text, min_prob=1.0).tree) == 0, "its own end has nothing after it"
+    assert guess([letters("abcd")], letters("xxab"), min_prob=1.0).tree.tokens == letters("cd")
+
+
+def test_a_tree_of_suffixes_takes_the_likeliest_paths_and_the_chain_is_among_them():
+    texts = [letters(text) for text in ("abcd", "abcd", "abce", "abx")]
+    tree = guess(texts, letters("zab"), alpha=2.0, branching=True).tree
+    assert [tuple(tree.prefix(node)) for node in range(len(tree))] == [tuple(letters(path)) for path in ("c", "cd", "x", "ce")]
+    assert guess(texts, letters("zab"), alpha=2.0).tree.tokens == letters("cd")
+
+
+def test_nothing_is_guessed_after_a_token_that_ends_the_text():
+    drafter = make("suffix_decoding", alpha=4.0)
+    assert drafter.guess(stored(letters("abcde")), letters("xab"), 9, ends=lambda token: token == 3).tree.tokens == letters("cd")
+
+
+def suffixes(**knobs) -> Recipe:
+    return guessing("suffix_decoding", "greedy_match", **knobs)
+
+
+def test_an_answer_that_was_written_before_costs_few_passes_and_only_the_same_visitor_has_that():
+    memory = Memory()
+    (cold, first), (warm, second), (other, _) = (told(suffixes(), kept, length=60) for kept in (memory, memory, Memory()))
+    assert ids(first) == ids(second) and passes(other) == passes(cold)
+    assert passes(warm) <= 1 + 6 + 2, "guesses double from one token on until answer and guess fill the depth"
+    assert passes(cold) > 2 * passes(warm)
+
+
+def remembered(memory: Memory) -> list[int]:
+    (store,) = memory._things.values()
+    return store.tokens
+
+
+class Poisoned(find("suffix_decoding")):
+    """Remembers refused guesses as if they had been written."""
+
+    def observe(self, tree, rows, verdict):
+        self._past.add(tree.tokens)
+
+
+@pytest.mark.parametrize("cls, right", [(find("suffix_decoding"), True), (Poisoned, False)], ids=["kept", "refused too"])
+def test_memory_holds_what_was_written_to_the_last_token_and_neither_prompts_nor_refused_guesses(cls, right):
+    assembly, memory = assemble(suffixes()), Memory()
+    assembly.decoder.drafter = cls(alpha=4.0)
+    model = TableModel("abcde", seed=2)
+    for prompt in ([0, 1, 0, 1, 0], [2, 3, 2, 3]):
+        lane = write_with(assembly, model, prompt, memory)
+        written = [BREAK, *lane.tokens[len(prompt):]]
+        assert (remembered(memory)[-len(written):] == written) == right
+
+
+def write_with(assembly: Assembly, model: TableModel, prompt: list[int], memory: Memory) -> Lane:
+    """Run one lane of a visitor who remembers to its end."""
+    lane = Lane(prompt, {"target": model}, deepcopy(assembly), Limits(0, 20), Silent(model.tokens), memory=memory)
+    runner = Runner(lane, lane.assembly)
+    while not runner.finished:
+        assert not [event for event in runner.advance() if isinstance(event, Failed)]
+    return lane
+
+
+def test_of_more_answers_than_are_to_be_remembered_the_oldest_are_forgotten_and_without_any_nothing_is_touched():
+    memory = Memory()
+    for prompt in ("one", "two", "three"):
+        _, events = told(suffixes(requests=2), memory, prompt, length=8)
+    before = list(remembered(memory))
+    assert before.count(BREAK) == 2 and before[-8:] == ids(events)
+    told(suffixes(requests=0), memory, "four", length=8)
+    assert remembered(memory) == before
+
+
+class TakenForDrawn(find("suffix_decoding")):
+    """The most frequent follower, said to be drawn by its frequency."""
+
+    drawn = "independent"
+
+    def propose(self, lm, budget):
+        yield from ()
+        tree = TokenTree(self.name, self.drawn)
+        if budget:
+            q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+            tree.add(0, ROOT, q)
+        return tree
+
+
+def test_frequencies_are_no_chances_a_guess_was_drawn_with():
+    assert off(TakenForDrawn(), Judged(reject)) > WRONG
+    assert off(make("suffix_decoding", alpha=4.0), Judged(reject)) < EXACT
+
+
+# --- prompt lookup as others have it ---
+
+def looked_up(text: list[int], length: int, **knobs) -> list[int]:
+    return make("prompt_lookup", **knobs).guess(text, length, lambda token: token == 99)
+
+
+def test_the_three_public_ways_to_look_a_prompt_up_differ_where_they_are_known_to():
+    text, ending = [1, 2, 3, 4, 2, 3], [5, 6, 99, 7, 5, 6]
+    assert [looked_up(text, 4, variant=v) for v in ("transformers", "vllm", "original")] == [[4, 2, 3], [4, 2, 3], []]
+    assert looked_up(text, 3, variant="original") == [4, 2, 3]
+    assert [looked_up(ending, 2, variant=v) for v in ("transformers", "vllm", "original")] == [[], [99, 7], [99, 7]]
+
+
+@settings(deadline=None, max_examples=150)
+@given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), length=st.integers(1, 5))
+def test_the_original_takes_the_longest_ending_that_a_whole_guess_follows(text, n_max, length):
+    whole = [(-n, i) for n in range(1, n_max + 1) for i in range(len(text) - n) if text[i:i + n] == text[len(text) - n:] and i + n + length <= len(text)]
+    n, start = min(whole, default=(0, 0))
+    assert looked_up(text, length, n_max=n_max, variant="original") == (text[start - n:start - n + length] if n else [])
+
+
+# --- aggressive decoding ---
+
+def joined(source: str, answer: str, **knobs) -> int | None:
+    drafter = make("aggressive", **knobs)
+    drafter.read(letters(source))
+    return drafter.join(letters(answer))[0]
+
+
+@pytest.mark.parametrize("answer, place", [("ba", 3), ("a", None), ("xa", None), ("c", 4), ("x", None), ("", None)])
+def test_an_answer_joins_its_input_after_the_shortest_ending_that_stands_there_once(answer, place):
+    assert joined("abac", answer) == place
+
+
+def test_what_is_ambiguous_at_its_longest_is_no_place():
+    assert joined("abcxabcy", "abc") is None
+    assert joined("abcxabcy", "xabc", max_gram=4) == 7
+
+
+SOURCE = letters("thequickbrownfx")
+EDITS = {
+    "nothing changed": (SOURCE, 1),
+    "one letter for another": ([*SOURCE[:5], 25, *SOURCE[6:]], 3),  # up to it; the letter after it alone; from there on
+    "one letter left out": ([*SOURCE[:5], *SOURCE[6:]], 2),  # what stands in its place is in the input once, so it joins at once
+    "one letter put in": ([*SOURCE[:5], 25, *SOURCE[5:]], 3),
+}
+
+
+class Stubborn(find("aggressive")):
+    """Goes on at its old place in the input after a mismatch, where it should look for a new one."""
+
+    def follow(self, answer):
+        copied = super().follow(answer)
+        self._place = len(answer) if self._place is None else self._place
+        return copied
+
+
+def passes_of(drafter, answer: list[int], source: list[int] = SOURCE) -> int:
+    """Passes of the target after the prompt for an answer to a source; every answer is written right."""
+    model, assembly = follows(answer, len(source)), assemble(guessing("aggressive", "greedy_match"))
+    assembly.decoder.drafter = drafter
+    lane = write(assembly, {"target": model}, source, Limits(0, len(answer)), Draws(0))
+    assert lane.tokens[len(source):] == answer
+    return model.forwards - 1
+
+
+@pytest.mark.parametrize("answer, expected", EDITS.values(), ids=EDITS)
+def test_a_copy_costs_one_pass_and_every_edit_those_until_it_joins_again(answer, expected):
+    assert passes_of(make("aggressive"), answer) == expected
+
+
+def test_one_that_keeps_its_place_after_a_mismatch_is_found_out():
+    for edit in ("one letter left out", "one letter put in"):
+        answer, expected = EDITS[edit]
+        assert passes_of(Stubborn(), answer) > expected + 2
+
+
+def test_a_block_ends_the_guess_and_the_next_goes_on_where_it_ended():
+    assert passes_of(make("aggressive", block=4), SOURCE) == 3, "five tokens a pass"
+
+
+def first_guess(recipe: Recipe, **prompt) -> str:
+    _, events = told(recipe, **prompt)
+    return "".join(next(event for event in events if isinstance(event, Draft)).pieces)
+
+
+def test_the_input_is_the_passage_or_the_prompt_or_what_follows_some_words_of_it():
+    recipe = guessing("aggressive", "greedy_match")
+    assert first_guess(recipe, context="A red fox.", prompt="Copy it.") == "A red fox."
+    assert first_guess(recipe, prompt="Copy me.") == "Copy me."
+    assert first_guess(guessing("aggressive", "greedy_match", after="this:"), prompt="Mend this: a rad fox.") == "a rad fox."
+
+
+def test_words_that_are_not_in_the_prompt_are_refused_in_one_sentence():
+    _, events = told(guessing("aggressive", "greedy_match", after="that:"), prompt="Mend this: a rad fox.")
+    assert isinstance(events[-1], Failed) and events[-1].message.startswith("The prompt does not hold 'that:'")

@@ -1,0 +1,169 @@
+"""DySpec: a tree of guesses that grows by the odds of the draft."""
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+import torch
+from guesses_told import told
+from registry import Collapse
+from tables import TableModel, watch
+from test_strategies_trees import AT_ONE, EXACT, WRONG, Judged, at_rest, first_drafts, guessing, off
+
+from playground.draws import Draws
+from playground.events import Draft, Figure, Forward
+from playground.lane import Limits
+from playground.parts.drafting import guess_row
+from playground.parts.tree import ROOT, TokenTree
+from playground.parts.urn import Ranking, Urn
+from playground.parts.verification import reject
+from playground.recipe import Recipe, assemble
+from playground.strategy import find, make
+
+ONE_GUESS = guessing("draft_model", "rejection", AT_ONE, depth=1)
+COLLAPSES = {
+    "dyspec": [*at_rest("dyspec", nodes=0), Collapse(guessing("dyspec", "rejection", AT_ONE, nodes=1), ONE_GUESS)],
+}
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 9])
+def test_without_chance_the_likeliest_are_taken_in_turn_and_what_is_left_is_what_was_not_taken(most):
+    chances = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2], dtype=torch.float64)
+    ranking, taken = Ranking(chances, most), 0.0
+    for token in [1, 3, 4, 0, 2][:most]:
+        assert ranking.left == pytest.approx(1 - taken)
+        assert ranking.take() == (token, float(chances[token]))
+        taken += float(chances[token])
+    assert ranking.left == 0
+
+
+def drawn_from(odds: dict[str, list[float]], size: int = 3) -> TableModel:
+    """A model whose odds go by the letters after the prompt; evenly where none are given."""
+    def rule(context):
+        return torch.tensor(odds.get("".join("abc"[token] for token in context[1:]), [1 / size] * size), dtype=torch.float64).log()
+
+    return TableModel("abcdefghijklmnopqrstuvwxyz"[:size], rule=rule)
+
+
+def tree_of(recipe: Recipe, models: dict, length: int = 20) -> TokenTree:
+    ((_, tree, _),) = first_drafts(recipe, models, length)
+    return tree
+
+
+def paths(tree: TokenTree) -> list[str]:
+    return ["".join(chr(97 + token) for token in tree.prefix(node)) for node in range(len(tree))]
+
+
+BY_HAND = {"": [0.6, 0.3, 0.1], "a": [0.9, 0.05, 0.05], "aa": [0.5, 0.3, 0.2], "b": [0.2, 0.7, 0.1]}
+
+
+def test_the_tree_of_dyspec_grows_in_the_order_worked_out_by_hand():
+    models = {"target": TableModel("abc"), "draft": drawn_from(BY_HAND)}
+    assert paths(tree_of(guessing("dyspec", "greedy_match", nodes=5), models)) == ["a", "aa", "aaa", "b", "bb"]
+
+
+def test_a_sure_draft_makes_a_chain_and_an_unsure_one_makes_siblings():
+    sure = TableModel("abc", rule=lambda context: torch.tensor([50.0, 0.0, 0.0], dtype=torch.float64))
+    even = TableModel("abcdefghij", rule=lambda context: -1e-9 * torch.arange(10, dtype=torch.float64))  # so that there is an order
+    for draft, shape in ((sure, ["a" * n for n in range(1, 7)]), (even, list("abcdef"))):
+        assert paths(tree_of(guessing("dyspec", "greedy_match", nodes=6), {"target": TableModel(draft.letters), "draft": draft})) == shape
+
+
+@pytest.mark.parametrize("nodes", [3, 7, 12])
+def test_level_by_level_the_tree_is_the_same_where_the_threshold_is_the_last_chance(nodes):
+    models = {"target": TableModel("abcd"), "draft": TableModel("abcd", seed=6)}
+    one_by_one = tree_of(guessing("dyspec", "greedy_match", nodes=nodes), models)
+    least = min(needed(one_by_one.tokens, one_by_one.parents, one_by_one.confidence))
+    drafter = find("dyspec")(nodes=64, mode="threshold", threshold=least - 1e-9)
+    assembly = assemble(guessing("dyspec", "greedy_match"))
+    seen = []
+    assembly.decoder.drafter = drafter
+    assembly.decoder.verifier = recording(seen)
+    for lane in watch(assembly, models, [0], Limits(0, 20), Draws(0)):
+        if lane.generated:
+            break
+    assert sorted(paths(seen[0])) == sorted(paths(one_by_one))
+
+
+def recording(trees: list):
+    class Recording(find("greedy_match")):
+        def judge(self, lm, tree, rows):
+            trees.append(tree)
+            return super().judge(lm, tree, rows)
+
+        def __deepcopy__(self, memo):
+            return self
+
+    return Recording()
+
+
+def needed(tokens: list[int], parents: list[int], q: list[float]) -> list[float]:
+    """The chance that each guess is needed: all above it stand, all before it at its own parent and at theirs are refused."""
+    shares, chances = [], []
+    for node, parent in enumerate(parents):
+        before = [sibling for sibling in range(node) if parents[sibling] == parent]
+        shares.append(q[node] / (1 - sum(q[sibling] for sibling in before)))
+        above = 1.0 if parent == ROOT else chances[parent] * shares[parent]
+        chances.append(above * prod(1 - shares[sibling] for sibling in before))
+    return chances
+
+
+def test_every_guess_shows_the_chance_it_was_needed_with_and_none_is_likelier_than_one_before_it():
+    _, events = told(guessing("dyspec", "rejection", AT_ONE, nodes=20))
+    drafts = [event for event in events if isinstance(event, Draft)]
+    figures = [event.data["values"] for event in events if isinstance(event, Figure)]
+    assert len(drafts) == len(figures) > 5
+    for draft, (root, *values) in zip(drafts, figures):
+        assert root == 1 and values == pytest.approx(needed(draft.tokens, draft.parents, draft.q), abs=1e-9)
+        assert all(later <= earlier + 1e-12 for earlier, later in zip(values, values[1:]))
+
+
+def test_a_budget_of_guesses_stands_longer_where_it_is_spent_by_odds_than_in_a_fixed_shape():
+    models = {"target": TableModel("abcd", seed=3, spread=3), "draft": TableModel("abcd", seed=3, spread=3)}
+    spent = [sum(weight * len(verdict.kept) for weight, _, verdict in first_drafts(recipe, models, 4))
+             for recipe in (guessing("dyspec", "rejection", AT_ONE, nodes=3), guessing("rsd_c", "rejection", AT_ONE, branching="1 2"))]
+    assert spent[0] > spent[1]
+
+
+def test_level_by_level_the_draft_is_asked_once_a_level():
+    _, events = told(guessing("dyspec", "greedy_match", mode="threshold", threshold=0.05))
+    asked, drafts = 0, []
+    for event in events:
+        asked += isinstance(event, Forward) and event.stream == "draft"
+        if isinstance(event, Draft):
+            drafts.append((asked, TokenTree(parents=event.parents, tokens=event.tokens).depth()))
+            asked = 0
+    assert len(drafts) > 3 and all(asked <= depth + 1 for asked, depth in drafts)
+
+
+class TakesTheBest(find("dyspec")):
+    """The most probable tokens, passed for drawn."""
+
+    def _draw(self, lm, tree, urn, parent, position):
+        left = urn.left
+        node = tree.add(urn.take(lambda rest: int(rest.argmax())), parent, urn.q)
+        return node, float(urn.q[tree.tokens[node]]) / left
+
+
+class DropsTheUnlikely(find("dyspec")):
+    """Draws more than it needs and feeds those that turned out likely."""
+
+    def propose(self, lm, budget):
+        tree = yield from super().propose(lm, budget)
+        return tree.only([node for node in range(len(tree)) if tree.confidence[node] > 0.3 and tree.parents[node] == ROOT])
+
+
+class JudgesAtAnotherTemperature(find("dyspec")):
+    """Draws at one temperature and tells another's q."""
+
+    def _urn(self, lm, tree, rows, parent):
+        urn = Urn((guess_row(lm, tree, rows, parent).log() / 0.3).softmax(-1))
+        urn.q = guess_row(lm, tree, rows, parent)
+        return urn
+
+
+def test_a_tree_by_odds_has_the_targets_law_and_the_wrong_ones_have_not():
+    for right in (make("dyspec", nodes=4), make("dyspec", nodes=4, temperature=0.3), make("dyspec", mode="threshold", threshold=0.2)):
+        assert off(right, Judged(reject)) < EXACT
+    for wrong in (TakesTheBest(2), DropsTheUnlikely(3), JudgesAtAnotherTemperature(2)):
+        assert off(wrong, Judged(reject)) > WRONG, type(wrong).__name__

@@ -1,0 +1,215 @@
+"""Guesses from what the model thought before: STAND and ADED."""
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import permutations
+
+import pytest
+import torch
+from guesses_told import constant, passes, recording_rejections, told
+from tables import Enumerating, TableModel, distance, watch, write
+from test_strategies_trees import AT_ONE, EXACT, WRONG, Judged, at_rest, guessing, off
+
+from playground.draws import Draws
+from playground.lane import Limits
+from playground.memory import Memory
+from playground.parts.verification import reject
+from playground.recipe import assemble
+from playground.strategy import find, make
+
+COLLAPSES = {
+    "stand": at_rest("stand", nodes=0),
+    "aded": [*at_rest("aded", nodes=0), *at_rest("aded", gain=0, prompt=False)],
+}
+
+
+# --- STAND ---
+
+stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
+aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
+
+
+def row(*p: float) -> torch.Tensor:
+    return torch.tensor(p, dtype=torch.float64)
+
+
+def test_what_is_remembered_is_the_mean_of_what_was_thought():
+    thoughts = stand.Thoughts()
+    for p, mean in [(row(0.8, 0.2), (0.8, 0.2)), (row(0.2, 0.8), (0.5, 0.5)), (row(0.2, 0.8), (0.4, 0.6))]:
+        thoughts.learn([7], p, 1, 10)
+        likely, _ = thoughts.after([7], 1)
+        assert [likely[token] for token in (0, 1)] == pytest.approx(mean)
+
+
+def test_the_longest_ending_that_is_known_is_asked_and_its_chances_sum_to_one():
+    thoughts = stand.Thoughts()
+    thoughts.learn([1, 2, 3], row(0.5, 0.3, 0.2), 3, 2)
+    thoughts.learn([9, 3], row(0.0, 0.0, 1.0), 1, 2)
+    assert thoughts.after([1, 2, 3], 3) == (pytest.approx({0: 0.625, 1: 0.375}), 3)
+    assert thoughts.after([5, 2, 3], 3)[1] == 2 and thoughts.after([5, 5, 3], 3)[1] == 1 and thoughts.after([3, 5], 3) == ({}, 0)
+    assert thoughts.after([1, 2, 3], 1)[0] != thoughts.after([1, 2, 3], 3)[0]
+
+
+class Primed(find("stand")):
+    """Believes the same after every text from the beginning."""
+
+    beliefs = {0: 0.6, 1: 0.3, 2: 0.1}
+
+    def _begin(self, lm):
+        super()._begin(lm)
+        self._thoughts.known = {(token,): (dict(self.beliefs), 1) for token in range(3)}
+
+
+def test_siblings_are_drawn_from_memory_without_replacement():
+    found, draws = defaultdict(float), Enumerating()
+    assembly = assemble(guessing("stand", "rejection", AT_ONE))
+    assembly.decoder.drafter = Primed(2)
+    seen: list = []
+    assembly.decoder.verifier = recording_rejections(seen)
+    for _ in draws.runs():
+        seen.clear()
+        for lane in watch(assembly, {"target": constant()}, [0], Limits(0, 2), draws):
+            if lane.generated:
+                break
+        found[tuple(seen[0][0].tokens)] += draws.weight
+    p = Primed.beliefs
+    assert distance(found, {(a, b): p[a] * p[b] / (1 - p[a]) for a, b in permutations(range(3), 2)}) < EXACT
+    assert found[0, 1] == pytest.approx(0.45)
+
+
+class PassedForDrawn(Primed):
+    """The likeliest tokens, said to be drawn."""
+
+    def _children(self, lm, tree, parent, likely, width, like):
+        q = torch.zeros_like(like)
+        q[list(likely)] = torch.tensor(list(likely.values()), dtype=like.dtype)
+        return [tree.add(token, parent, q) for token in list(likely)[:width]]
+
+
+class NotScaledUp(Primed):
+    """Tells what was stored, though only the likeliest were."""
+
+    def _children(self, lm, tree, parent, likely, width, like):
+        children = super()._children(lm, tree, parent, likely, width, like)
+        for child in children:
+            tree.q[child] = tree.q[child] * 0.7
+        return children
+
+
+def test_whatever_memory_holds_the_law_is_the_targets_and_wrong_ways_to_use_it_are_found_out():
+    for right in (Primed(3), Primed(3, stochastic=False)):
+        assert off(right, Judged(reject)) < EXACT
+    for wrong in (PassedForDrawn(2), NotScaledUp(2)):
+        assert off(wrong, Judged(reject)) > WRONG, type(wrong).__name__
+
+
+def test_memory_that_agrees_with_the_model_has_its_first_guesses_stand():
+    assembly = assemble(guessing("stand", "rejection", AT_ONE))
+    found: list = []
+    assembly.decoder.verifier = recording_rejections(found)
+    write(assembly, {"target": constant()}, [0], Limits(0, 60), Draws(0))
+    warm = [verdict for tree, verdict in found if len(tree)]
+    assert len(warm) > 5 and all(verdict.kept[:1] == [0] for verdict in warm)
+
+
+@pytest.mark.parametrize("name, knob", [("stand", "share"), ("aded", None), ("suffix_decoding", None)])
+def test_a_second_answer_to_a_prompt_takes_fewer_passes(name, knob):
+    memory = Memory()
+    cold, warm = (passes(told(guessing(name, "sample_match", AT_ONE), memory, length=40)[0]) for _ in range(2))
+    assert warm < 0.8 * cold
+    if knob:
+        memory = Memory()
+        assert [passes(told(guessing(name, "sample_match", AT_ONE, **{knob: False}), memory, length=40)[0]) for _ in range(2)] == [cold, cold]
+        assert len(memory) == 0
+
+
+def test_memory_of_one_prompt_says_nothing_about_another():
+    memory = Memory()
+    recipe = guessing("stand", "sample_match", AT_ONE)
+    told(recipe, memory, "The green bird")
+    assert passes(told(recipe, memory, "A red fox")[0]) == passes(told(recipe, Memory(), "A red fox")[0])
+
+
+# --- ADED ---
+
+def table(known: dict) -> object:
+    made = aded.TriGrams()
+    made.known = known
+    return made
+
+
+def searching(known: dict, **knobs):
+    drafter = make("aded", **knobs)
+    drafter._table = table(known)
+    return drafter
+
+
+def test_a_tri_gram_gains_weight_with_every_use_up_to_the_cap():
+    grams = table({})
+    grams.reinforce([1, 2, 3, 4], 0.04, 3.0)
+    assert grams.known == {(1, 2): {3: 0.04}, (2, 3): {4: 0.04}}
+    for _ in range(99):
+        grams.reinforce([1, 2, 3, 4], 0.04, 3.0)
+    assert grams.known == {(1, 2): {3: 3.0}, (2, 3): {4: 3.0}}
+
+
+def test_a_prompt_is_read_as_shares_and_what_is_known_stays():
+    grams = table({(1, 2): {9: 0.5}})
+    grams.read([1, 2, 3, 1, 2, 3, 1, 2, 4], 2)
+    assert grams.known[1, 2] == pytest.approx({3: 2 / 3, 4: 1 / 3, 9: 0.5}) and grams.known[2, 3] == {1: 1.0}
+
+
+def test_a_search_visits_its_places_as_often_as_worked_out_by_hand():
+    root = searching({(1, 2): {3: 0.9, 4: 0.1}}).search((1, 2))
+    assert (root.visits, [child.visits for child in root.children]) == (150, [139, 11])
+
+
+def test_a_way_goes_on_below_the_tree_as_it_does_on_average():
+    known = {(0, 1): {1: 0.5, 2: 1.5}, (1, 1): {0: 1.0}, (1, 2): {1: 0.2, 2: 0.6}}
+    expected = 0.25 * (0.5 + 1.0) + 0.75 * (1.5 + 0.25 * 0.2 + 0.75 * 0.6)
+    assert searching(known)._on_average((0, 1), 2, {}) == pytest.approx(expected)
+
+
+def test_scores_change_a_search_that_weights_alone_would_lead_elsewhere():
+    known = {(0, 1): {2: 1.0, 3: 1.0}, (1, 2): {4: 0.01}, (1, 3): {4: 3.0}}
+    visits = [[child.visits for child in searching(known, score=score, c1=1.0).search((0, 1)).children] for score in ("weights", "one")]
+    assert visits[0][1] > 1.5 * visits[0][0] and visits[1][0] == visits[1][1]
+
+
+def test_ways_become_guesses_one_token_longer_than_they_were_searched():
+    ring = {(a, (a + 1) % 9): {(a + 2) % 9: 1.0} for a in range(9)}
+    drafter = searching(ring)
+    assert max(drafter.ways(drafter.search((0, 1))), key=len) == [2, 3, 4, 5]
+
+
+def test_guesses_fit_their_number_and_those_of_most_tokens_go_first():
+    drafter = make("aded", nodes=8)
+    assert drafter._within([[1, 2, 3], [1], [1, 2, 3, 4], [4, 5], [1]]) == [[1, 2, 3], [1], [4, 5]]
+
+
+def test_a_ring_is_written_five_tokens_a_pass_once_its_table_knows_it():
+    size = 9
+    ring = TableModel("abcdefghi", rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50)
+    write(assemble(guessing("aded", "greedy_match")), {"target": ring}, [*range(9), 0, 1], Limits(0, 40), Draws(0))
+    assert ring.forwards == 1 + 40 / 5
+
+
+class Swallows(find("aded")):
+    """Refused guesses gain weight as if they had been written."""
+
+    def observe(self, tree, rows, verdict):
+        for node in range(len(tree)):
+            self._table.reinforce([*rows.committed[-2:], *tree.prefix(node)], self.gain, self.cap)
+
+
+@pytest.mark.parametrize("cls, right", [(find("aded"), True), (Swallows, False)], ids=["kept", "refused too"])
+def test_the_table_gains_only_what_was_written(cls, right):
+    assembly = assemble(guessing("aded", "greedy_match"))
+    assembly.decoder.drafter = cls(prompt=False, gain=0.5)
+    model = TableModel("abc", seed=3)
+    lane = write(assembly, {"target": model}, [0, 1, 0, 2, 0, 1], Limits(0, 30), Draws(0))
+    text = lane.tokens
+    written = {tuple(text[i:i + 3]) for i in range(len(text) - 2)}
+    grams = next(iter(lane._recalled.values())).known
+    heaviest = max(weight for known in grams.values() for weight in known.values())
+    assert ({(*pair_, token) for pair_, known in grams.items() for token in known} == written and heaviest <= 3.0) == right

@@ -1,0 +1,165 @@
+"""Guesses of a model about itself, several places at once: Jacobi and lookahead decoding."""
+from __future__ import annotations
+
+import pytest
+import torch
+from guesses_told import constant, recording_rejections, told
+from tables import TableModel, distance, law, product_law, watch, write
+from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing, ids
+
+from playground.draws import Draws
+from playground.errors import Refusal
+from playground.lane import Limits
+from playground.parts.tree import ROOT, TokenTree
+from playground.recipe import assemble
+from playground.strategy import find, make
+
+COLLAPSES = {
+    "jacobi": at_rest("jacobi", window=0),
+    "lookahead": at_rest("lookahead", window=0, guesses=0),
+}
+
+
+# --- Jacobi ---
+
+def test_a_window_that_is_right_from_the_start_is_kept_whole():
+    same = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[context[-1]] * 50)
+    write(assemble(guessing("jacobi", "greedy_match", window=4, init="repeat")), {"target": same}, [1], Limits(0, 20), Draws(0))
+    assert same.forwards == 1 + 20 / 5
+
+
+@pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
+def test_of_a_model_that_ignores_its_text_every_guess_made_anew_stands(init):
+    """Then p is the q it was drawn from. Guesses of a first window and of new places may fall."""
+    anew = []
+    for seed in range(5):
+        kept, expected = [], 0
+        assembly = assemble(guessing("jacobi", "rejection", AT_ONE, window=6, init=init))
+        verdicts: list = []
+        assembly.decoder.verifier = recording_rejections(verdicts)
+        write(assembly, {"target": constant()}, [0], Limits(seed, 40), Draws(seed))
+        for tree, verdict in verdicts:
+            kept = len(verdict.kept)
+            assert kept >= min(expected, len(tree))
+            expected = max(0, len(tree) - kept - 1)
+            anew.append(expected)
+    assert sum(anew) > 20
+
+
+@pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
+def test_drawn_windows_have_the_targets_law_over_several_rounds(init):
+    models = {"target": TableModel("ab", seed=4)}
+    found = law(guessing("jacobi", "rejection", AT_ONE, window=2, init=init), models, [0, 1], 4)
+    assert distance(found, product_law(models["target"], [0, 1], 4)) < EXACT
+
+
+class KeepsTheOldGuess(find("jacobi")):
+    """A guess that was not looked at stays, and passes for drawn from its new row."""
+
+    def _redrawn(self, lm, node, place):
+        old = self._rows.tree.tokens[node + 1:]
+        token, q = super()._redrawn(lm, node, place)
+        return (old[0] if old else token), q
+
+
+class OffByOne(find("jacobi")):
+    """Tells the row of the place before."""
+
+    def _redrawn(self, lm, node, place):
+        token, _ = super()._redrawn(lm, node, place)
+        return token, self._rows.chances(node - 1)
+
+
+@pytest.mark.parametrize("wrong", [KeepsTheOldGuess, OffByOne])
+def test_a_window_that_is_not_drawn_anew_from_its_rows_is_found_out(wrong):
+    assembly = assemble(guessing("jacobi", "rejection", AT_ONE))
+    assembly.decoder.drafter = wrong(3, "uniform")
+    models = {"target": TableModel("ab", seed=4)}
+    assert distance(law(assembly, models, [0, 1], 4), product_law(models["target"], [0, 1], 4)) > WRONG
+
+
+def test_without_chance_and_with_all_chance_on_one_token_it_is_the_same_iteration():
+    forwards = []
+    for samplers in ([], [("top_k", {"k": 1})]):
+        model = TableModel("abcde", seed=1, spread=4)
+        write(assemble(guessing("jacobi", "rejection", *samplers, window=5, init="repeat")), {"target": model}, [0, 1], Limits(0, 30), Draws(0))
+        forwards.append(model.forwards)
+    assert forwards[0] == forwards[1] <= 31
+
+
+def test_how_a_window_begins_changes_the_passes_and_not_the_text():
+    texts = [ids(told(guessing("jacobi", "greedy_match", init=init))[1]) for init in ("random", "uniform", "repeat")]
+    assert texts == [ids(told(GREEDY)[1])] * 3
+
+
+# --- lookahead ---
+
+lookahead = __import__(find("lookahead").__module__, fromlist=["Pool"])
+
+
+def test_a_pool_keeps_the_latest_of_each_token_and_gives_the_latest_first():
+    pool = lookahead.Pool(2)
+    for following in [(1, 2), (3, 4), (1, 2), (5, 6)]:
+        pool.add(7, following)
+    assert pool.after(7) == [[5, 6], [1, 2]] and pool.after(8) == [] and len(pool) == 2
+    pool.read([1, 2, 3, 4], 2)
+    assert pool.after(1) == [[2, 3]] and pool.after(2) == [[3, 4]] and pool.after(3) == []
+
+
+STEP = [3, 0, 4, 7, 8, 2, 1, 5, 6]  # which letter follows each
+
+
+def stepping() -> TableModel:
+    """Its next letter depends on the last alone."""
+    return TableModel("abcdefghi", rule=lambda context: torch.eye(9, dtype=torch.float64)[STEP[context[-1]]] * 50)
+
+
+class Askew(find("lookahead")):
+    """Moves its window without dropping what came to stand at the end of the text."""
+
+    def _moved(self, said):
+        return [self._rows[1][:-1], *self._rows[2:], said]
+
+
+def pooled(drafter, model: TableModel, length: int = 60) -> dict:
+    """All n-grams that were in the pool while a text was written."""
+    assembly, found = assemble(guessing("lookahead", "greedy_match")), {}
+    assembly.decoder.drafter = drafter
+    for lane in watch(assembly, {"target": model}, [0, 5, 2, 2, 8], Limits(0, length), Draws(0)):
+        pool = getattr(lane.assembly.decoder.drafter, "_pool", None)
+        found |= {(token, *following): None for token, row in (pool.known if pool else {}).items() for following in row}
+    return found
+
+
+@pytest.mark.parametrize("n, window", [(3, 2), (4, 5), (5, 7)])
+def test_every_n_gram_is_a_way_the_model_itself_would_go(n, window):
+    found = pooled(find("lookahead")(n, window, 7, prompt=False), stepping())
+    assert found and all(len(gram) == n and all(STEP[a] == b for a, b in zip(gram, gram[1:])) for gram in found)
+
+
+def test_a_window_that_moves_askew_is_found_out():
+    found = pooled(Askew(4, 5, 7, prompt=False), stepping())
+    assert not all(STEP[a] == b for gram in found for a, b in zip(gram, gram[1:]))
+
+
+def test_once_the_pool_is_filled_a_pass_writes_a_whole_n_gram():
+    assembly, found = assemble(guessing("lookahead", "greedy_match", n=5)), []
+    assembly.decoder.verifier = recording_rejections(found)
+    write(assembly, {"target": stepping()}, [0], Limits(0, 80), Draws(0))
+    lengths = [len(verdict.kept) + 1 for _, verdict in found]
+    assert max(lengths[:3]) < 5 <= min(lengths[-9:-1])
+
+
+def test_a_window_takes_a_node_for_each_place_and_columns_hang_on_the_first_row():
+    drafter = find("lookahead")(4, 3, 0)
+    drafter._rows, drafter._nodes = [[1, 2], [3, 4, 5], [6, 7, 8]], {}
+    tree = TokenTree()
+    columns = [drafter._column(tree, column) for column in range(3)]
+    assert [tuple(tree.prefix(column[-1])) for column in columns] == [(3, 6), (1, 4, 7), (1, 2, 5, 8)]
+    assert [[tree.tokens[node] for node in column if node != ROOT] for column in columns] == [[3, 6], [1, 4, 7], [2, 5, 8]]
+    assert len(tree) == 2 + 3 + 3, "the text's own end is in no tree"
+
+
+def test_more_guesses_than_a_tree_may_have_are_refused_in_one_sentence():
+    with pytest.raises(Refusal, match=r"^A round would check 420 guesses.*\.$"):
+        make("lookahead", n=8, window=30, guesses=30)
