@@ -4,15 +4,16 @@ import json
 import subprocess
 import sys
 
+import gradio as gr
 import pytest
 from app_page import ROOT, TWO_LANES, address, browser, choose_strategy, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
 from counting import committed
-from playwright.sync_api import expect
 
 from playground.events import Header
 from playground.trace import Trace
 from playground.ui import editor
 from playground.ui.figures import draw
+from playground.ui.lanes import Lanes
 from playground.ui.settings import Settings
 
 
@@ -27,6 +28,16 @@ def test_what_an_editor_knows_of_the_strategies_is_gathered_once(monkeypatch):
     editor.LaneEditor(render=False)
     monkeypatch.setattr(editor, "catalogue_of", lambda strategies: pytest.fail("gathered anew, as for each update of a run"))
     editor.LaneEditor(render=False)
+
+
+def test_no_script_is_read_to_tell_the_browser_of_the_live_view(monkeypatch):
+    asked, search = [], gr.HTML.__getattr__
+    monkeypatch.setattr(gr.HTML, "__getattr__", lambda part, name: asked.append(name) or search(part, name))
+    live = Lanes()
+    live.get_config()
+    assert asked == []
+    assert callable(live.fork) and asked == ["fork"]
+    assert not hasattr(live, "something_else") and asked == ["fork"]
 
 
 def test_two_lanes_write_and_stop(page, address):

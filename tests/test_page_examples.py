@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 from app_page import TWO_LANES, address, browser, choose_strategy, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
-from playwright.sync_api import expect
 
 from playground.questions import gallery
 from playground.ui.gallery import brought_models, examples

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import gradio as gr
+from playground.ui.scripted import Scripted
 
 SCRIPT = """
 const root = element.querySelector('.turns');
@@ -44,7 +44,7 @@ draw();
 """
 
 
-class EarlierTurns(gr.HTML):
+class EarlierTurns(Scripted):
     def __init__(self, value: list[list[str]] | None = None, **kwargs: Any):
         super().__init__(value or [], html_template="<div class='turns' role='group' aria-label='Earlier turns' hidden></div>", js_on_load=SCRIPT,
                          apply_default_css=False, **kwargs)

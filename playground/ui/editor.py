@@ -13,12 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
 from playground.errors import Refusal
 from playground.recipe import MAIN_KINDS, SINGLE_KINDS, Recipe, assemble
 from playground.strategy import Knob, Strategy, discover, make
 from playground.ui.promises import PROMISES
+from playground.ui.scripted import Scripted
 from playground.ui.settings import LANES, WIDEST, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets" / "editor"
@@ -27,7 +26,7 @@ TOGGLES = ("sampler", *SINGLE_KINDS)
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 
 
-class LaneEditor(gr.HTML):
+class LaneEditor(Scripted):
     """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and does not continue text."""
 
     def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, most: int = LANES,

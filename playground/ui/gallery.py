@@ -10,10 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
 from playground import questions
 from playground.questions import Question
+from playground.ui.scripted import Scripted
 from playground.ui.settings import Settings
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts.json"
@@ -59,7 +58,7 @@ def beside(settings: Settings) -> str:
             f"<details class='answer'><summary>The answer is known</summary><pre>{escape(question.expected)}</pre></details>")
 
 
-class Gallery(gr.HTML):
+class Gallery(Scripted):
     def __init__(self, **kwargs: Any):
         super().__init__(html_template=_plain(f"<div class='gallery'>{_examples()}{_questions()}</div>"), js_on_load=SCRIPT,
                          apply_default_css=False, **kwargs)

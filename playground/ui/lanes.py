@@ -15,15 +15,14 @@ import json
 import re
 from typing import Any
 
-import gradio as gr
-
+from playground.ui.scripted import Scripted
 from playground.ui.view import script, styles
 
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
 """All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way."""
 
 
-class Lanes(gr.HTML):
+class Lanes(Scripted):
     """One to four lanes with their player and views. Give it frames as values; bind what a person does with
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)

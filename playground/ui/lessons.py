@@ -26,10 +26,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
 from playground.errors import Refusal
 from playground.ui.lanes import to_json
+from playground.ui.scripted import Scripted
 from playground.ui.settings import CHOICES, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets"
@@ -208,7 +207,7 @@ def settings_of(lesson: str, step: int) -> Settings:
     return Settings.read(found.steps[step].settings)
 
 
-class Lessons(gr.HTML):
+class Lessons(Scripted):
     def __init__(self, **kwargs: Any):
         told = to_json({"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}).replace("<", "\\u003c")
         script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in ("live/dom.js", "lessons.js"))

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any
 
-import gradio as gr
-
 from playground.bench.spread import Spread
 from playground.bench.standings import COLUMNS, Row, scores, select, table
 from playground.bench.survey import Answer, Entrant
 from playground.questions import Question
 from playground.ui.gallery import TASKS
 from playground.ui.look import read
+from playground.ui.scripted import Scripted
 
 SHORT = 110  # letters of a question in the list
 MEANINGS: dict[str, tuple[str, Callable[[Row], Any]]] = {  # what a column tells, and the value it is sorted by
@@ -39,7 +38,7 @@ MEANINGS: dict[str, tuple[str, Callable[[Row], Any]]] = {  # what a column tells
 }
 
 
-class Standings(gr.HTML):
+class Standings(Scripted):
     """Give it the value that `told` makes. Bind what a person does with
 
         standings.show(fn)   standings.save(fn)
