@@ -30,11 +30,12 @@ def test_what_an_editor_knows_of_the_strategies_is_gathered_once(monkeypatch):
     editor.LaneEditor(render=False)
 
 
-def test_no_script_is_read_to_tell_the_browser_of_the_live_view(monkeypatch):
+def test_no_script_is_read_to_tell_the_browser_of_a_component(monkeypatch):
     asked, search = [], gr.HTML.__getattr__
     monkeypatch.setattr(gr.HTML, "__getattr__", lambda part, name: asked.append(name) or search(part, name))
     live = Lanes()
     live.get_config()
+    editor.LaneEditor(render=False).get_config()
     assert asked == []
     assert callable(live.fork) and asked == ["fork"]
     assert not hasattr(live, "something_else") and asked == ["fork"]

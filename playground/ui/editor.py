@@ -31,7 +31,8 @@ class LaneEditor(Scripted):
 
     def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, most: int = LANES,
                  **kwargs: Any):
-        super().__init__(value, problems=problems or {}, fills=fills, html_template="<div class='editor'></div>", js_on_load=_script(most),
+        self.problems, self.fills, self.most = problems or {}, fills, most  # Gradio asks for what a constructor takes
+        super().__init__(value, problems=self.problems, fills=fills, html_template="<div class='editor'></div>", js_on_load=_script(most),
                          apply_default_css=False, server_functions=[check], **kwargs)
 
     def api_info(self) -> dict[str, Any]:
