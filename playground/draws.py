@@ -37,7 +37,7 @@ class Draws:
 
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         """An index drawn from the distribution p [V], in order of ids."""
-        cumulated = p.to(torch.float32 if p.device.type == "mps" else torch.float64).cumsum(0)  # Apple GPUs have no float64
+        cumulated = p.cumsum(0, dtype=torch.float32 if p.device.type == "mps" else torch.float64)  # Apple GPUs have no float64
         target = self.uniform(purpose, position, lineage) * float(cumulated[-1])
-        index = int((cumulated <= target).sum())
+        index = int(torch.searchsorted(cumulated, target, right=True))
         return index if index < len(p) else int(p.nonzero()[-1])  # rounding may carry the largest uniforms past the end

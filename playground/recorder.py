@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.special import entr
 
 from playground.engine.sampling import entropy
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from playground.retention import Settled
     from playground.rows import Rows
 
+LOWEST = -1e30  # a logarithm for what is impossible: times its probability it is nothing, where minus infinity is no number
 FAVOURITES = 5  # banned tokens that are named
 
 
@@ -66,7 +66,7 @@ class Recorder:
         logs = rows.raw[places].log_softmax(-1)
         p = logs.exp()
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
-        uncertain = entr(p).sum(-1)
+        uncertain = -(p * logs.clamp(min=LOWEST)).sum(-1)  # with the logarithms at hand much cheaper than to take them again
         stages = rows.stages_of(places)
         final_uncertain = entropy(stages[-1].scores) if len(stages) > 1 else uncertain
         numbers = torch.stack([uncertain, final_uncertain, logs.gather(-1, chosen[:, None])[:, 0]])

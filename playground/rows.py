@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from playground.engine.sampling import REMOVED, entropy, greedy
+from playground.engine.sampling import REMOVED, certain, entropy, greedy
 from playground.errors import Refusal
 from playground.parts.tree import ROOT, TokenTree
 
@@ -102,6 +102,7 @@ class Rows:
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
         self._looked_at: dict[int, list[Stage]] = {}  # stages of single rows
+        self._last_asked: tuple[list[int], list[Stage]] = [], []  # the same rows are often asked for several times in a row
         self._decided = False  # by the decoder, whatever the model says
         if self.chain.matcher:  # now: the matcher moves on when tokens are kept
             self.masks = self._masks()
@@ -158,16 +159,18 @@ class Rows:
             return self.stages
         if "stages" in self.__dict__ or len(self.raw) == 1:
             return [stage._replace(scores=stage.scores[rows]) for stage in self.stages]
-        self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
-        found = [self._looked_at[row] for row in rows]
-        return [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
+        if self._last_asked[0] != rows:
+            self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
+            found = [self._looked_at[row] for row in rows]
+            self._last_asked = rows, [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
+        return self._last_asked[1]
 
     def _look_at(self, rows: list[int]) -> None:
         if not rows:
             return
-        part = copy(self)
-        part.raw, part.others = self.raw[rows], {name: raw[rows] for name, raw in self.others.items()}
-        part.masks = None if self.masks is None else self.masks[rows]
+        part, some = copy(self), slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows  # a single row need not be copied
+        part.raw, part.others = self.raw[some], {name: raw[some] for name, raw in self.others.items()}
+        part.masks = None if self.masks is None else self.masks[some]
         stages = self.chain.stages(part, Histories(self.committed, self.tree, [self.first + row for row in rows]))
         for i, row in enumerate(rows):
             self._looked_at[row] = [stage._replace(scores=stage.scores[i:i + 1]) for stage in stages]
@@ -194,6 +197,8 @@ class Rows:
 
     def chances(self, node: int = ROOT) -> Tensor:
         """The row of `p` after one node, [V]; in a large tree cheaper than all of them."""
+        if self._plain and not self.chain.draws:
+            return certain(self.best(node), self.raw[self.row(node)])
         return self._chances(self.stages_of([self.row(node)])[-1].scores)[0]
 
     def _chances(self, scores: Tensor) -> Tensor:
@@ -202,16 +207,17 @@ class Rows:
     def best(self, node: int = ROOT) -> int:
         """The token of the largest final score."""
         if self._plain:
-            return self._bests[self.row(node)]
+            return self._bests[self.row(node)] if self.raw.is_cuda else int(self.raw[self.row(node)].argmax())
         return int(self.stages_of([self.row(node)])[-1].scores.argmax())
 
     @property
     def _plain(self) -> bool:
-        """Whether final scores are the raw ones, so that nothing is saved by looking at few rows."""
+        """Whether final scores are the raw ones."""
         return not (self.chain.samplers or self.others or self._decided) and (self.masks is None or not self.chain.masking)
 
     @cached_property
     def _bests(self) -> list[int]:
+        """Of all rows at once: a GPU is waited for a single time."""
         return self.raw.argmax(-1).tolist()
 
     def entropy(self, node: int = ROOT) -> float:

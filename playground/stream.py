@@ -7,7 +7,7 @@ and an answer that comes back from the yield. Whoever serves it may put forwards
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -47,7 +47,7 @@ class Feed:
     @property
     def plain(self) -> bool:
         """Whether all layers run from first to last, so that it may share its forward."""
-        return replace(self.plan, capture=frozenset()) == Plan()
+        return self.plan.is_whole
 
     @property
     def answer(self) -> Tensor:

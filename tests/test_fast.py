@@ -7,7 +7,7 @@ from architectures import tiny
 from torch import nn
 from toys import byte_tokenizer
 
-from playground.engine.fast import KINDS, FastLlama, fast_path
+from playground.engine.fast import KINDS, LARGE, FastLlama, Product, fast_path
 from playground.engine.model import Model, Work
 from playground.engine.seams import Call, Plan
 from playground.engine.store import Store
@@ -70,3 +70,21 @@ def test_a_network_with_an_unusual_part_goes_the_librarys_way():
     packed.model.layers[1].mlp.up_proj = Packed(32, 48, bias=False)
     curved.model.layers[0].mlp.act_fn = nn.GELU()
     assert [fast_path(network, 64) for network in (packed, curved, short)] == [None] * 3
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["without a bias", "with a bias"])
+@pytest.mark.parametrize("count", [1, 2, 16, 100])
+def test_a_block_of_rows_gives_what_its_rows_give_one_by_one(count, bias):
+    """Blocks go another way through a large product than a single row does; in float32 the two differ by rounding alone."""
+    layer, states = nn.Linear(LARGE // 256, 256, bias=bias), torch.randn(count, LARGE // 256, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        found, exact = Product.of(layer)(states), layer.double()(states.double())
+    assert found.shape == (count, 256) and found.dtype == torch.float32
+    assert (found - exact).abs().max() < 1e-5
+
+
+def test_in_float64_a_block_keeps_all_its_digits():
+    layer = nn.Linear(LARGE // 256, 256, dtype=torch.float64)
+    states = torch.randn(16, LARGE // 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert (Product.of(layer)(states) - layer(states)).abs().max() < 1e-12

@@ -17,7 +17,7 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Lives, Wrong, alone
 from torch import Tensor
 
 from playground.draws import Draws
-from playground.engine.pool import Pool
+from playground.engine.pool import Meeting, Pool, in_front
 from playground.errors import Refusal
 from playground.events import Cache, Figure
 from playground.lane import Limits
@@ -65,14 +65,51 @@ def test_nothing_is_like_a_head_that_keeps_nothing():
     assert likeness[1].tolist() == [-math.inf, -math.inf] and likeness[0, 0] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_those_that_seek_find_what_they_would_if_all_did_and_the_others_nothing(seed):
+Nearest = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def seeks_alone(find: Nearest, seed: int, each: int | None = None) -> bool:
+    """Whether seekers find what they would if all slots sought, and the others nothing; no seeker in the first head, or `each` of them in all heads."""
     chance = torch.Generator().manual_seed(seed)
     keys, among, seekers = torch.randn(3, 12, 5, generator=chance).double(), *(torch.rand(2, 3, 12, generator=chance) < 0.4)
     seekers[0] = False
-    (likeness, slot), (expected, expected_slot) = nearest(keys, among, seekers), nearest(keys, among)
-    assert torch.equal(slot[seekers], expected_slot[seekers]) and torch.allclose(likeness[seekers], expected[seekers], rtol=0, atol=1e-12)
-    assert (likeness[~seekers] == -math.inf).all() and seekers.any()
+    if each is not None:
+        seekers = torch.rand(3, 12, generator=chance).argsort(1) < each
+    (likeness, slot), (expected, expected_slot) = find(keys, among, seekers), nearest(keys, among)
+    found = torch.equal(slot[seekers], expected_slot[seekers]) and torch.allclose(likeness[seekers], expected[seekers], rtol=0, atol=1e-12)
+    return found and bool((likeness[~seekers] == -math.inf).all())
+
+
+@pytest.mark.parametrize("each", [None, 0, 1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_those_that_seek_find_what_they_would_if_all_did_and_the_others_nothing(seed, each):
+    assert seeks_alone(nearest, seed, each)
+
+
+def all_are_told(keys: Tensor, among: Tensor, seekers: Tensor) -> tuple[Tensor, Tensor]:
+    return nearest(keys, among)
+
+
+def they_look_among_themselves(keys: Tensor, among: Tensor, seekers: Tensor) -> tuple[Tensor, Tensor]:
+    return nearest(keys, among & seekers, seekers)
+
+
+def answers_stay_in_the_order_of_the_seekers(keys: Tensor, among: Tensor, seekers: Tensor) -> tuple[Tensor, Tensor]:
+    first = seekers.int().argsort(dim=1, descending=True, stable=True)
+    likeness, slot = nearest(keys, among, seekers)
+    return torch.where(seekers, likeness.gather(1, first), -math.inf), slot.gather(1, first)
+
+
+@pytest.mark.parametrize("each", [None, 1])
+@pytest.mark.parametrize("wrong", [all_are_told, they_look_among_themselves, answers_stay_in_the_order_of_the_seekers])
+def test_a_wrong_search_for_those_that_seek_is_found_out(wrong, each):
+    assert not all(seeks_alone(wrong, seed, each) for seed in range(4))
+
+
+def test_slots_of_a_mask_come_in_front_in_their_order():
+    assert in_front(slots([0, 1, 0, 1], [1, 1, 0, 0]).bool()).tolist() == [[1, 3], [0, 1]]
+    assert in_front(slots([0, 1, 0, 1], [0, 0, 1, 0]).bool()).tolist() == [[1, 3], [2, 0]]
+    assert in_front(torch.zeros(2, 3).bool()).shape == (2, 0)
 
 
 def test_shares_of_what_meets_add_up_to_one():
@@ -92,25 +129,57 @@ def by_loop(rows: Tensor, into: Tensor, share: Tensor) -> Tensor:
     return made
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_rows_are_added_by_their_shares_and_all_others_stay_bit_for_bit(seed):
+def adds_up(meet: Callable[[Tensor, Tensor], Meeting], seed: int) -> bool:
+    """Whether rows become the sums of what meets in them, and all others stay bit for bit."""
     chance = torch.Generator().manual_seed(seed)
     rows, share = torch.randn(3, 12, 5, generator=chance).double(), torch.rand(3, 12, generator=chance).double()
     into = targets(torch.rand(3, 12, generator=chance) < 0.3, torch.randint(0, 12, (3, 12), generator=chance))
     pool = Pool()
     pool.write(0, torch.cat([rows, rows[:, :2]], 1))  # the last two stand for the scratch
-    pool.merge(into, share)
+    pool.merge(meet(into, share))
     expected = by_loop(rows, into, share)
-    assert (pool.read(12) - expected).abs().max() < 1e-12
     untouched = company(targets(into != torch.arange(12), into)) == (into == torch.arange(12)).long()
-    assert torch.equal(pool.read(12)[untouched], rows[untouched]) and untouched.any() and not untouched.all()
-    assert torch.equal(pool.read(14)[:, 12:], rows[:, :2])
+    assert untouched.any() and not untouched.all()
+    stays = torch.equal(pool.read(12)[untouched], rows[untouched]) and torch.equal(pool.read(14)[:, 12:], rows[:, :2])
+    return stays and bool((pool.read(12) - expected).abs().max() < 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_added_by_their_shares_and_all_others_stay_bit_for_bit(seed):
+    assert adds_up(Meeting.of, seed)
+
+
+def every_row_is_weighed(into: Tensor, share: Tensor) -> Meeting:
+    """Those to which nothing is added lose what is not their share."""
+    everywhere = torch.ones_like(into, dtype=torch.bool).nonzero().unbind(1)
+    return Meeting(everywhere, share.reshape(-1, 1), (into + into.shape[1] * torch.arange(len(into))[:, None]).flatten(), everywhere)
+
+
+def who_receives_is_forgotten(into: Tensor, share: Tensor) -> Meeting:
+    right = Meeting.of(into, share)
+    come = (into != torch.arange(into.shape[1]))[right.sources]
+    return Meeting(tuple(place[come] for place in right.sources), right.share[come], right.sums[come], right.targets)
+
+
+def shares_are_forgotten(into: Tensor, share: Tensor) -> Meeting:
+    right = Meeting.of(into, share)
+    return replace(right, share=torch.ones_like(right.share))
+
+
+def sums_go_to_another_head(into: Tensor, share: Tensor) -> Meeting:
+    right = Meeting.of(into, share)
+    return replace(right, targets=((right.targets[0] + 1) % len(into), right.targets[1]))
+
+
+@pytest.mark.parametrize("wrong", [every_row_is_weighed, who_receives_is_forgotten, shares_are_forgotten, sums_go_to_another_head])
+def test_a_wrong_sum_of_what_meets_is_found_out(wrong):
+    assert not any(adds_up(wrong, seed) for seed in range(4))
 
 
 def test_short_numbers_are_added_in_longer_ones():
     pool = Pool()
     pool.write(0, torch.tensor([[[2048.0]] + [[1.0]] * 8]).half())
-    pool.merge(torch.zeros(1, 9, dtype=torch.long), torch.ones(1, 9))
+    pool.merge(Meeting.of(torch.zeros(1, 9, dtype=torch.long), torch.ones(1, 9)))
     assert pool.read(1).item() == 2056 and pool.rows.dtype == torch.half
 
 

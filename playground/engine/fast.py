@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from playground.engine.seams import Call, attend_all
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float16, torch.bfloat16, torch.float32, torch.float64)}  # by device
+LARGE = 2 ** 16  # weights of a product from which on oneDNN is worth the milliseconds it takes to make itself ready for a number of rows
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on how long the text has become
 
 
@@ -40,7 +42,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Product:
-    """Several linear layers over the same rows as one."""
+    """Several linear layers over the same rows as one.
+
+    On a processor a block of rows goes through oneDNN, which uses the widest instructions of every maker's, so that a block of 16 takes
+    little more than half as long as in torch's own product. A single row gains nothing by it.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -55,7 +61,15 @@ class Product:
         return cls(weight, torch.cat([bias.data for bias in biases]) if biases[0] is not None else None)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._by_onednn and x.shape[0] > 1:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return linear(x, self.weight, self.bias)
+
+    @cached_property
+    def _by_onednn(self) -> bool:
+        weight = self.weight
+        suits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= LARGE
+        return suits and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class FastLayer:

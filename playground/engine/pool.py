@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,6 +22,60 @@ class Packed(Protocol):
 
 
 Encode = Callable[[Tensor, "Packed | None"], Packed]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Slots that stay, in their order, as the keys and the values of all layers that agree are told."""
+
+    slots: Tensor  # [1 or kv_heads, n]
+    _rows: dict = field(default_factory=dict)
+
+    def rows(self, heads: int, capacity: int, coarse: int) -> Tensor:
+        """The slots behind `coarse` packed ones as rows of a pool's memory, all heads of it in one row; pools of one size share them."""
+        key = heads, capacity, coarse
+        if key not in self._rows:
+            starts = capacity * torch.arange(heads, device=self.slots.device)[:, None] - coarse
+            self._rows[key] = (self.slots[:, coarse:] + starts).flatten()
+        return self._rows[key]
+
+    def leaves(self, coarse: int) -> bool:
+        """Whether the first `coarse` slots stay where they are."""
+        first = torch.arange(coarse, device=self.slots.device)
+        return self.slots.shape[1] >= coarse and bool((self.slots[:, :coarse] == first).all())
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Rows of one layer that are added up, the same of its keys and its values. Those to which no other is added have no part in it."""
+
+    sources: tuple[Tensor, Tensor]  # head and slot of all that is added, [m]
+    share: Tensor  # how much of it, [m, 1]
+    sums: Tensor  # to which sum, [m]
+    targets: tuple[Tensor, Tensor]  # head and slot where each sum goes, [sums]
+
+    @classmethod
+    def of(cls, into: Tensor, share: Tensor) -> Meeting:
+        """Each slot is added, times its share [kv_heads, n], to the slot `into` [kv_heads, n], which may be its own."""
+        heads, slots = moves(into)
+        receives = torch.zeros_like(into, dtype=torch.bool)
+        receives[heads, into[heads, slots]] = True
+        number = receives.flatten().cumsum(0).view_as(into) - 1
+        sources = receives.gather(1, into).nonzero().unbind(1)
+        return cls(sources, share[sources][:, None], number.gather(1, into)[sources], receives.nonzero().unbind(1))
+
+
+def in_front(mask: Tensor) -> Tensor:
+    """The slots of each row that stand in the mask [rows, slots], in their order, [rows, most]; a row that has fewer goes on with those that do not."""
+    counts = mask.sum(1).tolist()
+    if min(counts) == max(counts):
+        return mask.nonzero()[:, 1].view(len(mask), counts[0])
+    return (~mask).byte().argsort(dim=1, stable=True)[:, :max(counts)]
+
+
+def moves(into: Tensor) -> tuple[Tensor, Tensor]:
+    """Head and slot of every slot that goes into another one, by `into` [kv_heads, slots]."""
+    return (into != torch.arange(into.shape[1], device=into.device)).nonzero().unbind(1)
 
 
 class Pool:
@@ -70,52 +125,40 @@ class Pool:
         """Slots start + chosen [n], in this order, become the slots from `start` on."""
         if self.rows is not None:
             start -= self.coarse
-            self.rows[:, start:start + len(chosen)] = self.rows[:, start + chosen]
+            self.rows.narrow(1, start, len(chosen)).copy_(self.rows.index_select(1, start + chosen))
 
-    def compact(self, order: Tensor, trunk: int, scratch: int) -> None:
-        """Of the first `trunk` slots only order [1 or kv_heads, n] stay; the scratch moves up right behind them.
+    def compact(self, order: Order, trunk: int, scratch: int) -> None:
+        """Of the first `trunk` slots only those of the order stay; the scratch moves up right behind them.
 
         Packed rows have no order of their own, so where one of them goes the others become as they can be read, until packed again.
         """
         if self.rows is None:
             return
-        if self.packed and not self._leaves_packed(order):
+        if self.packed and not order.leaves(self.coarse):
             self._unpack(trunk + scratch)
-        order, trunk = order[:, self.coarse:] - self.coarse, trunk - self.coarse
-        count = order.shape[1]
-        moved, tail = self._picked(order), self.rows[:, trunk:trunk + scratch].clone()
+        trunk -= self.coarse
+        moved, tail = self._picked(order), self.rows[:, trunk:trunk + scratch].clone() if scratch else None
+        count = moved.shape[1]
         self.rows[:, :count] = moved
-        self.rows[:, count:count + scratch] = tail
+        if scratch:
+            self.rows[:, count:count + scratch] = tail
         self._shrink(count + scratch)
 
-    def _picked(self, order: Tensor) -> Tensor:
-        """Rows held as written, by slot, order [1 or kv_heads, n], [kv_heads, n, d]. They are copied whole: a gather would take them number by number."""
+    def _picked(self, order: Order) -> Tensor:
+        """Rows held as written, by their order, [kv_heads, n, d]. They are copied whole: a gather would take them number by number."""
         heads, capacity, d = self.rows.shape
-        places = order + capacity * torch.arange(heads, device=order.device)[:, None]
-        return self.rows.reshape(-1, d).index_select(0, places.flatten()).view(heads, -1, d)
-
-    def _leaves_packed(self, order: Tensor) -> bool:
-        first = torch.arange(self.coarse, device=order.device)
-        return order.shape[1] >= self.coarse and bool((order[:, :self.coarse] == first).all())
+        return self.rows.reshape(-1, d).index_select(0, order.rows(heads, capacity, self.coarse)).view(heads, -1, d)
 
     def _unpack(self, used: int) -> None:
         held, self.packed = self._all(used - self.coarse), None
         self._grow(used, held)
         self.rows[:, :used] = held
 
-    def merge(self, into: Tensor, share: Tensor) -> None:
-        """Each of the first rows is added, times its share [kv_heads, n], to the row of the slot `into` [kv_heads, n], which may be its own.
-
-        A row to which no other one is added stays as it is, bit for bit. None of them is packed.
-        """
-        held, places = self.rows[:, :into.shape[1]], torch.arange(into.numel(), device=into.device).view_as(into)
-        into = into + places[:, :1]  # slots of all heads in one row
-        receives = torch.zeros(into.numel(), dtype=torch.bool, device=into.device).index_fill_(0, into[into != places], True)
-        meets = receives[into]
-        number = receives.cumsum(0) - 1  # of each slot among those that receive
-        rows = held[meets].to(torch.promote_types(held.dtype, torch.float32))
-        added = rows.new_zeros(int(receives.sum()), rows.shape[1]).index_add_(0, number[into[meets]], rows * share[meets][:, None].to(rows.dtype))
-        held[receives.view_as(into)] = added.to(held.dtype)
+    def merge(self, meeting: Meeting) -> None:
+        """Rows that receive others become the sum of all that meet; every other one stays as it is, bit for bit. None of them is packed."""
+        rows = self.rows[meeting.sources].to(torch.promote_types(self.rows.dtype, torch.float32))
+        added = rows.new_zeros(len(meeting.targets[0]), rows.shape[1]).index_add_(0, meeting.sums, rows * meeting.share.to(rows.dtype))
+        self.rows[meeting.targets] = added.to(self.rows.dtype)
 
     def pack(self, count: int, used: int, encode: Encode) -> None:
         """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all."""

@@ -67,6 +67,13 @@ def entropy(scores: Tensor) -> Tensor:
     return entr(scores.softmax(-1)).sum(-1)
 
 
+def certain(token: int, like: Tensor) -> Tensor:
+    """All chance on one token, [V]."""
+    chances = torch.zeros_like(like)
+    chances[token] = 1
+    return chances
+
+
 def leftover(p: Tensor, q: Tensor) -> Tensor:
     """max(p - q, 0) renormalised, [V]; p itself where nothing is left over but rounding."""
     rest = (p - q).clamp(min=0)

@@ -35,9 +35,14 @@ class Plan:
     resume: tuple[int, Tensor] | None = None  # (layer, hidden states [rows, d]): enter before that layer with these
     capture: frozenset[int] = frozenset()  # keep the hidden states [rows, d] that enter these layers; depth is the final norm
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all layers run from first to last."""
+        return not self.skip and self.stop is None and self.resume is None
+
     def layers(self, depth: int) -> int:
         """How many of a model's layers run."""
-        return sum(map(self.runs, range(depth)))
+        return depth if self.is_whole else sum(map(self.runs, range(depth)))
 
     def runs(self, layer: int) -> bool:
         late = self.stop is not None and layer >= self.stop

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy
@@ -89,7 +90,7 @@ class Segment:
         return self._masks[key]
 
     def bias(self, layer: int, sliding_window: int | None, groups: int, dtype: torch.dtype) -> Tensor | str | None:
-        """The mask as what is added to the scores of all heads of a group, [groups * rows, slots] or [kv_heads, groups * rows, slots].
+        """The mask as what is added to the scores of all heads of a group, as `as_bias` makes it.
 
         Layers with one mask share it: it is written out once a forward. CAUSAL and None stand as they are.
         """
@@ -147,7 +148,7 @@ class Segment:
         before = slots.count + self.first
         if not self._is_chain():
             seen = torch.ones(self.rows, slots.count, dtype=torch.bool, device=self.store.device)
-            return torch.cat([seen, self._own()], 1)
+            return torch.cat([seen, self._own], 1)
         if self.rows == 1:
             return None
         return CAUSAL if not before else torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
@@ -160,12 +161,13 @@ class Segment:
         return self.store.parents[:self.end] == list(range(-1, self.end - 1))
 
     def _explicit(self, slots: Slots, sliding_window: int | None) -> Tensor:
-        device = self.store.device
-        query = torch.tensor(self.positions(), device=device)[:, None]
-        scratch = torch.tensor([self.store.length + d for d in self.store.depths[:self.end]], device=device)
-        trunk = slots.positions[:, None, :]  # [1 or heads, 1, n]
-        seen = (trunk != DEAD) & self._allowed(query, trunk, sliding_window)
-        own = self._own() & self._allowed(query, scratch, sliding_window)
+        trunk, own = slots.positions[:, None, :], self._own  # [1 or heads, 1, n]
+        seen = trunk != DEAD
+        if self._narrow(sliding_window):
+            device = self.store.device
+            query = torch.tensor(self.positions(), device=device)[:, None]
+            scratch = torch.tensor([self.store.length + d for d in self.store.depths[:self.end]], device=device)
+            seen, own = seen & self._allowed(query, trunk, sliding_window), own & self._allowed(query, scratch, sliding_window)
         mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
         return mask[0] if len(mask) == 1 else mask
 
@@ -177,7 +179,9 @@ class Segment:
             allowed = allowed & ((query < window.start) | window.visible(query, key))
         return allowed
 
+    @cached_property
     def _own(self) -> Tensor:
+        """Which scratch nodes each row sees, [rows, scratch], in every layer."""
         return torch.from_numpy(self.ancestors()).bool().to(self.store.device)
 
     def ancestors(self) -> numpy.ndarray:
@@ -223,6 +227,10 @@ class LateSegment(Segment):
 
 
 def as_bias(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """A mask [..., rows, slots] as what is added to the scores of all heads of a group, [..., groups * rows, slots]."""
+    """A mask [rows, slots] or [kv_heads, rows, slots] as what is added to the scores of all heads of a group: the first with
+    groups * rows for its rows, the second as [1, kv_heads, groups * rows, slots]. A single row is not repeated: all heads read the one.
+    """
     written = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    return written.repeat(*[1] * (mask.dim() - 2), groups, 1)
+    if mask.shape[-2] > 1:
+        written = written.repeat(*[1] * (mask.dim() - 2), groups, 1)
+    return written[None] if mask.dim() == 3 else written  # torch's fast attention takes two or four dimensions, and is slow with three

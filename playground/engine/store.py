@@ -22,7 +22,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.pool import Encode, Pool
+from playground.engine.pool import Encode, Meeting, Order, Pool, in_front, moves
 from playground.engine.segment import DEAD, Focus, LateSegment, Renumbering, Segment, Window
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -168,6 +168,8 @@ class Store:
                 pool.reorder(self.slots_of(layer).count, chosen)
 
     def _lengthen(self, count: int) -> None:
+        if not count:
+            return
         added = torch.arange(self.length, self.length + count, device=self.device)
         for slots in self.slots:
             slots.positions = torch.cat([slots.positions, added.expand(slots.positions.shape[0], count)], 1)
@@ -199,9 +201,10 @@ class Store:
         live = live & (slots.positions != DEAD)
         if bool(live.all()):
             return
-        order = torch.argsort(~live, dim=1, stable=True)[:, :int(live.sum(1).max())]
+        order = in_front(live)
+        shared = Order(order)
         for pool in (pool for layer in layers for pool in (self.keys[layer], self.values[layer])):
-            pool.compact(order, slots.count, len(self.parents))
+            pool.compact(shared, slots.count, len(self.parents))
         for noted in self.attention:
             noted.compact(order, slots.count, layers)
         lasting = live.gather(1, order)
@@ -218,10 +221,12 @@ class Store:
         Returns by head the positions of what went into another slot, each with the position of that slot.
         """
         positions = self.slots_of(layer).positions.expand_as(into)
-        moved = into != torch.arange(into.shape[1], device=into.device)
-        told = torch.stack([moved.nonzero()[:, 0], positions[moved], positions.gather(1, into)[moved]], 1).tolist()
-        for pool in (self.keys[layer], self.values[layer]) if told else ():
-            pool.merge(into, share)
+        heads, slots = moves(into)
+        told = torch.stack([heads, positions[heads, slots], positions[heads, into[heads, slots]]], 1).tolist()
+        if told:
+            meeting = Meeting.of(into, share)
+            self.keys[layer].merge(meeting)
+            self.values[layer].merge(meeting)
         return [[(source, target) for head, source, target in told if head == each] for each in range(len(into))]
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:

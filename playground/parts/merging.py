@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from playground.engine.pool import in_front
 from playground.engine.sampling import REMOVED
 
 TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
@@ -28,7 +29,7 @@ def nearest(keys: Tensor, among: Tensor, seekers: Tensor | None = None) -> tuple
     pointing = normalize(keys.to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
     if seekers is None:
         return _most_like(pointing, pointing, among)
-    first = (~seekers).byte().argsort(dim=1, stable=True)[:, :int(seekers.sum(1).max())]
+    first = in_front(seekers)
     likeness, slot = _most_like(pointing.take_along_dim(first[..., None], 1), pointing, among)
     likeness = pointing.new_full(seekers.shape, REMOVED).scatter(1, first, likeness).masked_fill(~seekers, REMOVED)
     return likeness, torch.zeros_like(seekers, dtype=torch.long).scatter(1, first, slot)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from playground.engine.sampling import leftover
+from playground.engine.sampling import certain, leftover
 from playground.events import Candidate, Test, Verdict
 from playground.parts.tree import ROOT, TokenTree
 
@@ -64,13 +64,6 @@ def _is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
     return node != ROOT and (complete or lm.ends(tree.tokens[node]))
 
 
-def certain(token: int, like: Tensor) -> Tensor:
-    """All chance on one token, [V]."""
-    chances = torch.zeros_like(like)
-    chances[token] = 1
-    return chances
-
-
 def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling:
     """The child that guessed `token`; without one the token itself stands in their place."""
     child = next((c for c in children if tree.tokens[c] == token), None)
@@ -90,8 +83,9 @@ def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[floa
     r, tests, taken = p, [], []
     for child in children:
         token, d = tree.tokens[child], _drawn_from(child, tree, taken, p)
-        accepted, u = flip(min(1.0, float(r[token] / d[token])))
-        tests.append(Test(child, float(r[token]), float(d[token]), u, accepted))
+        chance, offered = float(r[token]), float(d[token])
+        accepted, u = flip(min(1.0, chance / offered) if offered else 1.0)
+        tests.append(Test(child, chance, offered, u, accepted))
         if accepted:
             return Ruling(child, tests=tests)
         r = leftover(r, d)

@@ -83,9 +83,10 @@ def moved(votes: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
     """
     sources, targets = (places.expand(len(votes), -1) for places in (sources, targets))
     goes = (sources != targets) & (sources >= 0)
-    heads, sources, targets = goes.nonzero()[:, 0], sources[goes], targets[goes]
+    heads, places = goes.nonzero().unbind(1)
     if not len(heads):
         return votes
+    sources, targets = sources[heads, places], targets[heads, places]
     votes = votes.clone()
     by_position = votes.movedim(-1, 1)
     taken = by_position[heads, sources]

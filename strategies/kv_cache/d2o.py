@@ -80,11 +80,11 @@ class D2O(CachePolicy):
         threshold = self._moved(held.layer, likeness, goes)
         joins = goes & (likeness >= threshold[:, None]) & (self.weights != "none")
         if bool(goes.any()):
-            self._note(held, likeness[goes], threshold, joins[goes])
+            self._note(held, likeness[goes].mean(), threshold.nanmean(), joins.sum() / goes.sum())
         into = targets(joins, slot)
         if self.weights == "released":
-            return Merge(into, torch.where(joins, likeness, 1.0) / company(into).gather(1, into))
-        return averaged(into, torch.where(joins, likeness, 1.0).exp())
+            return Merge(into, likeness.masked_fill(~joins, 1.0) / company(into).gather(1, into))
+        return averaged(into, likeness.masked_fill(~joins, 1.0).exp())
 
     def _moved(self, layer, likeness, goes):
         """The threshold of each head after it heard how alike those that go are to their nearest, [kv_heads]; the mean of the first ones to begin with."""
@@ -94,9 +94,9 @@ class D2O(CachePolicy):
         self.thresholds[layer] = torch.where(mean.isnan(), before, after)
         return self.thresholds[layer]
 
-    def _note(self, held, likeness, threshold, joins):
-        told = {"likeness": likeness.mean(), "threshold": threshold[~threshold.isnan()].mean(), "merged": joins.double().mean()}
-        self._seen.setdefault(held.next - held.prompt, []).append([float(number) for number in told.values()])
+    def _note(self, held, *told):
+        """Means over the tokens of a layer that go: how like the nearest, the threshold, the share that is merged."""
+        self._seen.setdefault(held.next - held.prompt, []).append(torch.stack(told).tolist())
 
     def explain(self, prompt, layers):
         if self._room and not self._shown:

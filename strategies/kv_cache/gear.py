@@ -18,6 +18,7 @@ class Gear(CachePolicy):
     all heads, and their mean takes their place, so that they do not stretch the scale. Then keys are quantised channel by channel
     and values token by token, and the error that is left of each head is approximated by a product of two thin matrices, found
     by power iteration. Tokens are packed a block at a time and never again; the prompt is read before anything is packed.
+    Attention reads the unpacked rows, and every step unpacks them anew, so memory is saved and time is not.
     Without outliers and rank this is the quantised cache of KIVI with another schedule. The released simulation takes b * b - 1
     steps for 2 ** b - 1 and sets aside too many keys in short blocks; neither is copied. Kang et al. 2024, arXiv 2403.05527.
     """

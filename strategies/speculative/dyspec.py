@@ -82,7 +82,7 @@ class DySpec(Drafter):
         if q is None:
             return None
         q = q if self.temperature == 1 else (q.log() / self.temperature).softmax(-1)
-        return Urn(q) if lm.chain.draws else Ranking(q, self.nodes)
+        return Urn(q) if lm.chain.draws else Ranking(q, self.nodes - len(tree))
 
     def _draw(self, lm, tree, urn, parent, position) -> tuple[int, float]:
         """A new child, and its share of what was left at its parent."""
