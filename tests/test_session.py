@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from tables import TableModel
 
 import playground.session
 from playground.errors import Refusal
-from playground.events import Commit, Done, Failed, Forward, Header, Note, Stamped
+from playground.events import Commit, Done, Failed, Forward, Header, Note, Stamped, Step
 from playground.lane import Lane, Limits
 from playground.parts.plain import plain
 from playground.parts.tree import chain
@@ -444,3 +445,13 @@ def test_a_text_cannot_go_back_where_something_cannot_be_undone(parts):
     lane = Lane([0, 1, 2], {"target": MODEL}, assembly, Limits(max_new_tokens=LENGTH), Recorder(MODEL.tokens))
     message = last(run(Session([Header()], [Runner(lane, assembly)])), 0).message
     assert message.endswith("cannot undo what it did at a later place of the text, so the text cannot go back: take it away.")
+
+
+def test_impossible_tokens_add_nothing_to_an_entropy():
+    model = TableModel("abc", rule=lambda context: torch.tensor([0.0, 0.0, float("-inf")], dtype=torch.float64))
+    lane = Lane([0], {"target": model}, assembly := assemble(Recipe("greedy")), Limits(max_new_tokens=1), Recorder(model.tokens))
+    runner, events = Runner(lane, assembly), []
+    while not runner.finished:
+        events += runner.advance()
+    (step,) = [event for event in events if isinstance(event, Step)]
+    assert step.entropy == pytest.approx(math.log(2))
