@@ -66,7 +66,7 @@ def test_a_strategy_that_fills_a_canvas_is_opened_with_a_model_that_can():
 
 
 def test_a_drafter_that_draws_is_opened_in_a_lane_that_draws():
-    assert ["temperature", {}] in settings_for(find("rsd_c")).lanes[0]["extras"]
+    assert "temperature" in dict(settings_for(find("rsd_c")).lanes[0]["extras"])
 
 
 def test_every_guarantee_and_every_need_has_words():

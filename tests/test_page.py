@@ -94,16 +94,29 @@ def test_a_text_goes_on_with_words_that_no_model_proposed(page, address):
     assert running(page, 1).locator("b").count() == 0
 
 
-def test_words_that_the_grammar_does_not_allow_are_refused_beside_the_new_lane(page, address):
+@pytest.mark.parametrize("late", [0, 2])
+def test_words_that_the_grammar_does_not_allow_are_refused_beside_the_new_lane(page, address, late):
+    """Whether the server says before or after the run that the lane could be run."""
+    answered = []
+    page.route("**/component_server*", lambda route: (page.wait_for_timeout(1000 * late), route.continue_()))
+    page.on("response", lambda response: answered.append(response) if "component_server" in response.url else None)
     visit(page, address, Settings(prompt="A number:", length=6, lanes=[{"strategy": "greedy", "extras": [["regex", {"pattern": "[0-9]{4,}"}]]}]))
     page.keyboard.press("Control+Enter")
     expect(tokens(page, 0).nth(3)).to_be_attached()
     expect(page.locator("#run")).to_be_visible()
     tokens(page, 0).nth(1).click()
     page.locator("#live .card .own-words input").fill("zebra")
+    before = len(answered)
     page.locator("#live .card .own-words button").click()
-    expect(page.locator(".lane-card[data-lane='1'] .complaint")).to_contain_text("The grammar does not allow")
+    complaint = page.locator(".lane-card[data-lane='1'] .complaint")
+    expect(complaint).to_contain_text("The grammar does not allow")
     expect(status(page, 0)).to_have_text("reached its length")
+    while len(answered) == before:
+        page.wait_for_timeout(100)
+    page.wait_for_timeout(100)
+    expect(complaint).to_contain_text("The grammar does not allow")
+    choose_strategy(page, 1, "sample")
+    expect(complaint).to_have_count(0)
 
 
 def test_a_fork_ends_the_run_it_comes_from_and_can_be_forked_in_its_turn(page, address):

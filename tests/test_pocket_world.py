@@ -363,7 +363,7 @@ def test_the_notations_show_nested_schemas():
 def test_an_edit_changes_the_text_but_little(grade):
     for item in some(edit, 60, grade=grade):
         before, after = item.meta["before"].split(), item.answer.split()
-        assert before != after and len(set(before) & set(after)) >= 0.25 * len(set(before))
+        assert before != after and len(set(before) & set(after)) >= 0.2 * len(set(before))  # a record of two entries may lose one
         assert len(item.meta["edits"]) == edit.INSTRUCTIONS[grade] and item.meta["before"] in item.prompt
 
 

@@ -12,6 +12,7 @@ const GROUPS = { // headings in the menus of slots
 const open = new Set();
 let lanes = [];
 let verdicts = [];
+let failed = {};
 let asked = 0;
 let timer = 0;
 
@@ -165,7 +166,12 @@ function judge(i) {
   if (!card) return;
   const { guarantee = [], problem = "", about = "" } = verdicts[i] || {};
   card.querySelector(".promises").replaceChildren(...promises(guarantee));
-  complain(card, problem, about);
+  complain(card, problem || failure(i), problem ? about : "");
+}
+
+/** What a run found wrong with a lane, as long as the lane is as it was then. */
+function failure(i) {
+  return failed[i] && failed[i].lane === JSON.stringify(lanes[i]) ? failed[i].text : "";
 }
 
 function promises(names) {
@@ -539,10 +545,9 @@ function take() {
 watch("value", take);
 watch("fills", draw);
 watch("problems", () => {
-  for (const [i, text] of Object.entries(props.problems || {})) {
-    const found = root.querySelector(`.lane-card[data-lane="${i}"]`);
-    if (found) complain(found, text, "");
-  }
+  const given = (props.value || []).map(fresh); // which may not have been taken yet
+  failed = Object.fromEntries(Object.entries(props.problems || {}).map(([i, text]) => [i, { text, lane: JSON.stringify(given[i]) }]));
+  lanes.forEach((_, i) => judge(i));
 });
 take();
 if (!lanes.length) draw();
