@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from shutil import which
 
 import pytest
 import saved
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from chromium import chromium
+from playwright.sync_api import BrowserContext, Page, expect
 
 from playground.ui.settings import Settings
 
@@ -50,10 +50,8 @@ def monkeypatch_module():
 @pytest.fixture(scope="module")
 def browser():
     """One browser for all visitors, so that the page's own files are fetched once."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
-        yield browser.new_context(viewport={"width": 1280, "height": 900})
-        browser.close()
+    with chromium() as opened:
+        yield opened.new_context(viewport={"width": 1280, "height": 900})
 
 
 @pytest.fixture

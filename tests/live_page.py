@@ -4,15 +4,13 @@
 """
 from __future__ import annotations
 
-import shutil
-
 import gradio as gr
 import pytest
+from chromium import chromium
+from playwright.sync_api import expect
 
 from playground.ui.lanes import Lanes
 
-sync_api = pytest.importorskip("playwright.sync_api")
-expect = sync_api.expect
 expect.set_options(timeout=20_000)
 
 ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "missed")
@@ -54,11 +52,8 @@ def address(feed):
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        opened = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+    with chromium() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shutil import which
 from statistics import median, quantiles
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from chromium import chromium
+from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # it is started as a file
@@ -308,10 +308,8 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     given = options()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+    with chromium() as browser:
         report = Report(machine(browser, given.repeats, given.runs), measure(browser, given.repeats, given.runs))
-        browser.close()
     print(report.page())
     if given.json:
         given.json.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")

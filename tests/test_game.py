@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import math
-from shutil import which
 
 import gradio as gr
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from chromium import chromium
+from playwright.sync_api import Page, expect
 
 import playground
 from playground.errors import Refusal
@@ -113,10 +113,8 @@ def board(feed):
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
+    with chromium() as opened:
         yield opened.new_context(viewport={"width": 1440, "height": 1000})
-        opened.close()
 
 
 @pytest.fixture

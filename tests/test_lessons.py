@@ -3,10 +3,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from shutil import which
 
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from chromium import chromium
+from playwright.sync_api import BrowserContext, Page, expect
 
 from playground.errors import Refusal
 from playground.events import Done, Step
@@ -123,10 +123,8 @@ def address(begun):
 @pytest.fixture(scope="module")
 def browser():
     """One browser for all visitors, so that the page's own files are fetched once."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
-        yield browser.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
-        browser.close()
+    with chromium() as opened:
+        yield opened.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
 
 
 @pytest.fixture

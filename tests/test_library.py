@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import re
 from html import escape
-from shutil import which
 from types import SimpleNamespace
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from chromium import chromium
+from playwright.sync_api import Page, expect
 
 from playground.declared import citation, description, link
 from playground.recipe import MAIN_KINDS, SINGLE_KINDS
@@ -123,10 +123,8 @@ def address():
 
 @pytest.fixture(scope="module")
 def visitor():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"])
-        yield browser.new_context(viewport={"width": 1440, "height": 900})
-        browser.close()
+    with chromium() as opened:
+        yield opened.new_context(viewport={"width": 1440, "height": 900})
 
 
 @pytest.fixture
