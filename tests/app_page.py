@@ -74,6 +74,16 @@ def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
     expect(page.locator("#system")).to_be_hidden()  # from then on nothing moves under the mouse
 
 
+def running_visitors(browser: BrowserContext, address: str, *prompts: str) -> list[Page]:
+    """A tab for each prompt, whose run has written some tokens."""
+    pages = [browser.new_page() for _ in prompts]
+    for page, prompt in zip(pages, prompts):
+        visit(page, address, Settings(prompt=prompt))
+        page.click("#run")
+        expect(tokens(page, 0).nth(2)).to_be_attached()
+    return pages
+
+
 def choose_strategy(page: Page, lane: int, name: str) -> None:
     page.locator(f".lane-card[data-lane='{lane}'] .strategy").click()
     page.locator(f".lane-card[data-lane='{lane}'] .option[data-name='{name}']").click()

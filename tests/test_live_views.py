@@ -189,7 +189,7 @@ def pace(page) -> str:
 
 def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, in_rounds())), 1)
-    assert pace(page) == "2.00 times the speed: 20.0 against 10.0 tokens/s of plain greedy in lane 1, both measured in this session, prompt included."
+    assert pace(page) == "2.00 times the speed: 20.0 against 10.0 tokens/s of plain greedy in lane 1, both measured in this run, prompt included."
     choose(page, 0)
     assert pace(page) == "This is the plain lane: the others are measured against it."
 

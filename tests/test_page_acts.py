@@ -7,7 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from app_page import address, browser, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from app_page import address, browser, expect, monkeypatch_module, page, running, running_visitors, status, tokens, visit  # noqa: F401
 from counting import Counting, counted, counting_site  # noqa: F401
 from toys import byte_tokenizer
 
@@ -135,11 +135,7 @@ def test_a_visitor_without_a_run_is_shown_none_of_another(counted, browser):
 
 def test_a_run_says_with_how_many_others_it_takes_turns(counted, browser):
     address, _ = counted
-    visitors = [browser.new_page(), browser.new_page()]
-    for visitor, prompt in zip(visitors, ("first", "second")):
-        visit(visitor, address, Settings(prompt=prompt))
-        visitor.click("#run")
-        expect(tokens(visitor, 0).nth(2)).to_be_attached()
+    visitors = running_visitors(browser, address, "first", "second")
     for visitor in visitors:
         expect(visitor.locator("#status")).to_contain_text("in turn with 1 other run")
     visitors[0].click("#stop")

@@ -2,7 +2,7 @@
 
 
 import pytest
-from app_page import TWO_LANES, address, browser, choose_strategy, expect, running, status, tokens, visit  # noqa: F401
+from app_page import TWO_LANES, address, browser, choose_strategy, expect, running, running_visitors, status, tokens, visit  # noqa: F401
 from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page, expect
 
@@ -74,11 +74,7 @@ def test_a_borrowed_gpu_tells_the_same_story():
 
 def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, browser):
     address, begun = counted
-    pages = [browser.new_page(), browser.new_page()]
-    for page, prompt in zip(pages, ("first", "second")):
-        visit(page, address, Settings(prompt=prompt))
-        page.click("#run")
-        expect(tokens(page, 0).nth(2)).to_be_attached()
+    pages = running_visitors(browser, address, "first", "second")
     first, second = begun
     pages[0].close()
     assert first.stopped.wait(20) and not second.finished

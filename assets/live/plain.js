@@ -30,7 +30,7 @@ function sayPace(card, cards) {
   const found = pace(card, plain);
   if (!found) return `The speed-up is measured against lane ${plain.order + 1}, plain greedy, once both have written.`;
   const speeds = `${fixed(found.mine, 1)} against ${fixed(found.theirs, 1)} tokens/s of plain greedy in lane ${plain.order + 1}`;
-  return `${fixed(found.factor, 2)} times the speed${found.over ? "" : " so far"}: ${speeds}, both measured in this session, prompt included.`;
+  return `${fixed(found.factor, 2)} times the speed${found.over ? "" : " so far"}: ${speeds}, both measured in this run, prompt included.`;
 }
 
 /** Whether a lane writes what plain greedy writes, or the first lane where there is no plain one, as far as both have come.
