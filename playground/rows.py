@@ -162,7 +162,7 @@ class Rows:
         if self._last_asked[0] != rows:
             self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
             found = [self._looked_at[row] for row in rows]
-            self._last_asked = rows, [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
+            self._last_asked = list(rows), [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
         return self._last_asked[1]
 
     def _look_at(self, rows: list[int]) -> None:
