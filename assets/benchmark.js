@@ -1,7 +1,7 @@
 // The standings of a survey: a table that can be sorted while it fills, and the questions with who was right. Gradio starts this with `element`,
 // `props`, `trigger` and `watch`. Texts of models and visitors enter the page through textContent only.
 
-const MARKS = { failed: ["!", "failed"], written: ["·", "not judged"] };
+const MARKS = { failed: ["!", "failed"], written: ["·", "not judged"], unasked: ["–", "not asked"] };
 
 function make(tag, { text, on = {}, ...attributes } = {}, ...children) {
   const node = document.createElement(tag);
@@ -94,8 +94,8 @@ class Standings {
     return [...known.sort((a, b) => (down ? order(b, a) : order(a, b))), ...rows.filter((row) => valueOf(row) === null)];
   }
 
-  row({ entrant, failure, cells: [name, ...others] }) {
-    const wrong = failure ? [make("p", { class: "failure", text: failure })] : [];
+  row({ entrant, failure, remark, cells: [name, ...others] }) {
+    const wrong = [...(failure ? [make("p", { class: "failure", text: failure })] : []), ...(remark ? [make("p", { class: "note", text: remark })] : [])];
     const head = make("th", { scope: "row" }, make("span", { class: "entrant", "data-entrant": entrant, text: name.text }), ...wrong);
     return make("tr", { "data-row": entrant }, head, ...others.map((cell) => make("td", { text: cell.text, class: cell.text === "-" ? "nothing" : undefined })));
   }

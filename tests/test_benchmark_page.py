@@ -151,8 +151,8 @@ def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(aske
 
 
 def test_a_strategy_that_cannot_says_so_in_its_row_and_the_others_answer(asked):
-    expect(asked.locator("[data-task='birds'] tr[data-row='2'] .failure")).to_contain_text("give a passage as context")
-    assert cells(asked)[2][-1] == "2" and [line[2] for line in cells(asked)[:2]] == ["12", "12"]
+    expect(asked.locator("[data-task='birds'] tr[data-row='2'] .note")).to_contain_text("does not bring a passage")
+    assert cells(asked)[2][-1] == "" and [line[2] for line in cells(asked)[:2]] == ["12", "12"]
 
 
 def test_nothing_sticks_out_on_a_phone_and_on_a_desk(asked):
@@ -355,14 +355,23 @@ def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
 
 # --- what is told of it ---
 
-def test_marks_tell_right_from_wrong_from_failed_from_unknown():
+def test_marks_tell_right_from_wrong_from_failed_from_unknown_from_not_asked():
     bird, fox = questions_in(OWN)
     unknown = replace(bird, answer=None)
     answers = [Answer("a", 0, bird, 1, 0, score=1.0, seconds=1.0), Answer("a", 0, bird, 2, 0, score=0.0, seconds=1.0),
                Answer("b", 0, bird, 1, 0, failure="It broke."),
-               Answer("a", 1, unknown, 1, 0, text="?", seconds=1.0)]
+               Answer("a", 1, unknown, 1, 0, text="?", seconds=1.0), Answer("b", 2, fox, 1, 0, lacking="a passage")]
     asked = told([Entrant(name, Recipe("greedy")) for name in "ab"], [bird, unknown, fox], answers)["asked"]
-    assert [one["marks"] for one in asked] == [[0.5, "failed"], ["written", None], [None, None]]
+    assert [one["marks"] for one in asked] == [[0.5, "failed"], ["written", None], [None, "unasked"]]
+
+
+def test_who_was_not_asked_did_not_fail():
+    bird, _ = questions_in(OWN)
+    answers, entrants = [Answer("a", 0, bird, 1, 0, lacking="a passage", reason="not asked")], [Entrant("a", Recipe("greedy"))]
+    [row] = told(entrants, [bird], answers)["sections"][0]["rows"]
+    assert row["failure"] == "" and row["remark"] == "Not asked: the question does not bring a passage."
+    html = answers_to(bird, 0, entrants, answers)
+    assert "not asked" in html and "a passage" in html and "failed" not in html and "failure" not in html
 
 
 def test_rounds_that_wrote_the_same_stand_together():

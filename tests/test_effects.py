@@ -18,7 +18,7 @@ from playground.bench.effects.eviction import BUDGETS, KEPT, eviction
 from playground.bench.effects.grammar import BOUND, BOUND_DRAWN, DRAWN, fits, grammar, is_valid
 from playground.bench.effects.reading import PLAIN
 from playground.bench.effects.speculation import AIMS, DRAFTED, LOOKED_UP, speculation
-from playground.bench.effects.switching import ALONE, switched, switching
+from playground.bench.effects.switching import ALONE, SWITCHES, switching
 from playground.bench.effects.votes import polled, votes
 from playground.bench.standings import Paired, Score
 from playground.bench.survey import Answer
@@ -47,19 +47,19 @@ def scored(right: Callable[[str, Question, int], bool]) -> Making:
 
 # --- switching ---
 
-SWITCHING = switching(count=10)
+SWITCHING, GOOD = switching(count=10), "bild below 0.7"
 
 
 def switches(target: float, loss: float = 0.0, alone: float = 0.5) -> Making:
-    """Greedy is always right; one threshold asks the target for a share of the tokens and loses a share of the questions, the draft alone another."""
+    """Greedy is always right; one switch makes some forwards of the target a token and loses a share of the questions, the draft alone another."""
     def make(name: str, question: Question, number: int) -> dict:
-        wrong = {PLAIN: 0.0, ALONE: alone, switched(0.4): loss}.get(name, 1.0)
-        asked = round(100 * (target if name == switched(0.4) else 1.0))
-        return {"score": float(number % 10 >= 10 * wrong), "wrote": {"target": asked, "draft": 100 - asked}}
+        wrong = {PLAIN: 0.0, ALONE: alone, GOOD: loss}.get(name, 1.0)
+        forwards = round(100 * (target if name == GOOD else 1.0))
+        return {"score": float(number % 10 >= 10 * wrong), "token_ids": [1] * 101, "forwards": {"target": forwards, "draft": 100}}
     return make
 
 
-def test_switching_shows_where_few_tokens_cost_the_target_and_the_score_stays():
+def test_switching_shows_where_few_tokens_ask_the_target_and_the_score_stays():
     assert shown(SWITCHING, switches(target=0.3))
 
 
@@ -68,8 +68,8 @@ def test_switching_does_not_show_where_the_target_writes_on_the_score_falls_or_t
     assert not shown(SWITCHING, absent)
 
 
-def test_a_threshold_is_not_chosen_on_the_questions_it_is_tested_on():
-    lucky = scored(lambda name, question, number: name == PLAIN or name.startswith("ead") and number % 2 == 0)
+def test_a_switch_is_not_chosen_on_the_questions_it_is_tested_on():
+    lucky = scored(lambda name, question, number: name == PLAIN or name in SWITCHES and number % 2 == 0)
     verdict = SWITCHING.judge(answers(SWITCHING, lucky))
     assert not verdict.shown and [value.mean for value in verdict.numbers.values() if isinstance(value, Paired)][0] == -1.0
 

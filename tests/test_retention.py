@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from test_store import EXACT, chain, exact_softmax, feed, twins, words
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from playground.engine.model import Model, Work
@@ -279,8 +280,8 @@ class Tenths:
     def bytes(self) -> int:
         return self.rows.numel()
 
-    def unpack(self) -> torch.Tensor:
-        return self.rows
+    def unpack(self, room: int = 0) -> torch.Tensor:
+        return pad(self.rows, (0, 0, 0, room))
 
 
 def tenths(rows: torch.Tensor, packed: Tenths | None) -> Tenths:

@@ -8,6 +8,7 @@ import torch
 from pairs import pair
 from registry import Collapse, can_be_had, lanes
 from tables import watch, write
+from torch.nn.functional import pad
 
 from playground.draws import Draws
 from playground.events import Cache
@@ -202,8 +203,8 @@ class Verbatim:
     def bytes(self) -> int:
         return self.rows.nbytes
 
-    def unpack(self) -> torch.Tensor:
-        return self.rows
+    def unpack(self, room: int = 0) -> torch.Tensor:
+        return pad(self.rows, (0, 0, 0, room))
 
 
 def text(policy: Kivi | None, decoder: str, architecture: str = "llama") -> list[int]:

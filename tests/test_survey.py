@@ -15,7 +15,7 @@ import playground
 from playground.bench.export import as_csv, document, page
 from playground.bench.figures import acceptance, quality
 from playground.bench.own import LONGEST, MOST_BYTES, MOST_LINES, own_score, questions_in, read_questions
-from playground.bench.standings import Score, paired, sign_test, table
+from playground.bench.standings import Score, paired, sections, sign_test, table
 from playground.bench.survey import Answer, Entrant, Progress, score, survey
 from playground.errors import Refusal
 from playground.lane import Limits
@@ -56,12 +56,19 @@ def test_an_answer_counts_what_its_trace_counts():
 
 
 def test_a_lane_that_fails_or_is_refused_leaves_the_others():
-    endless = replace(BIRD, prompt="bird " * 500)
-    answers = asked([NEEDY, GREEDY], [BIRD, endless])
+    endless, unruly = replace(BIRD, prompt="bird " * 500), Entrant("unruly", Recipe("greedy", extras=[("regex", {"pattern": "("})]))
+    answers = asked([unruly, GREEDY], [BIRD, endless])
     told = {(answer.entrant, answer.number): answer.failure for answer in answers}
-    assert "context" in told["needy", 0] and "shorten it" in told["greedy", 1]
+    assert told["unruly", 0] and "shorten it" in told["greedy", 1]
     assert told["greedy", 0] == "" and len(answers) == 4
     assert next(answer for answer in answers if answer.failure).score is None
+
+
+def test_who_needs_what_a_question_lacks_is_not_asked_and_has_not_failed():
+    told = replace(BIRD, context="A red fox met a green bird.")
+    bare, asked_ = asked([NEEDY], [BIRD, told])
+    assert (bare.lacking, bare.failure, bare.reason, bare.token_ids) == ("a passage", "", "not asked", [])
+    assert (asked_.lacking, asked_.failure) == ("", "") and asked_.token_ids
 
 
 def test_cancelling_stops_within_a_question():
@@ -131,6 +138,21 @@ def test_a_question_that_failed_for_one_counts_for_none_in_the_ratio():
     assert row.time_ratio.median == 0.5 and (row.answers, row.failed, row.failure, row.compared) == (1, 1, "It broke.", 1)
 
 
+def test_who_was_not_asked_has_dashes_and_a_sentence_says_why():
+    answers = [made(), made("needy", lacking="a passage"), made("other", lacking="tests"), made("half", 0, lacking="a passage"), made("half", 1)]
+    section, = sections(table(answers))
+    rows = {row[0]: row[1:] for row in section.rows}
+    assert set(rows["needy"]) == set(rows["other"]) == {"-", ""} and rows["needy"][-1] == "" and rows["half"][1] == "3"
+    assert section.remarks == ["Not asked, for these questions do not bring it: needy, half (1 of 2 answers) for want of a passage; other for want of tests."]
+    assert sections(table([made()]))[0].remarks == [] and section.remarks[0] in page("Survey", {}, answers)
+
+
+def test_a_failure_taken_for_a_want_is_told_apart():
+    """The same rows with the sentence in the other place: one failed, and nothing explains it away."""
+    section, = sections(table([made(), made("needy", failure="a passage")]))
+    assert section.rows[2][-1] == "1" and section.remarks == []
+
+
 def test_forwards_are_reckoned_for_each_token_after_the_first():
     plain, guessing = table([made(forwards={"target": 2}), made("guessing", forwards={"target": 1, "draft": 5}, trials=[(1, 2), (0, 1)])])
     assert (plain.target_forwards, plain.other_forwards) == (1.0, 0.0)
@@ -179,7 +201,7 @@ def test_the_json_holds_every_answer_and_the_table():
     answers = asked([GREEDY, NEEDY], [BIRD])
     told = json.loads(json.dumps(document({"settings": {"model": "toy"}}, [GREEDY, NEEDY], [BIRD], answers), allow_nan=False))
     assert [answer["entrant"] for answer in told["answers"]] == ["greedy", "needy"] and told["questions"][0]["prompt"] == BIRD.prompt
-    assert told["table"][0]["tokens"] == len(told["answers"][0]["token_ids"]) and told["table"][1]["failed"] == 1
+    assert told["table"][0]["tokens"] == len(told["answers"][0]["token_ids"]) and told["table"][1]["unasked"] == 1
     assert told["entrants"][1]["extras"] == [["cad", {}]] and told["settings"]["model"] == "toy"
 
 
@@ -265,15 +287,15 @@ def test_the_command_asks_prints_and_writes(tmp_path, capsys):
                  "--draft", saved.draft, "--repeats", "2", "--max-new-tokens", "8", "--out", str(out), "--csv", str(lines), "--page", str(tmp_path / "s.md")])
     logging.getLogger("playground").setLevel(level)
     printed, told = capsys.readouterr().out, json.loads(out.read_text())
-    assert code == 0 and "greedy+cad: cad needs a context" in printed
+    assert code == 0 and "greedy+cad for want of a passage" in printed
     assert [row["entrant"] for row in told["table"]] == ["greedy", "speculative", "greedy+cad"]
-    assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and told["table"][2]["failed"] == 4
+    assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and (told["table"][2]["unasked"], told["table"][2]["failed"]) == (4, 0)
     assert len(list(csv.DictReader(lines.open(newline="")))) == len(told["answers"]) == 12
     assert told["machine"]["torch"] and told["settings"]["repeats"] == 2 and "## own" in (tmp_path / "s.md").read_text()
 
 
 @pytest.mark.parametrize("more, says", [
-    ([], "no question to ask"), (["--tasks", "nonsense"], "no task 'nonsense'"), (["--file", "missing.jsonl"], "cannot be read")])
+    (["--with", "gencls_ppl:labels={answer}", "--tasks", "facts"], "{labels}"), ([], "no question to ask"), (["--tasks", "nonsense"], "no task 'nonsense'"), (["--file", "missing.jsonl"], "cannot be read")])
 def test_the_command_refuses_before_a_model_is_loaded(more, says, capsys):
     assert main(["bench", "survey", "--with", "greedy", "--model", "no/such", *more]) == 2
     assert says in capsys.readouterr().err

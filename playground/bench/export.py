@@ -21,7 +21,8 @@ target for each token after the first, prefill left out, so that plain decoding 
 model or stream. *Tokens/s* and *time*: wall clock with the prompt's own forward included, median (lowest to highest) of the
 rounds; the time is the entrant's seconds over those of the first entrant, taken within each round. *Accepted*: guesses that stood
 over those tested, in all and by their position in the draft. *Live slots*: most tokens that a KV head held. *Same text*: answers
-with exactly the first entrant's tokens."""
+with exactly the first entrant's tokens. What stands in braces came from each question; *a dash* in every column: the questions lack
+what the entrant needs, and the sentence above the table says what."""
 
 
 def document(facts: dict[str, Any], entrants: Sequence[Entrant], questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, Any]:
@@ -53,8 +54,8 @@ def as_csv(answers: Sequence[Answer]) -> str:
 def page(title: str, facts: dict[str, Any], answers: Sequence[Answer]) -> str:
     """The tables in Markdown, with what they were measured on."""
     parts = [f"# {title}", NOTES, facts_table(facts)]
-    for task, rows in sections(table(answers)):
-        parts += [f"## {task}", markdown(rows)]
+    for section in sections(table(answers)):
+        parts += [f"## {section.task}", *section.remarks, markdown(section.rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -88,5 +89,6 @@ def _line(answer: Answer, streams: list[str], deepest: int) -> dict[str, Any]:
         **{f"accepted_{depth}": accepted for depth, (accepted, _) in enumerate(trials, 1)},
         **{f"tested_{depth}": tested for depth, (_, tested) in enumerate(trials, 1)},
         "flops": answer.flops, "kv_live": "" if answer.kv_live is None else answer.kv_live, "reason": answer.reason, "failure": answer.failure,
+        "lacking": answer.lacking,
         "token_ids": " ".join(map(str, answer.token_ids)),
     }

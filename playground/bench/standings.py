@@ -1,7 +1,7 @@
 """What a survey came to: a row for each entrant and task, and two entrants held against each other on the same questions.
 
 A score is a mean over questions; rounds of one question are averaged first, since a strategy that draws nothing answers them
-alike. Answers that failed count as such and nowhere else. Imports neither torch nor gradio.
+alike. Answers that failed count as such and nowhere else, and questions that an entrant was not asked count nowhere. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ class Row:
     answers: int  # those that came through
     failed: int
     failure: str  # the first sentence that says why one failed
+    unasked: int  # those that it was not asked, because a question lacked what it needs
+    lacking: str  # what that is, of the first one
     score: Score | None
     tokens: float | None  # of a text, mean
     target_forwards: float | None  # for each token after the first, which prefill gives; greedy decoding takes exactly 1
@@ -76,8 +78,9 @@ def _row(given: list[Answer], firsts: list[Answer]) -> Row:
     target = sum(answer.forwards.get("target", 0) for answer in answers)
     every = sum(sum(answer.forwards.values()) for answer in answers)
     wrote = sum(sum(answer.wrote.values()) for answer in answers)
+    failures, lacking = ([said for answer in given if (said := getattr(answer, why))] for why in ("failure", "lacking"))
     return Row(
-        head.entrant, head.question.task, len(answers), len(given) - len(answers), next((answer.failure for answer in given if answer.failure), ""),
+        head.entrant, head.question.task, len(answers), len(failures), next(iter(failures), ""), len(lacking), next(iter(lacking), ""),
         score=_score(answers), tokens=_ratio(tokens, len(answers)), target_forwards=_ratio(target, later), other_forwards=_ratio(every - target, later),
         target_share=_ratio(sum(answer.wrote.get("target", 0) for answer in answers), wrote), flops=_ratio(sum(answer.flops for answer in answers), tokens),
         tokens_per_second=_speed(answers), time_ratio=time_ratio(given, firsts), acceptance=_acceptance(answers),
@@ -95,7 +98,7 @@ def time_ratio(answers: Iterable[Answer], firsts: Iterable[Answer]) -> Spread | 
 
 
 def pairs_of(answers: Iterable[Answer], others: Iterable[Answer]) -> list[tuple[Answer, Answer]]:
-    """Answers to the same question in the same round, where neither failed."""
+    """Answers to the same question in the same round, where both came through."""
     found = {(other.number, other.round): other for other in _fine(others)}
     return [(answer, found[place]) for answer in _fine(answers) if (place := (answer.number, answer.round)) in found]
 
@@ -160,7 +163,7 @@ def _by_position(answers: list[Answer]) -> list[float | None]:
 
 
 def _fine(answers: Iterable[Answer]) -> list[Answer]:
-    return [answer for answer in answers if not answer.failure]
+    return [answer for answer in answers if not (answer.failure or answer.lacking)]
 
 
 def _tokens(answer: Answer) -> int:
@@ -205,12 +208,30 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "accepted": lambda row: number(row.acceptance, 2),
     "by position": lambda row: " ".join(number(share, 2) for share in row.acceptance_by_position[:SHOWN]) or "-",
     "live slots": lambda row: number(row.kv_live, 0),
-    "same text": lambda row: f"{row.same_text} of {row.compared}",
+    "same text": lambda row: f"{row.same_text} of {row.compared}" if row.answers or row.failed else "-",
     "failed": lambda row: str(row.failed) if row.failed else "",
 }
 
 
-def sections(rows: Sequence[Row]) -> list[tuple[str, list[list[str]]]]:
-    """For each task a title and a table, its head first."""
-    tasks = list(dict.fromkeys(row.task for row in rows))
-    return [(task, [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in rows if row.task == task)]) for task in tasks]
+class Section(NamedTuple):
+    """What is told of one task."""
+
+    task: str
+    remarks: list[str]  # a sentence above the table where there are dashes in it to explain
+    rows: list[list[str]]  # the table, its head first
+
+
+def sections(rows: Sequence[Row]) -> list[Section]:
+    of_task = {task: [row for row in rows if row.task == task] for task in dict.fromkeys(row.task for row in rows)}
+    return [Section(task, unasked(these), [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in these)]) for task, these in of_task.items()]
+
+
+def unasked(rows: Iterable[Row]) -> list[str]:
+    """One sentence about the entrants that a task's questions could not be put to; none where there were no such."""
+    needing: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.unasked:
+            asked = row.answers + row.failed
+            needing[row.lacking].append(f"{row.entrant} ({row.unasked} of {row.unasked + asked} answers)" if asked else row.entrant)
+    told = "; ".join(f"{', '.join(names)} for want of {lacking}" for lacking, names in needing.items())
+    return [f"Not asked, for these questions do not bring it: {told}."] if told else []

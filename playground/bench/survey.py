@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from playground.bench.brought import Lacking, bare, filled
 from playground.bench.own import is_own, own_score
 from playground.errors import Refusal
 from playground.metrics import Record
 from playground.questions import Question, judge
-from playground.recipe import Recipe
+from playground.recipe import Assembly, Recipe, assemble
 from playground.result import Result
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ class Entrant:
     recipe: Recipe
 
     def recipe_for(self, question: Question) -> Recipe:
-        """The same for every question, unless a kind of entrant says otherwise."""
-        return self.recipe
+        """With what the question brings for the knobs that ask for it; raises Lacking where it does not."""
+        return filled(self.recipe, question)
+
+    def assembly(self) -> Assembly:
+        """What it is before there is a question; raises Refusal for what could never work."""
+        return assemble(bare(self.recipe))
 
 
 class Asked(NamedTuple):
@@ -73,6 +78,7 @@ class Answer:
     kv_live: int | None = None  # most live slots of any KV head of the target after a keep
     reason: str = "failed"  # why the text ended
     failure: str = ""  # what went wrong, in one sentence; empty where nothing did
+    lacking: str = ""  # what the question does not bring and the entrant needs, so that it was not asked; empty where it was
 
     @property
     def accepted(self) -> int:
@@ -90,7 +96,8 @@ def score(question: Question, text: str) -> float | None:
 
 def survey(models: Models, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, limits: Limits,
            cancelled: Callable[[], bool] = lambda: False, *, judge: Judge = score, warm_up: bool = True) -> Iterator[Answer]:
-    """Answers, as they come. A lane that fails or is refused says so in its answer, and the others go on.
+    """Answers, as they come. A lane that fails or is refused says so in its answer, as one does that is not asked because the question
+    lacks what it needs, and the others go on.
 
     Before the first round every entrant answers the first question of each task, which is dropped; without `warm_up` that is
     left out, for times that nobody reads. `cancelled` is asked after every forward, and an unfinished answer is dropped.
@@ -157,17 +164,28 @@ class Examiner:
         """None after every forward, then the answer."""
         blank, watch = Answer(asked.entrant.name, asked.number, asked.question, asked.round, asked.seed(self.limits.seed)), Stopwatch()
         try:
+            recipe = self._recipe(asked)
             with watch:
-                session = self._session(asked)
+                session = self._session(asked, recipe)
+        except Lacking as lacking:
+            yield replace(blank, lacking=str(lacking), reason="not asked")
+            return
         except Refusal as refusal:
             yield replace(blank, failure=str(refusal))
             return
         yield from _forwards(session, watch)
         yield self._read(replace(blank, seconds=watch.seconds), Result(session.trace))
 
-    def _session(self, asked: Asked) -> Session:
+    def _recipe(self, asked: Asked) -> Recipe:
+        """For this question; raises Lacking where it does not bring what the entrant needs."""
+        recipe = replace(asked.entrant.recipe_for(asked.question), seed=None)
+        if "context" in assemble(recipe).needs() and not asked.question.context.strip():
+            raise Lacking("a passage", "context")
+        return recipe
+
+    def _session(self, asked: Asked, recipe: Recipe) -> Session:
         from playground.session import prepare  # not before: it brings torch along
-        recipe, limits = replace(asked.entrant.recipe_for(asked.question), seed=None), replace(self.limits, seed=asked.seed(self.limits.seed))
+        limits = replace(self.limits, seed=asked.seed(self.limits.seed))
         return prepare(self.models, [recipe], prompt_of(asked.question, self.models), limits)
 
     def _read(self, blank: Answer, result: Result) -> Answer:

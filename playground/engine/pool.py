@@ -17,8 +17,9 @@ class Packed(Protocol):
     count: int  # slots
     bytes: int
 
-    def unpack(self) -> Tensor:
-        """The rows, [kv_heads, count, d], as near to what was written as the form allows."""
+    def unpack(self, room: int = 0) -> Tensor:
+        """The rows, [kv_heads, count + room, d], as near to what was written as the form allows, in memory of their own; whatever stands in the
+        last `room` of them will be written over."""
 
 
 Encode = Callable[[Tensor, "Packed | None"], Packed]
@@ -104,7 +105,11 @@ class Pool:
 
     def _all(self, exact: int) -> Tensor:
         held = self.rows.narrow(1, 0, exact)
-        return torch.cat([self.packed.unpack(), held], 1) if self.packed else held
+        if not self.packed:
+            return held
+        rows = self.packed.unpack(exact)
+        rows[:, self.coarse:] = held
+        return rows
 
     def _grow(self, wanted: int, like: Tensor) -> None:
         capacity = 0 if self.rows is None else self.rows.shape[1]

@@ -116,7 +116,8 @@ def _speed(command: Parser) -> None:
 
 def _survey(command: Parser) -> None:
     command.add_argument("--with", nargs="+", action="extend", required=True, dest="entrants", metavar="NAME[:KNOB=VALUE,...][+NAME...]",
-                         help="a lane: greedy, sample:temperature=0.7, speculative+prompt_lookup:depth=10+greedy_match; the others are held against the first")
+                         help="a lane: greedy, sample:temperature=0.7, speculative+prompt_lookup:depth=10+greedy_match; the others are held against the first. "
+                              "A knob may take what each question brings: gencls_ppl:labels={labels}")
     command.add_argument("--tasks", nargs="+", action="extend", default=[], metavar="TASK", help="of the small world: records, arithmetic, ...")
     command.add_argument("--questions", type=_from(1), default=12, metavar="N", help="of each task, from those that training never shows")
     command.add_argument("--grade", type=_from(1), metavar="N", help="how hard the questions are; mixed where nothing is said")

@@ -12,7 +12,6 @@ from playground.bench.standings import sections, table
 from playground.bench.survey import Answer, Entrant, Progress, survey
 from playground.errors import Refusal
 from playground.questions import Question, ask
-from playground.recipe import assemble
 from playground.shell import screen
 from playground.shell.files import check_place, write_text
 from playground.shell.models import load, tell
@@ -35,7 +34,7 @@ def measure(options: Namespace) -> bool:
     given = survey(models, entrants, questions, options.repeats, limits)
     stopped = gather(answers, timed(given, Progress(entrants, questions, options.repeats)))
     facts = {"settings": _settings(options, models), "machine": machine(models.target.device)}
-    print("\n\n".join(f"{task}\n{screen.table(rows)}" for task, rows in sections(table(answers))))
+    print("\n\n".join("\n".join([section.task, *section.remarks, screen.table(section.rows)]) for section in sections(table(answers))))
     for failure in dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure):
         print(failure)
     write_text(options.out, json.dumps(document(facts, entrants, questions, answers), indent=1))
@@ -48,7 +47,7 @@ def read_entrants(lanes: list[str]) -> list[Entrant]:
     """Lanes under the names they are written by. Raises Refusal for one that could never work, before a model is loaded."""
     entrants = [Entrant(text, read_lane(text)) for text in lanes]
     for entrant in entrants:
-        assemble(entrant.recipe)
+        entrant.assembly()
     return entrants
 
 
@@ -57,7 +56,7 @@ def load_for(entrants: Iterable[Entrant], options: Namespace) -> Models:
     import torch
     if options.threads:
         torch.set_num_threads(options.threads)
-    return load(options, draft=any("draft" in assemble(entrant.recipe).needs() for entrant in entrants))
+    return load(options, draft=any("draft" in entrant.assembly().needs() for entrant in entrants))
 
 
 def gather(into: list[Answer], answers: Iterator[Answer]) -> bool:

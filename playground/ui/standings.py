@@ -87,7 +87,12 @@ def _sections(rows: Sequence[Row], names: list[str]) -> list[dict[str, Any]]:
 
 def _row(row: Row, names: list[str]) -> dict[str, Any]:
     cells = [{"text": words(row), "value": MEANINGS[name][1](row)} for name, words in COLUMNS.items()]
-    return {"entrant": names.index(row.entrant), "failure": row.failure, "cells": cells}
+    return {"entrant": names.index(row.entrant), "failure": row.failure, "remark": _why(row.lacking), "cells": cells}
+
+
+def _why(lacking: str) -> str:
+    """Why an entrant was not asked, empty where it was."""
+    return f"Not asked: the question does not bring {lacking}." if lacking else ""
 
 
 def _middle(values: Spread | None) -> float | None:
@@ -101,8 +106,8 @@ def _asked(names: list[str], questions: Sequence[Question], answers: Sequence[An
 
 
 def _marks(answers: Sequence[Answer]) -> dict[int, str | float]:
-    """By number of the question: its score, "written" where nobody knows the answer, or "failed"."""
-    written = {answer.number: "failed" if answer.failure else "written" for answer in answers}
+    """By number of the question: its score, "written" where nobody knows the answer, "failed", or "unasked"."""
+    written = {answer.number: "failed" if answer.failure else "unasked" if answer.lacking else "written" for answer in answers}
     return written | scores(answers)
 
 
@@ -131,24 +136,26 @@ def _expected(question: Question) -> str:
 
 def _wrote(name: str, answers: Sequence[Answer]) -> str:
     """An entrant's texts; rounds that wrote the same stand together."""
-    rounds: dict[tuple[str, str, float | None], list[int]] = {}
+    rounds: dict[tuple[str, str, str, float | None], list[Answer]] = {}
     for answer in answers:
-        rounds.setdefault((answer.text, answer.failure, answer.score), []).append(answer.round)
-    return f"<section><h4>{escape(name)}</h4>{''.join(_text(*said, numbers) for said, numbers in rounds.items())}</section>"
+        rounds.setdefault((answer.text, answer.failure, answer.lacking, answer.score), []).append(answer)
+    return f"<section><h4>{escape(name)}</h4>{''.join(map(_alike, rounds.values()))}</section>"
 
 
-def _text(text: str, failure: str, score: float | None, rounds: list[int]) -> str:
-    verdict, said = _verdict(failure, score)
-    which = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
-    failed = f"<p class='failure'>{escape(failure)}</p>" if failure else ""
-    wrote = f"<pre>{escape(text)}</pre>" if text or not failure else ""
+def _alike(answers: Sequence[Answer]) -> str:
+    """What an entrant wrote in all of these rounds."""
+    answer, (verdict, said) = answers[0], _verdict(answers[0])
+    which = f"round{'s' if len(answers) > 1 else ''} {', '.join(str(each.round) for each in answers)}"
+    failed = f"<p class='failure'>{escape(answer.failure)}</p>" if answer.failure else ""
+    wrote = f"<pre>{escape(answer.text)}</pre>" if answer.text or not (answer.failure or answer.lacking) else escape(_why(answer.lacking))
     return f"<p class='facts'><b class='{verdict}'>{said}</b> {which}</p>{failed}{wrote}"
 
 
-def _verdict(failure: str, score: float | None) -> tuple[str, str]:
+def _verdict(answer: Answer) -> tuple[str, str]:
     """How it is marked, and in words."""
-    if failure:
-        return "failed", "failed"
+    score = answer.score
+    if answer.failure or answer.lacking:
+        return ("failed", "failed") if answer.failure else ("open", "not asked")
     if score is None:
         return "open", "not judged"
     return ("right", "right") if score == 1 else ("wrong", "wrong") if score == 0 else ("part", f"{score:.2f} right")

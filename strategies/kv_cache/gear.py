@@ -102,8 +102,10 @@ class Outliers:
         if self.part == "keys":
             rows.mT.scatter_(-1, places, self.numbers)
         else:
-            tokens = torch.arange(len(places), device=places.device)[:, None]
-            rows[places // rows.shape[2], tokens, places % rows.shape[2]] = self.numbers
+            _, count, d = rows.shape
+            tokens = torch.arange(0, len(places) * d, d, device=places.device)[:, None]
+            whole = places + places // d * (count - 1) * d + tokens  # one place in all rows, for three indices take twice as long
+            rows.view(-1).scatter_(0, whole.flatten(), self.numbers.flatten())
         return rows
 
 
@@ -119,11 +121,14 @@ class Block:
     def bytes(self) -> int:
         return self.coded.bytes + sum(held.nbytes for held in (self.aside.numbers, self.aside.places, *self.factors))
 
-    def unpack(self) -> Tensor:
-        rows = self.aside.put_back(self.coded.unpack())
+    def unpack(self, room: int = 0) -> Tensor:
+        """The rows, [heads, n + room, d], the last ones left open."""
+        rows = self.aside.put_back(self.coded.unpack(room))
         wide = torch.promote_types(rows.dtype, torch.float32)
         left, right = (factor.to(wide) for factor in self.factors)
-        return (left @ right.mT).add_(rows).to(rows.dtype)
+        repaired = rows.to(wide)
+        repaired[:, :self.coded.count].baddbmm_(left, right.mT)
+        return repaired.to(rows.dtype)
 
 
 @dataclass(frozen=True)
@@ -140,8 +145,10 @@ class Blocks:
     def bytes(self) -> int:
         return sum(block.bytes for block in self.blocks)
 
-    def unpack(self) -> Tensor:
-        return torch.cat([block.unpack() for block in self.blocks], 1)
+    def unpack(self, room: int = 0) -> Tensor:
+        *before, last = self.blocks
+        rows = [*(block.unpack() for block in before), last.unpack(room)]
+        return torch.cat(rows, 1) if before else rows[0]
 
 
 def in_vectors(part: str, rows: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ class EAD(Decoder):
     The mean entropy of the last `window` rows, in bits and before any temperature, decides who writes the next token:
     above `threshold` the large model, otherwise the small one, but never within `dwell` tokens of the last switch. A
     model that takes over first reads, in one forward, what the other wrote. While fewer rows than `window` were seen the mean
-    is that of those. Simonds 2025, arXiv 2502.06833. The dwell rule, the starting model and the unfilled window are our
+    is that of those. The row that raises the mean is still its own model's to write from, so the small one's first doubtful token stands;
+    bild hands over before it. Simonds 2025, arXiv 2502.06833. The dwell rule, the starting model and the unfilled window are our
     reading; the paper's abstract does not settle them.
     """
 

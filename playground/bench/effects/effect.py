@@ -92,7 +92,7 @@ class Finding:
     def page(self, picture: str) -> str:
         """A section in Markdown; `picture` is the path of the chart as seen from the page."""
         effect, lines = self.effect, self.lines()[1:]
-        tables = "\n\n".join(f"{task}:\n\n{markdown(rows)}" for task, rows in sections(table(self.answers)))
+        tables = "\n\n".join(f"{section.task}:\n\n{markdown(section.rows)}" for section in sections(table(self.answers)))
         return "\n\n".join([
             f"## {effect.name[0].upper()}{effect.name[1:]}: {self.outcome}", effect.claim, f"Rule: {effect.rule}", "\n".join(f"- {line}" for line in lines),
             f"![{effect.claim}]({picture})", f"<details><summary>Table</summary>\n\n{tables}\n\n</details>"])

@@ -25,6 +25,11 @@ INPUTS = dict(
     words=[[], ["sun"], ["apple", "cat", "moon", "bread"], ["dog", "dog", "river", "a", "stone"], ["Lamp", "ice", "oven", "key"]],
     text=["", "one", "the cat sat on the mat", "a big red boat left", "Every  road ends here", "no moon no moon"],
 )
+GUIDES = dict(                                                  # for who looks for a program by running it: none of them judges one
+    numbers=[[2, 9], [6, 6, 1], [15, 4, 22, 8, 8], [7, -3, 10, 31]],
+    words=[["tree"], ["oak", "bird", "fire"], ["b", "b", "window", "Hat"], ["egg", "night", "a", "rose", "egg"]],
+    text=["two words", "an old grey fox ran home", "A  wide gap", "so it is so"],
+)
 FRAMES = Wordings("""
 [Write|Give me|Make|Show] a Python function {n}({a}). {d}
 {d} [Call|Name] the function {n}({a}).
