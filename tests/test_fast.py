@@ -7,7 +7,7 @@ from architectures import tiny
 from torch import nn
 from toys import byte_tokenizer
 
-from playground.engine.fast import KINDS, LARGE, FastLlama, Product, fast_path
+from playground.engine.fast import KINDS, LARGE, SMALL, FastLlama, Product, fast_path
 from playground.engine.model import Model, Work
 from playground.engine.seams import Call, Plan
 from playground.engine.store import Store
@@ -72,19 +72,31 @@ def test_a_network_with_an_unusual_part_goes_the_librarys_way():
     assert [fast_path(network, 64) for network in (packed, curved, short)] == [None] * 3
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["as they are", "packed"])
 @pytest.mark.parametrize("bias", [False, True], ids=["without a bias", "with a bias"])
 @pytest.mark.parametrize("count", [1, 2, 16, 100])
-def test_a_block_of_rows_gives_what_its_rows_give_one_by_one(count, bias):
-    """Blocks go another way through a large product than a single row does; in float32 the two differ by rounding alone."""
+def test_a_large_product_is_the_layers_up_to_rounding(count, bias, packed):
     layer, states = nn.Linear(LARGE // 256, 256, bias=bias), torch.randn(count, LARGE // 256, generator=torch.Generator().manual_seed(0))
+    product = Product.of(layer)
+    if packed:
+        product.pack()
     with torch.inference_mode():
-        found, exact = Product.of(layer)(states), layer.double()(states.double())
+        found, exact = product(states), layer.double()(states.double())
     assert found.shape == (count, 256) and found.dtype == torch.float32
     assert (found - exact).abs().max() < 1e-5
 
 
 def test_in_float64_a_block_keeps_all_its_digits():
     layer = nn.Linear(LARGE // 256, 256, dtype=torch.float64)
-    states = torch.randn(16, LARGE // 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    product, states = Product.of(layer), torch.randn(16, LARGE // 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    product.pack()
     with torch.inference_mode():
-        assert (Product.of(layer)(states) - layer(states)).abs().max() < 1e-12
+        assert (product(states) - layer(states)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("most, twice", [(SMALL, True), (0, False)], ids=["small", "large"])
+def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, twice):
+    monkeypatch.setattr("playground.engine.fast.SMALL", most)
+    monkeypatch.setattr("playground.engine.fast.LARGE", 1)
+    products = [product for layer in FastLlama(tiny("llama", dtype=torch.float32), 64).layers for product in layer.products]
+    assert products and all(product._read.is_mkldnn is twice for product in products)
