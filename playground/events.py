@@ -71,6 +71,7 @@ class Forward(Event):
     lanes: int = 1  # lanes whose rows went through together; the seconds are this lane's share, by rows
     seconds: float = 0.0
     flops: float = 0.0
+    readers: int = 1  # lanes that these very rows were computed for, once; seconds and FLOPs are this lane's equal part
 
 
 @dataclass(slots=True)
@@ -157,6 +158,8 @@ class Cache(Event):
     merged: int = 0  # of them, slots whose keys and values were merged into others
     packed: int = 0  # oldest tokens that are held in a coarser form than they were written in
     bytes: int = 0
+    common: int = 0  # first tokens that are held once for several lanes, which began with them
+    common_bytes: int = 0  # of `bytes`, what these take; all those lanes together hold it once
     joined: list[list[list[tuple[int, int]]]] = field(default_factory=list)  # by layer and head: (position, the one it was merged into) of this keep
 
 
@@ -219,10 +222,11 @@ class Figure(Event):
     "axis" names what else is counted, such as "sample".
     bars: {"labels": [...], "values": [...]}.  matrix: {"rows": [...], "columns": [...], "values": [[...]]}.
     tree: {"labels": [...], "parents": [...], "values": [...]}.  spans: {"spans": [[from, to, label, value]]}, over token positions.
+    points: {"points": [[x, y, label, group, crossed out]]}, in a plane whose middle is 0, 0, and "path": [[x, y, label]] for arrows from there.
     """
 
     kind: ClassVar[str] = "figure"
-    shape: Literal["scalar", "bars", "matrix", "tree", "spans"] = "scalar"
+    shape: Literal["scalar", "bars", "matrix", "tree", "spans", "points"] = "scalar"
     name: str = ""  # figures of one name continue each other
     data: dict[str, Any] = field(default_factory=dict)
     sequence: int = 0

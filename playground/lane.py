@@ -32,6 +32,7 @@ from playground.errors import Refusal
 from playground.events import Branches, Commit, Draft, Event, Reason, Rollback, Verdict
 from playground.memory import Memory
 from playground.parts.tree import ROOT, TokenTree
+from playground.prefixes import Prefixes
 from playground.recorder import Kept, Recorder
 from playground.retention import Retention, Settled
 from playground.rows import Chain, Choice, Rows
@@ -73,6 +74,7 @@ class Lane:
             raise Refusal(f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.", "prompt")
         self.form: Callable[[str], list[int]] = self.encode  # what makes a prompt of a text
         self.passage = ""  # what the prompt gives as context, before it was put into the model's form
+        self.prefixes = Prefixes()  # prompts that it reads together with other lanes
         self.events: list[Event] = []  # not handed out yet
         self._models, self._streams, self._round = models, {}, -1
         self.inner = [exit for part in assembly.strategies() for exit in part.inner(self.target_model.depth, self.target_model.tied)]
@@ -143,6 +145,12 @@ class Lane:
         return self.target_model.depth
 
     @property
+    def keys(self) -> torch.Tensor | None:
+        """Rows of the target's head, [V, width]: a score is the product of one with the state; None where the head is no plain matrix."""
+        keys = self.target_model.keys
+        return None if keys is None else keys[:self.vocabulary]
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end the text."""
         return self.target_model.end_ids
@@ -197,6 +205,12 @@ class Lane:
         if name in self.prompts:
             return Stream(name, self.target_model, self, self.prompts[name])
         raise Refusal(f"This strategy needs a {name} model next to the target: choose one.", name)
+
+    def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """By stream, the model and the prompt it reads; without the target where a cache policy has a say in what is held of it."""
+        names = [name for name in {**self._models, **self.prompts} if not (self.retention and name == "target")]
+        ours = self.prompts["target"]
+        return {name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, ours))) for name in names}
 
     def captures(self, stream: str) -> frozenset[int]:
         """Layers of a stream before which its hidden states are taken out, the depth for those after the last."""

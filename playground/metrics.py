@@ -133,7 +133,7 @@ def kv_live_peak(record: Record) -> int | None:
 
 
 def kv_bytes_peak(record: Record) -> int | None:
-    """Most bytes that the target's cache held after a keep."""
+    """Most bytes that the target's cache held after a keep, a prompt that is held once for several lanes included."""
     return max((cache.bytes for cache in _target_caches(record)), default=None)
 
 

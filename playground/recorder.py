@@ -97,7 +97,7 @@ class Recorder:
         """What the target's cache holds after a keep, and what a policy did to it."""
         merged = sum(len(pairs) for layer in settled.joined for pairs in layer)
         return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, settled.freed, merged, store.packed(), store.bytes(),
-                      settled.joined)]
+                      store.common, store.common_bytes(), settled.joined)]
 
 
 class Silent(Recorder):

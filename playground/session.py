@@ -1,7 +1,8 @@
 """Runs lanes side by side, fairly: the lane whose clock shows least is served next, one forward at a time.
 
 Lanes whose clocks are about level and that wait for the same model share a forward, each with its own rows and cache. So
-four lanes take less time than four runs, and none gets ahead: a lane's clock is the sum of its own shares.
+four lanes take less time than four runs, and none gets ahead: a lane's clock is the sum of its own shares. What they have in
+common, the prompt, is read once for all of them (`prefixes`).
 A session is a plain synchronous object and owns no thread. Whoever drives it holds it by not calling `advance`.
 
     session = prepare(models, [Recipe("greedy"), Recipe("speculative")], Prompt("Once"), Limits())
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
@@ -23,9 +25,10 @@ from playground.canvas import Canvas, check_fit
 from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Failed, Fill, Header, Judged, Stamped
+from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped
 from playground.lane import Lane, Limits
 from playground.memory import Memory
+from playground.prefixes import Prefixes
 from playground.recipe import Assembly, Recipe, assemble, translating
 from playground.recorder import Recorder
 from playground.result import Result
@@ -124,8 +127,8 @@ class Runner:
 
     @property
     def feeds(self) -> list[Feed]:
-        """Forwards the lane waits for; empty where it can go on without."""
-        return self._request.feeds if self._request else []
+        """Forwards the lane waits for; empty where it can go on without. One that another lane waited for too may have been made already."""
+        return [feed for feed in self._request.feeds if feed.logits is None] if self._request else []
 
     def advance(self) -> list[Event]:
         """Serve what the lane waits for and let the strategy speak until it waits again."""
@@ -209,40 +212,64 @@ class Runner:
         return events
 
 
+class Due(NamedTuple):
+    """A feed, and who waits for it: more than one lane where it reads a prompt for all of them."""
+
+    feed: Feed
+    runners: list[Runner]
+
+
 def serve(runners: list[Runner]) -> None:
     """Carry out the forwards these lanes wait for, those of one model in one batch."""
-    batches: dict[int, list[tuple[Runner, Feed]]] = {}
+    due: dict[int, Due] = {}
     for runner in runners:
         for feed in runner.feeds:
-            batches.setdefault(id(feed.stream.model if feed.plain else feed), []).append((runner, feed))
+            due.setdefault(id(feed), Due(feed, [])).runners.append(runner)
+    batches: dict[int, list[Due]] = {}
+    for one in due.values():
+        batches.setdefault(id(one.feed.stream.model if one.feed.plain else one.feed), []).append(one)
     for batch in batches.values():
         _forward(batch)
 
 
-def _forward(batch: list[tuple[Runner, Feed]]) -> None:
+def _forward(batch: list[Due]) -> None:
     """One forward. Where lanes together are too much for the device, each gets one of its own, so that one alone fails."""
     if len(batch) > 1:
         try:
             return _run(batch)
         except Exception:
             log.info("a forward of %d lanes failed; each goes alone", len(batch))
-    for runner, feed in batch:
+    for one in batch:
+        _run_alone(one)
+
+
+def _run_alone(due: Due) -> None:
+    """A forward that fails is tried for each who waits for it, so that nobody goes on without an answer."""
+    for place, runner in enumerate(due.runners):
         with runner.guarded():
-            _run([(runner, feed)])
+            return _run([Due(due.feed, due.runners[place:])])
 
 
-def _run(batch: list[tuple[Runner, Feed]]) -> None:
-    feeds, told = [feed for _, feed in batch], [feed.describe() for _, feed in batch]
+def _run(batch: list[Due]) -> None:
+    feeds, told = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
     start = perf_counter()
     plan = replace(feeds[0].plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
     logits, captured = feeds[0].stream.model.forward([feed.work for feed in feeds], plan)
     seconds, rows = perf_counter() - start, sum(feed.rows for feed in feeds)
     shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
-    for i, ((runner, feed), event, raw) in enumerate(zip(batch, told, logits)):
+    lanes = len({id(runner) for _, runners in batch for runner in runners})
+    for i, ((feed, runners), event, raw) in enumerate(zip(batch, told, logits)):
         feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
-        event.seconds, event.lanes = seconds * feed.rows / rows, len({id(runner) for runner, _ in batch})
-        runner.clock += event.seconds
-        runner.lane.record(event)
+        feed.bearers = [runner.lane for runner in runners]
+        _charge(runners, replace(event, seconds=seconds * feed.rows / rows, lanes=lanes))
+
+
+def _charge(runners: list[Runner], event: Forward) -> None:
+    """Tell those who waited for a feed what was made. Where they are several, each bears an equal part of its cost."""
+    part = len(runners)
+    for runner in runners:
+        runner.clock += event.seconds / part
+        runner.lane.record(replace(event, readers=part, seconds=event.seconds / part, flops=event.flops / part))
 
 
 def _speech(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:
@@ -280,6 +307,7 @@ class Session:
     def __init__(self, headers: list[Header], runners: list[Runner | Refused], judge: Judge | None = None):
         self.trace = Trace(headers)
         self._runners, self.judge = runners, judge
+        _read_together([runner.lane for runner in runners if isinstance(runner, Runner) and isinstance(runner.lane, Lane)])
 
     @property
     def headers(self) -> list[Header]:
@@ -345,6 +373,13 @@ class Session:
         """What the judge says of a text that is about to end on its own. A canvas is no such text."""
         ends = isinstance(event, Done) and event.reason != "stopped" and not self.headers[lane].canvas
         return [self.judge(Result(self.trace.lane(lane)).text)] if self.judge and ends else []
+
+
+def _read_together(lanes: list[Lane]) -> None:
+    """Let lanes that begin with the same prompt read it once."""
+    prefixes = Prefixes(lanes)
+    for lane in lanes:
+        lane.prefixes = prefixes
 
 
 def _shared(runner: Runner, other: Runner) -> bool:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from playground.engine.model import LateWork, Model, Work
 from playground.engine.seams import Plan
-from playground.events import Forward
+from playground.events import Forward, Note
 from playground.parts.tree import ROOT, TokenTree, chain
 from playground.rows import HIDDEN, Rows, concat
 
 if TYPE_CHECKING:
     from playground.lane import Lane
+    from playground.prefixes import Prefix
     from playground.sequence import Sequence
     from playground.strategy import Inner
 
@@ -31,14 +32,15 @@ WATCHED_CHUNK = 128  # the same where a cache policy wants their attention, whic
 
 @dataclass
 class Feed:
-    """One stream's share of a forward it waits for; `logits` and `captured` are the answer."""
+    """One stream's share of a forward it waits for; `logits` and `captured` are the answer. Several lanes may wait for one that reads their prompt."""
 
-    stream: Stream
+    stream: Stream | Prefix
     work: Work
     plan: Plan = field(default_factory=Plan)
     name: str = ""  # under which it is told of, where that is not the stream's own
     logits: Tensor | None = None  # [rows, V]
     captured: dict[int, Tensor] = field(default_factory=dict)
+    bearers: list[Lane] = field(default_factory=list)  # who was told of the forward and bears its cost, once it is made
 
     @property
     def rows(self) -> int:
@@ -52,7 +54,11 @@ class Feed:
     @property
     def answer(self) -> Tensor:
         """Rows [rows, V + captured], each followed by what was captured of it, layer after layer, so that both go the same ways."""
-        states = [self.captured[layer][-len(self.logits):] for layer in sorted(self.stream.captures)]
+        return self.answer_with(self.stream.captures)
+
+    def answer_with(self, captures: frozenset[int]) -> Tensor:
+        """The same with what was captured before some of the layers."""
+        states = [self.captured[layer][-len(self.logits):] for layer in sorted(captures)]
         return torch.cat([self.logits, *(part.to(self.logits.dtype) for part in states)], 1) if states else self.logits
 
     def describe(self) -> Forward:
@@ -216,6 +222,7 @@ class Stream:
 
     def _walk(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
         """Feed what is missing and the new nodes of `tree`; raw rows and the node of the first: the root unless the tree grew."""
+        yield from self._begin_together()
         yield from self._catch_up()
         if tree is not self._tree:
             self._begin(tree)
@@ -247,6 +254,16 @@ class Stream:
     def unread(self) -> list[int]:
         at = self.store.length
         return self.prompt[at:] + self.lane.tokens[self.lane.prompt_length + max(0, at - len(self.prompt)):]
+
+    def _begin_together(self) -> Steps:
+        """Begin with a prompt that other lanes of the session begin with too."""
+        prefix = None if self.store.length or self.store.parents else self.lane.prefixes.of(self)
+        if prefix:
+            given = yield from prefix.read(self.lane)
+            self._root = prefix.begin(self.store, self.captures)
+            if given:
+                self.lane.record(Note(f"{given} of the {len(self.prompt)} prompt tokens of the {self.name} were read for another lane: "
+                                      "they are taken over from there, and cost this one nothing."))
 
     def _catch_up(self) -> Steps:
         """Feed the text in pieces as long as much of it is missing."""

@@ -33,7 +33,8 @@ class Trace:
     events: list[Stamped] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if len({header.lane for header in self.headers}) < len(self.headers):
+        self._numbers = {header.lane for header in self.headers}
+        if len(self._numbers) < len(self.headers):
             raise ValueError("two lanes have the same number")
         given, self.events = self.events, []
         for stamped in given:
@@ -41,7 +42,7 @@ class Trace:
 
     def append(self, stamped: Stamped) -> None:
         """Raises ValueError for a lane without a header and for a `seq` that does not increase."""
-        if all(header.lane != stamped.lane for header in self.headers):
+        if stamped.lane not in self._numbers:
             raise ValueError(f"there is no lane {stamped.lane}")
         if self.events and stamped.seq <= self.events[-1].seq:
             raise ValueError(f"seq {stamped.seq} follows seq {self.events[-1].seq}; it must increase")

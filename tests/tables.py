@@ -110,6 +110,11 @@ class TableModel:
         """What enters a layer, [V]: before the only one the last token is all there is, after it the scores themselves, which a head leaves as they are."""
         return self.scores(context) if layer else self._random(("embedding", context[-1]))
 
+    @property
+    def keys(self) -> Tensor:
+        """Its state is its scores, so its head leaves them as they are."""
+        return torch.eye(self.vocabulary, dtype=self.dtype)
+
     def turn_back(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Knows of no positions, so they may be numbered in any way."""
         return rows

@@ -339,17 +339,23 @@ FIGURES = [
     Figure("matrix", "table", {"rows": ["r"], "columns": ["c", "d"], "values": [[1, None]]}),
     Figure("tree", "ways", {"labels": ["root", "leaf"], "parents": [-1, 0], "values": [1.0, 0.25]}),
     Figure("spans", "parts", {"spans": [[0, 2, "head", None]]}),
+    Figure("points", "keys", {"points": [[1, -1, "a", "like a", False], [0.5, 1, "b", "", False]]}),
+    Figure("points", "keys", {"points": [[1, -1, "a", "like a", True]], "path": [[0.5, 0.5, "query 1"], [1, 1, "query 2"]]}),
 ]
 
 
 def test_every_shape_of_a_figure_is_drawn(page, feed):
     show(page, feed, run_of((PLAIN, [*one_by_one()[:-1], *((0.5, figure) for figure in FIGURES), (0.5, Done("length"))])))
     panel = page.locator(".panel-figures")
-    expect(panel.locator("h4")).to_have_text(["votes", "table", "ways", "parts"])
+    expect(panel.locator("h4")).to_have_text(["votes", "table", "ways", "parts", "keys"])
     expect(panel.locator(".key-words")).to_have_text("and 2 more that are not drawn")
     assert panel.locator(".bar-list .row").evaluate_all("rows => rows.map((row) => row.querySelector('i').className)") == ["final", "final below"]
     assert panel.locator(".matrix td").all_inner_texts() == ["1", "–"]
     assert panel.locator(".tree-list li li .piece").all_inner_texts() == ["leaf"]
+    looks = panel.locator(".points circle.dot").evaluate_all("all => all.map((dot) => dot.getAttribute('class'))")
+    assert looks == ["dot series-0", "dot apart", "dot series-0"]
+    assert panel.locator(".points .struck").count() == 1 and panel.locator(".points line.arrow").count() == 2
+    assert panel.locator(".points text").all_text_contents() == ["query 2"]
     assert panel.locator(".span-list td").first.inner_text() == " a b"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -25,10 +26,10 @@ MODEL = TableModel("abcde")
 LENGTH = 6
 
 
-def side_by_side(*decoders: Decoder, length: int = LENGTH, model: TableModel | None = MODEL) -> Session:
+def side_by_side(*decoders: Decoder, length: int = LENGTH, model: TableModel | None = MODEL, prompt: Sequence[int] = (0, 1, 2)) -> Session:
     """A session of decoders that are in no registry, over one model, or over a model each where none is given."""
     assemblies = [Assembly(decoder) for decoder in decoders]
-    lanes = [Lane([0, 1, 2], {"target": model or TableModel("abcde")}, assembly, Limits(max_new_tokens=length), Recorder(MODEL.tokens))
+    lanes = [Lane(list(prompt), {"target": model or TableModel("abcde")}, assembly, Limits(max_new_tokens=length), Recorder(MODEL.tokens))
              for assembly in assemblies]
     return Session([Header(lane=i) for i in range(len(decoders))], [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)])
 

@@ -7,13 +7,16 @@ import pytest
 import torch
 from pairs import pair
 from registry import Collapse
-from tables import TableModel, Text
+from tables import TableModel, Text, watch
 from test_strategies_search import run
 
+from playground.draws import Draws
 from playground.engine.model import Work
 from playground.events import Figure, Note
-from playground.recipe import Recipe
-from playground.strategy import find
+from playground.lane import Limits
+from playground.parts import keys
+from playground.recipe import Assembly, Recipe
+from playground.strategy import Decoder, find
 from strategies.sampling.in_context_navigation import CUE, LIST, WAYS, ranks, winner
 
 LETTERS, PROMPT = 'abcdefgh"', [0, 1]
@@ -157,32 +160,154 @@ def test_what_is_known_already_is_in_every_prompt_and_its_first_token_is_not_tri
     assert tried_of(told)[:2] == best[:2]
 
 
+# --- keys ---
+
+class Planted(TableModel):
+    """The keys of a to c point one way, those of the others each their own."""
+
+    @property
+    def keys(self):
+        keys = torch.eye(len(LETTERS), dtype=self.dtype)
+        keys[1], keys[2] = 3 * keys[0], keys[0]
+        return keys
+
+
+def falling(context: Text) -> torch.Tensor:
+    """Answers of one letter, the first letter the best."""
+    scores = torch.linspace(2, 0, len(LETTERS), dtype=torch.float64)
+    scores[-1] = -5.0 if LETTERS[context[-1]] == '"' else 5.0
+    return scores
+
+
+def compared(told) -> list[list]:
+    [figure] = [event.data for event in told.of(Figure) if "by the cluster of their key" in event.name]
+    return figure["values"]
+
+
+def test_tokens_behind_the_best_are_compared_by_the_clusters_of_their_keys():
+    recipe = navigation(n_run=1, n_tol=1, longest=4, clusters=9, main=2, ranked=10, right="D\ne\nf\ng\nh")
+    inside, elsewhere = compared(run(recipe, Planted(LETTERS, rule=falling), PROMPT, 30))
+    assert inside == [1, 3.0, 0.0]
+    assert elsewhere == [6, 6.5, pytest.approx(5 / 6)]
+    assert compared(run(navigation(n_run=1, n_tol=1, clusters=9, main=2, ranked=10), Planted(LETTERS, rule=falling), PROMPT, 30))[1][2] is None
+
+
+LONG_AND_SHORT = torch.tensor([[1.0, 0.0], [1.0, 0.3], [0.0, 10.0], [1.0, 10.0]])
+
+
+def test_keys_are_alike_by_their_direction_however_long_they_are(monkeypatch):
+    def groups():
+        return keys.cluster_of(LONG_AND_SHORT, keys.clusters(LONG_AND_SHORT, 2)).tolist()
+
+    assert groups() == [0, 0, 1, 1]
+    monkeypatch.setattr(keys, "_unit", lambda rows: rows)
+    assert groups() != [0, 0, 1, 1], "products with keys as they are go by length"
+
+
+def test_main_clusters_of_all_tokens_would_leave_nothing_elsewhere(monkeypatch):
+    """A comparison that takes the clusters of every token for the main ones is none."""
+    monkeypatch.setattr(keys.Atlas, "main", lambda atlas, count: set(atlas.cluster))
+    assert compared(run(navigation(n_run=1, n_tol=1, clusters=9, main=2, ranked=10), Planted(LETTERS, rule=falling), PROMPT, 30))[1] == [0, None, None]
+
+
+def test_two_tokens_with_the_same_key_have_the_same_score_after_every_prompt_and_one_cluster():
+    model = pair("llama").target
+    head, generator = model.keys.clone(), torch.Generator().manual_seed(0)
+    head[7] = head[3]
+    states = torch.randn(5, model.width, generator=generator, dtype=head.dtype)
+    scores, centres = states @ head.T, keys.clusters(head, 16)
+    assert torch.equal(scores[:, 3], scores[:, 7])
+    assert len(keys.cluster_of(head[[3, 7]], centres).unique()) == 1 < len(keys.cluster_of(head, centres).unique())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_scores_are_products_of_the_state_with_the_keys(architecture):
+    class Looks(Decoder):
+        reads_hidden = ("target",)
+
+        def decode(self, lm):
+            rows = yield lm.prefill()
+            found.append((rows.hidden @ lm.keys.T, rows.raw))
+            yield lm.keep(lm.pick(rows))
+
+    found = []
+    model = pair(architecture).target
+    for _ in watch(Assembly(Looks()), {"target": model}, [54, 71, 9], Limits(0, 1), Draws(0)):
+        pass
+    [(products, raw)] = found
+    assert torch.allclose(products.to(raw.dtype), raw, atol=1e-5)
+
+
+def test_groups_that_lie_apart_are_the_clusters():
+    generator = torch.Generator().manual_seed(1)
+    middles = torch.eye(8)[:4] * 5
+    head = torch.cat([middle + 0.1 * torch.randn(20, 8, generator=generator) for middle in middles])
+    groups = keys.cluster_of(head, keys.clusters(head, 4)).reshape(4, 20)
+    assert all(len(set(group.tolist())) == 1 for group in groups) and len(set(groups[:, 0].tolist())) == 4
+
+
+def test_a_plane_keeps_distances_that_lie_in_it_and_a_query_points_to_what_it_scores_high():
+    generator = torch.Generator().manual_seed(2)
+    flat, turn = torch.randn(30, 2, generator=generator) * torch.tensor([3.0, 1.0]), torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
+    head = flat @ turn[:2] + 1.0
+    plane = keys.Plane.through(head)
+    places = torch.tensor(plane.places(head))
+    assert torch.allclose(torch.cdist(places, places), torch.cdist(flat, flat), atol=1e-3)
+    query = turn[0] - 0.5 * turn[1]
+    along = places @ torch.tensor(plane.arrow(query))
+    assert torch.equal(along.argsort(), (head @ query).argsort())
+
+
+@pytest.mark.parametrize("navigate", [True, False])
+def test_keys_are_drawn_once_each_tried_one_is_crossed_out_and_each_query_has_an_arrow(navigate):
+    told = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
+    first, *queries = [event.data for event in told.of(Figure) if event.shape == "points"]
+    assert sorted(point[2] for point in first["points"]) == sorted(LETTERS) and not any(point[4] for point in first["points"])
+    assert [point[2] for data in queries for point in data["points"] if point[4]] == tried_of(told)
+    arrows = [tuple(data["path"][0]) for data in queries]
+    assert [arrow[2] for arrow in arrows] == ["query 1", "query 2", "query 3"]
+    assert len({arrow[:2] for arrow in arrows}) == (3 if navigate else 1)
+
+
+def test_without_clusters_no_keys_are_drawn_and_the_same_is_found():
+    with_, without = (run(navigation(n_run=3, n_tol=2, clusters=clusters), TableModel(LETTERS, seed=4), PROMPT, 60) for clusters in (4, 0))
+    assert [event for event in with_.of(Figure) if event.shape == "points"] and not [event for event in without.of(Figure) if event.shape == "points"]
+    assert with_.texts() == without.texts() and answers_of(with_) == answers_of(without)
+
+
+def test_a_head_that_is_no_plain_matrix_leaves_the_keys_undrawn(monkeypatch):
+    monkeypatch.setattr(TableModel, "keys", None)
+    told = run(navigation(n_run=2, n_tol=2), TableModel(LETTERS, seed=4), PROMPT, 60)
+    assert answers_of(told) and not [event for event in told.of(Figure) if event.shape == "points"]
+
+
 # --- ways ---
 
 DIGITS = 'ab12#"'
 
 
-def voted(model: TableModel, count: int, path: int) -> tuple[list[str], list[str]]:
+def voted(model: TableModel, count: int, path: int, cue: str = CUE) -> tuple[list[str], list[str]]:
     spell, ways, numbers, tried = model.tokens.encode, [], [], []
     clean = [*PROMPT, *spell(WAYS.put([]))]
     for _ in range(count):
         first = next(token for token in ordered(model, [*PROMPT, *spell(WAYS.put(ways))]) if token not in tried)
         tried.append(first)
         ways.append("".join(model.letters[token] for token in greedily(model, clean, first, "#", path)).split("#")[0])
-        after = [*clean, *spell(ways[-1] + CUE)]
+        after = [*clean, *spell(f"{ways[-1]}\n{cue}")]
         said = "".join(model.letters[token] for token in greedily(model, after, ordered(model, after)[0], '"', 8)).split('"')[0]
         numbers.append("".join(letter for letter in said if letter.isdigit()))
     return ways, numbers
 
 
-def test_ways_are_tried_and_vote_as_by_the_book():
+@pytest.mark.parametrize("cue", [CUE, "b1"])
+def test_ways_are_tried_and_vote_as_by_the_book(cue):
     outvoted = 0
     for seed in range(8):
         model = TableModel(DIGITS, seed=seed, context=2048)
-        told = run(navigation(task="ways", n_cot=4, path=5), model, PROMPT, 500)
-        ways, numbers = voted(model, 4, 5)
+        told = run(navigation(task="ways", n_cot=4, path=5, cue=cue), model, PROMPT, 500)
+        ways, numbers = voted(model, 4, 5, cue)
         best = winner(numbers)
-        expected = WAYS.put([]) + ways[best] + CUE + numbers[best] + '"'
+        expected = WAYS.put([]) + ways[best] + "\n" + cue + numbers[best] + '"'
         assert told.lane.text == "".join(letter for letter in expected if letter in DIGITS)
         outvoted += best > 0
     assert outvoted, "where the first way always wins, there was no vote"

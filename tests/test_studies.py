@@ -309,25 +309,30 @@ EVERY_SHAPE = [
     Figure("scalar", "s", {"x": 0, "series": {"a": 1.0, "b": None}, "lines": {"limit": 2.0}}), Figure("scalar", "s", {"x": 1, "series": {"a": 3.0, "b": 0.5}}),
     Figure("bars", "b", {"labels": ["p", "q"], "values": [1, 2]}), Figure("matrix", "m", {"rows": ["r"], "columns": ["c", "d"], "values": [[1.5, None]]}),
     Figure("tree", "t", {"labels": ["root", "leaf"], "parents": [-1, 0], "values": [1.0, 0.5]}), Figure("spans", "p", {"spans": [[2, 5, "copied", 1.0]]}),
-    Note("So it is."),
+    Figure("points", "k", {"points": [[1, -1, "a", "like a", False], [0.5, 2, "b", "", False]]}),
+    Figure("points", "k", {"points": [[1, -1, "a", "like a", True]], "path": [[0.5, 0.5, "query 1"]]}), Note("So it is."),
 ]
 
 
 def test_the_page_draws_every_shape_once():
     from playground.ui.studies import draw, drawings, notes
-    line_, bars, matrix, tree, spans = drawings(EVERY_SHAPE)
+    line_, bars, matrix, tree, spans, points = drawings(EVERY_SHAPE)
     assert [(list(series.x), list(series.y)) for series in line_.data] == [([0, 1], [1.0, 3.0]), ([1], [0.5])] and len(line_.layout.shapes) == 1
     assert list(bars.data[0].y) == [1, 2]
     assert matrix.data[0].text[0][0] == "1.5" and matrix.data[0].text[0][1] == ""
     assert list(tree.data[-1].x) == [0, 1]
     assert list(spans.data[0].base) == [2] and list(spans.data[0].x) == [3]
-    assert [json.loads(plot.plot)["layout"]["title"]["text"] for plot in draw(EVERY_SHAPE)] == ["s", "b", "m", "t", "p"]
+    groups = [(group.name, list(group.x), list(group.marker.symbol)) for group in points.data]
+    assert groups == [("like a", [1, 1], ["circle", "x"]), ("others", [0.5], ["circle"])]
+    assert [(arrow.text, arrow.x, arrow.ax) for arrow in points.layout.annotations if arrow.text == "query 1"] == [("query 1", 0.5, 0)]
+    assert [json.loads(plot.plot)["layout"]["title"]["text"] for plot in draw(EVERY_SHAPE)] == ["s", "b", "m", "t", "p", "k"]
     assert notes(EVERY_SHAPE) == ["So it is."]
 
 
 def test_the_shell_prints_every_shape():
     from playground.shell.studies import printed
-    s, b, m, t, p, note = printed(EVERY_SHAPE)
+    s, b, m, t, p, k, note = printed(EVERY_SHAPE)
     assert s.splitlines() == ["s", "x      a  b", "0  1.000  -", "1  3.000  0.500", "limit: 2.000"]
     assert "2 to 5" in p and "  leaf" in t and m.splitlines()[2].split() == ["r", "1.500", "-"] and b.splitlines()[1].split() == ["p", "1"]
+    assert "like a, crossed out" in k and k.splitlines()[-1].split() == ["0.500", "0.500", "query", "1", "arrow"]
     assert note == "So it is."

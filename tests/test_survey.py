@@ -5,7 +5,10 @@ import csv
 import io
 import json
 import logging
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pairs import pair
@@ -24,7 +27,9 @@ from playground.questions import Question, ask
 from playground.recipe import Recipe
 from playground.shell import main
 from playground.shell.recipes import read_lane
+from playground.shell.survey import read_entrants
 
+ROOT = Path(__file__).resolve().parents[1]
 GREEDY = Entrant("greedy", Recipe("greedy"))
 GUESSING = Entrant("guessing", Recipe("speculative", extras=[("draft_model", {"depth": 3})]))
 DRAWING = Entrant("drawing", Recipe("sample", {"temperature": 1.5, "top_p": 1.0}))
@@ -294,8 +299,18 @@ def test_the_command_asks_prints_and_writes(tmp_path, capsys):
     assert told["machine"]["torch"] and told["settings"]["repeats"] == 2 and "## own" in (tmp_path / "s.md").read_text()
 
 
+def test_every_entrant_of_the_page_about_strategies_could_be_asked():
+    command = re.search(r"```bash\n(.*?)```", (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    words = subprocess.run(["bash", "-c", f"set -- {command}\nprintf '%s\\n' \"$@\""], capture_output=True, text=True, check=True).stdout.split()
+    names = words[words.index("--with") + 1:]
+    assert [entrant.name for entrant in read_entrants(names)] == names and len(set(names)) > 40
+    assert {"cad", "adacad", "caad", "exact_extract", "gencls_ppl", "pg_td", "smc", "smc_steering", "awrs", "asap", "in_context_navigation"} <= set(
+        re.findall(r"\w+", " ".join(names)))
+
+
 @pytest.mark.parametrize("more, says", [
-    (["--with", "gencls_ppl:labels={answer}", "--tasks", "facts"], "{labels}"), ([], "no question to ask"), (["--tasks", "nonsense"], "no task 'nonsense'"), (["--file", "missing.jsonl"], "cannot be read")])
+    (["--with", "gencls_ppl:labels={answer}", "--tasks", "facts"], "{labels}"), ([], "no question to ask"), (["--tasks", "nonsense"], "no task 'nonsense'"),
+    (["--file", "missing.jsonl"], "cannot be read")])
 def test_the_command_refuses_before_a_model_is_loaded(more, says, capsys):
     assert main(["bench", "survey", "--with", "greedy", "--model", "no/such", *more]) == 2
     assert says in capsys.readouterr().err

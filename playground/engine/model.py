@@ -117,6 +117,13 @@ class Model:
         return GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
 
     @property
+    def keys(self) -> Tensor | None:
+        """Rows of the head, [V, width], whose products with what it reads are the scores; None where it is no plain matrix, as with packed weights."""
+        weight = getattr(self.network.get_output_embeddings(), "weight", None)
+        plain = weight is not None and weight.is_floating_point() and weight.shape[1:] == (self.width,)
+        return weight.detach() if plain else None
+
+    @property
     def turn_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """Moves rotated queries [heads, n, d] by so many positions [n] towards the start; None where positions cannot be changed afterwards."""
         return self.fast.turn_back if self.fast else None

@@ -1,4 +1,4 @@
-"""Memory for the keys, or the values, of one layer: rows of the oldest tokens perhaps packed, all others as they were written."""
+"""Memory for the keys, or the values, of one layer: rows of the oldest tokens perhaps packed, or shared with other pools; all others as they were written."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -32,18 +32,22 @@ class Order:
     slots: Tensor  # [1 or kv_heads, n]
     _rows: dict = field(default_factory=dict)
 
-    def rows(self, heads: int, capacity: int, coarse: int) -> Tensor:
-        """The slots behind `coarse` packed ones as rows of a pool's memory, all heads of it in one row; pools of one size share them."""
-        key = heads, capacity, coarse
+    def rows(self, heads: int, capacity: int, ahead: int, behind: range = range(0), room: int = 0) -> Tensor:
+        """The slots behind the first `ahead` ones as rows of a pool's memory, all heads of it in one row; pools of one size share them.
+
+        In each head the slots `behind` follow, and `room` more of which nothing is wanted.
+        """
+        key = heads, capacity, ahead, behind, room
         if key not in self._rows:
-            starts = capacity * torch.arange(heads, device=self.slots.device)[:, None] - coarse
-            self._rows[key] = (self.slots[:, coarse:] + starts).flatten()
+            tail = torch.tensor([*behind, *[ahead] * room], dtype=torch.long, device=self.slots.device).expand(len(self.slots), -1)
+            starts = capacity * torch.arange(heads, device=self.slots.device)[:, None] - ahead
+            self._rows[key] = (torch.cat([self.slots[:, ahead:], tail], 1) + starts).flatten()
         return self._rows[key]
 
-    def leaves(self, coarse: int) -> bool:
-        """Whether the first `coarse` slots stay where they are."""
-        first = torch.arange(coarse, device=self.slots.device)
-        return self.slots.shape[1] >= coarse and bool((self.slots[:, :coarse] == first).all())
+    def leaves(self, count: int) -> bool:
+        """Whether the first `count` slots stay where they are."""
+        first = torch.arange(count, device=self.slots.device)
+        return self.slots.shape[1] >= count and bool((self.slots[:, :count] == first).all())
 
 
 @dataclass(frozen=True)
@@ -84,30 +88,60 @@ class Pool:
 
     def __init__(self) -> None:
         self.rows: Tensor | None = None  # as written, [kv_heads, capacity, d]
-        self.packed: Packed | None = None  # what comes before them
+        self.packed: Packed | None = None  # what comes before them, or
+        self.prefix: Tensor | None = None  # what comes before them and is held once for several pools, [kv_heads, slots, d]: nobody writes to it
 
     @property
     def coarse(self) -> int:
         """Slots that are packed."""
         return self.packed.count if self.packed else 0
 
+    @property
+    def common(self) -> int:
+        """Slots that are held once for several pools."""
+        return 0 if self.prefix is None else self.prefix.shape[1]
+
+    @property
+    def ahead(self) -> int:
+        """Slots that come before its own rows."""
+        return self.coarse + self.common
+
+    @property
+    def heads(self) -> int:
+        """Of keys and values; 0 before the first row."""
+        rows = self.rows if self.prefix is None else self.prefix
+        return 0 if rows is None else rows.shape[0]
+
+    def begin_with(self, rows: Tensor, once: bool) -> None:
+        """Have these rows [kv_heads, n, d] before all others: `once` for every pool that is given them, or as a copy of its own."""
+        if once:
+            self.prefix = rows
+        else:
+            self.write(0, rows)
+
     def write(self, at: int, rows: Tensor) -> Tensor:
         """Put rows [kv_heads, n, d] at slot `at`; returns everything up to and with them."""
-        start, count = at - self.coarse, rows.shape[1]
+        return self._behind_all(self.write_suffix(at, rows))
+
+    def write_suffix(self, at: int, rows: Tensor) -> Tensor:
+        """The same, but returns only what is held as written, and by this pool alone."""
+        start, count = at - self.ahead, rows.shape[1]
         if self.rows is None or start + count > self.rows.shape[1]:
             self._grow(start + count, rows)
         self.rows.narrow(1, start, count).copy_(rows)
-        return self._all(start + count)
+        return self.rows.narrow(1, 0, start + count)
 
     def read(self, slots: int) -> Tensor:
-        """The first `slots` rows, [kv_heads, slots, d]; a view where nothing is packed."""
-        return self._all(slots - self.coarse)
+        """The first `slots` rows, [kv_heads, slots, d]; a view where nothing comes before its own, or nothing behind what others hold too."""
+        exact = slots - self.ahead
+        return self._behind_all(self.rows.narrow(1, 0, exact)) if exact or self.prefix is None else self.prefix
 
-    def _all(self, exact: int) -> Tensor:
-        held = self.rows.narrow(1, 0, exact)
+    def _behind_all(self, held: Tensor) -> Tensor:
+        if self.prefix is not None:
+            return torch.cat([self.prefix, held], 1)
         if not self.packed:
             return held
-        rows = self.packed.unpack(exact)
+        rows = self.packed.unpack(held.shape[1])
         rows[:, self.coarse:] = held
         return rows
 
@@ -123,39 +157,62 @@ class Pool:
     def move(self, into: Tensor, used: int) -> None:
         """Go on in other memory, [kv_heads, capacity, d], with the first `used` slots; none of them is packed."""
         if used:
-            into[:, :used] = self.rows[:, :used]
-        self.rows = into
+            into[:, :used] = self.read(used)
+        self.rows, self.prefix = into, None
 
     def reorder(self, start: int, chosen: Tensor) -> None:
         """Slots start + chosen [n], in this order, become the slots from `start` on."""
         if self.rows is not None:
-            start -= self.coarse
+            start -= self.ahead
             self.rows.narrow(1, start, len(chosen)).copy_(self.rows.index_select(1, start + chosen))
 
     def compact(self, order: Order, trunk: int, scratch: int) -> None:
         """Of the first `trunk` slots only those of the order stay; the scratch moves up right behind them.
 
-        Packed rows have no order of their own, so where one of them goes the others become as they can be read, until packed again.
+        Packed rows have no order of their own, so where one of them goes the others become as they can be read, until packed again. Of a prefix
+        that is held with others any beginning may stay so; where another part of it goes, what is left becomes this pool's own.
         """
+        if self.rows is None and self.prefix is None:
+            return
+        if len(order.slots) > 1 and not self.ahead:
+            self._go_on_elsewhere(order, range(trunk, trunk + scratch))
+            return
+        tail = self.rows[:, trunk - self.ahead:trunk - self.ahead + scratch].clone() if scratch else None
+        if self.ahead and not order.leaves(self.ahead):
+            self._leave(order, trunk + scratch)
         if self.rows is None:
             return
-        if self.packed and not order.leaves(self.coarse):
-            self._unpack(trunk + scratch)
-        trunk -= self.coarse
-        moved, tail = self._picked(order), self.rows[:, trunk:trunk + scratch].clone() if scratch else None
+        moved = self._picked(order)
         count = moved.shape[1]
         self.rows[:, :count] = moved
         if scratch:
             self.rows[:, count:count + scratch] = tail
         self._shrink(count + scratch)
 
-    def _picked(self, order: Order) -> Tensor:
-        """Rows held as written, by their order, [kv_heads, n, d]. They are copied whole: a gather would take them number by number."""
-        heads, capacity, d = self.rows.shape
-        return self.rows.reshape(-1, d).index_select(0, order.rows(heads, capacity, self.coarse)).view(heads, -1, d)
+    def _go_on_elsewhere(self, order: Order, behind: range) -> None:
+        """The same where every head has an order of its own: in other memory, so that no row is copied twice, with a place for one more at least."""
+        used = order.slots.shape[1] + len(behind)
+        with torch.inference_mode(False):
+            self.rows = self._picked(order, behind, GROWTH - used % GROWTH)
 
-    def _unpack(self, used: int) -> None:
-        held, self.packed = self._all(used - self.coarse), None
+    def _picked(self, order: Order, behind: range = range(0), room: int = 0) -> Tensor:
+        """Rows held as written, [kv_heads, n, d]: by their order, then the slots `behind`, then some that say nothing. They are copied whole: a
+        gather would take them number by number."""
+        heads, capacity, d = self.rows.shape
+        return self.rows.reshape(-1, d).index_select(0, order.rows(heads, capacity, self.ahead, behind, room)).view(heads, -1, d)
+
+    def _leave(self, order: Order, used: int) -> None:
+        """Of what comes before its own rows, some goes."""
+        count = order.slots.shape[1]
+        if self.prefix is not None and count < self.common and order.leaves(count):
+            self.prefix = self.prefix[:, :count] if count else None
+        else:
+            self._own(used)
+
+    def _own(self, used: int) -> None:
+        """Hold all `used` slots as rows of its own."""
+        held = self.read(used)
+        self.packed = self.prefix = None
         self._grow(used, held)
         self.rows[:, :used] = held
 
@@ -178,7 +235,8 @@ class Pool:
 
     def bytes(self, slots: int) -> int:
         """Memory that `slots` slots take, packed ones in their own form."""
-        if self.rows is None:
+        rows = self.rows if self.prefix is None else self.prefix
+        if rows is None:
             return 0
-        row = len(self.rows) * self.rows.shape[2] * self.rows.element_size()
+        row = len(rows) * rows.shape[2] * rows.element_size()
         return (slots - self.coarse) * row + (self.packed.bytes if self.packed else 0)

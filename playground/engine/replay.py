@@ -157,6 +157,9 @@ class Seat:
     def __init__(self, room: Room, buffers: Buffers):
         self.rows, self._room, self._buffers, self._bias = buffers.size.rows, room, buffers, None
 
+    def shares(self, sliding_window: int | None) -> None:
+        """Whoever goes into a room takes everything along."""
+
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         held = self._room.keys[layer], self._room.values[layer]
         for memory, new in zip(held, (keys, values)):

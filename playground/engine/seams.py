@@ -7,7 +7,7 @@ Both find the state of the running forward in a keyword, `call`, that travels wi
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from playground.engine.prefix import Part, attend_part, merge
 from playground.engine.segment import as_bias
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.engine.segment import Segment
+
+New = Sequence[Tensor]
+"""Queries, keys and values of new rows, [heads, rows, d]."""
 
 ATTENTION = "playground"
 HARMLESS = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "attention_mask", "output_router_logits"}
@@ -57,6 +61,15 @@ class Call:
     segments: list[Segment]
     plan: Plan = field(default_factory=Plan)
     captured: dict[int, Tensor] = field(default_factory=dict)
+    _alike: dict[int | None, list[list[int]]] = field(default_factory=dict)
+
+    def alike(self, sliding_window: int | None) -> list[list[int]]:
+        """Places of the segments whose stores begin with one prefix, held once for all of them; one list for each prefix."""
+        if sliding_window not in self._alike:
+            shared = [segment.shares(sliding_window) for segment in self.segments]
+            prefixes = dict.fromkeys(prefix for prefix in shared if prefix)
+            self._alike[sliding_window] = [[place for place, own in enumerate(shared) if own == prefix] for prefix in prefixes]
+        return self._alike[sliding_window]
 
     def enter(self, layer: int, hidden: Tensor) -> Tensor:
         """What enters a layer, [rows, d]: perhaps it comes from an earlier forward, perhaps a later one wants it."""
@@ -78,28 +91,58 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, atte
     return attend_all(module.layer_idx, (query[0], key[0], value[0]), call, scale, sliding_window, softcap).transpose(0, 1)[None], None
 
 
-def attend_all(layer: int, new: tuple[Tensor, Tensor, Tensor], call: Call, scaling: float, sliding_window: int | None = None,
+def attend_all(layer: int, new: New, call: Call, scaling: float, sliding_window: int | None = None,
                softcap: float | None = None) -> Tensor:
     """New rows of a layer over each store of the call: queries, keys and values [heads, rows, d] go in, outputs [heads, rows, d] come back."""
-    counts = [segment.rows for segment in call.segments]
-    shares = [new] if len(counts) == 1 else zip(*(rows.split(counts, 1) for rows in new))
-    outputs = []
-    for segment, (query, new_keys, new_values) in zip(call.segments, shares):
-        keys, values = segment.write(layer, new_keys, new_values)
-        if segment.asks:
-            segment.store.ask(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
-        if segment.renumbers:
-            query, keys = segment.renumbered(layer, query, keys)
-        if segment.focused:
-            seen = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
-            outputs.append(_attend_narrowly(query, keys, values, seen, scaling, softcap))
-        elif softcap is None:
-            outputs.append(attend(query, keys, values, segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype), scaling))
-        else:
-            outputs.append(_softcapped(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap))
-        if segment.watched:
-            segment.watch(layer, weights(query, keys, segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+    alike = call.alike(sliding_window) if softcap is None else []
+    if len(alike) == 1 and len(alike[0]) == len(call.segments):
+        return _attend_behind(layer, call.segments, new, scaling, sliding_window)
+    shares, outputs = _shares(new, call.segments), {}
+    for places in alike:
+        segments, joined = [call.segments[place] for place in places], [torch.cat(rows, 1) for rows in zip(*(shares[place] for place in places))]
+        outputs |= zip(places, _attend_behind(layer, segments, joined, scaling, sliding_window).split([segment.rows for segment in segments], 1))
+    each = [outputs[place] if place in outputs else _attend_alone(layer, segment, share, scaling, sliding_window, softcap)
+            for place, (segment, share) in enumerate(zip(call.segments, shares))]
+    return each[0] if len(each) == 1 else torch.cat(each, 1)
+
+
+def _shares(new: New, segments: list[Segment]) -> list[New]:
+    """What of new rows belongs to each segment."""
+    if len(segments) == 1:
+        return [new]
+    counts = [segment.rows for segment in segments]
+    return list(zip(*(rows.split(counts, 1) for rows in new)))
+
+
+def _attend_behind(layer: int, segments: list[Segment], new: New, scaling: float, sliding_window: int | None) -> Tensor:
+    """New rows of stores that begin with one prefix, held once: over it all rows go together, over what follows those of each store alone."""
+    prefix = attend_part(new[0], *segments[0].prefix(layer), None, scaling)  # the whole of it comes before every row
+    parts = []
+    for segment, (query, new_keys, new_values) in zip(segments, _shares(new, segments)):
+        keys, values = segment.write_suffix(layer, new_keys, new_values)
+        bias = segment.suffix_bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype)
+        parts.append(attend_part(query, keys, values, bias, scaling))
+    return merge(prefix, parts[0] if len(parts) == 1 else Part(*(torch.cat(part, 1) for part in zip(*parts))))
+
+
+def _attend_alone(layer: int, segment: Segment, new: New, scaling: float, sliding_window: int | None, softcap: float | None) -> Tensor:
+    """New rows of one store over all it holds, [heads, rows, d]."""
+    query, new_keys, new_values = new
+    keys, values = segment.write(layer, new_keys, new_values)
+    if segment.asks:
+        segment.store.ask(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
+    if segment.renumbers:
+        query, keys = segment.renumbered(layer, query, keys)
+    if segment.focused:
+        seen = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
+        output = _attend_narrowly(query, keys, values, seen, scaling, softcap)
+    elif softcap is None:
+        output = attend(query, keys, values, segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype), scaling)
+    else:
+        output = _softcapped(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
+    if segment.watched:
+        segment.watch(layer, weights(query, keys, segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
+    return output
 
 
 def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: int | None, scaling: float, softcap: float | None) -> Tensor:
@@ -140,7 +183,12 @@ def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.devic
         return None
     if isinstance(mask, str):
         mask = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-    return mask.repeat(*[1] * (mask.dim() - 2), groups, 1)
+    return _repeated(mask, groups)
+
+
+def _repeated(mask: Tensor, groups: int) -> Tensor:
+    """A mask [..., rows, slots] for groups * rows rows; a single row is not repeated, for all of them read the one."""
+    return mask if groups == 1 or mask.shape[-2] == 1 else mask.repeat(*[1] * (mask.dim() - 2), groups, 1)
 
 
 def weights(query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, softcap: float | None) -> Tensor:
@@ -150,8 +198,10 @@ def weights(query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[i
     """
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     mask = _grouped(mask, 1, n, query.device)
-    mask = None if mask is None else mask[..., rows, :].repeat(*[1] * (mask.dim() - 2), heads // kv_heads, 1)
-    spread = _softmax(query[:, rows].reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, softcap)
+    if len(rows) < n:
+        query, mask = query[:, rows], None if mask is None else mask[..., rows, :]
+    mask = None if mask is None else _repeated(mask, heads // kv_heads)
+    spread = _softmax(query.reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, softcap)
     return spread.reshape(kv_heads, heads // kv_heads, len(rows), -1).sum(1)
 
 

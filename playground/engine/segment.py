@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 DEAD = -1
 CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
+Prefix = tuple[int, int]
+"""Where keys begin that several stores hold together, and how many of their slots a store begins with."""
 
 
 @dataclass
@@ -78,6 +80,21 @@ class Segment:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return self.store.write(layer, self.first, keys, values)
 
+    def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values that the store holds together with others, [kv_heads, slots, d] each, where `shares` says so."""
+        return self.store.keys[layer].prefix, self.store.values[layer].prefix
+
+    def write_suffix(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `write`, but returns what comes behind the prefix."""
+        return self.store.write_suffix(layer, self.first, keys, values)
+
+    def shares(self, sliding_window: int | None) -> Prefix | None:
+        """What tells the prefix its store holds together with others, where every row sees all of it and nobody asks for weights over prefix and suffix."""
+        keys = self.store.keys[0].prefix
+        if keys is None or self.watched or self.focused or self.renumbers or self.asks or self._narrow(sliding_window):
+            return None
+        return keys.data_ptr(), keys.shape[1]
+
     def watch(self, layer: int, weights: Tensor) -> None:
         """Tell what the watched rows attended to in a layer, [kv_heads, watched, slots]."""
         self.store.watch(self, layer, weights)
@@ -101,6 +118,11 @@ class Segment:
         if key not in self._biases:
             self._biases[key] = as_bias(mask, groups, dtype)
         return self._biases[key]
+
+    def suffix_bias(self, layer: int, sliding_window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """The same for what comes behind a prefix that all rows see."""
+        bias = self.bias(layer, sliding_window, groups, dtype)
+        return None if bias is None else bias[..., self.store.common:]
 
     def chosen(self, layer: int, weights: Tensor, mask: Tensor | None) -> Tensor:
         """What the rows see of the mask [1 or kv_heads, rows, slots], or of everything, once a policy chose by their weights over all of that."""

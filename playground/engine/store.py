@@ -12,6 +12,7 @@ are always the true ones: evicting renumbers nothing, siblings share a position.
     store.merge(...)           rows are added to those of other slots, before their own slots are freed
     store.pack(...)            rows of the oldest tokens go over into a coarser form
     store.narrow(layer, ...)   of a trunk that only the layers before this one have read, the others will read these tokens alone
+    store.begin_with(other)    what another store has read becomes its trunk, held once for both or copied
 """
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.pool import Encode, Meeting, Order, Pool, in_front, moves
+from playground.engine.pool import Encode, Meeting, Order, Pool, in_front
 from playground.engine.segment import DEAD, Focus, LateSegment, Renumbering, Segment, Window
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -78,6 +79,7 @@ class Store:
     hear: Hear | None = None  # told what rows attended to, once they are kept
     ask: Ask | None = None  # told what rows look for, as they are fed
     done: bool = False  # nothing more will be fed, so its memory may be wanted for another
+    begun_with: Store | None = None  # whose memory its first tokens lie in; it stays as long as somebody looks into it
     heard: int = 0  # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice
 
     def __post_init__(self) -> None:
@@ -117,7 +119,20 @@ class Store:
         start = self.slots_of(layer).count + at
         return self.keys[layer].write(start, keys), self.values[layer].write(start, values)
 
+    def write_suffix(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and returns only what the layer holds behind a prefix that is held once for several stores."""
+        start = self.slots_of(layer).count + at
+        return self.keys[layer].write_suffix(start, keys), self.values[layer].write_suffix(start, values)
+
     # --- what moves nodes and slots ---
+
+    def begin_with(self, other: Store, once: bool) -> None:
+        """Take over the whole trunk of another store, which will not change any more, before anything is fed: held `once` for both, or as a copy."""
+        for mine, read in zip((*self.keys, *self.values), (*other.keys, *other.values)):
+            mine.begin_with(read.read(other.length), once)
+        self.begun_with = other if once else None
+        self.slots = [Slots(other.slots[0].positions)]
+        self.length = self.heard = other.length
 
     def keep(self, node: int) -> list[int]:
         """Move the path down to scratch node `node` into the trunk. Returns the nodes below it that stay, renumbered from 0; -1 keeps none."""
@@ -220,14 +235,17 @@ class Store:
 
         Returns by head the positions of what went into another slot, each with the position of that slot.
         """
-        positions = self.slots_of(layer).positions.expand_as(into)
-        heads, slots = moves(into)
-        told = torch.stack([heads, positions[heads, slots], positions[heads, into[heads, slots]]], 1).tolist()
-        if told:
-            meeting = Meeting.of(into, share)
+        told: list[list[tuple[int, int]]] = [[] for _ in into]
+        meeting, positions = Meeting.of(into, share), self.slots_of(layer).positions.expand_as(into)
+        heads, slots = meeting.sources
+        if len(heads):
             self.keys[layer].merge(meeting)
             self.values[layer].merge(meeting)
-        return [[(source, target) for head, source, target in told if head == each] for each in range(len(into))]
+            pairs = torch.stack([heads, positions[heads, slots], positions[heads, into[heads, slots]]], 1)
+            for head, source, target in pairs.tolist():
+                if source != target:  # a token is added up with what comes to it
+                    told[head].append((source, target))
+        return told
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
         """Move rows of the oldest tokens into a coarser form: due("keys" or "values", rows held as written) says how many."""
@@ -285,8 +303,7 @@ class Store:
 
     @property
     def heads(self) -> int:
-        rows = self.keys[0].rows
-        return 0 if rows is None else rows.shape[0]
+        return self.keys[0].heads
 
     def live_slots(self) -> int:
         """Live trunk slots over all layers and heads."""
@@ -297,6 +314,15 @@ class Store:
         """Memory of the slots held, trunk and scratch."""
         return sum(pool.bytes(self.slots_of(layer).count + len(self.parents))
                    for pools in (self.keys, self.values) for layer, pool in enumerate(pools))
+
+    @property
+    def common(self) -> int:
+        """First tokens that are held once for several stores."""
+        return self.keys[0].common
+
+    def common_bytes(self) -> int:
+        """Memory of these, which is part of `bytes`."""
+        return sum(pool.bytes(pool.common) for pool in (*self.keys, *self.values) if pool.common)
 
     def packed(self) -> int:
         """Oldest tokens whose keys are held in a coarser form."""

@@ -5,11 +5,29 @@ so a vote stays with its token for as long as the token has a slot.
 """
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from playground.engine.sampling import REMOVED
+
+STRETCH = 64  # positions
+
+
+class Moving(NamedTuple):
+    """Tokens whose votes go over to others."""
+
+    heads: Tensor  # [n]
+    sources: Tensor  # positions, [n]
+    targets: Tensor
+
+    @classmethod
+    def of(cls, sources: Tensor, targets: Tensor) -> Moving:
+        """In each head from positions `sources` to `targets`, [kv_heads, n], where they differ; below 0 stands no token."""
+        heads, places = ((sources != targets) & (sources >= 0)).nonzero().unbind(1)
+        return cls(heads, sources[heads, places], targets[heads, places])
 
 
 class Votes:
@@ -36,15 +54,14 @@ class Votes:
         so_far = self._reaching(layer, int(positions.max()) + 1, self._layers[layer])
         return so_far.gather(1, positions.clamp(min=0).expand(len(so_far), -1))
 
-    def move(self, layer: int, sources: Tensor, targets: Tensor) -> None:
-        """Votes of the tokens at positions `sources` [1 or kv_heads, n] count for those at `targets` from now on; below 0 stands no token."""
+    def move(self, layer: int, moving: Moving) -> None:
+        """Votes of tokens count for others from now on."""
         if layer in self._layers:
-            self._layers[layer] = moved(self._layers[layer], sources, targets)
+            self._layers[layer] = moved(self._layers[layer], moving)
 
     def _reaching(self, layer: int, length: int, like: Tensor) -> Tensor:
         """The votes of a layer with room for `length` positions at least."""
-        so_far = self._layers.get(layer, like.new_zeros(len(like), 0))
-        return pad(so_far, (0, max(0, length - so_far.shape[1])))
+        return _reaching(self._layers.get(layer, like.new_zeros(len(like), 0)), length)
 
 
 class Lately:
@@ -57,36 +74,35 @@ class Lately:
     def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
         """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots]; below 0 a slot is empty."""
         last, there = weights[:, -self.count:], keys[:, None, :]
-        rows = last.new_zeros(*last.shape[:2], int(keys.max()) + 1)
-        rows = rows.scatter_add(2, there.clamp(min=0).expand_as(last), last.masked_fill(there < 0, 0))
-        before = self._layers.get(layer, rows[:, :0])
-        self._layers[layer] = torch.cat([pad(before, (0, rows.shape[2] - before.shape[2])), rows], 1)[:, -self.count:]
+        before = _reaching(self._layers.get(layer, last[:, :0, :0]), int(keys.max()) + 1)
+        rows = last.new_zeros(*last.shape[:2], before.shape[2])
+        rows.scatter_add_(2, there.clamp(min=0).expand_as(last), last.masked_fill(there < 0, 0))
+        self._layers[layer] = torch.cat([before, rows], 1)[:, -self.count:]
 
     def of(self, layer: int, positions: Tensor) -> Tensor:
         """What the slots at positions [1 or kv_heads, slots] received of a row on average, [kv_heads, slots]; zero where nothing was heard."""
         if layer not in self._layers or not positions.numel():
             return torch.zeros(positions.shape, device=positions.device)
-        received = self._layers[layer].mean(1)
-        received = pad(received, (0, max(0, int(positions.max()) + 1 - received.shape[1])))
+        received = _reaching(self._layers[layer].mean(1), int(positions.max()) + 1)
         return received.gather(1, positions.clamp(min=0).expand(len(received), -1))
 
-    def move(self, layer: int, sources: Tensor, targets: Tensor) -> None:
+    def move(self, layer: int, moving: Moving) -> None:
         """The same as `Votes.move`."""
         if layer in self._layers:
-            self._layers[layer] = moved(self._layers[layer], sources, targets)
+            self._layers[layer] = moved(self._layers[layer], moving)
 
 
-def moved(votes: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
-    """Votes [kv_heads, ..., positions] after those of positions `sources` [1 or kv_heads, n] went over to `targets`, perhaps the same.
+def _reaching(votes: Tensor, length: int) -> Tensor:
+    """Votes [..., positions] with room for `length` positions at least; it grows by a STRETCH, so that not every token has all of them copied."""
+    missing = length - votes.shape[-1]
+    return pad(votes, (0, -(-missing // STRETCH) * STRETCH)) if missing > 0 else votes
 
-    Below 0 stands no token.
-    """
-    sources, targets = (places.expand(len(votes), -1) for places in (sources, targets))
-    goes = (sources != targets) & (sources >= 0)
-    heads, places = goes.nonzero().unbind(1)
+
+def moved(votes: Tensor, moving: Moving) -> Tensor:
+    """Votes [kv_heads, ..., positions] after some went over from one position to another."""
+    heads, sources, targets = moving
     if not len(heads):
         return votes
-    sources, targets = sources[heads, places], targets[heads, places]
     votes = votes.clone()
     by_position = votes.movedim(-1, 1)
     taken = by_position[heads, sources]
@@ -98,10 +114,22 @@ def moved(votes: Tensor, sources: Tensor, targets: Tensor) -> Tensor:
 def heaviest(scores: Tensor, count: int | Tensor, among: Tensor) -> Tensor:
     """Mask of the `count` largest scores of each row that stand in the mask `among`, [rows, slots]; of equals the later ones.
 
-    Rows may differ in their count, [rows].
+    Rows may differ in their count, [rows]. Scores are finite numbers.
     """
-    scores = scores.masked_fill(~among, REMOVED)
-    rising = scores.argsort(dim=-1, stable=True)  # so that equals stay in the order of their positions
+    among = among.expand_as(scores)
+    surplus = among.sum(-1) - count
+    most = int(surplus.max())
+    if most <= 0:
+        return among
+    if most == 1:  # so it is in every step in which one token comes and one goes
+        return _without_the_lightest(scores, among, surplus == 1)
+    rising = scores.masked_fill(~among, REMOVED).argsort(dim=-1, stable=True)  # so that equals stay in the order of their positions
     left = torch.arange(scores.shape[1], 0, -1, device=scores.device)  # of each place in that order, how many there are from it on
     chosen = left <= (count[:, None] if isinstance(count, Tensor) else count)
-    return torch.zeros_like(among.expand_as(scores)).scatter(-1, rising, chosen.expand_as(rising)) & among
+    return torch.zeros_like(among).scatter(-1, rising, chosen.expand_as(rising)) & among
+
+
+def _without_the_lightest(scores: Tensor, among: Tensor, loses: Tensor) -> Tensor:
+    """The mask `among` [rows, slots] without the smallest score of each row that `loses` [rows] one; of equals the first goes, as `argmin` promises."""
+    lightest = scores.masked_fill(~among, -REMOVED).argmin(-1, keepdim=True)
+    return among.scatter(-1, lightest, ~loses[:, None]) & among

@@ -69,7 +69,14 @@ def _spans(parts: list[Figure]) -> str:
     return table([[f"{start} to {end}", str(label), _number(value)] for part in parts for start, end, label, value in part.data["spans"]])
 
 
-SHAPES: dict[str, Callable[[list[Figure]], str]] = {"scalar": _scalar, "bars": _bars, "matrix": _matrix, "tree": _tree, "spans": _spans}
+def _points(parts: list[Figure]) -> str:
+    points = [point for part in parts for point in part.data.get("points", ())]
+    arrows = [[_number(x), _number(y), str(label), "arrow"] for part in parts for x, y, label in part.data.get("path", ())]
+    return table([[_number(x), _number(y), str(label), f"{group}, crossed out" if crossed else str(group)] for x, y, label, group, crossed in points] + arrows)
+
+
+SHAPES: dict[str, Callable[[list[Figure]], str]] = {
+    "scalar": _scalar, "bars": _bars, "matrix": _matrix, "tree": _tree, "spans": _spans, "points": _points}
 
 
 def _number(value: Any) -> str:

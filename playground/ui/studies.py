@@ -105,7 +105,21 @@ def _spans(parts: list[Figure]) -> Drawing:
                             text=[_number(value) for *_, value in spans], orientation="h", marker_color=COLOURS[0])
 
 
-SHAPES: dict[str, Callable[[list[Figure]], Drawing]] = {"scalar": _scalar, "bars": _bars, "matrix": _matrix, "tree": _tree, "spans": _spans}
+def _points(parts: list[Figure]) -> Drawing:
+    """A colour for every group, a cross for what is crossed out, and arrows from the middle."""
+    points, figure = [point for part in parts for point in part.data.get("points", ())], _blank()
+    for number, group in enumerate(dict.fromkeys(group for _, _, _, group, _ in points)):
+        own = [point for point in points if point[3] == group]
+        figure.add_scatter(x=[x for x, *_ in own], y=[y for _, y, *_ in own], mode="markers", name=group or "others", text=[point[2] for point in own],
+                           hovertemplate="%{text}", marker={"color": COLOURS[number % len(COLOURS)] if group else GREY,
+                                                            "symbol": ["x" if point[4] else "circle" for point in own]})
+    for x, y, label in (arrow for part in parts for arrow in part.data.get("path", ())):
+        figure.add_annotation(x=x, y=y, ax=0, ay=0, axref="x", ayref="y", text=label, arrowhead=2, arrowcolor=GREY)
+    return figure.update_layout(showlegend=True)
+
+
+SHAPES: dict[str, Callable[[list[Figure]], Drawing]] = {
+    "scalar": _scalar, "bars": _bars, "matrix": _matrix, "tree": _tree, "spans": _spans, "points": _points}
 
 
 def _shades(row: list[float | None]) -> list[float | None]:

@@ -1,7 +1,7 @@
 """In-context navigation."""
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -10,13 +10,17 @@ from torch import Tensor
 from playground.events import Event, Figure, Note
 from playground.parts.explored import Explored
 from playground.parts.found import Found, adopt
+from playground.parts.keys import Atlas
 from playground.parts.tree import ROOT, TokenTree, chain
 from playground.strategy import Decoder, knob
 
 ASKED = "\n\nPlease show me some different ways to solve this problem.\n\nHere are different ways to solve the problem:\n"
-CUE = '\nFinal answer (only number): "'
+CUE = 'Final answer (only number): "'
 NUMBER = 8  # tokens of a final answer, at most
 SHOWN = 12  # tokens or answers in a figure
+DRAWN = 200  # best tokens whose keys are drawn
+NAMED = 5  # clusters that have a colour
+PLANE = "keys of the best first tokens, those tried crossed out, and where each query points"
 
 
 class Form(NamedTuple):
@@ -42,6 +46,7 @@ class Reading(Explored):
 
     best: dict[int, int] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)  # logits [V]
+    states: dict[int, Tensor] = field(default_factory=dict)  # what the head read, [width], where it is drawn
     queries: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def learn(self, rows) -> None:
@@ -53,9 +58,15 @@ class Reading(Explored):
             return self.queries[tuple(ids)]
         node = self.tree.add(ids[-1], self.follow(ids[:-1]))  # a node of its own: another of this token may have been read and its row let go
         rows = yield lm.extend(self.tree)
+        self.asked(ids, rows, node)
+        return node
+
+    def asked(self, ids: list[int], rows, node: int) -> None:
+        """Note what these tokens, up to a node, were read for."""
         self.learn(rows)
         self.rows[node], self.queries[tuple(ids)] = rows.raw[rows.row(node)], node
-        return node
+        if rows.hidden is not None:
+            self.states[node] = rows.hidden[rows.row(node)]
 
     def unread(self, node: int) -> bool:
         return node not in self.best
@@ -68,6 +79,8 @@ class Search:
     answers: list[str] = field(default_factory=list)
     queries: list[int] = field(default_factory=list)  # number of the query that found each answer, 0 for those given
     tried: dict[str, int] = field(default_factory=dict)  # first tokens by what they read
+    atlas: Atlas | None = None  # of the keys, once they are drawn
+    crossed: int = 0  # first tokens that are crossed out there
 
     @property
     def different(self) -> int:
@@ -83,8 +96,10 @@ class InContextNavigation(Decoder):
     `n_tol` first tokens whose text was not tried before, and every one is completed greedily from the prompt without any answers, so these
     decide what is tried and not how it goes on. Without navigation it walks down the ranks of a single query, and so it
     does with one query. In ways, each path to a solution names a number, and the numbers vote. The text is the list, or the first path
-    to the number that won. Peng et al. 2024, arXiv 2410.02284, with the prompts and settings of its code; the line that asks for a final
-    answer is worded by us.
+    to the number that won. Keys that are alike lie in one cluster. Where the right answers are given, the tokens ranked behind the best are
+    completed too: the method rests on those outside the clusters of the best being right more often, though ranked no better. A head
+    that is the embeddings too mixes what tokens mean and what they follow. Peng et al. 2024, arXiv 2410.02284, with the prompts and settings of
+    its code; the line that asks for a final answer and the number of clusters are ours.
     """
 
     name, title, paper, sheet = "in_context_navigation", "In-context navigation", "2410.02284", "sampling/vocab-key-navigation"
@@ -101,13 +116,22 @@ class InContextNavigation(Decoder):
     completion: str = knob("clean", choices=("clean", "navigated"), help="answers go on from the prompt without the others, or with them")
     navigate: bool = knob(True, help="put what was found into the prompt; without, it is a walk down the ranks of one query")
     strip: bool = knob(False, help="count first tokens that differ only by blanks as one")
+    cue: str = knob(CUE, help="line behind a way that asks for its number, up to where that begins")
     known: str = knob("", multiline=True, help="answers of a list that are known already, one a line: they stand in every prompt")
+
+    clusters: int = knob(64, 0, 256, step=1, help="clusters of the keys, by k-means with cosines; 0 draws no keys")
+    main: int = knob(10, 1, 50, step=1, help="best tokens whose clusters are the main ones")
+    ranked: int = knob(100, 10, 1000, step=10, help="best tokens that are looked at by cluster")
+    right: str = knob("", multiline=True, help="all right answers of a list, one a line: every token looked at is then completed and judged")
+
+    @property
+    def reads_hidden(self) -> tuple[str, ...]:
+        return ("target",) if self.clusters else ()
 
     def decode(self, lm) -> Iterator:
         reading, form = Reading(TokenTree(self.name)), LIST if self.task == "list" else WAYS
         prefilled = yield lm.prefill()
-        reading.learn(prefilled)
-        reading.rows[ROOT], reading.queries[()] = prefilled.raw[0], ROOT
+        reading.asked([], prefilled, ROOT)
         search = self._begun(lm)
         text = yield from (self._listed(lm, reading, form, search) if self.task == "list" else self._voted(lm, reading, form, search))
         ids = text[:lm.remaining]
@@ -137,6 +161,8 @@ class InContextNavigation(Decoder):
             spare = spare or lm.spell(form.put(given)) + texts[0]
             yield from self._moved(lm, reading, nodes, search, firsts, turn)
             yield from self._gathered(lm, form, search, texts, turn)
+        if search.atlas:
+            yield from self._compared(lm, reading, form, search, given)
         return lm.spell(form.put(search.answers, open_one=False)) if len(search.answers) > len(given) else spare or lm.spell(form.put(given))
 
     def _asked(self, lm, reading: Reading, form: Form, given: list[str], answers: list[str]) -> Iterator:
@@ -203,6 +229,47 @@ class InContextNavigation(Decoder):
                 means = [sum(row[token] for token in explored) / len(explored) for row in rows]
                 yield Figure("scalar", f"mean {what} of first tokens tried before", {"x": turn, "axis": "query",
                                                                                      "series": dict(zip(("clean prompt", "with answers"), means))})
+        yield from self._drawn(lm, reading, nodes, search, turn)
+
+    # --- keys ---
+
+    def _drawn(self, lm, reading: Reading, nodes: tuple[int, int], search: Search, turn: int) -> Iterator[Event]:
+        """The keys in a plane, drawn once; then, query by query, what is crossed out and where the query points."""
+        if lm.keys is None or nodes[1] not in reading.states:
+            return
+        if search.atlas is None:
+            search.atlas = Atlas.of(lm.keys, reading.rows[nodes[0]], max(DRAWN, self.ranked), self.clusters)
+            yield Figure("points", PLANE, {"points": self._points(lm, search.atlas, search.atlas.tokens[:DRAWN])})
+        crossed = self._points(lm, search.atlas, [*search.tried.values()][search.crossed:], True)
+        search.crossed += len(crossed)
+        arrow = [*search.atlas.plane.arrow(reading.states[nodes[1]]), f"query {turn}"]
+        yield Figure("points", PLANE, {"points": crossed, "path": [arrow]})
+
+    def _points(self, lm, atlas: Atlas, tokens: list[int], crossed: bool = False) -> list[list]:
+        names = {number: f"like {quoted(lm, those[:3])}" for number, those in atlas.largest(NAMED).items()}
+        places, numbers = atlas.plane.places(atlas.keys[tokens]), atlas.clusters_of(tokens)
+        return [[*place, lm.piece(token), names.get(number, ""), crossed] for place, token, number in zip(places, tokens, numbers)]
+
+    def _compared(self, lm, reading: Reading, form: Form, search: Search, given: list[str]) -> Iterator:
+        """Tokens ranked behind the best, in the clusters of these and elsewhere: how many, their ranks, and how many complete to a right answer."""
+        atlas, inside = search.atlas, search.atlas.main(self.main)
+        behind = range(self.main, min(self.ranked, len(atlas.tokens)))
+        if not behind:
+            return
+        right = (yield from self._judged(lm, reading, form, given, [atlas.tokens[i] for i in behind])) if self.right.strip() else None
+        sides = [[i for i in behind if (atlas.cluster[i] in inside) == main] for main in (True, False)]
+        table = [[len(side), mean(i + 1 for i in side), mean(right[i - self.main] for i in side) if right else None] for side in sides]
+        yield Figure("matrix", f"tokens ranked {self.main + 1} to {behind.stop}, by the cluster of their key", {
+            "rows": ["in a main cluster", "elsewhere"], "columns": ["tokens", "mean rank", "share right"], "values": table})
+        yield Note(f"The {self.main} best first tokens lie in {len(inside)} of {len(atlas.centres)} clusters of keys: {quoted(lm, atlas.tokens[:self.main])}.")
+
+    def _judged(self, lm, reading: Reading, form: Form, given: list[str], tokens: list[int]) -> Iterator:
+        """Whether each of these first tokens, completed from the clean prompt, gives one of the right answers."""
+        node, found = (yield from reading.query(lm, lm.spell(form.put(given)))), []
+        known = {line.strip().casefold() for line in self.right.splitlines() if line.strip()}
+        for at in range(0, len(tokens), SHOWN):  # a few side by side
+            found += yield from self._completed(lm, reading, node, tokens[at:at + SHOWN], form.stop, min(self.longest, lm.remaining))
+        return [closed(lm, text, form.stop).strip().casefold() in known for text in found]
 
     # --- ways ---
 
@@ -225,11 +292,11 @@ class InContextNavigation(Decoder):
             yield Figure("bars", "votes", tally(numbers))
         best = winner(numbers)
         opening = lm.spell(form.put([]))
-        return opening + lm.spell(search.answers[best] + CUE) + lm.spell(f'{numbers[best]}"') if ways else opening
+        return opening + lm.spell(f"{search.answers[best]}\n{self.cue}") + lm.spell(f'{numbers[best]}"') if ways else opening
 
     def _number(self, lm, reading: Reading, form: Form, way: list[int]) -> Iterator:
         """What a way comes to, asked for behind it; empty where that is no number."""
-        ids = lm.spell(form.put([])) + lm.spell(self._shown(lm, way, form) + CUE)
+        ids = lm.spell(form.put([])) + lm.spell(f"{self._shown(lm, way, form)}\n{self.cue}")
         if len(ids) + NUMBER >= lm.target.room:
             return ""
         node = yield from reading.query(lm, ids)
@@ -248,6 +315,15 @@ def closed(lm, text: list[int], stop: bytes) -> str:
 
 def marked(answers: list[str]) -> list[str]:
     return [f"{answer} (again)" if answer in answers[:i] else answer for i, answer in enumerate(answers)]
+
+
+def quoted(lm, tokens: list[int]) -> str:
+    return " ".join(repr(lm.piece(token)) for token in tokens)
+
+
+def mean(values: Iterable[float]) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
 
 
 def ranks(row: Tensor) -> list[int]:

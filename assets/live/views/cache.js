@@ -27,7 +27,8 @@ class CachePanel extends Panel {
     this.key.append(el("span", "key-live", "live"), this.packedKey, this.mergedKey, el("span", "key-evicted", "evicted"), this.scratchKey, el("span", "key-prompt", "end of the prompt"));
     this.held = el("p", "held");
     this.budget = el("p", "budget");
-    this.body.append(this.canvas, this.hover, this.key, this.held, this.budget, this.historyTitle, this.history);
+    this.together = el("p", "together");
+    this.body.append(this.canvas, this.hover, this.key, this.held, this.budget, this.together, this.historyTitle, this.history);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => setText(this.hover, HOVER_HINT));
     this.heads.addEventListener("click", () => {
@@ -58,6 +59,7 @@ class CachePanel extends Panel {
     this.taken = card.record.merges.has(this.stream) ? takenIn(card.state.caches.get(this.stream) || [], this.apart) : [];
     setText(this.held, cache ? sayEdges(cache) : "");
     setText(this.budget, cache ? sayBudget(cache, slotBytesOf(card, app.cards, this.stream)) : "");
+    setText(this.together, cache ? sayTogether(cache, app.cards.map((each) => each.state.lastCache(this.stream)).filter(Boolean)) : "");
     setText(this.readout, cache ? sayCache(cache, card.record) : "nothing held yet at this point");
     setText(this.hover, HOVER_HINT);
     this.canvas.hidden = !cache;
@@ -289,6 +291,17 @@ function sayBudget(cache, slotBytes) {
   const saved = 1 - cache.bytes / full;
   if (Math.abs(saved) < 0.005) return "";
   return `${bytes(cache.bytes)}, where holding everything would take ${bytes(full)}: ${percent(Math.abs(saved))} ${saved > 0 ? "saved" : "more"}.`;
+}
+
+/** What the lanes hold that began with one prompt: that is there once, whatever each of them says of itself. */
+function sayTogether(cache, all) {
+  if (!cache.common) return "";
+  const sharing = all.filter((each) => each.common);
+  const once = Math.max(...sharing.map((each) => each.common_bytes));
+  const total = sharing.reduce((sum, each) => sum + each.bytes - each.common_bytes, once);
+  const apart = sharing.reduce((sum, each) => sum + each.bytes, 0);
+  const held = `The first ${count(cache.common, "position")}, ${bytes(cache.common_bytes)}, are held once for all lanes that began with them`;
+  return sharing.length > 1 ? `${held}: ${bytes(total)} in ${sharing.length} lanes, which would take ${bytes(apart)} apart.` : `${held}.`;
 }
 
 const HOVER_HINT = "Point at a cell to read it.";

@@ -183,7 +183,8 @@ function sayWork({ worker, event, turn, waste }) {
   if (turn) return `everything else, ${milliseconds(turn.to - turn.from - turn.used)}, until ${fixed(turn.to, 3)} s`;
   if (worker === "grammar") return `mask before token ${event.position + 1}, ${milliseconds(event.seconds)}`;
   const words = [`${event.stream.replaceAll("_", " ")}: ${event.phase.replace("_", " ")}`, count(event.tokens, "row"), milliseconds(event.seconds)];
-  if (event.lanes > 1) words.push(`its share of a pass of ${event.lanes} lanes`);
+  if (event.readers > 1) words.push(`its part of what was computed once for ${event.readers} lanes`);
+  else if (event.lanes > 1) words.push(`its share of a pass of ${event.lanes} lanes`);
   if (waste) words.push(`${fixed(waste * event.tokens, 1).replace(".0", "")} of the rows in vain`);
   return words.join(", ");
 }

@@ -29,7 +29,8 @@ class FiguresPanel extends Panel {
 
 const MOST_SERIES = 5; // lines of one drawing
 const MOST_SPANS = 40;
-const FIGURES = { scalar: scalarFigure, bars: barsFigure, matrix: matrixFigure, tree: listFigure, spans: spansFigure };
+const PLANE = 380; // pixels across, at most
+const FIGURES = { scalar: scalarFigure, bars: barsFigure, matrix: matrixFigure, tree: listFigure, spans: spansFigure, points: pointsFigure };
 
 function titled(name, node) {
   const part = el("div", "figure");
@@ -115,6 +116,37 @@ function matrixFigure({ name, parts }) {
   });
   scroller.append(table);
   return scroller;
+}
+
+/** Places in a plane, [x, y, label, group, crossed out], a colour for each of the first groups, and arrows from the middle, [x, y, label]. */
+function pointsFigure({ name, parts }, width) {
+  const points = parts.flatMap((part) => part.points || []);
+  const path = parts.flatMap((part) => part.path || []);
+  const groups = [...new Set(points.map((point) => point[3]).filter(Boolean))].slice(0, MOST_SERIES);
+  const size = Math.min(width, PLANE);
+  const reach = Math.max(1e-9, ...points.concat(path).flatMap(([x, y]) => [Math.abs(x), Math.abs(y)]));
+  const place = (value, way) => size / 2 + (way * value * (size / 2 - 16)) / reach;
+  const drawing = surface(size, size, `${name}: ${points.length} places in a plane, ${points.filter((point) => point[4]).length} of them crossed out`);
+  for (const [x, y, label, group, crossed] of points) {
+    const dot = svg("circle", { class: `dot ${groups.includes(group) ? `series-${groups.indexOf(group)}` : "apart"}`, cx: place(x, 1), cy: place(y, -1), r: 3 });
+    dot.append(svg("title", {}, pieceLabel(String(label), 40)));
+    drawing.append(dot);
+    if (crossed) drawing.append(svg("path", { class: "struck", d: `M${place(x, 1) - 5} ${place(y, -1) - 5}l10 10m0 -10l-10 10` }));
+  }
+  path.forEach(([x, y, label], i) => drawing.append(...arrowTo(place(x, 1), place(y, -1), size, label, i === path.length - 1)));
+  const key = el("p", "chart-key");
+  groups.forEach((group, i) => key.append(el("span", `key-series series-${i}`, group)));
+  const host = el("div", "figure points");
+  host.append(drawing, key);
+  return host;
+}
+
+/** An arrow from the middle of a square; earlier ones are faint, and only the last one is named. */
+function arrowTo(x, y, size, label, last) {
+  const line = svg("line", { class: last ? "arrow last" : "arrow", x1: size / 2, y1: size / 2, x2: x, y2: y });
+  if (!last) return [line];
+  const inward = x > size / 2 ? { x: x - 7, "text-anchor": "end" } : { x: x + 7 };
+  return [line, svg("circle", { class: "arrow-end", cx: x, cy: y, r: 4 }), svg("text", { class: "tick", y: y + 4, ...inward }, String(label))];
 }
 
 /** A tree as an indented list: it stays readable at any size. */

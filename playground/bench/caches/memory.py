@@ -103,7 +103,7 @@ def _weight(point: Point, store: Store, full: Full, before: int) -> Weight:
 def allocated(store: Store) -> int:
     """Bytes of all storages that a store keeps alive for keys and values, each counted once, whatever part of it is used."""
     kept = {held.untyped_storage().data_ptr(): held.untyped_storage().nbytes()
-            for pool in (*store.keys, *store.values) for thing in (pool.rows, pool.packed) for held in tensors(thing)}
+            for pool in (*store.keys, *store.values) for thing in (pool.rows, pool.prefix, pool.packed) for held in tensors(thing)}
     return sum(kept.values())
 
 

@@ -1,0 +1,523 @@
+"""Lanes that begin with one prompt read it once and hold it once, and write what each of them would write alone."""
+from __future__ import annotations
+
+import logging
+import random
+from itertools import product
+
+import pytest
+import torch
+from architectures import tiny
+from pairs import pair
+from tables import TableModel
+from test_replay import recorded
+from test_session import Clock
+from test_session import side_by_side as decoders
+from toys import byte_tokenizer
+
+import playground
+from playground import prefixes, stream
+from playground.engine import prefix, seams
+from playground.engine.model import Model, Work
+from playground.engine.prefix import Part, attend_part, merge
+from playground.engine.store import Store
+from playground.events import Cache, Commit, Done, Event, Failed, Forward, Note
+from playground.recipe import Recipe
+from playground.session import Limits, Models, Prompt, Session, prepare
+from playground.strategy import Decoder, make
+from playground.trace import check
+
+EXACT = 1e-10
+OFF = 1e-3  # by which something wrong is more than rounding
+TOKENS = 96
+
+
+# --- attention over a prefix and what follows it ---
+
+def numbers(*shape: int, dtype=torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def whole(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention over all keys at once, from its definition, in float64."""
+    keys, values = (rows.double().repeat_interleave(len(query) // len(rows), 0) for rows in (keys, values))
+    scores = query.double() @ keys.transpose(1, 2) * 0.3
+    return (scores if bias is None else scores + bias).softmax(-1) @ values
+
+
+def in_two(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, count: int, bias: torch.Tensor | None = None) -> list[Part]:
+    """What rows read from the first `count` keys, and from the others."""
+    return [attend_part(query, keys[:, :count], values[:, :count], None, 0.3), attend_part(query, keys[:, count:], values[:, count:], bias, 0.3)]
+
+
+@pytest.fixture(params=["fused", "written out"])
+def way(request, monkeypatch) -> str:
+    if request.param == "written out":
+        monkeypatch.setattr(prefix, "FUSED", None)
+    return request.param
+
+
+@pytest.mark.parametrize("rows, count, behind, groups", product((1, 4), (1, 300), (1, 7), (1, 3)))
+def test_two_parts_are_the_whole(way, rows, count, behind, groups):
+    query, keys, values = numbers(2 * groups, rows, 16), numbers(2, count + behind, 16), numbers(2, count + behind, 16) + 1
+    assert (merge(*in_two(query, keys, values, count)) - whole(query, keys, values)).abs().max() < EXACT
+
+
+def test_in_float32_two_parts_are_as_exact_as_float32_is(way):
+    query, keys, values = (numbers(*shape, dtype=torch.float32) for shape in ((4, 3, 16), (2, 400, 16), (2, 400, 16)))
+    assert (merge(*in_two(query, keys, values, 390)) - whole(query, keys, values)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("larger", [0, 1])
+def test_scores_however_large_overflow_nowhere(way, larger):
+    query, keys, values = torch.full((2, 1, 16), 40.0), numbers(2, 8, 16, dtype=torch.float32), numbers(2, 8, 16, dtype=torch.float32)
+    keys[:, 4 * larger:4 * larger + 4] += 20
+    found = merge(*in_two(query, keys, values, 4))
+    assert found.isfinite().all() and (found - whole(query, keys, values)).abs().max() < 1e-5
+
+
+def test_a_tree_behind_the_prefix_keeps_its_mask(way):
+    seen = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
+    bias = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~seen, float("-inf"))
+    query, keys, values = numbers(4, 3, 16), numbers(2, 53, 16), numbers(2, 53, 16)
+    everything = torch.cat([torch.zeros(3, 50), bias], 1)
+    assert (merge(*in_two(query, keys, values, 50, bias.repeat(2, 1))) - whole(query, keys, values, everything)).abs().max() < EXACT
+
+
+def plain_mean(first: Part, second: Part) -> torch.Tensor:
+    return (first.out + second.out) / 2
+
+
+def halves_of_the_normaliser(first: Part, second: Part) -> torch.Tensor:
+    """Takes one logarithm to the base 2 and the other one natural."""
+    return merge(Part(first.out, first.total / 0.6931), second)
+
+
+def prefix_alone(first: Part, second: Part) -> torch.Tensor:
+    return first.out
+
+
+WRONG = [plain_mean, halves_of_the_normaliser, prefix_alone]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_parts_that_are_weighted_wrongly_are_not_the_whole(wrong):
+    query, keys, values = numbers(4, 3, 16), numbers(2, 60, 16), numbers(2, 60, 16) + 1
+    assert (wrong(*in_two(query, keys, values, 50)) - whole(query, keys, values)).abs().max() > OFF
+
+
+# --- stores that begin with what another one has read ---
+
+ARCHITECTURES = ("llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "qwen3_moe")  # sliding windows and soft caps among them
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def model(request) -> Model:
+    return Model(tiny(request.param), byte_tokenizer(), request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Model:
+    return Model(tiny("llama"), byte_tokenizer(), "llama")
+
+
+def words(seed: int, count: int) -> list[int]:
+    return random.Random(seed).choices(range(TOKENS), k=count)
+
+
+def chain(count: int) -> list[int]:
+    return list(range(-1, count - 1))
+
+
+def read(model: Model, tokens: list[int]) -> Store:
+    store = model.new_store()
+    model.forward([Work(store, tokens, chain(len(tokens)))])
+    store.keep(len(tokens) - 1)
+    return store
+
+
+def beginning_with(model: Model, read_before: Store) -> Store:
+    store = model.new_store()
+    store.begin_with(read_before, once=True)
+    return store
+
+
+TREE = [5, 7, 5, 9], [-1, -1, 0, 1]
+
+
+def together(model: Model, stores: list[Store]) -> list[torch.Tensor]:
+    """A token, a tree and a stretch of text, each behind another store, in one forward."""
+    works = [Work(stores[0], [3], [-1]), Work(stores[1], *TREE), Work(stores[2], words(8, 6), chain(6))]
+    return model.forward(works)[0]
+
+
+def apart(model: Model, stores: list[Store]) -> list[torch.Tensor]:
+    return [model.forward([work])[0][0] for work in (Work(stores[0], [3], [-1]), Work(stores[1], *TREE), Work(stores[2], words(8, 6), chain(6)))]
+
+
+def off(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
+
+
+def test_rows_behind_a_prefix_held_once_are_those_behind_a_prefix_of_their_own(model):
+    prompt = words(1, 20)
+    shared = read(model, prompt)
+    expected = apart(model, [read(model, prompt) for _ in range(3)])
+    assert off(together(model, [beginning_with(model, shared) for _ in range(3)]), expected) < EXACT
+    assert off(apart(model, [beginning_with(model, shared) for _ in range(3)]), expected) < EXACT
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_rows_of_a_model_whose_parts_are_weighted_wrongly_are_found_out(llama, wrong, monkeypatch):
+    shared = read(llama, words(1, 20))
+    expected = apart(llama, [read(llama, words(1, 20)) for _ in range(3)])
+    monkeypatch.setattr(seams, "merge", wrong)
+    assert off(together(llama, [beginning_with(llama, shared) for _ in range(3)]), expected) > OFF
+
+
+def test_two_prefixes_and_a_store_of_its_own_go_through_one_forward(llama):
+    first, second = words(1, 20), words(2, 17)
+    one, other = read(llama, first), read(llama, second)
+    works = [[beginning_with(llama, one), beginning_with(llama, other), read(llama, first), beginning_with(llama, one)],
+             [read(llama, text) for text in (first, second, first, first)]]
+    found, expected = ([*llama.forward([Work(store, [place], [-1]) for place, store in enumerate(stores)])[0]] for stores in works)
+    assert off(found, expected) < EXACT
+
+
+def test_the_rows_of_all_stores_go_over_the_prefix_at_once(llama, monkeypatch):
+    """In every layer the prefix is read once, whoever takes part; nothing puts it together with what follows."""
+    shared, seen = read(llama, words(1, 20)), []
+    stores = [beginning_with(llama, shared) for _ in range(3)]
+    monkeypatch.setattr(seams, "attend_part", lambda query, keys, *others: seen.append((query.shape[1], keys.shape[1])) or attend_part(query, keys, *others))
+    together(llama, stores)
+    assert seen == [(11, 20), (1, 1), (4, 4), (6, 6)] * llama.depth
+
+
+def test_a_prefix_is_one_object_and_is_never_written_to(llama):
+    shared = read(llama, words(1, 20))
+    before = [pool.read(20).clone() for pool in (*shared.keys, *shared.values)]
+    stores = [beginning_with(llama, shared) for _ in range(3)]
+    together(llama, stores)
+    for store in stores:
+        store.keep(0)
+    assert {store.keys[0].prefix.data_ptr() for store in stores} == {shared.keys[0].rows.data_ptr()}
+    assert all(torch.equal(pool.read(20), held) for pool, held in zip((*shared.keys, *shared.values), before))
+    assert [store.common for store in stores] == [20] * 3 and stores[0].runs() == [[[(0, 21)]]]
+    assert [store.bytes() - store.common_bytes() for store in stores] == [shared.bytes() // 20 * (1 + len(store.parents)) for store in stores]
+
+
+@pytest.mark.parametrize("back", [1, 3, 5, 22])
+def test_a_text_may_go_back_into_the_prompt_and_on_another_way(llama, back):
+    prompt = words(1, 20)
+    shared = read(llama, prompt)
+    going, staying, alone = beginning_with(llama, shared), beginning_with(llama, shared), read(llama, prompt)
+    for store in (going, staying, alone):
+        llama.forward([Work(store, [4, 9], chain(2))])
+        store.keep(1)
+    for store in (going, alone):
+        store.roll_back(back)
+    assert going.common == min(20, 22 - back) and going.length == 22 - back
+    found, expected = (llama.forward([Work(store, [5, 6], chain(2)) for store in stores])[0] for stores in ([going, staying], [alone, alone_like(llama)]))
+    assert off(found, expected) < EXACT
+    assert staying.common == 20
+
+
+def alone_like(model: Model) -> Store:
+    store = read(model, words(1, 20))
+    model.forward([Work(store, [4, 9], chain(2))])
+    store.keep(1)
+    return store
+
+
+def test_a_store_that_loses_a_token_amid_the_prefix_has_its_own_from_then_on(llama):
+    shared = read(llama, words(1, 20))
+    losing, staying, alone = beginning_with(llama, shared), beginning_with(llama, shared), read(llama, words(1, 20))
+    live = torch.arange(20)[None] != 7
+    losing.evict([live]), alone.evict([live])
+    assert (losing.common, losing.common_bytes(), losing.bytes()) == (0, 0, alone.bytes()) and staying.common == 20
+    assert off(llama.forward([Work(losing, [3], [-1])])[0], llama.forward([Work(alone, [3], [-1])])[0]) < EXACT
+
+
+def test_a_copy_is_its_own(llama):
+    shared, store = read(llama, words(1, 20)), llama.new_store()
+    store.begin_with(shared, once=False)
+    assert store.common == 0 and store.keys[0].rows.data_ptr() != shared.keys[0].rows.data_ptr()
+    assert off(llama.forward([Work(store, [3], [-1])])[0], llama.forward([Work(read(llama, words(1, 20)), [3], [-1])])[0]) < EXACT
+
+
+def test_who_goes_into_a_room_for_recorded_forwards_takes_the_prefix_along():
+    replaying, plain = recorded("llama"), Model(tiny("llama"), byte_tokenizer(), "llama")
+    plain_stores, stores = ([beginning_with(model, shared) for _ in range(2)] for model, shared in
+                            ((plain, read(plain, words(1, 20))), (replaying, read(replaying, words(1, 20)))))
+    for token in (3, 4):
+        found, expected = (model.forward([Work(store, [token], [-1])])[0] for model, store in ((replaying, stores[0]), (plain, plain_stores[0])))
+        assert off(found, expected) < 1e-8
+    assert (stores[0].common, stores[1].common) == (0, 20)
+
+
+# --- lanes of a session ---
+
+PROMPT = "The green bird sings, and the red fox listens."
+
+
+@pytest.fixture
+def once(monkeypatch):
+    """Every prompt is held once, however short."""
+    monkeypatch.setattr(prefixes, "HELD_ONCE", 1)
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    """Lanes that fail on purpose need not fill the report."""
+    caplog.set_level(logging.CRITICAL, logger="playground.session")
+
+
+def side_by_side(*recipes: Recipe | str, models: Models | None = None, length: int = 8, prompt: Prompt | None = None) -> Session:
+    asked = [Recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
+    return prepare(models or pair(), asked, prompt or Prompt(PROMPT), Limits(max_new_tokens=length))
+
+
+def run(session: Session) -> Session:
+    for _ in session:
+        pass
+    return session
+
+
+def told(session: Session, lane: int, kind: type[Event]) -> list[Event]:
+    return [stamped.event for stamped in session.trace.lane(lane).events if isinstance(stamped.event, kind)]
+
+
+def written(session: Session, lane: int = 0) -> tuple[list[int], list[float]]:
+    commits = told(session, lane, Commit)
+    return [token for commit in commits for token in commit.ids], [logprob for commit in commits for logprob in commit.logprobs]
+
+
+def store_of(session: Session, lane: int, name: str = "target") -> Store:
+    return session._runners[lane].lane.stream(name).store
+
+
+def prefills(session: Session, lane: int, name: str = "target") -> list[Forward]:
+    return [event for event in told(session, lane, Forward) if event.phase == "prefill" and event.stream == name]
+
+
+def same_as_alone(session: Session, lane: int, alone: Session) -> None:
+    """Token for token, and each with its log-probability."""
+    (ids, logprobs), (expected, theirs) = written(session, lane), written(alone)
+    assert ids == expected and isinstance(told(session, lane, Done)[-1], Done)
+    assert all(a is b is None or abs(a - b) < 1e-8 for a, b in zip(logprobs, theirs, strict=True))
+
+
+GUESSES = Recipe("speculative", extras=[("draft_model", {"depth": 3}), ("greedy_match", {})])
+LANES = {
+    "greedy": Recipe("greedy"), "sample": Recipe("sample"), "guesses": GUESSES, "tree": Recipe("speculative", extras=[("rsd_s", {}), ("rejection", {})]),
+    "beams": Recipe("beam_search"), "several": Recipe("best_of_n"), "early exits": Recipe("layer_skip"),
+    "layers beside": Recipe("greedy", extras=[("dola", {})]),
+    "copies": Recipe("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]), "at once": Recipe("pearl"), "blends": Recipe("superposed"),
+    "turns": Recipe("ead"), "fork": Recipe("greedy", forced=(40, 41, 42)), "grammar": Recipe("greedy", extras=[("regex", {"pattern": "[a-z ]{12}"})]),
+    "instructed": Recipe("greedy", extras=[("icd", {})]),
+}
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_whatever_a_lane_does_beside_others_it_writes_what_it_writes_alone(name, once):
+    alone, session = run(side_by_side(LANES[name])), run(side_by_side("greedy", LANES[name], LANES[name]))
+    assert store_of(session, 0).common > 0, "they have the prompt in common"
+    for lane in (1, 2):
+        same_as_alone(session, lane, alone)
+    assert check(session.trace) == []
+
+
+def test_a_wrong_merge_changes_what_lanes_write(once, monkeypatch):
+    alone = run(side_by_side("greedy"))
+    monkeypatch.setattr(seams, "merge", plain_mean)
+    assert written(run(side_by_side("greedy", "greedy")))[0] != written(alone)[0]
+
+
+def test_four_lanes_read_their_prompt_once_and_share_its_cost(once):
+    alone, session = run(side_by_side("greedy")), run(side_by_side(*["greedy"] * 4))
+    (single,) = prefills(alone, 0)
+    shares = [prefills(session, lane) for lane in range(4)]
+    assert [(len(share), share[0].readers, share[0].tokens) for share in shares] == [(1, 4, single.tokens)] * 4
+    assert sum(share[0].flops for share in shares) == pytest.approx(single.flops) and single.readers == 1
+    assert len({share[0].seconds for share in shares}) == 1
+
+
+def counted_rows(monkeypatch) -> list[int]:
+    """Rows of every forward of any model, as they are really computed."""
+    rows, forward = [], Model.forward
+    monkeypatch.setattr(Model, "forward", lambda self, works, plan=None: rows.append(sum(len(work.tokens) for work in works)) or forward(self, works, plan))
+    return rows
+
+
+def test_the_model_is_asked_for_the_rows_of_one_prompt(monkeypatch):
+    rows = counted_rows(monkeypatch)
+    session = run(side_by_side(*["greedy"] * 4, length=3))
+    assert rows == [len(session.headers[0].prompt_ids), 4, 4]
+
+
+def test_what_lanes_hold_in_common_is_told_and_counted_once(once):
+    session = run(side_by_side(*["greedy"] * 3))
+    last = [told(session, lane, Cache)[-1] for lane in range(3)]
+    prompt = len(session.headers[0].prompt_ids)
+    assert [cache.common for cache in last] == [prompt] * 3
+    stores = [store_of(session, lane) for lane in range(3)]
+    assert len({store.keys[0].prefix.data_ptr() for store in stores}) == 1
+    slot = last[0].common_bytes // prompt
+    assert sum(cache.bytes - cache.common_bytes for cache in last) == slot * 3 * (last[0].length - prompt)
+    assert [cache.bytes for cache in last] == [told(run(side_by_side("greedy")), 0, Cache)[-1].bytes] * 3, "what one lane holds does not depend on the others"
+
+
+def test_a_lane_that_looks_into_layers_lets_others_begin_whole_and_reads_a_token_more_where_others_did_not_look(once):
+    looks = Recipe("greedy", extras=[("dola", {})])
+    for order, commons in (((looks, "greedy"), (0, 0)), (("greedy", looks), (0, 1))):
+        session = run(side_by_side(*order))
+        prompt = len(session.headers[0].prompt_ids)
+        assert [prompt - store_of(session, lane).common for lane in (0, 1)] == list(commons)
+
+
+def test_a_short_prompt_is_read_once_and_copied():
+    session = run(side_by_side("greedy", "greedy"))
+    assert [prefills(session, lane)[0].readers for lane in (0, 1)] == [2, 2]
+    assert [store_of(session, lane).common for lane in (0, 1)] == [0, 0]
+    assert [told(session, lane, Cache)[-1].common for lane in (0, 1)] == [0, 0]
+
+
+def test_drafts_read_and_hold_it_once_too(once):
+    session = run(side_by_side(GUESSES, GUESSES, "greedy"))
+    assert [prefills(session, lane, "draft")[0].readers for lane in (0, 1)] == [2, 2]
+    assert [prefills(session, lane)[0].readers for lane in range(3)] == [3] * 3
+    assert store_of(session, 0, "draft").keys[0].prefix.data_ptr() == store_of(session, 1, "draft").keys[0].prefix.data_ptr()
+    assert store_of(session, 0, "draft").keys[0].prefix.data_ptr() != store_of(session, 0).keys[0].prefix.data_ptr()
+
+
+def test_a_prompt_with_an_instruction_is_another_prompt(once):
+    """The target has its prompt in common with all lanes, the stream beside it with those alone that give the same instruction."""
+    lane, other = Recipe("greedy", extras=[("icd", {})]), Recipe("greedy", extras=[("icd", {"instruction": "Answer in one word."})])
+    session = run(side_by_side(lane, lane, other))
+    name = next(stream for stream in session._runners[0].lane.prompts if stream != "target")
+    assert [prefills(session, each)[0].readers for each in range(3)] == [3] * 3
+    assert [prefills(session, each, name)[0].readers for each in range(3)] == [2, 2, 1]
+    assert [store_of(session, each, name).common > 0 for each in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("policy", ["sink_window", "h2o", "kivi", "snapkv", "fastkv", "oracle_keep"])
+def test_a_lane_whose_cache_policy_acts_on_the_prompt_has_its_own(policy, once):
+    cut = Recipe("greedy", extras=[(policy, {})])
+    session = run(side_by_side("greedy", cut, "greedy", cut))
+    assert [store_of(session, lane).common > 0 for lane in range(4)] == [True, False, True, False]
+    assert {event.readers for event in prefills(session, 1)} == {1} and {event.readers for event in prefills(session, 0)} == {2}
+    same_as_alone(session, 1, run(side_by_side(cut)))
+    same_as_alone(session, 0, run(side_by_side("greedy")))
+
+
+def test_a_lane_that_is_alone_reads_and_holds_its_prompt_by_itself(once):
+    session = run(side_by_side("greedy", Recipe("greedy", extras=[("sink_window", {})])))
+    assert [store_of(session, lane).common for lane in (0, 1)] == [0, 0]
+    assert [event.readers for lane in (0, 1) for event in prefills(session, lane)] == [1, 1]
+
+
+# --- lanes that stop, fail and come late ---
+
+@pytest.fixture
+def pieces(monkeypatch):
+    """A prompt goes through four tokens at a time."""
+    monkeypatch.setattr(prefixes, "CHUNK", 4)
+    monkeypatch.setattr(stream, "CHUNK", 4)
+
+
+@pytest.mark.parametrize("turns", [1, 4, 5])
+def test_a_lane_that_stops_while_the_prompt_is_read_leaves_it_to_the_others(turns, once, pieces):
+    session = side_by_side("greedy", "greedy", "greedy")
+    for _ in range(turns):
+        session.advance()
+    assert session.stop(0)[-1].event == Done("stopped")
+    run(session)
+    for lane in (1, 2):
+        same_as_alone(session, lane, run(side_by_side("greedy")))
+
+
+def test_a_prompt_read_in_pieces_counts_each_of_them_once(once, pieces):
+    session = run(side_by_side("greedy", "greedy"))
+    tokens = [event.tokens for event in prefills(session, 0)]
+    assert sum(tokens) == len(session.headers[0].prompt_ids) and max(tokens) == 4
+    assert [event.readers for event in prefills(session, 1)] == [2] * len(tokens)
+
+
+class ComesSoon(Decoder):
+    """Reads a little before it asks for its prompt."""
+
+    def decode(self, lm):
+        for request in lm.reading([1, 2, 0]):
+            assert (yield request).tokens
+        rows = yield lm.prefill()
+        yield lm.keep(lm.pick(rows))
+
+
+class ComesLate(Decoder):
+    """Reads something else for a while before it asks for its prompt."""
+
+    def decode(self, lm):
+        for request in lm.reading([1, 2, 0] * 100):
+            piece = yield request
+            assert piece.tokens
+        rows = yield lm.prefill()
+        while True:
+            yield lm.keep(lm.pick(rows))
+            rows = yield lm.extend()
+
+
+def test_a_lane_that_comes_late_takes_over_what_is_there_and_says_so(once, monkeypatch):
+    monkeypatch.setattr("playground.session.perf_counter", Clock())
+    session = run(decoders(make("greedy"), make("greedy"), ComesLate()))
+    (note,) = told(session, 2, Note)
+    assert note.text.startswith("3 of the 3 prompt tokens of the target were read for another lane")
+    assert prefills(session, 2) == [] and [event.readers for event in prefills(session, 0)] == [2]
+    assert written(session, 2)[0] == written(session, 0)[0] and store_of(session, 2).common == 3
+    assert check(session.trace) == []
+
+
+def test_what_a_lane_does_not_bear_of_its_prompt_it_calls_given(once, pieces, monkeypatch):
+    """Lanes whose clocks are not level take turns with its pieces, though both wait for each of them."""
+    monkeypatch.setattr("playground.session.perf_counter", Clock())
+    session = run(decoders(make("greedy"), ComesSoon(), prompt=[0, 1, 2, 3] * 8))
+    borne = [sum(event.tokens for event in prefills(session, lane)) for lane in (0, 1)]
+    assert sum(borne) == 32 and min(borne) > 0 and {event.readers for lane in (0, 1) for event in prefills(session, lane)} == {1}
+    for lane in (0, 1):
+        (note,) = told(session, lane, Note)
+        assert note.text.startswith(f"{32 - borne[lane]} of the 32 prompt tokens of the target were read for another lane")
+
+
+class Breaks(TableModel):
+    """Its first forwards run out of memory."""
+
+    failures = 2
+
+    def forward(self, works, plan=None):
+        if self.failures:
+            self.failures -= 1
+            raise torch.OutOfMemoryError("no room")
+        return super().forward(works, plan)
+
+
+def test_where_reading_the_prompt_fails_for_some_the_others_read_it(once):
+    session = run(decoders(*[make("greedy") for _ in range(4)], model=Breaks("abcde")))
+    assert [type(told(session, lane, Event)[-1]) for lane in range(4)] == [Failed, Failed, Done, Done]
+    assert [event.readers for event in prefills(session, 3)] == [2] and written(session, 2)[0] == written(session, 3)[0]
+
+
+# --- the bundled pair ---
+
+@pytest.fixture(scope="module")
+def bundled() -> Models:
+    return playground.load(device="cpu")
+
+
+def test_on_the_bundled_pair_long_prompts_are_held_once_and_texts_stay_the_same(bundled):
+    """In float32, so that the two ways round otherwise; on 40 tokens of four lanes."""
+    asked = Prompt("Tell me a story about Mia and a dragon. " * 30, chat=True)
+    recipes = [Recipe("greedy"), GUESSES, Recipe("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]), Recipe("greedy")]
+    session = run(side_by_side(*recipes, models=bundled, length=40, prompt=asked))
+    assert len(session.headers[0].prompt_ids) > prefixes.HELD_ONCE
+    assert [store_of(session, lane).common for lane in range(4)] == [len(session.headers[0].prompt_ids)] * 4
+    alone = run(side_by_side("greedy", models=bundled, length=40, prompt=asked))
+    assert [written(session, lane)[0] for lane in range(4)] == [written(alone)[0]] * 4
