@@ -35,7 +35,7 @@ WINDOW = {"width": 1440, "height": 900}
 SCRUB = 4  # seconds the slider is drawn to and fro
 LANES = [{"strategy": "greedy"}, {"strategy": "sample"}, {"strategy": "speculative"}, {"strategy": "greedy", "extras": [["repetition_penalty", {}]]}]
 STORY = Settings("Once upon a time there was a king who had three sons.", length=400, lanes=LANES)
-SHORT = Settings("Tell me a story about Mia and a dragon.", "chat", length=48, lanes=LANES)
+SHORT = Settings("Tell me a story about Mia.", "chat", length=48, lanes=LANES)
 LONG = Settings("The green bird", length=2000, lanes=LANES)
 
 Readings = dict[str, list[float]]

@@ -10,7 +10,7 @@ from playground.engine.catalogue import BUNDLED_MODELS
 from playground.recipe import Recipe
 from playground.session import Models
 
-STORY = "Tell me a story about Mia and a dragon."
+STORY = "Tell me a story about Mia."
 RECORD = ("JSON, please: {owner: text, sells: [text], size: small|medium|large}\n"
           "The shop of Zabeast sells bread and fish, and it is large.")
 EDIT = ("My editor says: One more in front: Nobody heard the cat behind the chair.\nIt rained in Brurin for 18 days. Dogarn sold the hunter some pears. "

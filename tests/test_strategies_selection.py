@@ -574,7 +574,7 @@ def test_the_coin_leads_as_many_sentences_as_it_should():
 
 
 def test_whoever_takes_over_reads_in_one_forward_what_the_other_wrote():
-    told = playground.run("foreal", "Tell me a story about Mia and a dragon.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4})
+    told = playground.run("foreal", "Tell me a story about Mia.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4})
     forwards = [stamped.event for stamped in told.trace.events if isinstance(stamped.event, Forward)]
     steps = [stamped.event for stamped in told.trace.events if isinstance(stamped.event, Step)]
     assert len(forwards) == len(steps) and {event.stream for event in steps} == {"target", "draft"}
