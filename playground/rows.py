@@ -241,10 +241,12 @@ class Rows:
 
     def kept(self, node: int, token: int, by: Text) -> Iterator[Event]:
         """Tell samplers that remember, or have something to show, which token a sequence kept after a node."""
-        own = {sampler.name: sampler for sampler in by.chain.samplers}  # not the row's, where it takes another sequence's row
-        row, position = self.row(node), self.position(node) - self.sequence.start
         if self.chain.constraint and self.chain.constraint.explains:
             yield from self.chain.constraint.explain(self.committed + self.tree.prefix(node), token)
+        if not self.chain.samplers:
+            return
+        own = {sampler.name: sampler for sampler in by.chain.samplers}  # not the row's, where it takes another sequence's row
+        row, position = self.row(node), self.position(node) - self.sequence.start
         for before, stage in pairwise(self.stages_of([row])):
             if stage.sampler is not None and stage.sampler.explains:
                 yield from own[stage.name].explain(before.scores[0], self.committed + self.tree.prefix(node), token)
