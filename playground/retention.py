@@ -131,8 +131,9 @@ class Retention:
 
     def _merge(self, held: Held, live: Tensor) -> list[list[tuple[int, int]]]:
         """Let what is freed of a layer leave something behind; by head, the positions that did and those it was left to."""
-        stays = (live & held.live).expand(self.store.heads, -1)
-        goes = held.live & ~stays
+        there = held.live
+        stays = (live & there).expand(self.store.heads, -1)
+        goes = there & ~stays
         if not bool(goes.any()):
             return [[]] * self.store.heads
         merge = self.policy.merge(held, stays, goes)

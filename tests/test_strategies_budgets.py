@@ -478,14 +478,14 @@ def unevenness(kind: type[RandomKeep]) -> float:
 class DrawnAnewForEveryKeep(RandomKeep):
     """The longer a token has been there, the more often it had to be lucky."""
 
-    def _numbers(self, held):
+    def scores(self, held):
         chance = torch.Generator().manual_seed(self.dice * 1000 + held.next)
         return torch.rand(held.positions.shape, generator=chance)
 
 
 class LateOnesAreLuckier(RandomKeep):
-    def _numbers(self, held):
-        return super()._numbers(held) + held.positions / held.next / 4
+    def scores(self, held):
+        return super().scores(held) + held.positions / held.next / 4
 
 
 def test_tokens_that_stay_by_chance_are_an_even_sample_of_the_text():

@@ -207,6 +207,18 @@ def test_a_lane_tells_how_well_each_block_was_repaired():
     assert {figure.data["x"] for figure in figures} == set(range(len(errors) // 2))
 
 
+@pytest.mark.parametrize("make_form", [
+    lambda part, written: quantise(written, 2, 1 if part == "keys" else 2, 8), packed, lambda part, written: sparse(written, 5),
+    lambda part, written: Gear(buffer=8, group=8).encode(part, written[:, 8:], Gear(buffer=8, group=8).encode(part, written[:, :8], None)),
+], ids=["quantised", "repaired", "sparse", "two blocks"])
+@pytest.mark.parametrize("part", ["keys", "values"])
+def test_rows_are_read_the_same_with_room_for_others_behind_them(part, make_form):
+    held = make_form(part, rows(2, 16, 8))
+    alone, roomy = held.unpack(), held.unpack(3)
+    assert alone.shape == (2, 16, 8) and roomy.shape == (2, 19, 8)
+    assert torch.equal(roomy[:, :16], alone) and held.unpack(3).data_ptr() != roomy.data_ptr()
+
+
 # --- most numbers become zero ---
 
 @pytest.mark.parametrize("zeros", [0, 1, 4, 7])

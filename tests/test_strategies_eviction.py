@@ -277,6 +277,38 @@ def test_of_equal_scores_the_later_position_is_kept(scores, count, among, kept):
     assert found[0].nonzero().flatten().tolist() == kept
 
 
+def keeps_the_best(choose: Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor], seed: int) -> bool:
+    """Whether rows of many equal scores keep what sorting them by score and place would, however many are too many."""
+    chance = torch.Generator().manual_seed(seed)
+    scores, among = torch.randint(0, 3, (4, 7), generator=chance).float(), torch.rand(4, 7, generator=chance) < 0.7
+    rooms = [(scores, count, among) for count in range(8)]
+    ranked = [sorted(there.nonzero().flatten().tolist(), key=lambda place: (float(row[place]), place)) for row, there in zip(scores, among)]
+    return all([row.nonzero().flatten().tolist() for row in choose(*room)] == [sorted(order[max(0, len(order) - room[1]):]) for order in ranked]
+               for room in rooms)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_however_many_are_too_many_the_best_and_latest_stay(seed):
+    assert keeps_the_best(heaviest, seed)
+
+
+def the_latest_of_equals_goes(scores: torch.Tensor, count: int, among: torch.Tensor) -> torch.Tensor:
+    return heaviest(scores.flip(1), count, among.flip(1)).flip(1)
+
+
+def those_outside_are_weighed_too(scores: torch.Tensor, count: int, among: torch.Tensor) -> torch.Tensor:
+    return heaviest(scores, count, torch.ones_like(among)) & among
+
+
+def every_row_loses_one(scores: torch.Tensor, count: int, among: torch.Tensor) -> torch.Tensor:
+    return heaviest(scores, among.sum(1) - 1, among)
+
+
+@pytest.mark.parametrize("wrong", [the_latest_of_equals_goes, those_outside_are_weighed_too, every_row_loses_one])
+def test_a_wrong_choice_of_the_best_is_found_out(wrong):
+    assert not any(keeps_the_best(wrong, seed) for seed in range(5))
+
+
 def test_heads_with_rooms_of_their_own_keep_what_each_would_alone():
     scores = torch.randint(0, 4, (5, 9), generator=torch.Generator().manual_seed(0)).float()  # many are equal
     counts, among = torch.tensor([0, 2, 5, 9, 12]), scores < 3

@@ -22,7 +22,7 @@ from playground.errors import Refusal
 from playground.events import Cache, Figure
 from playground.lane import Limits
 from playground.parts.merging import averaged, company, nearest, targets
-from playground.parts.votes import Lately, Votes, moved
+from playground.parts.votes import Lately, Moving, Votes, moved
 from playground.recipe import Assembly, Recipe
 from playground.session import Prompt, prepare
 from playground.strategy import CachePolicy, make
@@ -333,14 +333,14 @@ class EverythingIsMerged(D2O):
 
 
 class TheThresholdStandsStill(D2O):
-    def _moved(self, layer, likeness, goes):
-        return self.thresholds.setdefault(layer, super()._moved(layer, likeness, goes)) if layer not in self.thresholds else self.thresholds[layer]
+    def _moved(self, layer, alike):
+        return self.thresholds[layer] if layer in self.thresholds else super()._moved(layer, alike)
 
 
 class HeadsShareAThreshold(D2O):
-    def _moved(self, layer, likeness, goes):
-        moved_ = super()._moved(layer, likeness, goes)
-        return moved_.mean().expand_as(moved_)
+    def _moved(self, layer, alike):
+        moved_ = super()._moved(layer, alike)
+        return [statistics.mean(moved_)] * len(moved_)
 
 
 @dataclass
@@ -368,7 +368,7 @@ class TheMergedLeaveTheirVotes(D2O):
     def merge(self, held, stays, goes):
         merge = super().merge(held, stays, goes)
         positions = held.positions.expand_as(merge.into)
-        self.votes.move(held.layer, positions, positions.gather(1, merge.into))
+        self.votes.move(held.layer, Moving.of(positions, positions.gather(1, merge.into)))
         return merge
 
 
@@ -404,11 +404,11 @@ def test_the_layer_whose_heads_differ_most_gets_the_least_room():
 
 
 def test_a_threshold_that_hears_the_same_forever_stays_and_one_that_hears_nothing_too():
-    policy, goes = make("d2o"), torch.tensor([[True, True], [False, False]])
+    policy = make("d2o")
     for _ in range(5):
-        threshold = policy._moved(0, torch.tensor([[0.2, 0.4], [-math.inf, -math.inf]]), goes)
-    assert threshold[0] == pytest.approx(0.3) and threshold[1].isnan()
-    assert policy._moved(0, torch.tensor([[0.9, 0.9], [0.7, 0.1]]), ~goes).tolist() == pytest.approx([0.3, 0.4])
+        threshold = policy._moved(0, [[0.2, 0.4], []])
+    assert threshold == [pytest.approx(0.3), math.inf]
+    assert policy._moved(0, [[], [0.7, 0.1]]) == pytest.approx([0.3, 0.4])
 
 
 def delayed(rule: Callable) -> Callable:
@@ -528,13 +528,12 @@ class CentresMatterAsBefore(EMS):
 
 class OldTokensAreFavoured(EMS):
     def importance(self, held, late):
-        early = held.live & ~late
-        return share(self.ever.of(held.layer, held.positions), early)
+        return share(self.ever.of(held.layer, held.positions), late | ~held.live)
 
 
 class OnlyTheLatestCount(EMS):
     def importance(self, held, late):
-        return share(self.lately.of(held.layer, held.positions), held.live & ~late)
+        return share(self.lately.of(held.layer, held.positions), late | ~held.live)
 
 
 class NobodyIsLost(EMS):
@@ -579,15 +578,16 @@ def test_attention_that_falls_anywhere_favours_no_age():
 
 def test_votes_of_a_merged_token_count_for_the_one_it_is_merged_into():
     votes = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
-    found = moved(votes, torch.tensor([[0, 1, 3], [1, 2, -1]]), torch.tensor([[3, 1, 3], [2, 2, -1]]))
+    found = moved(votes, Moving.of(torch.tensor([[0, 1, 3], [1, 2, -1]]), torch.tensor([[3, 1, 3], [2, 2, -1]])))
     assert found.tolist() == [[0, 2, 4, 9], [1, 0, 6, 8]]
 
 
 def test_votes_of_several_rows_move_as_those_of_each_do():
     votes, chance = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
     sources, targets_ = torch.tensor([[0, 2, 5], [1, 4, -1]]), torch.randint(0, 6, (2, 3), generator=chance)
-    together = moved(votes, sources, targets_)
-    assert torch.equal(together, torch.stack([moved(votes[:, row], sources, targets_) for row in range(3)], 1))
+    moving = Moving.of(sources, targets_)
+    together = moved(votes, moving)
+    assert torch.equal(together, torch.stack([moved(votes[:, row], moving) for row in range(3)], 1))
     assert not torch.equal(together, votes) and torch.allclose(together.sum(-1), votes.sum(-1))
 
 
@@ -597,7 +597,7 @@ def test_the_latest_rows_are_remembered_and_no_more():
     assert lately.of(0, torch.tensor([[0, 1, 2, 3]])).tolist() == [pytest.approx([0.35, 0.35, 0.3, 0.0])]
     lately.add(0, torch.tensor([[[0.4, 0.6, 9.0]]]), torch.tensor([[2, 3, -1]]))
     assert lately.of(0, torch.tensor([[0, 2, 3]])).tolist() == [pytest.approx([0.1, 0.5, 0.3])]
-    lately.move(0, torch.tensor([[0]]), torch.tensor([[3]]))
+    lately.move(0, Moving.of(torch.tensor([[0]]), torch.tensor([[3]])))
     assert lately.of(0, torch.tensor([[0, 2, 3]])).tolist() == [pytest.approx([0.0, 0.5, 0.4])]
     assert lately.of(1, torch.tensor([[0]])).tolist() == [[0.0]]
 

@@ -26,18 +26,22 @@ def nearest(keys: Tensor, among: Tensor, seekers: Tensor | None = None) -> tuple
     Where a head has none among them, the cosine is -inf. So it is of keys that are not `seekers` [kv_heads, slots], and their
     slot says nothing: when one token comes and one goes, a table of all pairs would take longer than the layer.
     """
-    pointing = normalize(keys.to(torch.promote_types(keys.dtype, torch.float32)), dim=-1)
+    keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
     if seekers is None:
-        return _most_like(pointing, pointing, among)
+        return _most_like(keys, keys, among)
     first = in_front(seekers)
-    likeness, slot = _most_like(pointing.take_along_dim(first[..., None], 1), pointing, among)
-    likeness = pointing.new_full(seekers.shape, REMOVED).scatter(1, first, likeness).masked_fill(~seekers, REMOVED)
-    return likeness, torch.zeros_like(seekers, dtype=torch.long).scatter(1, first, slot)
+    likeness, slot = _most_like(keys.gather(1, first[..., None].expand(-1, -1, keys.shape[2])), keys, among)
+    likeness = keys.new_full(seekers.shape, REMOVED).scatter_(1, first, likeness).masked_fill_(~seekers, REMOVED)
+    return likeness, torch.zeros_like(seekers, dtype=torch.long).scatter_(1, first, slot)
 
 
-def _most_like(sought: Tensor, pointing: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest cosine of each direction `sought` [kv_heads, n, d] with one of `pointing` [kv_heads, slots, d] among some, and that one's slot."""
-    return (sought @ pointing.mT).masked_fill(~among[:, None, :], REMOVED).max(-1)
+def _most_like(sought: Tensor, keys: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each row `sought` [kv_heads, n, d] with one of the keys [kv_heads, slots, d] among some, and that one's slot.
+
+    Products are divided by the lengths of the keys, for there are fewer of them than numbers in the keys.
+    """
+    lengths = keys.norm(dim=-1).clamp_(min=TINY)[:, None, :]
+    return (normalize(sought, dim=-1) @ keys.mT).div_(lengths).masked_fill_(~among[:, None, :], REMOVED).max(-1)
 
 
 def targets(joins: Tensor, slot: Tensor) -> Tensor:

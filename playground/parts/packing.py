@@ -79,7 +79,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Codes [..., n] below 2 ** bits, 8 / bits of them in a byte, as uint8 [..., bytes]; what is left of the last byte is 0."""
     share = 8 // bits
     filled = pad(codes, (0, -codes.shape[-1] % share)).unflatten(-1, (-1, share))
-    return (filled << _shifts(bits, codes)).sum(-1, dtype=torch.uint8)
+    return (filled << _shifts(bits, codes.device)).sum(-1, dtype=torch.uint8)
 
 
 def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
@@ -91,12 +91,13 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
 @cache
 def _codes_of_bytes(bits: int, device: torch.device) -> Tensor:
     """The codes that share a byte, for each of the 256 there are, as one integer of as many bytes as there are codes, [256]."""
-    codes = (torch.arange(256, dtype=torch.uint8)[:, None] >> _shifts(bits, torch.empty(0))) & (2 ** bits - 1)
+    codes = (torch.arange(256, dtype=torch.uint8)[:, None] >> _shifts(bits, torch.device("cpu"))) & (2 ** bits - 1)
     return codes.view({1: torch.int64, 2: torch.int32, 4: torch.int16, 8: torch.uint8}[bits])[:, 0].to(device)
 
 
-def _shifts(bits: int, like: Tensor) -> Tensor:
-    return torch.arange(0, 8, bits, dtype=torch.uint8, device=like.device)
+@cache
+def _shifts(bits: int, device: torch.device) -> Tensor:
+    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
 
 
 def fitting(whole: int, wanted: int) -> int:

@@ -1,14 +1,16 @@
 """Tokens that are evicted live on in those that are most like them."""
 import math
+from itertools import islice
+from statistics import fmean
 
 import torch
 
-from playground.engine.sampling import REMOVED
 from playground.events import Figure
 from playground.parts.merging import Merge, averaged, company, nearest, targets
 from playground.parts.votes import Votes, heaviest
 from playground.strategy import CachePolicy, knob
 
+LARGEST = torch.finfo(torch.float32).max  # the attention of tokens that count as the most attended
 LEAST, MOST = 0.01, 1.0  # share of the prompt that a layer may be dealt
 
 
@@ -64,7 +66,7 @@ class D2O(CachePolicy):
             return held.live
         heavy, recent = self._room[held.layer]
         late = held.positions >= held.next - recent
-        received = self.votes.of(held.layer, held.positions).masked_fill(held.positions < self.sinks, -REMOVED)
+        received = self.votes.of(held.layer, held.positions).masked_fill(held.positions < self.sinks, LARGEST)
         return late | heaviest(received, heavy, held.live & ~late)
 
     def _dealt(self, held):
@@ -77,26 +79,35 @@ class D2O(CachePolicy):
     def merge(self, held, stays, goes):
         goes = goes & stays.any(1, keepdim=True)
         likeness, slot = nearest(held.read("keys"), stays, goes)
-        threshold = self._moved(held.layer, likeness, goes)
+        alike = by_head(likeness, goes)
+        threshold = likeness.new_tensor(self._moved(held.layer, alike))
         joins = goes & (likeness >= threshold[:, None]) & (self.weights != "none")
-        if bool(goes.any()):
-            self._note(held, likeness[goes].mean(), threshold.nanmean(), joins.sum() / goes.sum())
+        self._note(held, alike, int(joins.sum()))
         into = targets(joins, slot)
         if self.weights == "released":
             return Merge(into, likeness.masked_fill(~joins, 1.0) / company(into).gather(1, into))
         return averaged(into, likeness.masked_fill(~joins, 1.0).exp())
 
-    def _moved(self, layer, likeness, goes):
-        """The threshold of each head after it heard how alike those that go are to their nearest, [kv_heads]; the mean of the first ones to begin with."""
-        mean = likeness.masked_fill(~goes, 0).sum(1) / goes.sum(1)  # no number where none goes
-        before = self.thresholds.get(layer, mean)
-        after = torch.where(before.isnan(), mean, self.memory * before + (1 - self.memory) * mean)
-        self.thresholds[layer] = torch.where(mean.isnan(), before, after)
+    def _moved(self, layer, alike):
+        """The threshold of each head after it heard how alike those that go are to their nearest; the mean of the first ones to begin with.
+
+        Infinite, so that none reaches it, where none has gone yet.
+        """
+        before = self.thresholds.get(layer, [math.inf] * len(alike))
+        self.thresholds[layer] = [self._after(threshold, told) for threshold, told in zip(before, alike)]
         return self.thresholds[layer]
 
-    def _note(self, held, *told):
+    def _after(self, threshold, alike):
+        if not alike:
+            return threshold
+        return fmean(alike) if math.isinf(threshold) else self.memory * threshold + (1 - self.memory) * fmean(alike)
+
+    def _note(self, held, alike, merged):
         """Means over the tokens of a layer that go: how like the nearest, the threshold, the share that is merged."""
-        self._seen.setdefault(held.next - held.prompt, []).append(torch.stack(told).tolist())
+        alike = [likeness for told in alike for likeness in told]
+        if alike:
+            reached = [threshold for threshold in self.thresholds[held.layer] if not math.isinf(threshold)]
+            self._seen.setdefault(held.next - held.prompt, []).append((fmean(alike), fmean(reached), merged / len(alike)))
 
     def explain(self, prompt, layers):
         if self._room and not self._shown:
@@ -108,6 +119,12 @@ class D2O(CachePolicy):
             yield Figure("scalar", "how like its nearest a token is that goes", {"x": position, "series": {"likeness": likeness, "threshold": threshold}})
             yield Figure("scalar", "share of those that go which is merged", {"x": position, "series": {"merged": merged}})
         self._seen = {}
+
+
+def by_head(likeness, goes):
+    """How like the nearest those are that go, head by head: of a few tokens means are sooner reckoned one by one."""
+    told = iter(likeness[goes].tolist())
+    return [list(islice(told, count)) for count in goes.sum(1).tolist()]
 
 
 def unevenness(spread, compared):

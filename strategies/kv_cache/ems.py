@@ -6,7 +6,7 @@ from playground.errors import Refusal
 from playground.events import Figure
 from playground.parts.merging import TINY, averaged, nearest, targets
 from playground.parts.snapshot import check_kernel
-from playground.parts.votes import Lately, Votes, heaviest
+from playground.parts.votes import Lately, Moving, Votes, heaviest
 from playground.strategy import CachePolicy, knob
 
 
@@ -60,11 +60,11 @@ class EMS(CachePolicy):
 
     def importance(self, held, late):
         """What each slot before the window matters, [kv_heads, slots]: the larger of its shares of all attention and of the latest."""
-        early = held.live & ~late
-        seen_by = (held.next - held.positions).clamp(min=1)
+        others = late | ~held.live
+        seen_by = (held.next - held.positions).clamp_(min=1)
         overall = self.ever.of(held.layer, held.positions) / seen_by
-        lately = avg_pool1d(self.lately.of(held.layer, held.positions).masked_fill(~early, 0), self.kernel, 1, self.kernel // 2)
-        return torch.maximum(share(overall, early), share(lately, early))
+        lately = avg_pool1d(self.lately.of(held.layer, held.positions).masked_fill(others, 0), self.kernel, 1, self.kernel // 2)
+        return torch.maximum(share(overall, others), share(lately, others))
 
     def merge(self, held, stays, goes):
         late = held.positions >= held.next - self.window
@@ -76,8 +76,9 @@ class EMS(CachePolicy):
             self._note(held.layer, stays, joins, chosen, goes)
         into = targets(joins, slot)
         positions = held.positions.expand_as(into)
+        moving = Moving.of(positions, positions.gather(1, into))
         for votes in (self.ever, self.lately):
-            votes.move(held.layer, positions, positions.gather(1, into))
+            votes.move(held.layer, moving)
         return averaged(into, matters)
 
     def _note(self, layer, stays, joins, chosen, goes):
@@ -93,7 +94,7 @@ class EMS(CachePolicy):
         return self.size
 
 
-def share(received, among):
-    """Numbers [kv_heads, slots] as shares of their sum over `among`, 0 elsewhere."""
-    received = received.masked_fill(~among, 0)
-    return received / received.sum(1, keepdim=True).clamp(min=TINY)
+def share(received, others):
+    """Numbers [kv_heads, slots] as shares of the sum over all but the `others`, which have none."""
+    received = received.masked_fill(others, 0)
+    return received / received.sum(1, keepdim=True).clamp_(min=TINY)

@@ -33,7 +33,7 @@ class Mustafar(CachePolicy):
     counting: str = knob("exact", choices=("exact", "released"), help="whether the share is kept to, or one number more is held in each row")
 
     def __post_init__(self):
-        self._place, self._energies = 0, {}
+        self._place, self._lengths = 0, {}  # those of rows pruned and whole, [heads, n], layer by layer
 
     def retain(self, held):
         self._place = held.next - held.prompt
@@ -44,8 +44,7 @@ class Mustafar(CachePolicy):
 
     def encode(self, part, rows, packed):
         pruned = sparse(rows, self.zeros(part, rows.shape[2]))
-        kept = pruned.numbers.float().norm(dim=-1) / rows.float().norm(dim=-1).clamp(min=TINY)
-        self._energies.setdefault(part, []).append(float(kept.mean()))
+        self._lengths.setdefault(part, []).append((pruned.numbers.float().norm(dim=-1), rows.float().norm(dim=-1)))
         return packed.then(pruned) if packed else pruned
 
     def packed_bits(self, part, full):
@@ -57,10 +56,16 @@ class Mustafar(CachePolicy):
         return rank if self.counting == "exact" else max(0, rank - 1)
 
     def explain(self, prompt, layers):
-        if self._energies:
-            kept = {part: sum(found) / len(found) for part, found in self._energies.items()}
+        if self._lengths:
+            kept = {part: kept_of(lengths) for part, lengths in self._lengths.items()}
             yield Figure("scalar", "length that pruned rows keep", {"x": self._place, "series": kept})
-        self._energies = {}
+        self._lengths = {}
+
+
+def kept_of(lengths):
+    """Mean over layers, heads and rows of what is left of a length; lengths of rows pruned and whole, [heads, n], layer by layer."""
+    pruned, whole = (torch.cat(each, 1) for each in zip(*lengths))
+    return float((pruned / whole.clamp(min=TINY)).mean())
 
 
 @dataclass(frozen=True)

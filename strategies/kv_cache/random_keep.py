@@ -1,14 +1,13 @@
 """Tokens that stay by chance."""
 import torch
 
-from playground.errors import Refusal
-from playground.parts.votes import heaviest
-from playground.strategy import CachePolicy, knob
+from playground.parts.sized import Sized
+from playground.strategy import knob
 
 STRETCH = 256  # positions whose numbers are drawn together, so that they do not depend on how many tokens come at a time
 
 
-class RandomKeep(CachePolicy):
+class RandomKeep(Sized):
     """Keep tokens by chance: what every rule that chooses has to beat.
 
     Each token of a layer and KV head is given a random number once, and the largest numbers stay, so at every moment those that
@@ -17,30 +16,13 @@ class RandomKeep(CachePolicy):
     """
 
     name, title, paper, sheet = "random_keep", "By chance", "Vitter 1985", "kv-cache/kv-baselines"
-    guarantee = ("budget_respected", "collapses")
-    row_wise = False
 
-    size: int = knob(64, 1, 2048, step=1, help="tokens that stay, recent ones included")
-    recent: int = knob(0, 0, 1024, step=1, help="most recent tokens that stay in any case")
     dice: int = knob(0, 0, 99, step=1, help="another number makes another choice")
 
     def __post_init__(self):
         self._drawn = {}
 
-    def check(self):
-        if self.recent > self.size:
-            raise Refusal(f"recent is {self.recent} and only {self.size} tokens stay: raise size.", "size")
-
-    @classmethod
-    def holding(cls, tokens, prompt):
-        return {"size": tokens}
-
-    def retain(self, held):
-        recent = held.positions >= held.next - self.recent
-        return recent | heaviest(self._numbers(held), self.size - self.recent, held.live & ~recent)
-
-    def _numbers(self, held):
-        """The random numbers of all slots, [kv_heads, slots]."""
+    def scores(self, held):
         drawn = self._drawn.get(held.layer)
         if drawn is None or drawn.shape[1] <= held.next:
             drawn = self._drawn[held.layer] = self._draw(held)
@@ -56,6 +38,3 @@ class RandomKeep(CachePolicy):
         """Numbers of a layer's positions from at * STRETCH on, [kv_heads, STRETCH]."""
         chance = torch.Generator().manual_seed((self.dice << 12 | layer) << 12 | at)
         return torch.rand(heads, STRETCH, generator=chance)
-
-    def budget(self, generated):
-        return self.size
