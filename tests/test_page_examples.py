@@ -2,10 +2,11 @@
 
 from types import SimpleNamespace
 
+import pytest
 from app_page import TWO_LANES, address, browser, choose_strategy, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
 
 from playground.questions import gallery
-from playground.ui.gallery import brought_models, examples
+from playground.ui.gallery import examples
 from playground.ui.handlers import Acts
 from playground.ui.settings import DEFAULT, Settings
 from playground.ui.site import Site
@@ -91,14 +92,16 @@ def test_what_stands_beside_a_question_goes_with_its_earlier_turns_or_its_words(
     expect(page.locator(".turns p")).to_have_count(0)
 
 
-def test_an_example_takes_its_context_and_its_model_away_with_it():
-    acts = Acts(Site(), None)
-    shown = {}
+@pytest.mark.parametrize("control", ["model", "draft"])
+def test_an_example_takes_its_context_and_its_model_or_draft_away_with_it(control):
+    acts, shown = Acts(Site(), None), {}
     acts.page = SimpleNamespace(show=lambda settings, names: shown.update({name: getattr(settings, name) for name in names}) or {},
                                 prompt_notice="p", model_notice="m", lanes_notice="l")
-    plain = next(i for i, example in enumerate(examples()) if "model" not in example)
-    acts.pick("my/own", SimpleNamespace(part="examples", index=plain))
-    assert "model" not in shown and shown["context"] == examples()[plain].get("context", "")
-    for brought in brought_models():
-        acts.pick(brought, SimpleNamespace(part="examples", index=plain))
-        assert shown["model"] == DEFAULT
+    plain = next(i for i, example in enumerate(examples()) if not {"model", "draft"} & {*example})
+    own = {"model": "my/own", "draft": "my/other"}
+    acts.pick(*own.values(), SimpleNamespace(part="examples", index=plain))
+    assert not shown.keys() & own.keys() and shown["context"] == examples()[plain].get("context", "")
+    for example in (example for example in examples() if control in example):
+        shown.clear()
+        acts.pick(*(own | {control: example[control]}).values(), SimpleNamespace(part="examples", index=plain))
+        assert shown.keys() & own.keys() == {control} and shown[control] == DEFAULT

@@ -33,9 +33,9 @@ def examples() -> list[dict[str, Any]]:
     return json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
-def brought_models() -> set[str]:
-    """Models that examples name themselves."""
-    return {example["model"] for example in examples() if "model" in example}
+def brought(**chosen: str) -> set[str]:
+    """Which of the chosen models, model="oracle", are there because an example named them."""
+    return {control for control, name in chosen.items() if any(example.get(control) == name for example in examples())}
 
 
 def picked(part: str, index: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from playground.trace import Trace
 from playground.ui import figures, studies
 from playground.ui.arrivals import Arrival
 from playground.ui.frames import frame, recording, trace_of
-from playground.ui.gallery import brought_models, picked
+from playground.ui.gallery import brought, picked
 from playground.ui.gpu import Borrowed
 from playground.ui.lessons import settings_of
 from playground.ui.settings import Settings
@@ -160,18 +160,19 @@ class Acts:
             visit.memory = Memory()
         return self.page.remembers(Memory())
 
-    def pick(self, model: str, event: gr.EventData) -> Changes:
+    def pick(self, model: str, draft: str, event: gr.EventData) -> Changes:
         """Take an example or a question of the gallery: prompt, what comes before it, mode and the lanes that suit it; seed and models stay.
 
-        Only a model that an example brought goes again with the next one: few others could run on it.
+        Only a model or a draft that an example brought goes again with the next one: few others could run on it.
         """
         chosen = picked(event.part, int(event.index))
-        names = {*chosen} | ({"model"} if model in brought_models() else set())
+        names = {*chosen} | brought(model=model, draft=draft)
         return {**self.page.show(Settings.read(chosen), [name for name in Settings.names() if name in names]), **self._silence()}
 
-    def set_up(self, model: str, event: gr.EventData) -> Changes:
+    def set_up(self, model: str, draft: str, event: gr.EventData) -> Changes:
         """Set the page as a step of a lesson wants it, down to its stop strings; models stay, but for one that an example brought."""
-        names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name == "model" and model in brought_models()]
+        brought_along = brought(model=model, draft=draft)
+        names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name in brought_along]
         return {**self.page.show(settings_of(event.lesson, int(event.step)), names), **self._silence()}
 
     def recognise(self, *values: Any) -> Changes:

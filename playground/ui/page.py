@@ -109,8 +109,8 @@ class Page:
         self.repeats.bind(controls)
         self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.passage, self.known, *self._told()]
-        self.gallery.pick(acts.pick, self.model, asked, queue=False, **PRIVATE)
-        self.lessons.set_up(acts.set_up, self.model, asked, queue=False, **PRIVATE).success(acts.run, [self.visit, *controls], **streaming)
+        self.gallery.pick(acts.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
+        self.lessons.set_up(acts.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(acts.run, [self.visit, *controls], **streaming)
         gr.on([self.prompt.blur, self.context.blur, self.mode.change, self.before.change], acts.recognise, controls, self.known, queue=False, **PRIVATE)
         self.share.click(acts.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
