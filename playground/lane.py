@@ -91,7 +91,7 @@ class Lane:
         self.retention = self._retention(assembly.cache_policy) if assembly.cache_policy else None
 
     def _retention(self, policy: CachePolicy) -> Retention:
-        if policy.whole_layers(self.depth) < self.depth and not self.target_model.splits:
+        if policy.cuts(self.depth) and not self.target_model.splits:
             raise Refusal(f"Later layers of {self.target_model.name} use what earlier ones computed, so they cannot read a part of the prompt alone: "
                           f"take {policy.name} away.", policy.name)
         return Retention(policy, self.target.store, self.prompt_length, self.target_model.turn_back)
@@ -318,7 +318,7 @@ class Lane:
         """Note a fact, with the pieces and the round a strategy need not know."""
         if isinstance(event, Draft):
             self._round += 1
-            event.round, event.pieces = self._round, [self.piece(token) for token in event.tokens]
+            event.round, event.pieces = self._round, self.target_model.tokens.pieces(event.tokens)
         if isinstance(event, Verdict):
             event.round, event.piece = self._round, self.piece(event.token) if event.token >= 0 else ""
         self.events.append(event)
@@ -464,9 +464,9 @@ class Lane:
         """Says which rows' attention a cache policy wants, by their position; None where it wants none."""
         return self.retention.watch() if self.retention and stream is self.target else None
 
-    def whole_layers(self, stream: Stream) -> int:
-        """Layers of a stream that read the whole prompt; to those behind them a cache policy sends a part of it."""
-        return self.retention.policy.whole_layers(self.depth) if self.retention and stream is self.target else stream.model.depth
+    def cuts(self, stream: Stream) -> list[int]:
+        """Layers of a stream to which, and to those behind them, a cache policy sends a part of what the layer before read of the prompt."""
+        return self.retention.policy.cuts(self.depth) if self.retention and stream is self.target else []
 
     def rehearsal(self) -> list[int]:
         """Tokens a cache policy wants read behind the prompt and forgotten."""

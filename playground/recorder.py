@@ -63,25 +63,25 @@ class Recorder:
         rows = kept[0].rows
         places = [rows.row(k.node) for k in kept]
         chosen = torch.tensor([k.token for k in kept], device=rows.raw.device)
-        logs = rows.raw[places].log_softmax(-1)
+        stages = rows.stages_of(places)
+        logs = stages[0].scores.log_softmax(-1)
         p = logs.exp()
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
         uncertain = -(p * logs.clamp(min=LOWEST)).sum(-1)  # with the logarithms at hand much cheaper than to take them again
-        stages = rows.stages_of(places)
         final_uncertain = entropy(stages[-1].scores) if len(stages) > 1 else uncertain
         numbers = torch.stack([uncertain, final_uncertain, logs.gather(-1, chosen[:, None])[:, 0]])
         raw_entropy, final_entropy, logprobs = numbers.tolist()
-        finals, falls = rows.finals(places, ids).tolist(), rows.falls(places, ids)
+        tops = [self._candidates(*row) for row in zip(ids.tolist(), values.tolist(), rows.finals(places, ids).tolist(), rows.falls(places, ids))]
         events: list[Event] = []
-        for i, (k, position, place) in enumerate(zip(kept, positions, places)):
-            top = self._candidates(ids[i].tolist(), values[i].tolist(), finals[i], falls[i])
+        for i, (k, position, place, top) in enumerate(zip(kept, positions, places, tops)):
             events.append(Step(position, raw_entropy[i], final_entropy[i], k.token, top, rows.stream))
             if rows.masks is not None:
                 events.append(self._mask(rows, place, position, p[i]))
         return events, logprobs
 
     def _candidates(self, ids: list[int], raw: list[float], final: list[float], fell: list[str | None]) -> list[Candidate]:
-        return [Candidate(token, self.tokens.piece(token), round(p, 6), round(f, 6), why) for token, p, f, why in zip(ids, raw, final, fell)]
+        pieces = self.tokens.pieces(ids)
+        return [Candidate(token, piece, round(p, 6), round(f, 6), why) for token, piece, p, f, why in zip(ids, pieces, raw, final, fell)]
 
     def _mask(self, rows: Rows, place: int, position: int, p: Tensor) -> Mask:
         allowed = rows.masks[place]

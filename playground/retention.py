@@ -103,12 +103,12 @@ class Retention:
         """Says of a row, by its position, whether its attention is wanted; None where no row's is."""
         return (lambda position: self.policy.wants(position, self.prompt)) if self.policy.watches else None
 
-    def send_on(self, layer: int) -> list[int]:
-        """Positions of the prompt's tokens that the layers from `layer` on will read; of the prompt they hold nothing else."""
+    def send_on(self, layer: int) -> Tensor:
+        """Which of the prompt's tokens that the layer before `layer` has read go on, [slots]; of the prompt those from `layer` on hold nothing else."""
         held = self._held(layer - 1, "prefill", self.prompt)
         onward = self.policy.onward(held) | (held.positions == self.prompt - 1)  # the row behind the last one is the answer
         self.store.narrow(layer, onward)
-        return held.positions[onward].tolist()
+        return onward[0]
 
     def hear_rehearsal(self, count: int) -> None:
         """Tell the policy what the `count` rows of the scratch, which will be forgotten, attended to; of each other they do not vote."""

@@ -108,6 +108,10 @@ class Rows:
             self.masks = self._masks()
 
     @property
+    def count(self) -> int:
+        return self.raw.shape[0]  # len of a tensor goes a long way round
+
+    @property
     def committed(self) -> list[int]:
         """The tokens before the root."""
         return self.sequence.tokens[:self.length]
@@ -115,13 +119,13 @@ class Rows:
     def row(self, node: int) -> int:
         """Index of a node's row; raises where the node was not part of this forward."""
         row = node - self.first
-        if not 0 <= row < len(self.raw):
-            raise IndexError(f"no row for node {node}: these are nodes {self.first} to {self.first + len(self.raw) - 1}")
+        if not 0 <= row < self.count:
+            raise IndexError(f"no row for node {node}: these are nodes {self.first} to {self._last}")
         return row
 
     def unread(self, node: int) -> bool:
         """Whether a node was added to the tree after this forward."""
-        return node - self.first >= len(self.raw)
+        return node - self.first >= self.count
 
     @property
     def hidden(self) -> Tensor | None:
@@ -147,7 +151,7 @@ class Rows:
 
     @property
     def _last(self) -> int:
-        return self.first + len(self.raw) - 1
+        return self.first + self.count - 1
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -155,20 +159,24 @@ class Rows:
 
     def stages_of(self, rows: list[int]) -> list[Stage]:
         """The stages of some rows alone. Of a large tree few rows are ever looked at, and samplers cost by the row."""
-        if rows == list(range(len(self.raw))):
+        if rows == list(range(self.count)):
             return self.stages
-        if "stages" in self.__dict__ or len(self.raw) == 1:
-            return [stage._replace(scores=stage.scores[rows]) for stage in self.stages]
         if self._last_asked[0] != rows:
-            self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
-            found = [self._looked_at[row] for row in rows]
-            self._last_asked = list(rows), [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
+            self._last_asked = list(rows), self._stages_of(rows)
         return self._last_asked[1]
+
+    def _stages_of(self, rows: list[int]) -> list[Stage]:
+        if self._plain or "stages" in self.__dict__ or self.count == 1:
+            some = where(rows)
+            return [stage._replace(scores=stage.scores[some]) for stage in self.stages]
+        self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
+        found = [self._looked_at[row] for row in rows]
+        return [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
 
     def _look_at(self, rows: list[int]) -> None:
         if not rows:
             return
-        part, some = copy(self), slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows  # a single row need not be copied
+        part, some = copy(self), where(rows)
         part.raw, part.others = self.raw[some], {name: raw[some] for name, raw in self.others.items()}
         part.masks = None if self.masks is None else self.masks[some]
         stages = self.chain.stages(part, Histories(self.committed, self.tree, [self.first + row for row in rows]))
@@ -178,7 +186,7 @@ class Rows:
     def decide(self, name: str, scores: Tensor) -> None:
         """A decoder that reckons the law itself says so: scores [n, V] after a stage of its own, before anything is drawn."""
         self.stages.append(Stage(name, scores.to(self.raw)))
-        self._decided = True
+        self._decided, self._last_asked = True, ([], [])
 
     @property
     def scores(self) -> Tensor:
@@ -274,6 +282,11 @@ class Choice:
     def p(self) -> Tensor:
         """Distribution it was chosen from, [V]."""
         return self.rows.chances(self.node)
+
+
+def where(rows: list[int]) -> slice | list[int]:
+    """An index of these rows; rows that follow one another are not copied."""
+    return slice(rows[0], rows[-1] + 1) if rows and rows == list(range(rows[0], rows[-1] + 1)) else rows
 
 
 def concat(rows: list[Tensor]) -> Tensor:

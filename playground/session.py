@@ -24,6 +24,7 @@ import torch
 from playground.canvas import Canvas, check_fit
 from playground.engine.load import differences
 from playground.engine.model import Model
+from playground.engine.seams import Plan
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped
 from playground.lane import Lane, Limits
@@ -253,7 +254,7 @@ def _run_alone(due: Due) -> None:
 def _run(batch: list[Due]) -> None:
     feeds, told = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
     start = perf_counter()
-    plan = replace(feeds[0].plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
+    plan = _plan_of(feeds)
     logits, captured = feeds[0].stream.model.forward([feed.work for feed in feeds], plan)
     seconds, rows = perf_counter() - start, sum(feed.rows for feed in feeds)
     shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
@@ -261,15 +262,23 @@ def _run(batch: list[Due]) -> None:
     for i, ((feed, runners), event, raw) in enumerate(zip(batch, told, logits)):
         feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
         feed.bearers = [runner.lane for runner in runners]
-        _charge(runners, replace(event, seconds=seconds * feed.rows / rows, lanes=lanes))
+        event.seconds, event.lanes = seconds * feed.rows / rows, lanes
+        _charge(runners, event)
+
+
+def _plan_of(feeds: list[Feed]) -> Plan:
+    """What a forward does that all of these share: it captures what any of them wants."""
+    plan = feeds[0].plan
+    return plan if len(feeds) == 1 else replace(plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
 
 
 def _charge(runners: list[Runner], event: Forward) -> None:
     """Tell those who waited for a feed what was made. Where they are several, each bears an equal part of its cost."""
     part = len(runners)
+    event.readers, event.seconds, event.flops = part, event.seconds / part, event.flops / part
     for runner in runners:
-        runner.clock += event.seconds / part
-        runner.lane.record(replace(event, readers=part, seconds=event.seconds / part, flops=event.flops / part))
+        runner.clock += event.seconds
+        runner.lane.record(event if part == 1 else replace(event))  # every lane has an event of its own
 
 
 def _speech(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:

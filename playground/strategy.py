@@ -341,7 +341,7 @@ class CachePolicy(Strategy):
     one that lets rows choose for themselves sets `focuses` and writes `focus`; one that goes by what the prompt looks for sets
     `asks` and hears its queries in `asked`; one under which what is freed leaves something
     behind in what stays sets `merges` and writes `merge`; one that lets the later layers read a part of the prompt alone writes
-    `whole_layers` and `onward`. What it frees or packs is gone for good.
+    `cuts` and `onward`. What it frees or packs is gone for good.
     """
 
     kind = "cache_policy"
@@ -376,12 +376,12 @@ class CachePolicy(Strategy):
     def asked(self, layer: int, queries: torch.Tensor) -> None:
         """Hear of the next rows of the prompt what they look for: queries as they meet the keys, [kv_heads, group, n, d]."""
 
-    def whole_layers(self, layers: int) -> int:
-        """How many of a model's layers read the whole prompt, one at least; those behind them read what `onward` chooses of it."""
-        return layers
+    def cuts(self, layers: int) -> list[int]:
+        """Which of a model's layers, ascending and never the first, read no more of the prompt than `onward` chooses of what the layer before them read."""
+        return []
 
     def onward(self, held: Held) -> torch.Tensor:
-        """Which tokens of the prompt go on, [1, slots], by the last layer that read all of them; its very last one does in any case."""
+        """Which tokens of the prompt go on, [1, slots], by the layer before a cut, which holds what it read; the prompt's last one does in any case."""
         raise NotImplementedError
 
     @property

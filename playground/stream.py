@@ -231,8 +231,7 @@ class Stream:
         fed = len(self.store.parents)
         if not self.behind() and self._root is None:
             self.store.roll_back(1)
-        new = yield from self._feed_new(self.unread(), tree, fed)
-        return (new, fed) if fed else (concat([self._root, new]) if len(new) else self._root, ROOT)
+        return (yield from self._feed_new(self.unread(), tree, fed)), fed or ROOT
 
     def _begin(self, tree: TokenTree) -> None:
         self.store.forget()
@@ -267,8 +266,8 @@ class Stream:
 
     def _catch_up(self) -> Steps:
         """Feed the text in pieces as long as much of it is missing."""
-        if not self.store.length and (whole := self.lane.whole_layers(self)) < self.model.depth:
-            yield from self._read_in_part(whole)
+        if not self.store.length and (cuts := self.lane.cuts(self)):
+            yield from self._read_in_part(cuts)
         most = self._most()
         while self.behind() > most:
             self._root = yield from self._feed(Work(self.store, self.unread()[:most], _chain(most), last_only=True))
@@ -279,17 +278,19 @@ class Stream:
         return WATCHED_CHUNK if self.lane.watch(self) else CHUNK
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
-        """One forward over missing tokens and new nodes; returns the rows of the new nodes, [new, V]."""
+        """One forward over missing tokens and new nodes; returns the rows of the new nodes, [new, V], behind the root's where no node was fed before."""
         count = len(missing)
         if not count and fed == len(tree):
-            return self._root[:0]
+            return self._root[:0] if fed else self._root
         tokens, parents = _behind(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
         logits = yield from self._feed(Work(self.store, tokens, parents, last_only=not len(tree), blends=blends))
-        if count:
-            self.store.keep(count - 1)
-            self._root = logits[-1:] if not len(tree) else logits[count - 1:count]
-        return logits[len(logits) - (len(tree) - fed):]
+        if not count:
+            return logits if fed else concat([self._root, logits])
+        self.store.keep(count - 1)
+        rows = logits[-len(tree) - 1:]
+        self._root = rows[:1]
+        return rows
 
     def _feed(self, work: Work) -> Generator[list[Feed], None, Tensor]:
         feed = Feed(self, self._watched(work), Plan(capture=self.captures))
@@ -302,28 +303,42 @@ class Stream:
 
     # --- a prompt of which the later layers read a part ---
 
-    def _read_in_part(self, whole: int) -> Steps:
-        """The prompt through the first `whole` layers, and what the cache policy sends on of it through the others."""
-        early = Early(whole)
-        wanted = frozenset([whole, *(layer for layer in self.captures if layer < whole)])
+    def _read_in_part(self, cuts: list[int]) -> Steps:
+        """The prompt through the layers before the first cut, and behind each what the cache policy sends on; the row after its last token is the root."""
+        early = yield from self._read_before(cuts[0])
+        for end in (*cuts[1:], self.model.depth):
+            feed, early = yield from self._send_on(early, end)
+        self._root = feed.answer
+
+    def _read_before(self, cut: int) -> Generator[list[Feed], None, Early]:
+        """All tokens of the prompt through the layers before `cut`."""
+        early = Early(cut)
         for start in range(0, len(self.prompt), self._most()):
             piece = self.prompt[start:start + self._most()]
-            feed = Feed(self, self._watched(Work(self.store, piece, _chain(len(piece)), last_only=True)), Plan(stop=whole, capture=wanted))
+            work = Work(self.store, piece, _chain(len(piece)), last_only=True)
+            feed = Feed(self, self._watched(work), Plan(stop=cut, capture=self._wanted_before(cut)))
             yield [feed]
             early.captured.append(feed.captured)
             self.store.keep(len(piece) - 1)
-        yield from self._send_on(early)
+        return early
 
-    def _send_on(self, early: Early) -> Steps:
-        """Through the layers behind the early ones; the row after the last token is the root."""
-        onward, states = self.lane.retention.send_on(early.layer), early.entering(early.layer)
-        for start in range(0, len(onward), self._most()):
-            places = onward[start:start + self._most()]
-            work = LateWork(self.store, [self.prompt[place] for place in places], [], last_only=True, first=start, places=places)
-            feed = Feed(self, self._watched(work), Plan(resume=(early.layer, states[places]), capture=self.captures))
+    def _send_on(self, early: Early, end: int) -> Generator[list[Feed], None, tuple[Feed, Early]]:
+        """Through the layers from one cut to the next, or to the model's `end`; what was captured of the last token earlier goes with it."""
+        onward = self.lane.retention.send_on(early.layer)
+        states, late = early.entering(early.layer)[onward], Early(end)
+        places = self.store.slots_of(early.layer).positions[0].tolist()
+        for start in range(0, len(places), self._most()):
+            some = slice(start, start + self._most())
+            work = LateWork(self.store, [self.prompt[place] for place in places[some]], [], last_only=True, first=start, places=places[some])
+            feed = Feed(self, self._watched(work), Plan(stop=end, resume=(early.layer, states[some]), capture=self._wanted_before(end)))
             yield [feed]
-        feed.captured |= {layer: early.entering(layer) for layer in self.captures if layer < early.layer}
-        self._root = feed.answer
+            late.captured.append(feed.captured)
+        feed.captured |= {layer: early.captured[-1][layer] for layer in self.captures if layer < early.layer}
+        return feed, late
+
+    def _wanted_before(self, end: int) -> frozenset[int]:
+        """Layers whose states are needed to go on from `end`, or wanted by a strategy and not passed again."""
+        return frozenset([end, *(layer for layer in self.captures if layer < end)])
 
     # --- leaving early ---
 
@@ -428,16 +443,11 @@ class Exit:
         if not missing and fed == len(tree):
             return early.captured[-1][self.layer][:0]
         work = Work(stream.store, *_behind(early.missing, missing, tree, fed))
-        feed = Feed(stream, stream._watched(work), Plan(stop=self.layer, capture=self._wanted()), name="exit")
+        feed = Feed(stream, stream._watched(work), Plan(stop=self.layer, capture=stream._wanted_before(self.layer)), name="exit")
         yield [feed]
         early.tokens += work.tokens
         early.captured.append(feed.captured)
         return feed.logits
-
-
-    def _wanted(self) -> frozenset[int]:
-        """Layers whose states are needed to go on, or wanted by a strategy and not passed again."""
-        return frozenset([self.layer, *(layer for layer in self.stream.captures if layer < self.layer)])
 
 
 class Piece(NamedTuple):

@@ -9,12 +9,17 @@ from test_strategies_trees import AT_ONE, guessing
 
 from playground import load
 from playground.draws import Draws
+from playground.engine.model import Model
+from playground.events import Commit, Draft
 from playground.lane import Limits
 from playground.recipe import assemble
+from playground.session import Prompt, prepare
 from playground.strategy import find
 
 stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
+
+PROMPT = "Mia had a red boat. Mia had a green boat. Mia had a red boat and a green bird. Mia had a "
 
 
 class Dense(dict):
@@ -75,7 +80,32 @@ def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monke
     judged = ["greedy_match"] if name == "dyspec" else ["sample_match", AT_ONE]  # by chance each of its draws looks at the whole row
     assembly = assemble(guessing(name, *judged))
     assembly.decoder.drafter = full(name)
-    prompt = models.target.tokens.encode("Mia had a red boat. Mia had a green boat. Mia had a red boat and a green bird. Mia had a ")
+    prompt = models.target.tokens.encode(PROMPT)
     write(assembly, {"target": models.target, "draft": models.draft}, prompt, Limits(0, 40), Draws(0))
     large = [seconds for nodes, seconds in costs[1:] if nodes >= least]
+    assert large and min(large) < 0.002
+
+
+def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_forwards(monkeypatch):
+    """Guessing, judging, keeping, and telling of all that: whatever this thread does between the matrix products of two models."""
+    models, forwards, original = load(), [], Model.forward
+
+    def timed(*args):
+        start = thread_time()
+        try:
+            return original(*args)
+        finally:
+            forwards.append(thread_time() - start)
+
+    monkeypatch.setattr(Model, "forward", timed)
+    session = prepare(models, [guessing("dyspec", "greedy_match", nodes=64)], Prompt(PROMPT), Limits(0, 40))
+    costs, told, start = [], [], thread_time()
+    while not session.finished:
+        told += [stamped.event for stamped in session.advance()]
+        if any(isinstance(event, Commit) for event in told):
+            guesses = sum(len(event.tokens) for event in told if isinstance(event, Draft))
+            costs.append((guesses, thread_time() - start - sum(forwards)))
+            told, start = [], thread_time()
+            forwards.clear()
+    large = [seconds for guesses, seconds in costs[1:] if guesses == 64]
     assert large and min(large) < 0.002

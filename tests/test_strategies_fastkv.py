@@ -232,13 +232,13 @@ class AllGoOn(FastKV):
 
 
 class ALayerTooEarly(FastKV):
-    def whole_layers(self, layers):
-        return super().whole_layers(layers) - 1
+    def cuts(self, layers):
+        return [cut - 1 for cut in super().cuts(layers)]
 
 
 class LaterLayersGoByTheVotesOfTheMiddle(FastKV):
     def _pooled(self, held, late):
-        return super()._pooled(replace(held, layer=min(held.layer, self.whole_layers(held.layers) - 1)), late)
+        return super()._pooled(replace(held, layer=min(held.layer, self.cuts(held.layers)[0] - 1)), late)
 
 
 @pytest.mark.parametrize("wrong", FastKV.__subclasses__(), ids=lambda cls: cls.__name__)

@@ -163,8 +163,8 @@ class Pool:
     def reorder(self, start: int, chosen: Tensor) -> None:
         """Slots start + chosen [n], in this order, become the slots from `start` on."""
         if self.rows is not None:
-            start -= self.ahead
-            self.rows.narrow(1, start, len(chosen)).copy_(self.rows.index_select(1, start + chosen))
+            rows = self.rows[:, start - self.ahead:]
+            rows[:, :len(chosen)] = rows.index_select(1, chosen)
 
     def compact(self, order: Order, trunk: int, scratch: int) -> None:
         """Of the first `trunk` slots only those of the order stay; the scratch moves up right behind them.

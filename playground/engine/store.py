@@ -11,7 +11,7 @@ are always the true ones: evicting renumbers nothing, siblings share a position.
     store.evict(live)          slots of the trunk are freed, chosen by layer and head
     store.merge(...)           rows are added to those of other slots, before their own slots are freed
     store.pack(...)            rows of the oldest tokens go over into a coarser form
-    store.narrow(layer, ...)   of a trunk that only the layers before this one have read, the others will read these tokens alone
+    store.narrow(layer, ...)   of what the layer before this one has read, this one and all behind it, which have read nothing, will read these tokens alone
     store.begin_with(other)    what another store has read becomes its trunk, held once for both or copied
 """
 from __future__ import annotations
@@ -227,8 +227,9 @@ class Store:
         slots.whole = bool(lasting.all())
 
     def narrow(self, layer: int, onward: Tensor) -> None:
-        """From `layer` on, the layers have read nothing yet, and of the trunk they will hold these tokens alone, a mask [1, slots]."""
-        self.evict([torch.ones_like(onward)] * layer + [onward] * (self.depth - layer))
+        """From `layer` on, the layers have read nothing yet, and of what the one before them holds they will hold these tokens alone, a mask [1, slots]."""
+        before = [torch.ones_like(self.slots_of(early).positions, dtype=torch.bool) for early in range(layer)]
+        self.evict([*before, *[onward] * (self.depth - layer)])
 
     def merge(self, layer: int, into: Tensor, share: Tensor) -> list[list[tuple[int, int]]]:
         """Add each slot's keys and values, times its share [kv_heads, slots], to those of the slot `into` [kv_heads, slots], perhaps its own.

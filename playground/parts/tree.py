@@ -40,14 +40,15 @@ class TokenTree:
 
     def add(self, token: int, parent: int = ROOT, q: torch.Tensor | None = None, confidence: float = 1.0) -> int:
         """Append a node and return its index. Children of one parent are judged in the order they were added."""
-        if not ROOT <= parent < len(self):
-            raise ValueError(f"parent {parent} is not in a tree of {len(self)} nodes")
+        node = len(self.tokens)
+        if not ROOT <= parent < node:
+            raise ValueError(f"parent {parent} is not in a tree of {node} nodes")
         self.tokens.append(token)
         self.parents.append(parent)
         self.q.append(q)
         self.confidence.append(confidence if q is None else float(q[token]))
-        self.order.append(len(self) - 1)
-        return len(self) - 1
+        self.order.append(node)
+        return node
 
     def again(self, node: int) -> int:
         """The same child was drawn once more."""

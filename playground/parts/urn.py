@@ -36,9 +36,10 @@ class Ranking:
 
     def __init__(self, q: Tensor, most: int):
         top = q.topk(min(most, len(q)))
-        self._waiting = list(zip(top.indices.tolist(), top.values.tolist()))[::-1]
-        below = max(0.0, 1 - sum(chance for _, chance in self._waiting)) if most < len(q) else 0.0
-        self._left = [*accumulate((chance for _, chance in self._waiting), initial=below)]  # from the last on, so that nothing is left of nothing
+        chances = top.values.tolist()[::-1]
+        self._waiting = list(zip(top.indices.tolist()[::-1], chances))
+        below = max(0.0, 1 - sum(chances)) if most < len(q) else 0.0
+        self._left = list(accumulate(chances, initial=below))  # from the last on, so that nothing is left of nothing
 
     @property
     def left(self) -> float:

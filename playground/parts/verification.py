@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from playground.engine.sampling import certain, leftover
@@ -98,8 +99,7 @@ def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> 
         return certain(token, like)
     if tree.drawn != "without_replacement" or not taken:
         return q
-    rest = q.clone()
-    rest[taken] = 0
+    rest = q.index_fill(0, torch.tensor(taken, device=q.device), 0)
     return rest / rest.sum()
 
 

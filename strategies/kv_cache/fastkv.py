@@ -1,8 +1,8 @@
 """Half of the layers read the whole prompt, the others only what the first half found worth it."""
 import math
 
-from playground.events import Figure, Note
 from playground.parts.snapshot import Snapshot
+from playground.parts.staircase import staircase
 from playground.parts.votes import heaviest
 from playground.strategy import knob
 
@@ -30,20 +30,25 @@ class FastKV(Snapshot):
 
     def __post_init__(self):
         super().__post_init__()
-        self._went_on = None  # tokens that did
+        self._went_on = {}  # tokens that did, by the first layer to read no others
 
     @classmethod
     def holding(cls, tokens, prompt):
         return {**super().holding(tokens, prompt), "rate": min(1.0, max(cls.rate, tokens / prompt))}
 
-    def whole_layers(self, layers):
+    def cuts(self, layers):
+        whole = self._whole_layers(layers)
+        return [whole] if whole < layers else []
+
+    def _whole_layers(self, layers):
+        """Layers that read the whole prompt."""
         return max(1, round(self.depth * layers))
 
     def onward(self, held):
         late = held.positions >= held.prompt - self.window
         votes = self._pooled(held, late).sum(0, keepdim=True)
         chosen = late | heaviest(votes, self._going_on(held.prompt) - self.window, ~late)
-        self._went_on = int(chosen.sum())
+        self._went_on[held.layer + 1] = int(chosen.sum())
         return chosen
 
     def _going_on(self, prompt):
@@ -57,16 +62,11 @@ class FastKV(Snapshot):
         return self.capacity + generated
 
     def promise(self, full):
-        whole = self.whole_layers(full.layers)
+        whole = self._whole_layers(full.layers)
         held = whole * min(self.capacity, full.prompt) + (full.layers - whole) * min(self.capacity, self._going_on(full.prompt))
         return (held / full.layers + full.generated) / full.length
 
     def explain(self, prompt, layers):
-        if self._went_on is None:
-            return
-        whole = self.whole_layers(layers)
-        read = [prompt] * whole + [self._went_on] * (layers - whole)
-        yield Figure("bars", "prompt tokens read", {"labels": [f"layer {layer}" for layer in range(layers)], "values": read})
-        yield Note(f"{self._went_on} of the prompt's {prompt} tokens went on behind layer {whole - 1}: reading it took {sum(read)} passes of a token "
-                   f"through a layer, not {prompt * layers}.")
-        self._went_on = None
+        if self._went_on:
+            yield from staircase(prompt, layers, self._went_on)
+            self._went_on = {}

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from playground.errors import Refusal
 from playground.events import Figure
 from playground.parts.snapshot import POOLS, check_kernel
+from playground.parts.staircase import staircase
 from playground.parts.votes import Lately, heaviest
 from playground.strategy import CachePolicy, knob
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from playground.parts.reading import Reading
 
 TINY = 1e-10  # the smallest eigenvalue that counts
+FALL = 1 / 32  # of the mean entropy of a layer's heads, more than which begins a stage: a fall of 1 in the sum over the 32 heads of the paper's models
 
 
 class UNComp(CachePolicy):
@@ -29,10 +32,14 @@ class UNComp(CachePolicy):
     text as in SnapKV, and that is asked anew after every token, of those that are left. With high and low alike the first cut is
     SnapKV's; with room for the whole text nothing is evicted.
 
+    With a `floor` the prompt is read in stages, and costs less to read. A stage is a few layers; a new one begins where the entropy
+    of a layer falls much below that of the layer before, and `fit` prints that too. The first stage reads the whole prompt and each
+    later one as many tokens less, down to the floor (1536 in the released code, for prompts up to the model's context: that is
+    `longest`). Who goes on is said by the last `window` rows of the layer before, over all heads; those rows always go on, where the
+    released code protects not even the last. With a floor as long as the prompt all go on, with 0 there are no stages.
+
     A head is one of keys and values, to which the queries of its whole group count; the released code repeats keys so that every
-    head of queries has a cache. Left out: layers are not put into stages, of which the later ones would read fewer tokens of the
-    prompt, so reading it costs what it costs; and heads come in two groups, not in four or more. Xiong et al. 2024,
-    arXiv 2410.03090.
+    head of queries has a cache. Left out: heads come in two groups, not in four or more. Xiong et al. 2024, arXiv 2410.03090.
     """
 
     name, title, paper, sheet = "uncomp", "By the entropy of queries (UNComp)", "2410.03090", "kv-cache/uncomp"
@@ -46,10 +53,14 @@ class UNComp(CachePolicy):
     pooling: str = knob("max", choices=("avg", "max"), help="how votes of neighbours are pooled")
     eigenvalues: int = knob(32, 1, 256, step=1, help="largest eigenvalues that count; no more than a query has numbers")
     marks: str = knob("", help="1 for a head that is wide and 0 for one that is narrow, layer by layer with dots between; empty: the prompt tells")
+    stages: str = knob("", help="layers of each stage that reads the prompt, with dots between, from the first stage to the last; read where there is a floor")
+    floor: int = knob(0, 0, 131072, step=1, help="tokens of the prompt that the last stage reads; 0: every layer reads all of it")
+    longest: int = knob(0, 0, 131072, step=1, help="tokens from which stages go down evenly to the floor; of a shorter prompt some read all; 0: its length")
 
     def __post_init__(self):
         self.lately, self._queries, self._entropies = Lately(self.window), {}, None
         self._wide, self._shown = [], False  # wide heads, by layer
+        self._went_on = {}  # tokens of the prompt, by the first layer of the stage that read no others
 
     def check(self):
         if min(self.high, self.low) <= self.window:
@@ -57,6 +68,15 @@ class UNComp(CachePolicy):
         check_kernel(self.kernel)
         if set(self.marks) - set("01."):
             raise Refusal("marks are digits 0 and 1 with a dot between layers: let `fit` print them.", "marks")
+        self._check_stages()
+
+    def _check_stages(self):
+        if self.stages and not all(size.isdecimal() and int(size) for size in self.stages.split(".")):
+            raise Refusal("stages are numbers of layers, none of them 0, with a dot between stages: let `fit` print them.", "stages")
+        if self.floor and not self.stages:
+            raise Refusal("A floor is reached in stages, and there are none: let `fit` print them, or set floor to 0.", "stages")
+        if 0 < self.longest < self.floor:
+            raise Refusal(f"longest is {self.longest}, below the floor of {self.floor}: raise it, or set it to 0.", "longest")
 
     @classmethod
     def holding(cls, tokens, prompt):
@@ -64,18 +84,21 @@ class UNComp(CachePolicy):
         return {"high": 2 * tokens - low, "low": low, "window": min(cls.window, low - 1)}
 
     def promise(self, full):
-        return (min(full.length, self.high) + min(full.length, self.low)) / 2 / full.length
+        sizes = self._sizes() if self.floor else [full.layers]
+        held = sum(size * min(self._reads(stage, full.prompt) + full.generated, room) for stage, size in enumerate(sizes) for room in (self.high, self.low))
+        return held / 2 / full.layers / full.length
 
     def budget(self, generated):
         return max(self.high, self.low)
 
     @classmethod
     def fit(cls, readings: Iterable[Reading]) -> dict[str, str]:
-        """The half of the heads of each layer that was most often among the most various; every stretch of a text votes once."""
-        votes = [torch.stack([wide_half(found) for found in entropies(reading.queries, cls.eigenvalues)]) for reading in readings if len(reading.ids) > 1]
-        if not votes:
+        """The half of the heads of each layer that was most often among the most various, every stretch of a text having a vote; and the stages."""
+        found = [entropies(reading.queries, cls.eigenvalues) for reading in readings if len(reading.ids) > 1]
+        if not found:
             raise Refusal("There is no text of two tokens, so no query tells anything: give it more text.", "texts")
-        return {"marks": written(wide_half(layer) for layer in torch.stack(votes).sum(0))}
+        votes = sum(torch.stack([wide_half(layer) for layer in each]).long() for each in found)
+        return {"marks": written(wide_half(layer) for layer in votes), "stages": staged(torch.stack(found).mean((0, 2)))}
 
     def asked(self, layer, queries):
         self._queries.setdefault(layer, []).append(queries)
@@ -85,6 +108,37 @@ class UNComp(CachePolicy):
 
     def attended(self, layer, weights, queries, keys):
         self.lately.add(layer, weights, keys)
+
+    def cuts(self, layers):
+        if not self.floor:
+            return []
+        *begins, end = accumulate(self._sizes())
+        if end != layers:
+            raise Refusal(f"The stages have {end} layers and this model has {layers}: run `fit` for this model.", "stages")
+        return begins
+
+    def _sizes(self):
+        """Layers of each stage."""
+        return [int(size) for size in self.stages.split(".")]
+
+    def onward(self, held):
+        late = held.positions >= held.prompt - self.window
+        stage = self.cuts(held.layers).index(held.layer + 1) + 1
+        chosen = late | heaviest(self._received(held), self._reads(stage, held.prompt) - self.window, ~late)
+        self._went_on[held.layer + 1] = int(chosen.sum())
+        return chosen
+
+    def _received(self, held):
+        """What each token a layer has read received of its last rows, over all heads, [1, slots]."""
+        return self.lately.of(held.layer, held.positions).sum(0, keepdim=True)
+
+    def _reads(self, stage, prompt):
+        """Tokens of a prompt that a stage reads, counted from 0, the window among them."""
+        last = self.stages.count(".")
+        if not stage:
+            return prompt
+        more = max(0, (self.longest or prompt) - self.floor) * (last - stage) // last
+        return min(prompt, max(self.window, self.floor + more))
 
     def retain(self, held):
         if held.next < held.prompt:
@@ -121,6 +175,9 @@ class UNComp(CachePolicy):
             room = [[self.high if wide else self.low for wide in layer] for layer in self._wide]
             yield Figure("matrix", "tokens a head may hold", {"rows": rows, "columns": columns, "values": room})
             self._shown = True
+        if self._went_on:
+            yield from staircase(prompt, layers, self._went_on)
+            self._went_on = {}
 
 
 def entropies(queries: dict[int, Tensor], count: int) -> Tensor:
@@ -146,6 +203,12 @@ def wide_half(scores: Tensor) -> Tensor:
     """Which half of some heads has the largest scores [heads]; of an odd number the larger half, of equals the first."""
     order = scores.argsort(descending=True, stable=True)
     return torch.zeros(len(scores), dtype=torch.long).scatter(0, order[:(len(scores) + 1) // 2].cpu(), 1).bool()
+
+
+def staged(levels: Tensor) -> str:
+    """Layers of each stage, with dots between: one begins where the entropy of a layer [layers] lies more than FALL below that of the layer before."""
+    begins = (levels.diff() < -FALL).nonzero().flatten() + 1
+    return ".".join(str(end - begin) for begin, end in pairwise([0, *begins.tolist(), len(levels)]))
 
 
 def written(layers: Iterable[Tensor]) -> str:

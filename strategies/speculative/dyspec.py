@@ -51,7 +51,7 @@ class DySpec(Drafter):
             urn = urn or self._urn(lm, tree, rows[parent], parent)
             if urn is None:
                 continue
-            node, share = self._draw(lm, tree, urn, parent, rows[parent].position(parent))
+            node, share = self._draw(lm, tree, urn, parent, rows[parent])
             chances.append(-chance)
             for value, entry in ((chance * share, (node, depth + 1, None)), (chance * (1 - share), (parent, depth, urn))):
                 age += 1
@@ -71,7 +71,7 @@ class DySpec(Drafter):
         """Children of a node with the chance that theirs are needed."""
         urn = self._urn(lm, tree, rows, parent)
         while urn and chance >= self.threshold and urn.left > 0 and len(tree) < self.nodes:
-            node, share = self._draw(lm, tree, urn, parent, rows.position(parent))
+            node, share = self._draw(lm, tree, urn, parent, rows)
             chances.append(chance)
             yield node, chance * share
             chance *= 1 - share
@@ -84,11 +84,11 @@ class DySpec(Drafter):
         q = q if self.temperature == 1 else (q.log() / self.temperature).softmax(-1)
         return Urn(q) if lm.chain.draws else Ranking(q, self.nodes - len(tree))
 
-    def _draw(self, lm, tree, urn, parent, position) -> tuple[int, float]:
+    def _draw(self, lm, tree, urn, parent, rows) -> tuple[int, float]:
         """A new child, and its share of what was left at its parent."""
         left = urn.left
         if lm.chain.draws:
-            node = tree.add(distinct(lm, urn, parent, position), parent, urn.q)
+            node = tree.add(distinct(lm, urn, parent, rows.position(parent)), parent, urn.q)
         else:
             token, chance = urn.take()
             node = tree.add(token, parent, confidence=chance)

@@ -16,8 +16,8 @@ class Branch:
 
     node: int
     mass: float
-    urn: Urn
     q: torch.Tensor
+    urn: Urn | None = None  # where the lane draws by chance
 
 
 class RSDS(Drafter):
@@ -40,7 +40,8 @@ class RSDS(Drafter):
         tree, beam, alive = new_tree(lm, self), {ROOT: 1.0}, 1.0
         for _ in range(min(self.depth, budget)):
             rows = yield lm.stream("draft").extend(tree)
-            branches = [Branch(node, mass, Urn(q), q) for node, mass in beam.items() if (q := guess_row(lm, tree, rows, node)) is not None]
+            found = [(node, mass, guess_row(lm, tree, rows, node)) for node, mass in beam.items()]
+            branches = [Branch(node, mass, q, Urn(q) if lm.chain.draws else None) for node, mass, q in found if q is not None]
             if not branches:
                 break
             alive -= sum(beam.values()) - sum(branch.mass for branch in branches)
@@ -71,11 +72,12 @@ class RSDS(Drafter):
 
     def _best(self, tree, branches) -> dict[int, float]:
         """The most probable continuations of all branches together."""
-        masses = torch.stack([branch.mass * branch.q for branch in branches])
-        top, size = masses.flatten().topk(min(self.width, masses.numel())), masses.shape[1]
-        beam = {}
+        offers = [branch.q.topk(min(self.width, len(branch.q))) for branch in branches]
+        masses = torch.cat([branch.mass * offer.values for branch, offer in zip(branches, offers)])
+        tokens, size = torch.cat([offer.indices for offer in offers]).tolist(), len(offers[0].values)
+        top, beam = masses.topk(min(self.width, len(masses))), {}
         for mass, place in zip(top.values.tolist(), top.indices.tolist()):
-            branch, token = branches[place // size], place % size
+            branch, token = branches[place // size], tokens[place]
             if mass > 0:
                 beam[tree.add(token, branch.node, confidence=float(branch.q[token]))] = mass
         return beam

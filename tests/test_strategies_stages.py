@@ -1,0 +1,301 @@
+"""UNComp's stages: which tokens of a prompt go on at each of several cuts, held against attention written out over the whole text, and what it spares."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+import torch
+from pairs import pair
+from tables import watch
+from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, course, models
+from test_strategies_fastkv import EARLY, TEXT, TREE, layer_tokens, leaning_on_earlier_layers, told, with_policy
+from test_strategies_uncertainty import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, best, by_eigenvalues
+from torch import Tensor
+
+from playground import learning
+from playground.draws import Draws
+from playground.engine.model import Model
+from playground.errors import Refusal
+from playground.events import Failed, Figure, Forward, Note
+from playground.lane import Limits
+from playground.recipe import Assembly, Recipe
+from playground.retention import Full
+from playground.session import Models, Prompt, prepare
+from playground.strategy import make
+from strategies.kv_cache.uncomp import UNComp, staged
+
+STAGED = {**UNCOMP_TIGHT, "stages": "1.1.1", "floor": 6}  # of 22 tokens the three layers read 22, 14 and 6
+ROOMY = {"high": 2048, "low": 2048}
+
+
+# --- by hand: no row sees what did not get as far as its layer ---
+
+@dataclass
+class StagedText(WholeText):
+    """The whole text anew for each token; of the prompt a layer's rows see `counts[layer]` tokens, chosen by the layer before."""
+
+    counts: tuple[int, ...] = ()
+    read: dict[int, list[int]] = field(default_factory=dict)  # by layer, positions of the prompt
+    received: list[float] = field(default_factory=list)  # of the window's rows in the layer before
+
+    def _seen(self, layer: int, full: Tensor, causal: Tensor) -> Tensor:
+        if layer in self.live:
+            return super()._seen(layer, full, causal)
+        self.read[layer] = self._gets_as_far(layer, len(causal))
+        self.queries[layer] = self.queries[layer][:, self.read[layer]]
+        seen = torch.eye(len(causal)).bool()  # what was left behind sees itself and is seen by nobody
+        seen[:, self.read[layer]] |= causal[:, self.read[layer]]
+        self.seen[layer] = seen.expand_as(full).clone()
+        return self.seen[layer]
+
+    def _gets_as_far(self, layer: int, prompt: int) -> list[int]:
+        before, window = self.read.get(layer - 1, list(range(prompt))), self.rule.window
+        if self.counts[layer] == len(before):
+            return before
+        votes = {place: self.received[place] for place in before if place < prompt - window}
+        return sorted(best(votes, self.counts[layer] - window) | set(range(prompt - window, prompt)))
+
+    def _settle(self, layer: int, full: Tensor, spread: Tensor, heads: int) -> None:
+        if layer in self.live:
+            super()._settle(layer, full, spread, heads)
+            return
+        self.received = spread[:, -self.rule.window:].sum((0, 1)).tolist()
+        rows = spread.unflatten(0, (heads, -1)).sum(1)
+        self.live[layer] = [self.rule.stays(self, layer, head, set(self.read[layer]), rows[head].tolist()) for head in range(heads)]
+
+
+def by_hand(counts: tuple[int, ...], architecture: str = "llama", **rooms: int) -> tuple:
+    return StagedText(architecture, UNCompByHand(**rooms), counts=counts).write(PROMPT, LENGTH)
+
+
+STAIRS = [("1.1.1", 6, (22, 14, 6)), ("1.2", 8, (22, 8, 8)), ("2.1", 8, (22, 22, 8)), ("1.1.1", 3, (22, 12, 3))]
+
+
+@pytest.mark.parametrize("architecture", BY_HAND)
+@pytest.mark.parametrize("stages, floor, counts", STAIRS)
+def test_it_writes_and_holds_what_decoding_by_hand_does(architecture, stages, floor, counts):
+    knobs = {**STAGED, "stages": stages, "floor": floor}
+    assert course(alone(make("uncomp", **knobs)), models(architecture)) == by_hand(counts, architecture)
+
+
+@pytest.mark.parametrize("architecture", BY_HAND)
+def test_where_nothing_is_evicted_a_layer_holds_what_it_has_read_of_the_prompt(architecture):
+    expected = by_hand((22, 14, 6), architecture, high=999, low=999)
+    ours = course(alone(make("uncomp", **STAGED | ROOMY)), models(architecture))
+    assert ours == expected
+    first, second, third = [{frozenset(head) for head in layer} for layer in ours[1][0]]
+    assert first == {frozenset(range(22))} and [len(head) for layer in (second, third) for head in layer] == [14, 6]
+    assert third.pop() < second.pop()
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 5])
+def test_a_prompt_read_in_pieces_is_read_as_at_once(chunk, monkeypatch):
+    whole = course(alone(make("uncomp", **STAGED)), models())
+    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", chunk)
+    assert course(alone(make("uncomp", **STAGED)), models()) == whole
+
+
+# --- and what a rule that is wrong looks like ---
+
+class TheLeastAttendedGoOn(UNComp):
+    def _received(self, held):
+        return -super()._received(held)
+
+
+class OneHeadChoosesForAll(UNComp):
+    def _received(self, held):
+        return self.lately.of(held.layer, held.positions)[:1]
+
+
+class TheFirstLayerChoosesAtEveryCut(UNComp):
+    def _received(self, held):
+        return super()._received(replace(held, layer=0))
+
+
+class TheWindowDoesNotGoOn(UNComp):
+    def onward(self, held):
+        return super().onward(held) & (held.positions < held.prompt - self.window)
+
+
+class EveryStageReadsAsTheLast(UNComp):
+    def _reads(self, stage, prompt):
+        return super()._reads(2, prompt)
+
+
+class AllGoOn(UNComp):
+    def onward(self, held):
+        return held.live
+
+
+class OneCutInsteadOfTwo(UNComp):
+    def onward(self, held):
+        return super().onward(held) if held.layer == 0 else held.live
+
+
+WRONG = [TheLeastAttendedGoOn, OneHeadChoosesForAll, TheFirstLayerChoosesAtEveryCut, TheWindowDoesNotGoOn, EveryStageReadsAsTheLast, AllGoOn,
+         OneCutInsteadOfTwo]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda cls: cls.__name__)
+def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
+    expected = by_hand((22, 14, 6), high=999, low=999)
+    assert course(alone(UNComp(**STAGED | ROOMY)), models()) == expected
+    assert course(alone(wrong(**STAGED | ROOMY)), models())[1] != expected[1]
+
+
+class NothingIsSafe(UNComp):
+    def onward(self, held):
+        return torch.zeros_like(held.live)
+
+
+def test_the_last_token_goes_on_whatever_a_policy_says():
+    _, found = course(alone(NothingIsSafe(**STAGED | ROOMY)), models())
+    assert found[0] == [[set(range(22))] * 2, [{21}] * 2, [{21}] * 2]
+
+
+# --- how many go on ---
+
+@pytest.mark.parametrize("floor", [1, 3, 6, 15, 22, 40])
+@pytest.mark.parametrize("longest", [0, 48, 2048])
+@pytest.mark.parametrize("window", [1, 3, 40])
+def test_stages_never_read_more_than_those_before_and_never_less_than_window_and_floor(floor, longest, window):
+    policy = make("uncomp", stages="3.1.2.4", floor=floor, longest=longest, window=window, high=64, low=48)
+    for prompt in (2, 21, 22, 23, 300):
+        read = [policy._reads(stage, prompt) for stage in range(4)]
+        assert read[0] == prompt and all(later <= earlier for earlier, later in pairwise(read))
+        assert read[-1] == min(prompt, max(floor, window))
+
+
+def test_a_prompt_goes_down_to_the_floor_in_even_steps():
+    """Of 1000 tokens to 100 in three steps; as long as the context, 4096 in the released code, a shorter one begins to lose tokens later."""
+    def read(prompt: int, **knobs: int) -> list[int]:
+        return [make("uncomp", stages="1.1.1.1", floor=100, **knobs)._reads(stage, prompt) for stage in range(4)]
+
+    assert read(1000) == [1000, 700, 400, 100]
+    assert read(1000, longest=4096) == [1000, 1000, 1000, 100] and read(4096, longest=4096) == [4096, 2764, 1432, 100]
+
+
+@pytest.mark.parametrize("stages, cuts", [("1.1.1", [1, 2]), ("1.2", [1]), ("2.1", [2]), ("3", [])])
+def test_cuts_are_where_stages_begin_and_without_a_floor_there_are_none(stages, cuts):
+    assert make("uncomp", stages=stages, floor=6).cuts(3) == cuts
+    assert make("uncomp", stages=stages).cuts(3) == make("uncomp").cuts(3) == []
+
+
+def test_without_a_floor_stages_change_nothing():
+    plain = course(alone(make("uncomp", **UNCOMP_TIGHT)), models())
+    assert course(alone(make("uncomp", **STAGED | {"floor": 0})), models()) == plain
+    assert course(alone(make("uncomp", **STAGED | {"floor": 22})), models()) == plain
+    assert course(alone(make("uncomp", **STAGED)), models()) != plain
+
+
+# --- what it costs, and what it holds ---
+
+@pytest.mark.parametrize("chunk", [128, 7])
+@pytest.mark.parametrize("stages, floor", [("1.1.1", 10), ("1.1.1", 44), ("1.2", 10), ("2.1", 10), ("3", 10), ("1.1.1", 0)])
+def test_forwards_tell_what_was_computed_and_no_more(stages, floor, chunk, monkeypatch):
+    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.stream.CHUNK", chunk)
+    knobs = STAGED | {"stages": stages, "floor": floor}
+    recipe = Recipe("greedy", {}, [("uncomp", knobs)])
+    ours, plain = told(recipe, Forward), told(Recipe("greedy"), Forward)
+    prompt = layer_tokens(plain) // 3
+    sizes = [int(size) for size in stages.split(".")] if floor else [3]
+    read = [make("uncomp", **knobs)._reads(stage, prompt) for stage, size in enumerate(sizes) for _ in range(size)]
+    assert layer_tokens(ours) == sum(read)
+    if sum(read) < 3 * prompt:
+        assert sum(forward.flops for forward in ours) < sum(forward.flops for forward in plain)
+        stairs, = [figure for figure in told(recipe, Figure) if figure.name == "prompt tokens read"]
+        assert stairs.data["values"] == read
+        assert any(f"took {sum(read)} passes of a token through a layer, not {3 * prompt}" in note.text for note in told(recipe, Note))
+
+
+@pytest.mark.parametrize("knobs", [{}, {"floor": 0}, {"stages": "2.1"}, {"high": 18, "low": 5}, {"floor": 22}], ids=str)
+def test_it_promises_what_is_held(knobs):
+    policy = make("uncomp", **STAGED | knobs)
+    _, found = course(alone(policy), models())
+    for generated in (0, LENGTH - 1):
+        slots = sum(len(head) for layer in found[generated] for head in layer)
+        assert policy.promise(Full(22, generated, 3, 2, 8, 64)) == pytest.approx(slots / (22 + generated) / 6)
+
+
+# --- beside everything else a lane does ---
+
+BESIDE = [Recipe("greedy"), Recipe("greedy", {}, [("dola", {})]), Recipe("greedy", {}, [("knn_lm", {"tokens": 16})]), EARLY, TREE]
+
+
+@pytest.mark.parametrize("lane", BESIDE, ids=str)
+def test_where_all_go_on_nothing_changes_also_for_what_reads_early_exits_or_hidden_states(lane, monkeypatch):
+    """In pieces of five tokens, so that what was captured of the last row comes from several forwards of each stage."""
+    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
+    session = prepare(pair(), [lane, with_policy(lane, "uncomp", **STAGED | ROOMY | {"floor": 1024}), with_policy(lane, "uncomp", **STAGED)],
+                      Prompt(TEXT), Limits(max_new_tokens=8))
+    assert not [stamped.event for stamped in session if isinstance(stamped.event, Failed)]
+    plain, roomy, cut = (runner.lane.tokens for runner in session._runners)
+    assert plain == roomy and len(cut) > len(session.headers[0].prompt_ids)
+
+
+def test_a_rejected_guess_leaves_no_trace():
+    plain = course(alone(make("uncomp", **STAGED)), models())
+    decoder = make("speculative", verifier="greedy_match")
+    decoder.drafter = Wrong()
+    assert course(Assembly(decoder, cache_policy=make("uncomp", **STAGED)), models()) == plain
+
+
+def test_a_prompt_shorter_than_the_window_goes_on_whole():
+    def ids(**knobs) -> list[int]:
+        *_, lane = watch(alone(make("uncomp", **UNCOMP_TIGHT, **knobs)), models(), PROMPT[:2], Limits(0, 6), Draws(0))
+        return lane.tokens
+
+    assert ids(stages="1.1.1", floor=1) == ids()
+
+
+# --- where stages begin ---
+
+def test_a_stage_begins_where_the_entropy_falls_much_and_not_where_it_rises_or_falls_a_little():
+    assert staged(torch.tensor([0.7, 0.6, 0.65, 0.64, 0.5, 0.4])) == "1.3.1.1"
+    assert staged(torch.tensor([0.5, 0.49, 0.6])) == "3" and staged(torch.tensor([0.5])) == "1"
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("fall", [0.0, 1.0])
+def test_stages_go_by_the_mean_over_heads_and_texts(architecture, fall, monkeypatch):
+    monkeypatch.setattr(f"{UNComp.__module__}.FALL", fall)
+    texts = torch.randint(0, 200, (4, 18), generator=torch.Generator().manual_seed(3)).tolist()
+    found = []
+    for ids in texts:
+        text = StagedText(architecture, UNCompByHand(high=999, low=999), counts=(18, 18, 18))
+        text.write(ids, 1)
+        found.append([by_eigenvalues(text.queries[layer], len(text.live[layer]), 32) for layer in range(3)])
+    levels = [sum(sum(each[layer]) for each in found) / (len(texts) * len(found[0][layer])) for layer in range(3)]
+    sizes = [1]
+    for before, level in pairwise(levels):
+        sizes = [*sizes, 1] if level - before < -fall else [*sizes[:-1], sizes[-1] + 1]
+    fitted = UNComp.fit(learning.readings(models(architecture)["target"], texts, asks=True))
+    assert fitted["stages"] == ".".join(map(str, sizes))
+
+
+CONTRARY = [({"stages": "1.x"}, "numbers of layers"), ({"stages": "0.3"}, "none of them 0"), ({"stages": "1..2"}, "numbers of layers"),
+            ({"floor": 6}, "let `fit` print them"), ({"stages": "1.2", "floor": 60, "longest": 50}, "below the floor of 60")]
+
+
+@pytest.mark.parametrize("knobs, says", CONTRARY, ids=str)
+def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, says):
+    with pytest.raises(Refusal, match=says):
+        make("uncomp", **knobs)
+
+
+def failure(speakers: Models, **knobs) -> str:
+    told = prepare(speakers, [Recipe("greedy", {}, [("uncomp", STAGED | knobs)])], Prompt(TEXT), Limits(max_new_tokens=4))
+    return " ".join(stamped.event.message for stamped in told if isinstance(stamped.event, Failed))
+
+
+def test_stages_of_another_model_are_refused():
+    assert failure(pair(), stages="1.1") == "The stages have 2 layers and this model has 3: run `fit` for this model."
+    assert failure(pair(), stages="1.1", floor=0) == failure(pair()) == ""
+
+
+def test_a_model_whose_layers_cannot_read_apart_is_refused_only_where_there_are_stages():
+    leaning = Models(Model(leaning_on_earlier_layers(), pair().target.tokenizer, "leaning"))
+    assert "cannot read a part of the prompt alone: take uncomp away" in failure(leaning)
+    assert failure(leaning, floor=0) == failure(leaning, stages="3") == ""
