@@ -1,5 +1,6 @@
 """Start the page: `python app.py`. Without options it runs the bundled models; a Hugging Face Space starts it the same way."""
 import argparse
+import gc
 import os
 import sys
 from importlib.util import find_spec
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> None:
         start(page, given)
     except Refusal as refusal:
         Parser().error(str(refusal))
+    gc.freeze()  # what the imports brought stays: to look through it again takes half a second, in the midst of somebody's run
     site.warm(wait=on_zero())
     page.block_thread()
 

@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, expect, feed, page, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import address, browser, drawn, expect, feed, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 
 from playground.events import Candidate, Commit, Done, Forward, Header, Stamped, Step
 from playground.inside import Inside, Lens
@@ -136,6 +137,67 @@ def test_bytes_of_a_half_letter_are_chips_and_the_last_one_shows_the_letter(page
     pieces(page, feed, "<0xE2>", "<0x82>", "<0xAC>", "a<0xFF>", "\u200b")
     assert [chips(page, i) for i in range(5)] == [["E2"], ["82"], ["AC"], ["FF"], ["U+200B"]]
     assert [tokens(page).nth(i).locator(".letter").all_inner_texts() for i in range(4)] == [[], [], ["€"], []]
+
+
+# --- a paragraph that does not end ---
+
+PARTS = [" a", " fox", " Rapunzel", "ly", ",", " ", "  two", "'s", " (", "Donaudampf", "schifffahrt" * 4]
+
+PLACES = """() => {
+    const body = document.querySelector(".lane .body");
+    const whole = body.cloneNode(true);
+    const [first, ...others] = whole.querySelectorAll(".tokens");
+    for (const tokens of others) {
+        first.append(...tokens.childNodes);
+        tokens.closest(".stretch").remove();
+    }
+    body.after(whole);
+    const placesIn = (text) => {
+        const { left, top } = text.getBoundingClientRect();
+        return [...text.querySelectorAll(".tokens > .t")].map((token) =>
+            [...token.getClientRects()].filter((box) => box.width).map((box) => [box.left - left, box.top - top, box.width].map(Math.round)).join(" | "));
+    };
+    const found = [placesIn(body), placesIn(whole), body.querySelectorAll(".stretch").length];
+    whole.remove();
+    return found;
+}"""
+
+
+def unending(length: int) -> list[str]:
+    return random.Random(7).choices(PARTS, [6, 6, 4, 3, 2, 1, 1, 1, 1, 1, 0.2], k=length)
+
+
+def long_paragraph(page, feed, length: int = 700) -> list[str]:
+    written = unending(length)
+    show(page, feed, [event(i, piece, 0.01 * (i + 1)) for i, piece in enumerate(written)])
+    drawn(page)
+    return written
+
+
+def test_a_paragraph_that_is_cut_looks_as_if_it_were_whole_wherever_the_reader_goes_and_however_wide_it_is(page, feed):
+    long_paragraph(page, feed)
+    for share in (1, 0.97, 0.5, 0.51, 0.49, 1):
+        seek(page, share)
+        cut, whole, stretches = page.evaluate(PLACES)
+        assert cut == whole and stretches > 2
+    for width in (700, 1100):
+        page.set_viewport_size({"width": width, "height": 2400})
+        drawn(page)
+        cut, whole, _ = page.evaluate(PLACES)
+        assert cut == whole
+
+
+def test_a_paragraph_that_is_cut_is_copied_as_it_was_written(page, feed):
+    written = long_paragraph(page, feed)
+    copied = page.evaluate("""() => {
+        const tokens = document.querySelectorAll(".lane .tokens > .t");
+        getSelection().setBaseAndExtent(tokens[0], 0, tokens[tokens.length - 1], 1);
+        const taken = new DataTransfer();
+        tokens[5].dispatchEvent(new ClipboardEvent("copy", { bubbles: true, cancelable: true, clipboardData: taken }));
+        getSelection().removeAllRanges();
+        return taken.getData("text/plain");
+    }""")
+    assert copied == "".join(written)
 
 
 # --- forks and texts that were given ---

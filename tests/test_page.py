@@ -41,6 +41,11 @@ def test_no_script_is_read_to_tell_the_browser_of_a_component(monkeypatch):
     assert not hasattr(live, "something_else") and asked == ["fork"]
 
 
+def test_what_a_run_tells_of_does_not_carry_its_script_along():
+    for part in (Lanes(render=False), editor.LaneEditor(render=False)):
+        assert len(part.get_config()["js_on_load"]) < 1000 < 100_000 < len(part.script(None))
+
+
 def test_two_lanes_write_and_stop(page, address):
     visit(page, address)
     page.click("#run")

@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from app_page import address, browser, expect, monkeypatch_module, page, running, running_visitors, status, tokens, visit  # noqa: F401
@@ -12,6 +13,8 @@ from counting import Counting, counted, counting_site  # noqa: F401
 from toys import byte_tokenizer
 
 from playground.trace import Trace
+from playground.ui import worker
+from playground.ui.frames import CLOCK
 from playground.ui.gallery import examples
 from playground.ui.look import dress
 from playground.ui.pages import build
@@ -320,6 +323,21 @@ def test_a_frame_tells_when_the_oldest_of_its_events_happened():
     told = [frame["told"] for frame in frames if frame["events"]]
     assert begun <= told[0] and told == sorted(told) and told[-1] <= time.time()
     assert all("told" not in frame for frame in frames if not frame["events"])
+
+
+@pytest.mark.parametrize("reading, waited", [(0.01, CLOCK - 0.01), (2 * CLOCK, 0.0)])
+def test_frames_begin_a_beat_apart_and_a_slow_reader_waits_no_longer(monkeypatch, reading, waited):
+    now, waits = [1000.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=waits.append, time=time.time)
+    run = Worker().take(Counting([], length=100_000))
+    monkeypatch.setattr(worker, "time", clock)
+    frames = run.frames()
+    for _ in range(3):
+        while next(frames) is None:
+            pass
+        now[0] += reading
+    run.stop()
+    assert waits[1:3] == pytest.approx([waited] * 2)
 
 
 def test_a_run_that_is_being_served_still_counts_as_a_neighbour_and_one_that_is_held_or_over_does_not():

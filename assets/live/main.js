@@ -405,6 +405,7 @@ class App {
     const changed = this.cards.map((card, i) => card.draw(this.player.cursors[i], this.channels, atHead));
     if (changed.some(Boolean)) {
       for (const card of this.cards) card.drawRemark(this.cards);
+      for (const card of this.cards) card.text.cutLong();
       if (this.player.playing || atHead) for (const card of this.cards) card.text.keepEndInSight();
       if (!this.card.node.hidden && !this.card.anchor.isConnected) this.card.hide();
     }

@@ -1,7 +1,8 @@
 // The text of a lane, one span for each token. Spans are only added at the end and taken from the end. A long text stands in
-// stretches that end with a line, so that its next token lays out the last stretch alone.
+// stretches that end with a line, so that its next token lays out the last stretch alone: with a line break, or in a paragraph that
+// grows long, where a line ends by itself.
 
-const STRETCH = 120; // tokens after which a stretch ends with its line
+const STRETCH = 60; // tokens after which a stretch ends with its line
 
 class TextView {
   constructor(lane) {
@@ -16,7 +17,7 @@ class TextView {
     this.node.append(this.body);
     this.shown = []; // token objects, in step with the spans
     this.spans = [];
-    this.stretches = []; // {node, tokens, from}: where its spans stand, and the index of the first
+    this.stretches = []; // {node, tokens, from, cut}: where its spans stand, the index of the first, and whether it goes on in the middle of a paragraph
     this.openStretch();
     this.stretches[0].node.prepend(this.prompt);
     this.ghostKey = "";
@@ -24,6 +25,8 @@ class TextView {
     this.node.addEventListener("scroll", () => {
       this.stuck = this.node.scrollTop + this.node.clientHeight >= this.node.scrollHeight - 24;
     }, { passive: true });
+    this.node.addEventListener("copy", (event) => this.copy(event));
+    new ResizeObserver(() => this.fit()).observe(this.body);
   }
 
   /** The prompt, folded to its last words when it is long. */
@@ -67,34 +70,82 @@ class TextView {
     else this.drawGhosts(state.pendingRound(sequence.id));
   }
 
-  openStretch() {
+  openStretch(from = this.spans.length, cut = false) {
     const [node, tokens] = [el("div", "stretch"), el("span", "tokens")];
+    tokens.append(...this.spans.slice(from));
     node.append(tokens, this.ghosts);
     this.body.append(node);
-    this.stretches.push({ node, tokens, from: this.spans.length });
+    this.stretches.push({ node, tokens, from, cut });
   }
 
-  /** The stretch the next token belongs to. */
-  lastStretch() {
-    const last = this.stretches[this.stretches.length - 1];
-    const lineEnds = this.shown.length && this.shown[this.shown.length - 1].piece.endsWith("\n");
-    if (!lineEnds || this.spans.length - last.from < STRETCH) return last;
-    this.openStretch();
+  get lastStretch() {
     return this.stretches[this.stretches.length - 1];
   }
 
-  /** Only the first `left` tokens stay. */
+  /** The stretch the next token belongs to. */
+  stretchToFill() {
+    const lineEnds = this.shown.length && this.shown[this.shown.length - 1].piece.endsWith("\n");
+    if (lineEnds && this.spans.length - this.lastStretch.from >= STRETCH) this.openStretch();
+    return this.lastStretch;
+  }
+
+  /** Cut a paragraph that has grown long where lines begin, and far enough from its end that no token to come moves those lines. */
+  cutLong() {
+    const { from } = this.lastStretch;
+    if (this.spans.length - from < 2 * STRETCH) return;
+    for (const at of this.lineStarts(from + STRETCH, this.spans.length - STRETCH)) this.openStretch(at, true);
+  }
+
+  /** Tokens that begin a line, one for each stretch. A blank that vanishes at the end of a line is no part of that line. */
+  lineStarts(from, to) {
+    const edge = this.lastStretch.node.getBoundingClientRect().left + 0.5;
+    const starts = [];
+    for (let i = from; i <= to; i++) {
+      const seen = [...this.spans[i].getClientRects()].find((box) => box.width > 0);
+      if (!seen || seen.left > edge) continue;
+      starts.push(i);
+      i += STRETCH;
+    }
+    return starts;
+  }
+
+  /** Put a stretch back to the one whose paragraph it goes on with. */
+  join(at) {
+    const [{ node, tokens }] = this.stretches.splice(at, 1);
+    this.stretches[at - 1].tokens.append(...tokens.childNodes);
+    node.remove();
+    this.lastStretch.node.append(this.ghosts);
+  }
+
+  /** Lines of another width, or of other letters, end elsewhere. */
+  fit() {
+    const [before, size] = [this.size, `${this.body.clientWidth} ${getComputedStyle(this.body).fontSize}`];
+    this.size = size;
+    if (!before || before === size) return;
+    for (let at = this.stretches.length - 1; at > 0; at--) if (this.stretches[at].cut) this.join(at);
+  }
+
+  /** Where a paragraph is cut is nothing to a reader: what is copied is the text as it was written. */
+  copy(event) {
+    const chosen = getSelection();
+    if (!this.body.contains(chosen.anchorNode) || !this.body.contains(chosen.focusNode)) return;
+    event.clipboardData.setData("text/plain", chosen.getRangeAt(0).cloneContents().textContent);
+    event.preventDefault();
+  }
+
+  /** Only the first `left` tokens stay. What is taken may have held a line where it is, so a cut before it is undone. */
   takeBack(left) {
     if (left === this.spans.length) return;
     this.node.classList.remove("full");
     for (const span of this.spans.splice(left)) span.remove();
     this.shown.length = left;
-    while (this.stretches.length > 1 && this.stretches[this.stretches.length - 1].from >= left) this.stretches.pop().node.remove();
-    this.stretches[this.stretches.length - 1].node.append(this.ghosts);
+    while (this.stretches.length > 1 && this.lastStretch.from >= left) this.stretches.pop().node.remove();
+    if (this.lastStretch.cut) this.join(this.stretches.length - 1);
+    this.lastStretch.node.append(this.ghosts);
   }
 
   add(token, i) {
-    const host = this.lastStretch().tokens;
+    const host = this.stretchToFill().tokens;
     const span = el("span", "t");
     span.dataset.i = i;
     span.tabIndex = -1;

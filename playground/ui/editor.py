@@ -17,7 +17,7 @@ from playground.errors import Refusal
 from playground.recipe import MAIN_KINDS, SINGLE_KINDS, Recipe, assemble
 from playground.strategy import Knob, Strategy, discover, make
 from playground.ui.promises import PROMISES
-from playground.ui.scripted import Scripted
+from playground.ui.scripted import Fetched
 from playground.ui.settings import LANES, WIDEST, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets" / "editor"
@@ -26,14 +26,14 @@ TOGGLES = ("sampler", *SINGLE_KINDS)
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 
 
-class LaneEditor(Scripted):
+class LaneEditor(Fetched):
     """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and does not continue text."""
 
     def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, most: int = LANES,
                  **kwargs: Any):
         self.problems, self.fills, self.most = problems or {}, fills, most  # Gradio asks for what a constructor takes
-        super().__init__(value, problems=self.problems, fills=fills, html_template="<div class='editor'></div>", js_on_load=_script(most),
-                         apply_default_css=False, server_functions=[check], **kwargs)
+        super().__init__(value, _script(most), [check], problems=self.problems, fills=fills, html_template="<div class='editor'></div>",
+                         apply_default_css=False, **kwargs)
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "array"}

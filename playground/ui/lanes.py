@@ -12,17 +12,17 @@ assets/live, which playground.ui.view lists.
 from __future__ import annotations
 
 import json
-import re
+from functools import cache
 from typing import Any
 
-from playground.ui.scripted import Scripted
+from playground.ui.scripted import Fetched
 from playground.ui.view import script, styles
 
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
 """All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way."""
 
 
-class Lanes(Scripted):
+class Lanes(Fetched):
     """One to four lanes with their player and views. Give it frames as values; bind what a person does with
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
@@ -35,8 +35,7 @@ class Lanes(Scripted):
     """
 
     def __init__(self, value: dict[str, Any] | None = None, **settings: Any):
-        super().__init__(value, html_template=STAGE, head=f"<style data-live>{styles()}</style>", js_on_load=_start(script()),
-                         apply_default_css=False, **settings)
+        super().__init__(value, _source(), html_template=STAGE, head=f"<style data-live>{styles()}</style>", apply_default_css=False, **settings)
 
     def postprocess(self, value: dict[str, Any] | None) -> str | None:
         """The frame as a JSON text: the page would otherwise track every field of every event it holds."""
@@ -63,8 +62,7 @@ def to_json(frame: dict[str, Any]) -> str:
         return json.dumps(json.loads(json.dumps(frame), parse_constant=lambda _: None), separators=(",", ":"))
 
 
-def _start(source: str) -> str:
-    """Run the script with its own text at hand, which goes into every page that is saved. Gradio takes for events what it finds named in quotes."""
-    acts = json.dumps(sorted(set(re.findall(r'trigger\("(\w+)"', source))))
-    return f"""const source = {json.dumps(source)}; // it tells of {acts}
-Function("element", "trigger", "props", "watch", "SOURCE", source)(element, trigger, props, watch, source);"""
+@cache
+def _source() -> str:
+    """The script; read once, for Gradio builds a component anew for every update of it."""
+    return script()

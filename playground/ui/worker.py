@@ -54,16 +54,16 @@ class Run:
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
         """What happened since the last frame, at most every CLOCK seconds; None where there was nothing to tell for a while."""
-        sent, state = 0, ""
+        sent, state, due = 0, "", 0.0
         while state != "done":
+            time.sleep(max(0.0, due - time.monotonic()))
             fresh, now = self._news(sent, state)
             if not fresh and now == state:
                 yield None
                 continue
             oldest = self.told[sent] if fresh else None
-            self.number, sent, state = self.number + 1, sent + len(fresh), now
+            self.number, sent, state, due = self.number + 1, sent + len(fresh), now, time.monotonic() + CLOCK
             yield frame(self.name, self.number, fresh, now, self.headers if self.number == 0 else None, oldest)
-            time.sleep(0 if state == "done" else CLOCK)
 
     def ready(self) -> bool:
         return not self.over and (bool(self._orders) or not self.held)
