@@ -120,7 +120,7 @@ def test_two_questions_are_answered_and_the_table_is_that_of_the_file(asked):
     assert document["settings"]["model"] == "llama" and document["machine"]["torch"] and len(document["answers"]) == 12
     lines = [*csv.DictReader(io.StringIO(saved(asked, "Save answers as CSV"), newline=""))]
     assert [(line["entrant"], line["text"]) for line in lines] == [(one["entrant"], one["text"]) for one in document["answers"]]
-    expect(asked.locator(".standings .note").first).to_contain_text("Measured with llama")
+    expect(asked.locator(".standings .note").filter(has_text="Measured with")).to_contain_text("Measured with llama")
     expect(asked.locator("#figures .js-plotly-plot")).to_have_count(2)
 
 
@@ -130,12 +130,13 @@ def test_a_single_question_shows_what_everybody_wrote(asked):
     shown = asked.locator(".one-question")
     expect(shown.locator("h3")).to_have_text("Question 2, foxes")
     given = survey(pair(), TWO.entrants(), TWO.questions(Rules()), 1, Limits(TWO.seed, TWO.length), warm_up=False)
-    texts = {answer.entrant: answer.text for answer in given if answer.number == 1 and not answer.failure}
+    texts = {answer.entrant: answer.text for answer in given if answer.number == 1 and not answer.lacking}
     assert len(texts) == 2
     for name, text in texts.items():
         section = shown.locator("section").filter(has=asked.get_by_role("heading", name=name, exact=True))
         assert section.locator("pre").first.text_content() == text
         expect(section.locator(".facts b").first).to_have_text("right" if "e" in text else "wrong")
+    expect(shown.locator("section").last).to_contain_text("Not asked: the question does not bring a passage.")
 
 
 def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(asked):

@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import replace
-from itertools import combinations, groupby
+from itertools import combinations, filterfalse, groupby
 
 import pytest
 from pairs import pair
@@ -16,7 +16,7 @@ from toys import byte_tokenizer
 from playground.draws import Draws
 from playground.engine.model import Work
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Forward, event_from_json
+from playground.events import Commit, Done, Event, Forward, Note, event_from_json
 from playground.lane import Lane, Limits
 from playground.recipe import Recipe, assemble
 from playground.session import Models, Prompt, Session, prepare
@@ -36,7 +36,14 @@ every_greedy_lane = pytest.mark.parametrize("recipe", lanes("greedy_identical"),
 
 
 def start(*recipes: Recipe, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT) -> Session:
-    return prepare(models or pair(), list(recipes), Prompt(text, context="A bird."), Limits(seed, length))
+    return prepare(models or pair(), list(recipes), prompt_of(text), Limits(seed, length))
+
+
+def prompt_of(text: str) -> Prompt:
+    return Prompt(text, context="A bird.")
+
+
+PROMPT_LENGTH = len(prompt_of(TEXT).encode(pair().target))
 
 
 def events(session: Session, lane: int = 0) -> list[Event]:
@@ -200,7 +207,11 @@ def test_lanes_that_share_a_model_write_what_each_writes_alone():
 
 
 def rounded(told: list[Event]) -> list:
-    """Events without what depends on company, numbers to ten digits. Of forwards that were asked for together, the order depends on it too."""
+    """Events without what depends on company, numbers to ten digits. Of forwards that were asked for together, the order depends on it too.
+
+    Who reads a prompt that several have, and in how many pieces, is theirs to share: forwards that see no more than the prompt
+    and notes on it are left out.
+    """
 
     def plain(value):
         if isinstance(value, float):
@@ -209,9 +220,14 @@ def rounded(told: list[Event]) -> list:
             return {key: plain(item) for key, item in value.items() if key not in ("seconds", "lanes")}
         return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-    runs = groupby(told, lambda event: isinstance(event, Forward))
+    runs = groupby(filterfalse(reads_the_prompt, told), lambda event: isinstance(event, Forward))
     sorted_runs = (sorted(run, key=lambda event: event.stream) if forwards else run for forwards, run in runs)
     return [plain(event.to_json()) for run in sorted_runs for event in run]
+
+
+def reads_the_prompt(event: Event) -> bool:
+    told = isinstance(event, Note) and "prompt tokens" in event.text
+    return told or isinstance(event, Forward) and event.context <= PROMPT_LENGTH
 
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
@@ -339,9 +355,9 @@ def test_a_text_never_outgrows_the_context(recipe):
 @every_growing_lane
 def test_no_forward_leaves_the_positions_a_model_has(recipe):
     models = pair("gpt2")  # it has one embedding for each position, and none beyond
-    before = len(Prompt("7", context="A bird.").encode(models.target)) - 1
+    before = len(prompt_of("7").encode(models.target)) - 1
     for room in (1, 4, 9):
-        prompt = Prompt("7" * (models.target.context - room - before), context="A bird.")
+        prompt = prompt_of("7" * (models.target.context - room - before))
         told = events(prepare(models, [recipe], prompt, Limits(0, 50)))
         assert isinstance(told[-1], Done), told[-1]
         assert len(ids(told)) == room or told[-1].reason == "end"
