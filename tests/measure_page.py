@@ -33,6 +33,8 @@ NOTES = (ROOT / "tests" / "measure_page.js").read_text(encoding="utf-8")
 PATIENCE = 300  # seconds after which something is broken rather than slow
 WINDOW = {"width": 1440, "height": 900}
 SCRUB = 4  # seconds the slider is drawn to and fro
+WARM_UP = 5  # runs before memory is looked at for the first time
+TABS = 3  # in which memory is looked at
 LANES = [{"strategy": "greedy"}, {"strategy": "sample"}, {"strategy": "speculative"}, {"strategy": "greedy", "extras": [["repetition_penalty", {}]]}]
 STORY = Settings("Once upon a time there was a king who had three sons.", length=400, lanes=LANES)
 SHORT = Settings("Tell me a story about Mia.", "chat", length=48, lanes=LANES)
@@ -75,7 +77,7 @@ MEASURES = {
     "long_blocked": Measure("four lanes of 2,000 tokens: main thread blocked", "%", most=5),
     "long_pixel95": Measure("four lanes of 2,000 tokens: choice to pixel, 95 of 100 within", "ms", most=150),
     "scrub_fps": Measure("four lanes of 2,000 tokens: frames while the slider is drawn", "1/s"),
-    "memory": Measure("memory of the page's script after a first run", "MB"),
+    "memory": Measure("memory of the page's script once the browser has compiled it", "MB"),
     "kept": Measure("growth over the runs that the page keeps at hand", "%", most=5),
     "growth": Measure("growth over as many runs again", "%", most=5),
 }
@@ -189,8 +191,8 @@ def of_slider(page: Page) -> Readings:
 
 
 def of_memory(page: Page, runs: int) -> Readings:
-    """After one run, after `runs` more, and after as many again; garbage is collected before each look."""
-    looks = [used(page, 1), used(page, runs), used(page, runs)]
+    """After the warm-up, after `runs` more, and after as many again; garbage is collected before each look."""
+    looks = [used(page, WARM_UP), used(page, runs), used(page, runs)]
     return {"memory": [looks[0] / 1e6], "kept": [100 * (looks[1] / looks[0] - 1)], "growth": [100 * (looks[2] / looks[1] - 1)]}
 
 
@@ -214,9 +216,12 @@ def measure(browser: Browser, repeats: int, runs: int) -> Readings:
         for part in (of_bundled(browser), of_long(browser)):
             for name, values in part.items():
                 found[name] += values
-    with app() as (address, _), visitor(browser, noting=False) as page:
-        visit(page, address, SHORT)
-        found.update(of_memory(page, runs))
+    for number in range(TABS):
+        print(f"memory, tab {number + 1} of {TABS}", file=sys.stderr)
+        with app() as (address, _), visitor(browser, noting=False) as page:
+            visit(page, address, SHORT)
+            for name, values in of_memory(page, runs).items():
+                found[name] += values
     return {**found}
 
 
@@ -260,7 +265,7 @@ class Report:
         return f"{INTRODUCTION}\n{_table(['', ''], facts)}\n\n{_table(['', 'median', 'lowest to highest', 'aim', 'reached'], self.rows())}\n"
 
 
-INTRODUCTION = """# The page in a browser
+INTRODUCTION = f"""# The page in a browser
 
 Made by `python tests/measure_page.py --page docs/page-speed.md`; a quiet machine and a few minutes are all it takes.
 
@@ -274,7 +279,8 @@ Server and browser share the machine, so they compete for its processor, and its
   painted in which the last token of that frame stands in its lane. So every number is that of the token that waited longest.
 - **2,000 tokens** are written by random models, for the bundled ones end sooner; what the page draws of them is the same. The
   slider is then drawn to and fro over the whole run, a place for each animation frame.
-- **Memory** is the script's and the page's objects after garbage is collected. The page keeps the last 20 runs of a visit, to
+- **Memory** is the script's and the page's objects after garbage is collected, the median of {TABS} tabs. The browser compiles a script
+  while it runs for the first times, and keeps that too: {WARM_UP} runs are its warm-up. The page keeps the last 20 runs of a visit, to
   go back to them; all but the shown and the newest one are compressed and stand outside the script's memory.
 """
 

@@ -16,7 +16,7 @@ class Trace {
     this.run = run;
     this.headers = headers;
     this.empty();
-    this.packed = null; // all events as one compressed piece, outside the memory of the script
+    this.packed = null; // headers and events as one compressed piece, outside the memory of the script
     this.nextFrame = 0;
     this.state = "running";
     this.recorded = false;
@@ -60,7 +60,7 @@ class Trace {
 
   /** Whether nothing more will come. */
   get over() {
-    return this.recorded || this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over));
+    return this.packed !== null || this.recorded || this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over));
   }
 
   /** What was still to come will not come any more: the server has begun another run. */
@@ -69,12 +69,14 @@ class Trace {
     this.state = "done";
   }
 
-  /** Put the events away, if it is still unwanted once they are small. They are counted on as if they were here. */
+  /** Put headers and events away, if it is still unwanted once they are small. Events are counted on as if they were here. */
   async pack(isUnwanted) {
     if (this.packed || !this.over || typeof CompressionStream === "undefined") return;
-    const packed = await squeezed(JSON.stringify(this.inOrder().map((event) => event.raw)), new CompressionStream("gzip")).blob();
+    const whole = { headers: this.headers, events: this.inOrder().map((event) => event.raw) };
+    const packed = await squeezed(JSON.stringify(whole), new CompressionStream("gzip")).blob();
     if (!isUnwanted()) return;
     const { version } = this;
+    this.headers = [];
     this.empty();
     this.version = version;
     this.packed = packed;
@@ -82,9 +84,10 @@ class Trace {
 
   async unpack() {
     if (!this.packed) return;
-    const events = JSON.parse(await squeezed(this.packed, new DecompressionStream("gzip")).text());
+    const { headers, events } = JSON.parse(await squeezed(this.packed, new DecompressionStream("gzip")).text());
     if (!this.packed) return; // somebody else was quicker
     this.packed = null;
+    this.headers = headers;
     this.empty();
     for (const event of events) this.add(event);
   }

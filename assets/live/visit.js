@@ -15,7 +15,7 @@ class Visit {
     if (trace.recorded && !trace.fromFile) return;
     const before = trace.fromFile ? null : this.newest;
     const fork = before && forkFrom(before.trace, trace);
-    this.runs.push({ trace, number: ++this.counted, parent: fork ? before : null, fork });
+    this.runs.push({ trace, number: ++this.counted, parent: fork ? before : null, said: fork ? sayFork(fork) : sayRun(trace) });
     if (before) before.trace.leave(); // one run at a time grows on the server
     this.forgetOldest(trace);
   }
