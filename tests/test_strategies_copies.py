@@ -10,7 +10,8 @@ from guesses_told import follows, letters, passes, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import TableModel, write
-from test_strategies_trees import EXACT, WRONG, Judged, at_rest, guessing, ids, off
+from test_strategies_recycling import ids
+from test_strategies_trees import EXACT, WRONG, Judged, at_rest, guessing, off
 
 from playground.draws import Draws
 from playground.events import Draft, Failed

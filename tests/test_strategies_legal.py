@@ -17,7 +17,7 @@ import torch
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from tables import Enumerating, TableModel, distance, write
 from test_strategies_asap import EXACT, WRONG
-from test_strategies_selection import SKEWED, coins, legal_chances, steered, weighed_law, zeros
+from test_strategies_particles import SKEWED, coins, legal_chances, steered, weighed_law, zeros
 from toys import END, byte_tokenizer
 
 from playground.bench.schemas.scribbler import Scribbler

@@ -7,8 +7,8 @@ import pytest
 import torch
 from pairs import pair
 from tables import distance
+from test_strategies_particles import EXACT, SKEWED, WRONG, coins, legal_chances, steered, weighed_law
 from test_strategies_search import run
-from test_strategies_selection import EXACT, SKEWED, WRONG, coins, legal_chances, steered, weighed_law
 
 from playground.draws import Draws
 from playground.engine.model import Work

@@ -1,15 +1,14 @@
-"""Trees of guesses: distinct siblings, stochastic beams, independent drafts, recycled tokens, and a model's own first layers."""
+"""Trees of guesses: distinct siblings, stochastic beams, independent drafts, and what is paid for a large tree beside its forward."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import permutations, product
 from math import e, prod
 from time import thread_time
 
 import pytest
 import torch
-from architectures import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairs import pair
@@ -19,11 +18,9 @@ from toys import byte_tokenizer
 
 from playground import load
 from playground.draws import Draws
-from playground.engine.model import Model, Work
 from playground.engine.sampling import leftover
-from playground.engine.store import Store
 from playground.errors import Refusal
-from playground.events import Commit, Draft, Event, Figure, Forward, Verdict
+from playground.events import Verdict
 from playground.lane import Limits
 from playground.memory import Memory
 from playground.parts import transport
@@ -32,9 +29,8 @@ from playground.parts.tree import ROOT, TokenTree
 from playground.parts.urn import Urn
 from playground.parts.verification import Ruling, reject, walk
 from playground.recipe import Assembly, Recipe, assemble
-from playground.session import Models, Prompt, prepare
+from playground.session import Prompt, prepare
 from playground.strategy import Drafter, Verifier, find, make
-from playground.trace import metrics
 
 AT_ONE = ("temperature", {"t": 1.0})
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [AT_ONE])
@@ -51,13 +47,13 @@ def at_rest(drafter: str, **knobs) -> list[Collapse]:
 
 
 CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
+
+
 COLLAPSES = {
     "rsd_c": [*at_rest("rsd_c", branching=""), Collapse(guessing("rsd_c", "rejection", AT_ONE, branching="1 1 1"), CHAIN)],
     "rsd_s": [*at_rest("rsd_s", depth=0), Collapse(guessing("rsd_s", "rejection", AT_ONE, width=1, depth=3), CHAIN)],
     "spectr": [*at_rest("spectr", length=0), Collapse(guessing("spectr", "rejection", AT_ONE, rows=1, length=3), CHAIN),
                Collapse(guessing("spectr", "k_seq", AT_ONE, rows=1, length=3), CHAIN)],
-    "token_recycling": at_rest("token_recycling", nodes=0),
-    "layer_skip_draft": at_rest("layer_skip_draft", depth=0),
 }
 
 
@@ -345,252 +341,7 @@ def test_rows_that_begin_alike_share_their_nodes_and_are_counted():
         assert tree.children(ROOT) == tree.order
 
 
-# --- token recycling ---
-
-module = __import__(find("token_recycling").__module__, fromlist=["template"])
-
-
-def test_the_papers_tree_has_eighty_nodes_and_every_beginning_of_its_paths():
-    paths = module.template(80)
-    assert [sum(len(path) == depth for path in paths) for depth in range(1, 8)] == [8, 21, 25, 15, 8, 3, 0]
-    for count in range(81):
-        chosen = set(module.template(count))
-        assert len(chosen) == count and all(path[:-1] in chosen or len(path) == 1 for path in chosen)
-        assert all((*path[:-1], path[-1] - 1) in chosen for path in chosen if path[-1])
-
-
-def test_guesses_are_looked_up_along_the_ranks_of_the_tree():
-    memory, tree = module.Successors(), TokenTree()
-    memory.known = {1: (2, 3), 2: (4, 0), 3: (1, 1)}
-    memory.grow(tree, 1, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)], ends=lambda token: False)
-    assert (tree.tokens, tree.parents) == ([2, 3, 4, 0, 1], [-1, -1, 0, 0, 1])
-
-
-def test_nothing_is_guessed_after_a_guess_that_ends_the_text():
-    memory, tree = module.Successors(), TokenTree()
-    memory.known = {1: (2,), 2: (1,)}
-    memory.grow(tree, 1, [(0,), (0, 0)], ends=lambda token: token == 2)
-    assert tree.tokens == [2]
-
-
-def test_refused_guesses_teach_as_well_and_the_last_row_of_a_token_counts():
-    memory = module.Successors()
-    rows = torch.tensor([[0.0, 1, 2, 3], [3.0, 2, 1, 0], [0.0, 3, 2, 1]])
-    memory.learn([0, 3, 3], rows, k=2)
-    assert memory.known == {0: (3, 2), 3: (1, 2)}
-
-
-def circle(size: int = 9) -> TableModel:
-    """Writes its letters in a circle."""
-    return TableModel("abcdefghijk"[:size], rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50)
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_once_a_text_repeats_every_round_goes_to_the_bottom_of_the_tree(k):
-    model, ahead = circle(), []
-    for lane in watch(assemble(guessing("token_recycling", "greedy_match", k=k)), {"target": model}, [0], Limits(0, 44), Draws(0)):
-        ahead.append(lane.generated)
-    steps = [b - a for a, b in zip(ahead, ahead[1:]) if b > a]
-    assert max(steps) == 7 and steps[-4:-1] == [7, 7, 7]
-
-
-def learned_from(nodes: str) -> type[Drafter]:
-    class Learning(find("token_recycling")):
-        def observe(self, tree, rows, verdict):
-            chosen = list(range(len(tree))) if nodes == "all" else verdict.kept
-            self._memory.learn([rows.committed[-1], *(tree.tokens[n] for n in chosen)], rows.raw[[0, *(n + 1 for n in chosen)]], self.k)
-
-    return Learning
-
-
-def forwards_of(drafter: Drafter) -> int:
-    """Of the target, over several texts of a model whose next token depends on the last alone."""
-    chance = torch.randn(26, 26, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
-    model = TableModel([chr(97 + i) for i in range(26)], rule=lambda context: chance[context[-1]])
-    for seed in range(4):
-        decoder = make("speculative", verifier="sample_match")
-        decoder.drafter = drafter
-        write(Assembly(decoder, [make("temperature", t=1.0)]), {"target": model}, [0], Limits(seed, 60), Draws(seed))
-    return model.forwards
-
-
-def test_learning_from_kept_guesses_alone_warms_up_more_slowly():
-    learn_all, learn_kept = (forwards_of(learned_from(nodes)(80, 8)) for nodes in ("all", "kept"))
-    assert forwards_of(make("token_recycling")) == learn_all < 0.97 * learn_kept
-
-
-def recycled(memory: Memory, prompt: str = "The green bird", **knobs):
-    session = prepare(Models(pair().target), [guessing("token_recycling", "greedy_match", **knobs)], Prompt(prompt), Limits(0, 24), memory=memory)
-    events = [stamped.event for stamped in session]
-    return session, events
-
-
-def test_what_one_run_learned_serves_the_next_and_no_other_visitor():
-    memory = Memory()
-    (cold, told), (warm, again), (other, _) = recycled(memory), recycled(memory), recycled(Memory())
-    assert cold.headers[0].memory == "" != warm.headers[0].memory
-    passes = [metrics(session.trace)["target_forwards"] for session in (warm, cold, other)]
-    assert passes[0] < passes[1] == passes[2]
-    known = [[event.data["series"] for event in events if isinstance(event, Figure)][0] for events in (told, again)]
-    assert known[0] == {"tokens whose successors are known": 0} != known[1]
-
-
-def ids(events: Iterable[Event]) -> list[int]:
-    return [token for event in events if isinstance(event, Commit) for token in event.ids]
-
-
-class Garbage(Memory):
-    """Remembers what never was."""
-
-    def __init__(self, seed: int):
-        super().__init__()
-        self.chance = torch.Generator().manual_seed(seed)
-
-    def recall(self, name, make):
-        thing = make()
-        thing.known = {token: tuple(torch.randint(1, 320, (8,), generator=self.chance).tolist()) for token in range(320)}
-        return thing
-
-
-def test_garbage_in_memory_costs_guesses_and_changes_no_text():
-    texts = []
-    for seed in range(3):
-        session, events = recycled(Garbage(seed))
-        assert len(next(event for event in events if isinstance(event, Draft)).tokens) == 80, "the garbage was not used"
-        texts.append(ids(events))
-    plain = prepare(Models(pair().target), [GREEDY], Prompt("The green bird"), Limits(0, 24))
-    assert texts == [ids(stamped.event for stamped in plain)] * 3
-
-
-def test_what_is_learned_is_what_the_model_thinks_and_not_what_a_grammar_allows():
-    tokenizer = byte_tokenizer()
-    model = TableModel(tokenizer=tokenizer)
-    learned: dict = {}
-
-    class Watched(find("token_recycling")):
-        def observe(self, tree, rows, verdict):
-            super().observe(tree, rows, verdict)
-            learned.update(self._memory.known)
-
-    assembly = assemble(guessing("token_recycling", "greedy_match", ("regex", {"pattern": "[ab]{6}"})))
-    assembly.decoder.drafter = Watched()
-    write(assembly, {"target": model}, [5], Limits(0, 6), Draws(0))
-    assert learned[5] == tuple(model.scores((5,)).topk(8).indices.tolist())
-
-
-# --- a model's own first layers ---
-
-class EarlyTable(TableModel):
-    """Its early exit has opinions of its own."""
-
-    leaving = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.early = TableModel(self.letters, self.ends, self.seed + 1)
-
-    def forward(self, works, plan=None):
-        self.leaving = plan is not None and plan.stop is not None
-        return super().forward(works, plan)
-
-    def scores(self, context):
-        return self.early.scores(context) if self.leaving else super().scores(context)
-
-
-@pytest.mark.parametrize("verifier", ["rejection", "sample_match", "k_seq"])
-@pytest.mark.parametrize("letters, ends", [("abc", ""), ("ab.", ".")])
-def test_the_law_is_the_whole_models_whatever_its_first_layers_think(verifier, letters, ends):
-    model = EarlyTable(letters, ends)
-    found = law(Recipe("layer_skip", {}, [(verifier, {}), AT_ONE]), {"target": model}, [0, 1, 0], 4)
-    assert distance(found, product_law(TableModel(letters, ends), [0, 1, 0], 4)) < EXACT
-
-
-ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt2")
-
-
-def layer_skip(share: float) -> Recipe:
-    return Recipe("layer_skip", {}, [("layer_skip_draft", {"exit": share})])
-
-
-def layered(architecture: str) -> Model:
-    return Model(tiny(architecture), byte_tokenizer(), architecture)
-
-
-LIMITS, START = Limits(0, 18), [5, 9, 2, 7, 7, 1]
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("share", [0.05, 0.6, 1.0])
-def test_rows_that_left_early_and_went_on_are_those_of_one_plain_pass(architecture, share):
-    model, seen = layered(architecture), None
-    rounds = 0
-    for lane in watch(assemble(guessing("layer_skip_draft", "rejection", AT_ONE, exit=share)), {"target": model}, START, LIMITS, Draws(0)):
-        rows = lane.target.seen
-        if rows is seen or rows is None or not len(rows.tree):
-            continue
-        seen, rounds = rows, rounds + 1
-        text = [*rows.committed, *rows.tree.tokens]
-        (fresh,), _ = model.forward([Work(model.new_store(), text, list(range(-1, len(text) - 1)))])
-        assert (rows.raw - fresh[len(rows.committed) - 1:]).abs().max() < EXACT
-    assert rounds > 2
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("share", [0.05, 0.6])
-def test_guesses_of_the_first_layers_change_no_greedy_text(architecture, share):
-    models = {"target": layered(architecture)}
-    plain, skipping = (write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, layer_skip(share)))
-    assert plain == skipping
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(architecture, monkeypatch):
-    passes, original = defaultdict(list), Store.write
-
-    def counted(store, layer, at, keys, values):
-        passes[layer].append(keys.shape[1])
-        return original(store, layer, at, keys, values)
-
-    model = pair(architecture).target
-    session = prepare(Models(model), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
-    monkeypatch.setattr(Store, "write", counted)
-    told = [stamped.event for stamped in session]
-    guesses = [len(event.tokens) for event in told if isinstance(event, Draft)]
-    assert model.depth == 3 and guesses
-    rounds = [1 + count for count in guesses] + [1]  # the last token of the text and every guess; for the last token nothing is guessed
-    assert passes[1] == passes[2] and passes[1][1:] in (rounds, rounds[:-1]), "late layers: the prompt, and then once a round"
-    assert len(passes[0]) == 1 + sum(passes[1][1:]) and sum(passes[0]) == sum(passes[1]), "first layers: one row after another, none twice"
-
-
-def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
-    session = prepare(Models(pair().target), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
-    told = [stamped.event for stamped in session]
-    passes = [event for event in told if isinstance(event, Forward) and event.phase == "decode"]
-    early, late = ([event for event in passes if event.stream == stream] for stream in ("exit", "target"))
-    rounds = [event for event in told if isinstance(event, Verdict)]
-    found = metrics(session.trace)
-    plain = len(late) - len(rounds)  # at the end, where there is room for one token only
-    assert {event.layers for event in early} == {1} and [event.layers for event in late] == [2] * len(rounds) + [3] * plain
-    assert (found["draft_forwards"], found["target_forwards"]) == (len(early), len(rounds) + plain)
-    assert found["wasted_tokens"] == sum(event.tokens for event in late) - (found["tokens"] - 1)
-
-
-def test_with_all_layers_every_guess_stands():
-    recipe = guessing("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)
-    session = prepare(Models(pair().target), [recipe], Prompt("The green bird"), Limits(0, 19))
-    verdicts = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
-    assert [len(verdict.kept) for verdict in verdicts] == [5, 5, 5] and metrics(session.trace)["acceptance_rate"] == 1
-
-
-@pytest.mark.parametrize("share, layers", [(0.05, 1), (0.45, 1), (0.55, 2), (0.95, 3)])
-def test_the_share_of_three_layers_is_rounded_and_never_none(share, layers):
-    session = prepare(Models(pair().target), [layer_skip(share)], Prompt("a bird"), Limits(0, 4))
-    assert {stamped.event.layers for stamped in session if isinstance(stamped.event, Forward) and stamped.event.stream == "exit"} == {layers}
-
-
-def test_layer_skip_refuses_another_drafter():
-    with pytest.raises(Refusal, match=r"for draft_model choose speculative\.$"):
-        assemble(Recipe("layer_skip", {}, [("draft_model", {})]))
+START = [5, 9, 2, 7, 7, 1]
 
 
 # --- draws that are shared ---
@@ -626,6 +377,7 @@ def test_a_row_looked_at_alone_is_the_row_it_is_among_all():
     assembly.decoder.verifier = Comparing()
     write(assembly, models, [54, 71], Limits(0, 12), Draws(0))
     assert max(compared) > 10
+
 
 class RowsCounted(find("temperature")):
     """Notes how many rows it is given."""

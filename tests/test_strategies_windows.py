@@ -5,7 +5,8 @@ import pytest
 import torch
 from guesses_told import constant, recording_rejections, told
 from tables import TableModel, distance, law, product_law, watch, write
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing, ids
+from test_strategies_recycling import ids
+from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing
 
 from playground.draws import Draws
 from playground.errors import Refusal

@@ -5,8 +5,9 @@ import pytest
 from registry import registered
 from tables import TableModel, distance, law, product_law
 from test_guarantees import AT_ONE, EXACT, WRONG, Judged, Siblings, draws_again_after_a_miss, independent, redraws_from_p
-from test_strategies_trees import EarlyTable, divided_by
+from test_strategies_skipping import EarlyTable
 from test_strategies_trees import Judged as JudgedByNumbers
+from test_strategies_trees import divided_by
 
 from playground.events import Verdict
 from playground.parts.tree import ROOT

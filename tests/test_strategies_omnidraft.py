@@ -1,4 +1,4 @@
-"""Drafts from elsewhere: from a model with other tokens, from what was retrieved beside a draft model, from a shorter view of a passage."""
+"""A draft with tokens of its own: what it guesses in its letters is translated into the target's, and the target's law stays."""
 from __future__ import annotations
 
 import copy
@@ -10,18 +10,15 @@ import pytest
 import torch
 from pairs import network, pair
 from registry import Collapse, registered, title
-from tables import Enumerating, Law, Letters, TableModel, distance, law, product_law
+from tables import Enumerating, Law, Letters, TableModel, distance, product_law
 from toys import byte_tokenizer, sentencepiece_tokenizer
 
 from playground.draws import Draws
 from playground.engine.model import Model
-from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Failed, Figure, Forward, Verdict
 from playground.lane import Lane, Limits
 from playground.memory import Memory
-from playground.parts.suffixes import Suffixes
 from playground.parts.tree import ROOT, TokenTree
-from playground.parts.verification import Ruling
 from playground.recipe import Assembly, Recipe, assemble
 from playground.recorder import Recorder
 from playground.scoring import score
@@ -40,20 +37,16 @@ def guessing(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejecti
     return Recipe("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
-def rapid(*samplers: tuple[str, dict], **knobs) -> Recipe:
-    return Recipe("rapid", knobs, list(samplers))
-
-
 def at_rest(make_recipe: Callable[..., Recipe]) -> list[Collapse]:
     return [Collapse(make_recipe(), GREEDY), Collapse(make_recipe(AT_ONE), MODEL)]
 
 
 CHAIN = guessing("draft_model", AT_ONE, depth=3)
+
+
 COLLAPSES = {
     "omnidraft": [*at_rest(lambda *added: guessing("omnidraft", *added, depth=0)), Collapse(guessing("omnidraft", AT_ONE, depth=3), CHAIN),
                   Collapse(guessing("omnidraft", AT_ONE, depth=3, longest=1), CHAIN)],
-    "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),
-    "rapid": [*at_rest(lambda *added: rapid(*added, gamma=0)), Collapse(rapid(eta=0.0), GREEDY)],
 }
 
 
@@ -418,360 +411,3 @@ def test_the_menu_of_drafts_says_who_can_use_the_one_with_other_tokens():
 def test_a_text_is_scored_by_the_target_alone_where_the_draft_has_other_tokens():
     assert [header.model for header in score(Models(*strangers().values()), Prompt("abab")).headers] == ["table"]
     assert len(score(Models(TableModel("ab"), TableModel("ab", seed=1)), Prompt("abab")).headers) == 2
-
-
-# --- retrieved and drafted, in one tree ---
-
-def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
-    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
-
-
-def ran(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> list[Event]:
-    assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
-    runner = Runner(Lane(prompt, models, assembly, Limits(0, length), Recorder(models["target"].tokens)), assembly)
-    told = []
-    while not runner.finished:
-        told += runner.advance()
-    assert isinstance(told[-1], Done), told[-1]
-    return told
-
-
-def looking(*texts: list[int], **knobs) -> Drafter:
-    """A RASD whose stores hold these texts: the first is the one that is written, the others are documents."""
-    drafter = make("rasd", **knobs)
-    drafter._stores = [Suffixes(), Suffixes()]
-    for text, store in zip(texts, [0, *[1] * len(texts)]):
-        drafter._stores[store].begin()
-        drafter._stores[store].add(text)
-    return drafter
-
-
-def test_the_longest_ending_that_occurs_before_is_followed_and_every_occurrence_counts():
-    drafter = looking([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], length=2)
-    found = drafter.find([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 9)
-    assert (found.length, found.texts) == (3, [[9, 2]]), "the end of the text itself is no occurrence"
-    found = looking([7, 2, 3, 9, 2, 3, 8, 1, 2, 3], length=2).find([7, 2, 3, 9, 2, 3, 8, 1, 2, 3], 9)
-    assert (found.length, found.texts) == (2, [[9, 2], [8, 1]])
-
-
-def test_endings_shorter_than_asked_and_longer_than_asked_are_not_looked_for():
-    text = [1, 2, 3, 9, 1, 2, 3]
-    assert looking(text, longest=2).find(text, 9).length == 2 and looking(text).find(text, 9).length == 3
-    assert looking(text, shortest=4).find(text, 9).texts == []
-
-
-def test_nothing_is_matched_or_continued_across_the_end_of_a_document():
-    drafter = looking([0], [5, 1], [2, 6], [1, 2], [1, 2, 4], length=9)
-    assert drafter.find([1, 2], 9).texts == [[4]]
-    assert drafter.find([5, 1, 2], 9).length == 2
-
-
-def test_a_continuation_is_no_longer_than_asked_than_the_budget_and_than_its_text():
-    document = [1, 2, 3, 4, 5, 6]
-    assert looking([0], document, length=3).find([1, 2], 9).texts == [[3, 4, 5]]
-    assert looking([0], document).find([1, 2], 2).texts == [[3, 4]]
-    assert looking([0], document).find([1, 2], 9, lambda token: token == 4).texts == [[3, 4]]
-
-
-Q = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.0], dtype=torch.float64)
-
-
-@pytest.mark.parametrize("prune, firsts", [(1, {1}), (2, {1, 2}), (4, {0, 1, 2, 3}), (5, {0, 1, 2, 3}), (0, {0, 1, 2, 3, 4})])
-def test_only_continuations_that_begin_with_a_likely_token_of_the_draft_stay(prune, firsts):
-    texts = [[token, 4] for token in range(5)]
-    assert {text[0] for text in make("rasd", prune=prune).pruned(texts, Q)} == firsts
-
-
-def test_where_there_is_no_room_the_beginnings_most_often_found_stay():
-    texts = [[3, 1, 1], [2, 0], [2, 0, 4], [1]]
-    assert make("rasd", prune=0, retrieved=1).pruned(texts, None) == [[2]]
-    assert make("rasd", prune=0, retrieved=3).pruned(texts, None) == [[2], [3], [2, 0]]
-    for count in range(1, 8):
-        kept = make("rasd", prune=0, retrieved=count).pruned(texts, None)
-        assert len(kept) == min(count, 7) and all(text[:-1] in [[], *kept] for text in kept)
-
-
-def drafted() -> TokenTree:
-    tree = TokenTree("rasd")
-    for token, parent in [(1, ROOT), (2, ROOT), (3, 0), (4, 2)]:
-        tree.add(token, parent)
-    return tree
-
-
-def paths(tree: TokenTree) -> set[tuple[int, ...]]:
-    return {tuple(tree.prefix(node)) for node in range(len(tree))}
-
-
-def test_fusion_holds_every_path_of_both_trees_once_and_knows_where_each_comes_from():
-    tree, sources = make("rasd").fused(drafted(), [[1, 3, 5], [6, 7]])
-    assert paths(tree) == paths(drafted()) | {(1, 3, 5), (6,), (6, 7)} and len(tree) == len(paths(tree))
-    by_path = {tuple(tree.prefix(node)): source for node, source in enumerate(sources)}
-    assert by_path == {(1,): "both", (2,): "drafted", (1, 3): "both", (1, 3, 4): "drafted", (1, 3, 5): "retrieved", (6,): "retrieved", (6, 7): "retrieved"}
-
-
-def test_fusing_what_is_there_changes_nothing_and_strangers_add_up():
-    rasd = make("rasd")
-    assert paths(rasd.fused(drafted(), [[1, 3, 4], [2]])[0]) == paths(drafted())
-    assert len(rasd.fused(drafted(), [[8, 9], [7]])[0]) == len(drafted()) + 3
-    once, _ = rasd.fused(drafted(), [[1, 5]])
-    assert paths(rasd.fused(once, [[1, 5]])[0]) == paths(once)
-
-
-def test_an_ending_longer_than_its_smallest_length_contradicts_itself():
-    with pytest.raises(Refusal, match="take a smaller one"):
-        make("rasd", shortest=5, longest=3)
-
-
-CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
-
-
-@pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
-@pytest.mark.parametrize("knobs", [{"nodes": 0, "prune": 0}, {"nodes": 3, "prune": 1}, {"nodes": 4, "width": 2, "prune": 2, "retrieved": 4}], ids=str)
-def test_the_law_is_the_targets_whatever_was_retrieved(knobs, verifier):
-    models = tables()
-    recipe = guessing("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
-    assert any(len(draft.tokens) > 1 for draft in ran(recipe, models, [0, 1, 0], 3) if isinstance(draft, Draft))
-    assert distance(law(recipe, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
-
-
-class PassesForDrawn(find("rasd")):
-    """Judges what was looked up as if it had been drawn from the draft."""
-
-    drawn = "independent"
-
-    def fused(self, tree, texts):
-        tree, sources = super().fused(tree, texts)
-        tree.drawn, tree.q = "independent", [torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)] * len(tree)
-        return tree, sources
-
-
-def test_retrieved_guesses_that_pass_for_drawn_ones_are_found_out():
-    models = tables()
-    found = law(speculation(PassesForDrawn(**CORPUS, nodes=0, prune=0), AT_ONE), models, [0, 1, 0], 3)
-    assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
-
-
-@pytest.mark.parametrize("corpus", ["", "eddeedcbaedcabdecaba" * 9, "abcde\n\n" * 20], ids=["none", "random", "in order"])
-def test_greedily_the_text_is_the_targets_own_whatever_was_retrieved(corpus):
-    stood = set()
-    for seed in range(5):
-        models = tables("abcde", "e", seed)
-        plain, told = (ran(recipe, models, [0, 1, 0, 1], 20) for recipe in (GREEDY, guessing("rasd", corpus=corpus, shortest=1)))
-        assert written(told) == written(plain)
-        stood |= {test.kept for event in told if isinstance(event, Verdict) for test in event.tests}
-    assert stood == {True, False}
-
-
-def written(told: list[Event]) -> list[int]:
-    return [token for event in told if event.kind == "commit" for token in event.ids]
-
-
-def test_where_nothing_is_drafted_and_nothing_pruned_the_draft_model_is_not_asked():
-    told = ran(guessing("rasd", nodes=0, prune=0, **CORPUS), tables(), [0, 1, 0], 12)
-    assert any(isinstance(event, Draft) for event in told)
-    assert {event.stream for event in told if isinstance(event, Forward)} == {"target"}
-    pruning = ran(guessing("rasd", nodes=0, prune=1, **CORPUS), tables(), [0, 1, 0], 12)
-    assert {event.stream for event in pruning if isinstance(event, Forward)} == {"target", "draft"}
-
-
-def retrievals(prompt: list[int], **knobs) -> list[list[int]]:
-    """What is guessed, without a draft, of a text that goes on abcabc."""
-    target = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[(context[-1] + 1) % 3] * 9)
-    told = ran(guessing("rasd", nodes=0, prune=0, **knobs), {"target": target, "draft": TableModel("abc")}, prompt, 12)
-    return [event.tokens for event in told if isinstance(event, Draft)]
-
-
-def test_prompt_and_answer_are_looked_up_as_they_grow_unless_that_is_turned_off():
-    assert retrievals([0, 1, 2, 0, 1])[0] == [2, 0, 1], "what followed ab in the prompt"
-    assert retrievals([0])[0][:2] == [2, 0], "the answer came round to ab"
-    assert retrievals([0], text=False) == []
-
-
-@pytest.mark.parametrize("nodes, retrieved", [(0, 5), (7, 0), (7, 5), (60, 60)])
-def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text(nodes, retrieved):
-    models, sizes = tables("abcde", "e", seed=2), []
-    for event in ran(guessing("rasd", AT_ONE, nodes=nodes, retrieved=retrieved, depth=8, width=6, corpus="abcdabc\n\nabdcabd", shortest=1), models, [0, 1], 16):
-        if isinstance(event, Draft):
-            sizes.append(len(event.tokens))
-            assert len(event.tokens) <= nodes + retrieved
-            assert len(set(zip(event.parents, event.tokens))) == len(event.tokens)
-            assert not [parent for parent in event.parents if parent >= 0 and event.tokens[parent] == 4]
-    assert max(sizes) > (nodes + retrieved) / 4
-
-
-def test_the_drafts_tree_holds_its_likeliest_paths():
-    models, width = tables("abcd", seed=3), 2
-    drafts_told = [e for e in ran(guessing("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3) if isinstance(e, Draft)]
-    first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:width]
-    second = [(text, p) for text, p in product_law(models["draft"], [0], 2).items() if text[:1] in dict(first)]
-    per_parent = [item for parent, _ in first for item in sorted((s for s in second if s[0][:1] == parent), key=lambda item: -item[1])[:width]]
-    expected = {text for text, _ in sorted([*first, *per_parent], key=lambda item: -item[1])[:4]}
-    tree = TokenTree()
-    for token, parent in zip(drafts_told[0].tokens, drafts_told[0].parents):
-        tree.add(token, parent)
-    assert paths(tree) == expected
-
-
-def test_it_is_told_what_stood_by_where_it_came_from():
-    told = ran(guessing("rasd", **CORPUS), tables("abc", seed=1), [0, 1, 0], 24)
-    series = figures(told, "guesses that stood so far")[-1]["series"]
-    stood = sum(len(event.kept) for event in [e for e in told if isinstance(e, Verdict)][:-1])
-    assert set(series) == {"drafted", "retrieved", "both"} and 0 < sum(series.values()) <= stood + 1
-    assert figures(told, "first retrieved tokens, by the draft") and figures(told, "endings that were found")
-
-
-# --- a shorter view that moves the longer one ---
-
-def moved_by_hand(scores: torch.Tensor, q: list[float], eta: float, tail: float) -> list[float]:
-    """The moved p, number by number."""
-    p = scores.softmax(-1).tolist()
-    raised = [float(s.exp()) * 2.718281828459045 ** (eta * (b - a)) for s, a, b in zip(scores - scores.max(), p, q)]
-    raised = [value / sum(raised) for value in raised]
-    kept = [a if value < tail * max(raised) else value for a, value in zip(p, raised)]
-    return [value / sum(kept) for value in kept]
-
-
-def one_place(p: list[float], q: list[float], moved: list[float]) -> tuple[list[float], list[float]]:
-    """Chances that each token is guessed and stands, and that it is drawn after a refusal."""
-    stands = [min(a, b) for a, b in zip(q, moved)]
-    left = [max(a - b, 0.0) for a, b in zip(p, stands)]
-    rest = left if sum(left) > 0 else p
-    return stands, [(1 - sum(stands)) * value / sum(rest) for value in rest]
-
-
-def rapid_law(model: TableModel, prompt: list[int], length: int, gamma: int, eta: float, tail: float) -> Law:
-    """Law of a text by the rule itself: no lane, no tree, no draws. The short view has the prompt's last token alone."""
-    found: Law = defaultdict(float)
-
-    def places(text: tuple, chance: float, left: int) -> None:
-        if len(text) == length or chance == 0:
-            found[text] += chance
-            return
-        left = min(gamma, length - len(text) - 1) if left < 0 else left
-        scores = model.scores((*prompt, *text))
-        p, q = scores.softmax(-1).tolist(), model.scores((prompt[-1], *text)).softmax(-1).tolist()
-        if not left:
-            stands, redrawn = [0.0] * len(p), p
-        else:
-            stands, redrawn = one_place(p, q, moved_by_hand(scores, q, eta, tail))
-        for token in range(len(p)):
-            places((*text, token), chance * stands[token], left - 1)
-            places((*text, token), chance * redrawn[token], -1)
-
-    places((), 1.0, -1)
-    return dict(found)
-
-
-@pytest.mark.parametrize("gamma, eta, tail", [(1, 5.0, 0.1), (3, 5.0, 0.1), (3, 1.0, 0.0), (2, 50.0, 0.5), (2, 0.0, 0.1)])
-def test_the_law_is_the_one_the_rule_comes_to(gamma, eta, tail):
-    models, prompt = {"target": TableModel("abc", seed=6)}, [1, 0]
-    found = law(rapid(AT_ONE, gamma=gamma, eta=eta, tail=tail), models, prompt, 3)
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert distance(found, rapid_law(models["target"], prompt, 3, gamma, eta, tail)) < EXACT
-
-
-def off(decoder) -> float:
-    """By how much a lane's law is not the one the rule comes to."""
-    model, prompt = TableModel("abcde", seed=6), [1, 0]
-    found = law(Assembly(decoder, [make("temperature", t=1.0)]), {"target": model}, prompt, 2)
-    return distance(found, rapid_law(model, prompt, 2, decoder.gamma, decoder.eta, decoder.tail))
-
-
-class ForgetsTheMove(find("rapid")):
-    """Redraws a refused guess from what p has more than q."""
-
-    def _drawn(self, lm, child, tree, position, p, q, moved):
-        ruling = super()._drawn(lm, child, tree, position, p, q, moved)
-        left = (p - q).clamp(min=0)
-        return ruling if ruling.child is not None else Ruling(None, lm.draw(left / left.sum(), position, "again"), ruling.tests, left)
-
-
-class MovesScoresByScores(find("rapid")):
-    """Moves by the difference of log-probabilities in place of probabilities."""
-
-    def moved(self, scores, q):
-        return (scores + self.eta * (q.log() - scores.log_softmax(-1))).softmax(-1)
-
-
-class NotMadeWhole(find("rapid")):
-    """Leaves out the last step, so that the moved p does not sum to 1."""
-
-    def moved(self, scores, q):
-        p = scores.softmax(-1)
-        moved = (scores + self.eta * (q - p)).softmax(-1)
-        return torch.where(moved < self.tail * moved.max(), p, moved)
-
-
-@pytest.mark.parametrize("wrong", [ForgetsTheMove, MovesScoresByScores, NotMadeWhole])
-def test_a_wrong_rule_has_another_law(wrong):
-    assert off(find("rapid")(gamma=2, eta=4.0, tail=0.5)) < EXACT
-    assert off(wrong(gamma=2, eta=4.0, tail=0.5)) > WRONG
-
-
-def test_at_eta_0_the_law_is_the_long_views_and_the_further_it_is_moved_the_less():
-    apart = {0.0: 0.0, 1.0: 0.0, 5.0: 0.0}
-    for eta in apart:
-        for seed in range(8):
-            model, prompt = TableModel("abcd", seed=seed), [1, 0]
-            found, own = law(rapid(AT_ONE, gamma=1, eta=eta), {"target": model}, prompt, 2), product_law(model, prompt, 2)
-            apart[eta] += sum(abs(found.get(text, 0.0) - chance) for text, chance in own.items()) / 16  # total variation, on average
-    assert apart[0.0] < EXACT and apart[0.0] + 0.02 < apart[1.0] and apart[1.0] + 0.02 < apart[5.0]
-
-
-def test_two_views_that_are_the_same_change_nothing_and_every_guess_stands():
-    models, prompt = {"target": TableModel("abc", seed=6)}, [1]  # what the short view reads is its last token, so all of it
-    assert distance(law(rapid(AT_ONE, gamma=2), models, prompt, 3), product_law(models["target"], prompt, 3)) < EXACT
-    session = prepare(pair(), [rapid(AT_ONE, length=2048, threshold=0.0)], Prompt("The bird sings.", context="The green bird sings."), Limits(0, 16))
-    assert all(test.kept for stamped in session if isinstance(stamped.event, Verdict) for test in stamped.event.tests)
-
-
-def test_without_chance_a_guess_stands_where_it_is_the_best_of_the_moved_p():
-    model, prompt, moved = TableModel("abcd", seed=2), [1, 0], 0
-    found = law(rapid(gamma=3, eta=8.0), {"target": model}, prompt, 7)
-    text, left = [], -1
-    while len(text) < 7:
-        left = min(3, 7 - len(text) - 1) if left < 0 else left
-        scores, q = model.scores((*prompt, *text)), model.scores((prompt[-1], *text)).softmax(-1)
-        best = int(torch.tensor(moved_by_hand(scores, q.tolist(), 8.0, 0.1)).argmax()) if left else int(scores.argmax())
-        moved += best != int(scores.argmax())
-        left = left - 1 if left and best == int(q.argmax()) else -1
-        text.append(best)
-    assert found == {tuple(text): 1.0} and moved
-
-
-def test_at_eta_0_greedy_text_is_that_of_the_whole_passage_though_guesses_fall():
-    prompt = Prompt("What does the bird do?", context="The fox is red. The green bird sings.")
-    session = prepare(pair(), [GREEDY, rapid(eta=0.0, part=4, length=4)], prompt, Limits(0, 24))
-    told = list(session)
-    plain, lane = ([token for s in told if s.lane == i and s.event.kind == "commit" for token in s.event.ids] for i in (0, 1))
-    assert plain == lane and check(session.trace) == []
-    assert {test.kept for s in told if isinstance(s.event, Verdict) for test in s.event.tests} == {True, False}
-
-
-PASSAGE = "Foxes sleep in holes. Birds sing at dawn. Horses eat fresh grass. Birds build nests there."
-
-
-BOTH = "Birds sing at dawn. Birds build nests there."
-
-
-@pytest.mark.parametrize("length, chosen", [(4, "Birds sing at dawn."), (8, BOTH), (2048, BOTH)])
-def test_the_short_view_holds_the_parts_most_like_the_question_in_the_order_of_the_passage(length, chosen):
-    assert make("rapid", part=4, length=length).passages(PASSAGE, "When do birds sing?") == {"retrieved": chosen}
-
-
-def test_a_view_of_nothing_is_the_question_alone():
-    assert make("rapid", part=4).passages(PASSAGE, "Who swims?") == {"retrieved": ""}
-    session = prepare(pair(), [rapid(part=4)], Prompt("Who swims?", context=PASSAGE), Limits(0, 4))
-    notes = [stamped.event.text for stamped in session if stamped.event.kind == "note"]
-    assert any("the question alone" in note for note in notes)
-    assert len(session._runners[0].lane.prompts["retrieved"]) < len(session._runners[0].lane.prompts["target"]) / 2
-
-
-def test_words_that_every_part_has_count_less_than_rare_ones():
-    passage = "Birds like the birds. Birds fear the fox. Birds near birds sit."
-    assert make("rapid", part=4, length=4).passages(passage, "birds or fox") == {"retrieved": "Birds fear the fox."}
-
-
-def test_without_a_passage_it_is_refused():
-    session = prepare(pair(), [rapid()], Prompt("Who sings?"), Limits(0, 4))
-    assert "rapid needs a context" in [stamped.event for stamped in session][-1].message

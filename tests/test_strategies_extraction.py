@@ -1,0 +1,208 @@
+"""Answers chosen among the spans of a passage and among labels: against brute force."""
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+from tables import TableModel, Text, write
+from test_strategies_search import GREEDY, logp, of, run
+
+import playground
+from playground.draws import Draws
+from playground.errors import Refusal
+from playground.events import Commit, Forward, Note
+from playground.lane import Limits
+from playground.questions import gallery
+from playground.recipe import assemble
+from playground.strategy import make
+
+# --- exact extraction ---
+
+def cost(model: TableModel, prompt: list[int], span: Text) -> float:
+    """-log p of a span and an end right after it, each context read anew."""
+    ends = sorted(model.end_ids)
+    after = model.scores((*prompt, *span)).log_softmax(-1)
+    return -logp(model, prompt, span) - (float(after[ends].logsumexp(0)) if ends else 0.0)
+
+
+def spans(passage: list[int], longest: int) -> set[Text]:
+    return {tuple(passage[i:i + length]) for i in range(len(passage)) for length in range(1, longest + 1) if i + length <= len(passage)}
+
+
+def passages(count: int = 12, letters: int = 4) -> list[tuple[list[int], str]]:
+    """Ids and text of random passages over the first letters."""
+    chance = random.Random(0)
+    found = [[chance.randrange(letters) for _ in range(9)] for _ in range(count)]
+    return [(ids, "".join("abcdefgh"[i] for i in ids)) for ids in found]
+
+
+def extracted(model: TableModel, passage: str, prompt: list[int], **knobs):
+    return run(of("exact_extract", passage=passage, **knobs), model, prompt, 9)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("longest", [1, 3, 9])
+@pytest.mark.parametrize("ends", ["e", "ef"])
+def test_the_span_is_the_one_that_costs_least_of_all_read_one_by_one(ends, longest, mean):
+    beaten = 0
+    for seed, (ids, text) in enumerate(passages()):
+        model, prompt = TableModel("abcdef", ends, seed), [0, 1]
+        prices = {span: cost(model, prompt, span) / (len(span) + 1 if mean else 1) for span in spans(ids, longest)}
+        best = min(prices, key=prices.get)
+        for prune in (True, False):
+            written = extracted(model, text, prompt, longest=longest, prune=prune, score="mean" if mean else "sum").texts()[0]
+            assert written[:-1] == best and written[-1] == max(model.end_ids, key=lambda end: float(model.scores((*prompt, *best))[end]))
+        greedy = write(assemble(GREEDY), {"target": model}, prompt, Limits(0, 9), Draws(0)).main.written
+        beaten += tuple(greedy[:-1]) != best
+    assert beaten > 3, "a search is only tested where greedy misses"
+
+
+def forgets_the_end(model, prompt, span):
+    return -logp(model, prompt, span)
+
+
+def reads_the_end_too_early(model, prompt, span):
+    return cost(model, prompt, span[:-1]) - logp(model, prompt, span) + logp(model, prompt, span[:-1])
+
+
+def looks_at_the_first_token_only(model, prompt, span):
+    return cost(model, prompt, span[:1])
+
+
+@pytest.mark.parametrize("wrong", [forgets_the_end, reads_the_end_too_early, looks_at_the_first_token_only])
+def test_a_span_that_is_priced_otherwise_is_another_one(wrong):
+    differ = 0
+    for seed, (ids, text) in enumerate(passages()):
+        model = TableModel("abcdef", "e", seed)
+        differ += extracted(model, text, [0, 1], longest=4).texts()[0][:-1] != min(spans(ids, 4), key=lambda span: wrong(model, [0, 1], span))
+    assert differ > 3
+
+
+def test_pruning_reads_fewer_spans_and_scores_those_it_reads_the_same():
+    for seed, (_, text) in enumerate(passages(6)):
+        model = TableModel("abcdef", "e", seed)
+        pruned, full = (extracted(model, text, [0, 1], longest=6, prune=prune) for prune in (True, False))
+        rows = [sum(event.tokens for event in told.of(Forward)) for told in (pruned, full)]
+        assert rows[0] < 0.8 * rows[1] and pruned.texts()[0] == full.texts()[0]
+        cells, whole = (told.figure("-log p, by start and length")["values"] for told in (pruned, full))
+        known = [(cell, other) for row, others in zip(cells, whole) for cell, other in zip(row, others) if cell is not None]
+        assert known and all(cell == pytest.approx(other) for cell, other in known)
+
+
+def test_every_forward_reads_each_different_span_once_and_none_is_read_again_to_be_written():
+    told = extracted(TableModel("abcd"), "abcabcab", [0, 1], longest=3, prune=False)
+    assert [event.tokens for event in told.of(Forward)] == [2, 3, 3, 3], "the prompt, then a b c, ab bc ca, abc bca cab"
+
+
+def test_a_span_that_stands_there_twice_is_one_span_with_two_places():
+    told = extracted(TableModel("abcd", "d", rule=lambda context: torch.tensor([0.0, 2.0, -9.0, 0.0])), "acbac", [0], longest=1)
+    assert told.texts()[0] == (1, 3) and "the passage says it 1 time." in told.of(Note)[-1].text
+    told = extracted(TableModel("abcd", "d", rule=lambda context: torch.tensor([2.0, 0.0, -9.0, 0.0])), "acbac", [0], longest=1)
+    assert told.texts()[0] == (0, 3) and "the passage says it 2 times." in told.of(Note)[-1].text
+
+
+def test_probabilities_of_all_spans_sum_to_no_more_than_one():
+    told = extracted(TableModel("abcde", "e", spread=3.0), "abcd", [0], longest=4, prune=False)
+    cells = [cell for row in told.figure("-log p, by start and length")["values"] for cell in row if cell is not None]
+    assert len(cells) == 10 and 0.1 < sum(math.exp(-cell) for cell in cells) <= 1
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return playground.load()
+
+
+def test_the_bundled_models_answer_stands_in_the_passage_and_is_at_least_as_probable_as_greedys_where_that_does_too(bundled):
+    for question in [question for question in gallery() if question.task == "context_qa"]:
+        greedy, exact = (playground.run(name, question.prompt, models=bundled, chat=True, context=question.context) for name in ("greedy", "exact_extract"))
+        assert exact.text.startswith(" ") and exact.text.strip() in question.context
+        if f" {greedy.text.strip()}" in f" {question.context}" and greedy.trace.events[-1].event.reason == "end":
+            assert chance(exact) >= chance(greedy) - 1e-4
+
+
+def chance(result) -> float:
+    """Log-probability of a text and its end."""
+    commits = [stamped.event for stamped in result.trace.events if isinstance(stamped.event, Commit)]
+    return sum(value for commit in commits if commit.sequence == 0 for value in commit.logprobs)
+
+
+def test_without_a_passage_to_take_it_from_the_prompt_is_the_passage():
+    assert set(run(of("exact_extract"), TableModel("abcd", "d"), [0, 1, 1, 0, 2], 5).texts()[0][:-1]) <= {0, 1, 2}
+
+
+# --- labels by perplexity ---
+
+def label_costs(model: TableModel, prompt: list[int], labels: list[Text], end: bool) -> dict[str, list[float]]:
+    """The three readings of every label, each context read anew."""
+    before, length = -sum(float(model.scores(tuple(prompt[:i])).log_softmax(-1)[prompt[i]]) for i in range(1, len(prompt))), len(prompt) - 1
+    found = {"mean": [], "sum": [], "whole": []}
+    for label in labels:
+        count = len(label) + end
+        total = cost(model, prompt, label) if end else -logp(model, prompt, label)
+        for reading, value in (("mean", total / count), ("sum", total), ("whole", (before + total) / (length + count))):
+            found[reading].append(value)
+    return found
+
+
+LABELS = ["a", "ab", "abba", "bcd", "dd"]
+
+
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("prompt", [[0], [0, 1], [3, 1, 2, 2, 0, 1, 3]], ids=len)
+def test_each_reading_chooses_the_label_it_makes_least_surprising(prompt, end):
+    winners = defaultdict(set)
+    for seed in range(6):
+        model = TableModel("abcde", "e", seed)
+        spelt = [tuple("abcd".index(letter) for letter in label) for label in LABELS]
+        costs = label_costs(model, prompt, spelt, end)
+        for reading, values in costs.items():
+            told = run(of("gencls_ppl", labels="|".join(LABELS), reading=reading, end=end), model, prompt, 8)
+            best = LABELS[values.index(min(values))]
+            assert told.lane.text == best
+            winners[seed].add(best)
+        table = told.figure("labels in three readings")
+        for name, row in zip(table["rows"], table["values"]):
+            mean, total, whole = (costs[reading][LABELS.index(name)] for reading in ("mean", "sum", "whole"))
+            assert row == pytest.approx([math.exp(mean), math.exp(-total), math.exp(whole)])
+    assert any(len(found) > 1 for found in winners.values()), "where readings never differ, they are not told apart"
+
+
+def test_labels_are_read_in_one_forward_and_the_prompt_twice():
+    told = run(of("gencls_ppl", labels="ab|ac|b"), TableModel("abcde", "e"), [0, 1, 2, 3], 6)
+    assert [(event.stream, event.tokens) for event in told.of(Forward)] == [("reading", 3), ("target", 4), ("target", 4)], "a, ab, ac and b"
+
+
+def test_the_order_of_labels_does_not_matter_and_labels_of_one_token_and_length_are_judged_alike_by_all_readings():
+    for seed in range(5):
+        model = TableModel("abcd", "d", seed)
+        found = {run(of("gencls_ppl", labels=labels, reading=reading), model, [0, 1], 5).lane.text
+                 for labels in ("a|b|c", "c|a|b") for reading in ("mean", "sum", "whole")}
+        assert len(found) == 1
+
+
+def test_the_best_whole_label_is_found_where_the_best_first_token_leads_nowhere():
+    rows = {1: [0.6, 0.4, 0, 0, 0], 2: [0, 0, 0.3, 0.3, 0.4], 3: [0, 0, 0, 0, 1.0]}
+
+    def scores(context):
+        row = [0, 0, 0.9, 0.05, 0.05] if context[1:] == (1,) else rows[min(len(context), 3)]
+        return torch.tensor(row, dtype=torch.float64).log()
+
+    model = TableModel("abcde", "e", rule=scores)
+    assert run(of("gencls_ppl", labels="ac|ad|bc", reading="sum"), model, [0], 5).lane.text == "bc"
+    assert write(assemble(GREEDY), {"target": model}, [0], Limits(0, 5), Draws(0)).text == "a"
+
+
+@pytest.mark.parametrize("labels, says", [("yes", "nothing to choose"), (" | a | a", "nothing to choose")])
+def test_one_label_is_no_choice(labels, says):
+    with pytest.raises(Refusal, match=says):
+        make("gencls_ppl", labels=labels)
+
+
+def test_the_bundled_model_chooses_among_towns_it_may_name_and_only_among_them(bundled):
+    question = next(question for question in gallery() if question.task == "context_qa" and question.answer == "Braval")
+    told = playground.run("gencls_ppl", question.prompt, models=bundled, chat=True, context=question.context,
+                          knobs={"labels": "Braval|Kapak|summer|pears"})
+    assert told.text.strip() in {"Braval", "Kapak", "summer", "pears"} and told.trace.events[-1].event.reason == "end"

@@ -1,0 +1,152 @@
+"""Two models at once: one guesses while the other checks."""
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from pairs import pair
+from registry import Collapse
+from tables import TableModel, write
+from test_strategies_stopping import CHAIN, figures, law_is_off, of
+from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, tables
+
+from playground.draws import Draws
+from playground.events import Draft, Figure, Forward, Switch, Verdict
+from playground.lane import Limits
+from playground.parts.drafting import new_tree
+from playground.recipe import Recipe, assemble
+from playground.session import Models, Prompt, prepare
+from playground.strategy import Verifier, find
+
+
+def pearl(*samplers: tuple[str, dict], **knobs) -> Recipe:
+    return Recipe("pearl", knobs, list(samplers))
+
+
+COLLAPSES = {
+    "pearl": [Collapse(pearl(gamma=0), GREEDY), Collapse(pearl(AT_ONE, gamma=0), MODEL), Collapse(pearl(AT_ONE, gamma=3, pre=False, post=False), CHAIN)],
+}
+
+
+def steps(models: dict, recipe: Recipe, length: int = 40) -> tuple[list[Draft], list[Verdict], list]:
+    session = prepare(Models(models["target"], models["draft"]), [recipe], Prompt("abc"), Limits(0, length))
+    events = [stamped.event for stamped in session]
+    return of(Draft, events), of(Verdict, events), events
+
+
+def agreeing(share: int, ends: str = "") -> dict[str, TableModel]:
+    """A draft that says what the target says in all places but every `share`-th."""
+    certain = torch.eye(4, dtype=torch.float64) * 50
+    return {"target": TableModel("abcd", ends, rule=lambda context: certain[len(context) % 3]),
+            "draft": TableModel("abcd", ends, rule=lambda context: certain[3 if len(context) % share == 0 else len(context) % 3])}
+
+
+@pytest.mark.parametrize("gamma", [1, 2, 4])
+def test_with_a_draft_that_is_always_right_every_pass_checks_all_guesses_of_the_step_before(gamma):
+    drafts, verdicts, events = steps(agreeing(1000), pearl(gamma=gamma), 41)
+    assert [len(verdict.kept) for verdict in verdicts[:-1]] == [1] + [gamma] * (len(verdicts) - 2)
+    assert all(verdict.token == -1 for verdict in verdicts[:-1]), "the first new guess has the bonus token's place"
+    assert len([event for event in of(Switch, events)]) == (gamma > 1), "once something is pending, something always is"
+
+
+def test_with_a_draft_that_is_always_wrong_every_token_costs_a_pass_of_the_target():
+    models = agreeing(1)
+    _, verdicts, events = steps(models, pearl(), 20)
+    assert all(verdict.kept == [] for verdict in verdicts) and not of(Switch, events)
+    passes = [event for event in of(Forward, events) if event.stream == "target"]
+    assert len(passes) == 20 and {event.tokens for event in passes[1:]} == {1}
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 5])
+@pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
+def test_pending_are_none_or_all_guesses_of_a_step_but_the_first(gamma, samplers):
+    """Seen from the text: the draft reads what is pending again, with the end of the text, in the pass that makes the next guess."""
+    pending, session = set(), prepare(pair(), [pearl(*samplers, gamma=gamma)], Prompt("The green bird"), Limits(0, 40))
+    while not session.finished:
+        lane = session._runners[0].lane
+        if lane.generated and not lane.reason and not lane.target.store.parents:
+            assert lane.target.behind() <= 1
+        for stamped in session.advance():
+            if isinstance(stamped.event, Draft) and lane.remaining > 2 * gamma + 1:
+                pending.add(len(stamped.event.tokens) - gamma)
+    assert pending == {0, gamma - 1}
+
+
+@pytest.mark.parametrize("knobs", [{"pre": pre, "post": post, "gamma": gamma} for pre, post, gamma in product([True, False], [True, False], [1, 4])], ids=str)
+def test_nothing_unchecked_is_in_the_text_wherever_it_is_cut(knobs):
+    models = tables("abcde", ends="e", seed=3)
+    whole = write(assemble(GREEDY), models, [0, 1], Limits(0, 12), Draws(0)).tokens
+    for length in range(1, 13):
+        assert write(assemble(pearl(**knobs)), models, [0, 1], Limits(0, length), Draws(0)).tokens == whole[:2 + length]
+
+
+def test_passes_of_both_models_are_gamma_and_one_a_step():
+    drafts, verdicts, events = steps(agreeing(7), pearl(gamma=3), 60)
+    by_stream = {name: [event for event in of(Forward, events) if event.stream == name] for name in ("target", "draft")}
+    assert len(by_stream["target"]) == len(verdicts), "the prompt's pass is the first step's"
+    assert 3 * (len(drafts) - 3) <= len(by_stream["draft"]) <= 3 * len(drafts), "the last steps have no room for three guesses"
+
+
+@pytest.mark.parametrize("knobs, verifier", [({"gamma": 3}, "rejection"), ({"gamma": 3}, "k_seq"), ({"gamma": 2}, "sample_match"),
+                                             ({"gamma": 2, "pre": False}, "rejection"), ({"gamma": 3, "post": False}, "rejection")], ids=str)
+def test_the_law_of_pearl_is_the_targets(knobs, verifier):
+    assert law_is_off(Recipe("pearl", knobs, [(verifier, {}), AT_ONE]), tables("ab"), 4) < EXACT
+
+
+@pytest.mark.parametrize("knobs", [{}, {"pre": False}], ids=str)
+def test_the_law_of_pearl_is_the_targets_where_pending_guesses_may_end_the_text(knobs):
+    assert law_is_off(Recipe("pearl", {"gamma": 2, **knobs}, [AT_ONE]), tables("ab.", ends="."), 3) < EXACT
+
+
+class BelievesPending(Verifier):
+    """Asks about the guess nobody has read yet, and lets all that were pending stand."""
+
+    def judge(self, lm, tree, rows):
+        pending = [node for node in range(len(tree)) if not rows.unread(node)]
+        first = pending[-1] + 1 if pending else 0
+        if first == len(tree):
+            return Verdict(kept=pending, token=lm.pick(rows, first - 1).token)
+        accepted = lm.flip(min(1.0, float(rows.chances(first - 1)[tree.tokens[first]] / tree.q[first][tree.tokens[first]])), rows.position(first - 1))[0]
+        return Verdict(kept=pending + [first] * accepted, token=-1 if accepted else lm.pick(rows, first - 1).token)
+
+
+class BonusBesidePending(find("pearl")):
+    """Adds the token after a checked chain, and keeps the guesses that were made for its place."""
+
+    def _checked(self, lm, tree, rows, clock):
+        rest = yield from super()._checked(lm, tree, rows, clock)
+        if len(rest):
+            row = yield lm.extend()
+            yield lm.keep(lm.choose(row, rest.tokens[0]))
+        return new_tree(lm, self)
+
+
+def test_pending_guesses_that_nobody_checks_bend_the_law():
+    assembly = assemble(pearl(AT_ONE, gamma=3))
+    assembly.decoder.verifier = BelievesPending()
+    assert law_is_off(assembly, tables("ab"), 3) > WRONG
+
+
+def test_a_pending_guess_that_is_written_at_once_bends_the_law():
+    assembly = assemble(pearl(AT_ONE, gamma=2))
+    assembly.decoder = BonusBesidePending(assembly.decoder.verifier, gamma=2)
+    assert law_is_off(assembly, tables("ab"), 3) > WRONG
+
+
+def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_says_that_it_measures_nothing():
+    _, verdicts, events = steps(agreeing(1000), pearl(gamma=4, cost=4.0), 41)
+    *_, last = figures(events, "time so far")
+    count = len(verdicts)
+    assert last["series"] == {"both models at once": pytest.approx(4 * (count - 1) + 4, abs=4), "plain decoding": 4.0 * 41,
+                              "the same steps in turn": pytest.approx(8 * (count - 1) + 8, abs=8)}
+    clocks = [event.name for event in of(Figure, events) if "clock" in event.name]
+    assert clocks and all("reckoned, not measured" in name for name in clocks)
+    one = figures(events, "one step")[1]
+    assert one == {"labels": ["the draft guesses", "the target checks"], "values": [4, 4.0]}
+
+
+def test_where_one_model_waits_for_the_other_the_clock_shows_it():
+    times = {cost: figures(steps(agreeing(1000), pearl(gamma=4, cost=cost), 41)[2], "time so far")[-2]["series"] for cost in (1.0, 4.0, 16.0)}
+    gain = {cost: found["the same steps in turn"] / found["both models at once"] for cost, found in times.items()}
+    assert gain[4.0] == pytest.approx(2) and gain[1.0] == gain[16.0] == pytest.approx(1.25)

@@ -1,0 +1,221 @@
+"""Retrieved and drafted, in one tree: what the text has said before beside what a draft model would say."""
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tables import TableModel, distance, law, product_law
+from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest, figures, guessing, speculation
+
+from playground.errors import Refusal
+from playground.events import Done, Draft, Event, Forward, Verdict
+from playground.lane import Lane, Limits
+from playground.parts.suffixes import Suffixes
+from playground.parts.tree import ROOT, TokenTree
+from playground.recipe import Assembly, Recipe, assemble
+from playground.recorder import Recorder
+from playground.session import Runner
+from playground.strategy import Drafter, find, make
+
+COLLAPSES = {
+    "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),
+}
+
+
+def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
+    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
+
+
+def ran(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> list[Event]:
+    assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
+    runner = Runner(Lane(prompt, models, assembly, Limits(0, length), Recorder(models["target"].tokens)), assembly)
+    told = []
+    while not runner.finished:
+        told += runner.advance()
+    assert isinstance(told[-1], Done), told[-1]
+    return told
+
+
+def looking(*texts: list[int], **knobs) -> Drafter:
+    """A RASD whose stores hold these texts: the first is the one that is written, the others are documents."""
+    drafter = make("rasd", **knobs)
+    drafter._stores = [Suffixes(), Suffixes()]
+    for text, store in zip(texts, [0, *[1] * len(texts)]):
+        drafter._stores[store].begin()
+        drafter._stores[store].add(text)
+    return drafter
+
+
+def test_the_longest_ending_that_occurs_before_is_followed_and_every_occurrence_counts():
+    drafter = looking([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], length=2)
+    found = drafter.find([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 9)
+    assert (found.length, found.texts) == (3, [[9, 2]]), "the end of the text itself is no occurrence"
+    found = looking([7, 2, 3, 9, 2, 3, 8, 1, 2, 3], length=2).find([7, 2, 3, 9, 2, 3, 8, 1, 2, 3], 9)
+    assert (found.length, found.texts) == (2, [[9, 2], [8, 1]])
+
+
+def test_endings_shorter_than_asked_and_longer_than_asked_are_not_looked_for():
+    text = [1, 2, 3, 9, 1, 2, 3]
+    assert looking(text, longest=2).find(text, 9).length == 2 and looking(text).find(text, 9).length == 3
+    assert looking(text, shortest=4).find(text, 9).texts == []
+
+
+def test_nothing_is_matched_or_continued_across_the_end_of_a_document():
+    drafter = looking([0], [5, 1], [2, 6], [1, 2], [1, 2, 4], length=9)
+    assert drafter.find([1, 2], 9).texts == [[4]]
+    assert drafter.find([5, 1, 2], 9).length == 2
+
+
+def test_a_continuation_is_no_longer_than_asked_than_the_budget_and_than_its_text():
+    document = [1, 2, 3, 4, 5, 6]
+    assert looking([0], document, length=3).find([1, 2], 9).texts == [[3, 4, 5]]
+    assert looking([0], document).find([1, 2], 2).texts == [[3, 4]]
+    assert looking([0], document).find([1, 2], 9, lambda token: token == 4).texts == [[3, 4]]
+
+
+Q = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("prune, firsts", [(1, {1}), (2, {1, 2}), (4, {0, 1, 2, 3}), (5, {0, 1, 2, 3}), (0, {0, 1, 2, 3, 4})])
+def test_only_continuations_that_begin_with_a_likely_token_of_the_draft_stay(prune, firsts):
+    texts = [[token, 4] for token in range(5)]
+    assert {text[0] for text in make("rasd", prune=prune).pruned(texts, Q)} == firsts
+
+
+def test_where_there_is_no_room_the_beginnings_most_often_found_stay():
+    texts = [[3, 1, 1], [2, 0], [2, 0, 4], [1]]
+    assert make("rasd", prune=0, retrieved=1).pruned(texts, None) == [[2]]
+    assert make("rasd", prune=0, retrieved=3).pruned(texts, None) == [[2], [3], [2, 0]]
+    for count in range(1, 8):
+        kept = make("rasd", prune=0, retrieved=count).pruned(texts, None)
+        assert len(kept) == min(count, 7) and all(text[:-1] in [[], *kept] for text in kept)
+
+
+def drafted() -> TokenTree:
+    tree = TokenTree("rasd")
+    for token, parent in [(1, ROOT), (2, ROOT), (3, 0), (4, 2)]:
+        tree.add(token, parent)
+    return tree
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.prefix(node)) for node in range(len(tree))}
+
+
+def test_fusion_holds_every_path_of_both_trees_once_and_knows_where_each_comes_from():
+    tree, sources = make("rasd").fused(drafted(), [[1, 3, 5], [6, 7]])
+    assert paths(tree) == paths(drafted()) | {(1, 3, 5), (6,), (6, 7)} and len(tree) == len(paths(tree))
+    by_path = {tuple(tree.prefix(node)): source for node, source in enumerate(sources)}
+    assert by_path == {(1,): "both", (2,): "drafted", (1, 3): "both", (1, 3, 4): "drafted", (1, 3, 5): "retrieved", (6,): "retrieved", (6, 7): "retrieved"}
+
+
+def test_fusing_what_is_there_changes_nothing_and_strangers_add_up():
+    rasd = make("rasd")
+    assert paths(rasd.fused(drafted(), [[1, 3, 4], [2]])[0]) == paths(drafted())
+    assert len(rasd.fused(drafted(), [[8, 9], [7]])[0]) == len(drafted()) + 3
+    once, _ = rasd.fused(drafted(), [[1, 5]])
+    assert paths(rasd.fused(once, [[1, 5]])[0]) == paths(once)
+
+
+def test_an_ending_longer_than_its_smallest_length_contradicts_itself():
+    with pytest.raises(Refusal, match="take a smaller one"):
+        make("rasd", shortest=5, longest=3)
+
+
+CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
+@pytest.mark.parametrize("knobs", [{"nodes": 0, "prune": 0}, {"nodes": 3, "prune": 1}, {"nodes": 4, "width": 2, "prune": 2, "retrieved": 4}], ids=str)
+def test_the_law_is_the_targets_whatever_was_retrieved(knobs, verifier):
+    models = tables()
+    recipe = guessing("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
+    assert any(len(draft.tokens) > 1 for draft in ran(recipe, models, [0, 1, 0], 3) if isinstance(draft, Draft))
+    assert distance(law(recipe, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
+
+
+class PassesForDrawn(find("rasd")):
+    """Judges what was looked up as if it had been drawn from the draft."""
+
+    drawn = "independent"
+
+    def fused(self, tree, texts):
+        tree, sources = super().fused(tree, texts)
+        tree.drawn, tree.q = "independent", [torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)] * len(tree)
+        return tree, sources
+
+
+def test_retrieved_guesses_that_pass_for_drawn_ones_are_found_out():
+    models = tables()
+    found = law(speculation(PassesForDrawn(**CORPUS, nodes=0, prune=0), AT_ONE), models, [0, 1, 0], 3)
+    assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
+
+
+@pytest.mark.parametrize("corpus", ["", "eddeedcbaedcabdecaba" * 9, "abcde\n\n" * 20], ids=["none", "random", "in order"])
+def test_greedily_the_text_is_the_targets_own_whatever_was_retrieved(corpus):
+    stood = set()
+    for seed in range(5):
+        models = tables("abcde", "e", seed)
+        plain, told = (ran(recipe, models, [0, 1, 0, 1], 20) for recipe in (GREEDY, guessing("rasd", corpus=corpus, shortest=1)))
+        assert written(told) == written(plain)
+        stood |= {test.kept for event in told if isinstance(event, Verdict) for test in event.tests}
+    assert stood == {True, False}
+
+
+def written(told: list[Event]) -> list[int]:
+    return [token for event in told if event.kind == "commit" for token in event.ids]
+
+
+def test_where_nothing_is_drafted_and_nothing_pruned_the_draft_model_is_not_asked():
+    told = ran(guessing("rasd", nodes=0, prune=0, **CORPUS), tables(), [0, 1, 0], 12)
+    assert any(isinstance(event, Draft) for event in told)
+    assert {event.stream for event in told if isinstance(event, Forward)} == {"target"}
+    pruning = ran(guessing("rasd", nodes=0, prune=1, **CORPUS), tables(), [0, 1, 0], 12)
+    assert {event.stream for event in pruning if isinstance(event, Forward)} == {"target", "draft"}
+
+
+def retrievals(prompt: list[int], **knobs) -> list[list[int]]:
+    """What is guessed, without a draft, of a text that goes on abcabc."""
+    target = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[(context[-1] + 1) % 3] * 9)
+    told = ran(guessing("rasd", nodes=0, prune=0, **knobs), {"target": target, "draft": TableModel("abc")}, prompt, 12)
+    return [event.tokens for event in told if isinstance(event, Draft)]
+
+
+def test_prompt_and_answer_are_looked_up_as_they_grow_unless_that_is_turned_off():
+    assert retrievals([0, 1, 2, 0, 1])[0] == [2, 0, 1], "what followed ab in the prompt"
+    assert retrievals([0])[0][:2] == [2, 0], "the answer came round to ab"
+    assert retrievals([0], text=False) == []
+
+
+@pytest.mark.parametrize("nodes, retrieved", [(0, 5), (7, 0), (7, 5), (60, 60)])
+def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text(nodes, retrieved):
+    models, sizes = tables("abcde", "e", seed=2), []
+    for event in ran(guessing("rasd", AT_ONE, nodes=nodes, retrieved=retrieved, depth=8, width=6, corpus="abcdabc\n\nabdcabd", shortest=1), models, [0, 1], 16):
+        if isinstance(event, Draft):
+            sizes.append(len(event.tokens))
+            assert len(event.tokens) <= nodes + retrieved
+            assert len(set(zip(event.parents, event.tokens))) == len(event.tokens)
+            assert not [parent for parent in event.parents if parent >= 0 and event.tokens[parent] == 4]
+    assert max(sizes) > (nodes + retrieved) / 4
+
+
+def test_the_drafts_tree_holds_its_likeliest_paths():
+    models, width = tables("abcd", seed=3), 2
+    drafts_told = [e for e in ran(guessing("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3) if isinstance(e, Draft)]
+    first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:width]
+    second = [(text, p) for text, p in product_law(models["draft"], [0], 2).items() if text[:1] in dict(first)]
+    per_parent = [item for parent, _ in first for item in sorted((s for s in second if s[0][:1] == parent), key=lambda item: -item[1])[:width]]
+    expected = {text for text, _ in sorted([*first, *per_parent], key=lambda item: -item[1])[:4]}
+    tree = TokenTree()
+    for token, parent in zip(drafts_told[0].tokens, drafts_told[0].parents):
+        tree.add(token, parent)
+    assert paths(tree) == expected
+
+
+def test_it_is_told_what_stood_by_where_it_came_from():
+    told = ran(guessing("rasd", **CORPUS), tables("abc", seed=1), [0, 1, 0], 24)
+    series = figures(told, "guesses that stood so far")[-1]["series"]
+    stood = sum(len(event.kept) for event in [e for e in told if isinstance(e, Verdict)][:-1])
+    assert set(series) == {"drafted", "retrieved", "both"} and 0 < sum(series.values()) <= stood + 1
+    assert figures(told, "first retrieved tokens, by the draft") and figures(told, "endings that were found")

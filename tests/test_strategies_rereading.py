@@ -1,0 +1,165 @@
+"""Guesses for the guesser, and guesses that are read twice."""
+from __future__ import annotations
+
+import pytest
+import torch
+from pairs import pair
+from registry import Collapse
+from tables import TableModel, write
+from test_strategies_pearl import agreeing
+from test_strategies_stopping import CHAIN, law_is_off, of, told, with_drafter
+from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing, tables
+
+from playground.draws import Draws
+from playground.engine.model import Model, Work
+from playground.events import Forward
+from playground.lane import Limits
+from playground.recipe import Assembly, Recipe, assemble
+from playground.session import Models
+from playground.strategy import Verifier, find, make
+from playground.trace import metrics
+
+COLLAPSES = {
+    "reflective": [Collapse(Recipe("reflective", {"alpha": 0.0}), GREEDY),
+                   Collapse(Recipe("reflective", {"alpha": 0.0}, [("draft_model", {"depth": 3}), AT_ONE]), CHAIN),
+                   Collapse(Recipe("reflective", {"alpha": 0.0, "mix": "probabilities"}, [("draft_model", {"depth": 3}), AT_ONE]), CHAIN)],
+    "hierarchical": [*at_rest("hierarchical", least=0), Collapse(guessing("hierarchical", "rejection", AT_ONE, least=3, ahead=0), CHAIN)],
+}
+
+
+START = [5, 9, 2, 7, 7, 1]
+
+
+# --- a drafter for the drafter ---
+
+def chains_of(recipe: Recipe, models: dict, prompt: list[int]) -> list[list[int]]:
+    """What was sent to be checked, round by round."""
+    seen = []
+
+    class Watched(Verifier):
+        def judge(self, lm, tree, rows):
+            seen.append(tree.tokens)
+            return make("sample_match").judge(lm, tree, rows)
+
+    assembly = assemble(recipe)
+    assembly.decoder.verifier = Watched()
+    write(assembly, models, prompt, Limits(0, 40), Draws(4))
+    return seen
+
+
+@pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
+def test_guesses_that_were_guessed_themselves_are_the_draft_models_own(samplers):
+    """A chain is drawn by the same chances whoever saves the draft model its passes."""
+    models, prompt = tables("ab", seed=2), [0, 1, 0, 1, 1]
+    first = {}
+    for name, knobs in (("hierarchical", {"least": 6, "ahead": 4}), ("draft_model", {"depth": 12})):
+        first[name] = chains_of(guessing(name, "sample_match", *samplers, **knobs), models, prompt)[0]
+    assert 6 <= len(first["hierarchical"]) <= 10 and first["hierarchical"] == first["draft_model"][:len(first["hierarchical"])]
+
+
+def test_the_target_gets_at_least_as_many_tokens_as_was_asked_and_at_most_one_inner_guess_more():
+    lengths = [len(chain) for chain in chains_of(guessing("hierarchical", "sample_match", least=5, ahead=3), tables("ab", seed=2), [0, 1, 0, 1, 1])]
+    assert len(lengths) > 4 and all(5 <= length <= 8 for length in lengths[:-4]) and max(lengths) > 5
+
+
+def test_where_the_text_repeats_itself_the_draft_model_needs_few_passes():
+    models = agreeing(1000)
+    (_, alone), (_, helped) = (told(guessing("hierarchical", least=6, ahead=ahead), Models(**models), 48, "abcabcabc") for ahead in (0, 5))
+    passes = [sum(event.stream == "draft" for event in of(Forward, events)) for events in (alone, helped)]
+    assert passes[1] <= passes[0] / 3
+
+
+class BelievesLookup(find("hierarchical")):
+    """Takes the inner guess for the draft model's own choice."""
+
+    def _follow(self, lm, inner, rows, leaf, chain):
+        while children := inner.children(leaf):
+            leaf = children[0]
+            chain.add(inner.tokens[leaf], len(chain) - 1, rows.p[rows.row(inner.parents[leaf])])
+        return super()._follow(lm, inner, rows, leaf, chain)
+
+
+@pytest.mark.parametrize("cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"])
+def test_the_law_is_the_targets_only_where_the_inner_guess_is_checked_by_the_draft_model(cls, right):
+    off = law_is_off(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
+    assert off < EXACT if right else off > WRONG
+
+
+# --- reflective verification: the guesses are read twice ---
+
+Reflective = find("reflective")
+
+
+class Shifted(Reflective):
+    """Takes each second row for that of the place before it."""
+
+    def mixed(self, first, second):
+        return super().mixed(first, second.roll(1, 0))
+
+
+def reflecting(cls: type = Reflective, drafter: str = "draft_model", **knobs) -> Assembly:
+    assembly = assemble(Recipe("reflective", {}, [(drafter, {"depth": 3})]))
+    return Assembly(cls(assembly.decoder.drafter, assembly.decoder.verifier, **knobs))
+
+
+def read_after(model: Model, tokens: list[int], count: int) -> torch.Tensor:
+    """The last `count` rows [count, V] of a fresh reading."""
+    return model.forward([Work(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0][-count:]
+
+
+@pytest.mark.parametrize("cls, right", [(Reflective, True), (Shifted, False)], ids=["aligned", "shifted"])
+@pytest.mark.parametrize("ending", [0, 4])
+def test_guesses_are_judged_by_a_mixture_of_two_fresh_readings(cls, right, ending):
+    models, off = {"target": pair().target, "draft": pair().draft}, []
+
+    class Comparing(Verifier):
+        def judge(self, lm, tree, rows):
+            if len(tree) and lm.generated:
+                behind = [*lm.spell("again:"), *lm.tokens[len(lm.tokens) - ending:], *tree.tokens]
+                first = read_after(models["target"], lm.tokens + tree.tokens, len(tree) + 1)
+                second = read_after(models["target"], lm.tokens + tree.tokens + behind, len(tree) + 1)
+                off.append(float((rows.scores[:len(tree) + 1] - (0.7 * first + 0.3 * second)).abs().max()))
+            return make("rejection").judge(lm, tree, rows)
+
+    assembly = reflecting(cls, ask="again:", ending=ending)
+    assembly.decoder.verifier = Comparing()
+    write(assembly, models, START, Limits(0, 16), Draws(0))
+    assert len(off) > 2 and (max(off) < 1e-9) == right
+
+
+def copying() -> TableModel:
+    """Goes on as the same two tokens went on before, and where they are new, as it likes."""
+    opinion = TableModel("abcdefgh", seed=5)
+
+    def scores(context):
+        earlier = [context[i + 2] for i in range(len(context) - 2) if context[i:i + 2] == context[-2:]]
+        return 9 * torch.eye(8, dtype=torch.float64)[earlier[-1]] if earlier else opinion.scores(context)
+
+    return TableModel("abcdefgh", rule=scores)
+
+
+def accepted(alpha: float, **knobs) -> float:
+    """Share of a clueless draft's guesses that stand with a target that copies what it has read."""
+    models = Models(copying(), TableModel("abcdefgh", seed=9))
+    recipe = Recipe("reflective", {"alpha": alpha, "ask": "", **knobs}, [("draft_model", {"depth": 4})])
+    return metrics(told(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]
+
+
+def test_a_target_that_copies_accepts_more_nonsense_the_more_the_second_reading_counts():
+    shares = [accepted(alpha) for alpha in (0.0, 0.5, 1.0)]
+    assert shares[0] < 0.3 and shares == sorted(shares) and shares[-1] > 0.6
+
+
+def test_what_stands_only_by_reflection_is_told():
+    models = Models(copying(), TableModel("abcdefgh", seed=9))
+    recipe = Recipe("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
+    notes = [event.text for event in told(recipe, models, 40, "abc")[1] if event.kind == "note"]
+    assert notes and all("own choice" in note for note in notes)
+    assert not [event for event in told(Recipe("reflective", {"alpha": 0.0}), models, 40, "abc")[1] if event.kind == "note"]
+
+
+def test_where_there_is_no_room_for_a_second_reading_there_is_one():
+    models = {"target": TableModel("abcde", context=24), "draft": TableModel("abcde", seed=1, context=24)}
+    plain, reflected = (write(assemble(recipe), models, [0, 1, 2], Limits(0, 50), Draws(0)) for recipe in
+                        (GREEDY, Recipe("reflective", {"alpha": 0.0, "ending": 4})))
+    assert plain.tokens == reflected.tokens and len(plain.tokens) == 24

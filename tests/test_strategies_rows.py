@@ -1,0 +1,201 @@
+"""Cache policies that act on what a row may look at: against attention written out by hand over the whole text."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from pairs import network, pair
+from test_store import exact_softmax
+from test_strategies_budgets import ROW_WISE, TEXT, TREE, with_policy
+from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, course, models
+from transformers import AttentionInterface
+
+from playground.errors import Refusal
+from playground.events import Figure
+from playground.lane import Limits
+from playground.recipe import Assembly
+from playground.session import Prompt, prepare
+from playground.strategy import make
+from strategies.kv_cache.oracle_keep import OracleKeep
+from strategies.kv_cache.sink_window import SinkWindow
+
+# --- attention written out by hand over the whole text, for policies that act on rows ---
+
+Change = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+"""change(queries [heads, n, d], keys [heads, n, d], causal scores [heads, n, n], scaling) -> scores"""
+
+
+@torch.inference_mode()
+def written_out(architecture: str, change: Change, length: int = LENGTH) -> list[int]:
+    """Greedy decoding that reads the whole text again for each token, with the scores of attention changed."""
+    def attention(module, query, key, value, mask, scaling, **others):
+        q, (k, v) = query[0], (part[0].repeat_interleave(query.shape[1] // part.shape[1], 0) for part in (key, value))
+        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(~torch.ones(q.shape[1], q.shape[1]).tril().bool(), float("-inf"))
+        return (change(q, k, scores, scaling).softmax(-1) @ v).transpose(0, 1)[None], None
+
+    AttentionInterface.register("written_out", attention)
+    by_hand, ids = network(architecture), list(PROMPT)
+    by_hand.set_attn_implementation("written_out")
+    for _ in range(length):
+        ids.append(int(by_hand(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    return ids[len(PROMPT):]
+
+
+def only_the_largest(size: int, groups: int) -> Change:
+    def change(q, k, scores, scaling):
+        weights = scores.softmax(-1).unflatten(0, (groups, -1)).sum(1)
+        least = weights.sort(-1, descending=True).values[..., min(size, weights.shape[-1]) - 1, None]
+        seen = (weights >= least).repeat_interleave(len(scores) // groups, 0)
+        seen[:, :len(PROMPT)] = True
+        return scores.masked_fill(~seen, float("-inf"))
+    return change
+
+
+class EveryHeadSeesTheSame(OracleKeep):
+    def focus(self, layer, weights, queries):
+        return super().focus(layer, weights.sum(0, keepdim=True), queries).expand_as(weights)
+
+
+class TheSmallestAreSeen(OracleKeep):
+    def focus(self, layer, weights, queries):
+        return super().focus(layer, -weights.masked_fill(weights == 0, 9), queries)
+
+
+class TheLatestAreSeen(OracleKeep):
+    def focus(self, layer, weights, queries):
+        return super().focus(layer, torch.arange(weights.shape[-1]).expand(weights.shape).double(), queries)
+
+
+@pytest.mark.parametrize("architecture, groups", [("llama", 2), ("qwen3", 2), ("gpt_neox", 4), ("gpt2", 4)])
+@pytest.mark.parametrize("size", [1, 4, 11])
+def test_an_oracle_lets_every_row_see_what_it_attends_to_most(architecture, groups, size):
+    ids, held = course(alone(make("oracle_keep", size=size)), models(architecture))
+    assert ids == written_out(architecture, only_the_largest(size, groups))
+    assert {len(head) for layer in held[-1] for head in layer} == {len(PROMPT) + LENGTH - 1}
+
+
+@pytest.mark.parametrize("wrong", OracleKeep.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_oracle_is_found_out(wrong):
+    assert any(course(alone(wrong(size=size)), models())[0] != written_out("llama", only_the_largest(size, 2)) for size in (1, 4))
+
+
+def test_an_oracle_under_soft_capped_scores():
+    """gemma2's scores are squeezed, and some of its layers see a window alone, within which the oracle chooses."""
+    with exact_softmax():
+        plain = course(alone(make("oracle_keep", size=64)), models("gemma2"))
+    assert plain[0] == course(Assembly(make("greedy")), models("gemma2"))[0]
+    assert course(alone(make("oracle_keep", size=2)), models("gemma2"))[0] != plain[0]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("name, knobs", ROW_WISE.items(), ids=ROW_WISE)
+def test_rows_that_go_by_themselves_may_be_checked_a_tree_at_a_time(name, knobs, architecture):
+    plain = course(alone(make(name, **knobs)), models(architecture))[0]
+    for drafter in (make("draft_model", width=2, depth=3), make("prompt_lookup"), Wrong()):
+        decoder = make("speculative", verifier="greedy_match")
+        decoder.drafter = drafter
+        assembly = Assembly(decoder, cache_policy=make(name, **knobs))
+        assert course(assembly, models(architecture))[0] == plain
+        assert "greedy_identical" in assembly.guarantee()
+    assert plain != course(Assembly(make("greedy")), models(architecture))[0]
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_no_other_choice_keeps_as_much_attention_as_the_oracles(size):
+    weights = torch.rand(2, 3, 20, generator=torch.Generator().manual_seed(0)) ** 4
+    kept = (weights * make("oracle_keep", size=size).focus(0, weights, torch.arange(3))).sum(-1)
+    for seed in range(50):
+        others = torch.rand(2, 3, 20, generator=torch.Generator().manual_seed(seed)).argsort(-1)[..., :size]
+        assert (weights.gather(-1, others).sum(-1) <= kept).all()
+    assert torch.allclose(kept, weights.sort(-1).values[..., -size:].sum(-1))
+
+
+def test_the_figure_is_the_share_of_attention_that_was_kept():
+    def shares_of(size: int) -> list[Figure]:
+        session = prepare(pair(), [with_policy(TREE, "oracle_keep", size=size)], Prompt(TEXT), Limits(max_new_tokens=8))
+        return [stamped.event for stamped in session if isinstance(stamped.event, Figure) and stamped.event.name == "attention kept"]
+
+    whole, narrow = shares_of(2048), shares_of(2)
+    assert [figure.data["x"] for figure in whole] == list(range(1, len(whole) + 1))
+    assert all(list(figure.data["series"]) == ["layer 0", "layer 1", "layer 2"] for figure in whole)
+    assert all(abs(share - 1) < 1e-9 for figure in whole for share in figure.data["series"].values())
+    assert all(0 < share < 1 for figure in narrow for share in figure.data["series"].values())
+
+
+# --- places in the cache ---
+
+def numbered_by_the_cache(sinks: int, window: int) -> Change:
+    """Unrotate every query and key, and rotate them again, row by row, by their place among what the row sees."""
+    def change(q, k, scores, scaling):
+        changed = scores.clone()
+        for row in range(len(PROMPT), q.shape[1]):
+            seen = [p for p in range(row + 1) if p < sinks or row - p < window]
+            places = torch.arange(len(seen))
+            query, keys = rotated(q[:, row:row + 1], torch.tensor([len(seen) - 1 - row])), rotated(k[:, seen], places - torch.tensor(seen))
+            changed[:, row] = float("-inf")
+            changed[:, row, seen] = (query * keys).sum(-1) * scaling
+        return changed
+    return change
+
+
+def rotated(rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Rows [heads, n, d] turned on by so many positions [n]; the numbers of a pair stand half a row apart."""
+    half = rows.shape[-1] // 2
+    theta = network("llama").config.rope_parameters["rope_theta"]
+    angles = by[:, None] * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    turned = torch.complex(rows[..., :half], rows[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+class TurnedTheOtherWay(SinkWindow):
+    def skipped(self, query):
+        return -super().skipped(query)
+
+
+class OneTooFew(SinkWindow):
+    def skipped(self, query):
+        return (super().skipped(query) - 1).clamp(min=0)
+
+
+class EverythingIsFar(SinkWindow):
+    def far(self, key):
+        return key >= 0
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("sinks, window", [(2, 5), (4, 1), (0, 6), (4, 40)])
+def test_renumbered_rows_and_tokens_stand_at_their_place_in_the_cache(architecture, sinks, window):
+    ours = course(alone(make("sink_window", sinks=sinks, window=window, positions="renumbered")), models(architecture))
+    true = course(alone(make("sink_window", sinks=sinks, window=window)), models(architecture))
+    assert ours[0] == written_out(architecture, numbered_by_the_cache(sinks, window))
+    assert ours[1] == true[1]
+    assert (ours[0] == true[0]) == (sinks == 0 or sinks + window > len(PROMPT) + LENGTH)
+
+
+@pytest.mark.parametrize("wrong", SinkWindow.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_renumbering_is_found_out(wrong):
+    assert course(alone(wrong(sinks=2, window=5, positions="renumbered")), models())[0] != written_out("llama", numbered_by_the_cache(2, 5))
+
+
+def test_no_token_is_further_away_than_the_cache_is_long():
+    policy = make("sink_window", sinks=3, window=7, positions="renumbered")
+    for query in range(200):
+        at = torch.tensor([query])
+        seen = policy.visible(at[:, None], torch.arange(query + 1))[0].nonzero().flatten()
+        distances = query - seen - policy.skipped(at) * policy.far(seen)
+        assert distances.sort(descending=True).values.tolist() == list(range(min(query + 1, 10)))[::-1]
+
+
+def test_turning_queries_back_moves_them_to_an_earlier_position():
+    model = pair("llama").target
+    rows = torch.randn(4, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    back = torch.tensor([0, 1, 7, 30, 100])
+    assert torch.allclose(model.turn_back(rows, back), rotated(rows, -back), atol=1e-5)  # the model's table of angles is in float32
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox"])
+def test_positions_that_cannot_be_renumbered_are_refused_in_one_sentence(architecture):
+    with pytest.raises(Refusal, match="leave them true") as refusal:
+        course(alone(make("sink_window", positions="renumbered")), models(architecture))
+    assert str(refusal.value).count(".") == 1

@@ -1,0 +1,138 @@
+"""A model's own first layers as its draft: what they guess, what it costs, and that the law stays."""
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from architectures import tiny
+from pairs import pair
+from tables import TableModel, distance, law, product_law, watch, write
+from test_strategies_trees import AT_ONE, EXACT, GREEDY, at_rest, guessing
+from toys import byte_tokenizer
+
+from playground.draws import Draws
+from playground.engine.model import Model, Work
+from playground.engine.store import Store
+from playground.errors import Refusal
+from playground.events import Draft, Forward, Verdict
+from playground.lane import Limits
+from playground.recipe import Recipe, assemble
+from playground.session import Models, Prompt, prepare
+from playground.trace import metrics
+
+COLLAPSES = {
+    "layer_skip_draft": at_rest("layer_skip_draft", depth=0),
+}
+
+
+class EarlyTable(TableModel):
+    """Its early exit has opinions of its own."""
+
+    leaving = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.early = TableModel(self.letters, self.ends, self.seed + 1)
+
+    def forward(self, works, plan=None):
+        self.leaving = plan is not None and plan.stop is not None
+        return super().forward(works, plan)
+
+    def scores(self, context):
+        return self.early.scores(context) if self.leaving else super().scores(context)
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "sample_match", "k_seq"])
+@pytest.mark.parametrize("letters, ends", [("abc", ""), ("ab.", ".")])
+def test_the_law_is_the_whole_models_whatever_its_first_layers_think(verifier, letters, ends):
+    model = EarlyTable(letters, ends)
+    found = law(Recipe("layer_skip", {}, [(verifier, {}), AT_ONE]), {"target": model}, [0, 1, 0], 4)
+    assert distance(found, product_law(TableModel(letters, ends), [0, 1, 0], 4)) < EXACT
+
+
+ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt2")
+
+
+def layer_skip(share: float) -> Recipe:
+    return Recipe("layer_skip", {}, [("layer_skip_draft", {"exit": share})])
+
+
+def layered(architecture: str) -> Model:
+    return Model(tiny(architecture), byte_tokenizer(), architecture)
+
+
+LIMITS, START = Limits(0, 18), [5, 9, 2, 7, 7, 1]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("share", [0.05, 0.6, 1.0])
+def test_rows_that_left_early_and_went_on_are_those_of_one_plain_pass(architecture, share):
+    model, seen = layered(architecture), None
+    rounds = 0
+    for lane in watch(assemble(guessing("layer_skip_draft", "rejection", AT_ONE, exit=share)), {"target": model}, START, LIMITS, Draws(0)):
+        rows = lane.target.seen
+        if rows is seen or rows is None or not len(rows.tree):
+            continue
+        seen, rounds = rows, rounds + 1
+        text = [*rows.committed, *rows.tree.tokens]
+        (fresh,), _ = model.forward([Work(model.new_store(), text, list(range(-1, len(text) - 1)))])
+        assert (rows.raw - fresh[len(rows.committed) - 1:]).abs().max() < EXACT
+    assert rounds > 2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("share", [0.05, 0.6])
+def test_guesses_of_the_first_layers_change_no_greedy_text(architecture, share):
+    models = {"target": layered(architecture)}
+    plain, skipping = (write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, layer_skip(share)))
+    assert plain == skipping
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(architecture, monkeypatch):
+    passes, original = defaultdict(list), Store.write
+
+    def counted(store, layer, at, keys, values):
+        passes[layer].append(keys.shape[1])
+        return original(store, layer, at, keys, values)
+
+    model = pair(architecture).target
+    session = prepare(Models(model), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
+    monkeypatch.setattr(Store, "write", counted)
+    told = [stamped.event for stamped in session]
+    guesses = [len(event.tokens) for event in told if isinstance(event, Draft)]
+    assert model.depth == 3 and guesses
+    rounds = [1 + count for count in guesses] + [1]  # the last token of the text and every guess; for the last token nothing is guessed
+    assert passes[1] == passes[2] and passes[1][1:] in (rounds, rounds[:-1]), "late layers: the prompt, and then once a round"
+    assert len(passes[0]) == 1 + sum(passes[1][1:]) and sum(passes[0]) == sum(passes[1]), "first layers: one row after another, none twice"
+
+
+def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
+    session = prepare(Models(pair().target), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
+    told = [stamped.event for stamped in session]
+    passes = [event for event in told if isinstance(event, Forward) and event.phase == "decode"]
+    early, late = ([event for event in passes if event.stream == stream] for stream in ("exit", "target"))
+    rounds = [event for event in told if isinstance(event, Verdict)]
+    found = metrics(session.trace)
+    plain = len(late) - len(rounds)  # at the end, where there is room for one token only
+    assert {event.layers for event in early} == {1} and [event.layers for event in late] == [2] * len(rounds) + [3] * plain
+    assert (found["draft_forwards"], found["target_forwards"]) == (len(early), len(rounds) + plain)
+    assert found["wasted_tokens"] == sum(event.tokens for event in late) - (found["tokens"] - 1)
+
+
+def test_with_all_layers_every_guess_stands():
+    recipe = guessing("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)
+    session = prepare(Models(pair().target), [recipe], Prompt("The green bird"), Limits(0, 19))
+    verdicts = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
+    assert [len(verdict.kept) for verdict in verdicts] == [5, 5, 5] and metrics(session.trace)["acceptance_rate"] == 1
+
+
+@pytest.mark.parametrize("share, layers", [(0.05, 1), (0.45, 1), (0.55, 2), (0.95, 3)])
+def test_the_share_of_three_layers_is_rounded_and_never_none(share, layers):
+    session = prepare(Models(pair().target), [layer_skip(share)], Prompt("a bird"), Limits(0, 4))
+    assert {stamped.event.layers for stamped in session if isinstance(stamped.event, Forward) and stamped.event.stream == "exit"} == {layers}
+
+
+def test_layer_skip_refuses_another_drafter():
+    with pytest.raises(Refusal, match=r"for draft_model choose speculative\.$"):
+        assemble(Recipe("layer_skip", {}, [("draft_model", {})]))
