@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from playground.engine.model import Work
+from playground.engine.pool import Room
 from playground.engine.seams import Plan
 from playground.stream import CHUNK, Feed, Steps
 
@@ -29,7 +30,7 @@ class Prefix:
 
     def __init__(self, stream: Stream):
         self.name, self.model, self.prompt, self.captures = stream.name, stream.model, stream.prompt, stream.captures
-        self.store = stream.model.new_store()
+        self.store = stream.model.new_store(Room(len(self.prompt), len(self.prompt)))
         self._waited_for: Feed | None = None
         self._last: Feed | None = None
 

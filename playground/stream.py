@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from playground.engine.model import LateWork, Model, Work
+from playground.engine.pool import Room
 from playground.engine.seams import Plan
 from playground.events import Forward, Note
 from playground.parts.tree import ROOT, TokenTree, chain
@@ -130,7 +131,7 @@ class Stream:
     def __init__(self, name: str, model: Model, lane: Lane, prompt: list[int], companions: Iterable[Stream] = ()):
         self.name, self.model, self.lane, self.prompt = name, model, lane, prompt
         self.companions = list(companions)  # streams whose rows samplers read beside this one's
-        self.store = model.new_store()
+        self.store = model.new_store(Room(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context)))
         self.captures = lane.captures(name)
         self._root: Tensor | None = None  # row that follows the trunk, where it is known, with what was captured of it
         self._answer: tuple[Tensor, int] | None = None  # rows of `seen` with what was captured, and the node of the first

@@ -18,6 +18,7 @@ from torch import Tensor
 from playground.draws import Draws
 from playground.engine.grammar import GrammarEngine
 from playground.engine.model import Work
+from playground.engine.pool import UNKNOWN, Room
 from playground.engine.segment import CAUSAL
 from playground.engine.store import Store
 from playground.engine.tokens import Tokens
@@ -89,8 +90,8 @@ class TableModel:
             self.tokens = Tokens(self.tokenizer, self.vocabulary)
             self.grammars = GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
 
-    def new_store(self) -> Store:
-        return Store(1)
+    def new_store(self, room: Room = UNKNOWN) -> Store:
+        return Store(1, room=room)
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         return float(rows)

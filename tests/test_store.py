@@ -12,8 +12,12 @@ from toys import byte_tokenizer
 from transformers import PreTrainedModel
 
 from playground.engine.model import Model, Work
+from playground.engine.pool import UNKNOWN, Pool, Room
 from playground.engine.segment import DEAD, Window
 from playground.engine.store import Slots, Store
+from playground.lane import Limits
+from playground.recipe import Recipe
+from playground.session import Models, Prompt, prepare
 
 EXACT = 1e-9
 TOKENS = 96
@@ -182,6 +186,31 @@ def test_eviction_gives_memory_back(llama):
     store.evict([torch.arange(110)[None] >= 106])
     assert store.bytes() * 27 < before
     assert store.keys[0].rows.shape[1] < held
+
+
+@pytest.mark.parametrize("room, capacities", [(UNKNOWN, [256, 384, 384]), (Room(200, 1000), [320, 320, 512]), (Room(200, 400), [320, 320, 448]),
+                                              (Room(200, 210), [256, 320, 384]), (Room(0, 1000), [256, 384, 384])])
+def test_memory_is_taken_for_what_is_known_to_come_and_no_further_ahead_than_that(room, capacities):
+    pool, found = Pool(room), []
+    for at, count in ((0, 200), (200, 60), (260, 100)):
+        pool.write(at, torch.zeros(2, count, 4))
+        found.append(pool.rows.shape[1])
+    assert found == capacities
+
+
+@pytest.mark.parametrize("once, capacity", [(True, 64), (False, 384)])
+def test_behind_a_prompt_that_others_hold_too_only_the_own_part_of_a_text_takes_memory(once, capacity):
+    pool = Pool(Room(300, 340))
+    pool.begin_with(torch.zeros(2, 300, 4), once)
+    pool.write(300, torch.zeros(2, 20, 4))
+    assert pool.rows.shape[1] == capacity
+
+
+@pytest.mark.parametrize("new", [70, 4000])
+def test_a_lane_tells_its_cache_how_long_the_text_can_get(llama, new):
+    session = prepare(Models(llama[0]), [Recipe("greedy")], Prompt("The green bird"), Limits(max_new_tokens=new))
+    lane = session._runners[0].lane
+    assert lane.target.store.room == (lane.prompt_length, min(lane.prompt_length + new, llama[0].context))
 
 
 def test_a_window_hides_old_positions_from_decode_rows_but_not_from_the_prompt(llama):

@@ -8,10 +8,12 @@ from playground.bench.limits import cache_bytes_a_token
 from playground.bench.prompts import Task
 from playground.bench.standard import ALLOCATED, DEVICE, FORMULA, HELD, block
 from playground.engine.model import Model, Work
+from playground.engine.pool import Room
 from playground.engine.store import Store
 
 FORWARDS = 10  # timed together, for one is over soon
 CHUNK = 512  # tokens of a prompt in one forward
+
 
 def binary_tree(nodes: int) -> list[int]:
     """Parents of a tree that guesses two tokens after every one; -1 is the end of the text."""
@@ -19,8 +21,8 @@ def binary_tree(nodes: int) -> list[int]:
 
 
 def filled(model: Model, ids: list[int]) -> Store:
-    """A store that has read a prompt, as a lane reads it."""
-    store = model.new_store()
+    """A store that has read a prompt, as a lane reads it whose text ends there."""
+    store = model.new_store(Room(len(ids), len(ids)))
     for start in range(0, len(ids), CHUNK):
         piece = ids[start:start + CHUNK]
         model.forward([Work(store, piece, list(range(-1, len(piece) - 1)), last_only=True)])

@@ -123,7 +123,7 @@ _FIRST = Table(
     [FIRST, ENGINE, LIBRARY_PREFILL], [Ratio("lane / ours", FIRST, ENGINE), Ratio("lane / library", FIRST, LIBRARY_PREFILL)], same=True)
 _MEMORY = Table(
     "Memory of keys and values", "Megabytes of a cache of so many tokens. Formula: 2 x layers x KV heads x width of a head x bytes of a number, "
-    "a token. Allocated: what the tensors take, with room to grow.", "memory",
+    "a token. Allocated: what the tensors take of a lane whose text ends there.", "memory",
     [FORMULA, HELD, ALLOCATED, DEVICE], [Ratio("held / formula", HELD, FORMULA), Ratio("allocated / formula", ALLOCATED, FORMULA)], MEGA)
 _RECORDING = Table(
     "Recording", "Milliseconds a token of a lane that records every event, and of one that notes only its text.", "decoding",

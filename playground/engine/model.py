@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from playground.engine.fast import FastLlama, fast_path
 from playground.engine.grammar import GrammarEngine
+from playground.engine.pool import UNKNOWN, Room
 from playground.engine.replay import Replay, replay_path
 from playground.engine.seams import Call, Plan, install
 from playground.engine.segment import Segment
@@ -128,8 +129,8 @@ class Model:
         """Moves rotated queries [heads, n, d] by so many positions [n] towards the start; None where positions cannot be changed afterwards."""
         return self.fast.turn_back if self.fast else None
 
-    def new_store(self) -> Store:
-        return Store(self.depth, self.device)
+    def new_store(self, room: Room = UNKNOWN) -> Store:
+        return Store(self.depth, self.device, room)
 
     @torch.inference_mode()
     def forward(self, works: list[Work], plan: Plan | None = None) -> tuple[list[Tensor], dict[int, Tensor]]:

@@ -1,14 +1,25 @@
 """Memory for the keys, or the values, of one layer: rows of the oldest tokens perhaps packed, or shared with other pools; all others as they were written."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 GROWTH = 64  # slots a pool gets at a time, at least
+
+
+class Room(NamedTuple):
+    """Slots that will be wanted of a pool, the scratch aside."""
+
+    soon: int = 0  # as far as is known when the first row arrives
+    most: float = math.inf
+
+
+UNKNOWN = Room()
 
 
 class Packed(Protocol):
@@ -84,9 +95,10 @@ def moves(into: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Pool:
-    """Rows [kv_heads, slots, d]. Allocated when the first row arrives, grown by half, shrunk once twice too large."""
+    """Rows [kv_heads, slots, d]. Allocated when the first row arrives, grown by half as long as more may be wanted, shrunk once twice too large."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room = UNKNOWN) -> None:
+        self.room = room
         self.rows: Tensor | None = None  # as written, [kv_heads, capacity, d]
         self.packed: Packed | None = None  # what comes before them, or
         self.prefix: Tensor | None = None  # what comes before them and is held once for several pools, [kv_heads, slots, d]: nobody writes to it
@@ -147,7 +159,8 @@ class Pool:
 
     def _grow(self, wanted: int, like: Tensor) -> None:
         capacity = 0 if self.rows is None else self.rows.shape[1]
-        grown = -(-max(wanted, capacity + capacity // 2) // GROWTH) * GROWTH
+        ahead = capacity + capacity // 2 if capacity else self.room.soon + GROWTH - self.ahead
+        grown = -(-max(wanted, min(ahead, self.room.most - self.ahead)) // GROWTH) * GROWTH
         with torch.inference_mode(False):  # an ordinary tensor, so that it can be moved about outside a forward
             new = torch.empty(like.shape[0], grown, like.shape[2], dtype=like.dtype, device=like.device)
         if capacity:

@@ -23,7 +23,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.pool import Encode, Meeting, Order, Pool, in_front
+from playground.engine.pool import UNKNOWN, Encode, Meeting, Order, Pool, Room, in_front
 from playground.engine.segment import DEAD, Focus, LateSegment, Renumbering, Segment, Window
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -69,6 +69,7 @@ class Attention:
 class Store:
     depth: int  # decoder layers
     device: torch.device | str = "cpu"
+    room: Room = UNKNOWN
     length: int = 0  # tokens of the trunk, evicted ones included: the true position of the next token
     parents: list[int] = field(default_factory=list)  # of the scratch nodes, within the scratch
     depths: list[int] = field(default_factory=list)  # of the scratch nodes; 0 continues the trunk
@@ -83,7 +84,7 @@ class Store:
     heard: int = 0  # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice
 
     def __post_init__(self) -> None:
-        self.keys, self.values = ([Pool() for _ in range(self.depth)] for _ in range(2))
+        self.keys, self.values = ([Pool(self.room) for _ in range(self.depth)] for _ in range(2))
         self.slots = [Slots(torch.empty(1, 0, dtype=torch.long, device=self.device))]  # one for all layers, or one each
         self.attention: list[Attention] = []
 
