@@ -136,10 +136,14 @@ def _attend_alone(layer: int, segment: Segment, new: New, scaling: float, slidin
     if segment.focused:
         seen = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
         output = _attend_narrowly(query, keys, values, seen, scaling, softcap)
+    elif len(segment.watched) == segment.rows:
+        output, whole = _written_out(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
+        segment.watch(layer, whole.sum(1))
+        return output
     elif softcap is None:
         output = attend(query, keys, values, segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype), scaling)
     else:
-        output = _softcapped(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
+        output, _ = _written_out(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
     if segment.watched:
         segment.watch(layer, weights(query, keys, segment.mask(layer, sliding_window), segment.watched, scaling, softcap))
     return output
@@ -155,7 +159,7 @@ def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_
 def _attend_narrowly(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
     """Attention under a mask of this layer alone, [kv_heads, rows, slots]."""
     if softcap is not None:
-        return _softcapped(query, keys, values, mask, scaling, softcap)
+        return _written_out(query, keys, values, mask, scaling, softcap)[0]
     return attend(query, keys, values, as_bias(mask, len(query) // len(keys), query.dtype), scaling)
 
 
@@ -169,12 +173,16 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | str | Non
     return scaled_dot_product_attention(query, keys[None], values[None], bias, scale=scaling).reshape(heads, n, -1)
 
 
-def _softcapped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float, softcap: float) -> Tensor:
-    """The same for scores that are squeezed before the softmax, which torch's own attention cannot; mask as `Segment.mask` makes it."""
+def _written_out(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float,
+                 softcap: float | None) -> tuple[Tensor, Tensor]:
+    """The same with its weights, [kv_heads, group, n, m]; mask as `Segment.mask` makes it.
+
+    For rows of which all are watched, and for scores that are squeezed before the softmax, which torch's own attention cannot.
+    """
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     mask = _grouped(mask, heads // kv_heads, n, query.device)
     spread = _softmax(query.reshape(kv_heads, heads // kv_heads * n, -1), keys, mask, scaling, softcap)
-    return (spread.to(values.dtype) @ values).reshape(heads, n, -1)
+    return (spread.to(values.dtype) @ values).reshape(heads, n, -1), spread.reshape(kv_heads, heads // kv_heads, n, -1)
 
 
 def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.device) -> Tensor | None:
@@ -194,7 +202,7 @@ def _repeated(mask: Tensor, groups: int) -> Tensor:
 def weights(query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, softcap: float | None) -> Tensor:
     """What chosen rows attend to, summed over the query heads of a group, [kv_heads, len(rows), m].
 
-    A pass of its own, so that all rows still go through the fast attention, which never writes its weights out.
+    A pass of its own, so that the other rows still go through the fast attention, which never writes its weights out.
     """
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     mask = _grouped(mask, 1, n, query.device)
