@@ -595,11 +595,34 @@ def test_the_latest_rows_are_remembered_and_no_more():
     lately = Lately(2)
     lately.add(0, torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]]), torch.tensor([[0, 1, 2]]))
     assert lately.of(0, torch.tensor([[0, 1, 2, 3]])).tolist() == [pytest.approx([0.35, 0.35, 0.3, 0.0])]
-    lately.add(0, torch.tensor([[[0.4, 0.6, 9.0]]]), torch.tensor([[2, 3, -1]]))
-    assert lately.of(0, torch.tensor([[0, 2, 3]])).tolist() == [pytest.approx([0.1, 0.5, 0.3])]
+    lately.add(0, torch.tensor([[[0.0, 0.4, 9.0, 0.6]]]), torch.tensor([[0, 2, -1, 3]]))
+    assert lately.of(0, torch.tensor([[0, 2, -1, 3]])).tolist() == [pytest.approx([0.1, 0.5, 0.0, 0.3])]
     lately.move(0, Moving.of(torch.tensor([[0]]), torch.tensor([[3]])))
     assert lately.of(0, torch.tensor([[0, 2, 3]])).tolist() == [pytest.approx([0.0, 0.5, 0.4])]
     assert lately.of(1, torch.tensor([[0]])).tolist() == [[0.0]]
+
+
+def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
+    """Heads that lose unlike tokens, one after the other, and votes that move on; held against one table for all positions."""
+    chance, heads, count = torch.Generator().manual_seed(0), 3, 4
+    lately, table, slots = Lately(count), torch.zeros(heads, 0, 40), torch.arange(6).expand(heads, -1)
+    for position in range(6, 40):
+        slots = torch.cat([slots, torch.full((heads, 1), position)], 1)
+        weights = torch.rand(heads, 1, slots.shape[1], generator=chance)
+        lately.add(0, weights, slots)
+        row = torch.zeros(heads, 1, 40).scatter_add_(2, slots.clamp(min=0)[:, None], weights.masked_fill(slots[:, None] < 0, 0))
+        table = torch.cat([table, row], 1)[:, -count:]
+        loses = torch.stack([(head >= 0).nonzero()[:, 0][torch.randint(int((head >= 0).sum()), (1,), generator=chance)] for head in slots])
+        gone = slots.gather(1, loses)
+        moving = Moving.of(gone, slots.amax(1, keepdim=True))
+        lately.move(0, moving)
+        table, slots = moved(table, moving), slots.scatter(1, loses, -1)
+        if position % 3 == 0:  # the holes are closed now and then; in between slots stand empty
+            order = (slots < 0).byte().argsort(dim=1, stable=True)[:, :int((slots >= 0).sum(1).max())]
+            slots = slots.gather(1, order)
+        there = slots >= 0
+        expected = table.mean(1).gather(1, slots.clamp(min=0))
+        assert torch.allclose(lately.of(0, slots)[there], expected[there]), position
 
 
 # --- what it means for a lane ---

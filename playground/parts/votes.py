@@ -64,32 +64,67 @@ class Votes:
         return _reaching(self._layers.get(layer, like.new_zeros(len(like), 0)), length)
 
 
+class Heard(NamedTuple):
+    """What the latest rows of one layer attended to, slot by slot."""
+
+    weights: Tensor  # [kv_heads, slots, rows]: those of one slot stand together, so that slots are cheap to take along
+    positions: Tensor  # of the slots, rising but for empty ones, [1 or kv_heads, slots]
+    rows: int  # heard of so far; the next one takes the place of the oldest
+
+
 class Lately:
-    """What the last `count` rows attended to in each layer, row by row, summed over the query heads of a group."""
+    """What the last `count` rows attended to in each layer, row by row, summed over the query heads of a group.
+
+    Rows are held slot by slot: behind a long prompt of which little is left they would otherwise take more memory than the cache. A token
+    that has lost its slot is forgotten.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._layers: dict[int, Tensor] = {}  # [kv_heads, rows, positions]
+        self._layers: dict[int, Heard] = {}
 
     def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
-        """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots]; below 0 a slot is empty."""
-        last, there = weights[:, -self.count:], keys[:, None, :]
-        before = _reaching(self._layers.get(layer, last[:, :0, :0]), int(keys.max()) + 1)
-        rows = last.new_zeros(*last.shape[:2], before.shape[2])
-        rows.scatter_add_(2, there.clamp(min=0).expand_as(last), last.masked_fill(there < 0, 0))
-        self._layers[layer] = torch.cat([before, rows], 1)[:, -self.count:]
+        """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots], which rise; below 0 a slot is empty."""
+        last = weights[:, -self.count:].masked_fill(keys[:, None] < 0, 0)
+        before = self._layers.get(layer)
+        over = last.new_zeros(len(last), last.shape[2], self.count) if before is None else _over(before, keys)
+        rows = 0 if before is None else before.rows
+        for row in range(last.shape[1]):
+            over[:, :, (rows + row) % self.count] = last[:, row]
+        self._layers[layer] = Heard(over, keys, rows + last.shape[1])
 
     def of(self, layer: int, positions: Tensor) -> Tensor:
         """What the slots at positions [1 or kv_heads, slots] received of a row on average, [kv_heads, slots]; zero where nothing was heard."""
         if layer not in self._layers or not positions.numel():
             return torch.zeros(positions.shape, device=positions.device)
-        received = _reaching(self._layers[layer].mean(1), int(positions.max()) + 1)
-        return received.gather(1, positions.clamp(min=0).expand(len(received), -1))
+        heard = self._layers[layer]
+        over = heard.weights if torch.equal(heard.positions, positions) else _over(heard, positions)
+        return over.sum(2) / min(heard.rows, self.count)
 
     def move(self, layer: int, moving: Moving) -> None:
-        """The same as `Votes.move`."""
-        if layer in self._layers:
-            self._layers[layer] = moved(self._layers[layer], moving)
+        """The same as `Votes.move`, of tokens that have slots."""
+        if layer in self._layers and len(moving.heads):
+            heard, (heads, *ends) = self._layers[layer], moving
+            own = heard.positions.expand(len(heard.weights), -1)[heads]
+            places = (_places(own, end[:, None])[:, 0] for end in ends)
+            self._layers[layer] = heard._replace(weights=moved(heard.weights.mT, Moving(heads, *places)).mT)
+
+
+def _over(heard: Heard, positions: Tensor) -> Tensor:
+    """The weights over slots at these positions [1 or kv_heads, n], zero where there was none: [kv_heads, n, rows] in memory of their own."""
+    heads, slots, rows = heard.weights.shape
+    held, positions = (each.expand(heads, -1) for each in (heard.positions, positions))
+    places = _places(held, positions)
+    first = torch.arange(0, heads * slots, slots, device=places.device)[:, None]
+    taken = heard.weights.reshape(-1, rows).index_select(0, (places + first).flatten()).view(heads, -1, rows)
+    taken[held.gather(1, places) != positions] = 0
+    return taken
+
+
+def _places(held: Tensor, positions: Tensor) -> Tensor:
+    """Where in each row of `held` [n, slots] the positions [n, m] stand; the place of another one where they do not."""
+    never_falling = held.cummax(1).values  # an empty slot stands as the one before it once more
+    return torch.searchsorted(never_falling, positions.contiguous()).clamp_(max=held.shape[1] - 1)
 
 
 def _reaching(votes: Tensor, length: int) -> Tensor:
