@@ -41,9 +41,11 @@ class Quantised:
         """The rows, [heads, count + room, d], each number within half a scale of what was written; the last `room` of them are left open."""
         wide, members = torch.promote_types(self.dtype, torch.float32), self.axis + 1
         scale, zero = (part.to(wide).unsqueeze(members) for part in (self.scale, self.zero))
-        codes = unpack_bits(self.codes, self.bits, self._channels).to(wide).unflatten(self.axis, (-1, self.size))
-        rows = codes.new_empty(len(codes), self.count + room, self._channels)
-        torch.add(codes.mul_(scale), zero, out=rows[:, :self.count].unflatten(self.axis, (-1, self.size)))
+        codes = unpack_bits(self.codes, self.bits, self._channels)
+        rows = torch.empty(len(codes), self.count + room, self._channels, dtype=wide, device=codes.device)
+        packed, groups = rows[:, :self.count], (-1, self.size)
+        packed.copy_(codes)
+        packed.unflatten(self.axis, groups).mul_(scale).add_(zero)
         return rows.to(self.dtype)
 
     @property

@@ -146,9 +146,13 @@ class Blocks:
         return sum(block.bytes for block in self.blocks)
 
     def unpack(self, room: int = 0) -> Tensor:
-        *before, last = self.blocks
-        rows = [*(block.unpack() for block in before), last.unpack(room)]
-        return torch.cat(rows, 1) if before else rows[0]
+        """The rows of all blocks, [heads, n + room, d], in the memory of the first, which holds the prompt."""
+        first, *behind = self.blocks
+        rows, at = first.unpack(self.count - first.coded.count + room), first.coded.count
+        for block in behind:
+            rows[:, at:at + block.coded.count] = block.unpack()
+            at += block.coded.count
+        return rows
 
 
 def in_vectors(part: str, rows: Tensor) -> Tensor:
