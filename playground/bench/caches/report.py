@@ -19,7 +19,7 @@ hold, by its budget or by its bits. *Storages*: the tensors that hold keys and v
 what the process took beyond what it had before the prompt. *Freed* are shares of a full cache of the same length: promised, missing in
 the storages, and missing in the resident memory against the full cache's own process. It counts as freed where no more than
 {NEAR:.0%} of what was promised is missing. *Prompt* is the moment with one token behind the prompt, the earliest at which every policy has acted.
-Policies that pack unpack a layer at a time in every step, and the C library keeps that room for the next one: it counts as resident."""
+Policies that pack unpack a layer at a time in every step; that room is handed back before the look, so it does not count."""
 STEP_NOTES = f"""Lanes under all policies stood side by side behind the same prompt, with every event recorded as on the page, and took a step each in turn; the
 first rounds were dropped. *Over plain* is taken within each round, median (lowest to highest); *all together* is all seconds over all plain
 ones, which counts packing that comes once in many steps. The full cache once more says how far two equal lanes are apart. Of the
