@@ -111,7 +111,8 @@ class Page:
         asked = [*controls, self.passage, self.known, *self._told()]
         self.gallery.pick(acts.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
         self.lessons.set_up(acts.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(acts.run, [self.visit, *controls], **streaming)
-        gr.on([self.prompt.blur, self.context.blur, self.mode.change, self.before.change], acts.recognise, controls, self.known, queue=False, **PRIVATE)
+        asks = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change]  # the last one's answer stays, however late others come
+        gr.on(asks, acts.recognise, controls, self.known, queue=False, trigger_mode="always_last", **PRIVATE)
         self.share.click(acts.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
         self.mode.change(None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE)
