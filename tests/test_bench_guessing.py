@@ -11,9 +11,9 @@ from pairs import network, pair
 from playground.bench.contenders import Loaded
 from playground.bench.guessing.findings import FULL, MOST_WORK, matches, standings, works
 from playground.bench.guessing.lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
-from playground.bench.guessing.library import Library, Watched
 from playground.bench.guessing.observe import Beside, Guessed, Round, observe, rounds_of
 from playground.bench.guessing.report import document, page, sections
+from playground.bench.guessing.theirs import Library, Watched
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Stamped
 from playground.lane import Limits

@@ -189,7 +189,7 @@ def test_eviction_gives_memory_back(llama):
 
 
 @pytest.mark.parametrize("room, capacities", [(UNKNOWN, [256, 384, 384]), (Room(200, 1000), [320, 320, 512]), (Room(200, 400), [320, 320, 448]),
-                                              (Room(200, 210), [256, 320, 384]), (Room(0, 1000), [256, 384, 384])])
+                                              (Room(200, 210), [256, 384, 384]), (Room(0, 1000), [256, 384, 384])])
 def test_memory_is_taken_for_what_is_known_to_come_and_no_further_ahead_than_that(room, capacities):
     pool, found = Pool(room), []
     for at, count in ((0, 200), (200, 60), (260, 100)):

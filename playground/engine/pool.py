@@ -160,7 +160,8 @@ class Pool:
     def _grow(self, wanted: int, like: Tensor) -> None:
         capacity = 0 if self.rows is None else self.rows.shape[1]
         ahead = capacity + capacity // 2 if capacity else self.room.soon + GROWTH - self.ahead
-        grown = -(-max(wanted, min(ahead, self.room.most - self.ahead)) // GROWTH) * GROWTH
+        most = self.room.most - self.ahead
+        grown = -(-max(wanted, min(ahead, most) if wanted <= most else ahead) // GROWTH) * GROWTH  # a scratch may outgrow the text
         with torch.inference_mode(False):  # an ordinary tensor, so that it can be moved about outside a forward
             new = torch.empty(like.shape[0], grown, like.shape[2], dtype=like.dtype, device=like.device)
         if capacity:

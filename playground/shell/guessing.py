@@ -49,8 +49,8 @@ def _questions(options: Namespace) -> list[Question]:
 def _answers(options: Namespace, models: tuple[Loaded, Loaded | None], questions: list[Question], entrants: list[Any],
              pairs: list[Any]) -> tuple[list[Answer], bool]:
     """Everything that comes, and whether Ctrl-C ended it."""
-    from playground.bench.guessing.library import Library
     from playground.bench.guessing.observe import Beside, observe
+    from playground.bench.guessing.theirs import Library
     from playground.session import Limits, Models
     target, draft = models
     library = {pair.theirs: Library.of(pair, target, draft, options.max_new_tokens) for pair in pairs}

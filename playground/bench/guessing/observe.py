@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from playground.bench.guessing.library import Library
+from playground.bench.guessing.theirs import Library
 from playground.bench.survey import Answer, Asked, Entrant, Examiner, Stopwatch, prompt_of, rounds
 from playground.events import Draft, Forward, Stamped
 from playground.questions import Question
@@ -32,15 +32,15 @@ class Guessed(Answer):
 class Beside(Examiner):
     """Examines lanes as every survey does, and those of these names by the library's own way."""
 
-    library: dict[str, Library] = field(default_factory=dict)
+    theirs: dict[str, Library] = field(default_factory=dict)
 
     def everyone(self, lanes: Sequence[Entrant]) -> list[Entrant]:
         """The lanes, and the library after them."""
-        return [*lanes, *(Entrant(name, Recipe()) for name in self.library)]
+        return [*lanes, *(Entrant(name, Recipe()) for name in self.theirs)]
 
     def ask(self, asked: Asked) -> Iterator[Answer | None]:
-        if asked.entrant.name in self.library:
-            return iter([self._generated(asked, self.library[asked.entrant.name])])
+        if asked.entrant.name in self.theirs:
+            return iter([self._generated(asked, self.theirs[asked.entrant.name])])
         return super().ask(asked)
 
     def _generated(self, asked: Asked, library: Library) -> Answer:
