@@ -136,6 +136,15 @@ def packed(part: str, written: Tensor, **knobs) -> Blocks:
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
+def test_blocks_come_back_one_behind_the_other_with_room_behind_the_last(part):
+    gear, written = make("gear", buffer=8), torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(3))
+    blocks = gear.encode(part, written[:, 24:], gear.encode(part, written[:, :24], None))
+    assert len(blocks.blocks) == 3
+    found = blocks.unpack(room=5)
+    assert found.shape == (2, 45, 16) and torch.equal(found[:, :40], torch.cat([block.unpack() for block in blocks.blocks], 1))
+
+
+@pytest.mark.parametrize("part", ["keys", "values"])
 def test_outliers_and_columns_each_lower_the_error_and_neither_is_the_quantised_cache(part):
     written = rows(2, 64, 8)
     written[:, :, 3] += 5 * rows(2, 64, 1, seed=1)[..., 0] ** 3  # a channel of keys with outliers
