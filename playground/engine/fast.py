@@ -121,7 +121,8 @@ class FastLlama:
         self.norm = _norm(inner.norm)
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
         self.bytes = sum(weight.nbytes for weight in network.parameters())
-        if sum(weight.numel() for weight in network.parameters()) <= SMALL:
+        self.weights = sum(weight.numel() for weight in network.parameters())
+        if self.weights <= SMALL:
             for product in (self.head, *(product for layer in self.layers for product in layer.products)):
                 product.pack()
 

@@ -13,6 +13,7 @@ from transformers.utils import ModelOutput
 
 from playground.engine.fast import FastLlama, fast_path
 from playground.engine.grammar import GrammarEngine
+from playground.engine.light import FEW, LightLlama, light_path
 from playground.engine.pool import UNKNOWN, Room
 from playground.engine.replay import Replay, replay_path
 from playground.engine.seams import Call, Plan, install
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that compares our attention with the library's own
 
 
-Way = FastLlama | Replay | None
+Way = FastLlama | LightLlama | Replay | None
 Blend = tuple[list[int], list[float]]
 """Tokens and their weights: a row whose input is the weighted mean of their embeddings."""
 
@@ -100,8 +101,9 @@ class Model:
         with torch.inference_mode():
             expected = self._probe_library()
             self.depth = len(install(network))
-            self.fast = self.replay = None
+            self.fast = self.light = self.replay = None
             self.fast = self._trusted("fast", fast_path(network, self.context), expected)
+            self.light = self._trusted("light", light_path(self.fast), expected)
             self.replay = self._trusted("replay", replay_path(self.fast), expected)
             if not self.fast:
                 self._probe_seams(expected)
@@ -160,7 +162,9 @@ class Model:
         return list(exact.split(counts)), call.captured
 
     def _through(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
-        """Logits [rows, V], the lean way where the network has one."""
+        """Logits [rows, V], the leanest way the network has."""
+        if self.light and positions.shape[1] <= FEW:
+            return self.light(positions, wanted, call, **inputs)
         if self.fast:
             return self.fast(positions, wanted, call, **inputs)
         return self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
