@@ -343,6 +343,16 @@ def test_a_line_with_seats_tells_how_many_must_leave_before_ones_turn():
     assert [next(turn, 0) for turn in turns[2:]] == [0, 1]
 
 
+def test_who_rests_needs_no_seat_until_it_goes_on():
+    resting, (early, late, last) = set(), (object() for _ in range(3))
+    line = Line(rests=resting.__contains__)
+    assert [*line.wait(early)] == [] and next(line.wait(late)) == 1
+    resting.add(early)
+    assert line._before(late) == 0 and next(line.wait(last)) == 1
+    resting.clear()
+    assert line._before(last) == 2
+
+
 def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
     now = iter([10.0, 14.0])
     monkeypatch.setattr(benchmark, "monotonic", lambda: next(now))

@@ -61,7 +61,8 @@ def test_of_rows_of_which_one_is_wanted_it_gives_that_one(ways):
 
 def test_a_row_that_blends_two_tokens_is_the_same_both_ways(ways):
     found = []
-    for ways.model.light in (ways.light, None):
+    for light in (ways.light, None):
+        ways.model.light = light
         work = Work(ways.model.new_store(), TEXT[:2], [-1, 0], blends={1: ([4, 9], [0.25, 0.75])})
         found.append(ways.model.forward([work])[0][0])
     assert close(*found) and not close(found[0], ways.rows([-1, 0], Plan(), light=True)[0])

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from app_page import address, browser, expect, monkeypatch_module, page, running, running_visitors, status, tokens, visit  # noqa: F401
 from counting import Counting, counted, counting_site  # noqa: F401
+from playwright.sync_api import Page
 from toys import byte_tokenizer
 
 from playground.trace import Trace
@@ -147,7 +148,13 @@ def test_a_run_says_with_how_many_others_it_takes_turns(counted, browser):
         visitor.close()
 
 
-def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(browser):
+def paused(visitor):
+    visitor.locator("#live .live").focus()
+    visitor.keyboard.press("Space")
+
+
+@pytest.mark.parametrize("makes_room", [Page.close, paused], ids=["leaves", "pauses"])
+def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(browser, makes_room):
     site = counting_site(lambda models, settings, memory: Counting([], settings.prompt))
     site.runs.seats = 1
     demo = build(site)
@@ -163,9 +170,10 @@ def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(browser):
     expect(second.locator("#run")).to_be_visible()
     second.click("#run")
     expect(second.locator("#status")).to_contain_text("waiting for 1 run")
-    first.close()
+    makes_room(first)
     expect(tokens(second, 0).nth(2)).to_be_attached()
-    second.close()
+    for visitor in (first, second):
+        visitor.close()
     demo.close()
 
 

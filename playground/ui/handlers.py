@@ -50,6 +50,10 @@ class Visit:
     def over(self) -> bool:
         return self.run.over if self.run else self.stopped
 
+    @property
+    def held(self) -> bool:
+        return self.run is not None and self.run.state == "held"
+
     def stop(self) -> None:
         self.stopped = True
         if self.run:
@@ -302,7 +306,7 @@ def status(arrival: Arrival, beside: int = 0) -> str:
 
 def waits(ahead: int) -> str:
     """The line while others have the device."""
-    return f"<span class='dot loading'></span>waiting for {ahead} run{'s' if ahead > 1 else ''} of other visitors to end"
+    return f"<span class='dot loading'></span>waiting for {ahead} run{'s' if ahead > 1 else ''} of other visitors to end or pause"
 
 
 def described(models: Any) -> str:

@@ -1,22 +1,26 @@
-"""A line of visitors for something that only so many of them have at a time: first come, first served."""
+"""A line of visitors for something that only so many of them have at a time: first come, first served, but for those who let others go before."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 PATIENCE = 1.0  # seconds after which somebody who waits hears where they stand
 
 
 class Line:
-    """Whoever waits is any object of their own, which stays in the line until it leaves; the first `seats` of it are served."""
+    """Whoever waits is any object of their own, which stays in the line until it leaves; the first `seats` of it are served.
 
-    def __init__(self, seats: int = 1):
-        self.seats = seats
+    Somebody of whom `rests` is true needs no seat as long as it is.
+    """
+
+    def __init__(self, seats: int = 1, rests: Callable[[Any], bool] = lambda who: False):
+        self.seats, self.rests = seats, rests
         self._waiting: list[object] = []
         self._bell = threading.Condition()
 
     def wait(self, who: object) -> Iterator[int]:
-        """Join the end and hear, again and again, how many must leave before; over when it is one's turn."""
+        """Join the end and hear, again and again, how many must make room before; over when it is one's turn."""
         with self._bell:
             self._waiting.append(who)
         while before := self._before(who):
@@ -31,4 +35,5 @@ class Line:
             self._bell.notify_all()
 
     def _before(self, who: object) -> int:
-        return max(0, self._waiting.index(who) - self.seats + 1)
+        ahead = self._waiting[:self._waiting.index(who)]
+        return max(0, sum(not self.rests(other) for other in ahead) - self.seats + 1)

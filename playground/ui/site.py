@@ -58,7 +58,7 @@ class Site:
         self.arrivals = Arrivals(self.load)
         self._borrowed, self._borrowed_score, self._borrowed_look = lent(self._batches), lent(self._score_batches), lent(self._looks)
         self._borrowed_survey = lent(self._survey_batches)
-        self.runs, self.surveys = Line(RUNS), Line()
+        self.runs, self.surveys = Line(RUNS, rests=lambda visit: visit.held), Line()
         self._workers: dict[str, Worker] = {}
 
     @classmethod
