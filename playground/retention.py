@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class Held:
     read: Callable[[str], Tensor]  # "keys" or "values" of the slots, [kv_heads, slots, d]
     write: Callable[[str, Tensor], None] | None = None  # puts other "keys" or "values" in their place, shaped as they are read
 
-    @property
+    @cached_property
     def live(self) -> Tensor:
         """Places that hold a token, [1 or kv_heads, slots]."""
         return self.positions != DEAD

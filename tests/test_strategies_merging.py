@@ -22,13 +22,13 @@ from playground.errors import Refusal
 from playground.events import Cache, Figure
 from playground.lane import Limits
 from playground.parts.merging import averaged, company, nearest, targets
-from playground.parts.votes import Lately, Moving, Votes, moved
+from playground.parts.votes import STRETCH, Lately, Moving, Votes, moved
 from playground.recipe import Assembly, Recipe
 from playground.session import Prompt, prepare
 from playground.strategy import CachePolicy, make
 from playground.trace import check
 from strategies.kv_cache.d2o import D2O, dealt, unevenness
-from strategies.kv_cache.ems import EMS, share
+from strategies.kv_cache.ems import EMS, shares
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 NEAR = 1e-9
@@ -528,12 +528,12 @@ class CentresMatterAsBefore(EMS):
 
 class OldTokensAreFavoured(EMS):
     def importance(self, held, late):
-        return share(self.ever.of(held.layer, held.positions), late | ~held.live)
+        return shares(self.ever.of(held.layer, held.positions), late | ~held.live)
 
 
 class OnlyTheLatestCount(EMS):
     def importance(self, held, late):
-        return share(self.lately.of(held.layer, held.positions), late | ~held.live)
+        return shares(self.lately.of(held.layer, held.positions), late | ~held.live)
 
 
 class NobodyIsLost(EMS):
@@ -604,13 +604,13 @@ def test_the_latest_rows_are_remembered_and_no_more():
 
 def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
     """Heads that lose unlike tokens, one after the other, and votes that move on; held against one table for all positions."""
-    chance, heads, count = torch.Generator().manual_seed(0), 3, 4
-    lately, table, slots = Lately(count), torch.zeros(heads, 0, 40), torch.arange(6).expand(heads, -1)
-    for position in range(6, 40):
+    chance, heads, count, length = torch.Generator().manual_seed(0), 3, 4, 2 * STRETCH + 20
+    lately, table, slots = Lately(count), torch.zeros(heads, 0, length), torch.arange(6).expand(heads, -1)
+    for position in range(6, length):
         slots = torch.cat([slots, torch.full((heads, 1), position)], 1)
         weights = torch.rand(heads, 1, slots.shape[1], generator=chance)
         lately.add(0, weights, slots)
-        row = torch.zeros(heads, 1, 40).scatter_add_(2, slots.clamp(min=0)[:, None], weights.masked_fill(slots[:, None] < 0, 0))
+        row = torch.zeros(heads, 1, length).scatter_add_(2, slots.clamp(min=0)[:, None], weights.masked_fill(slots[:, None] < 0, 0))
         table = torch.cat([table, row], 1)[:, -count:]
         loses = torch.stack([(head >= 0).nonzero()[:, 0][torch.randint(int((head >= 0).sum()), (1,), generator=chance)] for head in slots])
         gone = slots.gather(1, loses)
@@ -623,6 +623,7 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
         there = slots >= 0
         expected = table.mean(1).gather(1, slots.clamp(min=0))
         assert torch.allclose(lately.of(0, slots)[there], expected[there]), position
+        assert lately._layers[0].weights.shape[2] <= slots.shape[1] + 2 * STRETCH  # and so much memory it takes, however long the text is
 
 
 # --- what it means for a lane ---

@@ -27,6 +27,7 @@ New = Sequence[Tensor]
 """Queries, keys and values of new rows, [heads, rows, d]."""
 
 ATTENTION = "playground"
+FEW = 4  # rows
 HARMLESS = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "attention_mask", "output_router_logits"}
 
 
@@ -214,12 +215,17 @@ def weights(query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[i
 
 
 def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, softcap: float | None) -> Tensor:
-    scores = query @ keys.transpose(-1, -2) * scaling
+    scores = products(query, keys) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+
+
+def products(rows: Tensor, keys: Tensor) -> Tensor:
+    """Of rows [kv_heads, n, d] with keys [kv_heads, m, d], [kv_heads, n, m]. A few rows are sooner carried past the keys than the keys past them."""
+    return (keys @ rows.mT).mT if rows.shape[1] <= FEW else rows @ keys.mT
 
 
 def install(network: PreTrainedModel) -> list[nn.Module]:

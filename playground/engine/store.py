@@ -223,9 +223,10 @@ class Store:
             pool.compact(shared, slots.count, len(self.parents))
         for noted in self.attention:
             noted.compact(order, slots.count, layers)
-        lasting = live.gather(1, order)
-        slots.positions = slots.positions.expand_as(live).gather(1, order).masked_fill(~lasting, DEAD)
-        slots.whole = bool(lasting.all())
+        slots.positions = slots.positions.expand_as(live).gather(1, order)
+        slots.whole = int(live.sum()) == order.numel()
+        if not slots.whole:
+            slots.positions.masked_fill_(~live.gather(1, order), DEAD)
 
     def narrow(self, layer: int, onward: Tensor) -> None:
         """From `layer` on, the layers have read nothing yet, and of what the one before them holds they will hold these tokens alone, a mask [1, slots]."""
@@ -286,8 +287,10 @@ class Store:
         if not rows or self.hear is None:
             return
         positions = torch.tensor([start + path.index(noted.nodes[row]) for row in rows], device=self.device)
+        whole = len(rows) == len(noted.nodes)
         for layer, weights in noted.layers.items():
-            self.hear(layer, self._columns(layer, weights[:, rows], len(path), path), positions, self.slots_of(layer).positions)
+            told = self._columns(layer, weights if whole else weights[:, rows], len(path), path)
+            self.hear(layer, told, positions, self.slots_of(layer).positions)
 
     def _columns(self, layer: int, weights: Tensor, grown: int, order: list[int]) -> Tensor:
         """Weights with their scratch columns in a new order; columns younger than the rows are zero."""

@@ -5,10 +5,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.linalg import vector_norm
 
 from playground.engine.pool import in_front
 from playground.engine.sampling import REMOVED
+from playground.engine.seams import products
 
 TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
 
@@ -27,21 +28,22 @@ def nearest(keys: Tensor, among: Tensor, seekers: Tensor | None = None) -> tuple
     slot says nothing: when one token comes and one goes, a table of all pairs would take longer than the layer.
     """
     keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
+    lengths = vector_norm(keys, dim=-1).clamp_(min=TINY)
     if seekers is None:
-        return _most_like(keys, keys, among)
+        return _most_like(keys / lengths[..., None], keys, lengths, among)
     first = in_front(seekers)
-    likeness, slot = _most_like(keys.gather(1, first[..., None].expand(-1, -1, keys.shape[2])), keys, among)
+    sought = keys.gather(1, first[..., None].expand(-1, -1, keys.shape[2])).div_(lengths.gather(1, first)[..., None])
+    likeness, slot = _most_like(sought, keys, lengths, among)
     likeness = keys.new_full(seekers.shape, REMOVED).scatter_(1, first, likeness).masked_fill_(~seekers, REMOVED)
     return likeness, torch.zeros_like(seekers, dtype=torch.long).scatter_(1, first, slot)
 
 
-def _most_like(sought: Tensor, keys: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest cosine of each row `sought` [kv_heads, n, d] with one of the keys [kv_heads, slots, d] among some, and that one's slot.
+def _most_like(sought: Tensor, keys: Tensor, lengths: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each row `sought` [kv_heads, n, d] of length 1 with one of the keys [kv_heads, slots, d] among some, and that one's slot.
 
-    Products are divided by the lengths of the keys, for there are fewer of them than numbers in the keys.
+    Products are divided by the lengths of the keys, [kv_heads, slots], for there are fewer of them than numbers in the keys.
     """
-    lengths = keys.norm(dim=-1).clamp_(min=TINY)[:, None, :]
-    return (normalize(sought, dim=-1) @ keys.mT).div_(lengths).masked_fill_(~among[:, None, :], REMOVED).max(-1)
+    return products(sought, keys).div_(lengths[:, None]).masked_fill_(~among[:, None], REMOVED).max(-1)
 
 
 def targets(joins: Tensor, slot: Tensor) -> Tensor:

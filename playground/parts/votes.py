@@ -5,6 +5,7 @@ so a vote stays with its token for as long as the token has a slot.
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn.functional import pad
 from playground.engine.sampling import REMOVED
 
 STRETCH = 64  # positions
+NOWHERE = -1
 
 
 class Moving(NamedTuple):
@@ -64,19 +66,69 @@ class Votes:
         return _reaching(self._layers.get(layer, like.new_zeros(len(like), 0)), length)
 
 
-class Heard(NamedTuple):
-    """What the latest rows of one layer attended to, slot by slot."""
+@dataclass
+class Heard:
+    """What the latest rows of one layer attended to, column by column: one for each slot when the columns were made, and for the STRETCH of
+    positions that follow. So tokens come and go for a while without anything being copied."""
 
-    weights: Tensor  # [kv_heads, slots, rows]: those of one slot stand together, so that slots are cheap to take along
-    positions: Tensor  # of the slots, rising but for empty ones, [1 or kv_heads, slots]
-    rows: int  # heard of so far; the next one takes the place of the oldest
+    weights: Tensor  # [kv_heads, rows, columns]; a row takes the place of the oldest
+    positions: Tensor  # of the columns, [kv_heads, columns]; below 0 one is empty
+    rows: int = 0  # heard of so far
+    _found: tuple[Tensor, Tensor, Tensor] | None = None  # slots that were looked for last, and what was found of them
+
+    def __post_init__(self) -> None:
+        self.end = int(self.positions.max()) + 1
+        numbers = torch.arange(self.positions.shape[1], device=self.positions.device, dtype=torch.int32)
+        column = torch.full((len(self.positions), self.end + 2), NOWHERE, dtype=torch.int32, device=numbers.device)
+        column.scatter_(1, self.positions + 1, numbers.expand_as(self.positions))
+        column[:, 0] = NOWHERE
+        self._column = column  # of each position, from that of an empty slot to one that is too late
+
+    @classmethod
+    def of(cls, slots: Tensor, rows: int, like: Tensor) -> Heard:
+        """Nothing yet of slots at positions [1 or kv_heads, n]; `like` has as many heads."""
+        following = slots.max() + torch.arange(1, STRETCH + 1, device=slots.device)
+        positions = torch.cat([each.expand(len(like), -1) for each in (slots, following)], 1)
+        return cls(like.new_zeros(len(like), rows, positions.shape[1]), positions)
+
+    def reaching(self, slots: Tensor) -> Heard:
+        """The same with a column for each of the slots, [1 or kv_heads, n]."""
+        if int(slots.max()) < self.end:
+            return self
+        wider = Heard.of(slots, self.weights.shape[1], self.weights)
+        columns, known = self.columns(wider.positions)
+        wider.weights, wider.rows = self.weights.gather(2, columns[:, None].expand_as(wider.weights)) * known[:, None], self.rows
+        return wider
+
+    def add(self, weights: Tensor, slots: Tensor) -> None:
+        """Hear of rows [kv_heads, n, slots]; an empty slot has no weight."""
+        count, (heads, kept, columns) = weights.shape[1], self.weights.shape
+        places = self.columns(slots)[0][:, None].expand(-1, count, -1)
+        rows = torch.arange(self.rows, self.rows + count, device=slots.device) % kept
+        self.weights.index_copy_(1, rows, weights.new_zeros(heads, count, columns).scatter_add_(2, places, weights))
+        self.rows += count
+
+    def mean(self, slots: Tensor) -> Tensor:
+        """What slots [1 or kv_heads, n] received of a row, [kv_heads, n]; zero where there is no column."""
+        columns, known = self.columns(slots)
+        return (self.weights.sum(1) / min(self.rows, self.weights.shape[1])).gather(1, columns) * known
+
+    def move(self, moving: Moving) -> None:
+        heads, sources, targets = moving
+        self.weights = moved(self.weights, Moving(heads, *(self._column[heads, end + 1].long() for end in (sources, targets))))
+
+    def columns(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns of slots [1 or kv_heads, n], and where there are such: elsewhere it is that of another one. Both [kv_heads, n]."""
+        if self._found is None or self._found[0] is not slots:
+            found = self._column.gather(1, (slots + 1).clamp_(max=self.end + 1).expand(len(self._column), -1))
+            self._found = slots, found.clamp(min=0).long(), found != NOWHERE
+        return self._found[1:]
 
 
 class Lately:
     """What the last `count` rows attended to in each layer, row by row, summed over the query heads of a group.
 
-    Rows are held slot by slot: behind a long prompt of which little is left they would otherwise take more memory than the cache. A token
-    that has lost its slot is forgotten.
+    Only tokens that have slots are kept track of: behind a long prompt of which little is left, all others would take more memory than the cache.
     """
 
     def __init__(self, count: int) -> None:
@@ -86,45 +138,20 @@ class Lately:
     def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
         """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots], which rise; below 0 a slot is empty."""
         last = weights[:, -self.count:].masked_fill(keys[:, None] < 0, 0)
-        before = self._layers.get(layer)
-        over = last.new_zeros(len(last), last.shape[2], self.count) if before is None else _over(before, keys)
-        rows = 0 if before is None else before.rows
-        for row in range(last.shape[1]):
-            over[:, :, (rows + row) % self.count] = last[:, row]
-        self._layers[layer] = Heard(over, keys, rows + last.shape[1])
+        heard = self._layers.get(layer) or Heard.of(keys, self.count, last)
+        self._layers[layer] = heard.reaching(keys)
+        self._layers[layer].add(last, keys)
 
     def of(self, layer: int, positions: Tensor) -> Tensor:
         """What the slots at positions [1 or kv_heads, slots] received of a row on average, [kv_heads, slots]; zero where nothing was heard."""
         if layer not in self._layers or not positions.numel():
             return torch.zeros(positions.shape, device=positions.device)
-        heard = self._layers[layer]
-        over = heard.weights if torch.equal(heard.positions, positions) else _over(heard, positions)
-        return over.sum(2) / min(heard.rows, self.count)
+        return self._layers[layer].mean(positions)
 
     def move(self, layer: int, moving: Moving) -> None:
         """The same as `Votes.move`, of tokens that have slots."""
         if layer in self._layers and len(moving.heads):
-            heard, (heads, *ends) = self._layers[layer], moving
-            own = heard.positions.expand(len(heard.weights), -1)[heads]
-            places = (_places(own, end[:, None])[:, 0] for end in ends)
-            self._layers[layer] = heard._replace(weights=moved(heard.weights.mT, Moving(heads, *places)).mT)
-
-
-def _over(heard: Heard, positions: Tensor) -> Tensor:
-    """The weights over slots at these positions [1 or kv_heads, n], zero where there was none: [kv_heads, n, rows] in memory of their own."""
-    heads, slots, rows = heard.weights.shape
-    held, positions = (each.expand(heads, -1) for each in (heard.positions, positions))
-    places = _places(held, positions)
-    first = torch.arange(0, heads * slots, slots, device=places.device)[:, None]
-    taken = heard.weights.reshape(-1, rows).index_select(0, (places + first).flatten()).view(heads, -1, rows)
-    taken[held.gather(1, places) != positions] = 0
-    return taken
-
-
-def _places(held: Tensor, positions: Tensor) -> Tensor:
-    """Where in each row of `held` [n, slots] the positions [n, m] stand; the place of another one where they do not."""
-    never_falling = held.cummax(1).values  # an empty slot stands as the one before it once more
-    return torch.searchsorted(never_falling, positions.contiguous()).clamp_(max=held.shape[1] - 1)
+            self._layers[layer].move(moving)
 
 
 def _reaching(votes: Tensor, length: int) -> Tensor:

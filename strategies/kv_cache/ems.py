@@ -64,14 +64,14 @@ class EMS(CachePolicy):
         seen_by = (held.next - held.positions).clamp_(min=1)
         overall = self.ever.of(held.layer, held.positions) / seen_by
         lately = avg_pool1d(self.lately.of(held.layer, held.positions).masked_fill(others, 0), self.kernel, 1, self.kernel // 2)
-        return torch.maximum(share(overall, others), share(lately, others))
+        return shares(torch.stack([overall, lately]), others).amax(0)
 
     def merge(self, held, stays, goes):
         late = held.positions >= held.next - self.window
         matters, centres = self._matters.pop(held.layer), stays & ~late
         chosen = heaviest(matters, round(self.candidates * (self.size - self.window)), goes)
         likeness, slot = nearest(held.read("keys"), centres, chosen)
-        joins = chosen & (likeness >= self.likeness) & centres.any(1, keepdim=True)
+        joins = likeness >= self.likeness  # which is endlessly low of all that are not chosen, and where there is no centre
         if not self._shown:
             self._note(held.layer, stays, joins, chosen, goes)
         into = targets(joins, slot)
@@ -94,7 +94,7 @@ class EMS(CachePolicy):
         return self.size
 
 
-def share(received, others):
-    """Numbers [kv_heads, slots] as shares of the sum over all but the `others`, which have none."""
+def shares(received, others):
+    """Numbers [..., kv_heads, slots] as shares of the sum over all but the `others`, which have none."""
     received = received.masked_fill(others, 0)
-    return received / received.sum(1, keepdim=True).clamp_(min=TINY)
+    return received.div_(received.sum(-1, keepdim=True).clamp_(min=TINY))
