@@ -5,6 +5,7 @@ from functools import cache
 
 import torch
 from architectures import SIZES, SPECIAL
+from torch import Tensor
 from toys import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -40,3 +41,9 @@ def greedy_text(architecture: str, prompt: list[int], length: int) -> list[int]:
         for _ in range(length):
             ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
     return ids[len(prompt):]
+
+
+def library_states(ids: list[int], architecture: str = "llama") -> tuple[Tensor, ...]:
+    """What enters each layer at the last token, and after all what the head reads, [d] each."""
+    with torch.no_grad():
+        return tuple(states[0, -1] for states in network(architecture)(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states)

@@ -92,8 +92,8 @@ class Heard:
         return cls(like.new_zeros(len(like), rows, positions.shape[1]), positions)
 
     def reaching(self, slots: Tensor) -> Heard:
-        """The same with a column for each of the slots, [1 or kv_heads, n]."""
-        if int(slots.max()) < self.end:
+        """The same with a column for each of the slots, [1 or kv_heads, n], and for not many more."""
+        if int(slots.max()) < self.end and self.positions.shape[1] <= slots.shape[1] + 2 * STRETCH:
             return self
         wider = Heard.of(slots, self.weights.shape[1], self.weights)
         columns, known = self.columns(wider.positions)

@@ -1,0 +1,138 @@
+"""Anchored decoding: a text may stray from a safe model by so much and no further. Reckoned again plainly."""
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from registry import Collapse
+from runs import figures, random_rows, run
+from tables import TableModel, distance, law, product_law
+from torch import Tensor
+
+from playground.events import Note
+from playground.recipe import Recipe
+from strategies.sampling import anchored as anchoring
+
+MODEL = Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+
+
+def anchored(**knobs) -> Recipe:
+    return Recipe("anchored", knobs)
+
+
+COLLAPSES = {
+    "anchored": [Collapse(anchored(k=0.0), MODEL, on="draft"), Collapse(anchored(k=20.0, debt=False), MODEL),
+                 Collapse(anchored(k=0.2, debt=False), MODEL, twins=True)],
+}
+
+
+def log_laws(seed: int, size: int = 6) -> tuple[Tensor, Tensor]:
+    p, r = random_rows(seed, 2, size).log_softmax(-1)
+    return p, r
+
+
+def kl(q: dict, p: dict) -> float:
+    """Of laws of whole texts, in nats."""
+    return sum(chance * math.log(chance / p[text]) for text, chance in q.items() if chance > 0)
+
+
+def test_the_divergence_from_the_safe_law_grows_with_theta_and_the_largest_theta_that_can_be_paid_is_taken():
+    for seed in range(10):
+        p, r = log_laws(seed)
+        spent = [anchoring.divergence(anchoring.between(p, r, i / 200), p) for i in range(201)]
+        assert all(a <= b + 1e-12 for a, b in zip(spent, spent[1:]))
+        for budget in (0.01, 0.3, 1.0):
+            theta, law_ = anchoring.nearest(p, r, budget)
+            best = max(i for i, cost in enumerate(spent) if cost <= budget) / 200
+            assert best <= theta < best + 0.006 and anchoring.divergence(law_, p) <= budget
+
+
+def test_no_other_law_within_the_budget_is_closer_to_the_risky_one():
+    p, r = log_laws(3)
+    _, best = anchoring.nearest(p, r, 0.3)
+    others = [other for other in random_rows(8, 4000, 6).log_softmax(-1) if anchoring.divergence(other, p) <= 0.3]
+    nearby = [((1 - mix) * best.exp() + mix * other.exp()).log() for other in others for mix in (0.05, 0.3)]
+    allowed = [other for other in others + nearby if anchoring.divergence(other, p) <= 0.3]
+    assert len(allowed) > 20
+    assert all(anchoring.divergence(other, r) >= anchoring.divergence(best, r) - 1e-9 for other in allowed)
+
+
+def test_at_the_ends_it_is_one_of_the_two_models_and_removed_tokens_stay_removed():
+    p, r = log_laws(4)
+    assert anchoring.nearest(p, r, 0.0) == (0.0, p) and anchoring.nearest(p, r, 50.0) == (1.0, r) and anchoring.nearest(p, p, 0.1)[0] == 1.0
+    gone = torch.tensor([True, False, False, False, False, False])
+    masked_p, masked_r = (row.masked_fill(gone, -math.inf).log_softmax(-1) for row in (p, r))
+    theta, law_ = anchoring.nearest(masked_p, masked_r, 0.2)
+    assert 0 < theta < 1 and float(law_[0]) == -math.inf and not bool(law_.isnan().any())
+    theta, law_ = anchoring.nearest(masked_p, r, 0.2)  # the safe model cannot write a token the risky one likes
+    assert theta < 1 and float(law_[0]) == -math.inf and anchoring.divergence(law_, masked_p) <= 0.2
+
+
+@pytest.mark.parametrize("k", [0.05, 0.3, 0.8])
+@pytest.mark.parametrize("indebted", [False, True])
+def test_whole_texts_stay_within_the_budget_of_the_safe_models_law(k, indebted):
+    models, prompt = {"target": TableModel("abcd", seed=2), "draft": TableModel("abcd", seed=5)}, [0, 1, 3, 2]
+    found, safe = law(anchored(k=k, debt=indebted, n=2), models, prompt, 3), product_law(models["draft"], prompt, 3)
+    owed = debt_by_hand(models, prompt, 2) if indebted else 0.0
+    assert kl(found, safe) <= max(0.0, 3 * k - owed) + 1e-9
+    assert kl(found, safe) > 0.5 * max(0.0, 3 * k - owed), "hardly anything is spent, so the bound says nothing"
+    assert sum(found.values()) == pytest.approx(1)
+
+
+def debt_by_hand(models: dict, prompt: list[int], count: int) -> float:
+    gains = []
+    for end in range(1, len(prompt)):
+        risky, safe = (models[name].scores(tuple(prompt[:end])).log_softmax(-1)[prompt[end]] for name in ("target", "draft"))
+        gains.append(max(0.0, float(risky - safe)))
+    return sum(sorted(gains)[-count:]) / count
+
+
+WRONG = {
+    "divergence the wrong way round": lambda q, p, right=anchoring.divergence: right(p, q),
+    "half of what is spent": lambda q, p, right=anchoring.divergence: right(q, p) / 2,
+    "the largest difference alone": lambda q, p: max(0.0, float((q.exp() * (q - p)).max())) / 2,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_a_wrong_account_breaks_the_bound(wrong, monkeypatch):
+    monkeypatch.setattr(anchoring, "divergence", wrong)
+    over = []
+    for seed in range(4):
+        models, prompt = {"target": TableModel("abcd", seed=seed), "draft": TableModel("abcd", seed=seed + 9)}, [0, 1, 3, 2]
+        over.append(kl(law(anchored(k=0.3, debt=False), models, prompt, 2), product_law(models["draft"], prompt, 2)) - 0.6)
+    assert max(over) > 1e-3
+
+
+def test_what_is_not_spent_is_saved_and_no_step_overdraws():
+    models = {"target": TableModel("abcd", seed=2), "draft": TableModel("abcd", seed=5)}
+    _, events = run(anchored(k=0.2, debt=False), models, [0, 1], 12)
+    account, spent = [data["series"] for data in figures(events, "account, nats")], 0.0
+    for step, entry in enumerate(account, 1):
+        assert entry["could be spent"] == pytest.approx(0.2 * step - spent)
+        spent += entry["spent on this token"]
+        assert spent <= 0.2 * step + 1e-9 and entry["left"] == pytest.approx(0.2 * step - spent)
+    assert max(entry["spent on this token"] for entry in account) > 0.2  # some step spent what others had saved
+
+
+def test_a_prompt_that_the_risky_model_knows_by_heart_starts_in_debt_and_the_safe_model_writes_until_it_is_paid():
+    by_heart = TableModel("abcd", rule=lambda text: torch.eye(4, dtype=torch.float64)[(text[-1] + 1) % 4] * 4)
+    models = {"target": by_heart, "draft": TableModel("abcd", seed=5, spread=0.1)}
+    _, events = run(anchored(k=0.3), models, [0, 1, 2, 3, 0, 1], 8)
+    owed = debt_by_hand(models, [0, 1, 2, 3, 0, 1], 5)
+    thetas = [data["series"]["theta"] for data in figures(events, "from safe (0) to risky (1)")]
+    assert owed > 1 and [theta == 0 for theta in thetas] == [0.3 * (step + 1) <= owed for step in range(8)]
+    assert f"{owed:.2f} nats" in next(event.text for event in events if isinstance(event, Note))
+
+
+def test_the_debt_is_the_mean_of_the_largest_gains_with_missing_ones_counted_as_zero():
+    assert anchoring.debt([3.0, -1.0, 1.0, 2.0], 2, 5) == 2.5
+    assert anchoring.debt([3.0, -1.0], 5, 6) == pytest.approx(0.6)
+    assert anchoring.debt([], 5, 1) == 0.0
+
+
+def test_temperature_acts_on_both_models_before_they_meet():
+    models, prompt = {"target": TableModel("abc", seed=2), "draft": TableModel("abc", seed=5)}, [0, 1]
+    found = law(anchored(k=0.0, t=0.5), models, prompt, 2)
+    assert distance(found, product_law(models["draft"], prompt, 2, lambda scores, history: scores / 0.5)) < 1e-9

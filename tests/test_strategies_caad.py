@@ -1,0 +1,116 @@
+"""CAAD: rows held against texts that were shown to be right. Reckoned again plainly."""
+from __future__ import annotations
+
+import pytest
+import torch
+from pairs import library_states, network, pair
+from registry import Collapse
+from runs import alone, figures, random_rows, told
+from tables import prepared
+from torch import Tensor
+
+from playground.errors import Refusal
+from playground.events import Note
+from playground.recipe import Recipe
+from playground.session import Prompt
+from playground.strategy import find, make
+from strategies.sampling.caad import Grounding
+
+GREEDY = Recipe("greedy")
+PROMPT = [54, 71, 71, 9]
+
+
+COLLAPSES = {
+    "caad": [Collapse(alone("caad", alpha=0.0), GREEDY), Collapse(alone("caad", tau=1.0), GREEDY)],
+}
+
+
+SAID = Prompt("The green bird")
+
+GROUNDED = {"pairs": "The green bird => sings\nThe red fox => listens"}
+
+
+def caad(**knobs):
+    return prepared([make("caad", **GROUNDED, **knobs)], {"target": pair().target}, PROMPT)[0]
+
+
+def test_a_place_is_known_again_by_its_own_state_and_gives_the_logits_the_model_had_there():
+    sampler, model = caad(), pair().target
+    ids = [*model.tokens.encode("The green bird"), *model.tokens.encode(" sings")]
+    states = [library_states(ids[:end])[-1] for end in range(len(model.tokens.encode("The green bird")), len(ids))]
+    for place, state in enumerate(states):
+        similarities = sampler.grounding.similarities(state[None])[0]
+        assert int(similarities.argmax()) == place and float(similarities[place]) == pytest.approx(1, abs=1e-5)
+        assert (sampler.grounding.logits[place] - network("llama").lm_head(state)).abs().max() < 1e-5
+
+
+def single(logits: Tensor, **knobs):
+    sampler = make("caad", **knobs)
+    sampler.grounding = Grounding(torch.randn(len(logits), 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64), logits, [""] * len(logits))
+    return sampler
+
+
+def test_one_entry_adds_alpha_times_its_logits():
+    entry, z = random_rows(1, 1), random_rows(2, 5)
+    rows = {"target": z, "hidden": random_rows(3, 5, 8)}
+    assert torch.allclose(single(entry, tau=-1.0, alpha=0.7).mix(rows) - z, 0.7 * entry.expand(5, -1))
+    assert torch.allclose(single(entry, tau=-1.0, alpha=0.7, mode="delta").mix(rows), 0.3 * z + 0.7 * entry)
+
+
+def near_and_far(**knobs):
+    """The distance between what a grounding of two entries gives and the mean of the nearer one alone, where the other lies opposite."""
+    sampler, z = make("caad", alpha=0.5, tau=0.7, **knobs), random_rows(2, 1)
+    states = torch.tensor([[1.0, 0.2], [-1.0, 0.2]], dtype=torch.float64)
+    sampler.grounding = Grounding(states, random_rows(1, 2), ["near", "far"])
+    mixed = sampler.mix({"target": z, "hidden": torch.tensor([[0.9, 0.2]], dtype=torch.float64)})
+    return float((mixed - z - 0.5 * sampler.grounding.logits[0]).abs().max())
+
+
+def test_only_what_is_similar_counts():
+    assert near_and_far() < 1e-12
+
+
+@pytest.mark.parametrize("broken", ["_weights", "_shaped"])
+def test_a_wrong_grounding_is_found_out(broken, monkeypatch):
+    wrong = {"_weights": lambda self, similarities: torch.full_like(similarities, 1 / similarities.shape[-1]),
+             "_shaped": lambda self, logits, mean: logits + self.alpha * mean.softmax(-1)}
+    monkeypatch.setattr(find("caad"), broken, wrong[broken])
+    assert near_and_far() > 0.1
+
+
+def test_where_nothing_is_similar_every_mode_leaves_the_model_alone():
+    rows = {"target": random_rows(2, 5), "hidden": random_rows(3, 5, 8)}
+    for mode in ("linear", "delta", "probabilities"):
+        assert torch.equal(single(random_rows(1, 4), tau=1.0, mode=mode).mix(rows), rows["target"])
+
+
+@pytest.mark.parametrize("knobs", [{}, {"weighted": False}, {"most": 2}], ids=str)
+def test_weights_are_positive_and_sum_to_one_and_only_the_best_count(knobs):
+    sampler = single(random_rows(1, 9), tau=-1.0, **knobs)
+    similarities = sampler.grounding.similarities(random_rows(3, 20, 8))
+    weights = sampler._weights(similarities)
+    assert weights.sum(-1).tolist() == pytest.approx([1.0] * 20) and bool((weights >= 0).all())
+    for row, similar in zip(weights, similarities):
+        used = row > 0
+        assert int(used.sum()) == knobs.get("most", 9) and float(similar[used].min()) >= float(similar[~used].max() if bool((~used).any()) else -1)
+
+
+def test_a_constant_added_to_stored_logits_changes_nothing_and_mixed_probabilities_sum_to_one():
+    rows = {"target": random_rows(2, 5), "hidden": random_rows(3, 5, 8)}
+    for mode in ("linear", "delta", "probabilities"):
+        plain, shifted = (single(random_rows(1, 9) + by, tau=-1.0, mode=mode).mix(rows).softmax(-1) for by in (0, 7))
+        assert torch.allclose(plain, shifted)
+    assert single(random_rows(1, 9), tau=-1.0, mode="probabilities").mix(rows).exp().sum(-1).tolist() == pytest.approx([1.0] * 5, abs=1e-5)
+
+
+def test_at_a_stored_place_the_model_meets_its_own_logits_so_nothing_turns():
+    knobs = {"pairs": "The green bird => sings", "tau": 0.95, "weighted": False, "alpha": 2.0}
+    text, events = told(alone("caad", **knobs), SAID, length=1)
+    assert figures(events, "entries averaged")[0]["series"]["entries"] == 1
+    assert text == told(GREEDY, SAID, length=1)[0] and not [e for e in events if isinstance(e, Note) and "before" in e.text]
+
+
+def test_settings_that_mean_nothing_are_refused():
+    for knobs, said in [({"pairs": "no arrow"}, "question => answer"), ({"pairs": " "}, "at least one"), ({"alpha": 1.5, "mode": "delta"}, "exceed 1")]:
+        with pytest.raises(Refusal, match=said):
+            make("caad", **knobs)

@@ -1,0 +1,299 @@
+"""D2O: eviction that merges, with rooms dealt out by layer, held against decoding by hand with the library's own cache."""
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from pairs import pair
+from tables import watch
+from test_strategies_budgets import TEXT, TREE, HandRule, Seen, best, roomy, with_policy
+from test_strategies_eviction import LENGTH, PROMPT, ByHand, Lives, alone, course, heavy_hitters, lives, models
+from torch import Tensor
+
+from playground.draws import Draws
+from playground.events import Cache, Figure
+from playground.lane import Limits
+from playground.parts.merging import averaged, nearest, targets
+from playground.parts.votes import Moving, Votes
+from playground.recipe import Assembly, Recipe
+from playground.session import Prompt, prepare
+from playground.strategy import make
+from playground.trace import check
+from strategies.kv_cache.d2o import D2O, dealt, unevenness
+
+BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
+NEAR = 1e-9
+ALL_LAYERS = {"first": 0, "last": 0}
+D2O_TIGHT = {**ALL_LAYERS, "heavy": 0.4, "recent": 0.14, "sinks": 7}
+COLLAPSES = {
+    "d2o": roomy("d2o", first=64) + roomy("d2o", last=64),
+}
+
+
+# --- by hand, with the library alone ---
+
+@dataclass
+class Room:
+    """What a lane held at the end: positions as everywhere, keys and values by layer, [kv_heads, slots, d]."""
+
+    ids: list[int]
+    course: list[Lives]
+    rows: list[Tensor]
+
+    def off(self, other: Room) -> float:
+        """Largest difference of a number, where both hold the same tokens."""
+        return max(float((ours - theirs).abs().max()) for ours, theirs in zip(self.rows, other.rows))
+
+
+def room(assembly: Assembly, architecture: str = "llama") -> Room:
+    found: list[Lives] = []
+    for lane in watch(assembly, models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)):
+        if lane.generated > len(found):
+            found += [lives(lane)] * (lane.generated - len(found))
+    store = lane.target.store
+    held = [pools[layer].read(store.slots_of(layer).count) for pools in (store.keys, store.values) for layer in range(store.depth)]
+    return Room(lane.tokens[len(PROMPT):], found, held)
+
+
+def room_by_hand(architecture: str, rule: Callable) -> Room:
+    hand = HandRule(architecture, rule)
+    rule.hand = hand
+    ids, held = hand.write(PROMPT, LENGTH)
+    layers = hand.cache.layers
+    return Room(ids, held, [layer.keys[0] for layer in layers] + [layer.values[0] for layer in layers])
+
+
+def the_same(one: Room, other: Room) -> bool:
+    return one.ids == other.ids and one.course == other.course and one.off(other) < NEAR
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+
+
+def mixed(parts: list[Tensor], slot: int, sources: list[int], weights: list[float]) -> None:
+    """The rows of a slot become a sum over sources, of keys and values alike."""
+    for rows in parts:
+        rows[slot] = sum(weight * rows[source] for source, weight in zip(sources, weights))
+
+
+@dataclass
+class D2OByHand:
+    """The rule as its authors give it, a head and a token at a time."""
+
+    heavy: float = 0.4
+    recent: float = 0.14
+    sinks: int = 7
+    memory: float = 0.5
+    weights: str = "paper"
+    compared: str = "heads"
+    first: int = 0
+    last: int = 0
+    layers: int = 3
+    votes: dict = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
+    thresholds: dict = field(default_factory=dict)
+    rooms: list = field(default_factory=list)
+    hand: HandRule | None = None
+
+    def __call__(self, seen: Seen) -> list[set[int]]:
+        cast = seen.weights.unflatten(0, (len(seen.live), -1)).sum((1, 2)).tolist()
+        if seen.read > len(PROMPT) and not self.rooms:
+            self.rooms = self._deal(len(seen.live))
+        for head, live in enumerate(seen.live):
+            for position, vote in zip(live, cast[head]):
+                self.votes[seen.layer, head][position] += vote
+        whole = seen.layer < self.first or seen.layer >= self.layers - self.last
+        if seen.read == len(PROMPT) or whole:
+            return [set(live) for live in seen.live]
+        return [self._head(seen, head) for head in range(len(seen.live))]
+
+    def _deal(self, heads: int) -> list[tuple[int, int]]:
+        spreads = [[statistics.variance(self.votes[layer, head].values()) for head in range(heads)] for layer in range(self.layers)]
+        rivals = spreads if self.compared == "heads" else list(zip(*spreads))
+        scaled = [[(v - min(row)) / (max(row) - min(row) + 1e-6) for v in row] for row in rivals]
+        uneven = [statistics.mean(row) for row in (scaled if self.compared == "heads" else zip(*scaled))]
+        total, length = sum(math.exp(-f) for f in uneven), len(PROMPT) + 1
+        ratios = [min(1.0, max(0.01, math.exp(-f) / total * self.layers * (self.heavy + self.recent))) for f in uneven]
+        split = self.heavy / (self.heavy + self.recent)
+        return [(math.floor(length * ratio * split), max(1, math.floor(length * ratio * (1 - split)))) for ratio in ratios]
+
+    def _head(self, seen: Seen, head: int) -> set[int]:
+        heavy, recent = self.rooms[seen.layer]
+        live, votes = seen.live[head], self.votes[seen.layer, head]
+        late = {p for p in live if p >= seen.read - recent}
+        stays = late | best({p: math.inf if p < self.sinks else votes[p] for p in live if p not in late}, heavy)
+        if goes := [p for p in live if p not in stays]:
+            self._compensate(seen, head, goes, sorted(stays))
+        return stays
+
+    def _compensate(self, seen: Seen, head: int, goes: list[int], stays: list[int]) -> None:
+        keys, place = seen.keys[head], {p: slot for slot, p in enumerate(seen.live[head])}
+        near = {p: max((cosine(keys[place[p]], keys[place[q]]), q) for q in stays) for p in goes}
+        mean, before = statistics.mean(m for m, _ in near.values()), self.thresholds.get((seen.layer, head))
+        tau = self.thresholds[seen.layer, head] = mean if before is None else self.memory * before + (1 - self.memory) * mean
+        parts = [keys, self.hand.cache.layers[seen.layer].values[0][head]]
+        for kept in stays if self.weights != "none" else []:
+            joins = [p for p, (m, q) in near.items() if q == kept and m >= tau - 1e-12]
+            if joins:
+                mixed(parts, place[kept], [place[kept], *(place[p] for p in joins)], self._shares([near[p][0] for p in joins]))
+
+    def _shares(self, alike: list[float]) -> list[float]:
+        if self.weights == "released":
+            return [share / (1 + len(alike)) for share in (1.0, *alike)]
+        z = math.e + sum(map(math.exp, alike))
+        return [math.e / z, *(math.exp(m) / z for m in alike)]
+
+
+D2OS = [{}, {"weights": "released"}, {"weights": "none", "sinks": 0}, {"memory": 1.0}, {"memory": 0.0, "sinks": 1, "heavy": 0.2}, {"first": 1, "last": 1},
+        {"compared": "layers"}]
+
+
+@pytest.mark.parametrize("architecture", BY_HAND)
+@pytest.mark.parametrize("knobs", D2OS, ids=str)
+def test_d2o_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+    found = room(alone(make("d2o", **{**D2O_TIGHT, **knobs})), architecture)
+    assert the_same(found, room_by_hand(architecture, D2OByHand(**knobs)))
+
+
+class NearestByProduct(D2O):
+    def merge(self, held, stays, goes):
+        keys = held.read("keys")
+        _, slot = super_nearest_by_product(keys, stays)
+        merge = super().merge(held, stays, goes)
+        own = torch.arange(slot.shape[1])
+        return averaged(torch.where(merge.into != own, slot, own), torch.ones_like(merge.share))
+
+
+def super_nearest_by_product(keys: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    return (keys @ keys.mT).masked_fill(~among[:, None, :], -math.inf).max(-1)
+
+
+class AllCountAlike(D2O):
+    def merge(self, held, stays, goes):
+        return averaged(super().merge(held, stays, goes).into, torch.ones(goes.shape))
+
+
+class EverythingIsMerged(D2O):
+    def merge(self, held, stays, goes):
+        likeness, slot = nearest(held.read("keys"), stays)
+        return averaged(targets(goes, slot), torch.where(goes, likeness, 1.0).exp())
+
+
+class TheThresholdStandsStill(D2O):
+    def _moved(self, layer, alike):
+        return self.thresholds[layer] if layer in self.thresholds else super()._moved(layer, alike)
+
+
+class HeadsShareAThreshold(D2O):
+    def _moved(self, layer, alike):
+        moved_ = super()._moved(layer, alike)
+        return [statistics.mean(moved_)] * len(moved_)
+
+
+@dataclass
+class Upside:
+    """Votes whose variance is small where it was large."""
+
+    votes: Votes
+
+    def of(self, layer: int, positions: Tensor) -> Tensor:
+        found = self.votes.of(layer, positions)
+        return found / found.var(1, keepdim=True)
+
+
+class UnevenLayersGetMore(D2O):
+    def _dealt(self, held):
+        received = self.votes
+        self.votes = Upside(received)
+        try:
+            return super()._dealt(held)
+        finally:
+            self.votes = received
+
+
+class TheMergedLeaveTheirVotes(D2O):
+    def merge(self, held, stays, goes):
+        merge = super().merge(held, stays, goes)
+        positions = held.positions.expand_as(merge.into)
+        self.votes.move(held.layer, Moving.of(positions, positions.gather(1, merge.into)))
+        return merge
+
+
+class TheFirstCutComesEarly(D2O):
+    def retain(self, held):
+        return super().retain(replace(held, next=max(held.next, held.prompt + 1)))
+
+
+class NoSinks(D2O):
+    def retain(self, held):
+        self.sinks = 0
+        return super().retain(held)
+
+
+@pytest.mark.parametrize("wrong", D2O.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_a_wrong_compensation_is_found_out(wrong):
+    """With four heads to a layer: how two compare in their variance is the same in every layer."""
+    expected = room_by_hand("gpt_neox", D2OByHand())
+    assert the_same(room(alone(D2O(**D2O_TIGHT)), "gpt_neox"), expected)
+    found = room(alone(wrong(**D2O_TIGHT)), "gpt_neox")
+    assert found.course != expected.course or found.off(expected) > 1e-3
+
+
+# --- a judge of its own: how much room a layer gets, and what a threshold does ---
+
+def test_the_layer_whose_heads_differ_most_gets_the_least_room():
+    spread = torch.tensor([[3.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0], [0.0, 9.0, 9.0, 9.0]])
+    assert unevenness(spread, "heads").tolist() == pytest.approx([0, 0.5, 0.75], abs=1e-4)
+    assert unevenness(spread, "layers").tolist() == pytest.approx([(1 + 1 / 3 + 2 / 8 + 2 / 8) / 4, 0, 0.75], abs=1e-4)
+    assert unevenness(torch.tensor([[1.0, 7.0], [5.0, 4.0]]), "heads").tolist() == pytest.approx([0.5, 0.5], abs=1e-4)
+    shares = dealt(torch.tensor([0.2, 0.9, 0.5]))
+    assert shares.argsort().tolist() == [1, 2, 0] and float(shares.mean()) == pytest.approx(1)
+
+
+def test_a_threshold_that_hears_the_same_forever_stays_and_one_that_hears_nothing_too():
+    policy = make("d2o")
+    for _ in range(5):
+        threshold = policy._moved(0, [[0.2, 0.4], []])
+    assert threshold == [pytest.approx(0.3), math.inf]
+    assert policy._moved(0, [[], [0.7, 0.1]]) == pytest.approx([0.3, 0.4])
+
+
+def delayed(rule: Callable) -> Callable:
+    return lambda votes, live, read: set(live) if read == len(PROMPT) else rule(votes, live, read)
+
+
+class EvenRooms(D2O):
+    """What is to be had without merging and without a say for layers."""
+
+    def _dealt(self, held):
+        return [(5, 4)] * held.layers
+
+
+@pytest.mark.parametrize("architecture", BY_HAND)
+def test_d2o_that_merges_nothing_with_even_rooms_and_no_sinks_is_h2o(architecture):
+    expected = ByHand(architecture, delayed(heavy_hitters(5, 4))).write(PROMPT, LENGTH)
+    assert course(alone(EvenRooms(weights="none", sinks=0, **ALL_LAYERS)), models(architecture)) == expected
+    assert course(alone(EvenRooms(weights="paper", sinks=0, **ALL_LAYERS)), models(architecture)) != expected
+
+
+@pytest.mark.parametrize("recipe", [Recipe("greedy"), TREE], ids=["greedy", "tree"])
+def test_once_the_prompt_is_read_no_layer_holds_more_than_its_room(recipe):
+    session = prepare(pair(), [with_policy(recipe, "d2o", **D2O_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=12))
+    events = [stamped.event for stamped in session]
+    (figure,) = [event for event in events if isinstance(event, Figure) and event.shape == "bars"]
+    cut = [event for event in events if isinstance(event, Cache) and event.evicted]
+    assert len(cut) > 1 and check(session.trace) == []
+    for cache in cut:
+        held = [max(sum(stop - start for start, stop in runs) for runs in layer) for layer in cache.live]
+        assert all(slots <= most for slots, most in zip(held, figure.data["values"]))
+
+
+def test_room_for_the_whole_prompt_is_not_the_full_cache():
+    """Budgets are settled by the prompt, so what is generated pushes something out."""
+    whole = room(alone(make("d2o", heavy=0.5, recent=0.5, **ALL_LAYERS)))
+    assert any(len(head) < len(PROMPT) + LENGTH - 1 for layer in whole.course[-1] for head in layer)

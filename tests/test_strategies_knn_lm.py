@@ -1,0 +1,205 @@
+"""kNN-LM: rows mixed with what followed alike states in texts the model has read. Reckoned again plainly."""
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from pairs import library_states, network, pair
+from registry import Collapse
+from runs import alone, figures, random_rows, told, written
+from tables import TableModel, prepared
+
+from playground.recipe import Recipe
+from playground.session import Prompt
+from playground.strategy import make
+from strategies.sampling.knn_lm import Store
+
+GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+PROMPT = [54, 71, 71, 9]
+
+
+COLLAPSES = {
+    "knn_lm": [Collapse(alone("knn_lm", lam=0.0), GREEDY), Collapse(Recipe("greedy", {}, [("knn_lm", {"lam": 0.0}), ("temperature", {"t": 1.0})]), MODEL)],
+}
+
+
+SAID = Prompt("The green bird")
+
+
+# --- kNN-LM ---
+
+TEXT = "The green bird sings, and the red fox listens. The red bird sings, and the green fox sleeps."
+
+
+def knn(model=None, **knobs):
+    """The sampler with its store, of a network that read the text."""
+    return prepared([make("knn_lm", text=TEXT, **knobs)], {"target": model or pair().target}, PROMPT)[0]
+
+
+def ids_of(text: str) -> list[int]:
+    return pair().target.tokens.encode(text)
+
+
+def test_every_place_is_its_own_nearest_neighbour_and_holds_the_token_that_comes_next():
+    store, ids = knn().store, ids_of(TEXT)
+    distances, at = store.nearest(store.keys, 1)
+    assert at[:, 0].tolist() == list(range(len(ids) - 1)) and float(distances.max()) == 0
+    assert store.values.tolist() == ids[1:]
+    with torch.inference_mode():
+        assert (store.keys[4] - library_states(ids[:5])[-1]).abs().max() < 1e-5
+
+
+def test_a_text_that_begins_like_the_stored_one_goes_on_like_it():
+    ids = ids_of(TEXT)
+    for lam, follows in [(0.99, True), (0.0, False)]:
+        found = written(alone("knn_lm", text=TEXT, lam=lam, t=0.05), {"target": pair().target}, ids[:6], 10)
+        assert (found == ids[6:16]) == follows
+
+
+def test_the_votes_are_a_softmax_of_squared_distances_by_brute_force():
+    sampler, states = knn(k=5, t=2.0), torch.randn(3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    store, found = sampler.store, sampler.neighbours(states, 320).p
+    for state, p in zip(states.tolist(), found):
+        apart = sorted((sum((a - b) ** 2 for a, b in zip(state, key)), value) for key, value in zip(store.keys.tolist(), store.values.tolist()))[:5]
+        weights = [math.exp(-(far - apart[0][0]) / (2.0 * store.scale)) for far, _ in apart]
+        expected = torch.zeros(320, dtype=torch.float64)
+        for weight, (_, value) in zip(weights, apart):
+            expected[value] += weight / sum(weights)
+        assert (p - expected).abs().max() < 1e-9
+        roots = [math.exp(-(math.sqrt(far) - math.sqrt(apart[0][0])) / (2.0 * store.scale)) for far, _ in apart]
+        assert max(abs(w / sum(weights) - r / sum(roots)) for w, r in zip(weights, roots)) > 1e-3  # distances that are not squared
+
+
+def test_one_neighbour_is_certain_and_at_a_high_temperature_all_vote_alike():
+    states = knn().store.keys[:4]
+    assert knn(k=1).neighbours(states, 320).p.max(-1).values.tolist() == [1.0] * 4
+    near = knn(k=8, t=20.0)
+    object.__setattr__(near.store, "scale", 1e12)
+    assert near.neighbours(states, 320).weights.flatten().tolist() == pytest.approx([1 / 8] * 32)
+
+
+@pytest.mark.parametrize("lam", [0.25, 0.9])
+def test_no_token_loses_more_than_the_share_of_the_neighbours(lam):
+    sampler, logits = knn(lam=lam), random_rows(3, 20, 320)
+    states = torch.randn(20, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mixed = sampler.mix({"target": logits, "hidden": states})
+    assert bool((mixed >= math.log(1 - lam) + logits.log_softmax(-1) - 1e-9).all())
+    assert mixed.exp().sum(-1).tolist() == pytest.approx([1.0] * 20)
+    entropy = torch.special.entr(sampler.neighbours(states, 320).p).sum(-1)
+    assert bool((entropy <= math.log(32) + 1e-9).all())
+
+
+def test_with_neighbours_alone_only_stored_tokens_are_possible():
+    mixed = knn(lam=1.0).mix({"target": random_rows(3, 6, 320), "hidden": random_rows(4, 6, 32)}).softmax(-1)
+    assert set(mixed.sum(0).nonzero().flatten().tolist()) <= set(ids_of(TEXT)[1:])
+
+
+def test_the_order_of_the_store_does_not_matter():
+    store = knn().store
+    order = torch.randperm(len(store.keys), generator=torch.Generator().manual_seed(0))
+    sampler, states = knn(k=6), random_rows(5, 4, 32)
+    before = sampler.neighbours(states, 320).p
+    sampler.store = Store(store.keys[order], store.ids, store.places[order])
+    assert sampler.store.scale == pytest.approx(store.scale) and (sampler.neighbours(states, 320).p - before).abs().max() < 1e-12
+
+
+def test_windows_know_nothing_of_each_other_and_none_says_what_follows_its_last_token():
+    sampler = prepared([make("knn_lm", tokens=176, text="ab" * 88)], {"target": TableModel("ab")}, [0])[0]
+    assert sampler.store.places.tolist() == [*range(127), *range(128, 175)]
+
+
+def test_sequences_that_fork_share_what_was_read():
+    assert copy.deepcopy(knn()).store is not None and copy.deepcopy(sampler := knn()).store is sampler.store
+
+
+# --- kNN-LM: where it helps, and why its text is no better ---
+
+def geometric(sampler, rows):
+    """A mixture of logarithms: what one of the two rules out, nobody may say."""
+    near = sampler.neighbours(rows["hidden"], rows["target"].shape[-1]).p.to(rows["target"])
+    return ((1 - sampler.lam) * rows["target"].log_softmax(-1) + sampler.lam * near.log().clamp(min=-1e4)).log_softmax(-1)
+
+
+def worst(sampler, mix) -> float:
+    """By how much the likeliest loser falls below the share of the model, in nats; nothing where the promise is kept."""
+    rows = {"target": random_rows(3, 20, 320), "hidden": random_rows(4, 20, 32)}
+    return float((math.log(1 - sampler.lam) + rows["target"].log_softmax(-1) - mix(rows)).max())
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_promise_holds_for_a_mixture_of_probabilities_and_not_for_one_of_their_logarithms(adaptive):
+    sampler = knn(lam=0.4, adaptive=adaptive)
+    assert worst(sampler, sampler.mix) < 1e-9 < 1 < worst(sampler, lambda rows: geometric(sampler, rows))
+
+
+def test_neighbours_that_disagree_are_trusted_less_and_those_of_one_mind_fully():
+    states, logits = random_rows(4, 6, 32), random_rows(3, 6, 320)
+    adaptive, plain = knn(lam=0.5, k=8, adaptive=True), knn(lam=0.5, k=8)
+    near, rows = plain.neighbours(states, 320), {"target": logits, "hidden": states}
+    shares = 0.5 * (1 - torch.special.entr(near.p).sum(-1) / math.log(8))[:, None]
+    expected = (1 - shares) * logits.softmax(-1) + shares * near.p
+    assert (adaptive.mix(rows).exp() - expected).abs().max() < 1e-9 and (plain.mix(rows).exp() - expected).abs().max() > 1e-3
+    alone = {"adaptive": knn(k=1, adaptive=True), "plain": knn(k=1)}
+    assert torch.equal(alone["adaptive"].mix(rows), alone["plain"].mix(rows))
+
+
+LONGER = TEXT + " The old bird listens to the green fox, and the red bird sings to the old fox."
+
+
+def test_the_text_it_is_held_against_is_the_one_that_follows_and_its_gains_are_those_of_the_tokens_that_come_next():
+    ids, model = ids_of(LONGER), pair().target
+    sampler = prepared([make("knn_lm", text=LONGER, tokens=16, held=16)], {"target": model}, PROMPT)[0]
+    assert sampler.store.ids == ids[:16]
+    with torch.inference_mode():
+        states = torch.stack([library_states(ids[16:end])[-1] for end in range(17, 32)])
+        logits = network("llama").lm_head(states).double()
+        effects = sampler.effects(logits, states, ids[17:32])
+        mixed = sampler.mix({"target": logits, "hidden": states})
+    for i, token in enumerate(ids[17:32]):
+        model_logp = float(logits[i].log_softmax(-1)[token])
+        assert float(effects.logps[i]) == pytest.approx(model_logp) and float(effects.gains[i]) == pytest.approx(float(mixed[i, token]) - model_logp)
+    shown = [data["series"]["of the model's row"] for data in true_text(LONGER, 16)]
+    assert shown == pytest.approx(effects.model.tolist(), abs=1e-4)
+    one_off = sampler.effects(logits, states, ids[16:31])
+    assert (one_off.gains - effects.gains).abs().max() > 1e-2
+
+
+def true_text(text: str, held: int) -> list[dict]:
+    """What is told of the entropies on text that follows the sixteen stored tokens."""
+    _, events = told(alone("knn_lm", text=text, tokens=16, held=held), SAID)
+    return figures(events, "true text: entropy, nats")
+
+
+def test_nothing_is_held_against_a_text_that_is_stored_whole():
+    assert not true_text(TEXT, 0) and not true_text("The green bird", 64)
+
+
+def test_gains_split_into_those_helped_and_those_hurt_and_none_lies_beyond_the_wall():
+    sampler, states = knn(lam=0.25), knn().store.keys
+    effects = sampler.effects(random_rows(7, len(states), 320), states, sampler.store.values.tolist())
+    split, bars = effects.split().data, effects.histogram(math.log(0.75)).data
+    table = {name: dict(zip(split["columns"], row)) for name, row in zip(split["rows"], split["values"])}
+    assert table["all"]["tokens"] == len(states) == sum(bars["values"])
+    for half, other in (("helped", "hurt"), ("model sure", "model unsure"), ("neighbours sure", "neighbours unsure")):
+        parts = [table[name] for name in (half, other) if name in table]
+        assert sum(part["tokens"] for part in parts) == len(states)
+        assert sum(part["tokens"] * part["mean gain"] for part in parts) == pytest.approx(len(states) * table["all"]["mean gain"])
+    assert table["helped"]["mean gain"] > 0 and table["helped"]["with neighbours"] < table["helped"]["perplexity"]
+    assert bool((effects.gains >= math.log(0.75) - 1e-9).all())
+
+
+def test_growth_is_the_least_squares_slope_of_what_stands_and_forgets_what_was_taken_back():
+    sampler = knn()
+    for position, value in enumerate([9.0, 1.0, 2.0, 4.0, 3.0, 5.0, 5.0, 8.0, 7.0]):
+        list(sampler._uncertain(position, value, 2 * value))
+    told_again = list(sampler._uncertain(8, 1.0, 30.0))[-1].data["series"]
+    expected = torch.linalg.lstsq(torch.stack([torch.arange(9.0), torch.ones(9)], 1), torch.tensor([9.0, 1, 2, 4, 3, 5, 5, 8, 1])[:, None]).solution
+    assert told_again["of the model's row"] == pytest.approx(float(expected[0]), abs=1e-5)
+    assert told_again["of the neighbours"] > told_again["of the model's row"]
+
+
+def test_a_text_of_one_token_is_refused():
+    _, events = told(alone("knn_lm", text="a"), SAID)
+    assert "at least two tokens" in events[-1].message

@@ -1,0 +1,216 @@
+"""Mirostat: the surprise of a text is steered to a number. Held against a plain reckoning."""
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from registry import Collapse
+from runs import QUESTION, alone, figures, random_rows, rows, run, same, series, told, written
+from tables import TableModel
+from torch import Tensor
+
+from playground.draws import Draws
+from playground.events import Figure, Note
+from playground.lane import Lane
+from playground.recipe import Assembly, Recipe, assemble
+from playground.session import Prompt
+from playground.strategy import Decoder, make
+from strategies.sampling.mirostat import zipf_exponent, zipf_size
+
+GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+LN2 = math.log(2)
+
+
+COLLAPSES = {
+    "mirostat": [Collapse(alone("mirostat", tau=0.0, version=version, surprise=surprise), GREEDY)
+                 for version in "12" for surprise in ("full", "renormalised")],
+}
+
+
+# --- Mirostat: rows by hand ---
+
+def mirostat(mu: float, **knobs):
+    """The sampler with its cut set by hand."""
+    made = make("mirostat", **knobs)
+    made.mu = mu
+    return made
+
+
+def left(sampler, scores: Tensor) -> list[int]:
+    return (sampler.apply(scores, [[]])[0] > -math.inf).nonzero().flatten().tolist()
+
+
+def test_the_cut_is_in_bits():
+    scores = rows(0.8, 0.2).log()
+    assert left(mirostat(2.0), scores) == [0]  # ln 5 = 1.61 would stay, log2 5 = 2.32 does not
+    assert left(mirostat(2.33), scores) == [0, 1]
+
+
+def test_where_all_are_too_surprising_the_most_probable_stays():
+    for version in "12":
+        assert left(mirostat(-3.0, version=version), rows(1.0, 1.1, 1.0)) == [1]
+
+
+def test_version_two_keeps_what_is_more_probable_than_a_fixed_floor():
+    scores = random_rows(8)
+    p = scores.softmax(-1)
+    for mu in (1.5, 4.0, 9.0):
+        floor = torch.where((p >= 2 ** -mu) | (p == p.amax(-1, keepdim=True)), scores, -math.inf)
+        assert torch.equal(mirostat(mu).apply(scores, [[]] * len(scores)), floor)
+
+
+def zipf(s: float, count: int) -> Tensor:
+    return -s * torch.arange(1, count + 1, dtype=torch.float64).log()[None]
+
+
+@pytest.mark.parametrize("s", [0.8, 1.0, 1.1, 1.5])
+def test_the_exponent_of_a_zipf_law_is_found(s):
+    shuffled = zipf(s, 2000)[:, torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
+    assert float(zipf_exponent(shuffled, 100)) == pytest.approx(s, abs=1e-9)
+
+
+@pytest.mark.parametrize("s, mu, size, cut", [(1.1, 8, 27.8, 25), (1.5, 10, 64.2, 53), (0.8, 10, 60.4, 59)])
+def test_version_ones_k_is_close_to_and_above_what_the_cut_of_version_two_keeps(s, mu, size, cut):
+    scores = zipf(s, 50_000)
+    assert float(zipf_size(scores, mu, 100)) == round(size)
+    assert len(left(mirostat(mu), scores)) == cut
+    assert len(left(mirostat(mu, version="1"), scores)) == round(size)
+
+
+def test_the_size_has_no_gap_where_the_exponent_is_one():
+    sizes = [float(zipf_size(zipf(1 + off, 2000), 9.0, 100)) for off in (-1e-4, -1e-9, 0.0, 1e-9, 1e-4)]
+    by_hand = 2 ** 9 / math.log(2000)
+    assert sizes == [round(by_hand)] * 5
+
+
+@pytest.mark.parametrize("scores", [rows(0, 0, 0, 0), rows(5, -math.inf, -math.inf), rows(1, 0.5, -math.inf), rows(900, 0, -900)], ids=str)
+@pytest.mark.parametrize("mu", [-5.0, 0.0, 3.0, 1e4, math.inf])
+def test_version_one_survives_any_row_and_never_brings_back_what_was_removed(scores, mu):
+    kept = left(mirostat(mu, version="1"), scores)
+    assert int(scores.argmax()) in kept and set(kept) <= set((scores[0] > -math.inf).nonzero().flatten().tolist())
+    assert mu < 1e3 or kept == (scores[0] > -math.inf).nonzero().flatten().tolist()
+
+
+def test_by_hand_a_token_moves_mu_by_eta_times_its_error():
+    scores, sampler = rows(0.5, 0.25, 0.25).log()[0], mirostat(1.5, tau=3.0, eta=0.1)
+    list(sampler.observe({"target": scores}, 1, 0))
+    assert sampler.mu == pytest.approx(1.5 - 0.1 * (2 - 3))
+    renormalised = mirostat(1.5, tau=3.0, eta=0.1, surprise="renormalised")
+    list(renormalised.observe({"target": scores}, 0, 0))  # it is the only one left, so it surprises by nothing
+    assert renormalised.mu == pytest.approx(1.5 + 0.1 * 3)
+
+
+# --- ... and whole texts ---
+
+def surprises(model: TableModel, prompt: list[int], new: list[int], t: float = 1.0) -> list[float]:
+    """Bits of every token under the whole distribution, read off the table."""
+    return [-float((model.scores((*prompt, *new[:i])) / t).log_softmax(-1)[token]) / LN2 for i, token in enumerate(new)]
+
+
+def drift(lane: Lane, knobs: dict) -> float:
+    """What the errors of a run must add up to: the way mu went, over eta."""
+    sampler = next(sampler for sampler in lane.chain.samplers if sampler.name == "mirostat")
+    return (2 * knobs["tau"] - sampler.mu) / knobs["eta"]
+
+
+@pytest.mark.parametrize("version", "12")
+@pytest.mark.parametrize("eta", [0.1, 1.0])
+def test_all_errors_add_up_to_the_way_mu_went(version, eta):
+    knobs, model = {"tau": 1.5, "eta": eta, "version": version}, TableModel("abcdefgh")
+    for extra, t in ([], 1.0), ([("temperature", {"t": 2.0})], 2.0):
+        lane, events = run(Recipe("greedy", {}, [("mirostat", knobs), *extra]), {"target": model}, [0, 1], 40)
+        bits = surprises(model, [0, 1], lane.main.written, t)
+        assert sum(bits) - 40 * 1.5 == pytest.approx(drift(lane, knobs), abs=1e-9)
+        assert same(series(events, "surprise", "surprise, bits"), bits)
+        assert [data["x"] for data in figures(events, "surprise")] == list(range(40))
+
+
+def test_they_add_up_for_no_wrong_notion_of_surprise():
+    knobs, model = {"tau": 1.5, "eta": 0.5}, TableModel("abcdefgh")
+    lane, _ = run(alone("mirostat", **knobs, surprise="renormalised"), {"target": model}, [0, 1], 40)
+    bits = surprises(model, [0, 1], lane.main.written)
+    assert abs(sum(bits) - 60 - drift(lane, knobs)) > 1  # a cut distribution surprises less
+    lane, _ = run(alone("mirostat", **knobs), {"target": model}, [0, 1], 40)
+    bits = surprises(model, [0, 1], lane.main.written)
+    assert abs(sum(bits) * LN2 - 60 - drift(lane, knobs)) > 1  # nats
+
+
+def test_with_the_cut_wide_open_and_no_correction_it_draws_from_the_model_itself():
+    model = TableModel("abcdefgh")
+    for seed in range(3):
+        assembly = assemble(alone("mirostat", eta=0.0))
+        assembly.samplers[0].mu = math.inf
+        assert written(assembly, {"target": model}, [0, 1], 30, seed=seed) == written(MODEL, {"target": model}, [0, 1], 30, seed=seed)
+
+
+def course(sampler, spread: float, count: int, size: int = 256) -> list[tuple[float, float, bool]]:
+    """Draws from random rows: for each mu before, surprise, and whether it was the most probable token."""
+    chance, found = torch.Generator().manual_seed(0), []
+    draws = Draws(0)
+    for position in range(count):
+        scores = torch.randn(size, generator=chance, dtype=torch.float64) * spread
+        token = draws.pick(sampler.apply(scores[None], [[]])[0].softmax(-1), "token", position)
+        before = sampler.mu
+        list(sampler.observe({"target": scores}, token, position))
+        found.append((before, -float(scores.log_softmax(-1)[token]) / LN2, token == int(scores.argmax())))
+    return found
+
+
+@pytest.mark.parametrize("eta", [0.1, 1.0])
+def test_the_mean_surprise_comes_to_the_target_and_no_token_surprises_more_than_mu(eta):
+    found = course(mirostat(6.0, tau=3.0, eta=eta), spread=2.0, count=1500)
+    assert sum(bits for _, bits, _ in found) / len(found) == pytest.approx(3.0, abs=0.1)
+    assert all(bits <= mu or best for mu, bits, best in found)
+    assert len({best for _, _, best in found}) == 2
+
+
+def test_the_renormalised_surprise_is_a_controller_that_ends_above_the_target():
+    found = course(mirostat(6.0, tau=3.0, eta=0.5, surprise="renormalised"), spread=2.0, count=600)
+    assert sum(bits for _, bits, _ in found) / len(found) > 3.2
+
+
+def test_a_target_beyond_the_models_entropy_is_reported_once():
+    model = TableModel("abcd", spread=3.0)
+    lane, events = run(alone("mirostat", tau=9.0, eta=0.5), {"target": model}, [0, 1], 30)
+    mus = series(events, "surprise", "mu")
+    assert mus == sorted(mus) and mus[-1] > 2 * mus[0]
+    (note,) = [event.text for event in events if isinstance(event, Note)]
+    assert "9 bits is out of reach" in note
+
+
+def test_what_was_guessed_and_refused_moves_nothing():
+    models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
+    knobs = {"tau": 1.2, "eta": 0.5}
+    recipe = Recipe("speculative", {}, [("draft_model", {}), ("sample_match", {}), ("mirostat", knobs)])
+    lane, _ = run(recipe, models, [0, 1], 30)
+    assert sum(surprises(models["target"], [0, 1], lane.main.written)) - 30 * 1.2 == pytest.approx(drift(lane, knobs), abs=1e-9)
+    assert assemble(recipe).guarantee() == ["heuristic"]
+
+
+def test_a_token_that_was_given_though_nothing_could_draw_it_leaves_mu_alone():
+    recipe = replace(Recipe("greedy", {}, [("temperature", {"t": 0.0}), ("mirostat", {})]), forced=[70, 71])
+    _, events = told(recipe, Prompt(QUESTION))
+    mus = series(events, "surprise", "mu")
+    assert mus and all(map(math.isfinite, mus)) and mus[0] == 6.0
+
+
+class Swaps(Decoder):
+    """Two sequences; the second takes the row of the first for every token it keeps."""
+
+    def decode(self, lm):
+        yield lm.prefill()
+        first, second = lm.fork(2)
+        rows, _ = yield lm.extend([first, second])
+        yield lm.keep([lm.choose(rows, 0), lm.choose(rows, 1, leaf=second)])
+        self.samplers = first.chain.samplers, second.chain.samplers
+        yield lm.keep(second)
+
+
+def test_a_sequence_that_takes_anothers_row_learns_by_itself():
+    model, decoder = TableModel("ab", rule=lambda context: torch.tensor([0.9, 0.1], dtype=torch.float64).log()), Swaps()
+    _, events = run(Assembly(decoder, [make("mirostat", tau=1.0, eta=1.0)]), {"target": model}, [0], 3)
+    expected = [2.0 - (-math.log2(p) - 1.0) for p in (0.9, 0.1)]
+    assert [sampler.mu for (sampler,) in decoder.samplers] == pytest.approx(expected)
+    assert [event.sequence for event in events if isinstance(event, Figure) and event.name == "surprise"] == [1, 2]
