@@ -10,7 +10,7 @@ from pairs import pair
 from tables import watch
 from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, course, models
 from test_strategies_fastkv import EARLY, TEXT, TREE, layer_tokens, leaning_on_earlier_layers, told, with_policy
-from test_strategies_uncertainty import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, best, by_eigenvalues
+from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, best, by_eigenvalues
 from torch import Tensor
 
 from playground import learning
