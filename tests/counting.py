@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from playground.events import Commit, Done, Header, Stamped
+from playground.trace import Trace
 from playground.ui.look import dress
 from playground.ui.pages import build
 from playground.ui.site import Site
@@ -16,7 +17,7 @@ class Counting:
     """A session of one lane whose every request commits one token; it notes who was served in `log`."""
 
     def __init__(self, log: list, name: str = "", length: int = 10**9):
-        self.headers, self.trace = [Header()], None
+        self.trace = Trace([Header()])
         self.log, self.name, self.length, self.count, self.finished = log, name, length, 0, False
         self.stopped = threading.Event()
 
@@ -25,14 +26,22 @@ class Counting:
         self.log.append(self.name)
         self.count += 1
         self.finished = self.count >= self.length
-        return [Stamped(0, self.count, 0.0, Commit(ids=[self.count], pieces=["x"]))]
+        return self._told(Commit(ids=[self.count], pieces=["x"]))
 
     step = advance
 
     def stop(self, lane=None):
         self.finished = True
         self.stopped.set()
-        return [Stamped(0, self.count + 1, 0.0, Done("stopped"))]
+        return self._told(Done("stopped"))
+
+    @property
+    def headers(self):
+        return self.trace.headers
+
+    def _told(self, event):
+        self.trace.append(Stamped(0, len(self.trace.events) + 1, 0.0, event))
+        return self.trace.events[-1:]
 
 
 def committed(frames) -> list[int]:

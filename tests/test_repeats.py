@@ -176,7 +176,6 @@ class Saying(Counting):
     def __init__(self, settings: Settings):
         super().__init__([])
         self.trace = sample_of(*([wrote(" a"), wrote(HOSTILE)][i % 2] for i in range(len(settings.lanes))))
-        self.headers = self.trace.headers
 
     def advance(self) -> list[Stamped]:
         self.finished = True

@@ -20,7 +20,6 @@ from playground.questions import gallery as answerable
 from playground.result import Result
 from playground.strategy import discover, find
 from playground.trace import Trace
-from playground.ui.frames import trace_of
 from playground.ui.gallery import examples as gallery
 from playground.ui.gpu import Borrowed
 from playground.ui.lanes import to_json
@@ -80,7 +79,7 @@ def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]
             yield from ([] for _ in running.frames())
             if running.error:
                 raise Refusal(running.error)
-            yield _comparison(trace_of(running.headers, list(running.events)))
+            yield _comparison(running.trace)
 
     return _described(compare, "Run lanes over a prompt to their end and tell what each came to: text, token ids, metrics, how right it is where the "
                       "answer is known, and where it leaves the first lane's text. A lane that fails says why in its place; while lanes write, the "

@@ -169,7 +169,7 @@ class Game:
         run, settings = visit.run, visit.settings
         if not run.events:
             return gr.skip()
-        facts = told(trace_of(run.headers, list(run.events)), visit.reads)
+        facts = told(run.trace, visit.reads)
         value = {"game": run.name, "seed": settings.seed, "over": over, "lanes": lanes_link(settings), **facts}
         return {self.board: packed(value)} if facts["tokens"] else gr.skip()
 

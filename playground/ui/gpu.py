@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from time import monotonic
 from typing import Any
 
-from playground.ui.frames import CLOCK, Facts, frame, new_name
+from playground.trace import Trace
+from playground.ui.frames import CLOCK, Facts, frame, new_name, trace_of
 
 LEAST, EACH, MOST = 10, 0.05, 120  # seconds asked for: at least, for every token of every lane, at most
 Batch = tuple[Facts, Facts, str]  # headers (in the first), events, state
@@ -66,6 +67,11 @@ class Borrowed:
     @property
     def state(self) -> str:
         return "done" if self.over else "running"
+
+    @property
+    def trace(self) -> Trace:
+        """All that came from the other process so far."""
+        return trace_of(self.headers, list(self.events))
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
         for headers, fresh, state in self._batches:

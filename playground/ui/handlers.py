@@ -15,10 +15,9 @@ import gradio as gr
 
 from playground.errors import Refusal
 from playground.memory import Memory
-from playground.trace import Trace
 from playground.ui import figures, studies
 from playground.ui.arrivals import Arrival
-from playground.ui.frames import frame, recording, trace_of
+from playground.ui.frames import frame, recording
 from playground.ui.gallery import brought, picked
 from playground.ui.gpu import Borrowed
 from playground.ui.lessons import settings_of
@@ -189,7 +188,7 @@ class Acts:
 
     def examine(self, visit: Visit | None) -> None:
         """Draw the visitor's run as far as it has come."""
-        drawn = [figure for figure in figures.draw(_trace(visit.run)) if figure] if visit and visit.run else []
+        drawn = [figure for figure in figures.draw(visit.run.trace) if figure] if visit and visit.run else []
         if not drawn:
             gr.HTML("<p>No lane got as far as a token.</p>", elem_classes="told", apply_default_css=False)
         for figure in drawn:
@@ -197,7 +196,7 @@ class Acts:
 
     def study(self, name: str, visit: Visit | None) -> None:
         """Lay out what a study has to say of the visitor's run as far as it has come."""
-        told = studies.outcomes(_trace(visit.run)).get(name, []) if visit and visit.run else []
+        told = studies.outcomes(visit.run.trace).get(name, []) if visit and visit.run else []
         gr.HTML("".join(f"<p>{escape(note)}</p>" for note in studies.notes(told)), elem_classes="told", apply_default_css=False)
         for drawn in studies.draw(told):
             gr.Plot(drawn, show_label=False)
@@ -267,7 +266,7 @@ class Acts:
     def _outcome(self, run: Run | Borrowed) -> Changes:
         """What can be drawn, what failed in a lane beside that lane, and what broke as a whole under the prompt."""
         failed = {str(event["lane"]): event.get("message", "") for event in run.events if event["kind"] == "failed"}
-        studied = studies.outcomes(_trace(run))
+        studied = studies.outcomes(run.trace)
         return {self.page.lanes: gr.update(problems=failed), self.page.prompt_notice: escape(run.error), **self.page.figures_of(studied)}
 
     def _say(self, refusal: Refusal) -> Changes:
@@ -279,14 +278,9 @@ class Acts:
         return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
 
 
-def _trace(run: Run | Borrowed) -> Trace:
-    """All that a run has told so far."""
-    return trace_of(run.headers, list(run.events))
-
-
 def _past(run: Run | Borrowed, event: gr.EventData) -> list[int]:
     """Tokens a lane, or the sequence that was shown as its text, wrote before a place."""
-    written = sequences(_trace(run).lane(int(event.lane)).events).get(int(event.sequence), Written())
+    written = sequences(run.trace.lane(int(event.lane)).events).get(int(event.sequence), Written())
     return [token.id for token in written.tokens[:int(event.position)]]
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from playground.trace import Trace
 from playground.ui.frames import CLOCK, Facts, frame, new_name
 
 PATIENCE = 1.0  # seconds without news after which a reader hears so
@@ -37,6 +38,11 @@ class Run:
     @property
     def state(self) -> str:
         return "done" if self.over else "held" if self.held else "running"
+
+    @property
+    def trace(self) -> Trace:
+        """All that the session has told so far; it grows while others look."""
+        return self.session.trace
 
     def hold(self) -> None:
         self._tell(held=True)
