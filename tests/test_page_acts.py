@@ -295,15 +295,18 @@ def test_a_token_is_read_and_its_card_opened_with_the_keyboard_alone(page, addre
     expect(page.locator("#live .card")).to_be_hidden()
 
 
+MOVING = """() => document.getAnimations().filter((one) => one.playState === 'running' && one.effect.getTiming().duration > 1)
+    .map((one) => `${one.animationName || one.transitionProperty} of ${one.effect.target.tagName}.${one.effect.target.className}`)"""
+
+
 def test_for_those_who_want_no_motion_nothing_plays_by_itself_and_nothing_moves(page, address):
     page.emulate_media(reduced_motion="reduce")
     visit(page, address, Settings(prompt="The red fox", length=400, lanes=[GREEDY]))
     expect(page.locator("#live .play")).to_have_attribute("aria-label", "Play")
+    page.wait_for_function(f"() => !({MOVING})().length")  # colours that came with the style sheet, before it could say so
     page.click("#run")
     expect(tokens(page, 0).nth(5)).to_be_attached()
-    moving = page.evaluate("""document.getAnimations().filter((one) => one.playState === 'running' && one.effect.getTiming().duration > 1)
-        .map((one) => `${one.animationName || one.transitionProperty} of ${one.effect.target.tagName}.${one.effect.target.className}`)""")
-    assert moving == []
+    assert page.evaluate(MOVING) == []
 
 
 # --- a page that stands still ---
