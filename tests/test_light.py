@@ -76,6 +76,16 @@ def test_only_few_rows_go_this_way(ways, monkeypatch, rows, taken):
     assert asked == ([rows] if taken else [])
 
 
+def test_a_gate_far_below_zero_lets_nothing_through_and_warns_nobody(recwarn):
+    network = tiny("llama", dtype=torch.float32)
+    network.model.layers[0].mlp.gate_proj.weight.data *= 1e4
+    model = Model(network, byte_tokenizer(), "steep")
+    (found,), _ = model.forward([Work(model.new_store(), TEXT[:1], [-1])])
+    model.light = None
+    (expected,), _ = model.forward([Work(model.new_store(), TEXT[:1], [-1])])
+    assert close(found, expected) and not recwarn.list
+
+
 def test_a_network_that_is_not_tiny_or_not_of_single_precision_has_no_light_way():
     single, double = (fast_path(tiny("llama", dtype=dtype), 64) for dtype in (torch.float32, torch.float64))
     assert light_path(single) and light_path(double) is None and light_path(None) is None

@@ -121,15 +121,6 @@ FAULTS: dict[str, Callable[[Reads, list[int], list[int]], list[int]]] = {
 }
 
 
-FAULTS: dict[str, Callable[[Reads, list[int], list[int]], list[int]]] = {
-    "swapped streams": lambda reads, a, b: mixed_text(reads, (b, a), 12, jsd),
-    "the distance, which is the root of the divergence": lambda reads, a, b: mixed_text(reads, (a, b), 12, lambda z1, z2: jsd(z1, z2) ** 0.5),
-    "the contrast the other way round": lambda reads, a, b: mixed_text(reads, (a, b), 12, lambda z1, z2: -jsd(z1, z2)),
-    "a second stream that never hears what was written":
-        lambda reads, a, b: mixed_text(lambda text: reads(b) if text[:len(a)] != a else reads(text), (a, b), 12, jsd),
-}
-
-
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_faulty_contrast_writes_another_text(fault):
     differ = []

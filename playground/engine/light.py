@@ -79,6 +79,10 @@ class LightLlama:
 
     def __call__(self, positions: Tensor, wanted: Tensor | int, call: Call, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Logits [rows, V] of the wanted rows, as `FastLlama` gives them."""
+        with numpy.errstate(over="ignore"):  # a gate that is far below zero lets nothing through, and needs no warning
+            return self._logits(positions, wanted, call, input_ids, inputs_embeds)
+
+    def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         hidden = self.embeddings[input_ids[0].numpy()] if inputs_embeds is None else inputs_embeds[0].numpy()
         places = positions[0].numpy()
         cos, sin = self.cos[places], self.sin[places]
