@@ -94,6 +94,11 @@ def test_events_and_traces_are_read_without_torch_and_gradio(name):
     assert not [imported for imported in closure(name) if within(imported, "torch", "transformers", "gradio")]
 
 
+def test_to_offer_strategies_nobody_waits_for_the_transformers_library():
+    for module in under("strategies"):
+        assert not [imported for imported in closure(module.name) if within(imported, "transformers")], module
+
+
 def test_gradio_lives_in_the_page():
     for module in MODULES.values():
         assert within(module.name, "playground.ui", "app") or not module.reaches("gradio"), module

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from playground.engine.prefix import Part, attend_part, merge
+from playground.engine.scores import products
 from playground.engine.segment import as_bias
 from playground.errors import Refusal
 
@@ -27,7 +28,6 @@ New = Sequence[Tensor]
 """Queries, keys and values of new rows, [heads, rows, d]."""
 
 ATTENTION = "playground"
-FEW = 4  # rows
 HARMLESS = {"position_ids", "use_cache", "cache_position", "is_causal", "output_attentions", "attention_mask", "output_router_logits"}
 
 
@@ -221,11 +221,6 @@ def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, s
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
     return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-
-
-def products(rows: Tensor, keys: Tensor) -> Tensor:
-    """Of rows [kv_heads, n, d] with keys [kv_heads, m, d], [kv_heads, n, m]. A few rows are sooner carried past the keys than the keys past them."""
-    return (keys @ rows.mT).mT if rows.shape[1] <= FEW else rows @ keys.mT
 
 
 def install(network: PreTrainedModel) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from torch.linalg import vector_norm
 
 from playground.engine.pool import in_front
 from playground.engine.sampling import REMOVED
-from playground.engine.seams import products
+from playground.engine.scores import products
 
 TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
 
