@@ -209,7 +209,7 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
 def test_once_a_cache_is_cut_what_was_heard_takes_no_more_memory_than_what_is_left():
     lately, slots = Lately(4), torch.arange(1000).expand(3, -1)
     lately.add(0, torch.ones(3, 4, 1000), slots)
-    left = torch.cat([slots[:, 5:900:100], torch.full((3, 1), 1000)], 1)
+    left = torch.cat([slots[:, 5:900:100], torch.full((3, 1), 1000 + 2 * STRETCH)], 1)
     lately.add(0, torch.zeros(3, 1, left.shape[1]), left)
     assert lately._layers[0].weights.shape == (3, 4, left.shape[1] + STRETCH)
     assert lately.of(0, left)[0].tolist() == [0.75] * 9 + [0.0]
