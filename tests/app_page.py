@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def browser():
 
 
 @pytest.fixture
+def new_tab(browser: BrowserContext):
+    """Opens tabs for a test with several visitors; they close however it ends, for those that stay would look for the next page at this address."""
+    opened: list[Page] = []
+    yield lambda: opened.append(browser.new_page()) or opened[-1]
+    for tab in opened:
+        tab.close()
+
+
+@pytest.fixture
 def page(browser: BrowserContext, address: str):
     """A visitor's empty tab; no script may break in it."""
     page, wrong = browser.new_page(), []
@@ -74,13 +84,14 @@ def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
     expect(page.locator("#system")).to_be_hidden()  # from then on nothing moves under the mouse
 
 
-def running_visitors(browser: BrowserContext, address: str, *prompts: str) -> list[Page]:
-    """A tab for each prompt, whose run has written some tokens."""
-    pages = [browser.new_page() for _ in prompts]
+def running_visitors(new_tab: Callable[[], Page], address: str, *prompts: str) -> list[Page]:
+    """A tab for each prompt, whose run has written some tokens and can be stopped."""
+    pages = [new_tab() for _ in prompts]
     for page, prompt in zip(pages, prompts):
         visit(page, address, Settings(prompt=prompt))
         page.click("#run")
         expect(tokens(page, 0).nth(2)).to_be_attached()
+        expect(page.locator("#stop")).to_be_visible()
     return pages
 
 

@@ -48,16 +48,19 @@ def committed(frames) -> list[int]:
     return [token for frame in frames if frame for event in frame["events"] if event["kind"] == "commit" for token in event["ids"]]
 
 
-def counting_site(prepare) -> Site:
+def counting_site(prepare, seats: int | None = None) -> Site:
+    """A site whose sessions are made by `prepare`; with so many at a time, where that is said."""
     device = SimpleNamespace(type="cpu")
     models = SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device=device), draft=None)
-    return Site(load=lambda *names, **how: models, prepare=prepare)
+    site = Site(load=lambda *names, **how: models, prepare=prepare)
+    site.runs.seats = seats or site.runs.seats
+    return site
 
 
 @contextmanager
-def open_page(prepare):
-    """The page over sessions made by `prepare`; gives its address."""
-    demo = build(counting_site(prepare))
+def open_page(prepare, seats: int | None = None):
+    """The page over a `counting_site`; gives its address."""
+    demo = build(counting_site(prepare, seats))
     try:
         yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
     finally:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from app_page import address, browser, expect, monkeypatch_module, page, running, running_visitors, status, tokens, visit  # noqa: F401
-from counting import Counting, counted, counting_site  # noqa: F401
+from app_page import address, browser, expect, monkeypatch_module, new_tab, page, running, running_visitors, status, tokens, visit  # noqa: F401
+from counting import Counting, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page
 from toys import byte_tokenizer
 
@@ -109,8 +109,8 @@ def test_html_that_a_model_writes_is_text_in_lane_card_and_chart(page, address):
 
 # --- others on the same page, and a connection that breaks ---
 
-def test_two_visitors_never_see_each_others_text(address, browser):
-    visitors = [browser.new_page(), browser.new_page()]
+def test_two_visitors_never_see_each_others_text(address, new_tab):
+    visitors = [new_tab(), new_tab()]
     secrets = ("a violet giraffe", "an amber walrus")
     for visitor, secret in zip(visitors, secrets):
         visit(visitor, address, Settings(prompt=secret, length=4000, lanes=[GREEDY]))
@@ -120,32 +120,26 @@ def test_two_visitors_never_see_each_others_text(address, browser):
     for visitor, own, other in zip(visitors, secrets, secrets[::-1]):
         assert own in running(visitor, 0).locator(".prompt").text_content()
         assert other not in visitor.content()
-    for visitor in visitors:
-        visitor.close()
 
 
-def test_a_visitor_without_a_run_is_shown_none_of_another(counted, browser):
+def test_a_visitor_without_a_run_is_shown_none_of_another(counted, new_tab):
     address, _ = counted
-    first, second = browser.new_page(), browser.new_page()
+    first, second = new_tab(), new_tab()
     visit(first, address, Settings(prompt="first"))
     first.click("#run")
     expect(tokens(first, 0).nth(2)).to_be_attached()
     visit(second, address, Settings(prompt="second"))
     second.click("#again")
     expect(second.locator("#prompt-notice")).to_contain_text("no run to show yet")
-    first.close()
-    second.close()
 
 
-def test_a_run_says_with_how_many_others_it_takes_turns(counted, browser):
+def test_a_run_says_with_how_many_others_it_takes_turns(counted, new_tab):
     address, _ = counted
-    visitors = running_visitors(browser, address, "first", "second")
+    visitors = running_visitors(new_tab, address, "first", "second")
     for visitor in visitors:
         expect(visitor.locator("#status")).to_contain_text("in turn with 1 other run")
     visitors[0].click("#stop")
     expect(visitors[1].locator("#status")).not_to_contain_text("in turn")
-    for visitor in visitors:
-        visitor.close()
 
 
 def paused(visitor):
@@ -153,15 +147,18 @@ def paused(visitor):
     visitor.keyboard.press("Space")
 
 
+@pytest.fixture
+def one_seat():
+    """Address of a page where one run at a time is served."""
+    with open_page(lambda models, settings, memory: Counting([], settings.prompt), seats=1) as address:
+        yield address
+
+
 @pytest.mark.parametrize("makes_room", [Page.close, paused], ids=["leaves", "pauses"])
-def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(browser, makes_room):
-    site = counting_site(lambda models, settings, memory: Counting([], settings.prompt))
-    site.runs.seats = 1
-    demo = build(site)
-    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, **dress())
-    first, second = browser.new_page(), browser.new_page()
+def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(one_seat, new_tab, makes_room):
+    first, second = new_tab(), new_tab()
     for visitor in (first, second):
-        visit(visitor, address, Settings(prompt="mine"))
+        visit(visitor, one_seat, Settings(prompt="mine"))
         visitor.click("#run")
         expect(visitor.locator("#stop")).to_be_visible()
     expect(tokens(first, 0).nth(2)).to_be_attached()
@@ -172,9 +169,6 @@ def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(browser, makes
     expect(second.locator("#status")).to_contain_text("waiting for 1 run")
     makes_room(first)
     expect(tokens(second, 0).nth(2)).to_be_attached()
-    for visitor in (first, second):
-        visitor.close()
-    demo.close()
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 
 import pytest
-from app_page import TWO_LANES, address, browser, choose_strategy, expect, running, running_visitors, status, tokens, visit  # noqa: F401
+from app_page import TWO_LANES, address, browser, choose_strategy, expect, new_tab, running, running_visitors, status, tokens, visit  # noqa: F401
 from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page, expect
 
@@ -72,16 +72,15 @@ def test_a_borrowed_gpu_tells_the_same_story():
     assert [frame["state"] for frame in frames] == ["done"]
 
 
-def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, browser):
+def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
     address, begun = counted
-    pages = running_visitors(browser, address, "first", "second")
+    pages = running_visitors(new_tab, address, "first", "second")
     first, second = begun
     pages[0].close()
     assert first.stopped.wait(20) and not second.finished
     pages[1].click("#stop")
     assert second.stopped.wait(20)
     expect(pages[1].locator("#run")).to_be_visible()
-    pages[1].close()
 
 
 class Seen:
@@ -113,9 +112,9 @@ def ran(page: Page) -> None:
     expect(page.locator("#run")).to_be_visible()
 
 
-def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning, browser):
+def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning, new_tab):
     address, known = learning
-    first, second = browser.new_page(), browser.new_page()
+    first, second = new_tab(), new_tab()
     visit(first, address, Settings(prompt="one"))
     expect(first.locator("#forget")).to_be_hidden()
     ran(first)
@@ -129,8 +128,6 @@ def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning
     expect(first.locator("#remembered")).to_be_hidden()
     ran(first)
     assert known == [0, 1, 0, 0]
-    for page in (first, second):
-        page.close()
 
 
 def test_a_run_on_a_borrowed_gpu_begins_with_an_empty_memory():

@@ -5,7 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from app_page import address, browser, expect, monkeypatch_module, page, visit  # noqa: F401
+from app_page import address, browser, expect, monkeypatch_module, new_tab, page, visit  # noqa: F401
 from counting import Counting, open_page
 from tables import TableModel
 
@@ -182,12 +182,11 @@ class Saying(Counting):
         return self.trace.events
 
 
-def test_what_a_model_writes_stays_text(browser):
+def test_what_a_model_writes_stays_text(new_tab):
     with open_page(lambda models, settings, memory: Saying(settings)) as address:
-        page = browser.new_page()
+        page = new_tab()
         visit(page, address, Settings(prompt="The red fox", lanes=LANES))
         open_panel(page, "Lane 1", 3)
         page.click("#repeat")
         expect(page.locator(".outcomes .text").last).to_have_text(HOSTILE)
         assert page.locator(".outcomes img").count() == 0 and page.evaluate("window.hacked") is None
-        page.close()
