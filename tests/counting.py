@@ -14,15 +14,15 @@ from playground.ui.site import Site
 
 
 class Counting:
-    """A session of one lane whose every request commits one token; it notes who was served in `log`."""
+    """A session of one lane whose every request commits one token after a forward of so many seconds; it notes who was served in `log`."""
 
-    def __init__(self, log: list, name: str = "", length: int = 10**9):
+    def __init__(self, log: list, name: str = "", length: int = 10**9, forward: float = 0.001):
         self.trace = Trace([Header()])
-        self.log, self.name, self.length, self.count, self.finished = log, name, length, 0, False
+        self.log, self.name, self.length, self.forward, self.count, self.finished = log, name, length, forward, 0, False
         self.stopped = threading.Event()
 
     def advance(self):
-        self.stopped.wait(0.001)  # what a forward takes
+        self.stopped.wait(self.forward)
         self.log.append(self.name)
         self.count += 1
         self.finished = self.count >= self.length
@@ -73,7 +73,7 @@ def counted():
     begun = []
 
     def prepare(models, settings, memory):
-        begun.append(Counting([], settings.prompt))
+        begun.append(Counting([], settings.prompt, forward=0.01))
         return begun[-1]
 
     with open_page(prepare) as address:

@@ -150,7 +150,7 @@ def paused(visitor):
 @pytest.fixture
 def one_seat():
     """Address of a page where one run at a time is served."""
-    with open_page(lambda models, settings, memory: Counting([], settings.prompt), seats=1) as address:
+    with open_page(lambda models, settings, memory: Counting([], settings.prompt, forward=0.01), seats=1) as address:
         yield address
 
 
