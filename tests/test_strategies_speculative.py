@@ -206,6 +206,16 @@ def test_no_guess_is_longer_than_what_may_still_be_written():
         assert written <= 9
 
 
+@pytest.mark.parametrize("drafter, knobs", [("draft_model", {"depth": 8}), ("draft_model", {"depth": 8, "width": 2}), ("spectr", {"length": 8})], ids=str)
+def test_the_draft_makes_no_pass_behind_a_guess_that_ends_the_text(drafter, knobs):
+    def rule(context):
+        return torch.tensor([0.0, 9.0, 9.0] if len(context) > 3 else [9.0, 0.0, 0.0])
+
+    models = {name: TableModel("abc", ends="bc", rule=rule) for name in ("target", "draft")}
+    written = write(assemble(guessing(drafter, "greedy_match", **knobs)), models, [0], Limits(0, 20), Draws(0))
+    assert (written.tokens, models["draft"].forwards) == ([0, 0, 0, 0, 1], 4)
+
+
 def test_every_guess_after_the_first_miss_counts_as_untested():
     session = prepare(pair(), [guessing("draft_model", "greedy_match")], Prompt("The green bird"), Limits(0, 24))
     rounds_ = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]

@@ -36,12 +36,12 @@ def new_tree(lm: Lane, drafter: Drafter) -> TokenTree:
     return TokenTree(drafter.name, drafter.drawn if lm.chain.draws else "deterministic")
 
 
-def grow(stream: Stream | Exit, tree: TokenTree, depth: int, level: Level) -> Iterator:
-    """Add up to `depth` levels to an empty tree; returns it."""
+def grow(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, level: Level) -> Iterator:
+    """Add up to `depth` levels to an empty tree, none below a guess that ends the text; returns it."""
     leaves = [ROOT]
     for number in range(depth):
         rows = yield stream.extend(tree)
-        leaves = level(rows, leaves, number)
+        leaves = [leaf for leaf in level(rows, leaves, number) if not lm.ends(tree.tokens[leaf])]
         if not leaves:
             break
     return tree
@@ -53,7 +53,7 @@ def chain_until(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, st
         made = independent(lm, tree, rows, leaves[0], 1)
         return [] if made and stop(tree) else made
 
-    return grow(stream, tree, depth, level)
+    return grow(lm, stream, tree, depth, level)
 
 
 def guess_row(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tensor | None:

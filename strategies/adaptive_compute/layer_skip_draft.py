@@ -29,4 +29,4 @@ class LayerSkipDraft(Drafter):
         if not lm.target.behind():  # the row after the text is known, as after the prompt: its token costs nothing
             return tree
         early = lm.exit(max(1, round(self.exit * lm.depth)))
-        return (yield from grow(early, tree, min(self.depth, budget), level))
+        return (yield from grow(lm, early, tree, min(self.depth, budget), level))

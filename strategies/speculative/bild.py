@@ -51,7 +51,7 @@ class BiLD(Decoder):
             q = guess_row(lm, tree, rows, leaves[0])
             return [] if q is None or float(q.max()) < self.fallback else independent(lm, tree, rows, leaves[0], 1)
 
-        return (yield from grow(lm.stream("draft"), tree, min(self.most, lm.remaining - 1), level))
+        return (yield from grow(lm, lm.stream("draft"), tree, min(self.most, lm.remaining - 1), level))
 
     def _stands(self, lm, tree, rows, node: int, children: list[int]) -> Ruling:
         child, p = children[0], rows.scores[rows.row(node)].softmax(-1)

@@ -27,4 +27,4 @@ class DraftModel(Drafter):
             width = self.width if number < self.branching else 1
             return [child for leaf in leaves for child in independent(lm, tree, rows, leaf, width)]
 
-        return (yield from grow(lm.stream("draft"), tree, min(self.depth, budget), level))
+        return (yield from grow(lm, lm.stream("draft"), tree, min(self.depth, budget), level))

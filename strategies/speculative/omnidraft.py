@@ -65,7 +65,7 @@ class OmniDraft(Drafter):
             self._begin(lm)
         self._learn(lm.generated)
         run, depth = new_tree(lm, self), min(self.depth, budget, self._stream.room)
-        yield from grow(self._stream, run, max(0, depth), lambda rows, leaves, number: independent(lm, run, rows, leaves[0], 1))
+        yield from grow(lm, self._stream, run, max(0, depth), lambda rows, leaves, number: independent(lm, run, rows, leaves[0], 1))
         tree = self.woven(run)
         yield from self._tell(lm, tree)
         return tree

@@ -71,7 +71,7 @@ class RAPID(Decoder):
             self._q += [guess_row(lm, tree, rows, leaves[0])] * len(made)
             return made
 
-        return (yield from grow(lm.stream("retrieved"), tree, min(self.gamma, budget), level))
+        return (yield from grow(lm, lm.stream("retrieved"), tree, min(self.gamma, budget), level))
 
     def observe(self, tree, rows, verdict) -> None:
         """There is nothing to learn."""

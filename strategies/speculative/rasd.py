@@ -103,7 +103,7 @@ class RASD(Drafter):
             chances.update({node: chances[tree.parents[node]] * tree.confidence[node] for node in made})
             return sorted(made, key=lambda node: -chances[node])[:self.width]
 
-        yield from grow(lm.stream("draft"), tree, depth, level)
+        yield from grow(lm, lm.stream("draft"), tree, depth, level)
         likeliest = sorted(range(len(tree)), key=lambda node: -chances[node])[:self.nodes]
         return tree.only(sorted(likeliest)), first[0] if first else None
 

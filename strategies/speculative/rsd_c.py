@@ -45,7 +45,7 @@ class RSDC(Drafter):
         def level(rows, leaves, number):
             return [child for leaf in leaves for child in self._children(lm, tree, rows, leaf, widths[number])]
 
-        return (yield from grow(lm.stream("draft"), tree, min(len(widths), budget), level))
+        return (yield from grow(lm, lm.stream("draft"), tree, min(len(widths), budget), level))
 
     def _children(self, lm, tree, rows, leaf, width) -> list[int]:
         q = guess_row(lm, tree, rows, leaf)

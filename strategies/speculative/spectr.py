@@ -31,7 +31,7 @@ class SpecTr(Drafter):
                 return [child for leaf in going_on for child in best(tree, leaf, guesses[leaf], 1)]
             return [self._guess(lm, tree, nodes, leaf, guesses[leaf], rows.position(leaf), i) for i, leaf in enumerate(going_on)]
 
-        return (yield from grow(lm.stream("draft"), tree, min(self.length, budget), level))
+        return (yield from grow(lm, lm.stream("draft"), tree, min(self.length, budget), level))
 
     def _guess(self, lm, tree, nodes, leaf, q, position, row) -> int:
         """The node of one row's next token; `nodes` are those there are, by parent and token."""
