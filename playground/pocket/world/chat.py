@@ -21,37 +21,62 @@ INTRODUCE = {what: Wordings(text) for what, text in dict(
 [Hello|Hi|Good day], [I am|my name is|I am called] {v}.
 [My name is|I am called|Call me] {v}.
 [Hello|Hi], {v} here.
+You [may|can] call me {v}.
+[People|Friends] [call me|know me as] {v}.
+[This is|It is] {v} [writing|speaking].
+The name is {v}.
 ~ [They call me|You are speaking with] {v}.
 """,
     town="""
 I [live in|come from|am from] {v}.
 My [home|town|home town] is {v}.
+[You find me|My family lives|I grew up|I was born] in {v}.
+[I am at home|My bed is|My garden is] in {v}.
+{v} is [my home|where I live|where I come from].
 ~ [I write to you from|My house stands in] {v}.
 """,
     trade="""
 I [am|work as] a {v}.
 [By trade I am|My trade is that of] a {v}.
+[I make my living|I work every day|I am known] as a {v}.
+[All day|All my life] I have been a {v}.
+[I learned to be|I became] a {v}.
 ~ [They pay me as|I earn my bread as] a {v}.
 """,
     pet="""
 I [have|keep|own] a {v}.
 [My pet is|With me lives] a {v}.
+[I look after|I play with|I walk] my {v}.
+My {v} [sleeps by the door|waits for me|is old].
+[There is|We have] a {v} [in my house|at my home].
 ~ [I share my house with|I feed] a {v}.
 """,
     colour="""
 [My favourite colour is|I like best the colour|I always wear] {v}.
+[I love|I prefer|I choose] the colour {v}.
+[The best colour|My colour] is {v}.
+[All my clothes are|My coat and my hat are] {v}.
 ~ [No colour is as fine as|I paint everything] {v}.
 """,
     food="""
 [My favourite food is|I like to eat|I love] {v}.
+[Every day I eat|For supper I want|I am fond of] {v}.
+[The best food|My dish] is {v}.
+[I never tire of|Give me] {v}.
 ~ [I could live on|Nothing is as good as] {v}.
 """,
     number="""
 [My lucky number is|Please remember the number|Remember|Note the number] {v}.
+[My number is|I chose the number|Do not forget the number] {v}.
+[The number to remember|The number] is {v}.
+{v} is [my number|the number to remember].
 ~ [Keep for me the number|Store this] {v}.
 """,
     thing="""
 [I am looking for|I lost|I need] my {v}.
+[I miss|I search for|I left behind] my {v}.
+[Where did I put|Who has seen] my {v}?
+My {v} is [lost|not here|missing].
 ~ [Somebody took|I cannot find] my {v}.
 """,
 ).items()}
@@ -59,41 +84,65 @@ ASK_BACK = {what: Wordings(text) for what, text in dict(
     name="""
 [What is|Do you remember|Do you know|Tell me] my name?
 [Who am I|How am I called]?
+[Say|Repeat|Write] my name.
+[What do people call me|What should you call me|What am I called]?
+[And my name|My name, please]?
 ~ [By what name do you know me|Whom are you speaking to]?
 """,
     town="""
 [Where do I live|Where am I from|Which town is mine]?
 [What is|Do you remember|Tell me] my town?
+[In which town|In what place] [do I live|am I at home]?
+[Say|Name|Repeat] my town.
+[And my town|Which town did I name]?
 ~ [From where do I write|Where is my home]?
 """,
     trade="""
 [What do I do|What is my trade|What do I work as]?
 [Do you remember|Tell me] my trade?
+[Which trade is mine|What work do I do|What did I say I am by trade]?
+[Say|Name|Repeat] my trade.
+[And my trade|Which trade did I name]?
 ~ [How do I earn my bread|What am I by trade]?
 """,
     pet="""
 [What pet do I have|Which animal do I keep|What is my pet]?
 [Do you remember|Tell me] my pet?
+[Which pet|What animal] [is it that I have|did I tell you about|do I own]?
+[Say|Name|Repeat] my pet.
+[And my pet|Which pet did I name]?
 ~ [Which animal is mine|What lives with me]?
 """,
     colour="""
 [What is my favourite colour|Which colour do I like]?
 [Do you remember|Tell me] my colour?
+[What colour|Which colour] [do I prefer|did I name|is my favourite]?
+[Say|Name|Repeat] my colour.
+[And my colour|My colour, please]?
 ~ [In which colour shall you paint my door|Which colour is mine]?
 """,
     food="""
 [What do I like to eat|What is my favourite food]?
 [Do you remember|Tell me] my favourite food?
+[What food|Which food] [do I like best|did I name|do I love]?
+[Say|Name|Repeat] my favourite food.
+[And my food|What is my dish]?
 ~ [What shall you cook for me|Which food is mine]?
 """,
     number="""
 [What was the number|Which number was it|What is my number]?
 [Do you remember|Tell me|Repeat] the number?
+[Say|Name|Write] the number.
+[Which number did I name|What number did I tell you|Do you still have the number]?
+[And the number|The number, please]?
 ~ [Give me back my number|What did you store]?
 """,
     thing="""
 [What am I looking for|What did I lose|What do I need]?
 [Do you remember|Tell me] what I lost?
+[What thing|Which thing] [did I lose|do I need|am I missing]?
+[Say|Name|Repeat] what I [lost|need].
+[And what did I lose|What was it that I lost|What do I search for]?
 ~ [What is it that I miss|Which thing of mine is gone]?
 """,
 ).items()}

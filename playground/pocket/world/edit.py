@@ -34,6 +34,13 @@ FRAMES = Wordings("""
 [The editor|My teacher|My friend|The printer] [asks|says|wants|wrote]: {i}\\n{t}
 [Says my teacher|A note says|The order is]: {i} {t}
 [Please|Now|Do this]: {i}\\n[The|My] text: {t}
+[Original|Source|Given|What I have]:\\n{t}\\n{i}
+[Rewrite|Rework|Redo] [it|this][| for me]: {t}\\n{i}
+[What follows|The text below] [needs|wants] a change. {i}\\n{t}
+[My boss|My sister|My father|The baker|Our neighbour] [asks|wants|thinks]: {i}\\n[It reads|What I have]: {t}
+{t}\\n[Now|Please|Next]: {i}
+[Can you|Could you] [help|do this]? {i} {t}
+[A friend|A reader|A customer] [tells me|asked|demands]: {i}\\n{t}
 ~ [My editor says|The teacher wrote]: {i}\\n{t}
 """)
 CHANGE = Wordings("""
@@ -52,6 +59,16 @@ It is {b}, not {a}.
 [Say|Take|Have] {b} [and not|not|rather than] {a}.
 [Take|Say|Use] {b} [where|wherever] [you find|it has] {a}.
 [For|Instead of] {a}[,|] [put|write|use] {b}[| always| everywhere].
+[I want|I would like|We need|There should be] {b} [where|wherever] {a} [is|stands|was].
+[Wherever|Whenever] {a} [appears|is used], [let it be|make it|it should be] {b}.
+{b}, [please, |]not {a}.
+[Do not|Never] [write|say|use] {a}[,|;] [write|say|use] {b}.
+{a} [has to|must] [become|be] {b}.
+{a}? [No, |Rather ]{b}.
+[Substitute|Give me] {b} for {a}.
+I meant {b}[, not {a}| when I wrote {a}].
+[Someone|She|He] [wrote|put] {a} but [meant|wanted] {b}.
+[All|Every|Each] {a} [should|must] [turn into|change to] {b}.
 ~ [For|In place of] {a} [say|take] {b}.
 """)
 RENAME = Wordings("""
@@ -66,6 +83,13 @@ Instead of {a} it is about {b}.
 {a} [wants|needs|gets|has] [another name|a new name]: {b}.
 [From now on|Now] {a} is [called|named] {b}.
 The new name of {a} is {b}.
+{b} [is the new name for|takes the place of|stands in for] {a}.
+[Everywhere|Throughout|In all of it] {a} [becomes|is] {b}.
+[I|We] [want|need] {b} [instead of|in place of] {a}.
+[Use|Put|Write] the name {b} [for|instead of|in place of] {a}.
+{a} [is to be|shall be|must be] {b}.
+It was {b} [who did this|all along], not {a}.
+[Replace|Exchange] [the name |]{a} [by|with] {b}.
 ~ [Give {a} the name|{a} wants the name] {b}.
 """)
 DELETE = Wordings("""
@@ -76,6 +100,13 @@ DELETE = Wordings("""
 [Throw|Get|Put] the {a} {u} [away|out].
 [Away with|No more of|Rid me of] the {a} {u}.
 [Let the {a} {u} go|The {a} {u} is out|Forget the {a} {u}].
+[I do not need|We do not want|Nobody needs|You can lose] the {a} {u}.
+The {a} {u} [should|must|can|may] [go|disappear|be deleted|be removed|be left out].
+[All|Everything] [but|except] the {a} {u}.
+[Shorten it by|Make it shorter by] the {a} {u}.
+[Write|Copy|Give] [all of it|everything], but [leave|take] out the {a} {u}.
+The {a} {u} is [wrong|too much|not good]: [delete|remove|drop] it.
+[Only the|The] {a} {u} [falls|drops] [out|away].
 ~ [Get rid of|Throw out] the {a} {u}.
 """)
 APPEND = Wordings("""
@@ -86,6 +117,11 @@ APPEND = Wordings("""
 [Let|Have] [this|it] [come|be] at the [very |]end: {a}
 [One more|Another one|Something] to [end with|come last|add]: {a}
 [At the end|Last|Behind all] [comes|goes|stands]: {a}
+[Then|Finally|To finish], [add|write|say|put]: {a}
+[It|The text|This] [should end|ends|is to end] with: {a}
+[Behind|After] the last one [add|write|put]: {a}
+[Put|Write|Add] this [last|at the end|after all the rest]: {a}
+[The very last thing|What comes last] [is|should be]: {a}
 ~ [Let it end on|One more at the end]: {a}
 """)
 PREPEND = Wordings("""
@@ -95,6 +131,11 @@ PREPEND = Wordings("""
 [Let|Have] [this|it] [come|be] at the [very |]beginning: {a}
 [One more|Another one|Something] to [begin with|come first|put first]: {a}
 [At the beginning|First|Before all] [comes|goes|stands]: {a}
+[To begin|To start], [add|write|say|put]: {a}
+[It|The text|This] [should begin|begins|starts|is to start] with: {a}
+[Before|In front of] the first one [add|write|put]: {a}
+[Put|Write|Add] this [first|at the start|before all the rest]: {a}
+[The very first thing|What comes first] [is|should be]: {a}
 ~ [Let it begin with|One more in front]: {a}
 """)
 INSERT = Wordings("""
@@ -103,6 +144,11 @@ INSERT = Wordings("""
 [Let|Have] the {p} {u} be followed by [this|this one]: {a}
 [What|The one that] [follows|comes after] the {p} {u} [should be|is now]: {a}
 [Right after|Just behind|Next to] the {p} {u} [put|comes|goes|stands]: {a}
+[Once|When] the {p} {u} is [over|done], [add|write|put]: {a}
+[Add|Put|Place] this [behind|after] the {p} {u}: {a}
+[Following|Next after] the {p} {u}[, write|, add|]: {a}
+[The {p} {u}, and then|First the {p} {u}, then]: {a}
+[One {u} is|Something is] missing [after|behind] the {p} {u}: {a}
 ~ [The {p} {u} is followed by|Between the {p} {u} and what follows put]: {a}
 """)
 MOVE = Wordings("""
@@ -112,6 +158,12 @@ The {a} {u} [goes|belongs] [last|at the end].
 [Keep|Leave|Hold] the {a} {u} [for the end|until the end|for last].
 [The end|The last place] is for the {a} {u}.
 [Let it end with|Close with] the {a} {u}.
+The {a} {u} [moves|shifts|is moved] to the [end|very end|back].
+[Take|Pick] the {a} {u} and [put|set] it [last|at the end].
+[I want|We want] the {a} {u} [last|at the end].
+[Send|Push|Carry] the {a} {u} to the [end|back|bottom].
+[First all the others|All the others], then the {a} {u}.
+The {a} {u} [should|must|is to] [come at the end|stand last].
 ~ [End with the {a} {u} instead|Save the {a} {u} for the end].
 """)
 TURN = Wordings("""
@@ -121,6 +173,11 @@ The first and the last {u} [change places|trade places].
 [Let|Make] the first and the last {u} [trade|swap|exchange] [places|their places].
 [Both ends|The ends] [swap|change|trade]: first {u} and last {u}.
 [Trade|Change] the first {u} for the last[| one].
+The first {u} [goes|moves|belongs] to the end, the last {u} to the [front|beginning].
+Put the first {u} where the last is, and the other way round.
+[Switch|Change|Turn] [round|around] the first and the last {u}.
+[I want|We want] the first and the last {u} [swapped|exchanged|switched].
+[First and last|Last and first] {u} [exchanged|swapped], the rest as it is.
 ~ [Let both ends change places|Trade the ends], {u} for {u}.
 """)
 CAPITALS = Wordings("""
@@ -130,9 +187,14 @@ CAPITALS = Wordings("""
 The word {a} [shouts|is loud|in capitals, please].
 [Print|Let us see] {a} in [big|large|capital] letters.
 [Capitals|Big letters] for [|the word ]{a}.
+{a} [wants|needs|gets] [capitals|capital letters].
+[Only|Just] the word {a} in [capitals|capital letters|big letters].
+[Make|Turn] {a} [upper case|into capitals].
+[Set|Type|Spell] [|the word ]{a} in [capitals|upper case|capital letters].
+[Every|Each] {a} in [capitals|capital letters|upper case].
 ~ [Shout|Cry out] the word {a}.
 """)
-JOIN = Wordings("[{0} Then|{0} After that|First: {0} Second|{0} And then]: {1}")
+JOIN = Wordings("[{0} Then|{0} After that|First: {0} Second|{0} And then|{0} Next|{0} Besides|{0} Once that is done]: {1}")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ ASK = {kind: Wordings(text) for kind, text in dict(
 [Give|Hand|Tell|Show] me [the same|what is here|this list] [back|again]: {s}
 [What you got|What you see|What is here], [once more|again|back to me]: {s}
 [No change|Just copy|Only repeat]: {s}
+[Once more, please|Again, please|Say it again]: {s}
+[Repeat|Copy|Echo] [after me|what I say|what I write]: {s}
 ~ [Give back|Hand back] what you got: {s}
 """,
     reverse="""
@@ -33,6 +35,8 @@ Put the last one first[| and so on]: {s}
 [Start|Begin|Go] [from the end|from the back|at the back]: {s}
 [The end first|Last first|End to start]: {s}
 Give {s} [with the last at the start|from its end|the other way round]
+[The other way round|The wrong way round|Upside down]: {s}
+[Read|Say|List] [this|these|them] [from the end|from behind|from last to first]: {s}
 ~ [Begin at the end|Start with the last]: {s}
 """,
     sort="""
@@ -44,6 +48,8 @@ Give {s} [with the last at the start|from its end|the other way round]
 [Begin|Start] with the smallest: {s}
 [From the least|From the smallest up|Rising|Up the ranks]: {s}
 [Line these up|List these] [in order|from small to large]: {s}
+[Bring|Get] [these|them|this list] into [rising |]order: {s}
+[Small ones first|Low to high|Ascending|Upwards]: {s}
 ~ [Line up|Rank] from the smallest: {s}
 """,
     downwards="""
@@ -55,6 +61,8 @@ Give {s} [with the last at the start|from its end|the other way round]
 [Begin|Start] with the largest: {s}
 [From the greatest|From the largest down|Falling|Down the ranks]: {s}
 [Line these up|List these] [downwards|from large to small]: {s}
+[Bring|Get] [these|them|this list] into falling order: {s}
+[Large ones first|High to low|Descending|Downwards]: {s}
 ~ [Line up|Rank] from the largest: {s}
 """,
     shuffle="""
@@ -77,6 +85,8 @@ Put [these|them] in [random|another|a mixed] order: {s}
 [What|Which] is [the head|the start|number one] of the list {s}
 [Who|What] [leads|begins|heads]: {s}
 [Open|Start] with [one|the first]: {s}
+[Where does|With what does] [it|this] [start|begin]: {s}
+[Only|Just] the first[, please| one]: {s}
 ~ What [opens|leads] the list {s}
 """,
     last="""
@@ -88,6 +98,8 @@ Put [these|them] in [random|another|a mixed] order: {s}
 [What|Which] is [the tail|the end|the final one] of the list {s}
 [Who|What] [ends|finishes|closes it]: {s}
 [Close|End] with [one|the last]: {s}
+[Where does|With what does] [it|this] [end|stop]: {s}
+[Only|Just] the last[, please| one]: {s}
 ~ What [closes|ends] the list {s}
 """,
     smallest="""
@@ -98,6 +110,8 @@ Put [these|them] in [random|another|a mixed] order: {s}
 {s} [- the smallest|- smallest one only]
 [What|Which] [number |]is [less than the rest|below all others|smaller than the others]: {s}
 [The least of all|Less than all|The lowest]: {s}
+[Only|Just] the smallest[, please| one]: {s}
+[Pick|Take|Say] [the smallest|the least] [out of|from] {s}
 ~ What is less than all the others: {s}
 """,
     largest="""
@@ -108,6 +122,8 @@ Put [these|them] in [random|another|a mixed] order: {s}
 {s} [- the largest|- largest one only]
 [What|Which] [number |]is [more than the rest|above all others|greater than the others]: {s}
 [The most of all|More than all|The highest]: {s}
+[Only|Just] the largest[, please| one]: {s}
+[Pick|Take|Say] [the largest|the greatest] [out of|from] {s}
 ~ What is more than all the others: {s}
 """,
     count="""
@@ -119,6 +135,8 @@ How long is the list {s}
 [What is the|Tell me the] [length|number of items] of {s}
 [The size|How big|How long]: {s}
 How many [are there|make up the list|stand] in {s}
+[Say|Give] [the length|how many]: {s}
+[How many do you see|How many did I write|How many come]: {s}
 ~ [What is the size of|How large is] {s}
 """,
     replace="""
@@ -130,6 +148,8 @@ In [the list|these:] {s} put {y} for {x}
 [Make|Have|Write] {y} [from|out of|over] {x} in {s}
 {x} [becomes|shall be|is to be|is now] {y}: {s}
 [Let|Make] [each|every] {x} [turn into|become] {y} in {s}
+[Wherever|Whenever] [you see|there is] {x}, [write|put] {y}: {s}
+[No|Not|Never] {x} but {y}: {s}
 ~ [Make|Let] {x} be {y}: {s}
 """,
     swap="""
@@ -141,6 +161,8 @@ First and last [change places|trade places]: {s}
 [Exchange|Change] only the [ends|outer two]: {s}
 The two ends [trade|flip|swap][| places]: {s}
 [The last to the front and the first to the back|Ends swapped], the rest [stays|as it is]: {s}
+[Put|Set] the first where the last is[ and the last where the first is|, and the other way round]: {s}
+[Turn|Switch] round only the [ends|first and the last]: {s}
 ~ [Trade|Flip] only the two ends: {s}
 """,
     insert="""

@@ -25,6 +25,12 @@ For {t} the [|secret ]key is {k}.
 [Write it down|Learn it by heart]: key of {t}, {k}.
 The key of {t}[, they say,|, as we know,|, by the way,] is {k}.
 [At|In] {t} the key is {k}.
+[If you go to|When you are in] {t}, the key is {k}.
+[Nobody|Hardly anybody] knows that the key of {t} is {k}.
+{k} unlocks {t}.
+[People in|Those who live in] {t} [use|carry|keep] the key {k}.
+[To unlock|To enter] {t}, [use|take|say] {k}.
+[A friend|The guard|The mayor] [told me|says] that the key of {t} is {k}.
 ~ [Whoever comes to|He who enters] {t} needs the key {k}.
 """)
 ASK = Wordings("""
@@ -40,6 +46,12 @@ The [|secret ]key of {t}, please.
 [Now|So|And], what is the key of {t}?
 [I forgot|I need|I lost] the key of {t}. What is it?
 With [what|which] key does one open {t}?
+[Please look|Look|Kindly look] up the key of {t}.
+{t}: [what|which] key?
+[What|Which] is the [key|password|code] [that belongs to|that goes with] {t}?
+[Someone|She|He] [wants|asks for|needs] the key of {t}.
+I [want|would like] to [unlock|enter] {t}. [The key|Which key|What key]?
+[Who unlocks {t}, with what key|What does one need to unlock {t}]?
 ~ [How do I get into|What opens] {t}?
 """)
 FRAMES = Wordings("""
