@@ -8,6 +8,7 @@ const FILE_ALONE = "A trace from a file has no model behind it to go on with";
 const LEFT_BEHIND = "This run was left for another one: only the newest has its model behind it";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 const PAINT_REST = 1.5; // times as long as a frame took: the model may share this processor
+const LONGEST_REST = 500; // ms
 
 class App {
   constructor(root) {
@@ -400,7 +401,7 @@ class App {
   }
 
   rest(began) {
-    this.paintsAgain = performance.now() + PAINT_REST * (performance.now() - began);
+    this.paintsAgain = performance.now() + Math.min(LONGEST_REST, PAINT_REST * (performance.now() - began));
     this.scheduled = false;
     if (this.wanted) this.schedule();
   }
