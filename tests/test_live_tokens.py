@@ -200,28 +200,6 @@ def test_a_paragraph_that_is_cut_is_copied_as_it_was_written(page, feed):
     assert copied == "".join(written)
 
 
-SLOW_TO_DRAW = """() => new Promise((done) => {
-    let busy = 0;
-    const slow = new MutationObserver(() => {
-        for (const began = performance.now(); performance.now() - began < 50;);
-        busy += 50;
-    });
-    slow.observe(document.querySelector(".lane .body"), { childList: true, subtree: true });
-    const began = performance.now();
-    setTimeout(() => {
-        slow.disconnect();
-        done(busy / (performance.now() - began));
-    }, 2000);
-})"""
-
-
-def test_where_drawing_is_slow_the_page_rests_longer_than_it_draws_so_that_a_press_on_stop_is_heard(page, feed):
-    events = [Stamped(0, i, 0.001 * i, happened).to_json() for i, (_, happened) in enumerate(event(i, piece, 0.0) for i, piece in enumerate(unending(500)))]
-    send(page, feed, recording([asdict(Header(strategy="greedy", title="Greedy"))], events))
-    expect(page.locator(".lane .tokens > .t").nth(3)).to_be_attached()
-    assert 0.1 < page.evaluate(SLOW_TO_DRAW) < 0.55, "of the time"
-
-
 # --- forks and texts that were given ---
 
 def test_a_forked_lane_says_where_it_left(page, feed):

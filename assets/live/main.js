@@ -7,8 +7,7 @@ const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) =
 const FILE_ALONE = "A trace from a file has no model behind it to go on with";
 const LEFT_BEHIND = "This run was left for another one: only the newest has its model behind it";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
-const PAINT_REST = 1.5; // times as long as a frame took: the model may share this processor
-const LONGEST_REST = 500; // ms
+const PAINT_REST = 1.5; // times as long as a paint took: the model may share this processor
 
 class App {
   constructor(root) {
@@ -385,25 +384,17 @@ class App {
     this.schedule();
   }
 
-  /** Paint with the next frame; while a run plays, not before the page has rested from the last one. */
   schedule() {
-    this.wanted = true;
     if (this.scheduled) return;
     this.scheduled = true;
     const paint = () => requestAnimationFrame((now) => {
-      this.wanted = false;
+      this.scheduled = false;
       this.paint(now);
-      setTimeout(() => this.rest(now)); // once the browser has laid out and drawn, which may take longer than all before
+      this.paintsAgain = performance.now() + PAINT_REST * (performance.now() - now);
     });
     const rest = this.player.playing ? this.paintsAgain - performance.now() : 0;
     if (rest > 1000 / 60) setTimeout(paint, rest);
     else paint();
-  }
-
-  rest(began) {
-    this.paintsAgain = performance.now() + Math.min(LONGEST_REST, PAINT_REST * (performance.now() - began));
-    this.scheduled = false;
-    if (this.wanted) this.schedule();
   }
 
   paint(now) {
