@@ -126,19 +126,16 @@ class Retention:
             next_row = torch.tensor([[next_position]], device=self.store.device)
             return Settled(self.store.evict([self.policy.visible(next_row, slots.positions) for slots in self.store.slots]))
         held = [self._held(layer, moment, next_position) for layer in range(self.store.depth)]
-        live = [self.policy.retain(layer) for layer in held]
+        live = self.policy.retain_all(held)
         joined = [self._merge(layer, stays) for layer, stays in zip(held, live)] if self.policy.merges else []
         return Settled(self.store.evict(live), joined if any(pairs for layer in joined for pairs in layer) else [])
 
     def _merge(self, held: Held, live: Tensor) -> list[list[tuple[int, int]]]:
         """Let what is freed of a layer leave something behind; by head, the positions that did and those it was left to."""
-        there = held.live
-        stays = (live & there).expand(self.store.heads, -1)
-        goes = there & ~stays
-        if not bool(goes.any()):
-            return [[]] * self.store.heads
-        merge = self.policy.merge(held, stays, goes)
-        return self.store.merge(held.layer, merge.into, merge.share)
+        stays = (live & held.live).expand(self.store.heads, -1)
+        goes = held.live & ~stays
+        merge = self.policy.merge(held, stays, goes) if bool(goes.any()) else None
+        return self.store.merge(held.layer, *merge) if merge else [[]] * self.store.heads
 
     def _encoder(self, part: str) -> Callable:
         return lambda rows, packed: self.policy.encode(part, rows, packed)

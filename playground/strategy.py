@@ -362,7 +362,7 @@ class CachePolicy(Strategy):
 
     def attended(self, layer: int, weights: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> None:
         """Hear of rows that were kept: attention weights [kv_heads, n, m], summed over the query heads of a group, of the rows at
-        positions [n] over the slots at positions [1 or kv_heads, m]; a slot is empty where its position is below 0."""
+        positions [n] over the slots at positions [1 or kv_heads, m]; where that is below 0 a slot is empty and has no weight."""
 
     def chooses(self, position: int, prompt: int) -> bool:
         """Whether `focus` is asked what the row at a position sees; any other row sees everything."""
@@ -401,8 +401,15 @@ class CachePolicy(Strategy):
         """Which slots of one layer stay, [1 or kv_heads, slots]; of a row-wise policy, those its next row may see."""
         raise NotImplementedError
 
-    def merge(self, held: Held, stays: torch.Tensor, goes: torch.Tensor) -> Merge:
-        """Where the rows of slots `goes` [kv_heads, slots] are added to those of slots `stays` before they are freed; asked where some go."""
+    def retain_all(self, held: Sequence[Held]) -> list[torch.Tensor]:
+        """The same for each layer; for a policy to which one look at all of them is cheaper than many."""
+        return [self.retain(layer) for layer in held]
+
+    def merge(self, held: Held, stays: torch.Tensor, goes: torch.Tensor) -> Merge | None:
+        """Which of the slots `goes` [kv_heads, slots] are added to which of those that `stays` before they are freed, and how; asked where some go.
+
+        None where none are.
+        """
         raise NotImplementedError
 
     def budget(self, generated: int) -> int:

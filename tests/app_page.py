@@ -18,7 +18,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from playground.ui.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-LONG = 6000  # positions the models take, so that a run can be caught in the middle
+LONG, WIDE = 6000, 1 << 15  # positions the models take, and what makes a token last a millisecond or two: so a run can be caught in the middle
 expect.set_options(timeout=20_000)
 
 
@@ -28,6 +28,7 @@ expect.set_options(timeout=20_000)
 def address(tmp_path_factory, monkeypatch_module):
     """Where `python app.py` answers, with random models."""
     monkeypatch_module.setattr(saved, "CONTEXT", LONG)
+    monkeypatch_module.setattr(saved, "WIDTH", WIDE)
     models = saved.save_models(tmp_path_factory.mktemp("models"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ import torch
 from toys import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-VOCABULARY, CONTEXT = 319, 128
+VOCABULARY, CONTEXT, WIDTH = 319, 128, 64  # the width is that between the layers' two products
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ def save_models(folder: Path) -> Saved:
 def _save(folder: Path, noise: float, merges: int = 60) -> str:
     torch.manual_seed(0)
     network = LlamaForCausalLM(LlamaConfig(
-        vocab_size=259 + merges, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=259 + merges, hidden_size=32, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         max_position_embeddings=CONTEXT, initializer_range=0.3, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0))
     with torch.no_grad():
         for weights in network.parameters():

@@ -12,8 +12,10 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from playground.engine.model import Model, Work
+from playground.engine.pool import Meeting
 from playground.engine.segment import DEAD
 from playground.engine.store import Slots, Store
+from playground.parts.merging import Merge
 
 HEARING = ("llama", "qwen3", "gemma2", "mistral", "gpt_neox", "gpt2", "cohere")
 ROOM = 64  # positions of the longest text here
@@ -171,6 +173,19 @@ def _stays(slots: Slots, live: torch.Tensor) -> torch.Tensor:
     return live.gather(1, positions.clamp(min=0)) & (positions != DEAD)
 
 
+def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
+    model, _ = llama
+    store, told = model.new_store(), []
+    store.hear = lambda layer, weights, queries, keys: told.append(weights.masked_select((keys == DEAD)[:, None]))
+    feed_watched(model, store, words(7, 6), chain(6))
+    store.keep(5)
+    feed_watched(model, store, [5], [-1])  # it sees what goes before it is kept
+    store.evict([torch.tensor([[1, 1, 1, 0, 1, 1], [1, 0, 0, 1, 1, 1]]).bool()])
+    told.clear()
+    store.keep(0)
+    assert [weights.tolist() for weights in told] == [[0.0]] * 3
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_freed_slots_and_hidden_ones_make_the_same_rows_and_the_same_attention_under_trees(pair, seed):
     model, _ = pair
@@ -216,19 +231,23 @@ class Both:
 
 # --- slots that leave something behind ---
 
-def meeting(store: Store, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random slots of a layer that go into others, and random shares of all, [kv_heads, slots]."""
+def some_merge(store: Store, seed: int) -> Merge:
+    """Random slots of a layer that go into some of the others, and random shares of all."""
     chance, n = torch.Generator().manual_seed(seed), store.slots[0].count
-    moves, slot = torch.rand(store.heads, n, generator=chance) < 0.4, torch.randint(0, n, (store.heads, n), generator=chance)
-    return torch.where(moves, slot, torch.arange(n)), torch.rand(store.heads, n, generator=chance).double()
+    goes = torch.rand(store.heads, n, generator=chance) < 0.4
+    heads, sources = goes.nonzero().unbind(1)
+    meeting = Meeting.of((heads, sources), (~goes).double().multinomial(n, replacement=True, generator=chance)[heads, sources], n)
+    return Merge(meeting, *(torch.rand(count, generator=chance).double() for count in (len(heads), len(meeting.targets[0]))))
 
 
-def mixed(rows: torch.Tensor, into: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+def mixed(rows: torch.Tensor, merge: Merge) -> torch.Tensor:
     """Rows as one matrix product a head; those that nothing else goes into are left."""
-    n = into.shape[1]
-    matrix = torch.zeros(len(into), n, n, dtype=rows.dtype).scatter(1, into[:, None], share[:, None])
-    alone = (matrix != 0).sum(2) - (into == torch.arange(n)).long() == 0
-    return torch.where(alone[..., None], rows, matrix @ rows)
+    (sources, into, (heads, slots)), added, kept = merge
+    matrix, takes = torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=rows.dtype), torch.zeros(rows.shape[:2], dtype=torch.bool)
+    matrix[heads, slots, slots] = kept
+    matrix[sources[0], slots[into], sources[1]] = added
+    takes[heads, slots] = True
+    return torch.where(takes[..., None], matrix @ rows, rows)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -241,11 +260,11 @@ def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, 
         feed(model, store, [9, 10, 11], [-1, 0, 0])
     told = []
     for layer in range(3):
-        into, share = meeting(merged, 10 * seed + layer)
+        merge = some_merge(merged, 10 * seed + layer)
         for pool in (plain.keys[layer], plain.values[layer]):
-            pool.rows[:, :14] = mixed(pool.rows[:, :14], into, share)
-        told.append(merged.merge(layer, into, share))
-        assert [len(head) for head in told[-1]] == (into != torch.arange(14)).sum(1).tolist()
+            pool.rows[:, :14] = mixed(pool.rows[:, :14], merge)
+        told.append(merged.merge(layer, *merge))
+        assert [len(head) for head in told[-1]] == merge.meeting.sources[0].bincount(minlength=merged.heads).tolist()
     stays = torch.rand(3, merged.heads, 14, generator=torch.Generator().manual_seed(seed)) < 0.7
     evict(merged, stays)
     mask(plain, stays)
@@ -260,8 +279,8 @@ def test_what_is_merged_is_told_of_by_position_after_slots_have_moved(llama):
     feed(model, store, words(14, 6), chain(6))
     store.keep(5)
     store.evict([torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0]]).bool()])
-    into = torch.tensor([[0, 1, 1, 2], [3, 1, 2, 3]])
-    assert store.merge(1, into, torch.ones(2, 4)) == [[(4, 2), (5, 4)], [(0, 4)]]
+    meeting = Meeting.of((torch.tensor([0, 0, 1]), torch.tensor([2, 3, 0])), torch.tensor([1, 1, 3]), 4)
+    assert store.merge(1, meeting, torch.ones(3), torch.ones(2)) == [[(4, 2), (5, 2)], [(0, 4)]]
 
 
 # --- rows in a coarser form ---

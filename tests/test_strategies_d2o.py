@@ -16,9 +16,10 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Lives, alone, cours
 from torch import Tensor
 
 from playground.draws import Draws
+from playground.engine.pool import Meeting
 from playground.events import Cache, Figure
 from playground.lane import Limits
-from playground.parts.merging import averaged, nearest, targets
+from playground.parts.merging import Merge, averaged, nearest
 from playground.parts.votes import Moving, Votes
 from playground.recipe import Assembly, Recipe
 from playground.session import Prompt, prepare
@@ -162,26 +163,30 @@ def test_d2o_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
 
 class NearestByProduct(D2O):
     def merge(self, held, stays, goes):
-        keys = held.read("keys")
-        _, slot = super_nearest_by_product(keys, stays)
-        merge = super().merge(held, stays, goes)
-        own = torch.arange(slot.shape[1])
-        return averaged(torch.where(merge.into != own, slot, own), torch.ones_like(merge.share))
+        keys, merge = held.read("keys"), super().merge(held, stays, goes)
+        if merge is None:
+            return None
+        sources, slot = merge.meeting.sources, (keys @ keys.mT).masked_fill(~stays[:, None, :], -math.inf).argmax(-1)
+        return alike_in_weight(Meeting.of(sources, slot[sources], stays.shape[1]))
 
 
-def super_nearest_by_product(keys: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    return (keys @ keys.mT).masked_fill(~among[:, None, :], -math.inf).max(-1)
+def alike_in_weight(meeting: Meeting) -> Merge:
+    """Each counts as much as any other of those that meet."""
+    return averaged(meeting, torch.ones(len(meeting.into)), torch.ones(len(meeting.targets[0])))
 
 
 class AllCountAlike(D2O):
     def merge(self, held, stays, goes):
-        return averaged(super().merge(held, stays, goes).into, torch.ones(goes.shape))
+        merge = super().merge(held, stays, goes)
+        return merge and alike_in_weight(merge.meeting)
 
 
 class EverythingIsMerged(D2O):
     def merge(self, held, stays, goes):
-        likeness, slot = nearest(held.read("keys"), stays)
-        return averaged(targets(goes, slot), torch.where(goes, likeness, 1.0).exp())
+        alike = nearest([held.read("keys")], stays, goes)
+        found = alike.likeness > -math.inf
+        meeting = alike.meeting(found, stays.shape[1])
+        return averaged(meeting, alike.likeness[found].exp(), alike.likeness.new_full((len(meeting.targets[0]),), math.e))
 
 
 class TheThresholdStandsStill(D2O):
@@ -219,8 +224,8 @@ class UnevenLayersGetMore(D2O):
 class TheMergedLeaveTheirVotes(D2O):
     def merge(self, held, stays, goes):
         merge = super().merge(held, stays, goes)
-        positions = held.positions.expand_as(merge.into)
-        self.votes.move(held.layer, Moving.of(positions, positions.gather(1, merge.into)))
+        if merge:
+            self.votes.move(held.layer, Moving.of(merge.meeting, held.positions.expand(len(stays), -1)))
         return merge
 
 

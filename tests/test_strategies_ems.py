@@ -10,10 +10,11 @@ import pytest
 import torch
 from registry import Collapse
 from test_strategies_budgets import TREE, HandRule, Seen, best, roomy, with_policy
-from test_strategies_d2o import BY_HAND, cosine, mixed, room, room_by_hand, the_same
+from test_strategies_d2o import BY_HAND, alike_in_weight, cosine, mixed, room, room_by_hand, the_same
 from test_strategies_eviction import alone
 
-from playground.parts.merging import averaged, nearest, targets
+from playground.engine.pool import Meeting
+from playground.parts.merging import nearest
 from playground.parts.votes import Votes
 from playground.strategy import make
 from strategies.kv_cache.ems import EMS, shares
@@ -92,8 +93,10 @@ def test_ems_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
 class TheWindowTakesInToo(EMS):
     def merge(self, held, stays, goes):
         merge = super().merge(held, stays, goes)
-        _, slot = nearest(held.read("keys"), stays)
-        return averaged(targets(merge.into != torch.arange(slot.shape[1]), slot), torch.ones_like(merge.share))
+        if merge is None:
+            return None
+        sources, alike = merge.meeting.sources, nearest([held.read("keys")], stays, torch.ones_like(stays))
+        return alike_in_weight(Meeting.of(sources, alike.targets[sources], stays.shape[1]))
 
 
 class CentresMatterAsBefore(EMS):
@@ -103,13 +106,13 @@ class CentresMatterAsBefore(EMS):
 
 
 class OldTokensAreFavoured(EMS):
-    def importance(self, held, late):
-        return shares(self.ever.of(held.layer, held.positions), late | ~held.live)
+    def importance(self, held, positions, others):
+        return shares(torch.cat([self.ever.of(layer.layer, layer.positions) for layer in held]), others)
 
 
 class OnlyTheLatestCount(EMS):
-    def importance(self, held, late):
-        return shares(self.lately.of(held.layer, held.positions), late | ~held.live)
+    def importance(self, held, positions, others):
+        return shares(torch.cat([self.lately.of(layer.layer, layer.positions) for layer in held]), others)
 
 
 class NobodyIsLost(EMS):
@@ -119,17 +122,33 @@ class NobodyIsLost(EMS):
 
 
 class EveryoneIsACandidate(EMS):
-    def merge(self, held, stays, goes):
+    def retain_all(self, held):
         self.candidates = 4.0
-        return super().merge(held, stays, goes)
+        return super().retain_all(held)
 
 
 class TheNearestCountMost(EMS):
     def merge(self, held, stays, goes):
-        return averaged(super().merge(held, stays, goes).into, torch.ones(goes.shape))
+        merge = super().merge(held, stays, goes)
+        return merge and alike_in_weight(merge.meeting)
 
 
-@pytest.mark.parametrize("wrong", EMS.__subclasses__(), ids=lambda cls: cls.__name__)
+class LayersAreAskedOneByOne(EMS):
+    """No wrong one: all at once is the same."""
+
+    def retain_all(self, held):
+        return [self.retain(layer) for layer in held]
+
+
+def test_a_look_at_all_layers_finds_what_a_look_at_each_does():
+    one_by_one = room(alone(LayersAreAskedOneByOne(**EMS_TIGHT)))
+    assert the_same(room(alone(EMS(**EMS_TIGHT))), one_by_one) and len({tuple(map(tuple, heads)) for heads in one_by_one.course[-1]}) > 1
+
+
+WRONG = [cls for cls in EMS.__subclasses__() if cls is not LayersAreAskedOneByOne]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda cls: cls.__name__)
 def test_a_wrong_mix_is_found_out(wrong):
     knobs = {**EMS_TIGHT, "likeness": 0.5}
     expected = room_by_hand("llama", EMSByHand(likeness=0.5))

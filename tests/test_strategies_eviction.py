@@ -263,7 +263,7 @@ def test_votes_add_up_over_rows_and_follow_positions_through_the_cache():
 
 def test_an_empty_slot_casts_no_vote_for_the_first_token():
     votes = Votes()
-    votes.add(0, torch.ones(2, 1, 3), torch.tensor([[0, 4, -1], [1, 2, 4]]))
+    votes.add(0, torch.tensor([[[1, 1, 0]], [[1, 1, 1]]]), torch.tensor([[0, 4, -1], [1, 2, 4]]))
     assert votes.of(0, torch.arange(5)[None]).tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 1]]
     assert votes.of(0, torch.tensor([[4, 0], [4, 1]])).tolist() == [[1, 1], [1, 1]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -50,9 +51,8 @@ class Order:
         """
         key = heads, capacity, ahead, behind, room
         if key not in self._rows:
-            tail = torch.tensor([*behind, *[ahead] * room], dtype=torch.long, device=self.slots.device).expand(len(self.slots), -1)
-            starts = capacity * torch.arange(heads, device=self.slots.device)[:, None] - ahead
-            self._rows[key] = (torch.cat([self.slots[:, ahead:], tail], 1) + starts).flatten()
+            starts, tail = _ends(*key, self.slots.device)
+            self._rows[key] = torch.cat([self.slots[:, ahead:] + starts, tail], 1).flatten()
         return self._rows[key]
 
     def leaves(self, count: int) -> bool:
@@ -61,37 +61,40 @@ class Order:
         return self.slots.shape[1] >= count and bool((self.slots[:, :count] == first).all())
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Rows of one layer that are added up, the same of its keys and its values. Those to which no other is added have no part in it."""
+@lru_cache(maxsize=64)
+def _ends(heads: int, capacity: int, ahead: int, behind: range, room: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where each head's own rows begin in a pool's memory, [heads, 1], and which rows follow those that stay, [heads, m].
 
-    sources: tuple[Tensor, Tensor]  # head and slot of all that is added, [m]
-    share: Tensor  # how much of it, [m, 1]
-    sums: Tensor  # to which sum, [m]
-    targets: tuple[Tensor, Tensor]  # head and slot where each sum goes, [sums]
+    A cache that is full loses a token for each it gets, so all its layers ask the same at every step.
+    """
+    with torch.inference_mode(False):
+        starts = capacity * torch.arange(heads, device=device)[:, None] - ahead
+        return starts, torch.tensor([*behind, *[ahead] * room], dtype=torch.long, device=device) + starts
+
+
+class Meeting(NamedTuple):
+    """Slots of one layer that go into others, of which several may go into one."""
+
+    sources: tuple[Tensor, Tensor]  # head and slot of each that goes, [m]
+    into: Tensor  # the number of its target, [m]
+    targets: tuple[Tensor, Tensor]  # head and slot of each that takes some in, [k]
 
     @classmethod
-    def of(cls, into: Tensor, share: Tensor) -> Meeting:
-        """Each slot is added, times its share [kv_heads, n], to the slot `into` [kv_heads, n], which may be its own."""
-        heads, slots = moves(into)
-        receives = torch.zeros_like(into, dtype=torch.bool)
-        receives[heads, into[heads, slots]] = True
-        number = receives.flatten().cumsum(0).view_as(into) - 1
-        sources = receives.gather(1, into).nonzero().unbind(1)
-        return cls(sources, share[sources][:, None], number.gather(1, into)[sources], receives.nonzero().unbind(1))
+    def of(cls, sources: tuple[Tensor, Tensor], slots: Tensor, count: int) -> Meeting:
+        """Each source goes into one of `slots` [m] of its own head, of which there are `count`."""
+        met, into = (sources[0] * count + slots).unique(return_inverse=True)
+        return cls(sources, into, (met // count, met % count))
 
 
-def in_front(mask: Tensor) -> Tensor:
-    """The slots of each row that stand in the mask [rows, slots], in their order, [rows, most]; a row that has fewer goes on with those that do not."""
-    counts = mask.sum(1).tolist()
+def in_front(mask: Tensor, counts: list[int] | None = None) -> Tensor:
+    """The slots of each row that stand in the mask [rows, slots], in their order, [rows, most]; a row that has fewer goes on with those that do not.
+
+    `counts` says how many a row has, where that is known.
+    """
+    counts = mask.sum(1).tolist() if counts is None else counts
     if min(counts) == max(counts):
         return mask.nonzero()[:, 1].view(len(mask), counts[0])
     return (~mask).byte().argsort(dim=1, stable=True)[:, :max(counts)]
-
-
-def moves(into: Tensor) -> tuple[Tensor, Tensor]:
-    """Head and slot of every slot that goes into another one, by `into` [kv_heads, slots]."""
-    return (into != torch.arange(into.shape[1], device=into.device)).nonzero().unbind(1)
 
 
 class Pool:
@@ -230,11 +233,15 @@ class Pool:
         self._grow(used, held)
         self.rows[:, :used] = held
 
-    def merge(self, meeting: Meeting) -> None:
-        """Rows that receive others become the sum of all that meet; every other one stays as it is, bit for bit. None of them is packed."""
-        rows = self.rows[meeting.sources].to(torch.promote_types(self.rows.dtype, torch.float32))
-        added = rows.new_zeros(len(meeting.targets[0]), rows.shape[1]).index_add_(0, meeting.sums, rows * meeting.share.to(rows.dtype))
-        self.rows[meeting.targets] = added.to(self.rows.dtype)
+    def merge(self, meeting: Meeting, added: Tensor, kept: Tensor) -> None:
+        """Rows that take others in become `kept` [k] times themselves and `added` [m] times those; every other one stays as it is, bit for bit.
+
+        None of them is packed.
+        """
+        wide = torch.promote_types(self.rows.dtype, torch.float32)
+        total = self.rows[meeting.targets].to(wide) * kept[:, None].to(wide)
+        total.index_add_(0, meeting.into, self.rows[meeting.sources].to(wide) * added[:, None].to(wide))
+        self.rows[meeting.targets] = total.to(self.rows.dtype)
 
     def pack(self, count: int, used: int, encode: Encode) -> None:
         """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all."""

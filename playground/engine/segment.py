@@ -126,11 +126,19 @@ class Segment:
 
     def chosen(self, layer: int, weights: Tensor, mask: Tensor | None) -> Tensor:
         """What the rows see of the mask [1 or kv_heads, rows, slots], or of everything, once a policy chose by their weights over all of that."""
-        focus, seen = self.store.focus, torch.ones_like(weights, dtype=torch.bool)
-        rows = [row for row, position in enumerate(self.positions()) if focus.among(position)]
-        positions = torch.tensor(self.positions(), device=weights.device)
-        seen[:, rows] = focus.choose(layer, weights[:, rows], positions[rows])
+        (rows, positions), choose = self._choosing, self.store.focus.choose
+        if len(rows) == self.rows:
+            seen = choose(layer, weights, positions)
+        else:
+            seen = torch.ones_like(weights, dtype=torch.bool)
+            seen[:, rows] = choose(layer, weights[:, rows], positions)
         return seen if mask is None else seen & mask
+
+    @cached_property
+    def _choosing(self) -> tuple[list[int], Tensor]:
+        """The rows that a policy chooses for, and their positions."""
+        found = [(row, position) for row, position in enumerate(self.positions()) if self.store.focus.among(position)]
+        return [row for row, _ in found], torch.tensor([position for _, position in found], device=self.store.device)
 
     @property
     def focused(self) -> bool:

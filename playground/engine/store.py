@@ -57,12 +57,13 @@ class Attention:
     nodes: list[int]
     layers: dict[int, Tensor]  # [kv_heads, nodes, slots]
 
-    def compact(self, order: Tensor, trunk: int, layers: Iterable[int]) -> None:
-        """Of the first `trunk` columns of some layers only order [1 or kv_heads, n] stay."""
+    def compact(self, order: Tensor, dead: Tensor, trunk: int, layers: Iterable[int]) -> None:
+        """Of the first `trunk` columns of some layers only order [1 or kv_heads, n] stay; those that are `dead`, of the same shape, have no weight."""
         for layer in self.layers.keys() & set(layers):
             weights = self.layers[layer]
             index = order[:, None, :].expand(*weights.shape[:2], order.shape[1])
-            self.layers[layer] = torch.cat([weights[:, :, :trunk].gather(2, index), weights[:, :, trunk:]], 2)
+            stay = weights[:, :, :trunk].gather(2, index).masked_fill_(dead[:, None], 0)
+            self.layers[layer] = torch.cat([stay, weights[:, :, trunk:]], 2)
 
 
 @dataclass
@@ -214,40 +215,39 @@ class Store:
 
     def _compact(self, slots: Slots, live: Tensor, layers: range | tuple[int, ...]) -> None:
         """Close the holes: live slots keep their order, every head as many places as the fullest one needs."""
-        live = live & (slots.positions != DEAD)
-        if bool(live.all()):
+        live = live.expand(max(len(live), len(slots.positions)), -1) if slots.whole else live & (slots.positions != DEAD)
+        counts = live.sum(1).tolist()
+        if min(counts) == slots.count:
             return
-        order = in_front(live)
+        order = in_front(live, counts)
         shared = Order(order)
         for pool in (pool for layer in layers for pool in (self.keys[layer], self.values[layer])):
             pool.compact(shared, slots.count, len(self.parents))
+        dead = ~live.gather(1, order)
         for noted in self.attention:
-            noted.compact(order, slots.count, layers)
+            noted.compact(order, dead, slots.count, layers)
         slots.positions = slots.positions.expand_as(live).gather(1, order)
-        slots.whole = int(live.sum()) == order.numel()
+        slots.whole = min(counts) == max(counts)
         if not slots.whole:
-            slots.positions.masked_fill_(~live.gather(1, order), DEAD)
+            slots.positions.masked_fill_(dead, DEAD)
 
     def narrow(self, layer: int, onward: Tensor) -> None:
         """From `layer` on, the layers have read nothing yet, and of what the one before them holds they will hold these tokens alone, a mask [1, slots]."""
         before = [torch.ones_like(self.slots_of(early).positions, dtype=torch.bool) for early in range(layer)]
         self.evict([*before, *[onward] * (self.depth - layer)])
 
-    def merge(self, layer: int, into: Tensor, share: Tensor) -> list[list[tuple[int, int]]]:
-        """Add each slot's keys and values, times its share [kv_heads, slots], to those of the slot `into` [kv_heads, slots], perhaps its own.
+    def merge(self, layer: int, meeting: Meeting, added: Tensor, kept: Tensor) -> list[list[tuple[int, int]]]:
+        """Slots that take others in become `kept` [k] times themselves and `added` [m] times those, keys and values alike.
 
         Returns by head the positions of what went into another slot, each with the position of that slot.
         """
-        told: list[list[tuple[int, int]]] = [[] for _ in into]
-        meeting, positions = Meeting.of(into, share), self.slots_of(layer).positions.expand_as(into)
-        heads, slots = meeting.sources
-        if len(heads):
-            self.keys[layer].merge(meeting)
-            self.values[layer].merge(meeting)
-            pairs = torch.stack([heads, positions[heads, slots], positions[heads, into[heads, slots]]], 1)
-            for head, source, target in pairs.tolist():
-                if source != target:  # a token is added up with what comes to it
-                    told[head].append((source, target))
+        self.keys[layer].merge(meeting, added, kept)
+        self.values[layer].merge(meeting, added, kept)
+        told: list[list[tuple[int, int]]] = [[] for _ in range(self.heads)]
+        positions = self.slots_of(layer).positions.expand(self.heads, -1)
+        pairs = torch.stack([meeting.sources[0], positions[meeting.sources], positions[meeting.targets][meeting.into]], 1)
+        for head, source, target in pairs.tolist():
+            told[head].append((source, target))
         return told
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:

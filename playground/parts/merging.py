@@ -1,13 +1,14 @@
 """Slots that are freed leave something behind: their keys and values are added to those of the most similar slot that stays."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from playground.engine.pool import in_front
+from playground.engine.pool import Meeting, in_front
 from playground.engine.sampling import REMOVED
 from playground.engine.scores import products
 
@@ -15,49 +16,60 @@ TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zero
 
 
 class Merge(NamedTuple):
-    """Where the rows of one layer go: slot i is added to slot into[i], times share[i]. What goes nowhere has its own slot there."""
+    """Which slots of one layer go into which, and what their rows become."""
 
-    into: Tensor  # [kv_heads, slots]
-    share: Tensor  # [kv_heads, slots]
+    meeting: Meeting
+    added: Tensor  # how much of each row that goes, [m]
+    kept: Tensor  # how much of each row that takes some in, [k]
 
 
-def nearest(keys: Tensor, among: Tensor, seekers: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """For each of the keys [kv_heads, slots, d] the most similar one `among` [kv_heads, slots]: their cosine, and its slot, [kv_heads, slots].
+class Alike(NamedTuple):
+    """Slots, each with the one that is most like it, [kv_heads, m] each: where a head has fewer, or nobody to choose from, the cosine is -inf."""
 
-    Where a head has none among them, the cosine is -inf. So it is of keys that are not `seekers` [kv_heads, slots], and their
-    slot says nothing: when one token comes and one goes, a table of all pairs would take longer than the layer.
+    sources: Tensor
+    targets: Tensor
+    likeness: Tensor  # cosine of their keys
+
+    def meeting(self, joins: Tensor, slots: int) -> Meeting | None:
+        """Those that join theirs, by a mask [kv_heads, m], in a layer of so many slots; None where nobody does."""
+        heads, places = joins.nonzero().unbind(1)
+        return Meeting.of((heads, self.sources[heads, places]), self.targets[heads, places], slots) if len(heads) else None
+
+
+def nearest(keys: Sequence[Tensor], among: Tensor, seekers: Tensor) -> Alike:
+    """For each of the `seekers` the one `among` the slots of its head whose key points most nearly the same way, both [heads of all layers, slots].
+
+    The keys are those of one layer or of several, [kv_heads, slots, d] each: where one token comes and one goes, what is small is done for all at
+    once, and a table of all pairs would take longer than the layer.
     """
+    counts = seekers.sum(1).tolist()
+    sources, others = in_front(seekers, counts), (~among)[:, None]
+    if not max(counts):
+        return Alike(sources, sources, seekers.new_zeros(sources.shape, dtype=torch.float32))
+    heads = len(keys[0])
+    found = [_most_like(*layer) for layer in zip(keys, sources.split(heads), others.split(heads))]
+    likeness, targets = (torch.cat(parts) for parts in zip(*found))
+    if min(counts) < max(counts):
+        likeness.masked_fill_(~seekers.gather(1, sources), REMOVED)
+    return Alike(sources, targets, likeness)
+
+
+def _most_like(keys: Tensor, sources: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each of the `sources` [kv_heads, m] the largest cosine with a key that is none of the `others` [kv_heads, 1, slots], and whose key that is."""
     keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
     lengths = vector_norm(keys, dim=-1).clamp_(min=TINY)
-    if seekers is None:
-        return _most_like(keys / lengths[..., None], keys, lengths, among)
-    first = in_front(seekers)
-    sought = keys.gather(1, first[..., None].expand(-1, -1, keys.shape[2])).div_(lengths.gather(1, first)[..., None])
-    likeness, slot = _most_like(sought, keys, lengths, among)
-    likeness = keys.new_full(seekers.shape, REMOVED).scatter_(1, first, likeness).masked_fill_(~seekers, REMOVED)
-    return likeness, torch.zeros_like(seekers, dtype=torch.long).scatter_(1, first, slot)
+    sought = keys.gather(1, sources[..., None].expand(-1, -1, keys.shape[2]))
+    likeness, targets = products(sought, keys).div_(lengths[:, None]).masked_fill_(others, REMOVED).max(-1)
+    return likeness.div_(lengths.gather(1, sources)), targets  # last, for there are fewer of these than numbers in a key
 
 
-def _most_like(sought: Tensor, keys: Tensor, lengths: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest cosine of each row `sought` [kv_heads, n, d] of length 1 with one of the keys [kv_heads, slots, d] among some, and that one's slot.
-
-    Products are divided by the lengths of the keys, [kv_heads, slots], for there are fewer of them than numbers in the keys.
-    """
-    return products(sought, keys).div_(lengths[:, None]).masked_fill_(~among[:, None], REMOVED).max(-1)
-
-
-def targets(joins: Tensor, slot: Tensor) -> Tensor:
-    """`slot` for those that join another, its own for all others, [kv_heads, slots]."""
-    return torch.where(joins, slot, torch.arange(slot.shape[1], device=slot.device))
+def averaged(meeting: Meeting, brought: Tensor, own: Tensor) -> Merge:
+    """Every slot that takes others in becomes the mean of all that meet there, by the weights they bring [m] and its own [k]."""
+    brought, own = brought.clamp(min=TINY), own.clamp(min=TINY)
+    met = own.index_add(0, meeting.into, brought)
+    return Merge(meeting, brought / met[meeting.into], own / met)
 
 
-def averaged(into: Tensor, weight: Tensor) -> Merge:
-    """Every slot becomes the mean of all that meet in it, by their weights [kv_heads, slots]."""
-    weight = weight.clamp(min=TINY)
-    met = torch.zeros_like(weight).scatter_add(1, into, weight)
-    return Merge(into, weight / met.gather(1, into))
-
-
-def company(into: Tensor) -> Tensor:
-    """How many slots meet in each one, itself among them, [kv_heads, slots]."""
-    return torch.zeros_like(into).scatter_add(1, into, torch.ones_like(into))
+def company(meeting: Meeting) -> Tensor:
+    """How many slots meet in each that takes others in, itself among them, [k]."""
+    return 1 + meeting.into.bincount(minlength=len(meeting.targets[0]))

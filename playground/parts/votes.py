@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from playground.engine.pool import Meeting
 from playground.engine.sampling import REMOVED
 
 STRETCH = 64  # positions
@@ -26,10 +27,9 @@ class Moving(NamedTuple):
     targets: Tensor
 
     @classmethod
-    def of(cls, sources: Tensor, targets: Tensor) -> Moving:
-        """In each head from positions `sources` to `targets`, [kv_heads, n], where they differ; below 0 stands no token."""
-        heads, places = ((sources != targets) & (sources >= 0)).nonzero().unbind(1)
-        return cls(heads, sources[heads, places], targets[heads, places])
+    def of(cls, meeting: Meeting, positions: Tensor) -> Moving:
+        """What goes into other slots, by the positions of all, [kv_heads, slots]."""
+        return cls(meeting.sources[0], positions[meeting.sources], positions[meeting.targets][meeting.into])
 
 
 class Votes:
@@ -37,12 +37,13 @@ class Votes:
 
     def __init__(self) -> None:
         self._layers: dict[int, Tensor] = {}  # [kv_heads, positions]
+        self._told: dict[int, Tensor] = {}  # positions of the slots that votes were cast for last
 
     def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
-        """Count the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots]; below 0 a slot is empty."""
-        cast = weights.sum(1).masked_fill(keys < 0, 0)
+        """Count the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots]; below 0 a slot is empty and has no weight."""
+        cast = weights.sum(1)
         so_far = self._reaching(layer, int(keys.max()) + 1, cast)
-        self._layers[layer] = so_far.scatter_add(1, keys.clamp(min=0).expand_as(cast), cast)
+        self._layers[layer], self._told[layer] = so_far.scatter_add(1, keys.clamp(min=0).expand_as(cast), cast), keys
 
     def replace(self, layer: int, weights: Tensor, keys: Tensor) -> None:
         """Let these weights, shaped as in `add`, stand in place of all votes of the layer before them."""
@@ -53,7 +54,9 @@ class Votes:
         """Votes of the slots at positions [1 or kv_heads, slots], shaped [kv_heads, slots]; zero where nobody has voted."""
         if layer not in self._layers or not positions.numel():
             return torch.zeros(positions.shape, device=positions.device)
-        so_far = self._reaching(layer, int(positions.max()) + 1, self._layers[layer])
+        so_far = self._layers[layer]
+        if self._told[layer] is not positions:
+            so_far = self._reaching(layer, int(positions.max()) + 1, so_far)
         return so_far.gather(1, positions.clamp(min=0).expand(len(so_far), -1))
 
     def move(self, layer: int, moving: Moving) -> None:
@@ -102,11 +105,10 @@ class Heard:
 
     def add(self, weights: Tensor, slots: Tensor) -> None:
         """Hear of rows [kv_heads, n, slots]; an empty slot has no weight."""
-        count, (heads, kept, columns) = weights.shape[1], self.weights.shape
-        places = self.columns(slots)[0][:, None].expand(-1, count, -1)
-        rows = torch.arange(self.rows, self.rows + count, device=slots.device) % kept
-        self.weights.index_copy_(1, rows, weights.new_zeros(heads, count, columns).scatter_add_(2, places, weights))
-        self.rows += count
+        columns, _ = self.columns(slots)
+        for row in weights.unbind(1):
+            self.weights[:, self.rows % self.weights.shape[1]].zero_().scatter_add_(1, columns, row)
+            self.rows += 1
 
     def mean(self, slots: Tensor) -> Tensor:
         """What slots [1 or kv_heads, n] received of a row, [kv_heads, n]; zero where there is no column."""
@@ -136,8 +138,8 @@ class Lately:
         self._layers: dict[int, Heard] = {}
 
     def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
-        """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots], which rise; below 0 a slot is empty."""
-        last = weights[:, -self.count:].masked_fill(keys[:, None] < 0, 0)
+        """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots], which rise; an empty slot has no weight."""
+        last = weights[:, -self.count:]
         heard = self._layers.get(layer) or Heard.of(keys, self.count, last)
         self._layers[layer] = heard.reaching(keys)
         self._layers[layer].add(last, keys)
@@ -163,12 +165,10 @@ def _reaching(votes: Tensor, length: int) -> Tensor:
 def moved(votes: Tensor, moving: Moving) -> Tensor:
     """Votes [kv_heads, ..., positions] after some went over from one position to another."""
     heads, sources, targets = moving
-    if not len(heads):
-        return votes
     votes = votes.clone()
     by_position = votes.movedim(-1, 1)
     taken = by_position[heads, sources]
-    by_position.index_put_((heads, sources), -taken, accumulate=True)
+    by_position[heads, sources] = 0
     by_position.index_put_((heads, targets), taken, accumulate=True)
     return votes
 

@@ -1,12 +1,12 @@
 """Tokens that are evicted live on in those that are most like them."""
 import math
-from itertools import islice
 from statistics import fmean
 
 import torch
 
+from playground.engine.sampling import REMOVED
 from playground.events import Figure
-from playground.parts.merging import Merge, averaged, company, nearest, targets
+from playground.parts.merging import Merge, averaged, company, nearest
 from playground.parts.votes import Votes, heaviest
 from playground.strategy import CachePolicy, knob
 
@@ -77,16 +77,18 @@ class D2O(CachePolicy):
         return [(_floor(length * share * self.heavy / whole), max(1, _floor(length * share * self.recent / whole))) for share in shares]
 
     def merge(self, held, stays, goes):
-        goes = goes & stays.any(1, keepdim=True)
-        likeness, slot = nearest(held.read("keys"), stays, goes)
-        alike = by_head(likeness, goes)
-        threshold = likeness.new_tensor(self._moved(held.layer, alike))
-        joins = goes & (likeness >= threshold[:, None]) & (self.weights != "none")
-        self._note(held, alike, int(joins.sum()))
-        into = targets(joins, slot)
+        alike = nearest([held.read("keys")], stays, goes)
+        told = by_head(alike.likeness)
+        threshold = alike.likeness.new_tensor(self._moved(held.layer, told))
+        joins = (alike.likeness >= threshold[:, None]) & (self.weights != "none")
+        meeting, brought = alike.meeting(joins, stays.shape[1]), alike.likeness[joins]
+        self._note(held, told, len(brought))
+        if meeting is None:
+            return None
         if self.weights == "released":
-            return Merge(into, likeness.masked_fill(~joins, 1.0) / company(into).gather(1, into))
-        return averaged(into, likeness.masked_fill(~joins, 1.0).exp())
+            met = company(meeting).to(brought)
+            return Merge(meeting, brought / met[meeting.into], 1 / met)
+        return averaged(meeting, brought.exp(), brought.new_full(meeting.targets[0].shape, math.e))
 
     def _moved(self, layer, alike):
         """The threshold of each head after it heard how alike those that go are to their nearest; the mean of the first ones to begin with.
@@ -121,10 +123,9 @@ class D2O(CachePolicy):
         self._seen = {}
 
 
-def by_head(likeness, goes):
-    """How like the nearest those are that go, head by head: of a few tokens means are sooner reckoned one by one."""
-    told = iter(likeness[goes].tolist())
-    return [list(islice(told, count)) for count in goes.sum(1).tolist()]
+def by_head(likeness):
+    """How like the nearest those are that have one, head by head: of a few tokens means are sooner reckoned one by one."""
+    return [[cosine for cosine in head if cosine > REMOVED] for head in likeness.tolist()]
 
 
 def unevenness(spread, compared):

@@ -2,9 +2,10 @@
 import torch
 from torch.nn.functional import avg_pool1d
 
+from playground.engine.segment import DEAD
 from playground.errors import Refusal
 from playground.events import Figure
-from playground.parts.merging import TINY, averaged, nearest, targets
+from playground.parts.merging import TINY, Alike, averaged, nearest
 from playground.parts.snapshot import check_kernel
 from playground.parts.votes import Lately, Moving, Votes, heaviest
 from playground.strategy import CachePolicy, knob
@@ -36,7 +37,8 @@ class EMS(CachePolicy):
 
     def __post_init__(self):
         self.ever, self.lately = Votes(), Lately(self.window)
-        self._matters, self._fates, self._shown = {}, {}, False  # how many slots were kept, merged, unlike all centres, not even candidates
+        self._cut = {}  # by layer: what slots matter, who are candidates, and for whom; from one question to the next
+        self._fates, self._shown = {}, False  # how many slots were kept, merged, unlike all centres, not even candidates
 
     def check(self):
         if self.size <= self.window:
@@ -52,37 +54,58 @@ class EMS(CachePolicy):
         self.lately.add(layer, weights, keys)
 
     def retain(self, held):
-        if held.next < held.prompt:
-            return held.live
-        late = held.positions >= held.next - self.window
-        self._matters[held.layer] = self.importance(held, late)
-        return late | heaviest(self._matters[held.layer], self.size - self.window, held.live & ~late)
+        return self._retain([held])[0]
 
-    def importance(self, held, late):
-        """What each slot before the window matters, [kv_heads, slots]: the larger of its shares of all attention and of the latest."""
-        others = late | ~held.live
-        seen_by = (held.next - held.positions).clamp_(min=1)
-        overall = self.ever.of(held.layer, held.positions) / seen_by
-        lately = avg_pool1d(self.lately.of(held.layer, held.positions).masked_fill(others, 0), self.kernel, 1, self.kernel // 2)
-        return shares(torch.stack([overall, lately]), others).amax(0)
+    def retain_all(self, held):
+        """A look at all heads of all layers at once: each layer by itself would take half a hundred calls of torch a token."""
+        as_wide = len({layer.positions.shape for layer in held}) == 1
+        return self._retain(held) if as_wide else super().retain_all(held)
+
+    def _retain(self, held):
+        """Which slots of layers that hold equally many stay."""
+        if held[0].next < held[0].prompt:
+            return [layer.live for layer in held]
+        heads = len(held[0].read("keys"))
+        positions = torch.cat([layer.positions.expand(heads, -1) for layer in held])
+        late, live = positions >= held[0].next - self.window, positions != DEAD
+        matters = self.importance(held, positions, late | ~live)
+        centres = heaviest(matters, self.size - self.window, live & ~late)
+        stays = late | centres
+        candidates = heaviest(matters, round(self.candidates * (self.size - self.window)), live & ~stays)
+        self._pair_up(held, matters, centres, candidates)
+        return stays.split(heads)
+
+    def _pair_up(self, held, matters, centres, candidates):
+        """Note for `merge` what slots matter, who are candidates, and which centre is most like each."""
+        keys = [layer.read("keys") for layer in held]
+        each = zip(*(part.split(len(keys[0])) for part in (matters, candidates, *nearest(keys, centres, candidates))))
+        self._cut |= {layer.layer: (own, might, Alike(*alike)) for layer, (own, might, *alike) in zip(held, each)}
+
+    def importance(self, held, positions, others):
+        """What the slots at `positions` matter, all but the `others`: the larger of their shares of all attention and of the latest.
+
+        All [heads of all layers, slots].
+        """
+        heads = len(positions) // len(held)
+        ever, lately = (torch.cat([votes.of(layer.layer, layer.positions).expand(heads, -1) for layer in held]) for votes in (self.ever, self.lately))
+        lately = avg_pool1d(lately.masked_fill(others, 0), self.kernel, 1, self.kernel // 2)
+        return shares(torch.stack([ever / (held[0].next - positions), lately]), others).amax(0)
 
     def merge(self, held, stays, goes):
-        late = held.positions >= held.next - self.window
-        matters, centres = self._matters.pop(held.layer), stays & ~late
-        chosen = heaviest(matters, round(self.candidates * (self.size - self.window)), goes)
-        likeness, slot = nearest(held.read("keys"), centres, chosen)
-        joins = likeness >= self.likeness  # which is endlessly low of all that are not chosen, and where there is no centre
+        matters, candidates, alike = self._cut.pop(held.layer)
+        joins = alike.likeness >= self.likeness
+        meeting = alike.meeting(joins, stays.shape[1])
         if not self._shown:
-            self._note(held.layer, stays, joins, chosen, goes)
-        into = targets(joins, slot)
-        positions = held.positions.expand_as(into)
-        moving = Moving.of(positions, positions.gather(1, into))
+            self._note(held.layer, *(int(mask.sum()) for mask in (stays, goes, candidates, joins)))
+        if meeting is None:
+            return None
+        moving = Moving.of(meeting, held.positions.expand(len(stays), -1))
         for votes in (self.ever, self.lately):
             votes.move(held.layer, moving)
-        return averaged(into, matters)
+        return averaged(meeting, matters[meeting.sources], matters[meeting.targets])
 
-    def _note(self, layer, stays, joins, chosen, goes):
-        self._fates[layer] = [int(fate.sum()) for fate in (stays, joins, chosen & ~joins, goes & ~chosen)]
+    def _note(self, layer, stay, go, might, join):
+        self._fates[layer] = [stay, join, might - join, go - might]
 
     def explain(self, prompt, layers):
         if self._fates and not self._shown:
