@@ -18,7 +18,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from playground.ui.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-LONG, WIDE = 6000, 1 << 15  # positions the models take, and what makes a token last a millisecond or two: so a run can be caught in the middle
+LONG, WIDE = 6000, 1 << 16  # positions the models take, and what makes a token last some milliseconds: so a run can be caught in the middle
 expect.set_options(timeout=20_000)
 
 
