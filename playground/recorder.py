@@ -95,9 +95,10 @@ class Recorder:
 
     def cache(self, store: Store, guesses: int, settled: Settled) -> list[Event]:
         """What the target's cache holds after a keep, and what a policy did to it."""
-        merged = sum(len(pairs) for layer in settled.joined for pairs in layer)
+        merged = sum(len(moving.heads) for moving in settled.joined if moving)
+        joined = [moving.by_head(store.heads) if moving else [[]] * store.heads for moving in settled.joined]
         return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, settled.freed, merged, store.packed(), store.bytes(),
-                      store.common, store.common_bytes(), settled.joined)]
+                      store.common, store.common_bytes(), joined)]
 
 
 class Silent(Recorder):

@@ -13,6 +13,7 @@ from playground.engine.segment import DEAD, Focus, Renumbering, Window
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
+    from playground.engine.pool import Moving
     from playground.engine.store import Store
     from playground.strategy import CachePolicy
 
@@ -56,14 +57,11 @@ class Full:
         return self.prompt + self.generated
 
 
-Joined = list[list[list[tuple[int, int]]]]
-
-
 class Settled(NamedTuple):
     """What a policy did to a cache."""
 
     freed: int = 0  # slots, over layers and heads
-    joined: Joined = []  # by layer and head, positions that were merged into others, each with that one; empty where none was
+    joined: list[Moving | None] = []  # by layer, what was merged into other tokens; None where nothing was, empty where nothing was in any
 
 
 class Retention:
@@ -128,14 +126,14 @@ class Retention:
         held = [self._held(layer, moment, next_position) for layer in range(self.store.depth)]
         live = self.policy.retain_all(held)
         joined = [self._merge(layer, stays) for layer, stays in zip(held, live)] if self.policy.merges else []
-        return Settled(self.store.evict(live), joined if any(pairs for layer in joined for pairs in layer) else [])
+        return Settled(self.store.evict(live), joined if any(joined) else [])
 
-    def _merge(self, held: Held, live: Tensor) -> list[list[tuple[int, int]]]:
-        """Let what is freed of a layer leave something behind; by head, the positions that did and those it was left to."""
+    def _merge(self, held: Held, live: Tensor) -> Moving | None:
+        """Let what is freed of a layer leave something behind; returns what did."""
         stays = (live & held.live).expand(self.store.heads, -1)
         goes = held.live & ~stays
         merge = self.policy.merge(held, stays, goes) if bool(goes.any()) else None
-        return self.store.merge(held.layer, *merge) if merge else [[]] * self.store.heads
+        return self.store.merge(held.layer, *merge) if merge else None
 
     def _encoder(self, part: str) -> Callable:
         return lambda rows, packed: self.policy.encode(part, rows, packed)

@@ -78,7 +78,7 @@ MEASURES = {
     "long_pixel95": Measure("four lanes of 2,000 tokens: choice to pixel, 95 of 100 within", "ms", most=150),
     "scrub_fps": Measure("four lanes of 2,000 tokens: frames while the slider is drawn", "1/s"),
     "memory": Measure("memory of the page's script once the browser has compiled it", "MB"),
-    "kept": Measure("growth over the runs that the page keeps at hand", "%", most=5),
+    "kept": Measure("growth over the first runs", "%", most=5),
     "growth": Measure("growth over as many runs again", "%", most=5),
 }
 
@@ -280,7 +280,7 @@ Server and browser share the machine, so they compete for its processor, and its
 - **2,000 tokens** are written by random models, for the bundled ones end sooner; what the page draws of them is the same. The
   slider is then drawn to and fro over the whole run, a place for each animation frame.
 - **Memory** is the script's and the page's objects after garbage is collected, the median of {TABS} tabs. The browser compiles a script
-  while it runs for the first times, and keeps that too: {WARM_UP} runs are its warm-up. The page keeps the last 20 runs of a visit, to
+  while it runs for the first times, and keeps that too: {WARM_UP} runs are its warm-up. The page keeps the last 12 runs of a visit, to
   go back to them; all but the shown and the newest one are compressed and stand outside the script's memory.
 """
 
@@ -300,7 +300,7 @@ def machine(browser: Browser, repeats: int, runs: int) -> dict[str, Any]:
     import torch
 
     from playground.bench.report import machine as facts  # it brings torch along
-    return {**facts(torch.device("cpu")), "gradio": version("gradio"), "chromium": browser.version, "rounds": repeats, "runs kept": runs}
+    return {**facts(torch.device("cpu")), "gradio": version("gradio"), "chromium": browser.version, "rounds": repeats, "runs between looks at the memory": runs}
 
 
 def options() -> argparse.Namespace:

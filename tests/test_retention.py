@@ -263,7 +263,7 @@ def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, 
         merge = some_merge(merged, 10 * seed + layer)
         for pool in (plain.keys[layer], plain.values[layer]):
             pool.rows[:, :14] = mixed(pool.rows[:, :14], merge)
-        told.append(merged.merge(layer, *merge))
+        told.append(merged.merge(layer, *merge).by_head(merged.heads))
         assert [len(head) for head in told[-1]] == merge.meeting.sources[0].bincount(minlength=merged.heads).tolist()
     stays = torch.rand(3, merged.heads, 14, generator=torch.Generator().manual_seed(seed)) < 0.7
     evict(merged, stays)
@@ -280,7 +280,7 @@ def test_what_is_merged_is_told_of_by_position_after_slots_have_moved(llama):
     store.keep(5)
     store.evict([torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0]]).bool()])
     meeting = Meeting.of((torch.tensor([0, 0, 1]), torch.tensor([2, 3, 0])), torch.tensor([1, 1, 3]), 4)
-    assert store.merge(1, meeting, torch.ones(3), torch.ones(2)) == [[(4, 2), (5, 2)], [(0, 4)]]
+    assert store.merge(1, meeting, torch.ones(3), torch.ones(2)).by_head(2) == [[(4, 2), (5, 2)], [(0, 4)]]
 
 
 # --- rows in a coarser form ---

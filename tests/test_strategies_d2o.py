@@ -16,11 +16,11 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Lives, alone, cours
 from torch import Tensor
 
 from playground.draws import Draws
-from playground.engine.pool import Meeting
+from playground.engine.pool import Meeting, Moving
 from playground.events import Cache, Figure
 from playground.lane import Limits
 from playground.parts.merging import Merge, averaged, nearest
-from playground.parts.votes import Moving, Votes
+from playground.parts.votes import Votes
 from playground.recipe import Assembly, Recipe
 from playground.session import Prompt, prepare
 from playground.strategy import make

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from playground.engine.pool import Meeting, Pool, in_front
+from playground.engine.pool import Meeting, Moving, Pool, in_front
 from playground.parts.merging import Alike, Merge, averaged, company, nearest
-from playground.parts.votes import STRETCH, Lately, Moving, moved
+from playground.parts.votes import STRETCH, Lately, moved
 
 # --- what meets in what ---
 
@@ -78,6 +78,11 @@ def a_head_in_each_layer(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
 @pytest.mark.parametrize("find", [heads_of_one_layer, a_head_in_each_layer])
 def test_each_that_seeks_finds_the_one_most_like_it_and_the_others_nothing(find, seed, each):
     assert seeks(find, seed, each)
+
+
+def test_those_that_seek_may_be_looked_at_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr("playground.parts.merging.AT_ONCE", 2)
+    assert all(seeks(heads_of_one_layer, seed) for seed in range(4))
 
 
 def all_are_told(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:

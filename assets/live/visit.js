@@ -1,7 +1,7 @@
 // The runs of this visit. Every run that was started or opened here stays in the memory of the tab, packed while it is not looked at,
 // and one that began as a fork hangs below the run it left. That it did is read off its header, whose forced tokens are those of the other run and one more.
 
-const MOST_RUNS = 20;
+const MOST_RUNS = 12;
 const MOST_EVENTS = 100_000; // of all runs together
 
 class Visit {

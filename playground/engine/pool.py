@@ -75,7 +75,7 @@ def _ends(heads: int, capacity: int, ahead: int, behind: range, room: int, devic
 class Meeting(NamedTuple):
     """Slots of one layer that go into others, of which several may go into one."""
 
-    sources: tuple[Tensor, Tensor]  # head and slot of each that goes, [m]
+    sources: tuple[Tensor, Tensor]  # head and slot of each that goes, [m], head by head
     into: Tensor  # the number of its target, [m]
     targets: tuple[Tensor, Tensor]  # head and slot of each that takes some in, [k]
 
@@ -84,6 +84,25 @@ class Meeting(NamedTuple):
         """Each source goes into one of `slots` [m] of its own head, of which there are `count`."""
         met, into = (sources[0] * count + slots).unique(return_inverse=True)
         return cls(sources, into, (met // count, met % count))
+
+
+class Moving(NamedTuple):
+    """Tokens that went into others, head by head."""
+
+    heads: Tensor  # [m]
+    sources: Tensor  # positions, [m]
+    targets: Tensor
+
+    @classmethod
+    def of(cls, meeting: Meeting, positions: Tensor) -> Moving:
+        """What goes into other slots, by the positions of all, [kv_heads, slots]."""
+        return cls(meeting.sources[0], positions[meeting.sources], positions[meeting.targets][meeting.into])
+
+    def by_head(self, heads: int) -> list[list[tuple[int, int]]]:
+        """For each of so many heads the positions of what went, each with the one it went into."""
+        counts = self.heads.bincount(minlength=heads).tolist()
+        each = zip(self.sources.split(counts), self.targets.split(counts))
+        return [list(zip(sources.tolist(), targets.tolist())) for sources, targets in each]
 
 
 def in_front(mask: Tensor, counts: list[int] | None = None) -> Tensor:

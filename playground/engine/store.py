@@ -23,7 +23,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.pool import UNKNOWN, Encode, Meeting, Order, Pool, Room, in_front
+from playground.engine.pool import UNKNOWN, Encode, Meeting, Moving, Order, Pool, Room, in_front
 from playground.engine.segment import DEAD, Focus, LateSegment, Renumbering, Segment, Window
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -236,19 +236,11 @@ class Store:
         before = [torch.ones_like(self.slots_of(early).positions, dtype=torch.bool) for early in range(layer)]
         self.evict([*before, *[onward] * (self.depth - layer)])
 
-    def merge(self, layer: int, meeting: Meeting, added: Tensor, kept: Tensor) -> list[list[tuple[int, int]]]:
-        """Slots that take others in become `kept` [k] times themselves and `added` [m] times those, keys and values alike.
-
-        Returns by head the positions of what went into another slot, each with the position of that slot.
-        """
+    def merge(self, layer: int, meeting: Meeting, added: Tensor, kept: Tensor) -> Moving:
+        """Slots that take others in become `kept` [k] times themselves and `added` [m] times those, keys and values alike; returns which tokens went."""
         self.keys[layer].merge(meeting, added, kept)
         self.values[layer].merge(meeting, added, kept)
-        told: list[list[tuple[int, int]]] = [[] for _ in range(self.heads)]
-        positions = self.slots_of(layer).positions.expand(self.heads, -1)
-        pairs = torch.stack([meeting.sources[0], positions[meeting.sources], positions[meeting.targets][meeting.into]], 1)
-        for head, source, target in pairs.tolist():
-            told[head].append((source, target))
-        return told
+        return Moving.of(meeting, self.slots_of(layer).positions.expand(self.heads, -1))
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
         """Move rows of the oldest tokens into a coarser form: due("keys" or "values", rows held as written) says how many."""

@@ -12,6 +12,7 @@ from playground.engine.pool import Meeting, in_front
 from playground.engine.sampling import REMOVED
 from playground.engine.scores import products
 
+AT_ONCE = 256  # slots whose products with all others are held at a time: those of a long prompt would take more memory than ten caches
 TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
 
 
@@ -58,8 +59,11 @@ def _most_like(keys: Tensor, sources: Tensor, others: Tensor) -> tuple[Tensor, T
     """Of each of the `sources` [kv_heads, m] the largest cosine with a key that is none of the `others` [kv_heads, 1, slots], and whose key that is."""
     keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
     lengths = vector_norm(keys, dim=-1).clamp_(min=TINY)
-    sought = keys.gather(1, sources[..., None].expand(-1, -1, keys.shape[2]))
-    likeness, targets = products(sought, keys).div_(lengths[:, None]).masked_fill_(others, REMOVED).max(-1)
+    found = []
+    for some in sources.split(AT_ONCE, 1):
+        sought = keys.gather(1, some[..., None].expand(-1, -1, keys.shape[2]))
+        found.append(products(sought, keys).div_(lengths[:, None]).masked_fill_(others, REMOVED).max(-1))
+    likeness, targets = found[0] if len(found) == 1 else (torch.cat(parts, 1) for parts in zip(*found))
     return likeness.div_(lengths.gather(1, sources)), targets  # last, for there are fewer of these than numbers in a key
 
 

@@ -6,30 +6,16 @@ so a vote stays with its token for as long as the token has a slot.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from playground.engine.pool import Meeting
+from playground.engine.pool import Moving
 from playground.engine.sampling import REMOVED
 
 STRETCH = 64  # positions
 NOWHERE = -1
-
-
-class Moving(NamedTuple):
-    """Tokens whose votes go over to others."""
-
-    heads: Tensor  # [n]
-    sources: Tensor  # positions, [n]
-    targets: Tensor
-
-    @classmethod
-    def of(cls, meeting: Meeting, positions: Tensor) -> Moving:
-        """What goes into other slots, by the positions of all, [kv_heads, slots]."""
-        return cls(meeting.sources[0], positions[meeting.sources], positions[meeting.targets][meeting.into])
 
 
 class Votes:

@@ -2,12 +2,13 @@
 import torch
 from torch.nn.functional import avg_pool1d
 
+from playground.engine.pool import Moving
 from playground.engine.segment import DEAD
 from playground.errors import Refusal
 from playground.events import Figure
 from playground.parts.merging import TINY, Alike, averaged, nearest
 from playground.parts.snapshot import check_kernel
-from playground.parts.votes import Lately, Moving, Votes, heaviest
+from playground.parts.votes import Lately, Votes, heaviest
 from playground.strategy import CachePolicy, knob
 
 
