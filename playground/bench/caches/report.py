@@ -24,9 +24,9 @@ STEP_NOTES = f"""Lanes under all policies stood side by side behind the same pro
 first rounds were dropped. *Over plain* is taken within each round, median (lowest to highest); *all together* is all seconds over all plain
 ones, which counts packing that comes once in many steps. The full cache once more says how far two equal lanes are apart. Of the
 median at most {SLOWER} is wanted. On a processor a plain step of this network is some 550 calls of torch, nearly all its time in 49 of them, the products
-with weights. One that evicts a token is some 1,500: it writes attention out, chooses, and closes the hole in every layer and head. One that
-merges what it evicts is 2,900 to 3,300, none of which is long: the layers hold unlike tokens and are treated one by one, and what remains is
-the price of a call, which does not grow with the width of a network."""
+with weights. One that evicts a token is some 1,200: it writes attention out, chooses, and closes the hole in every layer and head. One that
+merges what it evicts is 2,200 to 2,400, none of which is long: the layers hold unlike tokens, and most of that is done for one after the other. What
+remains is the price of a call, which does not grow with the width of a network."""
 
 
 @dataclass
