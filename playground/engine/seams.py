@@ -135,13 +135,15 @@ def _attend_alone(layer: int, segment: Segment, new: New, scaling: float, slidin
     if segment.renumbers:
         query, keys = segment.renumbered(layer, query, keys)
     if segment.focused:
-        seen = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
-        output = _attend_narrowly(query, keys, values, seen, scaling, softcap)
-    elif len(segment.watched) == segment.rows:
+        seen, whole = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
+        if segment.watched:
+            segment.watch(layer, whole[:, segment.watched])
+        return _attend_narrowly(query, keys, values, seen, scaling, softcap)
+    if len(segment.watched) == segment.rows:
         output, whole = _written_out(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
         segment.watch(layer, whole.sum(1))
         return output
-    elif softcap is None:
+    if softcap is None:
         output = attend(query, keys, values, segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype), scaling)
     else:
         output, _ = _written_out(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
@@ -150,11 +152,12 @@ def _attend_alone(layer: int, segment: Segment, new: New, scaling: float, slidin
     return output
 
 
-def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: int | None, scaling: float, softcap: float | None) -> Tensor:
-    """What is left of the mask once a cache policy chose by what the rows would attend to under it, [kv_heads, rows, slots]."""
+def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: int | None, scaling: float,
+             softcap: float | None) -> tuple[Tensor, Tensor]:
+    """What is left of the mask once a cache policy chose by what the rows would attend to under it, and what that is, [kv_heads, rows, slots] both."""
     mask = segment.mask(layer, sliding_window)
     whole = weights(query, keys, mask, list(range(segment.rows)), scaling, softcap)
-    return segment.chosen(layer, whole, _grouped(mask, 1, segment.rows, query.device))
+    return segment.chosen(layer, whole, _grouped(mask, 1, segment.rows, query.device)), whole
 
 
 def _attend_narrowly(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
