@@ -2,13 +2,11 @@
 import torch
 from torch.nn.functional import avg_pool1d
 
-from playground.engine.pool import Moving
-from playground.engine.segment import DEAD
 from playground.errors import Refusal
 from playground.events import Figure
 from playground.parts.merging import TINY, Alike, averaged, nearest
 from playground.parts.snapshot import check_kernel
-from playground.parts.votes import Lately, Votes, heaviest
+from playground.parts.votes import Lately, Moving, Votes, heaviest
 from playground.strategy import CachePolicy, knob
 
 
@@ -68,7 +66,8 @@ class EMS(CachePolicy):
             return [layer.live for layer in held]
         heads = len(held[0].read("keys"))
         positions = torch.cat([layer.positions.expand(heads, -1) for layer in held])
-        late, live = positions >= held[0].next - self.window, positions != DEAD
+        live = torch.cat([layer.live.expand(heads, -1) for layer in held])
+        late = positions >= held[0].next - self.window
         matters = self.importance(held, positions, late | ~live)
         centres = heaviest(matters, self.size - self.window, live & ~late)
         stays = late | centres
