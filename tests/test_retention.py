@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from playground.engine.model import Model, Work
 from playground.engine.pool import Meeting
-from playground.engine.segment import DEAD
+from playground.engine.segment import DEAD, Focus
 from playground.engine.store import Slots, Store
 from playground.parts.merging import Merge
 
@@ -184,6 +184,17 @@ def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
     told.clear()
     store.keep(0)
     assert [weights.tolist() for weights in told] == [[0.0]] * 3
+
+
+def test_a_row_that_a_policy_does_not_choose_for_sees_everything_beside_one_that_it_does(llama):
+    model, _ = llama
+    plain, narrow = model.new_store(), model.new_store()
+    narrow.focus = Focus(lambda layer, weights, queries: (weights == weights.amax(-1, keepdim=True)), lambda position: position == 7)
+    for store in (plain, narrow):
+        feed(model, store, words(7, 6), chain(6))
+        store.keep(5)
+    expected, found = (feed(model, store, [5, 6], [-1, 0]) for store in (plain, narrow))
+    assert (found[0] - expected[0]).abs().max() < EXACT < (found[1] - expected[1]).abs().max()
 
 
 @pytest.mark.parametrize("seed", range(3))
