@@ -12,7 +12,7 @@ from playground.engine.pool import Meeting, in_front
 from playground.engine.sampling import REMOVED
 from playground.engine.scores import products
 
-AT_ONCE = 256  # slots whose products with all others are held at a time: those of a long prompt would take more memory than ten caches
+AT_ONCE = 256  # slots whose products with all others are held at a time: those of all slots of a long prompt would take more memory than several caches
 TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
 
 

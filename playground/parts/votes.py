@@ -138,7 +138,7 @@ class Lately:
 
     def move(self, layer: int, moving: Moving) -> None:
         """The same as `Votes.move`, of tokens that have slots."""
-        if layer in self._layers and len(moving.heads):
+        if layer in self._layers:
             self._layers[layer].move(moving)
 
 
