@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 import saved
-from chromium import chromium
+from chromium import PATIENCE, chromium, new_context
 from playwright.sync_api import BrowserContext, Page, expect
 
 from playground.ui.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 LONG, WIDE = 6000, 1 << 16  # positions the models take, and what makes a token last some milliseconds: so a run can be caught in the middle
-expect.set_options(timeout=20_000)
 
 
 # --- the app, as a person starts it ---
@@ -40,7 +39,7 @@ def address(tmp_path_factory, monkeypatch_module):
     threading.Thread(target=app.stdout.read, daemon=True).start()
     yield f"http://127.0.0.1:{port}"
     app.terminate()
-    app.wait(20)
+    app.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def monkeypatch_module():
 def browser():
     """One browser for all visitors, so that the page's own files are fetched once."""
     with chromium() as opened:
-        yield opened.new_context(viewport={"width": 1280, "height": 900})
+        yield new_context(opened, viewport={"width": 1280, "height": 900})
 
 
 @pytest.fixture

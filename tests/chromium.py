@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from shutil import which
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
+PATIENCE = 60  # seconds after which something is broken rather than slow: the machine may have other work
+expect.set_options(timeout=1000 * PATIENCE)
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]  # no calls home, and none for a screen
 
 
@@ -17,3 +19,10 @@ def chromium() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=which("chromium"), args=QUIET)
         yield browser
         browser.close()
+
+
+def new_context(browser: Browser, **how) -> BrowserContext:
+    """Somebody's own cookies, cache and windows, with the patience of every test."""
+    context = browser.new_context(**how)
+    context.set_default_timeout(1000 * PATIENCE)
+    return context

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import gradio as gr
 import pytest
-from chromium import chromium
-from playwright.sync_api import expect
+from chromium import chromium, new_context
 
 from playground.ui.lanes import Lanes
-
-expect.set_options(timeout=20_000)
 
 ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "missed")
 
@@ -59,8 +56,7 @@ def browser():
 @pytest.fixture(scope="module")
 def visitor(browser, address):
     """One page for all tests: every run that is sent begins afresh. Whatever breaks in the script breaks the test."""
-    page = browser.new_context(viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True).new_page()
-    page.set_default_timeout(20_000)
+    page = new_context(browser, viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True).new_page()
     page.broken = []
     page.on("pageerror", lambda error: page.broken.append(error))
     page.goto(address)

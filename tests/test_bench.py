@@ -19,6 +19,7 @@ from playground.bench.limits import bytes_a_token, cache_bytes_a_token, weight_b
 from playground.bench.loop import Loop
 from playground.bench.prompts import Task, read_tasks
 from playground.bench.records import Record
+from playground.bench.report import processor
 from playground.bench.shapes import KNOWN, assemble, build
 from playground.bench.spread import Spread
 from playground.bench.standard import ALLOCATED, COMPILED, FORMULA, HELD, LANE, LIBRARY, LIMIT, LOOP, PARTS, SHAPES, STATIC, Grid
@@ -98,6 +99,14 @@ def test_a_benchmark_names_its_machine_and_settings(measured):
     assert document["machine"]["threads"] == 1 and document["machine"]["torch"] == version("torch")
     assert document["settings"]["dtype"] == "float32" and document["settings"]["max_new_tokens"] == 12
     assert document["machine"]["processor"] in page
+
+
+def test_a_processor_goes_by_its_generation_too_for_a_cloud_hides_its_name():
+    told = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t:\n\n"
+    assert processor(told + told.replace("17", "18")) == "AMD EPYC, family 25, model 17"
+    assert processor("model name\t: Some: thing\n") == "Some: thing"
+    with pytest.raises(KeyError):  # an ARM: what the platform calls it is taken then
+        processor("processor\t: 0\nCPU part\t: 0xd0c\n")
 
 
 def test_the_page_has_a_table_for_each_pair(measured):

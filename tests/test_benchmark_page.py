@@ -43,7 +43,6 @@ OWN = '{"task": "birds", "prompt": "The green bird", "answer": "x"}\n{"task": "f
 TWO = Choice(lanes=[GREEDY, GUESSING, NEEDY], tasks=[], own=OWN, length=12, repeats=2, seed=3)
 ENDLESS = replace(TWO, lanes=[GREEDY, GUESSING], repeats=999)
 HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
-expect.set_options(timeout=60_000)  # a survey is many forwards
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,6 @@ def address():
 def tab(browser):  # noqa: F811
     """A visitor's empty tab; no script may break in it."""
     page, wrong = browser.new_page(), []
-    page.set_default_timeout(90_000)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
     page.close()

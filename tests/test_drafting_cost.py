@@ -4,6 +4,7 @@ from __future__ import annotations
 from time import thread_time
 
 import pytest
+from pace import here
 from tables import write
 from test_strategies_trees import AT_ONE, guessing
 
@@ -83,7 +84,7 @@ def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monke
     prompt = models.target.tokens.encode(PROMPT)
     write(assembly, {"target": models.target, "draft": models.draft}, prompt, Limits(0, 40), Draws(0))
     large = [seconds for nodes, seconds in costs[1:] if nodes >= least]
-    assert large and min(large) < 0.002
+    assert large and min(large) < here(0.002)
 
 
 def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_forwards(monkeypatch):
@@ -108,4 +109,4 @@ def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_f
             told, start = [], thread_time()
             forwards.clear()
     large = [seconds for guesses, seconds in costs[1:] if guesses == 64]
-    assert large and min(large) < 0.002
+    assert large and min(large) < here(0.002)

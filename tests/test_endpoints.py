@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import saved
+from chromium import PATIENCE
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
@@ -155,7 +156,7 @@ def test_a_program_that_leaves_ends_its_comparison():
         while len(job.outputs()) < 3:
             assert not job.done()
         job.cancel()
-        assert begun[0].stopped.wait(20)
+        assert begun[0].stopped.wait(PATIENCE)
     finally:
         demo.close()
 

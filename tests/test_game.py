@@ -5,7 +5,7 @@ import math
 
 import gradio as gr
 import pytest
-from chromium import chromium
+from chromium import chromium, new_context
 from playwright.sync_api import Page, expect
 
 import playground
@@ -22,7 +22,6 @@ from playground.written import sequences
 HOSTILE = "<img src=x onerror=\"window.struck = 1\"> & <b>Mia</b>"
 PIECES = (" fox", " crow", " hen", " duck", " bee")
 ODDS = (0.5, 0.25, 0.125, 0.0625, 0.0625)  # 1, 2, 3, 4 and 4 bits; 1.875 bits of entropy
-expect.set_options(timeout=60_000)
 
 
 def token(came: int = 0, entropy: float = 1.875, pieces=PIECES) -> dict:
@@ -114,14 +113,13 @@ def board(feed):
 @pytest.fixture(scope="module")
 def browser():
     with chromium() as opened:
-        yield opened.new_context(viewport={"width": 1440, "height": 1000})
+        yield new_context(opened, viewport={"width": 1440, "height": 1000})
 
 
 @pytest.fixture
 def page(browser):
     """An empty tab; no script may break in it."""
     page, wrong = browser.new_page(), []
-    page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
     page.close()

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict
 
 import pytest
-from chromium import chromium
+from chromium import chromium, new_context
 from playwright.sync_api import BrowserContext, Page, expect
 
 from playground.errors import Refusal
@@ -22,7 +22,6 @@ from playground.ui.pages import build
 from playground.ui.settings import Rules
 from playground.ui.site import Site
 
-expect.set_options(timeout=60_000)
 LESSON = "guessing-ahead"
 SUBJECTS = {"entropy", "temperature", "repetition", "guessing-ahead", "guessing-a-tree", "two-models", "small-cache", "grammars", "same-text", "several-texts"}
 STEPS = [pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}") for lesson in lessons().values() for i in range(len(lesson.steps))]
@@ -124,14 +123,13 @@ def address(begun):
 def browser():
     """One browser for all visitors, so that the page's own files are fetched once."""
     with chromium() as opened:
-        yield opened.new_context(viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
+        yield new_context(opened, viewport={"width": 1440, "height": 900}, reduced_motion="reduce")
 
 
 @pytest.fixture
 def page(browser: BrowserContext):
     """A visitor who would rather have things not move, and who has never been here; no script may break."""
     page, wrong = browser.new_page(), []
-    page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
     if page.url.startswith("http"):

@@ -6,7 +6,7 @@ from html import escape
 from types import SimpleNamespace
 
 import pytest
-from chromium import chromium
+from chromium import chromium, new_context
 from playwright.sync_api import Page, expect
 
 from playground.declared import citation, description, link
@@ -24,7 +24,6 @@ from playground.ui.site import Site
 STRATEGIES = list(discover().values())
 IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")
 every_strategy = pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.name)
-expect.set_options(timeout=20_000)
 
 
 # --- what is told of a strategy ---
@@ -124,7 +123,7 @@ def address():
 @pytest.fixture(scope="module")
 def visitor():
     with chromium() as opened:
-        yield opened.new_context(viewport={"width": 1440, "height": 900})
+        yield new_context(opened, viewport={"width": 1440, "height": 900})
 
 
 @pytest.fixture

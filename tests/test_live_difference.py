@@ -6,7 +6,8 @@ import re
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, choose, expect, feed, page, seek, send, visitor  # noqa: F401
+from live_page import address, browser, choose, feed, page, seek, send, visitor  # noqa: F401
+from playwright.sync_api import expect
 
 from playground.events import Candidate, Commit, Done, Event, Forward, Header, Stamped, Step
 from playground.metrics import diff

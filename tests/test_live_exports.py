@@ -11,7 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from live_page import address, browser, choose, expect, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from chromium import new_context
+from live_page import address, browser, choose, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from playwright.sync_api import expect
 from test_live_sequences import BEAMS, filling, lane, run_of
 from test_live_view import EVENTS, HEADERS, HOSTILE, RUN
 
@@ -155,8 +157,7 @@ def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers():
 
 def alone(browser, path: Path, **how):
     """A saved page in a window without a network."""
-    window = browser.new_context(viewport={"width": 1440, "height": 2400}, offline=True, **how).new_page()
-    window.set_default_timeout(20_000)
+    window = new_context(browser, viewport={"width": 1440, "height": 2400}, offline=True, **how).new_page()
     window.broken, window.asked = [], []
     window.on("pageerror", lambda error: window.broken.append(error))
     window.on("request", lambda request: window.asked.append(request.url))

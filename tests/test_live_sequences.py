@@ -4,7 +4,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, choose, expect, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import address, browser, choose, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from playwright.sync_api import expect
 
 from playground.events import Branches, Cache, Candidate, Commit, Done, Draft, Event, Figure, Fill, Forward, Header, Stamped, Step
 from playground.trace import Trace, check, metrics

@@ -6,7 +6,8 @@ import random
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, drawn, expect, feed, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import address, browser, drawn, feed, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from playwright.sync_api import expect
 
 from playground.events import Candidate, Commit, Done, Forward, Header, Stamped, Step
 from playground.inside import Inside, Lens

@@ -9,7 +9,8 @@ import math
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, choose, expect, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import address, browser, choose, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from playwright.sync_api import expect
 
 from playground import events as ev
 from playground.events import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import pytest
-from live_page import address, browser, choose, expect, feed, page, seek, send, token_texts, visitor  # noqa: F401
+from live_page import address, browser, choose, feed, page, seek, send, token_texts, visitor  # noqa: F401
+from playwright.sync_api import expect
 
 from playground import events as ev
 from playground.events import (

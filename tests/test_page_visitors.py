@@ -2,7 +2,7 @@
 
 
 import pytest
-from app_page import TWO_LANES, address, browser, choose_strategy, expect, new_tab, running, running_visitors, status, tokens, visit  # noqa: F401
+from app_page import PATIENCE, TWO_LANES, address, browser, choose_strategy, expect, new_tab, running, running_visitors, status, tokens, visit  # noqa: F401
 from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page, expect
 
@@ -77,9 +77,9 @@ def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
     pages = running_visitors(new_tab, address, "first", "second")
     first, second = begun
     pages[0].close()
-    assert first.stopped.wait(20) and not second.finished
+    assert first.stopped.wait(PATIENCE) and not second.finished
     pages[1].click("#stop")
-    assert second.stopped.wait(20)
+    assert second.stopped.wait(PATIENCE)
     expect(pages[1].locator("#run")).to_be_visible()
 
 

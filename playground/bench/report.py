@@ -102,10 +102,17 @@ def _row(comparison: dict[str, Any]) -> list[str]:
 
 def _processor() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        return processor(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except (OSError, KeyError):
         return platform.processor() or platform.machine()
+
+
+def processor(told: str) -> str:
+    """The first processor that Linux tells of. Clouds hide what it is called, so its family and model say of what generation it is."""
+    lines = (line.partition(":") for line in told.split("\n\n")[0].splitlines())
+    first = {name.strip(): value.strip() for name, _, value in lines}
+    numbers = [f"{name} {first[key]}" for name, key in (("family", "cpu family"), ("model", "model")) if key in first]
+    return ", ".join([first["model name"], *numbers])
 
 
 def _device(device: torch.device) -> str:

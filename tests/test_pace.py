@@ -1,0 +1,17 @@
+"""Aims in seconds grow on a slow machine and shrink on none."""
+from __future__ import annotations
+
+import pace
+import pytest
+
+
+@pytest.mark.parametrize("times_as_slow, allowed", [(0.5, 2.0), (1.0, 2.0), (3.0, 6.0)])
+def test_an_aim_grows_with_the_slowness_of_the_machine(times_as_slow, allowed, monkeypatch):
+    monkeypatch.setattr(pace, "_loop", lambda: times_as_slow * pace.TURNS / pace.TURNS_A_SECOND)
+    assert pace.here(2.0) == pytest.approx(allowed)
+
+
+def test_the_least_of_all_looks_counts_so_that_other_work_hardly_does(monkeypatch):
+    looks = iter([9.0, 0.001, *[9.0] * (pace.LOOKS - 2)])
+    monkeypatch.setattr(pace, "_loop", lambda: next(looks))
+    assert pace.here(1.0) == 1.0
