@@ -516,12 +516,12 @@ def _import_all() -> None:
 
 def find(name: str) -> type[Strategy]:
     """The strategy of that name; raises Refusal with the nearest names."""
-    known = discover()
-    if name not in known:
-        near = get_close_matches(name, known, 3)
+    _import_all()
+    if name not in _registered:
+        near = get_close_matches(name, discover(), 3)
         hint = f" Did you mean {' or '.join(near)}?" if near else " `python -m playground list` shows them all."
         raise Refusal(f"There is no strategy named {name!r}.{hint}", name)
-    return known[name]
+    return _registered[name]
 
 
 def make(name: str, /, **settings: Any) -> Strategy:

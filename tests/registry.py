@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from playground.errors import Refusal
 from playground.recipe import Recipe, assemble
@@ -31,6 +33,13 @@ def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
         ends = [knob.min, min(knob.max, most)] if knob.min is not None and knob.max is not None else []
         found += [{knob.name: value} for value in dict.fromkeys([*ends, *knob.choices]) if value != knob.default]
     return [{**brief, **knobs} for knobs in found if _agree(cls, knobs)]
+
+
+def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 3) -> list:
+    """Test parameters: every corner of these strategies, and the part of all lanes that it is tried with. The corners of one strategy take turns,
+    so that together they meet every lane."""
+    found = [(cls, turn, knobs, min(parts, len(corners(cls, most)))) for cls in classes for turn, knobs in enumerate(corners(cls, most))]
+    return [pytest.param((cls.name, knobs), slice(turn % of, None, of), id=str((cls.name, knobs))) for cls, turn, knobs, of in found]
 
 
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:

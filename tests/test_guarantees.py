@@ -6,12 +6,13 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
 from architectures import ARCHITECTURES
 from pairs import greedy_text, pair
-from registry import Collapse, can_be_had, corners, declared, lanes, registered, title
+from registry import Collapse, can_be_had, declared, lanes, registered, shared_out, title
 from tables import Law, TableModel, distance, law, prepared, product_law, watch, without_context, write
 from torch import Tensor
 from toys import byte_tokenizer
@@ -102,12 +103,12 @@ def test_the_law_of_several_rounds_is_the_targets(recipe):
 
 @pytest.mark.parametrize("recipe", exact(), ids=title)
 def test_the_law_is_the_targets_where_a_text_may_end_early(recipe):
-    assert off(recipe, tables("ab.", ends="."), [0, 1, 0], 3) < EXACT
+    assert off(recipe, tables("a.", ends="."), [0, 0, 0], 4) < EXACT
 
 
-@pytest.mark.parametrize("knobs", [(cls.name, knobs) for cls in registered("sampler") for knobs in corners(cls)], ids=str)
-def test_the_law_is_the_targets_under_every_sampler(knobs):
-    for recipe in lanes("distribution_identical", added=(knobs,)):
+@pytest.mark.parametrize("sampler, part", shared_out(registered("sampler")))
+def test_the_law_is_the_targets_under_every_sampler(sampler, part):
+    for recipe in lanes("distribution_identical", added=(sampler,))[part]:
         assert off(*drawing([recipe]), tables("abc", seed=5), [0, 1, 0], 2) < EXACT, title(recipe)
 
 
@@ -357,19 +358,18 @@ def test_every_constraint_that_promises_it_has_a_validator():
 @pytest.mark.parametrize("constraint, valid", constrained())
 def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, babblers):
     asked = lanes(added=(constraint,))
-    for recipe in {title(recipe): recipe for recipe in asked + drawing(asked)}.values():
-        for models in babblers:
-            lane = write(assemble(recipe), models, [54], Limits(0, 120), Draws(3))
-            assert lane.reason in ("end", "grammar"), f"{title(recipe)} did not come to an end: {lane.text!r}"
-            assert valid(lane.text), f"{title(recipe)} wrote {lane.text!r}"
+    for recipe, models in zip({title(recipe): recipe for recipe in asked + drawing(asked)}.values(), cycle(babblers)):
+        lane = write(assemble(recipe), models, [54], Limits(0, 120), Draws(3))
+        assert lane.reason in ("end", "grammar"), f"{title(recipe)} did not come to an end: {lane.text!r}"
+        assert valid(lane.text), f"{title(recipe)} wrote {lane.text!r}"
 
 
 # --- budget_respected ---
 
-@pytest.mark.parametrize("policy", [(cls.name, knobs) for cls in registered(promising="budget_respected") for knobs in corners(cls, most=8)], ids=str)
-def test_no_head_holds_more_than_the_budget_after_a_keep(policy):
+@pytest.mark.parametrize("policy, part", shared_out(registered(promising="budget_respected"), most=8))
+def test_no_head_holds_more_than_the_budget_after_a_keep(policy, part):
     prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget
-    for recipe in drawing(lanes(added=(policy,))):
+    for recipe in drawing(lanes(added=(policy,))[part]):
         generated = 0
         for lane in watch(assemble(recipe), tables("abcde"), prompt, Limits(0, 20), Draws(0)):
             if lane.generated > generated:
