@@ -1,13 +1,14 @@
 """The app as a person starts it, over small random models, in a real browser: fixtures and what tests do to it and read off it.
 
-`from app_page import address, browser, monkeypatch_module, page` gives a test file its own app.
+`from app_page import address, browser, page` gives a test file the app, which all files share, and a browser of its own.
 """
 
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,13 @@ LONG, WIDE = 6000, 1 << 16  # positions the models take, and what makes a token 
 
 # --- the app, as a person starts it ---
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory, monkeypatch_module):
-    """Where `python app.py` answers, with random models."""
-    monkeypatch_module.setattr(saved, "CONTEXT", LONG)
-    monkeypatch_module.setattr(saved, "WIDTH", WIDE)
-    models = saved.save_models(tmp_path_factory.mktemp("models"))
+@contextmanager
+def started(folder: Path) -> Iterator[str]:
+    """Where `python app.py` answers, with random models that are made in a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(saved, "CONTEXT", LONG)
+        patch.setattr(saved, "WIDTH", WIDE)
+        models = saved.save_models(folder)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -43,9 +45,8 @@ def address(tmp_path_factory, monkeypatch_module):
 
 
 @pytest.fixture(scope="module")
-def monkeypatch_module():
-    with pytest.MonkeyPatch.context() as patch:
-        yield patch
+def address(app: str) -> str:
+    return app
 
 
 @pytest.fixture(scope="module")

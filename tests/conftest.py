@@ -22,3 +22,11 @@ def home(homes, monkeypatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PLAYGROUND_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(scope="session")
+def app(tmp_path_factory) -> Iterator[str]:
+    """Where the app answers, for every test that wants nothing but to visit it: it takes a while to start."""
+    from app_page import started  # it brings a browser's driver along
+    with started(tmp_path_factory.mktemp("models")) as address:
+        yield address

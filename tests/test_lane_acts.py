@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from app_page import address, browser, expect, monkeypatch_module, page, running, status, visit  # noqa: F401
+from app_page import address, browser, expect, page, running, status, visit  # noqa: F401
 
 from playground.recipe import Recipe
 from playground.ui.settings import Settings

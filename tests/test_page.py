@@ -6,7 +6,7 @@ import sys
 
 import gradio as gr
 import pytest
-from app_page import ROOT, TWO_LANES, address, browser, choose_strategy, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from app_page import ROOT, TWO_LANES, address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
 from counting import committed
 
 from playground.events import Header

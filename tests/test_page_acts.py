@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from app_page import address, browser, expect, monkeypatch_module, new_tab, page, running, running_visitors, status, tokens, visit  # noqa: F401
+from app_page import address, browser, expect, new_tab, page, running, running_visitors, status, tokens, visit  # noqa: F401
 from counting import Counting, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page
 from toys import byte_tokenizer

@@ -5,7 +5,7 @@ import re
 from itertools import groupby
 
 import pytest
-from app_page import TWO_LANES, address, browser, choose_strategy, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from app_page import TWO_LANES, address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
 from playwright.sync_api import Page, expect
 
 from playground.errors import Refusal

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 
-from app_page import TWO_LANES, address, browser, expect, monkeypatch_module, page, running, status, tokens, visit  # noqa: F401
+from app_page import TWO_LANES, address, browser, expect, page, running, status, tokens, visit  # noqa: F401
 from pairs import pair
 
 import playground.ui.site as site_module

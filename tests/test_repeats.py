@@ -5,7 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from app_page import address, browser, expect, monkeypatch_module, new_tab, page, visit  # noqa: F401
+from app_page import address, browser, expect, new_tab, page, visit  # noqa: F401
 from counting import Counting, open_page
 from tables import TableModel
 
