@@ -10,17 +10,16 @@ class PlayerBar {
     const end = player.end();
     const value = player.value();
     this.play.classList.toggle("playing", player.playing);
-    const label = player.playing ? "Pause" : "Play";
-    if (this.play.getAttribute("aria-label") !== label) this.play.setAttribute("aria-label", label);
+    setAttribute(this.play, "aria-label", player.playing ? "Pause" : "Play");
     this.scrub.max = end || 1;
     this.scrub.step = player.mode === "time" ? "any" : "1";
     if (document.activeElement !== this.scrub || player.playing) this.scrub.value = value;
     this.scrub.style.setProperty("--done", end ? (value / end) * 100 + "%" : "0%");
     const words = player.mode === "time" ? `${value.toFixed(2)} of ${end.toFixed(2)} s` : `${value} of ${count(end, "token")}`;
     setText(this.clock, words);
-    this.scrub.setAttribute("aria-valuetext", words);
+    setAttribute(this.scrub, "aria-valuetext", words);
     this.follow.hidden = trace.over;
-    this.follow.setAttribute("aria-pressed", String(player.following));
+    setAttribute(this.follow, "aria-pressed", player.following);
     setText(this.follow, trace.state === "held" && !player.following ? "Held" : "Live");
     this.drawMarks(player, trace, end);
   }

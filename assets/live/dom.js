@@ -30,6 +30,10 @@ function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+function setAttribute(node, name, value) {
+  if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
+}
+
 function isNumber(value) {
   return typeof value === "number" && Number.isFinite(value);
 }

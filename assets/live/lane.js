@@ -104,16 +104,16 @@ class LaneCard {
     const now = measure(this.state);
     STRIP.forEach(({ name, write }, i) => {
       setText(this.values[i], write(now[name]));
-      this.values[i].dataset.value = now[name];
+      setAttribute(this.values[i], "data-value", now[name]);
     });
-    this.strip.dataset.peak = now.kv_live_peak;
+    setAttribute(this.strip, "data-peak", now.kv_live_peak);
   }
 
   drawStatus(atHead) {
     const { state, app } = this;
     const [name, words] = this.standing(atHead);
     setText(this.status, words);
-    this.status.dataset.status = name;
+    setAttribute(this.status, "data-status", name);
     this.stop.hidden = app.trace.over || this.record.over || app.trace.recorded;
     this.trouble.hidden = !state.failed;
     setText(this.trouble, state.failed ? state.failed.message || "This lane cannot go on." : "");

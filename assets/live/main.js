@@ -7,6 +7,7 @@ const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) =
 const FILE_ALONE = "A trace from a file has no model behind it to go on with";
 const LEFT_BEHIND = "This run was left for another one: only the newest has its model behind it";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
+const NEXT_FRAME = 60; // ms in which more of a run has probably come: views are drawn together with the texts, for a browser lays out and paints it all anew
 const PAINT_REST = 1.5; // times as long as a paint took: the model may share this processor
 
 class App {
@@ -411,7 +412,7 @@ class App {
     }
     this.drawPanels(now);
     if (atHead && this.trace.over) this.tell();
-    if (more && !(this.player.following && !changed.some(Boolean))) this.schedule();
+    if (more && !this.player.following) this.schedule(); // what follows a run has nothing to draw before more of it comes
   }
 
   /** Tell the page that a run made here is over and is seen to its end: a lesson reads its answer off it. */
@@ -422,10 +423,10 @@ class App {
   }
 
   drawPanels(now) {
+    clearTimeout(this.later);
     const wait = this.player.playing ? PANEL_PAUSE - (now - (this.panelsAt || 0)) : 0;
     if (wait > 0) {
-      clearTimeout(this.later);
-      this.later = setTimeout(() => this.schedule(), wait);
+      this.later = setTimeout(() => this.schedule(), wait + NEXT_FRAME);
       return;
     }
     this.panelsAt = now;

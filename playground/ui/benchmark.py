@@ -29,13 +29,12 @@ from playground.ui.figures import for_page
 from playground.ui.gallery import TASKS
 from playground.ui.gpu import Borrowed
 from playground.ui.handlers import Changes, status
-from playground.ui.look import notice, read
+from playground.ui.look import PRIVATE, notice, read
 from playground.ui.site import Site
 from playground.ui.standings import Standings, answers_to, file_name, told
 from playground.ui.survey import Choice
 from playground.ui.worker import Run
 
-PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 CONTROLS = ("tasks", "count", "repeats", "own", "length", "seed", "model", "draft", "lanes")
 BESIDE = {"lanes": "lanes", "entrants": "lanes", "file": "own", "model": "model", "draft": "model", "device": "model"}  # what a refusal is about
 LANES = [{"strategy": "greedy"}, {"strategy": "speculative", "extras": [["prompt_lookup", {}], ["greedy_match", {}]]}]

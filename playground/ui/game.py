@@ -26,8 +26,7 @@ from playground.trace import Trace
 from playground.ui.frames import Facts, trace_of
 from playground.ui.handlers import MODEL_CONTROLS, Changes, Visit, status
 from playground.ui.lanes import to_json
-from playground.ui.look import notice, read
-from playground.ui.page import PRIVATE
+from playground.ui.look import PRIVATE, notice, read
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.written import Token, sequences

@@ -18,6 +18,9 @@ COLOURS = {  # which of Gradio's own colours follow which of page.css, in light 
     "soft": ("body_text_color_subdued",),
     "accent": ("link_text_color", "checkbox_background_color_selected"),
 }
+PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
+"""How the page listens to its own controls. With nothing to show progress on, a message of a stream costs the browser only what it says: Gradio
+would otherwise tell every component that was ever written to that another message came, and copy all that it holds for that."""
 
 
 def dress() -> dict[str, Any]:

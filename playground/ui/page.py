@@ -15,13 +15,12 @@ from playground.ui.gallery import Gallery, beside, examples
 from playground.ui.handlers import Acts, Changes
 from playground.ui.lanes import Lanes
 from playground.ui.lessons import Lessons
-from playground.ui.look import notice, read
+from playground.ui.look import PRIVATE, notice, read
 from playground.ui.repeats import Repeats
 from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
 
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # the browser keeps what its owner typed
-PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:

@@ -16,12 +16,12 @@ from playground.memory import Memory
 from playground.repeats import Outcome, outcomes
 from playground.ui.frames import Facts, trace_of
 from playground.ui.handlers import Changes, Visit, status
+from playground.ui.look import PRIVATE
 from playground.ui.settings import LANES, Settings
 from playground.ui.site import Site
 
 USUAL = 8  # runs, where nobody chose another number
 WRITTEN = ("branches", "commit", "rollback", "done", "failed")  # kinds of events that say what a lane wrote
-PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
 
 
 class Repeats:
