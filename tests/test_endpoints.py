@@ -56,6 +56,12 @@ def refused(client: Client, *lanes, **more) -> str:
 
 # --- which there are ---
 
+def test_a_message_of_a_stream_costs_the_browser_nothing_but_what_it_says():
+    """Gradio tells each component that a listener shows its progress on of every message, and copies for that all that the component holds."""
+    listeners = [told for told in build(Site(load=None)).config["dependencies"] if told["api_visibility"] == "private"]
+    assert len(listeners) > 20 and all(told["show_progress_on"] == [] for told in listeners if told["outputs"])
+
+
 def test_the_public_endpoints_are_exactly_these(client):
     described = client.view_api(return_format="dict")
     assert set(described["named_endpoints"]) == NAMES and not described["unnamed_endpoints"]

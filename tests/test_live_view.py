@@ -258,6 +258,20 @@ def test_no_frame_is_lost_and_none_counts_twice(page, feed):
     assert not [heard for heard in feed.heard if heard[0] == "missed"]
 
 
+def test_a_run_that_is_followed_is_drawn_when_more_of_it_comes_and_then_no_more(page, feed):
+    first, second = plain_frames(2)
+    send(page, feed, first)
+    expect(page.locator(".lane .tokens > .t")).to_have_count(1)
+    page.evaluate("""() => {
+        window.drawings = 0;
+        new MutationObserver(() => { window.drawings += 1; }).observe(document.querySelector(".live .scrub"), { attributeFilter: ["max"] });
+    }""")
+    send(page, feed, second)
+    expect(page.locator(".lane .tokens > .t")).to_have_count(2)
+    page.wait_for_timeout(300)  # the views, which rest between two drawings, are drawn by then
+    assert page.evaluate("window.drawings") <= 2, "with the text, and once more with the views where they rested"
+
+
 def test_lost_frames_are_asked_for_again(page, feed):
     frames = plain_frames(10)
     send(page, feed, *frames[:4], frames[8])
