@@ -88,6 +88,18 @@ def test_a_run_over_a_hostile_prompt_is_saved_as_it_was(page, address, tmp_path)
     assert "<" not in download.value.suggested_filename
 
 
+def test_what_is_wrong_comes_into_sight_on_a_phone_however_often_it_is_asked_for(page, address):
+    page.set_viewport_size({"width": 390, "height": 844})
+    visit(page, address, Settings(prompt="The green bird", lanes=4 * [GREEDY]))
+    page.fill("#prompt textarea", " ")
+    told = page.locator(".notice p", has_text="The prompt is empty")
+    for _ in range(2):
+        page.locator("#run").evaluate("(run) => run.scrollIntoView({ block: 'start' })")
+        expect(told).not_to_be_in_viewport()
+        page.click("#run")
+        expect(told).to_be_in_viewport()
+
+
 def test_a_hostile_prompt_does_not_widen_a_phones_page(page, address):
     page.set_viewport_size({"width": 390, "height": 844})
     visit(page, address, Settings(prompt=HOSTILE, length=4, lanes=[GREEDY]))

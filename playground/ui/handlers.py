@@ -210,6 +210,7 @@ class Acts:
         try:
             yield from self._run(visit)
         except Refusal as refusal:
+            yield self._silence()  # for a sentence that stands there already to come into sight again
             yield {**self.page.rest(), **self._say(refusal)}
         finally:
             self.site.runs.leave(visit)

@@ -40,8 +40,9 @@ def read(name: str) -> str:
 
 
 def notice(name: str) -> gr.HTML:
-    """A place beside a control where a sentence may appear."""
-    return gr.HTML("", html_template="<p role='alert'>${value}</p>", elem_classes="notice", elem_id=name, apply_default_css=False)
+    """A place beside a control where a sentence may appear. It comes into sight: on a phone the button that was pressed is a screen away."""
+    seen = "watch('value', () => props.value && element.scrollIntoView({ block: 'nearest' }));"
+    return gr.HTML("", html_template="<p role='alert'>${value}</p>", js_on_load=seen, elem_classes="notice", elem_id=name, apply_default_css=False)
 
 
 def _theme() -> gr.themes.Base:
