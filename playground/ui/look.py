@@ -19,8 +19,8 @@ COLOURS = {  # which of Gradio's own colours follow which of page.css, in light 
     "accent": ("link_text_color", "checkbox_background_color_selected"),
 }
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
-"""How the page listens to its own controls. With nothing to show progress on, a message of a stream costs the browser only what it says: Gradio
-would otherwise tell every component that was ever written to that another message came, and copy all that it holds for that."""
+"""How the page listens to its own controls. Nothing shows progress, so that a message of a stream is not told to every output, which Gradio does by
+copying all that the component holds. Inputs it still tells."""
 
 
 def dress() -> dict[str, Any]:
