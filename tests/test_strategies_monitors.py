@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
@@ -254,6 +256,20 @@ def test_a_dot_that_is_none_between_names_and_what_cannot_be_known_give_no_names
 def test_an_analysis_that_takes_too_long_or_fails_knows_nothing():
     assert in_time(0.01, lambda: time.sleep(0.3) or ["late"]) is None
     assert in_time(5.0, lambda: 1 / 0) is None and in_time(5.0, lambda: ["a"]) == ["a"]
+
+
+def test_analyses_of_several_visitors_do_not_read_each_others_answers():
+    asked = {f"import {module}\n{module}.": name for module, name in [("math", "sqrt"), ("json", "dumps"), ("os", "getcwd"), ("re", "compile")]}
+    with ThreadPoolExecutor(len(asked)) as visitors:
+        found = list(visitors.map(lambda program: in_time(20.0, lambda: members(program, "")), asked))
+    assert [name in (names or []) for name, names in zip(asked.values(), found)] == [True] * len(asked)
+
+
+def test_an_analysis_waits_for_one_that_was_given_up():
+    ended = Event()
+    assert in_time(0.01, lambda: time.sleep(0.3) or ended.set()) is None
+    assert in_time(0.01, lambda: ["too early"]) is None and not ended.is_set()
+    assert in_time(5.0, lambda: [str(ended.is_set())]) == ["True"]
 
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):

@@ -5,7 +5,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
-from threading import Thread
+from threading import Lock, Thread
+from time import monotonic
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 AFTER_A_DOT = re.compile(rb"\.([A-Za-z0-9_\x80-\xff]*)\Z")
 MEMBERS = ("function", "property", "statement", "instance", "class", "module")
 FENCE = "```"
+ASKED = Lock()  # held by whoever asks jedi: all its questions go to one process of its own, where two at a time would read each other's answers
 
 
 class Spelling:
@@ -173,7 +175,8 @@ def analysis() -> None:
         import jedi  # noqa: F401
     except ImportError:
         raise Refusal("monitors asks the library jedi for the names: install it with `pip install \"jedi>=0.20,<0.21\"`.", "monitors") from None
-    members("''.", "")
+    with ASKED:
+        members("''.", "")
 
 
 def members(program: str, below: str) -> list[str]:
@@ -194,14 +197,18 @@ def members(program: str, below: str) -> list[str]:
 
 
 def in_time(seconds: float, ask: Callable[[], list[str]]) -> list[str] | None:
-    """What a call answers; None where it fails or takes longer. One that is given up comes to its end unheard."""
+    """What a call answers; None where it fails or takes longer. One that is given up comes to its end unheard, and the next one waits for that."""
     heard: list[list[str]] = []
+    end = monotonic() + seconds
+    if not ASKED.acquire(timeout=seconds):
+        return None
 
     def work() -> None:
         with suppress(Exception):  # an analysis that stumbles over half a program knows nothing
             heard.append(ask())
+        ASKED.release()
 
     worker = Thread(target=work, daemon=True)
     worker.start()
-    worker.join(seconds)
+    worker.join(max(0.0, end - monotonic()))
     return heard[0] if heard else None
