@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, filterfalse, groupby
 
 import pytest
@@ -37,6 +38,19 @@ every_greedy_lane = pytest.mark.parametrize("recipe", lanes("greedy_identical"),
 
 def start(*recipes: Recipe, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT) -> Session:
     return prepare(models or pair(), list(recipes), prompt_of(text), Limits(seed, length))
+
+
+@cache
+def _finished(name: str) -> Session:
+    session = start(ALL[name])
+    deque(session, maxlen=0)
+    return session
+
+
+def finished(recipe: Recipe) -> tuple[Session, list[Event]]:
+    """One run of a lane and what it told, for all tests that do no more than look at it."""
+    session = _finished(title(recipe))
+    return session, [stamped.event for stamped in session.trace.events]
 
 
 def prompt_of(text: str) -> Prompt:
@@ -82,16 +96,15 @@ def tables(letters: str = "abcde", ends: str = "", context: int = 256) -> dict[s
 
 @every_lane
 def test_the_events_of_a_run_do_not_contradict_each_other(recipe):
-    session = start(recipe)
-    told = events(session)
+    session, told = finished(recipe)
     assert check(session.trace) == []
     assert isinstance(told[-1], Done)
 
 
 @every_lane
 def test_commits_alone_rebuild_the_text(recipe):
-    session = start(recipe)
-    told, lane = events(session), lane_of(session)
+    session, told = finished(recipe)
+    lane = lane_of(session)
     assert ids(told) == lane.tokens[lane.prompt_length:]
     assert len(ids(told)) == LENGTH or recipe in ANSWERING.values() and len(ids(told)) < LENGTH
     assert "".join(commit.text for commit in commits(told)) == lane.text
@@ -99,8 +112,8 @@ def test_commits_alone_rebuild_the_text(recipe):
 
 @every_lane
 def test_events_survive_json(recipe):
-    session = start(recipe)
-    for event in events(session):
+    session, told = finished(recipe)
+    for event in told:
         assert event_from_json(json.loads(json.dumps(event.to_json(), allow_nan=False))) == event
     again = Trace.from_json(json.loads(json.dumps(session.trace.to_json(), allow_nan=False)))
     assert again.headers == session.trace.headers
@@ -109,7 +122,7 @@ def test_events_survive_json(recipe):
 
 @every_lane
 def test_the_same_seed_tells_the_same_story(recipe):
-    assert timeless(events(start(recipe, seed=3))) == timeless(events(start(recipe, seed=3)))
+    assert timeless(events(start(recipe))) == timeless(finished(recipe)[1])
 
 
 @pytest.mark.parametrize("recipe", drawing(lanes()), ids=title)
@@ -132,7 +145,7 @@ def test_every_forward_is_told_of(recipe):
 
 @every_lane
 def test_what_is_counted_as_prefill_is_the_prompt(recipe):
-    told = [event for event in events(start(recipe)) if isinstance(event, Forward)]
+    told = [event for event in finished(recipe)[1] if isinstance(event, Forward)]
     for stream in {event.stream for event in told} - {"exit"}:
         phases = [event.phase for event in told if event.stream == stream]
         assert phases[0] == "prefill" and "prefill" not in phases[1:]
@@ -164,8 +177,7 @@ def test_after_a_keep_no_guess_is_left_and_at_most_the_last_token_is_unread(reci
 
 @every_lane
 def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
-    session = start(recipe)
-    events(session)
+    session, _ = finished(recipe)
     for stream in [stream for stream in lane_of(session)._streams.values() if stream.store.length]:
         held, tokens = stream.store, text_of(stream)[:stream.store.length]
         fresh = stream.model.new_store()
