@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from time import perf_counter
@@ -138,36 +137,34 @@ class Runner:
 
     def go_on(self) -> list[Event]:
         """With what it waited for served, run to the next forward the lane waits for; what was told meanwhile."""
-        with self.guarded(), self._timed():
-            if not self._begun:
-                self._begun = True
-                self.lane.begin()
-                self._run_on(None)
-            elif self._answered or self._request.go_on():
-                self._run_on(self._request.result)
-        return self._drain()
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Whatever goes wrong is this lane's own failure, and says what to do."""
-        try:
-            with torch.inference_mode():  # nothing here is differentiated; a strategy that learns says so itself
-                yield
-        except Refusal as refusal:
-            self._fail(str(refusal))
-        except torch.OutOfMemoryError:
-            self._fail("The device ran out of memory: shorten the prompt, take a smaller model, or quantise it.")
-        except Exception as error:
-            log.exception("a lane failed")
-            self._fail(f"The strategy stopped with an unexpected error ({type(error).__name__}: {error}). The other lanes go on.")
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
         start = perf_counter()
         try:
-            yield
+            with torch.inference_mode():  # nothing here is differentiated; a strategy that learns says so itself
+                self._go_on()
+        except Exception as error:
+            self.fail(error)
         finally:
             self.clock += perf_counter() - start
+        return self._drain()
+
+    def _go_on(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self.lane.begin()
+            self._run_on(None)
+        elif self._answered or self._request.go_on():
+            self._run_on(self._request.result)
+
+    def fail(self, error: Exception) -> None:
+        """Whatever goes wrong is this lane's own failure, and says what to do."""
+        if isinstance(error, Refusal):
+            message = str(error)
+        elif isinstance(error, torch.OutOfMemoryError):
+            message = "The device ran out of memory: shorten the prompt, take a smaller model, or quantise it."
+        else:
+            log.error("a lane failed", exc_info=error)
+            message = f"The strategy stopped with an unexpected error ({type(error).__name__}: {error}). The other lanes go on."
+        self._finish(Failed(message))
 
     def _run_on(self, answer: object) -> None:
         """Let the strategy speak until it asks for something or the text is complete."""
@@ -195,9 +192,6 @@ class Runner:
         if not self.finished:
             self._finish(Done("stopped"))
         return self._drain()
-
-    def _fail(self, message: str) -> None:
-        self._finish(Failed(message))
 
     def _finish(self, last: Event) -> None:
         self.finished = True
@@ -247,8 +241,10 @@ def _forward(batch: list[Due]) -> None:
 def _run_alone(due: Due) -> None:
     """A forward that fails is tried for each who waits for it, so that nobody goes on without an answer."""
     for place, runner in enumerate(due.runners):
-        with runner.guarded():
+        try:
             return _run([Due(due.feed, due.runners[place:])])
+        except Exception as error:
+            runner.fail(error)
 
 
 def _run(batch: list[Due]) -> None:
