@@ -223,8 +223,9 @@ def serve(runners: list[Runner]) -> None:
     batches: dict[int, list[Due]] = {}
     for one in due.values():
         batches.setdefault(id(one.feed.stream.model if one.feed.plain else one.feed), []).append(one)
-    for batch in batches.values():
-        _forward(batch)
+    with torch.inference_mode():  # as strategies speak: what they keep may be written into
+        for batch in batches.values():
+            _forward(batch)
 
 
 def _forward(batch: list[Due]) -> None:

@@ -189,7 +189,7 @@ class TheEndOfThePromptChoosesForever(LoopServe):
 class AllRowsChoose(LoopServe):
     def __post_init__(self):
         super().__post_init__()
-        self.lately.count = 10 ** 6
+        self.lately.count = 1000
 
 
 class ChosenOnce(LoopServe):

@@ -226,7 +226,7 @@ class ThePromptIsCutOnce(UNComp):
 class EveryRowVotesForever(UNComp):
     def __post_init__(self):
         super().__post_init__()
-        self.lately.count = 10 ** 6
+        self.lately.count = 1000
 
 
 class NeighboursDoNotHelp(UNComp):
