@@ -1,6 +1,7 @@
 """What guessing costs beside the forwards."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import thread_time
 
 import pytest
@@ -20,6 +21,7 @@ from playground.strategy import find
 stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
 
+RUNS = 3
 PROMPT = "Mia had a red boat. Mia had a green boat. Mia had a red boat and a green bird. Mia had a "
 
 
@@ -59,6 +61,12 @@ def full(name: str):
     return drafter
 
 
+def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
+    """Whatever else the machine does only adds to a time, so the quickest round of several runs is held against the strictest limit of as many looks."""
+    limit, quickest = (min(times) for times in zip(*((here(seconds), min(rounds())) for _ in range(RUNS))))
+    assert quickest < limit
+
+
 @pytest.mark.parametrize("name, least", [("stand", 60), ("aded", 30), ("suffix_decoding", 10), ("dyspec", 60)])
 def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monkeypatch):
     """Of this thread's own time, so that whatever else the machine does is not counted, and without the forwards that a draft model takes."""
@@ -82,9 +90,13 @@ def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monke
     assembly = assemble(guessing(name, *judged))
     assembly.decoder.drafter = full(name)
     prompt = models.target.tokens.encode(PROMPT)
-    write(assembly, {"target": models.target, "draft": models.draft}, prompt, Limits(0, 40), Draws(0))
-    large = [seconds for nodes, seconds in costs[1:] if nodes >= least]
-    assert large and min(large) < here(0.002)
+
+    def large() -> list[float]:
+        costs.clear()
+        write(assembly, {"target": models.target, "draft": models.draft}, prompt, Limits(0, 40), Draws(0))
+        return [seconds for nodes, seconds in costs[1:] if nodes >= least]
+
+    assert_quick(0.002, large)
 
 
 def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_forwards(monkeypatch):
@@ -99,6 +111,11 @@ def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_f
             forwards.append(thread_time() - start)
 
     monkeypatch.setattr(Model, "forward", timed)
+    assert_quick(0.002, lambda: rounds_of_64(models, forwards))
+
+
+def rounds_of_64(models, forwards: list[float]) -> list[float]:
+    """Seconds of each round of a run that made 64 guesses, without those in `forwards`; the first round reads the prompt and does not count."""
     session = prepare(models, [guessing("dyspec", "greedy_match", nodes=64)], Prompt(PROMPT), Limits(0, 40))
     costs, told, start = [], [], thread_time()
     while not session.finished:
@@ -108,5 +125,4 @@ def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_f
             costs.append((guesses, thread_time() - start - sum(forwards)))
             told, start = [], thread_time()
             forwards.clear()
-    large = [seconds for guesses, seconds in costs[1:] if guesses == 64]
-    assert large and min(large) < here(0.002)
+    return [seconds for guesses, seconds in costs[1:] if guesses == 64]
