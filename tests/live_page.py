@@ -76,9 +76,12 @@ def page(visitor, feed):
 
 
 def send(page, feed, *frames):
+    """Frames that begin a run are sent once its lanes are there: what the run before wrote may look like what is awaited."""
     feed.frames = list(frames)
     page.click("#send")
     page.evaluate("document.activeElement.blur()")  # keys go to the player, not to the button
+    if frames[0].get("headers"):
+        page.wait_for_selector(f".live[data-run='{frames[0]['run']}']")
 
 
 def drawn(page):

@@ -37,7 +37,6 @@ def run_of(*lanes: list[tuple[float, Event]], models: tuple[str, ...] = ()) -> T
 def show(page, feed, trace: Trace, state: str = "done") -> None:
     run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], state, [asdict(header) for header in trace.headers])
     send(page, feed, run)
-    page.wait_for_selector(f".live[data-run='{run['run']}']")
     if state == "done":
         seek(page, 1.0)
 

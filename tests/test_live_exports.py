@@ -31,7 +31,6 @@ def show(page, feed, trace: Trace = RUN, name: str | None = None) -> str:
     """A whole run, played to its end; returns its name."""
     run = frame(name or new_name(), 0, [stamped.to_json() for stamped in trace.events], "done", [asdict(header) for header in trace.headers])
     send(page, feed, run)
-    page.wait_for_selector(f".live[data-run='{run['run']}']")
     seek(page, 1.0)
     last = max(stamped.at for stamped in trace.events)
     expect(page.locator(".live .clock")).to_have_text(f"{last:.2f} of {last:.2f} s")
@@ -87,7 +86,6 @@ def test_a_saved_drawing_has_the_colours_and_the_words_of_the_page(page, feed, t
     choose(page, 1)
     seek(page, 0.5)
     expect(page.locator(".panel-tree .which")).to_have_text("round 1 of 2")
-    page.wait_for_timeout(200)  # the views wait for the player to come to rest
     drawing = ElementTree.parse(picture(page, tmp_path, "tree", "svg")).getroot()
     fill = page.locator(".panel-tree .node.kept rect").first.evaluate("rect => getComputedStyle(rect).fill")
     kept = "#" + "".join(f"{int(level):02x}" for level in re.findall(r"\d+", fill)[:3])
@@ -302,7 +300,6 @@ def test_a_run_goes_on_while_an_earlier_one_is_shown(fresh, feed):
     name, facts = new_name(), [stamped.to_json() for stamped in FORKED.events]
     headers = [asdict(header) for header in FORKED.headers]
     send(fresh, feed, frame(name, 0, facts[:4], "running", headers))
-    fresh.wait_for_selector(f".live[data-run='{name}']")
     fresh.locator(".live .visit-run").first.click()
     send(fresh, feed, frame(name, 1, facts[4:], "done"))
     fresh.wait_for_timeout(300)
@@ -335,7 +332,6 @@ def test_a_held_run_is_still_held_when_it_is_brought_back(fresh, feed):
     headers = [asdict(header) for header in FIRST.headers]
     show(fresh, feed, FIRST)
     send(fresh, feed, frame(name, 0, facts[:4], "held", headers))
-    fresh.wait_for_selector(f".live[data-run='{name}']")
     fresh.locator(".live .visit-run").first.click()
     fresh.locator(".live .visit-run").nth(1).click()
     expect(fresh.locator(".lane .status")).to_have_text("held")

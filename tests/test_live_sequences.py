@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, choose, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import address, browser, choose, drawn, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
 
 from playground.events import Branches, Cache, Candidate, Commit, Done, Draft, Event, Figure, Fill, Forward, Header, Stamped, Step
@@ -60,7 +60,6 @@ def show(page, feed, trace: Trace, share: float = 1.0):
     """A whole run, with the player at a share of its length."""
     run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], "done", [asdict(header) for header in trace.headers])
     send(page, feed, run)
-    page.wait_for_selector(f".live[data-run='{run['run']}']")
     seek(page, share)
     last = trace.events[-1].at
     shown = max(stamped.at for stamped in trace.events if stamped.at <= last * share + 1e-9) if share else 0
@@ -70,7 +69,7 @@ def show(page, feed, trace: Trace, share: float = 1.0):
 def listed(page) -> list[list[str]]:
     """Number, score, standing, shared beginning and own text of every sequence in the list."""
     page.wait_for_selector(".panel-branches .branch")
-    page.wait_for_timeout(120)  # the views wait for the player to come to rest
+    drawn(page)
     return page.locator(".panel-branches .branch").evaluate_all(
         "rows => rows.map((row) => ['.num', '.score', '.standing', '.shared', '.own'].map((part) => row.querySelector(part).textContent))")
 
@@ -144,7 +143,6 @@ def test_sequences_that_grow_side_by_side_take_one_beat(page, feed):
     beats = []
     for _ in range(4):
         page.keyboard.press("ArrowRight")
-        page.wait_for_timeout(150)
         beats.append(sorted(len((shared + own).split()) for *_, shared, own in listed(page)))
     assert beats == [[0, 0, 0], [1, 1, 1], [1, 1, 1, 1], [1, 2, 2, 2]]  # births are a beat of their own, a round is one
 

@@ -35,7 +35,6 @@ def show(page, feed, happened: list, header: Header | None = None, make=frame) -
     headers = [asdict(header or Header(strategy="greedy", title="Greedy", prompt="one", prompt_ids=[1], prompt_pieces=["one"], vocabulary=100))]
     run = make(headers, events) if make is recording else make(new_name(), 0, events, "done", headers)
     send(page, feed, run)
-    page.wait_for_selector(f".live[data-run='{run['run']}']")
     if page.locator(".live .play.playing").count():
         page.locator(".live .play").click()
     page.evaluate("const s = document.querySelector('.live .scrub'); s.value = s.max; s.dispatchEvent(new Event('input', { bubbles: true }))")
@@ -68,7 +67,7 @@ MIXED = [(0.0, Forward(phase="prefill")), step(0, 1.5, 0.1), event(0, " a", 0.1,
 def test_a_colour_stands_for_one_number_of_a_token(page, feed, metric, expected):
     show(page, feed, MIXED)
     page.select_option(".live .metric", metric)
-    page.wait_for_timeout(60)  # the next frames of the screen
+    drawn(page)
     classes = tokens(page).evaluate_all("all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown|tinted)$/.test(c)))")
     page.select_option(".live .metric", "entropy")
     assert classes == expected
@@ -89,7 +88,7 @@ def test_an_underline_stands_for_another_number_beside_the_colour(page, feed, un
     show(page, feed, MIXED)
     page.select_option(".live .metric", "surprisal")
     page.select_option(".live .underline", underline)
-    page.wait_for_timeout(60)
+    drawn(page)
     lines = tokens(page).evaluate_all("""(all) => all.map((t) => getComputedStyle(t)).map((style) => style.textDecorationLine === "none" ? "none"
         : style.textDecorationStyle === "solid" && style.textDecorationThickness !== "1.5px" ? style.textDecorationThickness : style.textDecorationStyle)""")
     colours = tokens(page).evaluate_all("all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown)$/.test(c)))")

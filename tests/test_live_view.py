@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, choose, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import address, browser, choose, drawn, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
 
 from playground import events as ev
@@ -115,7 +115,6 @@ def show(page, feed, share: float = 1.0):
     """The whole run, over before it is seen, with the player at a share of its length."""
     run = frame(new_name(), 0, EVENTS, "done", HEADERS)
     send(page, feed, run)
-    page.wait_for_selector(f".live[data-run='{run['run']}']")
     seek(page, share)
     expect(page.locator(".live .clock")).to_have_text(f"{max(e['at'] for e in EVENTS if e['at'] <= 0.4 * share + 1e-9):.2f} of 0.40 s")
 
@@ -199,7 +198,7 @@ def test_guesses_are_seen_before_their_verdict(page, feed):
     beats = []
     for _ in range(7):
         page.keyboard.press("ArrowRight")
-        page.wait_for_timeout(80)
+        drawn(page)
         states = page.locator(".lane[data-lane='1'] .ghosts .g").evaluate_all("all => all.map((g) => g.classList[1])")
         beats += [states] if states not in beats[-1:] else []
     assert beats[:3] == [["pending", "pending"], ["kept", "kept", "refused", "next"], []]  # the commit settles them
@@ -272,6 +271,33 @@ def test_a_run_that_is_followed_is_drawn_when_more_of_it_comes_and_then_no_more(
     assert page.evaluate("window.drawings") <= 2, "with the text, and once more with the views where they rested"
 
 
+@pytest.fixture
+def slow_screen(page):
+    """From now on a paint of the page takes four seconds by the page's clock, so it rests for six before the next."""
+    page.evaluate("""() => {
+        const [now, frame] = [performance.now.bind(performance), window.requestAnimationFrame];
+        let late = 0;
+        window.mend = () => Object.assign(window, { requestAnimationFrame: frame }) && delete performance.now;
+        performance.now = () => now() + late;
+        window.requestAnimationFrame = (paint) => frame((at) => { late = 4000; paint(at); late = 0; });
+    }""")
+    yield
+    page.evaluate("window.mend()")
+
+
+def test_whoever_holds_the_player_does_not_wait_for_its_rest(page, feed, slow_screen):
+    first, second = plain_frames(2)
+    send(page, feed, first)
+    expect(page.locator(".lane .tokens > .t")).to_have_count(1)
+    send(page, feed, second)
+    page.wait_for_timeout(500)
+    assert len(token_texts(page, 0)) == 1, "the player rests"
+    page.keyboard.press("Space")
+    page.keyboard.press("ArrowRight")
+    drawn(page)
+    assert len(token_texts(page, 0)) == 2
+
+
 def test_lost_frames_are_asked_for_again(page, feed):
     frames = plain_frames(10)
     send(page, feed, *frames[:4], frames[8])
@@ -312,7 +338,7 @@ def test_taken_back_tokens_leave_the_text(page, feed):
     expect(page.locator(".live .clock")).to_have_text("0.04 of 0.04 s")
     for key, texts in (("", [" a", " c"]), ("ArrowLeft", [" a"]), ("ArrowLeft", [" a", " b"]), ("ArrowRight", [" a"])):
         page.keyboard.press(key or "Escape")
-        page.wait_for_timeout(100)
+        drawn(page)
         assert token_texts(page, 0) == texts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 import pytest
-from live_page import address, browser, choose, feed, page, seek, send, token_texts, visitor  # noqa: F401
+from live_page import address, browser, choose, drawn, feed, page, seek, send, token_texts, visitor  # noqa: F401
 from playwright.sync_api import expect
 
 from playground import events as ev
@@ -94,7 +94,6 @@ def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
     """The whole run with the player at its end and one of its lanes chosen; one that is not done is followed."""
     run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], state, [asdict(header) for header in trace.headers])
     send(page, feed, run)
-    page.wait_for_selector(f".live[data-run='{run['run']}']")
     if state == "done":
         seek(page, 1.0)
     if len(trace.headers) > 1:
@@ -302,7 +301,7 @@ def test_heads_have_rows_of_their_own_on_demand(page, feed):
 
     assert told() == "layer 1, position 4 “ a”: live in 1 of 2 heads"
     page.get_by_role("button", name="each head").click()
-    page.wait_for_timeout(100)
+    drawn(page)
     assert told() == "layer 1, head 1, position 4 “ a”: live"
     assert page.locator(".panel-cache canvas").first.bounding_box()["height"] > height
     page.get_by_role("button", name="each head").click()

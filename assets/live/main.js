@@ -23,6 +23,7 @@ class App {
     this.awaited = null; // the run that is shown, or that will be once it is unpacked
     this.asked = null; // "hold" or "resume" on its way to the server
     this.stepping = false;
+    this.frame = this.resting = null; // what will paint: a frame of the screen, or the timer of a rest
     this.paintsAgain = 0; // not before, while the player plays: a long text must not keep the page busy
     this.settings = readSettings();
     this.player.speed = this.settings.speed;
@@ -385,17 +386,22 @@ class App {
     this.schedule();
   }
 
+  /** Paint in the next frame of the screen; while the player plays, after a rest. Whoever holds the player does not wait for that rest. */
   schedule() {
-    if (this.scheduled) return;
-    this.scheduled = true;
-    const paint = () => requestAnimationFrame((now) => {
-      this.scheduled = false;
+    const rest = this.player.playing ? this.paintsAgain - performance.now() : 0;
+    if (this.frame || (this.resting && rest > 0)) return;
+    clearTimeout(this.resting);
+    this.resting = rest > 1000 / 60 ? setTimeout(() => this.paintNext(), rest) : null;
+    if (!this.resting) this.paintNext();
+  }
+
+  paintNext() {
+    this.resting = null;
+    this.frame = requestAnimationFrame((now) => {
+      this.frame = null;
       this.paint(now);
       this.paintsAgain = performance.now() + PAINT_REST * (performance.now() - now);
     });
-    const rest = this.player.playing ? this.paintsAgain - performance.now() : 0;
-    if (rest > 1000 / 60) setTimeout(paint, rest);
-    else paint();
   }
 
   paint(now) {
