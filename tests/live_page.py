@@ -10,7 +10,7 @@ from chromium import chromium, new_context
 
 from playground.ui.lanes import Lanes
 
-ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "missed")
+ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "missed", "pace")
 
 
 class Feed:
@@ -41,7 +41,7 @@ def address(feed):
         live = Lanes(elem_id="live")
         send.click(feed.send, None, live, show_progress="hidden", trigger_mode="multiple")  # the run before may still be on its way
         for name in ACTS:
-            getattr(live, name)(feed.hear(name), None, None, show_progress="hidden")
+            getattr(live, name)(feed.hear(name), None, None, show_progress="hidden", trigger_mode="multiple")
     _, url, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
     yield url
     demo.close()
@@ -114,9 +114,11 @@ def choose(page, lane: int):
     drawn(page)
 
 
-def wait_for(page, feed, name: str) -> dict:
+def wait_for(page, feed, name: str, times: int = 1) -> dict:
+    """What the browser said, once it has said it so often."""
     for _ in range(60):
-        if found := [data for heard, data in feed.heard if heard == name]:
+        found = [data for heard, data in feed.heard if heard == name]
+        if len(found) >= times:
             return found[-1]
         page.wait_for_timeout(50)
-    raise AssertionError(f"the browser never said {name}, only {feed.heard}")
+    raise AssertionError(f"the browser did not say {name} {times} times, only {feed.heard}")

@@ -32,6 +32,8 @@ from playground.ui.settings import Settings  # noqa: E402
 NOTES = (ROOT / "tests" / "measure_page.js").read_text(encoding="utf-8")
 PATIENCE = 300  # seconds after which something is broken rather than slow
 WINDOW = {"width": 1440, "height": 900}
+PHONE = {"width": 390, "height": 844}
+SLOWED = 6  # times, what a phone of some years takes where a desk does not
 SCRUB = 4  # seconds the slider is drawn to and fro
 WARM_UP = 5  # runs before memory is looked at for the first time
 TABS = 3  # in which memory is looked at
@@ -77,6 +79,8 @@ MEASURES = {
     "long_blocked": Measure("four lanes of 2,000 tokens: main thread blocked", "%", most=5),
     "long_pixel95": Measure("four lanes of 2,000 tokens: choice to pixel, 95 of 100 within", "ms", most=150),
     "scrub_fps": Measure("four lanes of 2,000 tokens: frames while the slider is drawn", "1/s"),
+    "slow_updates": Measure(f"the same on a phone {SLOWED} times as slow: updates in the browser", "1/s"),
+    "slow_pixel95": Measure(f"the same on a phone {SLOWED} times as slow: choice to pixel, 95 of 100 within", "ms"),
     "memory": Measure("memory of the page's script once the browser has compiled it", "MB"),
     "kept": Measure("growth over the first runs", "%", most=5),
     "growth": Measure("growth over as many runs again", "%", most=5),
@@ -115,9 +119,9 @@ def wait_for(address: str, started: subprocess.Popen) -> None:
 
 
 @contextmanager
-def visitor(browser: Browser, noting: bool = True) -> Iterator[Page]:
+def visitor(browser: Browser, window: dict[str, int] = WINDOW, noting: bool = True) -> Iterator[Page]:
     """An empty tab of somebody who was never here. What is noted takes memory, so where that is measured nothing is."""
-    context = browser.new_context(viewport=WINDOW)
+    context = browser.new_context(viewport=window)
     context.set_default_timeout(PATIENCE * 1000)
     if noting:
         context.add_init_script(NOTES)
@@ -239,7 +243,12 @@ def of_long(browser: Browser) -> Readings:
         with app("--model", target, "--draft", draft) as (address, _), visitor(browser) as page:
             visit(page, address, LONG)
             stream = of_stream(noted(page, LONG))
-            return {**{f"long_{name}": stream[name] for name in ("fps", "blocked", "pixel95")}, **of_slider(page)}
+            quick = {**{f"long_{name}": stream[name] for name in ("fps", "blocked", "pixel95")}, **of_slider(page)}
+        with app("--model", target, "--draft", draft) as (address, _), visitor(browser, PHONE) as page:
+            page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOWED})
+            visit(page, address, LONG)
+            stream = of_stream(noted(page, LONG))
+            return quick | {f"slow_{name}": stream[name] for name in ("updates", "pixel95")}
 
 
 def endless(folder: Path) -> tuple[str, str]:
@@ -278,7 +287,9 @@ Server and browser share the machine, so they compete for its processor, and its
 - **Choice to pixel** begins when the oldest event of a frame came out of the session, and ends when the animation frame is
   painted in which the last token of that frame stands in its lane. So every number is that of the token that waited longest.
 - **2,000 tokens** are written by random models, for the bundled ones end sooner; what the page draws of them is the same. The
-  slider is then drawn to and fro over the whole run, a place for each animation frame.
+  slider is then drawn to and fro over the whole run, a place for each animation frame. Then the same run is shown in a window of
+  390 by 844 by a browser that is made {SLOWED} times as slow: it is behind all the way, for it has to take some 600 tokens a second, but asks
+  for fewer frames and so does not fall further behind.
 - **Memory** is the script's and the page's objects after garbage is collected, the median of {TABS} tabs. The browser compiles a script
   while it runs for the first times, and keeps that too: {WARM_UP} runs are its warm-up. The page keeps the last 12 runs of a visit, to
   go back to them; all but the shown and the newest one are compressed and stand outside the script's memory.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import asdict
 
 import pytest
@@ -34,7 +35,7 @@ from playground.events import (
     Verdict,
 )
 from playground.trace import FORMAT, Trace, check, metrics
-from playground.ui.frames import frame, new_name, recording
+from playground.ui.frames import CLOCK, SLOWEST, frame, new_name, recording
 from playground.ui.lanes import to_json
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
@@ -296,6 +297,30 @@ def test_whoever_holds_the_player_does_not_wait_for_its_rest(page, feed, slow_sc
     page.keyboard.press("ArrowRight")
     drawn(page)
     assert len(token_texts(page, 0)) == 2
+
+
+@pytest.mark.parametrize("hours", [0, 5, -5])
+def test_a_page_that_takes_frames_later_and_later_asks_for_fewer_whatever_its_clock(page, feed, hours):
+    late = [{**one, "told": time.time() + 3600 * hours - 3.0 * i} for i, one in enumerate(plain_frames(15))]
+    send(page, feed, *late)
+    assert CLOCK < wait_for(page, feed, "pace")["beat"] <= SLOWEST
+    expect(page.locator(".lane .tokens > .t")).to_have_count(15)
+    assert len([name for name, _ in feed.heard if name == "pace"]) == 1, "it sees what came of it first"
+
+
+def test_a_page_that_has_caught_up_asks_for_more_frames_again(page, feed):
+    frames = plain_frames(100)
+    send(page, feed, *({**one, "told": time.time() - 600 * (4 <= i < 14)} for i, one in enumerate(frames)))
+    wait_for(page, feed, "pace", times=8)
+    beats = sorted((data["beat"] for _, data in feed.heard), reverse=True)
+    assert beats == pytest.approx([SLOWEST * 0.7 ** i for i in range(7)] + [CLOCK])
+
+
+@pytest.mark.parametrize("hours", [0, 5, -5])
+def test_a_page_that_keeps_up_says_nothing_whatever_its_clock(page, feed, hours):
+    send(page, feed, *({**one, "told": time.time() + 3600 * hours} for one in plain_frames(40)))
+    expect(page.locator(".lane .tokens > .t")).to_have_count(40)
+    assert not feed.heard
 
 
 def test_lost_frames_are_asked_for_again(page, feed):

@@ -1,6 +1,7 @@
 """Acts of visitors that end badly elsewhere, in a real browser: hostile texts, lost connections, neighbours, no mouse, no patience."""
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -15,7 +16,7 @@ from toys import byte_tokenizer
 
 from playground.trace import Trace
 from playground.ui import worker
-from playground.ui.frames import CLOCK
+from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.gallery import examples
 from playground.ui.look import dress
 from playground.ui.pages import build
@@ -342,11 +343,12 @@ def test_a_frame_tells_when_the_oldest_of_its_events_happened():
     assert all("told" not in frame for frame in frames if not frame["events"])
 
 
-@pytest.mark.parametrize("reading, waited", [(0.01, CLOCK - 0.01), (2 * CLOCK, 0.0)])
-def test_frames_begin_a_beat_apart_and_a_slow_reader_waits_no_longer(monkeypatch, reading, waited):
+def waits_of(monkeypatch, reading: float, beat: float) -> list[float]:
+    """Seconds that a run waits between its first frames, where each takes so long to read."""
     now, waits = [1000.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=waits.append, time=time.time)
     run = Worker().take(Counting([], length=100_000))
+    run.pace(beat)
     monkeypatch.setattr(worker, "time", clock)
     frames = run.frames()
     for _ in range(3):
@@ -354,7 +356,17 @@ def test_frames_begin_a_beat_apart_and_a_slow_reader_waits_no_longer(monkeypatch
             pass
         now[0] += reading
     run.stop()
-    assert waits[1:3] == pytest.approx([waited] * 2)
+    return waits[1:3]
+
+
+@pytest.mark.parametrize("reading, waited", [(0.01, CLOCK - 0.01), (2 * CLOCK, 0.0)])
+def test_frames_begin_a_beat_apart_and_a_slow_reader_waits_no_longer(monkeypatch, reading, waited):
+    assert waits_of(monkeypatch, reading, CLOCK) == pytest.approx([waited] * 2)
+
+
+@pytest.mark.parametrize("asked, beat", [(0.2, 0.2), (1e9, SLOWEST), (0.001, CLOCK), (-1.0, CLOCK), (math.nan, CLOCK)])
+def test_a_browser_that_cannot_follow_gets_frames_further_apart_and_still_some(monkeypatch, asked, beat):
+    assert waits_of(monkeypatch, 0.01, asked) == pytest.approx([beat - 0.01] * 2)
 
 
 def test_a_run_that_is_being_served_still_counts_as_a_neighbour_and_one_that_is_held_or_over_does_not():

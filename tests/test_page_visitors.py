@@ -1,14 +1,16 @@
 """Visitors who come and go, and the worker that serves them, over sessions that only count."""
 
+from threading import Event
 
 import pytest
 from app_page import PATIENCE, TWO_LANES, address, browser, choose_strategy, expect, new_tab, running, running_visitors, status, tokens, visit  # noqa: F401
 from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page, expect
 
+from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.gpu import Borrowed, batches
 from playground.ui.settings import Settings
-from playground.ui.worker import Worker
+from playground.ui.worker import Run, Worker
 
 
 def test_runs_are_served_in_turn():
@@ -70,6 +72,28 @@ def test_a_borrowed_gpu_tells_the_same_story():
     next(frames)
     endless.stop()
     assert [frame["state"] for frame in frames] == ["done"]
+
+
+def test_of_a_borrowed_gpu_too_a_slow_browser_gets_fewer_frames_and_all_that_happened():
+    run = Borrowed(batches(Counting([], length=2000)))
+    run.pace(60)
+    frames = list(run.frames())
+    assert committed(frames) == list(range(1, 2001))
+    assert [frame["n"] for frame in frames] == list(range(len(frames))) and frames[-1]["state"] == "done"
+    times = [frame["told"] for frame in frames[1:]]  # each but the first begins to collect when the one before it has left
+    assert len(times) > 2 and all(later - sooner > 0.99 * (SLOWEST - CLOCK) for sooner, later in zip(times, times[1:]))
+
+
+def test_what_a_browser_asks_for_that_cannot_follow_reaches_its_run(counted, new_tab, monkeypatch):
+    asked, heard = [], Event()
+    monkeypatch.setattr(Run, "pace", lambda run, beat: (asked.append((run.session.name, beat)), heard.set()))
+    page = new_tab()
+    page.add_init_script("const now = Date.now; let late = 0; Date.now = () => now() + (late += 400);")
+    visit(page, counted[0], Settings(prompt="slow"))
+    page.click("#run")
+    assert heard.wait(PATIENCE)
+    ((name, beat), *_) = asked
+    assert name == "slow" and beat > 0.4
 
 
 def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):

@@ -17,6 +17,7 @@ class App {
     this.trace = new Trace();
     this.player = new Player(this.trace);
     this.visit = new Visit();
+    this.lag = new Lag();
     this.cards = [];
     this.chosen = 0;
     this.marked = { lane: -1, position: null };
@@ -84,6 +85,7 @@ class App {
     const outcome = trace.take(frame);
     this.ranHere ||= !frame.recorded;
     if (outcome === "new") this.begin(trace);
+    if (frame.told) this.keepUp(frame.told, outcome === "new");
     if (outcome === "gap" && !trace.fromFile) trigger("missed", { run: frame.run });
     if (trace === this.trace) this.follow(outcome);
   }
@@ -94,6 +96,13 @@ class App {
     const kept = this.visit.find(frame.run);
     if (kept) return kept.trace;
     return frame.headers && frame.headers.length ? new Trace() : this.trace;
+  }
+
+  /** Say how often this page can take the frames of a run, where that is not as they come. */
+  keepUp(told, begins) {
+    if (begins) this.lag.restart();
+    const beat = this.lag.take(told, Date.now() / 1000);
+    if (beat !== null) trigger("pace", { beat });
   }
 
   /** The run that is shown has gone on. */

@@ -10,7 +10,7 @@ from typing import Any
 from playground.events import VERSION
 from playground.trace import FORMAT, Trace
 
-CLOCK = 0.05  # seconds between two frames at least
+CLOCK, SLOWEST = 0.05, 0.5  # seconds between two frames: at least, and where a browser cannot follow so many of them
 Facts = list[dict[str, Any]]
 
 
@@ -22,6 +22,11 @@ def frame(run: str, number: int, events: Facts, state: str, headers: Facts | Non
     """One delta; the first of a run carries the headers of its lanes. `told` is when the oldest event happened, in seconds since 1970."""
     known = {"headers": headers, "told": told}
     return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | {name: value for name, value in known.items() if value}
+
+
+def within(beat: float) -> float:
+    """Seconds between two frames as a browser asks for them, within what is served."""
+    return min(beat, SLOWEST) if beat > CLOCK else CLOCK  # a NaN is not more
 
 
 def recording(headers: Facts, events: Facts) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib.util import find_spec
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from playground.trace import Trace
-from playground.ui.frames import CLOCK, Facts, frame, new_name, trace_of
+from playground.ui.frames import CLOCK, Facts, frame, new_name, trace_of, within
 
 LEAST, EACH, MOST = 10, 0.05, 120  # seconds asked for: at least, for every token of every lane, at most
-Batch = tuple[Facts, Facts, str]  # headers (in the first), events, state
+Batch = tuple[Facts, Facts, str, float]  # headers (in the first), events, state, when they began to happen in seconds since 1970
 
 
 def on_zero() -> bool:
@@ -36,13 +36,13 @@ def seconds(settings, *_: Any) -> int:
 
 def batches(session) -> Iterator[Batch]:
     """A session served to its end, as plain data that can cross processes, at most one batch every CLOCK seconds."""
-    headers, fresh, due = [asdict(header) for header in session.headers], [], monotonic()
+    headers, fresh, begun, due = [asdict(header) for header in session.headers], [], time(), monotonic()
     while not session.finished:
         fresh += [stamped.to_json() for stamped in session.advance()]
         if monotonic() >= due and not session.finished:
-            yield headers, fresh, "running"
-            headers, fresh, due = [], [], monotonic() + CLOCK
-    yield headers, fresh, "done"
+            yield headers, fresh, "running", begun
+            headers, fresh, begun, due = [], [], time(), monotonic() + CLOCK
+    yield headers, fresh, "done", begun
 
 
 class Borrowed:
@@ -53,7 +53,7 @@ class Borrowed:
         self.headers: Facts = []
         self.events: Facts = []
         self.over, self.error = False, ""
-        self._batches = batches_
+        self._batches, self._beat = batches_, CLOCK
 
     def hold(self) -> None:
         """The GPU cannot wait; the browser's player holds the picture."""
@@ -63,6 +63,10 @@ class Borrowed:
     def stop(self, lane: int | None = None) -> None:
         """Ends the whole run with its next batch; a single lane cannot be reached."""
         self.over = self.over or lane is None
+
+    def pace(self, beat: float) -> None:
+        """Let so many seconds lie between two frames: batches that come meanwhile go into one."""
+        self._beat = within(beat)
 
     @property
     def state(self) -> str:
@@ -74,10 +78,15 @@ class Borrowed:
         return trace_of(self.headers, list(self.events))
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
-        for headers, fresh, state in self._batches:
+        waiting, since, due = [], None, 0.0
+        for headers, fresh, state, begun in self._batches:
             ends = state == "done" or self.over
-            self.headers, self.events, self.number = headers or self.headers, self.events + fresh, self.number + 1
-            yield frame(self.name, self.number, fresh, "done" if ends else state, headers)
+            self.headers, self.events = headers or self.headers, self.events + fresh
+            waiting, since = waiting + fresh, since or begun
+            if ends or monotonic() >= due:
+                self.number += 1
+                yield frame(self.name, self.number, waiting, "done" if ends else state, self.headers if self.number == 0 else None, since)
+                waiting, since, due = [], None, monotonic() + self._beat - CLOCK
             if ends:
                 break
         self.over = True

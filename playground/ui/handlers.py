@@ -144,6 +144,11 @@ class Acts:
         if _has_lane(visit, event):
             visit.run.stop(int(event.lane))
 
+    def pace(self, visit: Visit | None, event: gr.EventData) -> None:
+        """A browser that cannot follow is told of its run less often."""
+        if visit and visit.run:
+            visit.run.pace(float(event.beat))
+
     def missed(self, visit: Visit | None) -> Changes:
         """The whole run so far, for a browser that lost frames on the way."""
         if not (visit and visit.run):

@@ -26,12 +26,13 @@ class Lanes(Fetched):
     """One to four lanes with their player and views. Give it frames as values; bind what a person does with
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
-        lanes.look(fn)
+        lanes.look(fn)   lanes.pace(fn)
 
     where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `sequence`, `position` and `token`,
     or `words` that were typed in place of a token; look carries what fork does with a token, and is answered by a value
     {"run", "inside" or "refused"} as playground.inside tells it, with `lane`, `position`, `chosen`;
-    missed carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on the way.
+    missed carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on the way;
+    pace carries `beat`: the seconds that should lie between two frames, so that this browser can follow.
     """
 
     def __init__(self, value: dict[str, Any] | None = None, **settings: Any):

@@ -123,6 +123,7 @@ class Page:
         now = {"queue": False, **PRIVATE}
         for name in ("hold", "resume", "step", "stop_lane"):
             getattr(self.live, name)(getattr(acts, name), self.visit, None, **now)
+        self.live.pace(acts.pace, self.visit, None, trigger_mode="always_last", **now)
         self.live.missed(acts.missed, self.visit, self.live, **now)
         self.live.look(acts.look, self.visit, self.live, concurrency_limit=1, **PRIVATE)
         self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)

@@ -11,6 +11,7 @@ from typing import Any
 
 from playground import events
 from playground.spreadsheet import COLUMNS
+from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.promises import LIMIT, PROMISES
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
@@ -18,7 +19,7 @@ STYLES = ("live", "lanes", "views", "cost", "difference", "inside", "card", "sav
 SCRIPTS = ("dom", "trace", "metrics", "ledger", "model", "readings", "player", "colour", "text", "words", "card", "plain", "lane", "views/panel",
            "views/speakers", "views/entropy", "views/branches", "views/difference", "views/canvas", "views/tree", "views/rounds",
            "views/cache", "views/mask", "views/cost", "views/figures", "views/inside", "keys", "spreadsheet", "picture", "saving", "visit",
-           "views/history", "bar", "listening", "main")
+           "views/history", "bar", "lag", "listening", "main")
 """In this order: they share one scope, and main starts them."""
 
 
@@ -37,9 +38,10 @@ def surroundings() -> str:
 
 
 def _constants() -> list[str]:
-    """Every kind of event and the header with their defaults, which the wire format leaves out; what guarantees are called, with null for
-    those that get no badge; the page's skeleton, and how runs are saved."""
+    """Every kind of event and the header with their defaults, which the wire format leaves out; how often frames come; what guarantees are
+    called, with null for those that get no badge; the page's skeleton, and how runs are saved."""
     wire = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()}, "HEADER": _defaults(events.Header)}
+    wire |= {"CLOCK": CLOCK, "SLOWEST": SLOWEST}
     texts = {"PROMISES": PROMISES | dict.fromkeys(LIMIT), "SKELETON": _read("live/live.html"), "COLUMNS": COLUMNS, "STANDALONE": surroundings()}
     return [f"const {name} = {json.dumps(value)};" for name, value in (wire | texts).items()]
 

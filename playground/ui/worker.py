@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from playground.trace import Trace
-from playground.ui.frames import CLOCK, Facts, frame, new_name
+from playground.ui.frames import CLOCK, Facts, frame, new_name, within
 
 PATIENCE = 1.0  # seconds without news after which a reader hears so
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Run:
         self.told: list[float] = []  # when each event came out of the session, in seconds since 1970
         self.held = self.over = False
         self.error = ""  # a sentence, where the session broke as a whole
+        self._beat = CLOCK
         self._orders: deque[Callable[[], list]] = deque()
         self._bell = bell
 
@@ -58,8 +59,12 @@ class Run:
         """End one lane or all of them, within one request."""
         self._tell(held=self.held, order=partial(self.session.stop, lane))
 
+    def pace(self, beat: float) -> None:
+        """Let so many seconds lie between two frames, for a browser that cannot follow more of them: each then tells more."""
+        self._beat = within(beat)
+
     def frames(self) -> Iterator[dict[str, Any] | None]:
-        """What happened since the last frame, at most every CLOCK seconds; None where there was nothing to tell for a while."""
+        """What happened since the last frame, at most once a beat; None where there was nothing to tell for a while."""
         sent, state, due = 0, "", 0.0
         while state != "done":
             time.sleep(max(0.0, due - time.monotonic()))
@@ -68,7 +73,7 @@ class Run:
                 yield None
                 continue
             oldest = self.told[sent] if fresh else None
-            self.number, sent, state, due = self.number + 1, sent + len(fresh), now, time.monotonic() + CLOCK
+            self.number, sent, state, due = self.number + 1, sent + len(fresh), now, time.monotonic() + self._beat
             yield frame(self.name, self.number, fresh, now, self.headers if self.number == 0 else None, oldest)
 
     def ready(self) -> bool:
