@@ -288,8 +288,7 @@ Server and browser share the machine, so they compete for its processor, and its
   painted in which the last token of that frame stands in its lane. So every number is that of the token that waited longest.
 - **2,000 tokens** are written by random models, for the bundled ones end sooner; what the page draws of them is the same. The
   slider is then drawn to and fro over the whole run, a place for each animation frame. Then the same run is shown in a window of
-  390 by 844 by a browser that is made {SLOWED} times as slow: it is behind all the way, for it has to take some 600 tokens a second, but asks
-  for fewer frames and so does not fall further behind.
+  390 by 844 by a browser that is made {SLOWED} times as slow: hundreds of tokens a second are too much for it, and it asks for fewer frames.
 - **Memory** is the script's and the page's objects after garbage is collected, the median of {TABS} tabs. The browser compiles a script
   while it runs for the first times, and keeps that too: {WARM_UP} runs are its warm-up. The page keeps the last 12 runs of a visit, to
   go back to them; all but the shown and the newest one are compressed and stand outside the script's memory.
