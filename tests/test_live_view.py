@@ -310,7 +310,8 @@ def test_a_page_that_takes_frames_later_and_later_asks_for_fewer_whatever_its_cl
 
 def test_a_page_that_has_caught_up_asks_for_more_frames_again(page, feed):
     frames = plain_frames(100)
-    send(page, feed, *({**one, "told": time.time() - 600 * (4 <= i < 14)} for i, one in enumerate(frames)))
+    now = time.time()
+    send(page, feed, *({**one, "told": now + 60 * i - 3600 * (4 <= i < 14)} for i, one in enumerate(frames)))  # but for ten, each is the least late so far
     wait_for(page, feed, "pace", times=8)
     beats = sorted((data["beat"] for _, data in feed.heard), reverse=True)
     assert beats == pytest.approx([SLOWEST * 0.7 ** i for i in range(7)] + [CLOCK])
