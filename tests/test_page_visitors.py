@@ -1,6 +1,7 @@
 """Visitors who come and go, and the worker that serves them, over sessions that only count."""
 
 from threading import Event
+from unittest.mock import MagicMock
 
 import pytest
 from app_page import PATIENCE, TWO_LANES, address, browser, choose_strategy, expect, new_tab, running, running_visitors, status, tokens, visit  # noqa: F401
@@ -9,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.gpu import Borrowed, batches
+from playground.ui.handlers import Acts
 from playground.ui.settings import Settings
 from playground.ui.worker import Run, Worker
 
@@ -105,6 +107,15 @@ def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
     pages[1].click("#stop")
     assert second.stopped.wait(PATIENCE)
     expect(pages[1].locator("#run")).to_be_visible()
+
+
+def test_stop_is_offered_before_the_first_frame_and_once_again_with_it():
+    page = MagicMock(**{f"{name}.return_value": {} for name in ("rest", "remembers", "figures_of")})
+    page.busy.return_value = page.stoppable.return_value = {"stop": "offered"}
+    acts, wanted = Acts(counting_site(lambda models, settings, memory: Counting([], length=30)), page), Settings(prompt="one")
+    before, *told = acts.run(None, *(getattr(wanted, name) for name in Settings.names()))
+    first, *others = [change for change in told if page.live in change]
+    assert before["stop"] == first["stop"] == "offered" and others and not any("stop" in change for change in others)
 
 
 class Seen:

@@ -239,13 +239,13 @@ class Acts:
 
     def _stream(self, visit: Visit, arrival: Arrival) -> Iterator[Changes]:
         """Frames to the live view until the run is over, and with how many runs it shares the device; a visitor who leaves stops it."""
-        told = 0
+        told, again = 0, self.page.stoppable()  # a browser was seen to lose the message before the first frame, and there was no Stop
         try:
             for news in visit.run.frames():
                 beside = self.site.beside(arrival.models, visit.run)
                 shared = {self.page.status: status(arrival, beside)} if beside != told else {}
-                told = beside
-                yield {**shared, **({self.page.live: news} if news else {})} or gr.skip()
+                yield {**again, **shared, **({self.page.live: news} if news else {})} or gr.skip()
+                told, again = beside, {}
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(arrival)}
         finally:
             visit.run.stop()

@@ -64,7 +64,11 @@ class Page:
         return {self.known: gr.update(value=told, visible=bool(told))}
 
     def busy(self) -> Changes:
-        return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True), self.lanes: gr.update(problems={})}
+        return {**self.stoppable(), self.lanes: gr.update(problems={})}
+
+    def stoppable(self) -> Changes:
+        """Stop in the place of Run."""
+        return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True)}
 
     def rest(self) -> Changes:
         return {self.go: gr.update(visible=True), self.halt: gr.update(visible=False)}
