@@ -44,9 +44,15 @@ def build(site: Site) -> gr.Blocks:
 
 def _lay_out(place: Place, site: Site, blocks: gr.Blocks) -> None:
     with gr.Row(elem_classes="top") as head:
-        gr.HTML(html_template=read("masthead.html").replace("{links}", _links(place)), elem_classes="head", apply_default_css=False)
+        gr.HTML(html_template=_masthead(place), elem_classes="head", apply_default_css=False)
     blocks.load(None, None, None, js="() => { window.keepTheme(); window.keepProjector(); }", api_visibility="private")
     place.fill(site, blocks, head)
+
+
+def _masthead(here: Place) -> str:
+    """Large type is for lanes, and these are on one page."""
+    projector = read("projector.html") if here is PLAY else ""
+    return read("masthead.html").replace("{links}", _links(here)).replace("{projector}", projector)
 
 
 def _links(here: Place) -> str:

@@ -48,6 +48,7 @@ class Panel {
     this.drawn = look;
     const start = performance.now();
     this.drawSafely(card, app);
+    this.tellKind();
     this.restsUntil = performance.now() + REST * (performance.now() - start);
   }
 
@@ -68,6 +69,13 @@ class Panel {
       console.error(reason);
       setText(this.readout, "The events of this lane contradict each other here, so this view cannot be drawn.");
     }
+  }
+
+  /** Without a drawing there is nothing to save, and what is painted as pixels can only be saved as pixels. */
+  tellKind() {
+    const painted = this.body.querySelector("canvas.heat");
+    this.node.classList.toggle("is-painted", Boolean(painted));
+    this.node.classList.toggle("is-drawn", Boolean(painted || this.body.querySelector('svg[role="img"]')));
   }
 
   /** What the drawing depends on beside lane, width and theme. */
