@@ -4,6 +4,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import asdict
+from itertools import pairwise
 
 import pytest
 from live_page import address, browser, drawn, feed, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
@@ -185,6 +186,32 @@ def test_a_paragraph_that_is_cut_looks_as_if_it_were_whole_wherever_the_reader_g
         drawn(page)
         cut, whole, _ = page.evaluate(PLACES)
         assert cut == whole
+
+
+SIGHT = """() => {
+    const text = document.querySelector(".lane .text");
+    const tokens = [...text.querySelectorAll(".tokens > .t")];
+    const drawn = [tokens[0], tokens[tokens.length - 1]].map((token) => token.checkVisibility({ contentVisibilityAuto: true }));
+    return [...drawn, Math.round(text.scrollHeight - text.clientHeight - text.scrollTop)];
+}"""
+
+
+def growing(lengths: list[int]) -> list[dict]:
+    """Frames of a run after which its text is so long."""
+    run, header = new_name(), asdict(Header(strategy="greedy", title="Greedy", max_new_tokens=lengths[-1]))
+    events = [Stamped(0, i, *event(i, piece, 0.01 * (i + 1))).to_json() for i, piece in enumerate(unending(lengths[-1]))]
+    return [frame(run, number, events[start:end], "running", None if start else [header]) for number, (start, end) in enumerate(pairwise([0, *lengths]))]
+
+
+def test_of_a_long_text_only_what_is_near_is_drawn_and_its_end_stays_in_sight_while_it_grows(page, feed):
+    page.set_viewport_size({"width": 390, "height": 500})
+    for new in growing(lengths := list(range(200, 2001, 200))):
+        send(page, feed, new)
+        expect(tokens(page)).to_have_count(lengths[new["n"]])
+        drawn(page)
+        first, last, below = page.evaluate(SIGHT)
+        assert last and below <= 1, f"after {lengths[new['n']]} tokens"
+    assert not first
 
 
 def test_a_paragraph_that_is_cut_is_copied_as_it_was_written(page, feed):

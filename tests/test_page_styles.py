@@ -1,0 +1,53 @@
+"""What the style sheets do as a whole, in a real browser: Gradio writes them anew, and a browser tries every rule on whatever changes."""
+from __future__ import annotations
+
+import pytest
+from app_page import address, browser, page, visit  # noqa: F401
+
+from playground.ui.pages import PLACES
+from playground.ui.settings import Settings
+
+PHONE = {"width": 390, "height": 844}
+
+LOOKING_THROUGH = r"""() => {
+    const live = document.querySelector(".live");
+    const selectors = [];
+    const collect = (rules) => { for (const rule of rules) { if (rule.selectorText) selectors.push(rule.selectorText); if (rule.cssRules) collect(rule.cssRules); } };
+    for (const sheet of document.styleSheets) collect(sheet.cssRules);
+    const anchors = (selector) => [...selector.matchAll(/:has\(/g)].map(({ index }) => {
+        const before = selector.slice(0, index).replace(/:(not|is|where)\($/, "") || "*";
+        const open = before.split("(").length - before.split(")").length;
+        return (/[\s>+~,(]$/.test(before) ? before + "*" : before) + ")".repeat(open);
+    });
+    const found = selectors.flatMap(anchors);
+    return [found.length, [...new Set(found)].filter((anchor) => [...document.querySelectorAll(anchor)].some((node) => node.contains(live) || live.contains(node)))];
+}"""
+
+MOVING = """() => [...document.querySelectorAll(".gradio-container, .gradio-container *")]
+    .filter((node) => [null, "::before", "::after"].some((part) => {
+        const style = getComputedStyle(node, part);
+        return `${style.transitionDuration}, ${style.animationDuration}`.split(", ").some((duration) => parseFloat(duration) > 0.001);
+    })).map((node) => `${node.tagName}.${node.className}`)"""
+
+
+def test_no_style_asks_what_the_live_view_has_in_it(page, address):
+    """A rule with `:has` is tried on all that stands below its element whenever something is added there, and lanes hold thousands of tokens."""
+    visit(page, address, Settings(prompt="The red fox", length=4))
+    rules, through = page.evaluate(LOOKING_THROUGH)
+    assert rules > 10 and through == []
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
+def test_nothing_on_any_page_takes_its_time_for_those_who_want_no_motion(page, address, place):
+    page.goto(f"{address}/{place.path}")
+    page.wait_for_selector(".places")
+    assert page.evaluate(MOVING)
+    page.emulate_media(reduced_motion="reduce")
+    assert page.evaluate(MOVING) == []
+
+
+def test_no_line_divides_the_foot_of_the_page_on_a_phone(page, address):
+    page.set_viewport_size(PHONE)
+    page.goto(address)
+    page.wait_for_selector("footer .divider", state="attached")
+    assert set(page.locator("footer .divider").evaluate_all("all => all.map((one) => getComputedStyle(one).display)")) == {"none"}
