@@ -132,8 +132,8 @@ def visitor(browser: Browser, window: dict[str, int] = WINDOW, noting: bool = Tr
 def visit(page: Page, address: str, settings: Settings) -> None:
     """Open the page as `settings` has it, and wait until its models are there."""
     page.goto(f"{address}?s={settings.to_code()}")
-    page.wait_for_selector("#run")
-    page.wait_for_selector("#live .live[data-state='filled']")
+    page.locator("#run").wait_for()
+    page.locator("#live .live[data-state='filled']").wait_for()
     page.wait_for_function("(prompt) => document.querySelector('#prompt textarea').value === prompt", arg=settings.prompt)
 
 
@@ -142,12 +142,12 @@ def run(page: Page) -> None:
     before = page.locator("#live .live").get_attribute("data-run")
     page.click("#run")
     page.wait_for_function("(before) => document.querySelector('#live .live').dataset.run !== before", arg=before)
-    page.wait_for_selector("#run")
+    page.locator("#run").wait_for()
 
 
 def noted(page: Page, settings: Settings) -> dict[str, list]:
     """What the browser did during a run, with the live view in sight; times in ms."""
-    page.wait_for_selector("#status .dot.ready")
+    page.locator("#status .dot.ready").wait_for()
     page.locator("#live").scroll_into_view_if_needed()
     page.evaluate("noted.begin()")
     run(page)
@@ -185,7 +185,7 @@ def of_first_token(page: Page) -> Readings:
     page.wait_for_function("noted.shown.length > 0")
     passed = page.evaluate("noted.shown[0] - noted.pressed")
     page.click("#stop")
-    page.wait_for_selector("#run")
+    page.locator("#run").wait_for()
     return {"first": [passed / 1000]}
 
 

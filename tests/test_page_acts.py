@@ -34,8 +34,10 @@ def unharmed(page) -> bool:
 
 
 def ran(page) -> None:
+    live = page.locator("#live .live")
+    before = live.get_attribute("data-run")
     page.click("#run")
-    expect(page.locator("#live [data-recorded='false'] .lane").first).to_be_attached()
+    expect(live).not_to_have_attribute("data-run", before or "")
     expect(page.locator("#run")).to_be_visible()
 
 
@@ -208,6 +210,29 @@ def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_be
     page.fill("#length input", "3")
     page.click("#run")
     expect(status(page, 0)).to_have_text("reached its length")
+
+
+# --- a long visit ---
+
+KEPT = 12  # runs of a visit that the page keeps, as visit.js has it
+
+
+def held(page) -> tuple[int, int]:
+    """Nodes and listeners that garbage collection leaves alive after a run, in the document or out of it."""
+    ran(page)
+    client = page.context.new_cdp_session(page)
+    client.send("HeapProfiler.collectGarbage")
+    counts = client.send("Memory.getDOMCounters")
+    client.detach()
+    return counts["nodes"], counts["jsEventListeners"]
+
+
+def test_a_long_visit_leaves_nothing_behind(page, address):
+    """Runs are kept to go back to, up to a number; after that many, each new one leaves exactly what the one before left."""
+    visit(page, address, Settings(prompt="The red fox", length=6, lanes=[GREEDY]))
+    counts = [held(page) for _ in range(KEPT + 7)]
+    print("nodes and listeners after each run:", counts)
+    assert min(counts[-3:]) <= min(counts[KEPT:-3]), "the fewest, for what just ended may linger for a moment"
 
 
 # --- models that take their time ---
