@@ -27,6 +27,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="", help="target model: a folder or a hub id; the bundled one if not given")
     parser.add_argument("--draft", default="", help="draft model with the target's vocabulary")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
+    parser.add_argument("--draft-device", default="", help="where the draft model goes, if not beside the target")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--quantization", default="none", help="none, int8, nf4 or fp4")
     parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
@@ -38,7 +39,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> None:
     given = options(arguments)
     try:
-        site = Site.from_environment(Wish(given.model, given.draft, given.device, given.dtype, given.quantization))
+        site = Site.from_environment(Wish(given.model, given.draft, given.device, given.dtype, given.quantization, given.draft_device))
         site.check()
         check_mcp(given.mcp)
         page = build(site)

@@ -31,13 +31,14 @@ Turns = Iterable[tuple[str, str]]
 
 
 def load(model: str | None = None, draft: str | None = None, device: str = "auto", dtype: str = "auto", quantization: str = "none",
-         progress: Callable[[float, str], None] | None = None, shelf: Shelf | None = None) -> Models:
+         progress: Callable[[float, str], None] | None = None, shelf: Shelf | None = None, draft_device: str = "") -> Models:
     """A target and its draft, ready to run; raises Refusal with what to do.
 
     A model is named by the catalogue, a folder or a hub id; None is the bundled one. A draft of None is the catalogue's
     partner of the model, if it has one; "none" is no draft; "nf4", "fp4" or "int8" is the model itself, its weights quantised
-    so. One with tokens of its own is refused by the lanes that cannot translate them. `progress` is called with the share done, 0 to 1, and a few
-    words. Loads that are given one `shelf` share what is on it. The oracle is a table in float64 on the CPU, however it is asked for.
+    so, and goes to `draft_device`, beside the target where that is empty. One with tokens of its own is refused by the lanes
+    that cannot translate them. `progress` is called with the share done, 0 to 1, and a few words. Loads that are given one
+    `shelf` share what is on it. The oracle is a table in float64 on the CPU, however it is asked for.
     """
     from playground.engine import catalogue
     from playground.engine import load as loading
@@ -54,7 +55,8 @@ def load(model: str | None = None, draft: str | None = None, device: str = "auto
     if not partner:
         return Models(target)
     packed = partner in catalogue.PACKED
-    second = shelf.get(name if packed else partner, replace(how, quantization=partner) if packed else how,
+    own = replace(how, device=draft_device or device, quantization=partner if packed else quantization)
+    second = shelf.get(name if packed else partner, own,
                        lambda done, text: tell(share + done * (1 - share), text))
     return Models(target, second)
 

@@ -72,6 +72,7 @@ class Forward(Event):
     seconds: float = 0.0
     flops: float = 0.0
     readers: int = 1  # lanes that these very rows were computed for, once; seconds and FLOPs are this lane's equal part
+    meanwhile: float = 0.0  # seconds it took besides, made aside while the lane did something else: no part of the lane's clock
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from playground import fitted
+from playground.aside import Landing
 from playground.draws import Draws
 from playground.engine.memory import give_back
 from playground.engine.model import Model
@@ -243,6 +244,13 @@ class Lane:
     def together(self, *requests: Request) -> Request:
         """Several independent requests; answers with a tuple."""
         return Together(*requests)
+
+    def aside(self, request: Request) -> Request:
+        """Set a request out in a thread of its model's own; answers at once, with a request to yield where its answer is needed.
+
+        Until then that stream may not be asked for anything else. Lane time is what is waited for.
+        """
+        return Immediate(lambda: Landing(request))
 
     def keep(self, what: Choice | Verdict | Sequence | list[Choice]) -> Request:
         """Commit a chosen token, the accepted path of a verdict and the token after it, or what a sequence wrote.

@@ -13,12 +13,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from playground.canvas import Canvas, check_fit
 from playground.engine.load import differences
@@ -250,10 +252,8 @@ def _run_alone(due: Due) -> None:
 
 def _run(batch: list[Due]) -> None:
     feeds, told = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
-    start = perf_counter()
-    plan = _plan_of(feeds)
-    logits, captured = feeds[0].stream.model.forward([feed.work for feed in feeds], plan)
-    seconds, rows = perf_counter() - start, sum(feed.rows for feed in feeds)
+    logits, captured, seconds = _made(feeds)
+    rows = sum(feed.rows for feed in feeds)
     shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
     lanes = len({id(runner) for _, runners in batch for runner in runners})
     for i, ((feed, runners), event, raw) in enumerate(zip(batch, told, logits)):
@@ -261,6 +261,15 @@ def _run(batch: list[Due]) -> None:
         feed.bearers = [runner.lane for runner in runners]
         event.seconds, event.lanes = seconds * feed.rows / rows, lanes
         _charge(runners, event)
+
+
+def _made(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], float]:
+    """Logits of each, captured states of all, and the seconds that was waited for. A forward made aside has no company."""
+    model, flight = feeds[0].stream.model, feeds[0].flight
+    with nullcontext() if flight else model.turn:
+        start = perf_counter()
+        made = flight.land() if flight else model.forward([feed.work for feed in feeds], _plan_of(feeds))
+        return *made, perf_counter() - start
 
 
 def _plan_of(feeds: list[Feed]) -> Plan:
@@ -471,4 +480,5 @@ def _describe(header: Header, assembly: Assembly, models: Models) -> None:
     header.reconstruction = any(part.reconstruction for part in assembly.strategies())
     if "draft" in assembly.needs() and models.draft:
         itself = models.draft.name == header.model and models.draft.quantization != header.quantization
-        header.draft = f"{models.draft.name} in {models.draft.quantization}" if itself else models.draft.name
+        place = f" on {models.draft.device}" if models.draft.device != models.target.device else ""
+        header.draft = models.draft.name + (f" in {models.draft.quantization}" if itself else "") + place

@@ -21,6 +21,7 @@ from playground.parts.tree import ROOT, TokenTree, chain
 from playground.rows import HIDDEN, Rows, concat
 
 if TYPE_CHECKING:
+    from playground.aside import Flight
     from playground.lane import Lane
     from playground.prefixes import Prefix
     from playground.sequence import Sequence
@@ -41,6 +42,7 @@ class Feed:
     name: str = ""  # under which it is told of, where that is not the stream's own
     logits: Tensor | None = None  # [rows, V]
     captured: dict[int, Tensor] = field(default_factory=dict)
+    flight: Flight | None = None  # where it is made aside
     bearers: list[Lane] = field(default_factory=list)  # who was told of the forward and bears its cost, once it is made
 
     @property
@@ -49,8 +51,8 @@ class Feed:
 
     @property
     def plain(self) -> bool:
-        """Whether all layers run from first to last, so that it may share its forward."""
-        return self.plan.is_whole
+        """Whether all layers run from first to last, so that it may share its forward; one that is under way already cannot."""
+        return self.plan.is_whole and not self.flight
 
     @property
     def answer(self) -> Tensor:
@@ -64,6 +66,8 @@ class Feed:
 
     def describe(self) -> Forward:
         """What is known of the forward before it runs."""
+        if self.flight:
+            return self.flight.told
         model, context = self.stream.model, self.work.context
         prompt = self.work.start < len(self.stream.prompt)
         phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"
@@ -208,8 +212,8 @@ class Stream:
         return self._logits(rows), first, beside
 
     def _logits(self, rows: Tensor) -> Tensor:
-        """Logits [n, V] of the lane's vocabulary, of rows with what was captured of them."""
-        return rows[:, :self.lane.vocabulary]
+        """Logits [n, V] of the lane's vocabulary, of rows with what was captured of them, where the target's are."""
+        return rows[:, :self.lane.vocabulary].to(self.lane.target.model.device)
 
     def _inside(self, rows: Tensor) -> dict[str | Inner, Tensor]:
         """Early exits [n, V] and hidden states [n, width] that the lane's strategies read, of rows with what was captured of them."""
@@ -280,16 +284,16 @@ class Stream:
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward over missing tokens and new nodes; returns the rows of the new nodes, [new, V], behind the root's where no node was fed before."""
-        count = len(missing)
-        if not count and fed == len(tree):
+        count, nodes = len(missing), len(tree)  # while it is made aside, the tree may grow
+        if not count and fed == nodes:
             return self._root[:0] if fed else self._root
         tokens, parents = _behind(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
-        logits = yield from self._feed(Work(self.store, tokens, parents, last_only=not len(tree), blends=blends))
+        logits = yield from self._feed(Work(self.store, tokens, parents, last_only=not nodes, blends=blends))
         if not count:
             return logits if fed else concat([self._root, logits])
         self.store.keep(count - 1)
-        rows = logits[-len(tree) - 1:]
+        rows = logits[-nodes - 1:]
         self._root = rows[:1]
         return rows
 

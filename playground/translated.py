@@ -128,7 +128,7 @@ class Translated(Stream):
         return (yield from super()._walk(self._mirror))
 
     def _logits(self, rows: Tensor) -> Tensor:
-        return self.lexicon.project(rows[:, :self.model.vocabulary], self.lane.vocabulary)
+        return self.lexicon.project(rows[:, :self.model.vocabulary], self.lane.vocabulary).to(self.lane.target.model.device)
 
     def _inside(self, rows: Tensor) -> dict[str | Inner, Tensor]:
         return {}

@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import compress
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -81,6 +83,7 @@ class TableModel:
     revision, quantization, depth, device, dtype, parameters, tied = "", "none", 1, torch.device("cpu"), torch.float64, 0, False
 
     def __post_init__(self):
+        self.turn, self.thread = Lock(), ThreadPoolExecutor(1)
         self.end_ids = frozenset(self.letters.index(letter) for letter in self.ends)
         self.tokens = Letters(self.letters, self.end_ids)
         self.vocabulary = self.vocabulary or len(self.letters)

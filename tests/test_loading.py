@@ -14,6 +14,7 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, Repo
 from toys import byte_tokenizer, network, save, sentencepiece_tokenizer
 from transformers import BertConfig, BertForMaskedLM, T5Config
 
+import playground
 from playground.engine import load as loading
 from playground.engine import memory, sources
 from playground.engine.catalogue import BUNDLED, SUGGESTED, entries, local_folder, partner
@@ -270,6 +271,22 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Refusal, match="There is no cuda:1 device"):
         Loading("cuda:1").resolve()
+
+
+def test_a_draft_may_have_a_device_of_its_own_if_it_is_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    asked = []
+
+    class Shelf:
+        def get(self, name, how, progress):
+            asked.append((name, how.resolve().device))
+            return SimpleNamespace(name=name)
+
+    playground.load(device="cpu", draft_device="cpu", shelf=Shelf())
+    assert asked == [("pocket", "cpu"), ("pocket-draft", "cpu")]
+    with pytest.raises(Refusal, match="There is no cuda:1 device"):
+        playground.load(device="cpu", draft_device="cuda:1", shelf=Shelf())
+    assert asked[2:] == [("pocket", "cpu")]
 
 
 def test_auto_means_full_precision_on_a_cpu():

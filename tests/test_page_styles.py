@@ -12,7 +12,12 @@ PHONE = {"width": 390, "height": 844}
 LOOKING_THROUGH = r"""() => {
     const live = document.querySelector(".live");
     const selectors = [];
-    const collect = (rules) => { for (const rule of rules) { if (rule.selectorText) selectors.push(rule.selectorText); if (rule.cssRules) collect(rule.cssRules); } };
+    const collect = (rules) => {
+        for (const rule of rules) {
+            if (rule.selectorText) selectors.push(rule.selectorText);
+            if (rule.cssRules) collect(rule.cssRules);
+        }
+    };
     for (const sheet of document.styleSheets) collect(sheet.cssRules);
     const anchors = (selector) => [...selector.matchAll(/:has\(/g)].map(({ index }) => {
         const before = selector.slice(0, index).replace(/:(not|is|where)\($/, "") || "*";
@@ -20,7 +25,8 @@ LOOKING_THROUGH = r"""() => {
         return (/[\s>+~,(]$/.test(before) ? before + "*" : before) + ")".repeat(open);
     });
     const found = selectors.flatMap(anchors);
-    return [found.length, [...new Set(found)].filter((anchor) => [...document.querySelectorAll(anchor)].some((node) => node.contains(live) || live.contains(node)))];
+    const near = (node) => node.contains(live) || live.contains(node);
+    return [found.length, [...new Set(found)].filter((anchor) => [...document.querySelectorAll(anchor)].some(near))];
 }"""
 
 MOVING = """() => [...document.querySelectorAll(".gradio-container, .gradio-container *")]

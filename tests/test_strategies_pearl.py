@@ -1,6 +1,7 @@
 """Two models at once: one guesses while the other checks."""
 from __future__ import annotations
 
+import threading
 from itertools import product
 
 import pytest
@@ -11,11 +12,13 @@ from tables import TableModel, write
 from test_strategies_stopping import CHAIN, figures, law_is_off, of
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, tables
 
+from playground.check import check
 from playground.draws import Draws
-from playground.events import Draft, Figure, Forward, Switch, Verdict
+from playground.events import Commit, Done, Draft, Failed, Figure, Forward, Switch, Verdict
 from playground.lane import Limits
 from playground.parts.drafting import new_tree
 from playground.recipe import Recipe, assemble
+from playground.result import Result
 from playground.session import Models, Prompt, prepare
 from playground.strategy import Verifier, find
 
@@ -25,7 +28,8 @@ def pearl(*samplers: tuple[str, dict], **knobs) -> Recipe:
 
 
 COLLAPSES = {
-    "pearl": [Collapse(pearl(gamma=0), GREEDY), Collapse(pearl(AT_ONE, gamma=0), MODEL), Collapse(pearl(AT_ONE, gamma=3, pre=False, post=False), CHAIN)],
+    "pearl": [Collapse(pearl(gamma=0), GREEDY), Collapse(pearl(AT_ONE, gamma=0), MODEL), Collapse(pearl(AT_ONE, gamma=3, pre=False, post=False), CHAIN),
+              Collapse(pearl(at_once="always"), pearl()), Collapse(pearl(AT_ONE, gamma=3, at_once="always"), pearl(AT_ONE, gamma=3))],
 }
 
 
@@ -89,7 +93,8 @@ def test_passes_of_both_models_are_gamma_and_one_a_step():
 
 
 @pytest.mark.parametrize("knobs, verifier", [({"gamma": 3}, "rejection"), ({"gamma": 3}, "k_seq"), ({"gamma": 2}, "sample_match"),
-                                             ({"gamma": 2, "pre": False}, "rejection"), ({"gamma": 3, "post": False}, "rejection")], ids=str)
+                                             ({"gamma": 2, "pre": False}, "rejection"), ({"gamma": 3, "post": False}, "rejection"),
+                                             ({"gamma": 3, "at_once": "always"}, "rejection")], ids=str)
 def test_the_law_of_pearl_is_the_targets(knobs, verifier):
     assert law_is_off(Recipe("pearl", knobs, [(verifier, {}), AT_ONE]), tables("ab"), 4) < EXACT
 
@@ -150,3 +155,116 @@ def test_where_one_model_waits_for_the_other_the_clock_shows_it():
     times = {cost: figures(steps(agreeing(1000), pearl(gamma=4, cost=cost), 41)[2], "time so far")[-2]["series"] for cost in (1.0, 4.0, 16.0)}
     gain = {cost: found["the same steps in turn"] / found["both models at once"] for cost, found in times.items()}
     assert gain[4.0] == pytest.approx(2) and gain[1.0] == gain[16.0] == pytest.approx(1.25)
+
+
+# --- really at once ---
+
+class Rings(TableModel):
+    """A draft that rings a bell at each of its passes."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.bell = threading.Condition()
+
+    def forward(self, works, plan=None):
+        with self.bell:
+            self.bell.notify_all()
+            return super().forward(works, plan)
+
+
+class Waits(TableModel):
+    """A target whose passes last until the draft begins one after they were set out, or for so many seconds; `met` says which, pass by pass."""
+
+    def wait_for(self, draft: Rings, patience: float) -> Waits:
+        self.draft, self.patience, self.met, self.threads = draft, patience, [], []
+        return self
+
+    def flops(self, rows, context, layers):
+        self.before = self.draft.forwards  # it is asked for when a pass is set out
+        return super().flops(rows, context, layers)
+
+    def forward(self, works, plan=None):
+        with self.draft.bell:  # nobody guesses before the prompt is read
+            self.met.append(self.draft.bell.wait_for(lambda: self.draft.forwards > self.before, self.patience if self.forwards else 0))
+        self.threads.append(threading.current_thread())
+        return super().forward(works, plan)
+
+
+def passes(patience: float, draft_device: str = "cpu", **knobs) -> tuple[list[bool], list[threading.Thread]]:
+    """Which passes of the target the draft met, and where each was made."""
+    draft = Rings("abc", seed=2)
+    draft.device = torch.device(draft_device)  # a table lies nowhere, so any name does
+    target = Waits("abc", seed=1).wait_for(draft, patience)
+    session = prepare(Models(target, draft), [pearl(gamma=3, **knobs)], Prompt("abc"), Limits(0, 20))
+    while session._runners[0].lane.remaining > 8:  # later there is no room for guesses
+        session.advance()
+    met = list(target.met)
+    session.stop()
+    with draft.bell:  # a pass that is still under way has nothing to wait for any more
+        draft.forwards += 1
+        draft.bell.notify_all()
+    return met, target.threads[:len(met)]
+
+
+@pytest.mark.parametrize("how", [{"at_once": "always"}, {"draft_device": "cuda:1"}], ids=str)
+def test_the_draft_guesses_while_the_target_is_still_at_its_pass(how):
+    (_, *met), (_, *threads) = passes(20.0, **how)
+    assert len(met) > 2 and all(met) and threading.main_thread() not in threads, "all but the prompt's"
+
+
+@pytest.mark.parametrize("how", [{}, {"draft_device": "cuda:1", "at_once": "never"}], ids=str)
+def test_on_one_device_or_where_it_is_told_to_the_draft_waits_for_the_target(how):
+    met, threads = passes(0.01, **how)
+    assert len(met) > 3 and not any(met) and set(threads) == {threading.main_thread()}
+
+
+@pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
+def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
+    def told(**knobs):
+        session = prepare(pair(), [pearl(*samplers, **knobs)], Prompt("The green bird"), Limits(0, 40))
+        events = [stamped.event for stamped in session]
+        assert not check(session.trace)
+        return events
+
+    def facts(events):
+        made = {name: [(event.tokens, event.context) for event in of(Forward, events) if event.stream == name] for name in ("target", "draft")}
+        return [(event.text, event.ids) for event in of(Commit, events)], made
+
+    aside, in_turn = told(at_once="always"), told(at_once="never")
+    assert facts(aside) == facts(in_turn)
+    assert any(event.meanwhile > 0 for event in of(Forward, aside)) and not any(event.meanwhile for event in of(Forward, in_turn))
+
+
+def test_a_lanes_clock_counts_what_it_waited_for():
+    session = prepare(pair(), [pearl(at_once="always")], Prompt("The green bird"), Limits(0, 40))
+    stamped = list(session)
+    assert stamped[-1].at >= sum(one.event.seconds for one in stamped if isinstance(one.event, Forward))
+
+
+class Breaks(TableModel):
+    """A target that fails at a pass."""
+
+    def forward(self, works, plan=None):
+        if self.forwards == 3:
+            self.forwards += 1
+            raise RuntimeError("out of order")
+        return super().forward(works, plan)
+
+
+def test_a_pass_that_fails_aside_fails_its_lane_alone():
+    models = Models(Breaks("abc", seed=1), TableModel("abc", seed=2))
+    events = [stamped for stamped in prepare(models, [pearl(at_once="always"), Recipe("greedy")], Prompt("abc"), Limits(0, 20))]
+    failed, done = [of(kind, [stamped.event for stamped in events]) for kind in (Failed, Done)]
+    assert len(failed) == len(done) == 1 and "out of order" in failed[0].message
+
+
+def test_a_lane_that_is_stopped_with_a_pass_under_way_leaves_the_model_to_others():
+    models = pair()
+    session = prepare(models, [pearl(at_once="always")], Prompt("The green bird"), Limits(0, 40))
+    while not (lane := session._runners[0].lane).generated or not lane.target.store.parents:
+        session.advance()
+    session.stop()
+    again = prepare(models, [pearl(at_once="always"), Recipe("greedy")], Prompt("The green bird"), Limits(0, 20))
+    assert {stamped.event.reason for stamped in again if isinstance(stamped.event, Done)} == {"length"}
+    pearls, plain = (Result(again.trace.lane(lane)).text for lane in (0, 1))
+    assert pearls == plain

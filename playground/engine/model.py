@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -98,6 +100,7 @@ class Model:
         self.dtype: torch.dtype = network.dtype
         self.parameters = network.num_parameters()  # knows how many weights a quantised tensor stands for
         self.tokens = Tokens(tokenizer, self.vocabulary)
+        self.turn = Lock()  # whose forward it is: the session's, or one that its thread makes
         with torch.inference_mode():
             expected = self._probe_library()
             self.depth = len(install(network))
@@ -114,6 +117,11 @@ class Model:
         named = self.network.generation_config.eos_token_id if self.network.generation_config else None
         ids = named if isinstance(named, list) else [named, self.tokenizer.eos_token_id]
         return frozenset(i for i in ids if i is not None)
+
+    @cached_property
+    def thread(self) -> Executor:
+        """Where forwards are made while whoever asked for them goes on; it ends with the model."""
+        return ThreadPoolExecutor(1, f"aside of {self.name}")
 
     @cached_property
     def grammars(self) -> GrammarEngine:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -38,7 +39,7 @@ class OracleDenoiser:
         if weights.shape != strings.shape[:1] or not len(weights) or not bool((weights > 0).all()):
             raise ValueError("every string needs a positive weight, and there must be a string")
         self.strings, self.p = strings, weights.double() / weights.sum()
-        self.tokens, self.end_ids, self.name = tokens, end_ids, name
+        self.tokens, self.end_ids, self.name, self.turn = tokens, end_ids, name, Lock()
         self.vocabulary = int(strings.max()) + 1  # rows end with the last id that some string has
         self.parameters, self.context = strings.shape
         self.revision = sha256(repr((strings.tolist(), self.p.tolist())).encode()).hexdigest()[:12]

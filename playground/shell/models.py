@@ -19,7 +19,7 @@ def load(options: Namespace, draft: bool) -> Models:
     if not options.verbose:
         hush()
     name = options.draft or (None if draft else playground.NO_DRAFT)
-    models = playground.load(options.model, name, options.device, options.dtype, options.quantization, tell)
+    models = playground.load(options.model, name, options.device, options.dtype, options.quantization, tell, draft_device=options.draft_device)
     tell(1.0, "")
     return models
 

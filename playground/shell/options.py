@@ -239,6 +239,7 @@ def _of_a_run(command: Parser) -> None:
 
 def _of_the_models(command: Parser) -> None:
     command.add_argument("--draft", metavar="M", help="smaller model with the same vocabulary; nf4, fp4 or int8 for the model itself, so quantised; none")
+    command.add_argument("--draft-device", default="", metavar="D", help="where the draft goes, if not beside the model")
     _of_the_model(command)
 
 

@@ -24,6 +24,7 @@ class Wish:
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
+    draft_device: str = ""  # beside the target
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Arrivals:
         with self._turn:
             try:
                 arrival.models = self._load(wish.model or None, wish.draft or None, device=wish.device, dtype=wish.dtype,
-                                            quantization=wish.quantization, progress=arrival.tell)
+                                            quantization=wish.quantization, progress=arrival.tell, draft_device=wish.draft_device)
             except Refusal as refusal:
                 arrival.refusal = refusal
             except Exception:

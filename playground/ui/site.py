@@ -73,7 +73,8 @@ class Site:
             return
         from playground.engine.load import Loading  # not before there is something to check: it takes seconds
         from playground.engine.sources import find_source, is_folder
-        Loading(self.wish.device, self.wish.dtype, self.wish.quantization).resolve()
+        for device in (self.wish.device, self.wish.draft_device or self.wish.device):
+            Loading(device, self.wish.dtype, self.wish.quantization).resolve()
         for name in (self.wish.model, self.wish.draft):
             if name and is_folder(name):
                 find_source(name)

@@ -40,9 +40,9 @@ class Pearl(Preset):
     stands, the target reads the others while the draft already guesses past them (post-verify), and so on; where a guess is
     refused, all behind it is dropped. There is no bonus token: the draft's first new guess has its place. Without `post` the
     draft waits for each check, without `pre` the first guess is checked with the others; without both this is plain
-    speculation, and gamma = 0 is plain decoding. Here one machine runs both models in turn, and the draft reads pending
-    guesses again, so seconds show no gain: the virtual clock shows what two devices would make of the same steps. Liu et al.
-    2024, arXiv 2408.11850.
+    speculation, and gamma = 0 is plain decoding. Where the models lie on two devices the target's pass really runs while the
+    draft guesses, and seconds show what that brings; on one device they take turns, and the draft reads pending guesses
+    again, so the virtual clock shows what two devices would make of the same steps. Liu et al. 2024, arXiv 2408.11850.
     """
 
     name, title, paper, sheet = "pearl", "PEARL: guessing while checking", "2408.11850", "speculative/pearl"
@@ -53,6 +53,7 @@ class Pearl(Preset):
     gamma: int = knob(4, 0, 16, step=1, help="guesses a step, best about as many as `cost`; 0 is plain decoding")
     pre: bool = knob(True, help="check the first guess while the others are being made")
     post: bool = knob(True, help="guess on while guesses are being checked")
+    at_once: str = knob("auto", choices=("auto", "always", "never"), help="really run both models at the same time: auto is where they lie on two devices")
     cost: float = knob(4.0, 1.0, 32.0, step=0.5, help="passes of the draft that take as long as one of the target: assumed, for the virtual clock alone")
 
     def decode(self, lm) -> Iterator:
@@ -72,15 +73,24 @@ class Pearl(Preset):
         pending, count = len(tree), self._count(lm, len(tree))
         if not count:
             return (yield lm.extend(tree))
-        draft, rows = lm.stream("draft"), None
-        if pending or self.pre:
-            ahead, rows = yield lm.together(draft.extend(tree), lm.extend(tree))
-        else:
-            ahead = yield draft.extend(tree)
-        while independent(lm, tree, ahead, len(tree) - 1, 1) and len(tree) < pending + count:
-            ahead = yield draft.extend(tree)
+        checks = bool(pending or self.pre)
+        under_way = (yield lm.aside(lm.extend(tree))) if checks and self._at_once(lm) else None
+        rows = (yield lm.extend(tree)) if checks and not under_way else None
+        yield from self._guess(lm, tree, pending + count)
+        if under_way:
+            rows = yield under_way
         stuck = rows is None and len(tree) == pending  # nothing could be guessed, as where the grammar leaves the draft nothing
         return (yield lm.extend(tree)) if stuck else rows
+
+    def _at_once(self, lm) -> bool:
+        return self.at_once == "always" or self.at_once == "auto" and lm.stream("draft").model.device != lm.target.model.device
+
+    def _guess(self, lm, tree, count: int) -> Iterator:
+        """Let the draft add to a chain until it has so many guesses, or none can follow."""
+        draft = lm.stream("draft")
+        ahead = yield draft.extend(tree)
+        while independent(lm, tree, ahead, len(tree) - 1, 1) and len(tree) < count:
+            ahead = yield draft.extend(tree)
 
     def _count(self, lm, pending: int) -> int:
         """Guesses to make in this step; a token after the last of them has to fit into the text as well."""

@@ -185,6 +185,7 @@ function sayWork({ worker, event, turn, waste }) {
   const words = [`${event.stream.replaceAll("_", " ")}: ${event.phase.replace("_", " ")}`, count(event.tokens, "row"), milliseconds(event.seconds)];
   if (event.readers > 1) words.push(`its part of what was computed once for ${event.readers} lanes`);
   else if (event.lanes > 1) words.push(`its share of a pass of ${event.lanes} lanes`);
+  if (event.meanwhile) words.push(`and ${milliseconds(event.meanwhile)} more while the lane went on`);
   if (waste) words.push(`${fixed(waste * event.tokens, 1).replace(".0", "")} of the rows in vain`);
   return words.join(", ");
 }
