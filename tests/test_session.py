@@ -300,6 +300,33 @@ def test_requests_asked_for_together_are_served_in_one_turn():
     assert [streams for streams in forwards if streams] == [["target", "draft"]] * LENGTH
 
 
+class GoesOnMeanwhile(Decoder):
+    """Lets the draft read the prompt and a guess, aside or not, and makes another guess before it looks at the rows."""
+
+    def __init__(self, aside: bool):
+        super().__init__()
+        self.aside = aside
+
+    def decode(self, lm):
+        rows, tree = (yield lm.prefill()), chain([1], "test")
+        request = lm.stream("draft").extend(tree)
+        answer = (yield lm.aside(request)) if self.aside else (yield request)
+        tree.add(2, 0, confidence=1.0)
+        self.seen = (yield answer) if self.aside else answer
+        yield lm.keep(lm.pick(rows))
+
+
+def test_rows_of_a_request_set_out_aside_are_those_of_the_tree_as_it_was_then():
+    seen = []
+    for decoder in (GoesOnMeanwhile(aside=True), GoesOnMeanwhile(aside=False)):
+        models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
+        runner = Runner(Lane([0, 1, 2], models, Assembly(decoder), Limits(max_new_tokens=1), Recorder(models["target"].tokens)), Assembly(decoder))
+        while not runner.finished:
+            runner.advance()
+        seen.append(decoder.seen.raw)
+    assert seen[0].shape == (2, 5) and torch.equal(*seen), "after the prompt, and after the first guess"
+
+
 # --- lanes that share a model share its forwards ---
 
 def test_four_plain_lanes_over_one_model_take_as_many_forwards_as_one():

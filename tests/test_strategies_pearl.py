@@ -185,7 +185,8 @@ class Waits(TableModel):
 
     def forward(self, works, plan=None):
         with self.draft.bell:  # nobody guesses before the prompt is read
-            self.met.append(self.draft.bell.wait_for(lambda: self.draft.forwards > self.before, self.patience if self.forwards else 0))
+            patience = self.patience if self.forwards and all(self.met[1:]) else 0
+            self.met.append(self.draft.bell.wait_for(lambda: self.draft.forwards > self.before, patience))
         self.threads.append(threading.current_thread())
         return super().forward(works, plan)
 
@@ -218,7 +219,7 @@ def test_on_one_device_or_where_it_is_told_to_the_draft_waits_for_the_target(how
     assert len(met) > 3 and not any(met) and set(threads) == {threading.main_thread()}
 
 
-@pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("samplers", [(), (AT_ONE,), (("regex", {"pattern": "([a-c]{2} and so on; ){4}"}),)], ids=["greedy", "drawn", "forced tokens"])
 def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
     def told(**knobs):
         session = prepare(pair(), [pearl(*samplers, **knobs)], Prompt("The green bird"), Limits(0, 40))
