@@ -173,6 +173,20 @@ def test_a_pass_is_read_and_gone_to_on_the_timeline(page, feed):
     expect(page.locator(".lane[data-lane='0'] .tokens > .t"), "the pass is shown, and not yet what came of it").to_have_text(WORDS[:4])
 
 
+def test_a_pass_made_aside_reaches_back_over_what_the_draft_did_meanwhile(page, feed):
+    happened = [(0.05, Forward(phase="prefill", tokens=3, seconds=0.05)), (0.05, step(0)), (0.05, commit(0, "sampled")),
+                (0.15, Forward("draft", tokens=1, seconds=0.1)), (0.25, Forward("draft", tokens=1, seconds=0.1)),
+                (0.3, Forward(tokens=1, seconds=0.05, meanwhile=0.2)), (0.3, step(1)), (0.3, commit(1, "sampled")), (0.3, Done("length"))]
+    show(page, feed, run_of((GUESSING, happened)))
+    page.locator(".panel-cost canvas").scroll_into_view_if_needed()
+    box = page.locator(".panel-cost canvas").bounding_box()
+    reads = {0.02: "target: prefill", 0.1: "target: decode, 1 row, 50.0 ms, and 200.0 ms more while the lane went on", 0.28: "target: decode"}
+    for moment, found in reads.items():
+        page.mouse.move(box["x"] + 62 + (box["width"] - 72) * moment / 0.3, box["y"] + 10)
+        expect(page.locator(".panel-cost .hover-line")).to_contain_text(found)
+    assert totals(page)["target"][:2] == ["0.10 s", "33 %"], "the lane waited for a part of it"
+
+
 def test_masks_and_other_streams_have_their_own_track(page, feed):
     happened = [(0.1, Forward(phase="prefill", tokens=3, seconds=0.04)), (0.1, Forward("without_context", tokens=1, seconds=0.02)),
                 (0.1, step(0)), (0.1, Mask(0, 4, 100, 0.5, seconds=0.01)), (0.1, commit(0, "sampled")), (0.1, Done("grammar"))]

@@ -64,8 +64,10 @@ class Ledger {
     this.decoding += event.seconds;
   }
 
+  /** A pass that was made aside reaches back over what the lane did meanwhile, and ends where it was taken in. */
   work(turn, worker, event) {
-    const work = { worker, event, from: turn.from + turn.used, to: turn.from + turn.used + event.seconds, waste: 0 };
+    const from = turn.from + turn.used;
+    const work = { worker, event, from: Math.max(0, from - (event.meanwhile || 0)), to: from + event.seconds, waste: 0 };
     turn.works.push(work);
     turn.used += event.seconds;
     this.totals[worker].seconds += event.seconds;

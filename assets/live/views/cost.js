@@ -84,11 +84,12 @@ class CostPanel extends Panel {
     const moment = this.scale.momentAt(clientX - box.left);
     const worker = this.scale.workers[Math.floor((clientY - box.top) / (COST.track + COST.gap))];
     const { turns } = this.card.state.ledger;
-    const turn = turns[upperBound(turns.length, (i) => turns[i].to, moment)];
-    if (!turn || !worker || clientX - box.left < COST.left) return null;
+    const first = upperBound(turns.length, (i) => turns[i].to, moment);
+    if (first === turns.length || !worker || clientX - box.left < COST.left) return null;
     const slack = 2 * this.scale.moment; // what is narrower than the pointer's aim
-    const work = turn.works.find((one) => one.worker === worker && one.from - slack <= moment && moment <= one.to + slack);
-    return work || (worker === "rest" ? { worker, turn } : null);
+    const works = turns.slice(first, first + NEWEST).flatMap((turn) => turn.works); // one of a later turn may have been made aside meanwhile
+    const work = works.find((one) => one.worker === worker && one.from - slack <= moment && moment <= one.to + slack);
+    return work || (worker === "rest" ? { worker, turn: turns[first] } : null);
   }
 
   point(event) {
@@ -158,7 +159,7 @@ class ClockScale {
 
 function paintTurn(turn, { pen, scale, colours, vain }) {
   const box = (worker, from, to, share = 1) => {
-    const [x, height] = [scale.x(from), COST.track * share];
+    const [x, height] = [Math.max(COST.left, scale.x(from)), COST.track * share];
     pen.fillRect(x, scale.top(scale.workers.indexOf(worker)) + COST.track - height, Math.max(0.5, scale.x(to) - x), height);
   };
   for (const { worker, from, to, waste } of turn.works) {
