@@ -55,6 +55,12 @@ def test_a_public_page_opens_no_folders(monkeypatch, tmp_path):
     assert site.wish_of(Settings()) == Wish()
 
 
+def test_a_page_does_not_start_for_a_draft_on_a_device_that_is_not_there():
+    Site(Wish(draft_device="cpu")).check()
+    with pytest.raises(Refusal, match="There is no device 'gpu'"):
+        Site(Wish(draft_device="gpu")).check()
+
+
 def test_the_page_offers_only_what_the_engine_knows():
     assert set(CHOICES["dtype"]) <= set(DTYPES) and CHOICES["quantization"] == QUANTIZATIONS
 

@@ -143,11 +143,18 @@ def test_a_choice_is_one_of_its_options(shell, pair):
 def test_a_draft_is_loaded_only_where_it_is_named_or_needed(shell, saved, monkeypatch):
     asked = []
     load = playground.load
-    monkeypatch.setattr(playground, "load", lambda model, draft, *how: asked.append(draft) or load(model, draft, *how))
+    monkeypatch.setattr(playground, "load", lambda model, draft, *how, **more: asked.append(draft) or load(model, draft, *how, **more))
     for strategy in ("greedy", "speculative"):
         shell("run", strategy, *PROMPT, "--model", saved.target, "--max-new-tokens", 1)
     shell("run", "greedy", *PROMPT, "--model", saved.target, "--draft", saved.draft, "--max-new-tokens", 1)
     assert asked == [playground.NO_DRAFT, None, saved.draft]
+
+
+@pytest.mark.parametrize("command", [["run", "speculative", *PROMPT], ["bench", "speed", "--only", "blocks"],
+                                     ["bench", "guessing", "--tasks", "facts", "--only", "dyspec"]], ids=" ".join)
+def test_a_device_of_the_drafts_own_is_looked_for(shell, pair, command):
+    code, _, err = shell(*command, *pair, "--draft-device", "gpu")
+    assert code and err == "error: There is no device 'gpu'; choose one of auto, cuda, mps, cpu.\n"
 
 
 def test_a_prompt_comes_from_a_file_as_it_stands(shell, pair, tmp_path):

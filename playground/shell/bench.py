@@ -66,9 +66,9 @@ def load_pair(options: Namespace) -> tuple[Loaded, Loaded | None]:
     from playground.engine import catalogue
     how, name = _loading(options), options.model or catalogue.BUNDLED[0].name
     second = "" if options.draft == NO_DRAFT else options.draft or catalogue.partner(name)
-    if second in catalogue.PACKED:
-        return load_twice(name, how, tell), load_twice(name, replace(how, quantization=second), tell)
-    return load_twice(name, how, tell), load_twice(second, how, tell) if second else None
+    packed = second in catalogue.PACKED
+    own = replace(how, device=options.draft_device or options.device, quantization=second if packed else options.quantization)
+    return load_twice(name, how, tell), load_twice(name if packed else second, own, tell) if second else None
 
 
 def _texts(target: Loaded, draft: Loaded | None, tasks: list[Task], options: Namespace) -> list[Writing]:

@@ -171,7 +171,7 @@ def _caches(command: Parser) -> None:
     command.add_argument("--rounds", type=_from(1), default=30, metavar="N", help="step: measured steps of each lane, after some that are dropped")
     command.add_argument("--seed", type=_from(0), default=1, metavar="N")
     _of_the_model(command)
-    command.set_defaults(draft=None)
+    command.set_defaults(draft=None, draft_device="")
     command.add_argument("--threads", type=_from(1), metavar="N", help="threads torch computes with")
     command.add_argument("--out", nargs="?", const=CACHES, metavar="F.json", help=f"write every number, {CACHES}")
     command.add_argument("--page", nargs="?", const=CACHES_PAGE, metavar="F.md", help=f"write a page, and its figure beside it, {CACHES_PAGE}")
@@ -183,7 +183,7 @@ def _schemas(command: Parser) -> None:
     command.add_argument("--max-new-tokens", type=_from(1), default=64, metavar="N")
     command.add_argument("--seed", type=_from(0), default=0, metavar="N")
     _of_the_model(command)
-    command.set_defaults(draft=None)
+    command.set_defaults(draft=None, draft_device="")
     command.add_argument("--json", metavar="F.json", help="write everything, every text too")
 
 
