@@ -262,13 +262,15 @@ def test_a_run_that_is_followed_is_drawn_when_more_of_it_comes_and_then_no_more(
     first, second = plain_frames(2)
     send(page, feed, first)
     expect(page.locator(".lane .tokens > .t")).to_have_count(1)
+    rested = 300  # ms: the views, which rest between two drawings, are drawn by then
+    page.wait_for_timeout(rested)
     page.evaluate("""() => {
         window.drawings = 0;
         new MutationObserver(() => { window.drawings += 1; }).observe(document.querySelector(".live .scrub"), { attributeFilter: ["max"] });
     }""")
     send(page, feed, second)
     expect(page.locator(".lane .tokens > .t")).to_have_count(2)
-    page.wait_for_timeout(300)  # the views, which rest between two drawings, are drawn by then
+    page.wait_for_timeout(rested)
     assert page.evaluate("window.drawings") <= 2, "with the text, and once more with the views where they rested"
 
 
