@@ -327,6 +327,17 @@ def test_the_page_shows_both_runs_and_says_what_nobody_measured(speed):
     assert COMPILED in page and f"| {version('torch')} | {version('torch')} |" in page
 
 
+def test_a_run_that_is_cut_keeps_what_it_had_measured(tmp_path, saved, monkeypatch):
+    def cut(suite: Suite, task: Task, context: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Suite, "_memory", cut)
+    main(["bench", "speed", "--model", saved.target, "--draft", "none", *SIZES, "--contexts", "16", "--blocks", "1", "4",
+          "--only", "blocks", "memory", "--json", str(tmp_path / "cut.json")])
+    records = json.loads((tmp_path / "cut.json").read_text())["records"]
+    assert [(record["part"], record["subject"], len(record["rounds"])) for record in records] == [("blocks", "1 node", 2), ("blocks", "4 nodes", 2)]
+
+
 @pytest.mark.parametrize("text", [None, "", "{}", '{"format": "decoding-playground-benchmark", "version": 1}'])
 def test_measurements_that_no_benchmark_has_written_are_refused(tmp_path, capsys, text):
     if text is not None:

@@ -6,6 +6,7 @@ import json
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from playground import NO_DRAFT
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from playground.bench.contenders import Loaded
     from playground.bench.contest import Writing
     from playground.bench.records import Record
+    from playground.bench.report import Document
 
 
 def measure(options: Namespace) -> bool:
@@ -27,16 +29,12 @@ def measure(options: Namespace) -> bool:
     for path in (options.json, options.page):
         check_place(path)
     set_up(options)
-    from playground.bench import contenders, contest, report  # not before: it brings torch along
+    from playground.bench import contenders, report  # not before: it brings torch along
     beside = [report.read_document(path) for path in options.beside]
-    target, draft = load_pair(options)
-    writings = _texts(target, draft, tasks, options) if "text" in options.only else []
-    parts = [part for part in options.only if part != "text"]
-    records = list(_records(target, parts, options)) if parts else []
+    for document in _documents(tasks, options):
+        write_text(options.json, json.dumps(document, indent=1))  # a large model takes long, and a run that is cut keeps what it has
     tell(1.0, "")
-    document = report.document(_settings(options, target, draft), target.model.device, writings, contest.compare(writings), records)
     print(report.terminal(document, table))
-    write_text(options.json, json.dumps(document, indent=1))
     notes = report.TEXT_NOTES.format(guesses=contenders.GUESSES, looked_up=contenders.LOOKED_UP)
     write_text(options.page, report.page([document, *beside], notes))
     return False
@@ -69,6 +67,17 @@ def load_pair(options: Namespace) -> tuple[Loaded, Loaded | None]:
     packed = second in catalogue.PACKED
     own = replace(how, device=options.draft_device or options.device, quantization=second if packed else options.quantization)
     return load_twice(name, how, tell), load_twice(name if packed else second, own, tell) if second else None
+
+
+def _documents(tasks: list[Task], options: Namespace) -> Iterator[Document]:
+    """What is measured so far, again after each record."""
+    from playground.bench import contest, report
+    target, draft = load_pair(options)
+    writings = _texts(target, draft, tasks, options) if "text" in options.only else []
+    comparisons, parts = contest.compare(writings), [part for part in options.only if part != "text"]
+    found = _records(target, parts, options) if parts else ()
+    for records in accumulate(([record] for record in found), initial=[]):
+        yield report.document(_settings(options, target, draft), target.model.device, writings, comparisons, records)
 
 
 def _texts(target: Loaded, draft: Loaded | None, tasks: list[Task], options: Namespace) -> list[Writing]:
