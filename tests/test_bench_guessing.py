@@ -70,10 +70,11 @@ def test_who_does_not_guess_without_loss_is_refused_in_one_sentence():
 def test_a_rounds_work_is_the_time_between_two_passes_of_the_target_without_that_of_any_forward():
     events = [event(1.0, Forward(phase="prefill", seconds=0.9)), event(1.0, Draft(tokens=[4, 5], parents=[-1, 0])),
               event(1.5, Forward(seconds=0.3)),  # 0.5 s, of which 0.3 in the forward
-              event(1.8, Forward(stream="draft", seconds=0.2)), event(1.8, Draft(tokens=[4], parents=[-1])),
-              event(2.4, Forward(seconds=0.5))]  # 0.9 s, of which 0.7 in forwards
+              event(1.7, Forward(stream="draft", seconds=0.1)), event(1.8, Forward(stream="draft", seconds=0.1)),
+              event(1.8, Draft(tokens=[4], parents=[-1])), event(2.4, Forward(seconds=0.5))]  # 0.9 s, of which 0.7 in forwards
     assert [found.guesses for found in rounds_of(events)] == [2, 1]
     assert [found.work for found in rounds_of(events)] == pytest.approx([0.2, 0.2])
+    assert [found.passes for found in rounds_of(events)] == [0, 2]
 
 
 def test_guesses_of_the_library_are_tested_up_to_the_first_that_falls():
@@ -175,8 +176,9 @@ def test_full_rounds_alone_say_whether_the_work_takes_too_long():
         found, = works([made("lane", rounds=list(rounds))])
         return found
 
-    full, small = Round(64, MOST_WORK * 2), Round(FULL[0] - 1, MOST_WORK * 9)
+    full, small = Round(64, MOST_WORK * 2, 30), Round(FULL[0] - 1, MOST_WORK * 9, 10)
     assert work(full, small).too_long and work(full, small).full == 1 and work(full, small).full_seconds == MOST_WORK * 2
+    assert work(full, small).passes == 20  # the median of all
     assert not work(small).too_long and work(small).full_seconds is None and not work(Round(64, MOST_WORK / 2), small).too_long
 
 

@@ -94,11 +94,13 @@ def _match(answers: Sequence[Guessed], pair: Pair, task: str, ours: Standing, th
 
 @dataclass(frozen=True)
 class Work:
-    """Of all rounds of a lane, and of its full ones: how many, the median of the guesses in each, and of the seconds that no forward took."""
+    """Of all rounds of a lane, and of its full ones: how many, the median of the guesses in each, of the seconds that no forward took, and of
+    the passes that were not the target's."""
 
     entrant: str
     rounds: int
     guesses: float
+    passes: float
     seconds: float
     full: int
     full_seconds: float | None  # None where it never guesses so much at once
@@ -106,8 +108,8 @@ class Work:
     @classmethod
     def of(cls, entrant: str, rounds: Sequence[Round]) -> Work:
         full = [found.work for found in rounds if FULL[0] <= found.guesses <= FULL[1]]
-        return cls(entrant, len(rounds), median(found.guesses for found in rounds), median(found.work for found in rounds), len(full),
-                   median(full) if full else None)
+        guesses, work, passes = (median(found) for found in zip(*rounds))
+        return cls(entrant, len(rounds), guesses, passes, work, len(full), median(full) if full else None)
 
     @property
     def too_long(self) -> bool:

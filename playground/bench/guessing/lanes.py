@@ -19,6 +19,7 @@ FURTHER = (12, 20)  # guesses of the draft model and of prompt lookup where more
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "draft_model": [{"depth": GUESSES}, {"depth": FURTHER[0]}, {"depth": 4, "width": 2}],
     "prompt_lookup": [{"depth": LOOKED_UP, "n_max": LONGEST}, {"depth": FURTHER[1], "n_max": LONGEST}],
+    "dyspec": [{}, {"mode": "threshold", "threshold": 0.15}],  # as its paper has it, and with fewer guesses, for a target as quick as the bundled one
     "specdec_plus_plus": [{}, {"most": 32, "late": False}],  # as its paper has it, and where nothing has to be late
     "layer_skip_draft": [],  # layer_skip is that drafter, with its verifier
 }

@@ -15,10 +15,11 @@ from playground.result import Result
 
 
 class Round(NamedTuple):
-    """From one pass of the target to the next: guesses that were made, and seconds of the lane's clock in which no forward ran."""
+    """From one pass of the target to the next: guesses that were made, seconds of the lane's clock in which no forward ran, and other passes."""
 
     guesses: int
     work: float
+    passes: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,14 @@ def observe(examiner: Beside, everyone: Sequence[Entrant], questions: Sequence[Q
 def rounds_of(events: Iterable[Stamped]) -> list[Round]:
     """All events of one turn of a lane bear the clock of its end, so that a round's work is taken from clock to clock."""
     found: list[Round] = []
-    begun, forwards, guesses = 0.0, 0.0, 0
+    begun, forwards, guesses, others = 0.0, 0.0, 0, 0
     for at, turn in groupby(events, key=lambda stamped: stamped.at):
         told = [stamped.event for stamped in turn]
         passes = [event for event in told if isinstance(event, Forward)]
         forwards += sum(event.seconds for event in passes)
+        others += sum(event.stream != "target" for event in passes)
         if phases := [event.phase for event in passes if event.stream == "target"]:
-            found += [] if "prefill" in phases else [Round(guesses, max(0.0, at - begun - forwards))]
-            begun, forwards, guesses = at, 0.0, 0
+            found += [] if "prefill" in phases else [Round(guesses, max(0.0, at - begun - forwards), others)]
+            begun, forwards, guesses, others = at, 0.0, 0, 0
         guesses += sum(len(event.tokens) for event in told if isinstance(event, Draft))  # made once the target had answered: for its next pass
     return found

@@ -22,8 +22,9 @@ BESIDE = """The library's `generate` on the same weights in a network without ou
 draft or the same longest ending. It gets its prompt as ids, ours count its encoding. It guesses in the prompt's own pass already,
 which is not counted among the passes. *Ours / theirs*: how many times as fast ours is."""
 WORK = f"""Over all tasks: the median of a round's guesses, and of the milliseconds of the lane's clock between two passes of the target in which no
-forward of any model ran: drafting, trees, the verdict, keeping and recording. *Full rounds* are those of {FULL[0]} to {FULL[1]} guesses,
-and {1000 * MOST_WORK:g} ms are the most they may take."""
+forward of any model ran: drafting, trees, the verdict, keeping and recording. *Other passes* are those of a draft or of early layers: what is
+done around each counts as well, so that guesses far below one another, each of which needs the pass of the one above it, cost the most.
+*Full rounds* are those of {FULL[0]} to {FULL[1]} guesses, and {1000 * MOST_WORK:g} ms are the most they may take."""
 
 
 def document(facts: dict[str, Any], answers: Sequence[Guessed], pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -88,6 +89,6 @@ def _short(match: Match) -> str:
 
 
 def _worked(worked: list[Work]) -> Rows:
-    rows = [["lane", "rounds", "guesses", "ms a round", "full rounds", "ms a full round", "too long"]]
-    return rows + [[work.entrant, str(work.rounds), number(work.guesses, 0), number(1000 * work.seconds, 2), str(work.full or "-"),
+    rows = [["lane", "rounds", "guesses", "other passes", "ms a round", "full rounds", "ms a full round", "too long"]]
+    return rows + [[work.entrant, str(work.rounds), number(work.guesses, 0), number(work.passes, 0), number(1000 * work.seconds, 2), str(work.full or "-"),
                     number(None if work.full_seconds is None else 1000 * work.full_seconds, 2), "too long" if work.too_long else ""] for work in worked]
