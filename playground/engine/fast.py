@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from playground.engine.seams import Call, attend_all
 
 KINDS = ("llama", "mistral", "qwen2", "qwen3")
-DTYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float16, torch.bfloat16, torch.float32, torch.float64)}  # by device
+DEVICES, DTYPES = ("cpu", "cuda"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGE = 2 ** 16  # weights of a product from which on oneDNN is worth the milliseconds it takes to make itself ready for a number of rows
 SMALL = 2 ** 26  # weights of a network up to which they are held a second time, as oneDNN reads them
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on how long the text has become
@@ -76,9 +76,11 @@ class Product:
 
     @cached_property
     def _by_onednn(self) -> bool:
-        weight = self.weight
-        suits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= LARGE
-        return suits and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        weight, onednn = self.weight, torch.ops.mkldnn
+        there = torch.backends.mkldnn.is_available() and hasattr(onednn, "_linear_pointwise")
+        if not there or weight.device.type != "cpu" or weight.numel() < LARGE:
+            return False
+        return weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()
 
 
 class FastLayer:
@@ -146,7 +148,7 @@ class FastLlama:
 def fast_path(network: PreTrainedModel, context: int) -> Callable | None:
     """The lean way through a network, or None where it has none: another kind, quantised weights, another device or dtype."""
     config, weight = network.config, network.get_input_embeddings().weight
-    plain = weight.dtype in DTYPES.get(weight.device.type, ()) and len({weight.device for weight in network.parameters()}) == 1
+    plain = weight.device.type in DEVICES and weight.dtype in DTYPES and len({weight.device for weight in network.parameters()}) == 1
     if config.model_type not in KINDS or not plain or not _is_ordinary(network):
         return None
     return FastLlama(network, context)
