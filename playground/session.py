@@ -55,6 +55,11 @@ class Models:
         """How the draft's tokens are not the target's, in a few words; empty where they are, and where there is no draft."""
         return differences(self.target.tokens, self.draft.tokens) if self.draft else ""
 
+    @property
+    def draft_place(self) -> str:
+        """Where the draft lies, " on cuda:1"; empty where that is where the target does, and where there is no draft."""
+        return f" on {self.draft.device}" if self.draft and self.draft.device != self.target.device else ""
+
     def by_stream(self, assembly: Assembly) -> dict[str, Model]:
         """The models a lane reads. Raises Refusal where there is no draft, and where a part of the lane cannot translate its tokens."""
         drafted = [part for part in assembly.strategies() if "draft" in part.needs]
@@ -480,5 +485,4 @@ def _describe(header: Header, assembly: Assembly, models: Models) -> None:
     header.reconstruction = any(part.reconstruction for part in assembly.strategies())
     if "draft" in assembly.needs() and models.draft:
         itself = models.draft.name == header.model and models.draft.quantization != header.quantization
-        place = f" on {models.draft.device}" if models.draft.device != models.target.device else ""
-        header.draft = models.draft.name + (f" in {models.draft.quantization}" if itself else "") + place
+        header.draft = models.draft.name + (f" in {models.draft.quantization}" if itself else "") + models.draft_place

@@ -1,13 +1,16 @@
 """Settings, which come from strangers: links, damaged links, what is refused."""
 
-
 import pytest
+import torch
+from tables import TableModel
 
 from playground.engine.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
+from playground.session import Models
 from playground.ui.arrivals import Wish
 from playground.ui.editor import check
 from playground.ui.gallery import TOPICS, examples
+from playground.ui.handlers import described
 from playground.ui.settings import CHOICES, Rules, Settings
 from playground.ui.site import Site
 
@@ -59,6 +62,13 @@ def test_a_page_does_not_start_for_a_draft_on_a_device_that_is_not_there():
     Site(Wish(draft_device="cpu")).check()
     with pytest.raises(Refusal, match="There is no device 'gpu'"):
         Site(Wish(draft_device="gpu")).check()
+
+
+def test_the_line_of_the_models_says_where_a_draft_of_another_device_lies():
+    target, draft = TableModel("abc", seed=1), TableModel("abc", seed=2)
+    assert f" · {draft.name} · " in described(Models(target, draft)) and " on " not in described(Models(target, draft))
+    draft.device = torch.device("cuda:1")  # a table lies nowhere, so any name does
+    assert f" · {draft.name} on cuda:1 · " in described(Models(target, draft))
 
 
 def test_the_page_offers_only_what_the_engine_knows():

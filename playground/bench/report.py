@@ -25,7 +25,8 @@ NOTES = """Everyone wrote in one process, in turn, round by round; a first round
 Numbers are medians (lowest to highest) of the measured rounds. All decode greedily. `generate` is the transformers library on
 the same weights in a network without our seams, by default with a cache that grows; the hand-written loop is plain torch on the
 same weights with keys and values allocated ahead, no events and no choice of strategies. On a GPU times come from the
-device's own events. Models named after public ones have their shapes and random weights."""
+device's own events. Models named after public ones have their shapes and random weights. In short numbers (bfloat16) tokens that are
+about as likely change places by rounding, and whoever computes in another order then writes another text, as long as the others'."""
 TEXT_NOTES = """Tokens a second with the prompt's own forward included. Our lanes also count encoding the prompt, making text and, where nothing
 else is said, recording every event. Same text: prompts on which both wrote the same tokens. "Own settings" is assisted
 generation with the library's own number of guesses, all others guess {guesses} tokens at a time with a draft model and {looked_up} by

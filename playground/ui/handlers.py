@@ -310,7 +310,12 @@ def waits(ahead: int) -> str:
 
 
 def described(models: Any) -> str:
-    """Names, number format and device of what is loaded."""
-    target = models.target
-    names = [Path(name).name if Path(name).is_dir() else name for name in (target.name, models.draft.name if models.draft else "") if name]
+    """Names, number format and device of what is loaded, and the draft's device where it has one of its own."""
+    target, draft = models.target, models.draft
+    names = [_short(target.name), *([_short(draft.name) + models.draft_place] if draft else [])]
     return " · ".join([*names, str(target.dtype).removeprefix("torch."), target.device.type])
+
+
+def _short(name: str) -> str:
+    """Of a model in a folder, the folder's own name."""
+    return Path(name).name if Path(name).is_dir() else name
