@@ -17,14 +17,14 @@ TOKENIZER = byte_tokenizer()
 
 
 @cache
-def pair(architecture: str = "llama", noise: float = 0.04) -> Models:
-    """In float64, with weights large enough that every token matters. The draft is the target with noise on its weights."""
+def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = torch.float64) -> Models:
+    """With weights large enough that every token matters. The draft is the target with noise on its weights."""
     target, draft = network(architecture), network(architecture)
     torch.manual_seed(1)
     with torch.no_grad():
         for weights in draft.parameters():
             weights += torch.randn_like(weights) * noise * weights.std(correction=0)
-    return Models(Model(target, TOKENIZER, architecture), Model(draft, TOKENIZER, f"{architecture} with noise"))
+    return Models(Model(target.to(dtype), TOKENIZER, architecture), Model(draft.to(dtype), TOKENIZER, f"{architecture} with noise"))
 
 
 def network(architecture: str) -> PreTrainedModel:

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import combinations, filterfalse, groupby
 
 import pytest
+import torch
 from pairs import pair
 from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
 from tables import TableModel, watch, write
@@ -244,11 +245,21 @@ def reads_the_prompt(event: Event) -> bool:
 
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
 def test_everything_runs_on_other_architectures_too(architecture):
+    assert unfinished(pair(architecture)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_everything_runs_in_shorter_numbers_too(dtype):
+    assert unfinished(pair(dtype=dtype)) == []
+
+
+def unfinished(models: Models) -> list:
+    """How lanes ended that did not write their text, and what is wrong with the trace."""
     recipes = [*ALL.values(), *COMPANY.values()]
-    session = start(*recipes, models=pair(architecture), length=5)
+    session = start(*recipes, models=models, length=5)
     events(session)
-    ends = {title(recipe): session.trace.lane(i).events[-1].event for i, recipe in enumerate(recipes)}
-    assert [name for name, end in ends.items() if not isinstance(end, Done)] == [] and check(session.trace) == []
+    ends = [(title(recipe), session.trace.lane(i).events[-1].event) for i, recipe in enumerate(recipes)]
+    return [end for end in ends if not isinstance(end[1], Done)] + check(session.trace)
 
 
 # --- forks ---

@@ -56,6 +56,8 @@ class Store:
     scale: float = field(init=False)  # usual squared distance from a key to the nearest other
 
     def __post_init__(self):
+        wide = torch.promote_types(self.keys.dtype, torch.float32)  # in short numbers near keys would lie equally far
+        object.__setattr__(self, "keys", self.keys.to(wide))
         values = torch.tensor(self.ids)[self.places + 1].to(self.keys.device)
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "scale", self._usual())
@@ -68,7 +70,7 @@ class Store:
     def nearest(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Squared distances and indices [n, count] of the nearest keys, without the shortcut that makes a distance of zero inexact."""
         distances = torch.cdist(states.to(self.keys), self.keys, compute_mode="donot_use_mm_for_euclid_dist").square()
-        near = distances.to(torch.promote_types(distances.dtype, torch.float32)).topk(min(count, len(self.keys)), largest=False)
+        near = distances.topk(min(count, len(self.keys)), largest=False)
         return near.values, near.indices
 
     def __deepcopy__(self, memo: dict) -> "Store":
