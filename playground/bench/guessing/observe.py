@@ -19,7 +19,7 @@ class Round(NamedTuple):
 
     guesses: int
     work: float
-    passes: int = 0
+    passes: int
 
 
 @dataclass(frozen=True)
