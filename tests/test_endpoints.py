@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 import saved
 from chromium import PATIENCE
@@ -17,6 +18,8 @@ from playground.recipe import Recipe
 from playground.strategy import discover, find
 from playground.ui.arrivals import Wish
 from playground.ui.gallery import examples
+from playground.ui.handlers import Acts
+from playground.ui.page import Page
 from playground.ui.pages import build
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
@@ -60,6 +63,17 @@ def test_a_message_of_a_stream_costs_the_browser_nothing_but_what_it_says():
     """Gradio tells each component that a listener shows its progress on of every message, and copies for that all that the component holds."""
     listeners = [told for told in build(Site(load=None)).config["dependencies"] if told["api_visibility"] == "private"]
     assert len(listeners) > 20 and all(told["show_progress_on"] == [] for told in listeners if told["outputs"])
+
+
+def test_what_is_opened_after_a_run_stays_open(pair):
+    """A browser is given the last answer of an act a second time when the act has ended: were it the one that shuts what was drawn of the run
+    before, it would shut what a quick visitor has opened in between."""
+    site = Site(Wish(pair.target, pair.draft))
+    with gr.Blocks():
+        page = Page(site, gr.Row())
+    settings = Settings(prompt="The red fox", length=4, lanes=[GREEDY])
+    *_, result, last = Acts(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
+    assert result[page.examined]["open"] is False and last == gr.skip()
 
 
 def test_the_public_endpoints_are_exactly_these(client):
