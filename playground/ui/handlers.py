@@ -246,8 +246,8 @@ class Acts:
                 shared = {self.page.status: status(arrival, beside)} if beside != told else {}
                 yield {**again, **shared, **({self.page.live: news} if news else {})} or gr.skip()
                 told, again = beside, {}
+            yield gr.skip() if visit.left else self.page.shut()  # by itself: a browser gets the last answer twice, and would shut what is open by then
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(arrival)}
-            yield gr.skip()  # a browser gets the last answer twice, and the second time it would close a fold that was opened since
         finally:
             visit.run.stop()
 

@@ -81,8 +81,12 @@ class Page:
 
     def figures_of(self, studied: Container[str]) -> Changes:
         """Offer the figures of the run, and the studies that have something to say of it; both are drawn when they are opened."""
-        folds = {fold: gr.update(visible=name in studied, open=False) for name, fold in self.studies.items()}
-        return {**folds, self.examined: gr.update(visible=True, open=False)}
+        folds = {fold: gr.update(visible=name in studied) for name, fold in self.studies.items()}
+        return {**folds, self.examined: gr.update(visible=True)}
+
+    def shut(self) -> Changes:
+        """Shut what was drawn of the run before."""
+        return {fold: gr.update(open=False) for fold in (self.examined, *self.studies.values())}
 
     def offer(self, chosen: str) -> Changes:
         """The models there are to choose from, what there is to say of the chosen one, and which lanes it can run."""
