@@ -6,11 +6,11 @@ import sys
 from importlib.util import find_spec
 
 from playground.errors import Refusal
-from playground.ui.arrivals import Wish
-from playground.ui.gpu import on_zero
-from playground.ui.look import dress
+from playground.ui.model_loader import Wish
 from playground.ui.pages import build
 from playground.ui.site import Site
+from playground.ui.theme import dress
+from playground.ui.zero_gpu import on_zero
 
 LARGEST_UPLOAD = "5mb"  # questions of one's own for the benchmark; nothing else is uploaded
 VISITORS = 200  # at once: each one who watches or waits takes a thread that sleeps most of the time

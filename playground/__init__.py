@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
-from playground.result import Result
+from playground.trace.result import Result
 
 if TYPE_CHECKING:
+    from playground.contract.lane_config import Recipe
+    from playground.decoding.session import Models, Session
+    from playground.decoding.visitor_memory import Memory
     from playground.engine.load import Shelf
-    from playground.memory import Memory
-    from playground.recipe import Recipe
-    from playground.session import Models, Session
 
 __all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
 
@@ -40,10 +40,10 @@ def load(model: str | None = None, draft: str | None = None, device: str = "auto
     that cannot translate them. `progress` is called with the share done, 0 to 1, and a few words. Loads that are given one
     `shelf` share what is on it. The oracle is a table in float64 on the CPU, however it is asked for.
     """
+    from playground.decoding.session import Models
     from playground.engine import catalogue
     from playground.engine import load as loading
     from playground.engine.model import Model
-    from playground.session import Models
     name = model or catalogue.BUNDLED[0].name
     if name == catalogue.ORACLE:
         return _oracle(draft or NO_DRAFT)
@@ -62,8 +62,8 @@ def load(model: str | None = None, draft: str | None = None, device: str = "auto
 
 
 def _oracle(draft: str) -> Models:
-    from playground.engine.oracle import OracleDenoiser
-    from playground.session import Models
+    from playground.decoding.session import Models
+    from playground.engine.table_denoiser import OracleDenoiser
     if draft != NO_DRAFT:
         raise Refusal("The oracle takes no draft model: choose none.", "draft")
     return Models(OracleDenoiser.bundled())
@@ -76,10 +76,10 @@ def run(strategy: str, prompt: str, *, models: Models | None = None, knobs: Mapp
 
     `extras` add toggles and fill slots, by name or as (name, knobs). `context` is a passage read before the prompt, `before` are
     the earlier (user, assistant) turns of a chat. What a strategy learns for later runs stays in `memory`, a
-    playground.memory.Memory of yours. Without `models` the bundled pair is loaded, each time: load once and pass it on. Raises
+    playground.decoding.visitor_memory.Memory of yours. Without `models` the bundled pair is loaded, each time: load once and pass it on. Raises
     Refusal for what cannot begin; a run that fails on its way comes back with the reason "failed", a message and the text so far.
     """
-    from playground.recipe import Recipe, assemble
+    from playground.contract.lane_config import Recipe, assemble
     recipe = Recipe(strategy, dict(knobs or {}), [_extra(extra) for extra in extras])
     assemble(recipe)  # what is wrong with it is said before a model is loaded
     result = compare([recipe], prompt, models=models, chat=chat, system=system, context=context, seed=seed, max_new_tokens=max_new_tokens,
@@ -97,8 +97,8 @@ def compare(lanes: Iterable[str | Recipe], prompt: str, *, models: Models | None
     A lane that cannot begin or fails has the reason "failed" and a message, and the others go on. Raises Refusal where no
     lane can run. `playground.trace.diff(a.trace, b.trace)` says where two texts part.
     """
-    from playground.recipe import Recipe
-    from playground.session import Limits, Prompt, prepare
+    from playground.contract.lane_config import Recipe
+    from playground.decoding.session import Limits, Prompt, prepare
     recipes = [Recipe(lane) if isinstance(lane, str) else lane for lane in lanes]
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     asked = Prompt(prompt, chat, system, context, tuple(before))
@@ -112,8 +112,8 @@ def score(text: str, *, models: Models | None = None, chat: bool = False, system
     The first token takes the place of the prompt; `logprobs` of a result belong to the tokens after it. In a chat the text is the
     user's message, in the model's own form. Raises Refusal for a text of a single token.
     """
-    from playground.scoring import score as read
-    from playground.session import Prompt
+    from playground.decoding.scoring import score as read
+    from playground.decoding.session import Prompt
     return _results(read(models or load(), Prompt(text, chat, system, context)))
 
 

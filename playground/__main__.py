@@ -1,6 +1,6 @@
 """`python -m playground list | run | compare | replay | bench | study | fit | variant`"""
 import sys
 
-from playground.shell import main
+from playground.cli import main
 
 sys.exit(main())

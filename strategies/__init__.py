@@ -1,1 +1,1 @@
-"""Decoding strategies, one file each. `playground.strategy.discover` imports them all."""
+"""Decoding strategies, one file each. `playground.contract.discover` imports them all."""

@@ -8,9 +8,9 @@ import pytest
 
 from playground.events import Commit, Done, Header, Stamped
 from playground.trace import Trace
-from playground.ui.look import dress
 from playground.ui.pages import build
 from playground.ui.site import Site
+from playground.ui.theme import dress
 
 
 class Counting:

@@ -5,11 +5,11 @@ import torch
 from pairs import pair
 from tables import TableModel
 
-from playground.lane import Limits
-from playground.memory import Memory
-from playground.recipe import Recipe
-from playground.session import Models, Prompt, prepare
-from playground.strategy import find
+from playground.contract import find
+from playground.contract.lane_config import Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.visitor_memory import Memory
 from playground.trace import metrics
 
 

@@ -309,7 +309,7 @@ def machine(browser: Browser, repeats: int, runs: int) -> dict[str, Any]:
 
     import torch
 
-    from playground.bench.report import machine as facts  # it brings torch along
+    from playground.bench.speed_report import machine as facts  # it brings torch along
     return {**facts(torch.device("cpu")), "gradio": version("gradio"), "chromium": browser.version, "rounds": repeats, "runs between looks at the memory": runs}
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from toys import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from playground.decoding.session import Models
 from playground.engine.model import Model
-from playground.session import Models
 
 VOCABULARY = 320
 TOKENIZER = byte_tokenizer()

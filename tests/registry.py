@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from playground.contract import Strategy, discover, find, make
+from playground.contract.lane_config import Recipe, assemble
 from playground.errors import Refusal
-from playground.recipe import Recipe, assemble
-from playground.strategy import Strategy, discover, find, make
 
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
 TEXT = ("decoder", "preset")  # ways for text to grow; a canvas is filled, and has tests of its own

@@ -8,11 +8,11 @@ from pairs import pair
 from tables import without_context
 from torch import Tensor
 
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Recorder
+from playground.decoding.session import Prompt, Runner, prepare
 from playground.events import Commit, Event, Figure
-from playground.lane import Lane, Limits
-from playground.recipe import Assembly, Recipe, assemble
-from playground.recorder import Recorder
-from playground.session import Prompt, Runner, prepare
 
 CONTEXT, QUESTION = "The red fox listens, and the green bird sings.", "The green bird"
 

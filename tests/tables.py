@@ -17,19 +17,19 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from playground.draws import Draws
-from playground.engine.grammar import GrammarEngine
+from playground.contract import Decoder, Sampler
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner
+from playground.engine.attention_mask import CAUSAL
+from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.kv_buffer import UNKNOWN, Room
+from playground.engine.kv_cache import Store
 from playground.engine.model import Work
-from playground.engine.pool import UNKNOWN, Room
-from playground.engine.segment import CAUSAL
-from playground.engine.store import Store
 from playground.engine.tokens import Tokens
 from playground.events import Failed
-from playground.lane import Lane, Limits
-from playground.recipe import Assembly, Recipe, assemble
-from playground.recorder import Silent
-from playground.session import Runner
-from playground.strategy import Decoder, Sampler
 
 MOST_COURSES = 50_000  # of chance that one law may have: a text of two or three tokens over a few letters stays far below
 Text = tuple[int, ...]

@@ -13,17 +13,19 @@ from test_strategies_stopping import DropsDoubtful, figures, law_is_off, of, tol
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, first_drafts, guessing, tables
 from torch import Tensor
 
-from playground import fitted, guesses, load
-from playground.draws import Draws
+from playground import load
+from playground.algorithms.speculative.acceptance_head import ACCEPTED, AcceptanceHead, Guesses, Training, constant_loss, learn, loss
+from playground.bench.questions import ask
+from playground.cli import main
+from playground.contract import find
+from playground.decoding import fitted_weights as fitted
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models
 from playground.errors import Refusal
 from playground.events import Done, Draft, Failed, Verdict
-from playground.guesses import Chance
-from playground.lane import Limits
-from playground.parts.acceptance import ACCEPTED, AcceptanceHead, Guesses, Training, constant_loss, learn, loss
-from playground.questions import ask
-from playground.session import Models
-from playground.shell import main
-from playground.strategy import find
+from playground.training import draft_rollouts as guesses
+from playground.training.draft_rollouts import Chance
 
 NAME = "specdec_plus_plus"
 SpecDec = find(NAME)

@@ -9,13 +9,13 @@ import pytest
 from saved import save_models
 
 import playground
+from playground.contract.lane_config import Recipe
 from playground.engine import catalogue
 from playground.engine.load import Shelf
 from playground.engine.model import Model
 from playground.events import Branches, Commit, Done, Failed, Header, Stamped
-from playground.recipe import Recipe
-from playground.result import Result
 from playground.trace import Trace
+from playground.trace.result import Result
 
 PROMPT = "The green bird"
 

@@ -11,26 +11,26 @@ from saved import save_models
 from toys import byte_tokenizer, network
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from playground.bench.blocks import FORWARDS, binary_tree, blocks, cache_memory, filled
-from playground.bench.contenders import PAIRS, PLAIN, Contender, Loaded, twin
-from playground.bench.contest import Writing, compare, contest, failures
-from playground.bench.decoding import endless, firsts, writers
-from playground.bench.limits import bytes_a_token, cache_bytes_a_token, weight_bytes
-from playground.bench.loop import Loop
-from playground.bench.prompts import Task, read_tasks
-from playground.bench.records import Record
-from playground.bench.report import processor
-from playground.bench.shapes import KNOWN, assemble, build
+from playground.bench.bandwidth_limit import bytes_a_token, cache_bytes_a_token, weight_bytes
+from playground.bench.baselines import PAIRS, PLAIN, Contender, Loaded, twin
+from playground.bench.block_timing import FORWARDS, binary_tree, blocks, cache_memory, filled
+from playground.bench.decode_timing import endless, firsts, writers
+from playground.bench.measurements import Record
+from playground.bench.minimal_loop import Loop
+from playground.bench.model_shapes import KNOWN, assemble, build
+from playground.bench.speed_defaults import ALLOCATED, COMPILED, FORMULA, HELD, LANE, LIBRARY, LIMIT, LOOP, PARTS, SHAPES, STATIC, Grid
+from playground.bench.speed_prompts import Task, read_tasks
+from playground.bench.speed_report import processor
+from playground.bench.speed_suite import Suite
+from playground.bench.speed_tables import NOT_MEASURED, Run, tables
 from playground.bench.spread import Spread
-from playground.bench.standard import ALLOCATED, COMPILED, FORMULA, HELD, LANE, LIBRARY, LIMIT, LOOP, PARTS, SHAPES, STATIC, Grid
-from playground.bench.suite import Suite
-from playground.bench.tables import NOT_MEASURED, Run, tables
 from playground.bench.timer import Timer
+from playground.bench.timing import Writing, compare, contest, failures
+from playground.cli import main
+from playground.engine.hooks import install
 from playground.engine.load import Loading
 from playground.engine.model import Model
-from playground.engine.seams import install
 from playground.errors import Refusal
-from playground.shell import main
 
 WITHOUT_COMPILING = [pair for pair in PAIRS if COMPILED not in pair]
 SIZES = ["--repeats", "2", "--threads", "1"]
@@ -235,7 +235,7 @@ def test_a_head_that_is_the_embedding_table_is_read_as_well(twice):
 
 
 def test_the_bandwidth_limit_is_the_time_that_a_tokens_bytes_take_while_a_copy_moves_as_many(twice, monkeypatch):
-    monkeypatch.setattr("playground.bench.limits.SIZES", {"cpu": 1 << 20})
+    monkeypatch.setattr("playground.bench.bandwidth_limit.SIZES", {"cpu": 1 << 20})
     suite = Suite(twice, Grid(contexts=(16,), lanes=(), length=4, compiled=False), ["decoding"], lambda share, text: None)
     copied = Writing(LIMIT, Task("16", "", ids=tuple(range(16))), seconds=[0.5])
     monkeypatch.setattr(suite, "_contest", lambda part, everyone, task: [copied, Writing(LANE, task, [1, 2], [0.1])])
@@ -299,7 +299,7 @@ def test_shapes_are_quantised_to_nf4_on_a_gpu_and_nowhere_else(loading, named):
 
 
 def test_a_shape_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
-    monkeypatch.setattr("playground.bench.shapes.free_bytes", lambda device: 10**9)
+    monkeypatch.setattr("playground.bench.model_shapes.free_bytes", lambda device: 10**9)
     with pytest.raises(Refusal, match="Llama 3.1 8B takes about .* in bfloat16, and 1.0 GB are free on cpu"):
         build("8b", Loading("cpu", "bfloat16"))
 

@@ -9,19 +9,19 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from playground.bench.caches.lanes import Driven, random_model, some_tokens
-from playground.bench.caches.memory import Freed, Order, Weighing, Weight, allocated, freed, tensors, weigh, weighings
-from playground.bench.caches.memory import rows as memory_rows
-from playground.bench.caches.points import FULL, Point, alike, full_cache, own_sizes, policies
-from playground.bench.caches.score import Measured, Sized, Trial, chart, questions
-from playground.bench.caches.standard import NEAR, SLOWER
-from playground.bench.caches.steps import AGAIN, Pace, Race, Ratio, ratios
+from playground.bench.caches.caches_defaults import NEAR, SLOWER
+from playground.bench.caches.freed_memory import Freed, Order, Weighing, Weight, allocated, freed, tensors, weigh, weighings
+from playground.bench.caches.freed_memory import rows as memory_rows
+from playground.bench.caches.policy_configs import FULL, Point, alike, full_cache, own_sizes, policies
+from playground.bench.caches.policy_lane import Driven, random_model, some_tokens
+from playground.bench.caches.recall_score import Measured, Sized, Trial, chart, questions
+from playground.bench.caches.step_timing import AGAIN, Pace, Race, Ratio, ratios
 from playground.bench.charts import Chart, below
-from playground.bench.standings import Score
-from playground.retention import Full
-from playground.session import Models
-from playground.shell import main
-from playground.strategy import find, make
+from playground.bench.results import Score
+from playground.cli import main
+from playground.contract import find, make
+from playground.decoding.cache_manager import Full
+from playground.decoding.session import Models
 
 PROMPT, KEPT, WRITTEN = 240, 48, 12
 SVG = "{http://www.w3.org/2000/svg}"
@@ -242,8 +242,8 @@ def run(*words: str) -> int:
 
 
 def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("playground.bench.caches.points.policies", lambda: [find("sink_window")])
-    monkeypatch.setattr("playground.bench.caches.score.policies", lambda: [find("sink_window")])
+    monkeypatch.setattr("playground.bench.caches.policy_configs.policies", lambda: [find("sink_window")])
+    monkeypatch.setattr("playground.bench.caches.recall_score.policies", lambda: [find("sink_window")])
     out, page = tmp_path / "caches.json", tmp_path / "caches.md"
     assert run("bench", "caches", "--shape", "tiny", "--questions", "2", "--budgets", "32", "64", "--tokens", "200", "--written", "2", "--kept", "32",
                "--behind", "40", "--rounds", "2", "--threads", "1", "--out", str(out), "--page", str(page)) == 0
@@ -256,7 +256,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, c
 
 
 def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("playground.bench.caches.points.policies", lambda: [find("tova")])
+    monkeypatch.setattr("playground.bench.caches.policy_configs.policies", lambda: [find("tova")])
     out, page = tmp_path / "c.json", tmp_path / "c.md"
     assert run("bench", "caches", "--parts", "step", "--shape", "tiny", "--behind", "40", "--rounds", "1", "--kept", "16", "--out", str(out),
                "--page", str(page)) == 0

@@ -8,19 +8,19 @@ import pytest
 import torch
 from pairs import network, pair
 
-from playground.bench.contenders import Loaded
-from playground.bench.guessing.findings import FULL, MOST_WORK, matches, standings, works
-from playground.bench.guessing.lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
-from playground.bench.guessing.observe import Beside, Guessed, Round, observe, rounds_of
-from playground.bench.guessing.report import document, page, sections
-from playground.bench.guessing.theirs import Library, Watched
+from playground.bench.baselines import Loaded
+from playground.bench.questions import Question
+from playground.bench.speculation.findings import FULL, MOST_WORK, matches, standings, works
+from playground.bench.speculation.library_baselines import Library, Watched
+from playground.bench.speculation.observe import Beside, Guessed, Round, observe, rounds_of
+from playground.bench.speculation.speculation_report import document, page, sections
+from playground.bench.speculation.speculative_lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
+from playground.cli import main
+from playground.contract import discover
+from playground.contract.lane_config import assemble
+from playground.decoding.lane import Limits
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Stamped
-from playground.lane import Limits
-from playground.questions import Question
-from playground.recipe import assemble
-from playground.shell import main
-from playground.strategy import discover
 
 BIRD = Question("edit", "The green bird", None, chat=False)
 ASSISTED, LOOKED_UP = PAIRS[0], PAIRS[2]

@@ -16,25 +16,26 @@ from app_page import browser, expect  # noqa: F401
 from pairs import pair
 from playwright.sync_api import Page
 
-from playground.bench.own import LONGEST, questions_in
+from playground.bench.questions import ask
+from playground.bench.results import COLUMNS, Row, Score
 from playground.bench.spread import Spread
-from playground.bench.standings import COLUMNS, Row, Score
 from playground.bench.survey import Answer, Entrant, survey
+from playground.bench.user_questions import LONGEST, questions_in
+from playground.cli.lane_options import read_lane
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Limits, Prompt, prepare
 from playground.errors import Refusal
 from playground.pocket.world import TASKS
-from playground.questions import ask
-from playground.recipe import Recipe
-from playground.session import Limits, Prompt, prepare
-from playground.shell.recipes import read_lane
-from playground.ui import benchmark, gallery
-from playground.ui.benchmark import Forecast, Visit
-from playground.ui.line import Line
-from playground.ui.look import dress
+from playground.ui import benchmark_page as benchmark
+from playground.ui import gallery
+from playground.ui.admission_queue import Line
+from playground.ui.benchmark_page import Forecast, Visit
 from playground.ui.pages import build
+from playground.ui.results_table import MEANINGS, answers_to, told
 from playground.ui.settings import WIDEST, Rules, Settings
 from playground.ui.site import Site
-from playground.ui.standings import MEANINGS, answers_to, told
-from playground.ui.survey import MOST_LETTERS, Asking, Choice, asking, judge_for, written
+from playground.ui.survey_run import MOST_LETTERS, Asking, Choice, asking, judge_for, written
+from playground.ui.theme import dress
 from playground.ui.worker import Worker
 
 GREEDY, GUESSING, NEEDY = {"strategy": "greedy"}, {"strategy": "speculative", "extras": [["draft_model", {"depth": 3}]]}, \

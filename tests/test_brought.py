@@ -8,16 +8,16 @@ import jsonschema
 import pytest
 from pairs import pair
 
-from playground.bench import brought
-from playground.bench.brought import BRINGS, READ_THROUGH, TRUSTED, Lacking, bare, filled
-from playground.bench.own import questions_in
+from playground.bench import question_inputs as brought
+from playground.bench.question_inputs import BRINGS, READ_THROUGH, TRUSTED, Lacking, bare, filled
+from playground.bench.questions import Question, ask
 from playground.bench.survey import Answer, Entrant, survey
+from playground.bench.user_questions import questions_in
+from playground.contract.lane_config import Recipe
+from playground.decoding.lane import Limits
 from playground.errors import Refusal
-from playground.lane import Limits
 from playground.pocket.world import arithmetic, facts, programs
 from playground.pocket.world.attributes import VALUES
-from playground.questions import Question, ask
-from playground.recipe import Recipe
 from strategies.search import pg_td
 
 MANY = 24  # questions of a task

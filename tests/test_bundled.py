@@ -6,9 +6,9 @@ import json
 import pytest
 
 import playground
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Models
 from playground.engine.catalogue import BUNDLED_MODELS
-from playground.recipe import Recipe
-from playground.session import Models
 
 STORY = "Tell me a story about Mia."
 RECORD = ("JSON, please: {owner: text, sells: [text], size: small|medium|large}\n"

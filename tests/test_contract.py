@@ -15,15 +15,15 @@ from tables import TableModel, watch, write
 from test_guarantees import drawing
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.contract import find
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.decoding.stream import Stream
 from playground.engine.model import Work
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Forward, Note, event_from_json
-from playground.lane import Lane, Limits
-from playground.recipe import Recipe, assemble
-from playground.session import Models, Prompt, Session, prepare
-from playground.strategy import find
-from playground.stream import Stream
 from playground.trace import Trace, check
 
 LENGTH = 8

@@ -10,13 +10,13 @@ from tables import write
 from test_strategies_trees import AT_ONE, guessing
 
 from playground import load
-from playground.draws import Draws
+from playground.contract import find
+from playground.contract.lane_config import assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.engine.model import Model
 from playground.events import Commit, Draft
-from playground.lane import Limits
-from playground.recipe import assemble
-from playground.session import Prompt, prepare
-from playground.strategy import find
 
 stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])

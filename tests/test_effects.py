@@ -12,20 +12,20 @@ import pytest
 
 from playground.bench.charts import Chart
 from playground.bench.effects import EFFECTS
-from playground.bench.effects.context import AGAINST, ALIKE, CONTRASTS, context
+from playground.bench.effects.answer_comparison import PLAIN
+from playground.bench.effects.context_effect import AGAINST, ALIKE, CONTRASTS, context
 from playground.bench.effects.effect import Effect, Finding, document, page, say
-from playground.bench.effects.eviction import BUDGETS, KEPT, eviction
-from playground.bench.effects.grammar import BOUND, BOUND_DRAWN, DRAWN, fits, grammar, is_valid
-from playground.bench.effects.reading import PLAIN
-from playground.bench.effects.speculation import AIMS, DRAFTED, LOOKED_UP, speculation
-from playground.bench.effects.switching import ALONE, SWITCHES, switching
-from playground.bench.effects.votes import polled, votes
-from playground.bench.standings import Paired, Score
+from playground.bench.effects.eviction_effect import BUDGETS, KEPT, eviction
+from playground.bench.effects.grammar_effect import BOUND, BOUND_DRAWN, DRAWN, fits, grammar, is_valid
+from playground.bench.effects.speculation_effect import AIMS, DRAFTED, LOOKED_UP, speculation
+from playground.bench.effects.switching_effect import ALONE, SWITCHES, switching
+from playground.bench.effects.voting_effect import polled, votes
+from playground.bench.questions import Question
+from playground.bench.results import Paired, Score
 from playground.bench.survey import Answer
+from playground.cli import main
+from playground.contract.lane_config import assemble
 from playground.pocket.world import records
-from playground.questions import Question
-from playground.recipe import assemble
-from playground.shell import main
 
 SVG = "{http://www.w3.org/2000/svg}"
 Making = Callable[[str, Question, int], dict]

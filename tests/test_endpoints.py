@@ -12,15 +12,15 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 import playground
-from playground.comparison import compared, yardstick_of
-from playground.declared import facts
-from playground.recipe import Recipe
-from playground.strategy import discover, find
-from playground.ui.arrivals import Wish
+from playground.contract import discover, find
+from playground.contract.lane_config import Recipe
+from playground.contract.metadata import facts
+from playground.trace.comparison import compared, yardstick_of
 from playground.ui.gallery import examples
 from playground.ui.handlers import Acts
-from playground.ui.page import Page
+from playground.ui.model_loader import Wish
 from playground.ui.pages import build
+from playground.ui.playground_page import Page
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
 

@@ -7,10 +7,10 @@ from architectures import tiny
 from torch import nn
 from toys import byte_tokenizer
 
-from playground.engine.fast import DTYPES, KINDS, LARGE, SMALL, FastLlama, Product, fast_path
+from playground.engine.fused_llama import DTYPES, KINDS, LARGE, SMALL, FastLlama, Product, fast_path
+from playground.engine.hooks import Call, Plan
+from playground.engine.kv_cache import Store
 from playground.engine.model import Model, Work
-from playground.engine.seams import Call, Plan
-from playground.engine.store import Store
 
 TEXT = [5, 9, 2, 7, 7, 1, 40, 3]
 PLANS = {"all layers": Plan(), "one is skipped": Plan(skip=frozenset([1])), "left after two": Plan(stop=2, capture=frozenset([1, 2])),
@@ -104,8 +104,8 @@ def test_in_float64_a_block_keeps_all_its_digits():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("most, small", [(SMALL, True), (0, False)], ids=["small", "large"])
 def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, small, dtype):
-    monkeypatch.setattr("playground.engine.fast.SMALL", most)
-    monkeypatch.setattr("playground.engine.fast.LARGE", 1)
+    monkeypatch.setattr("playground.engine.fused_llama.SMALL", most)
+    monkeypatch.setattr("playground.engine.fused_llama.LARGE", 1)
     products = [product for layer in FastLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.products]
     twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())  # not every processor computes in bfloat16
     assert products and all(product._read.is_mkldnn is twice for product in products)

@@ -10,12 +10,12 @@ from pairs import VOCABULARY, network, pair
 from saved import save_models
 from torch import Tensor
 
-from playground import learning
+from playground.algorithms.sampling.token_readings import Reading
+from playground.cli import main
+from playground.contract import find
 from playground.errors import Refusal
-from playground.parts.reading import Reading
-from playground.parts.threshold import RIDGE, best_cutoff, judge, learn, logistic, threshold
-from playground.shell import main
-from playground.strategy import find
+from playground.training import variants as learning
+from strategies.sampling.adadec.entropy_threshold import RIDGE, best_cutoff, judge, learn, logistic, threshold
 
 
 def pairs(count: int, tau: float, slope: float = -4.0, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -12,12 +12,12 @@ import playground
 from playground.errors import Refusal
 from playground.events import Candidate, Commit, Done, Header, Stamped, Step
 from playground.trace import Trace
-from playground.ui import game
-from playground.ui.look import dress
+from playground.trace.transcript import sequences
+from playground.ui import game_page as game
 from playground.ui.pages import build
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
-from playground.written import sequences
+from playground.ui.theme import dress
 
 HOSTILE = "<img src=x onerror=\"window.struck = 1\"> & <b>Mia</b>"
 PIECES = (" fox", " crow", " hen", " duck", " bee")

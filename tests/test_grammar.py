@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import END, byte_tokenizer
 
-from playground.engine.grammar import GrammarEngine
+from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 

@@ -18,14 +18,14 @@ from tables import Law, TableModel, distance, law, prepared, product_law, watch,
 from torch import Tensor
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.algorithms.speculative.verification import Ruling, match, reject, walk
+from playground.contract import Drafter, Sampler, Verifier, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.engine.sampling import leftover
-from playground.lane import Limits
-from playground.parts.tree import ROOT, TokenTree
-from playground.parts.verification import Ruling, match, reject, walk
-from playground.recipe import Assembly, Recipe, assemble
-from playground.session import Prompt, prepare
-from playground.strategy import Drafter, Sampler, Verifier, make
 from playground.trace import metrics
 
 EXACT = 1e-9

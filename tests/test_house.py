@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from playground.strategy import GUARANTEES, KINDS, Strategy, discover, make
+from playground.contract import GUARANTEES, KINDS, Strategy, discover, make
 
 ROOT = Path(__file__).parents[1]
 
@@ -73,7 +73,7 @@ def closure(name: str) -> set[str]:
 
 
 def test_strategies_see_only_the_contract():
-    allowed = ("playground.events", "playground.strategy", "playground.errors", "playground.parts", "playground.engine.sampling")
+    allowed = ("playground.events", "playground.contract", "playground.errors", "playground.parts", "playground.engine.sampling")
     for module in under("strategies"):
         strange = {name for name in module.reaches("playground") if not within(name, *allowed)}
         assert not strange, f"{module.name} imports {strange}"
@@ -105,7 +105,7 @@ def test_gradio_lives_in_the_page():
 
 
 def test_the_page_names_models_but_runs_them_only_through_a_session():
-    naming = ("playground.engine.catalogue", "playground.engine.load", "playground.engine.sources")
+    naming = ("playground.engine.catalogue", "playground.engine.load", "playground.engine.hub_files")
     for module in under("playground.ui"):
         engine = {imported for imported in module.imports if within(imported, "playground.engine")}
         assert all(within(imported, *naming) for imported in engine), module

@@ -6,7 +6,7 @@ import re
 import pytest
 from app_page import address, browser, expect, page, running, status, visit  # noqa: F401
 
-from playground.recipe import Recipe
+from playground.contract.lane_config import Recipe
 from playground.ui.settings import Settings
 
 GREEDY, SAMPLE, GUESSING = {"strategy": "greedy"}, {"strategy": "sample"}, {"strategy": "speculative"}

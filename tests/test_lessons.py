@@ -10,17 +10,17 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from playground.errors import Refusal
 from playground.events import Done, Step
-from playground.metrics import diff, metrics
 from playground.trace import Trace
+from playground.trace.lane_metrics import diff, metrics
+from playground.ui import live_view_assets as view
 from playground.ui import site as site_module
-from playground.ui import view
-from playground.ui.editor import check
 from playground.ui.frames import recording
+from playground.ui.lane_editor import check
 from playground.ui.lessons import SHOWN, lessons, read_lesson, settings_of
-from playground.ui.look import dress
 from playground.ui.pages import build
 from playground.ui.settings import Rules
 from playground.ui.site import Site
+from playground.ui.theme import dress
 
 LESSON = "guessing-ahead"
 SUBJECTS = {"entropy", "temperature", "repetition", "guessing-ahead", "guessing-a-tree", "two-models", "small-cache", "grammars", "same-text", "several-texts"}

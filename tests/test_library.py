@@ -9,17 +9,17 @@ import pytest
 from chromium import chromium, new_context
 from playwright.sync_api import Page, expect
 
-from playground.declared import citation, description, link
-from playground.recipe import MAIN_KINDS, SINGLE_KINDS
-from playground.strategy import GUARANTEES, NEEDS, Decoder, discover, find, knob
-from playground.ui import library
-from playground.ui.editor import check
-from playground.ui.fitting import settings_for
-from playground.ui.look import dress
+from playground.contract import GUARANTEES, NEEDS, Decoder, discover, find, knob
+from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS
+from playground.contract.metadata import citation, description, link
+from playground.ui import library_page as library
+from playground.ui.demo_lanes import settings_for
+from playground.ui.guarantee_labels import LIMIT, PROMISES, told
+from playground.ui.lane_editor import check
 from playground.ui.pages import build
-from playground.ui.promises import LIMIT, PROMISES, told
 from playground.ui.settings import Settings
 from playground.ui.site import Site
+from playground.ui.theme import dress
 
 STRATEGIES = list(discover().values())
 IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")

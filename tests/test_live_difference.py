@@ -10,8 +10,8 @@ from live_page import address, browser, choose, feed, page, seek, send, visitor 
 from playwright.sync_api import expect
 
 from playground.events import Candidate, Commit, Done, Event, Forward, Header, Stamped, Step
-from playground.metrics import diff
 from playground.trace import Trace
+from playground.trace.lane_metrics import diff
 from playground.ui.frames import frame, new_name
 
 WORDS = [" the", " red", " green", " fox", " <b>ran</b>", " home", " again"]
@@ -164,5 +164,5 @@ def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
 
 
 def words_script() -> str:
-    from playground.ui.view import ASSETS
+    from playground.ui.live_view_assets import ASSETS
     return (ASSETS / "live" / "words.js").read_text(encoding="utf-8")

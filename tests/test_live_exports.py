@@ -18,8 +18,8 @@ from test_live_sequences import BEAMS, filling, lane, run_of
 from test_live_view import EVENTS, HEADERS, HOSTILE, RUN
 
 from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Rollback, Stamped, Step
-from playground.spreadsheet import COLUMNS, to_csv
 from playground.trace import Trace
+from playground.trace.csv_export import COLUMNS, to_csv
 from playground.ui.frames import frame, new_name, recording
 from playground.ui.standalone import to_html
 

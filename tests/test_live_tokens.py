@@ -10,8 +10,8 @@ import pytest
 from live_page import address, browser, drawn, feed, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
 
+from playground.decoding.logit_lens import Inside, Lens
 from playground.events import Candidate, Commit, Done, Forward, Header, Stamped, Step
-from playground.inside import Inside, Lens
 from playground.ui.frames import frame, new_name, recording
 
 RIVALS = 10

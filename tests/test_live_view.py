@@ -1,6 +1,6 @@
 """The live view in a real browser: a page with nothing but the Lanes component, fed frames made by hand.
 
-What is read off the page must be what the events say, and the numbers must be those that playground.metrics reckons.
+What is read off the page must be what the events say, and the numbers must be those that playground.trace.lane_metrics reckons.
 """
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from playground.events import (
 )
 from playground.trace import FORMAT, Trace, check, metrics
 from playground.ui.frames import CLOCK, SLOWEST, frame, new_name, recording
-from playground.ui.lanes import to_json
+from playground.ui.live_view import to_json
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 READABLE = ("tokens", "seconds", "tokens_per_second", "target_forwards", "tokens_per_target_forward", "draft_forwards", "acceptance_rate",

@@ -27,8 +27,8 @@ from playground.events import (
     Switch,
     Verdict,
 )
-from playground.metrics import metrics
 from playground.trace import Trace
+from playground.trace.lane_metrics import metrics
 from playground.ui.frames import frame, new_name
 
 Happened = list[tuple[float, Event]]

@@ -15,8 +15,9 @@ from toys import byte_tokenizer, network, save, sentencepiece_tokenizer
 from transformers import BertConfig, BertForMaskedLM, T5Config
 
 import playground
+from playground.engine import device_memory as memory
+from playground.engine import hub_files as sources
 from playground.engine import load as loading
-from playground.engine import memory, sources
 from playground.engine.catalogue import BUNDLED, SUGGESTED, entries, local_folder, partner
 from playground.engine.load import Loading, Shelf, check_draft, estimate, load, pick_device
 from playground.engine.tokens import Tokens

@@ -7,13 +7,13 @@ import pytest
 import torch
 from tables import TableModel
 
+from playground.contract import Decoder
+from playground.contract.lane_config import Assembly
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.session import Runner
+from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
-from playground.lane import Lane, Limits
-from playground.memory import Memory
-from playground.recipe import Assembly
-from playground.recorder import Silent
-from playground.session import Runner
-from playground.strategy import Decoder
 
 
 class Words:

@@ -11,9 +11,9 @@ from counting import committed
 
 from playground.events import Header
 from playground.trace import Trace
-from playground.ui import editor
-from playground.ui.figures import draw
-from playground.ui.lanes import Lanes
+from playground.ui import lane_editor as editor
+from playground.ui.live_view import Lanes
+from playground.ui.run_figures import draw
 from playground.ui.settings import Settings
 
 

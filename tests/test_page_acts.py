@@ -18,9 +18,9 @@ from playground.trace import Trace
 from playground.ui import worker
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.gallery import examples
-from playground.ui.look import dress
 from playground.ui.pages import build
 from playground.ui.settings import Settings
+from playground.ui.theme import dress
 from playground.ui.worker import Worker
 
 GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from app_page import TWO_LANES, address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
 
-from playground.questions import gallery
+from playground.bench.questions import gallery
 from playground.ui.gallery import examples
 from playground.ui.handlers import Acts
 from playground.ui.settings import DEFAULT, Settings

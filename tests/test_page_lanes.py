@@ -8,10 +8,10 @@ import pytest
 from app_page import TWO_LANES, address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
 from playwright.sync_api import Page, expect
 
+from playground.contract import Strategy, discover, find
+from playground.contract.lane_config import Recipe, assemble
 from playground.errors import Refusal
-from playground.recipe import Recipe, assemble
-from playground.strategy import Strategy, discover, find
-from playground.ui import offers
+from playground.ui import model_menu as offers
 from playground.ui.settings import DEFAULT, Settings
 
 

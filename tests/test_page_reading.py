@@ -7,9 +7,9 @@ from app_page import TWO_LANES, address, browser, expect, page, running, status,
 from pairs import pair
 
 import playground.ui.site as site_module
-from playground.ui.gpu import Borrowed
 from playground.ui.settings import Settings
 from playground.ui.site import Site
+from playground.ui.zero_gpu import Borrowed
 
 TEXT = Settings(prompt="The green bird sings, and the red fox listens.", length=12, lanes=[{"strategy": "greedy"}])
 

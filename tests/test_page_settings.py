@@ -4,13 +4,13 @@ import pytest
 import torch
 from tables import TableModel
 
+from playground.decoding.session import Models
 from playground.engine.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
-from playground.session import Models
-from playground.ui.arrivals import Wish
-from playground.ui.editor import check
 from playground.ui.gallery import TOPICS, examples
 from playground.ui.handlers import described
+from playground.ui.lane_editor import check
+from playground.ui.model_loader import Wish
 from playground.ui.settings import CHOICES, Rules, Settings
 from playground.ui.site import Site
 

@@ -9,10 +9,10 @@ from counting import Counting, committed, counted, counting_site, open_page  # n
 from playwright.sync_api import Page, expect
 
 from playground.ui.frames import CLOCK, SLOWEST
-from playground.ui.gpu import Borrowed, batches
 from playground.ui.handlers import Acts
 from playground.ui.settings import Settings
 from playground.ui.worker import Run, Worker
+from playground.ui.zero_gpu import Borrowed, batches
 
 
 def test_runs_are_served_in_turn():

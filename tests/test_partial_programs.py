@@ -10,12 +10,27 @@ from math import comb, exp, inf, log
 import pytest
 
 import playground
+from playground.algorithms.programs.partial_programs import (
+    GRID,
+    HOLE,
+    WHOLE,
+    Calibration,
+    Program,
+    allowed,
+    calibrated,
+    covered_from,
+    covers,
+    cuts,
+    drawn,
+    parse,
+    price,
+    written,
+)
 from playground.bench.calibrate import pairs
+from playground.contract import make
+from playground.decoding.session import Models
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Header, Note, Stamped
-from playground.parts.partial import GRID, HOLE, WHOLE, Calibration, Program, allowed, calibrated, covered_from, covers, cuts, drawn, parse, price, written
-from playground.session import Models
-from playground.strategy import make
 from playground.trace import Trace
 
 CODE = 'def work(items):\n    """Add."""\n    items = [x * 3 for x in items]\n    return sum(items) + 1'

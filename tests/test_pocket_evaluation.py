@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from playground.pocket import data, evaluate, speculation
-from playground.pocket import model as models
+from playground.pocket import architecture as models
+from playground.pocket import data, evaluate
+from playground.pocket import draft_acceptance as speculation
 from playground.pocket import tokenizer as tokens
 from playground.pocket.card import card, curve, report, table
 from playground.pocket.generation import continuations
-from playground.pocket.roles import ROLES
+from playground.pocket.model_roles import ROLES
 from playground.pocket.train import Plan, State
 from playground.pocket.world import TASKS
 

@@ -7,11 +7,12 @@ from pocket_windows import folder, some, tokenizer  # noqa: F401
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from playground.errors import Refusal
-from playground.pocket import model as models
-from playground.pocket import steps, train
+from playground.pocket import architecture as models
+from playground.pocket import pipeline as steps
 from playground.pocket import tokenizer as tokens
+from playground.pocket import train
 from playground.pocket.__main__ import parse
-from playground.pocket.inherit import carried, inherit
+from playground.pocket.warm_start import carried, inherit
 from playground.pocket.world import TASKS
 
 

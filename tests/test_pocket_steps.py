@@ -11,13 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from playground.errors import Refusal
-from playground.pocket import corpus, data, samples, steps, train
-from playground.pocket import model as models
+from playground.pocket import architecture as models
+from playground.pocket import corpus, data, train
+from playground.pocket import pipeline as steps
+from playground.pocket import target_samples as samples
 from playground.pocket import tokenizer as tokens
 from playground.pocket.__main__ import main, parse
-from playground.pocket.roles import ROLES
+from playground.pocket.atomic_files import new_folder, read_checkpoint, write_checkpoint, write_text
+from playground.pocket.model_roles import ROLES
 from playground.pocket.world import TASKS
-from playground.pocket.writing import new_folder, read_checkpoint, write_checkpoint, write_text
 
 
 def do(words, **options):

@@ -6,7 +6,7 @@ import torch
 from pocket_windows import folder, tokenizer  # noqa: F401
 from transformers import LlamaForCausalLM
 
-from playground.pocket import model as models
+from playground.pocket import architecture as models
 from playground.pocket import tokenizer as tokens
 from playground.pocket import train as training
 from playground.pocket.data import STAGES

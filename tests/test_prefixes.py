@@ -16,15 +16,17 @@ from test_session import side_by_side as decoders
 from toys import byte_tokenizer
 
 import playground
-from playground import prefixes, stream
-from playground.engine import prefix, seams
+from playground.contract import Decoder, make
+from playground.contract.lane_config import Recipe
+from playground.decoding import shared_prefix as prefixes
+from playground.decoding import stream
+from playground.decoding.session import Limits, Models, Prompt, Session, prepare
+from playground.engine import cascade_attention as prefix
+from playground.engine import hooks as seams
+from playground.engine.cascade_attention import Part, attend_part, merge
+from playground.engine.kv_cache import Store
 from playground.engine.model import Model, Work
-from playground.engine.prefix import Part, attend_part, merge
-from playground.engine.store import Store
 from playground.events import Cache, Commit, Done, Event, Failed, Forward, Note
-from playground.recipe import Recipe
-from playground.session import Limits, Models, Prompt, Session, prepare
-from playground.strategy import Decoder, make
 from playground.trace import check
 
 EXACT = 1e-10
@@ -269,7 +271,7 @@ def once(monkeypatch):
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """Lanes that fail on purpose need not fill the report."""
-    caplog.set_level(logging.CRITICAL, logger="playground.session")
+    caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
 
 
 def side_by_side(*recipes: Recipe | str, models: Models | None = None, length: int = 8, prompt: Prompt | None = None) -> Session:
@@ -467,7 +469,7 @@ class ComesLate(Decoder):
 
 
 def test_a_lane_that_comes_late_takes_over_what_is_there_and_says_so(once, monkeypatch):
-    monkeypatch.setattr("playground.session.perf_counter", Clock())
+    monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
     session = run(decoders(make("greedy"), make("greedy"), ComesLate()))
     (note,) = told(session, 2, Note)
     assert note.text.startswith("3 of the 3 prompt tokens of the target were read for another lane")
@@ -478,7 +480,7 @@ def test_a_lane_that_comes_late_takes_over_what_is_there_and_says_so(once, monke
 
 def test_what_a_lane_does_not_bear_of_its_prompt_it_calls_given(once, pieces, monkeypatch):
     """Lanes whose clocks are not level take turns with its pieces, though both wait for each of them."""
-    monkeypatch.setattr("playground.session.perf_counter", Clock())
+    monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
     session = run(decoders(make("greedy"), ComesSoon(), prompt=[0, 1, 2, 3] * 8))
     borne = [sum(event.tokens for event in prefills(session, lane)) for lane in (0, 1)]
     assert sum(borne) == 32 and min(borne) > 0 and {event.readers for lane in (0, 1) for event in prefills(session, lane)} == {1}

@@ -10,17 +10,17 @@ import pytest
 from pairs import pair
 from tables import TableModel
 
-from playground import questions
+from playground.bench import questions
+from playground.bench.questions import Question, ask, from_item, gallery, judge, judging, known, verdict
+from playground.cli import terminal_view as screen
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.session import Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Judged
-from playground.lane import Limits
 from playground.pocket.world import TASKS, arithmetic, context_qa, facts, programs
-from playground.questions import Question, ask, from_item, gallery, judge, judging, known, verdict
-from playground.recipe import Recipe, assemble
-from playground.result import Result
-from playground.session import Models, Prompt, prepare
-from playground.shell import screen
 from playground.trace import Trace, check
+from playground.trace.result import Result
 from playground.ui.gallery import TASKS as TITLES
 from playground.ui.gallery import beside, picked
 from playground.ui.settings import Rules, Settings

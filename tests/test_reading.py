@@ -7,15 +7,16 @@ from architectures import tiny
 from pairs import network, pair
 from toys import END, byte_tokenizer
 
-from playground import inside, scoring
+from playground.decoding import logit_lens as inside
+from playground.decoding import scoring
+from playground.decoding.logit_lens import look
+from playground.decoding.scoring import score
+from playground.decoding.session import Models, Prompt, Session
+from playground.engine.hooks import Plan
 from playground.engine.model import Model, Work
-from playground.engine.oracle import OracleDenoiser
-from playground.engine.seams import Plan
+from playground.engine.table_denoiser import OracleDenoiser
 from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Step
-from playground.inside import look
-from playground.scoring import score
-from playground.session import Models, Prompt, Session
 from playground.trace import check
 
 TEXT = "The green bird sings, and Größe 🙂 is no word."

@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 from registry import registered
 
+from playground.contract import Decoder, Drafter, Knob, Strategy, find, knob, make, slot
+from playground.contract.lane_config import Recipe, assemble
 from playground.errors import Refusal
-from playground.recipe import Recipe, assemble
-from playground.strategy import Decoder, Drafter, Knob, Strategy, find, knob, make, slot
 
 Kind = type
 

@@ -9,14 +9,14 @@ from app_page import address, browser, expect, new_tab, page, visit  # noqa: F40
 from counting import Counting, open_page
 from tables import TableModel
 
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Header, Stamped, Step
-from playground.recipe import Recipe
-from playground.repeats import outcomes
-from playground.result import Result
-from playground.session import Limits, Models, Prompt, prepare
 from playground.trace import Trace
-from playground.ui.repeats import Tally, listing
+from playground.trace.result import Result
+from playground.trace.seed_sweep import outcomes
+from playground.ui.seed_sweep_panel import Tally, listing
 from playground.ui.settings import MOST_WRITTEN, Rules, Settings
 
 LANES = [{"strategy": "greedy"}, {"strategy": "sample", "knobs": {"top_k": 9}}]

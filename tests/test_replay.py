@@ -20,15 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toys import byte_tokenizer
 
-import playground.engine.replay as engine
+import playground.engine.cuda_graphs as engine
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.engine.attention_mask import Window
+from playground.engine.cuda_graphs import ROWS, SMALLEST, Bucket, Buffers, Graphs, Replay, Room, at_once, bucket, buckets, replay_path, room_sizes
+from playground.engine.hooks import Plan
+from playground.engine.kv_cache import Store
 from playground.engine.model import Model, Work
-from playground.engine.replay import ROWS, SMALLEST, Bucket, Buffers, Graphs, Replay, Room, at_once, bucket, buckets, replay_path, room_sizes
-from playground.engine.seams import Plan
-from playground.engine.segment import Window
-from playground.engine.store import Store
 from playground.events import Commit, Done
-from playground.recipe import Recipe
-from playground.session import Limits, Models, Prompt, prepare
 
 EXACT = 1e-12
 KINDS = ("llama", "qwen3")

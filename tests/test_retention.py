@@ -11,11 +11,11 @@ from test_store import EXACT, chain, exact_softmax, feed, twins, words
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from playground.algorithms.kv_cache.slot_merging import Merge
+from playground.engine.attention_mask import DEAD, Focus
+from playground.engine.kv_buffer import Meeting
+from playground.engine.kv_cache import Slots, Store
 from playground.engine.model import Model, Work
-from playground.engine.pool import Meeting
-from playground.engine.segment import DEAD, Focus
-from playground.engine.store import Slots, Store
-from playground.parts.merging import Merge
 
 HEARING = ("llama", "qwen3", "gemma2", "mistral", "gpt_neox", "gpt2", "cohere")
 ROOM = 64  # positions of the longest text here

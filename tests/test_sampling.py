@@ -21,9 +21,9 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from playground.draws import Draws
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.rng import Draws
 from playground.engine import sampling
-from playground.recipe import Recipe, assemble
 
 HAND = torch.tensor([[0.50, 0.30, 0.15, 0.05]], dtype=torch.float64).log()
 SIZES = [2, 3, 50, 1000]

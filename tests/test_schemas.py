@@ -19,16 +19,16 @@ from toys import END, byte_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from playground.bench.schemas.cases import Case, Instance, read_cases
-from playground.bench.schemas.judge import Judge
-from playground.bench.schemas.report import OUTCOMES, document, group_rows, schema_rows, verdict
-from playground.bench.schemas.trial import Bench, Finding, MaskTime, Writing, ordered, spellings
-from playground.engine import grammar as engine_module
-from playground.engine.grammar import GrammarEngine
-from playground.engine.schemas import enforceable, none_of
+from playground.bench.schemas.independent_validator import Judge
+from playground.bench.schemas.schema_trial import Bench, Finding, MaskTime, Writing, ordered, spellings
+from playground.bench.schemas.schemas_report import OUTCOMES, document, group_rows, schema_rows, verdict
+from playground.cli import main
+from playground.contract import make
+from playground.engine import grammar_matcher as engine_module
+from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.schema_subset import enforceable, none_of
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
-from playground.shell import main
-from playground.strategy import make
 
 FOLDER = Path(__file__).parent / "schemas"
 CASES = read_cases(str(FOLDER))
@@ -313,7 +313,7 @@ def test_the_command_tells_of_every_schema_and_writes_it_down(tmp_path, capsys):
 
 
 def test_a_violation_shows_in_the_exit_code_behind_the_whole_report(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("playground.bench.schemas.trial.Bench", lambda *given: Faked(True))
+    monkeypatch.setattr("playground.bench.schemas.schema_trial.Bench", lambda *given: Faked(True))
     out = tmp_path / "out.json"
     assert main(["bench", "schemas", str(FOLDER / "suite" / "const.json"), "--model", save_models(tmp_path).target, "--json", str(out)]) == 2
     shown = capsys.readouterr()

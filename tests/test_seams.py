@@ -7,14 +7,14 @@ from architectures import tiny
 from tables import write
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.contract import Decoder, Inner, Sampler
+from playground.contract.lane_config import Assembly
+from playground.contract.token_tree import TokenTree
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.engine.hooks import Plan
 from playground.engine.model import Model, Work
-from playground.engine.seams import Plan
 from playground.errors import Refusal
-from playground.lane import Limits
-from playground.parts.tree import TokenTree
-from playground.recipe import Assembly
-from playground.strategy import Decoder, Inner, Sampler
 
 PROMPT = [5, 9, 2, 7, 7, 1]
 EXACT = 1e-9

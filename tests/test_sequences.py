@@ -8,15 +8,15 @@ import torch
 from pairs import network, pair
 from tables import TableModel, write
 
-from playground.draws import Draws
+from playground.contract import Decoder, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Recorder
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner, Session
 from playground.events import Branches, Cache, Commit, Done, Failed, Forward, Header
-from playground.lane import Lane, Limits
-from playground.recipe import Assembly, Recipe, assemble
-from playground.recorder import Recorder
-from playground.session import Runner, Session
-from playground.strategy import Decoder, make
 from playground.trace import check
-from playground.written import sequences
+from playground.trace.transcript import sequences
 
 PROMPT = [54, 71, 71, 54, 9]
 LENGTH = 10

@@ -10,16 +10,16 @@ import torch
 from pairs import pair
 from tables import TableModel
 
-import playground.session
+import playground.decoding.session
+from playground.algorithms.sampling.plain_decoding import plain
+from playground.contract import Decoder, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.token_tree import chain
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Recorder
+from playground.decoding.session import Models, Prompt, Runner, Session, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Forward, Header, Note, Stamped, Step
-from playground.lane import Lane, Limits
-from playground.parts.plain import plain
-from playground.parts.tree import chain
-from playground.recipe import Assembly, Recipe, assemble
-from playground.recorder import Recorder
-from playground.session import Models, Prompt, Runner, Session, prepare
-from playground.strategy import Decoder, make
 from playground.trace import check
 
 MODEL = TableModel("abcde")
@@ -51,7 +51,7 @@ def text(stamped: list[Stamped], lane: int = 0) -> str:
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """Lanes that fail on purpose need not fill the report."""
-    caplog.set_level(logging.CRITICAL, logger="playground.session")
+    caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
 
 
 # --- one lane fails, the others do not ---
@@ -248,7 +248,7 @@ class Clock:
 
 
 def test_a_lane_that_asks_for_fifty_forwards_a_token_does_not_starve_another(monkeypatch):
-    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
     session = run(side_by_side(Spendthrift(), make("greedy"), length=8))
     ended = next(i for i, s in enumerate(session.trace.events) if s.lane == 1 and isinstance(s.event, Done))
     before = [s for s in session.trace.events[:ended] if s.lane == 0 and isinstance(s.event, Forward)]
@@ -257,7 +257,7 @@ def test_a_lane_that_asks_for_fifty_forwards_a_token_does_not_starve_another(mon
 
 
 def test_the_lane_whose_clock_shows_least_is_served_next(monkeypatch):
-    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
     session, clocks = side_by_side(Spendthrift(), make("greedy"), make("greedy"), length=20), {0: 0.0, 1: 0.0, 2: 0.0}
     for _ in range(60):
         served = {stamped.lane: stamped.at for stamped in session.advance()}
@@ -266,7 +266,7 @@ def test_the_lane_whose_clock_shows_least_is_served_next(monkeypatch):
 
 
 def test_a_lanes_clock_is_the_sum_of_its_own_requests(monkeypatch):
-    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
     alone, among = run(side_by_side(make("greedy"))), run(side_by_side(make("greedy"), Spendthrift(), Raises(), model=None))
     assert [s.at for s in among.trace.lane(0).events] == [s.at for s in alone.trace.events]
 
@@ -338,7 +338,7 @@ def test_four_plain_lanes_over_one_model_take_as_many_forwards_as_one():
 
 
 def test_the_seconds_of_a_shared_forward_are_divided_by_rows(monkeypatch):
-    monkeypatch.setattr(playground.session, "perf_counter", Clock())
+    monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
     session = run(side_by_side(make("greedy"), make("greedy"), make("greedy")))
     shared = [s.event for s in session.trace.events if isinstance(s.event, Forward) and s.event.lanes == 3]
     assert len(shared) == 3 * LENGTH and all(event.seconds == pytest.approx(1 / 3) for event in shared)

@@ -11,15 +11,15 @@ import pytest
 from saved import CONTEXT, save_models
 
 import playground
+from playground.cli import main
+from playground.cli.lane_options import read_extra
+from playground.cli.terminal_view import CONTROL, Screen, settled, table, yardstick_of
+from playground.contract import discover, find
 from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Header, Rollback, Stamped
-from playground.result import Result
-from playground.shell import main
-from playground.shell.recipes import read_extra
-from playground.shell.screen import CONTROL, Screen, settled, table, yardstick_of
-from playground.spreadsheet import to_csv
-from playground.strategy import discover, find
 from playground.trace import Trace
+from playground.trace.csv_export import to_csv
+from playground.trace.result import Result
 from playground.ui.standalone import to_html
 
 ROOT = Path(__file__).parents[1]
@@ -235,7 +235,7 @@ def test_a_replay_prints_what_the_run_printed(shell, pair, tmp_path, names):
 def test_a_replay_keeps_the_pace_of_its_run(shell, pair, tmp_path, monkeypatch):
     shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 4, "--trace", tmp_path / "t.jsonl")
     waits = []
-    monkeypatch.setattr("playground.shell.replay.time.sleep", waits.append)
+    monkeypatch.setattr("playground.cli.replay_trace.time.sleep", waits.append)
     shell("replay", tmp_path / "t.jsonl", "--speed", 2)
     assert sum(waits) == pytest.approx(Trace.load(tmp_path / "t.jsonl").events[-1].at / 2)
     waits.clear()
@@ -245,7 +245,7 @@ def test_a_replay_keeps_the_pace_of_its_run(shell, pair, tmp_path, monkeypatch):
 
 def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 2, "--trace", tmp_path / "t.jsonl")
-    seen = outside("import sys; from playground.shell import main; code = main(sys.argv[1:]); assert not {'torch', 'gradio'} & {*sys.modules}; sys.exit(code)",
+    seen = outside("import sys; from playground.cli import main; code = main(sys.argv[1:]); assert not {'torch', 'gradio'} & {*sys.modules}; sys.exit(code)",
                    "replay", tmp_path / "t.jsonl", "--speed", "0")
     assert seen.returncode == 0, seen.stderr
 

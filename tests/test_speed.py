@@ -13,18 +13,18 @@ import torch
 from pace import here
 
 import playground
-from playground.bench.blocks import blocks, filled
-from playground.bench.contenders import Contender, Loaded, load_twice
-from playground.bench.decoding import endless, firsts, writers
-from playground.bench.prompts import Task
-from playground.bench.standard import ENGINE, FIRST, LANE, LIBRARY, SILENT_LANE, apart, block, together
-from playground.bench.suite import prompt_ids
+from playground.bench.baselines import Contender, Loaded, load_twice
+from playground.bench.block_timing import blocks, filled
+from playground.bench.decode_timing import endless, firsts, writers
+from playground.bench.speed_defaults import ENGINE, FIRST, LANE, LIBRARY, SILENT_LANE, apart, block, together
+from playground.bench.speed_prompts import Task
+from playground.bench.speed_suite import prompt_ids
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.engine.catalogue import BUNDLED
 from playground.engine.load import Loading
 from playground.engine.model import Model
 from playground.events import Commit, Done, Event, Forward, Verdict
-from playground.recipe import Recipe
-from playground.session import Limits, Models, Prompt, prepare
 
 PROMPT, LENGTH, RUNS = 64, 12, 3
 COMPARED = {LANE, SILENT_LANE, LIBRARY, together(4), apart(4), FIRST, ENGINE}

@@ -11,13 +11,13 @@ from architectures import ARCHITECTURES, tiny
 from toys import byte_tokenizer
 from transformers import PreTrainedModel
 
+from playground.contract.lane_config import Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.attention_mask import DEAD, Window
+from playground.engine.kv_buffer import UNKNOWN, Pool, Room
+from playground.engine.kv_cache import Slots, Store
 from playground.engine.model import Model, Work
-from playground.engine.pool import UNKNOWN, Pool, Room
-from playground.engine.segment import DEAD, Window
-from playground.engine.store import Slots, Store
-from playground.lane import Limits
-from playground.recipe import Recipe
-from playground.session import Models, Prompt, prepare
 
 EXACT = 1e-9
 TOKENS = 96

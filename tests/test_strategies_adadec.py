@@ -12,12 +12,12 @@ from runs import figures, run, same, series, written
 from tables import TableModel
 from torch import Tensor
 
+from playground.algorithms.sampling.token_readings import Reading
+from playground.contract import find
+from playground.contract.lane_config import Recipe, assemble
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Commit, Note, Step
-from playground.parts.reading import Reading
-from playground.recipe import Recipe, assemble
-from playground.strategy import find
 
 GREEDY = Recipe("greedy")
 

@@ -10,8 +10,8 @@ from runs import figures, random_rows, run
 from tables import TableModel, distance, law, product_law
 from torch import Tensor
 
+from playground.contract.lane_config import Recipe
 from playground.events import Note
-from playground.recipe import Recipe
 from strategies.sampling import anchored as anchoring
 
 MODEL = Recipe("greedy", {}, [("temperature", {"t": 1.0})])

@@ -13,18 +13,18 @@ from pairs import pair
 from tables import Enumerating, Law, TableModel, distance
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.contract import find
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rng import Draws
+from playground.decoding.rows import Chain, Rows
+from playground.decoding.session import Models, Prompt, Runner, prepare
+from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Branches, Commit, Done, Event, Failed, Figure, Forward, Note, Step
-from playground.lane import Lane, Limits
-from playground.memory import Memory
-from playground.parts.prefix_trie import NEVER, ROOT, PrefixTrie
-from playground.recipe import Recipe, assemble
-from playground.recorder import Silent
-from playground.rows import Chain, Rows
-from playground.session import Models, Prompt, Runner, prepare
-from playground.strategy import find
 from playground.trace import check
+from strategies.constrained.asap.prefix_trie import NEVER, ROOT, PrefixTrie
 
 EXACT, WRONG = 1e-9, 1e-3
 TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so every text has one spelling

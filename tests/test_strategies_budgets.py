@@ -12,15 +12,15 @@ from registry import Collapse
 from tables import TableModel, watch, write
 from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, course, lives, models
 
-from playground.draws import Draws
+from playground.algorithms.kv_cache.attention_scores import heaviest
+from playground.contract import make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.cache_manager import Held
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Cache
-from playground.lane import Limits
-from playground.parts.votes import heaviest
-from playground.recipe import Assembly, Recipe, assemble
-from playground.retention import Held
-from playground.session import Prompt, prepare
-from playground.strategy import make
 from strategies.kv_cache.key_norm import KeyNorm
 from strategies.kv_cache.random_keep import RandomKeep
 from strategies.kv_cache.tova import Tova
@@ -259,8 +259,8 @@ def test_a_rejected_guess_leaves_no_trace(name, knobs):
 @every_policy
 def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeypatch):
     whole = course(alone(make(name, **knobs)), models())
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
-    monkeypatch.setattr("playground.stream.CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.CHUNK", 5)
     assert course(alone(make(name, **knobs)), models()) == whole
 
 

@@ -9,11 +9,11 @@ from runs import alone, figures, random_rows, told
 from tables import prepared
 from torch import Tensor
 
+from playground.contract import find, make
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Prompt
 from playground.errors import Refusal
 from playground.events import Note
-from playground.recipe import Recipe
-from playground.session import Prompt
-from playground.strategy import find, make
 from strategies.sampling.caad import Grounding
 
 GREEDY = Recipe("greedy")

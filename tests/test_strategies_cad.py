@@ -12,12 +12,12 @@ from runs import CONTEXT, QUESTION, alone, divergence, figures, random_rows, row
 from tables import TableModel
 from torch import Tensor
 
+from playground.contract import make
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Prompt
 from playground.engine.model import Work
 from playground.engine.sampling import contrast, jensen_shannon
 from playground.events import Note
-from playground.recipe import Recipe
-from playground.session import Prompt
-from playground.strategy import make
 
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
 LN2 = math.log(2)

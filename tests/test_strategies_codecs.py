@@ -14,16 +14,16 @@ from test_strategies_budgets import TREE, roomy
 from test_strategies_packing import LENGTH, PROMPT, models, rows
 from torch import Tensor
 
-from playground.draws import Draws
+from playground.algorithms.kv_cache.quantization import fitting, quantise, unpack_bits
+from playground.contract import CachePolicy, make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.events import Cache, Figure
-from playground.lane import Limits
-from playground.parts.entropy_coding import TOTAL, decode, encode, tables
-from playground.parts.packing import fitting, quantise, unpack_bits
-from playground.recipe import Assembly, Recipe
-from playground.session import Prompt, prepare
-from playground.strategy import CachePolicy, make
 from playground.trace import check
 from strategies.kv_cache.cachegen import CacheGen, binned, pack, unpack
+from strategies.kv_cache.cachegen.entropy_coding import TOTAL, decode, encode, tables
 from strategies.kv_cache.gear import Blocks, Gear, low_rank, set_aside
 from strategies.kv_cache.mustafar import Mustafar, Sparse, sparse
 

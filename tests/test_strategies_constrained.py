@@ -12,12 +12,12 @@ from registry import lanes, title
 from tables import TableModel, write
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.contract import find
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Commit, Done, Failed, Forward, Mask, Step, Verdict
-from playground.lane import Limits
-from playground.recipe import Recipe, assemble
-from playground.session import Models, Prompt, prepare
-from playground.strategy import find
 from playground.trace import check
 
 RECORD = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 120},

@@ -13,17 +13,17 @@ from tables import TableModel, write
 from test_strategies_recycling import ids
 from test_strategies_trees import EXACT, WRONG, Judged, at_rest, guessing, off
 
-from playground.draws import Draws
+from playground.algorithms.speculative.suffix_index import BREAK, Suffixes
+from playground.algorithms.speculative.verification import reject
+from playground.contract import find, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner
+from playground.decoding.visitor_memory import Memory
 from playground.events import Draft, Failed
-from playground.lane import Lane, Limits
-from playground.memory import Memory
-from playground.parts.suffixes import BREAK, Suffixes
-from playground.parts.tree import ROOT, TokenTree
-from playground.parts.verification import reject
-from playground.recipe import Assembly, Recipe, assemble
-from playground.recorder import Silent
-from playground.session import Runner
-from playground.strategy import find, make
 
 COLLAPSES = {
     "suffix_decoding": at_rest("suffix_decoding", alpha=0),

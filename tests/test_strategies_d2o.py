@@ -15,15 +15,15 @@ from test_strategies_budgets import TEXT, TREE, HandRule, Seen, best, roomy, wit
 from test_strategies_eviction import LENGTH, PROMPT, ByHand, Lives, alone, course, heavy_hitters, lives, models
 from torch import Tensor
 
-from playground.draws import Draws
-from playground.engine.pool import Meeting, Moving
+from playground.algorithms.kv_cache.attention_scores import Votes
+from playground.algorithms.kv_cache.slot_merging import Merge, averaged, nearest
+from playground.contract import make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
+from playground.engine.kv_buffer import Meeting, Moving
 from playground.events import Cache, Figure
-from playground.lane import Limits
-from playground.parts.merging import Merge, averaged, nearest
-from playground.parts.votes import Votes
-from playground.recipe import Assembly, Recipe
-from playground.session import Prompt, prepare
-from playground.strategy import make
 from playground.trace import check
 from strategies.kv_cache.d2o import D2O, dealt, unevenness
 

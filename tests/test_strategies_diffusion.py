@@ -14,21 +14,21 @@ from torch import Tensor
 from torch.special import entr
 
 import playground
-from playground.canvas import Canvas, check_fit
-from playground.draws import Draws
+from playground.contract import CanvasDecoder, make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.canvas import Canvas, check_fit
+from playground.decoding.lane import Limits
+from playground.decoding.recorder import Recorder, Silent
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner, Session
 from playground.engine import catalogue
 from playground.engine.load import Loading
 from playground.engine.load import load as load_network
-from playground.engine.oracle import OracleDenoiser
+from playground.engine.table_denoiser import OracleDenoiser
 from playground.errors import Refusal
 from playground.events import Commit, Event, Failed, Fill, Forward, Header, Note
-from playground.lane import Limits
-from playground.metrics import metrics
-from playground.recipe import Recipe, assemble
-from playground.recorder import Recorder, Silent
-from playground.session import Runner, Session
-from playground.strategy import CanvasDecoder, make
 from playground.trace import Trace, check
+from playground.trace.lane_metrics import metrics
 from strategies.diffusion.masked_diffusion import MaskedDiffusion
 
 ORDERS = ("low_confidence", "margin", "entropy", "left_to_right", "random")

@@ -11,9 +11,9 @@ from runs import alone, figures, random_rows, run, written
 from runs import divergence as jensen_shannon_by_definition
 from tables import TableModel
 
-from playground.parts import plausible
-from playground.recipe import Recipe
-from playground.strategy import make
+from playground.algorithms.sampling import contrastive as plausible
+from playground.contract import make
+from playground.contract.lane_config import Recipe
 from strategies.sampling.dola import candidates, mixture_first
 
 GREEDY = Recipe("greedy")

@@ -10,15 +10,15 @@ from registry import Collapse
 from tables import TableModel, watch
 from test_strategies_trees import AT_ONE, EXACT, WRONG, Judged, at_rest, first_drafts, guessing, off
 
-from playground.draws import Draws
+from playground.algorithms.speculative.drafting import guess_row
+from playground.algorithms.speculative.verification import reject
+from playground.algorithms.speculative.without_replacement import Ranking, Urn
+from playground.contract import find, make
+from playground.contract.lane_config import Recipe, assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
 from playground.events import Draft, Figure, Forward
-from playground.lane import Limits
-from playground.parts.drafting import guess_row
-from playground.parts.tree import ROOT, TokenTree
-from playground.parts.urn import Ranking, Urn
-from playground.parts.verification import reject
-from playground.recipe import Recipe, assemble
-from playground.strategy import find, make
 
 ONE_GUESS = guessing("draft_model", "rejection", AT_ONE, depth=1)
 COLLAPSES = {

@@ -13,10 +13,10 @@ from test_strategies_budgets import TREE, HandRule, Seen, best, roomy, with_poli
 from test_strategies_d2o import BY_HAND, alike_in_weight, cosine, mixed, room, room_by_hand, the_same
 from test_strategies_eviction import alone
 
-from playground.engine.pool import Meeting
-from playground.parts.merging import nearest
-from playground.parts.votes import Votes
-from playground.strategy import make
+from playground.algorithms.kv_cache.attention_scores import Votes
+from playground.algorithms.kv_cache.slot_merging import nearest
+from playground.contract import make
+from playground.engine.kv_buffer import Meeting
 from strategies.kv_cache.ems import EMS, shares
 
 EMS_TIGHT = {"size": 9, "window": 3, "kernel": 3, "likeness": 0.2}

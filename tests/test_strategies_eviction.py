@@ -12,16 +12,16 @@ from tables import TableModel, watch, write
 from test_store import exact_softmax
 from transformers import DynamicCache
 
-from playground.draws import Draws
+from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.contract import CachePolicy, Drafter, make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.token_tree import TokenTree
+from playground.decoding.cache_manager import Held
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Cache
-from playground.lane import Limits
-from playground.parts.tree import TokenTree
-from playground.parts.votes import Votes, heaviest
-from playground.recipe import Assembly, Recipe
-from playground.retention import Held
-from playground.session import Prompt, prepare
-from playground.strategy import CachePolicy, Drafter, make
 from strategies.kv_cache.h2o import H2O
 from strategies.kv_cache.snapkv import SnapKV
 
@@ -372,7 +372,7 @@ def test_a_fork_finds_the_prompt_cut_as_without_it():
 @pytest.mark.parametrize("name, knobs", [("h2o", dict(heavy=6, recent=4)), ("snapkv", dict(window=7, capacity=12))])
 def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeypatch):
     whole = course(alone(make(name, **knobs)), models())
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     assert course(alone(make(name, **knobs)), models()) == whole
 
 

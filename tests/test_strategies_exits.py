@@ -14,15 +14,15 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessin
 from toys import byte_tokenizer
 
 from playground import load
-from playground.draws import Draws
+from playground.contract import Verifier, find, make
+from playground.contract.lane_config import Recipe, assemble
+from playground.contract.token_tree import ROOT
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models
+from playground.engine.hooks import Plan
 from playground.engine.model import Model, Work
-from playground.engine.seams import Plan
 from playground.events import Verdict
-from playground.lane import Limits
-from playground.parts.tree import ROOT
-from playground.recipe import Recipe, assemble
-from playground.session import Models
-from playground.strategy import Verifier, find, make
 from playground.trace import metrics
 
 COLLAPSES = {

@@ -11,13 +11,13 @@ from tables import TableModel, Text, write
 from test_strategies_search import GREEDY, logp, of, run
 
 import playground
-from playground.draws import Draws
+from playground.bench.questions import gallery
+from playground.contract import make
+from playground.contract.lane_config import assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Commit, Forward, Note
-from playground.lane import Limits
-from playground.questions import gallery
-from playground.recipe import assemble
-from playground.strategy import make
 
 # --- exact extraction ---
 

@@ -14,16 +14,16 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, cours
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from playground.draws import Draws
+from playground.contract import find, make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.cache_manager import Full
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.hooks import Plan
 from playground.engine.model import LateWork, Model, Work
-from playground.engine.seams import Plan
 from playground.errors import Refusal
 from playground.events import Cache, Done, Failed, Figure, Forward, Note
-from playground.lane import Limits
-from playground.recipe import Assembly, Recipe
-from playground.retention import Full
-from playground.session import Models, Prompt, prepare
-from playground.strategy import find, make
 from strategies.kv_cache.fastkv import FastKV
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
@@ -264,8 +264,8 @@ def layer_tokens(passes: list[Forward]) -> int:
 @pytest.mark.parametrize("chunk", [128, 7])
 @pytest.mark.parametrize("rate, depth, whole", [(0.2, 0.35, 1), (0.5, 0.35, 1), (0.5, 0.7, 2), (1.0, 0.35, 1), (0.2, 1.0, 3)])
 def test_forwards_tell_what_was_computed_and_no_more(rate, depth, whole, chunk, monkeypatch):
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", chunk)
-    monkeypatch.setattr("playground.stream.CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     recipe = Recipe("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
     ours, plain = told(recipe, Forward), told(Recipe("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
@@ -309,8 +309,8 @@ def test_asked_to_hold_so_many_tokens_enough_of_them_go_on(tokens, prompt):
 
 def test_a_prompt_read_in_pieces_is_read_as_at_once(monkeypatch):
     whole = course(alone(make("fastkv", **KNOBS)), models())
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
-    monkeypatch.setattr("playground.stream.CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.CHUNK", 5)
     assert course(alone(make("fastkv", **KNOBS)), models()) == whole
 
 
@@ -321,7 +321,7 @@ BESIDE = [Recipe("greedy", {}, [("dola", {})]), Recipe("greedy", {}, [("knn_lm",
 @pytest.mark.parametrize("lane", BESIDE, ids=title)
 def test_what_reads_early_exits_hidden_states_or_other_prompts_is_served_as_without_it(lane, monkeypatch):
     """In pieces of five tokens, so that what was captured of the last row comes from several forwards; a grammar forces its first words."""
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     texts = []
     for knobs in ({"rate": 1.0, "capacity": 2048}, KNOBS):
         session = prepare(pair(), [lane, with_policy(lane, "fastkv", **knobs)], Prompt(TEXT), Limits(max_new_tokens=8))

@@ -7,13 +7,13 @@ from tables import TableModel
 from test_strategies_search import GREEDY, MODEL, of
 
 import playground
-from playground.draws import Draws
+from playground.contract import find
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner
 from playground.events import Forward, Step, Switch
-from playground.lane import Lane, Limits
-from playground.recipe import Recipe, assemble
-from playground.recorder import Silent
-from playground.session import Runner
-from playground.strategy import find
 
 
 def drawing(name: str, **knobs) -> Recipe:

@@ -7,11 +7,11 @@ from runs import alone, figures, random_rows, told, written
 from tables import TableModel
 from test_strategies_dola import contrasted
 
+from playground.algorithms.sampling import contrastive as plausible
+from playground.contract import Inner, make
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Prompt
 from playground.events import Done
-from playground.parts import plausible
-from playground.recipe import Recipe
-from playground.session import Prompt
-from playground.strategy import Inner, make
 
 GREEDY = Recipe("greedy")
 

@@ -11,9 +11,9 @@ from registry import Collapse
 from runs import alone, figures, random_rows, told, written
 from tables import TableModel, prepared
 
-from playground.recipe import Recipe
-from playground.session import Prompt
-from playground.strategy import make
+from playground.contract import make
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Prompt
 from strategies.sampling.knn_lm import Store
 
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])

@@ -7,12 +7,12 @@ from pairs import pair
 from registry import Collapse, lanes, title
 from tables import TableModel, watch
 
-from playground.draws import Draws
+from playground.contract import make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.events import Cache, Commit
-from playground.lane import Limits
-from playground.recipe import Recipe, assemble
-from playground.session import Prompt, prepare
-from playground.strategy import make
 
 COLLAPSES = {"sink_window": [Collapse(lane, plain) for lane, plain in zip(lanes(added=(("sink_window", {"window": 1024}),)), lanes())]}
 

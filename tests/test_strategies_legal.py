@@ -20,19 +20,19 @@ from test_strategies_asap import EXACT, WRONG
 from test_strategies_particles import SKEWED, coins, legal_chances, steered, weighed_law, zeros
 from toys import END, byte_tokenizer
 
-from playground.bench.schemas.scribbler import Scribbler
-from playground.draws import Draws
-from playground.engine.grammar import GrammarEngine
+from playground.algorithms.constrained.bundled_grammars import NAMES
+from playground.bench.schemas.random_writer import Scribbler
+from playground.contract import find, make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.lane import Limits
-from playground.parts import rejections
-from playground.parts.csr_trie import ROOT, CsrTrie
-from playground.parts.grammars import NAMES
-from playground.parts.rejections import Tries, counting, first_legal, recursive
-from playground.recipe import Recipe, assemble
-from playground.strategy import find, make
+from strategies.constrained.awrs import token_rejection as rejections
+from strategies.constrained.awrs.token_rejection import Tries, counting, first_legal, recursive
+from strategies.constrained.static.csr_trie import ROOT, CsrTrie
 
 TOKENIZER = byte_tokenizer(merges=80)
 TOKENS = Tokens(TOKENIZER, len(TOKENIZER))

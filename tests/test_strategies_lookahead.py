@@ -14,14 +14,14 @@ from registry import Collapse
 from tables import Law, TableModel, Text, distance, law
 from torch import Tensor
 
+from playground.contract import make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Recorder
+from playground.decoding.session import Prompt, Runner, prepare
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Event, Figure, Forward, Note
-from playground.lane import Lane, Limits
-from playground.recipe import Recipe, assemble
-from playground.recorder import Recorder
-from playground.session import Prompt, Runner, prepare
-from playground.strategy import make
 
 GREEDY = Recipe("greedy")
 

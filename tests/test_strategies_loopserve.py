@@ -15,14 +15,14 @@ from test_strategies_eviction import LENGTH, PROMPT, Lives, Wrong, alone, course
 from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, Latest, WholeText
 from torch import Tensor
 
-from playground.draws import Draws
+from playground.contract import make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.engine.model import Work
 from playground.errors import Refusal
 from playground.events import Cache, Figure
-from playground.lane import Limits
-from playground.recipe import Assembly, Recipe
-from playground.session import Prompt, prepare
-from playground.strategy import make
 from playground.trace import check
 from strategies.kv_cache.loopserve import LoopServe, covering, sampled
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from playground.engine.pool import Meeting, Moving, Pool, in_front
-from playground.parts.merging import Alike, Merge, averaged, company, nearest
-from playground.parts.votes import STRETCH, Lately, moved
+from playground.algorithms.kv_cache.attention_scores import STRETCH, Lately, moved
+from playground.algorithms.kv_cache.slot_merging import Alike, Merge, averaged, company, nearest
+from playground.engine.kv_buffer import Meeting, Moving, Pool, in_front
 
 # --- what meets in what ---
 
@@ -81,7 +81,7 @@ def test_each_that_seeks_finds_the_one_most_like_it_and_the_others_nothing(find,
 
 
 def test_those_that_seek_may_be_looked_at_a_few_at_a_time(monkeypatch):
-    monkeypatch.setattr("playground.parts.merging.AT_ONCE", 2)
+    monkeypatch.setattr("playground.algorithms.kv_cache.slot_merging.AT_ONCE", 2)
     assert all(seeks(heads_of_one_layer, seed) for seed in range(4))
 
 

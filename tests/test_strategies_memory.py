@@ -10,12 +10,12 @@ from guesses_told import constant, passes, recording_rejections, told
 from tables import Enumerating, TableModel, distance, watch, write
 from test_strategies_trees import AT_ONE, EXACT, WRONG, Judged, at_rest, guessing, off
 
-from playground.draws import Draws
-from playground.lane import Limits
-from playground.memory import Memory
-from playground.parts.verification import reject
-from playground.recipe import assemble
-from playground.strategy import find, make
+from playground.algorithms.speculative.verification import reject
+from playground.contract import find, make
+from playground.contract.lane_config import assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.visitor_memory import Memory
 
 COLLAPSES = {
     "stand": at_rest("stand", nodes=0),

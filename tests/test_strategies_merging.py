@@ -12,13 +12,13 @@ from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, lives, models
 from test_strategies_meeting import by_loop, slots
 from torch import Tensor
 
-from playground.draws import Draws
+from playground.contract import CachePolicy, make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Cache
-from playground.lane import Limits
-from playground.recipe import Assembly, Recipe
-from playground.session import Prompt, prepare
-from playground.strategy import CachePolicy, make
 from playground.trace import check
 
 TIGHT = {"d2o": D2O_TIGHT, "ems": EMS_TIGHT}
@@ -74,7 +74,7 @@ def test_a_duplicate_that_goes_leaves_the_one_that_stays_as_it_was(name, weights
 
 
 def of_keys(keys: Tensor):
-    from playground.retention import Held
+    from playground.decoding.cache_manager import Held
     count = keys.shape[1]
     return Held(0, 1, "keep", count, count + 20, torch.arange(count)[None], read=lambda part: keys)
 
@@ -82,7 +82,7 @@ def of_keys(keys: Tensor):
 @each
 def test_a_prompt_read_in_pieces_is_merged_as_one_read_at_once(name, monkeypatch):
     whole = room(alone(make(name, **TIGHT[name])))
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     assert the_same(room(alone(make(name, **TIGHT[name]))), whole)
 
 

@@ -11,12 +11,12 @@ from runs import QUESTION, alone, figures, random_rows, rows, run, same, series,
 from tables import TableModel
 from torch import Tensor
 
-from playground.draws import Draws
+from playground.contract import Decoder, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Lane
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt
 from playground.events import Figure, Note
-from playground.lane import Lane
-from playground.recipe import Assembly, Recipe, assemble
-from playground.session import Prompt
-from playground.strategy import Decoder, make
 from strategies.sampling.mirostat import zipf_exponent, zipf_size
 
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])

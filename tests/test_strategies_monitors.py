@@ -10,12 +10,12 @@ import torch
 from registry import Collapse
 from tables import TableModel, watch, write
 
-from playground.draws import Draws
+from playground.contract import make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.lane import Limits
-from playground.recipe import Recipe, assemble
-from playground.strategy import make
 from strategies.constrained import monitors
 from strategies.constrained.monitors import PART, Spelling, in_time, members
 

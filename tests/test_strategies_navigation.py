@@ -10,14 +10,14 @@ from registry import Collapse
 from tables import TableModel, Text, watch
 from test_strategies_search import run
 
-from playground.draws import Draws
+from playground.contract import Decoder, find
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
 from playground.engine.model import Work
 from playground.events import Figure, Note
-from playground.lane import Limits
-from playground.parts import keys
-from playground.recipe import Assembly, Recipe
-from playground.strategy import Decoder, find
 from strategies.sampling.in_context_navigation import CUE, LIST, WAYS, ranks, winner
+from strategies.sampling.in_context_navigation import lm_head_geometry as keys
 
 LETTERS, PROMPT = 'abcdefgh"', [0, 1]
 

@@ -13,20 +13,20 @@ from registry import Collapse, registered, title
 from tables import Enumerating, Law, Letters, TableModel, distance, product_law
 from toys import byte_tokenizer, sentencepiece_tokenizer
 
-from playground.draws import Draws
+from playground.contract import Decoder, Drafter, find, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.cross_tokenizer import Lexicon
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Recorder
+from playground.decoding.rng import Draws
+from playground.decoding.scoring import score
+from playground.decoding.session import Models, Prompt, Runner, prepare
+from playground.decoding.visitor_memory import Memory
 from playground.engine.model import Model
 from playground.events import Done, Draft, Event, Failed, Figure, Forward, Verdict
-from playground.lane import Lane, Limits
-from playground.memory import Memory
-from playground.parts.tree import ROOT, TokenTree
-from playground.recipe import Assembly, Recipe, assemble
-from playground.recorder import Recorder
-from playground.scoring import score
-from playground.session import Models, Prompt, Runner, prepare
-from playground.strategy import Decoder, Drafter, find, make
 from playground.trace import check
-from playground.translated import Lexicon
-from playground.ui.offers import drafts
+from playground.ui.model_menu import drafts
 
 AT_ONE = ("temperature", {"t": 1.0})
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [AT_ONE])

@@ -10,13 +10,13 @@ from registry import Collapse, can_be_had, lanes
 from tables import watch, write
 from torch.nn.functional import pad
 
-from playground.draws import Draws
+from playground.algorithms.kv_cache.quantization import Quantised, fitting, pack_bits, quantise, unpack_bits
+from playground.contract import make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.events import Cache
-from playground.lane import Limits
-from playground.parts.packing import Quantised, fitting, pack_bits, quantise, unpack_bits
-from playground.recipe import Assembly, Recipe
-from playground.session import Prompt, prepare
-from playground.strategy import make
 from strategies.kv_cache.kivi import Kivi
 
 PROMPT = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80, 71, 100, 9, 9, 31, 54, 71, 120, 7, 88, 41, 3, 77]

@@ -11,14 +11,14 @@ from tables import Enumerating, Law, TableModel, Text, distance
 from test_strategies_search import run
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.contract import find
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner
 from playground.engine.model import Work
 from playground.events import Branches, Figure, Forward
-from playground.lane import Lane, Limits
-from playground.recipe import Recipe, assemble
-from playground.recorder import Silent
-from playground.session import Runner
-from playground.strategy import find
 
 EXACT, WRONG = 1e-9, 1e-3
 

@@ -12,15 +12,15 @@ from tables import TableModel, write
 from test_strategies_stopping import CHAIN, figures, law_is_off, of
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, tables
 
-from playground.check import check
-from playground.draws import Draws
+from playground.algorithms.speculative.drafting import new_tree
+from playground.contract import Verifier, find
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Commit, Done, Draft, Failed, Figure, Forward, Switch, Verdict
-from playground.lane import Limits
-from playground.parts.drafting import new_tree
-from playground.recipe import Recipe, assemble
-from playground.result import Result
-from playground.session import Models, Prompt, prepare
-from playground.strategy import Verifier, find
+from playground.trace.result import Result
+from playground.trace.validate import check
 
 
 def pearl(*samplers: tuple[str, dict], **knobs) -> Recipe:

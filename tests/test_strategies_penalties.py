@@ -12,16 +12,16 @@ from tables import TableModel, write
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
 
-from playground.draws import Draws
+from playground.algorithms.sampling.repetition import echoes, marks, stretch
+from playground.contract import find, make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner
 from playground.engine import sampling
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.lane import Lane, Limits
-from playground.parts.repetition import echoes, marks, stretch
-from playground.recipe import Recipe, assemble
-from playground.recorder import Silent
-from playground.session import Runner
-from playground.strategy import find, make
 
 GREEDY = Recipe("greedy")
 

@@ -12,13 +12,13 @@ from tables import TableModel, Text, write
 from test_strategies_search import GREEDY, of, run
 
 import playground
-from playground.draws import Draws
+from playground.algorithms.programs import sandbox
+from playground.contract import find, make
+from playground.contract.lane_config import assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Figure, Forward
-from playground.lane import Limits
-from playground.parts import sandbox
-from playground.recipe import assemble
-from playground.strategy import find, make
 from playground.ui.settings import Rules, Settings
 
 COLLAPSES = {

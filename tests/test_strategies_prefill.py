@@ -11,13 +11,13 @@ from tables import watch, write
 from test_strategies_budgets import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, best, told, with_policy
 from test_strategies_eviction import LENGTH, PROMPT, alone, course, lives, models
 
-from playground.draws import Draws
+from playground.contract import make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.cache_manager import Held
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.events import Cache, Figure
-from playground.lane import Limits
-from playground.recipe import Recipe, assemble
-from playground.retention import Held
-from playground.session import Prompt, prepare
-from playground.strategy import make
 from strategies.kv_cache.dapq import DapQ
 from strategies.kv_cache.prefixkv import PrefixKV, level
 from strategies.kv_cache.pyramidkv import PyramidKV

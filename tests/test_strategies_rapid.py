@@ -10,12 +10,12 @@ from registry import Collapse
 from tables import Law, TableModel, distance, law, product_law
 from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest
 
+from playground.algorithms.speculative.verification import Ruling
+from playground.contract import find, make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.session import Prompt, prepare
 from playground.events import Verdict
-from playground.lane import Limits
-from playground.parts.verification import Ruling
-from playground.recipe import Assembly, Recipe
-from playground.session import Prompt, prepare
-from playground.strategy import find, make
 from playground.trace import check
 
 

@@ -8,15 +8,15 @@ import torch
 from tables import TableModel, distance, law, product_law
 from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest, figures, guessing, speculation
 
+from playground.algorithms.speculative.suffix_index import Suffixes
+from playground.contract import Drafter, find, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Recorder
+from playground.decoding.session import Runner
 from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Forward, Verdict
-from playground.lane import Lane, Limits
-from playground.parts.suffixes import Suffixes
-from playground.parts.tree import ROOT, TokenTree
-from playground.recipe import Assembly, Recipe, assemble
-from playground.recorder import Recorder
-from playground.session import Runner
-from playground.strategy import Drafter, find, make
 
 COLLAPSES = {
     "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),

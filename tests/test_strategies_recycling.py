@@ -10,14 +10,14 @@ from tables import TableModel, watch, write
 from test_strategies_trees import GREEDY, at_rest, guessing
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.contract import Drafter, find, make
+from playground.contract.lane_config import Assembly, assemble
+from playground.contract.token_tree import TokenTree
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.visitor_memory import Memory
 from playground.events import Commit, Draft, Event, Figure
-from playground.lane import Limits
-from playground.memory import Memory
-from playground.parts.tree import TokenTree
-from playground.recipe import Assembly, assemble
-from playground.session import Models, Prompt, prepare
-from playground.strategy import Drafter, find, make
 from playground.trace import metrics
 
 COLLAPSES = {

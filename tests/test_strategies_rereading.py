@@ -10,13 +10,13 @@ from test_strategies_pearl import agreeing
 from test_strategies_stopping import CHAIN, law_is_off, of, told, with_drafter
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing, tables
 
-from playground.draws import Draws
+from playground.contract import Verifier, find, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models
 from playground.engine.model import Model, Work
 from playground.events import Forward
-from playground.lane import Limits
-from playground.recipe import Assembly, Recipe, assemble
-from playground.session import Models
-from playground.strategy import Verifier, find, make
 from playground.trace import metrics
 
 COLLAPSES = {

@@ -11,12 +11,12 @@ from test_strategies_budgets import ROW_WISE, TEXT, TREE, with_policy
 from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, course, models
 from transformers import AttentionInterface
 
+from playground.contract import make
+from playground.contract.lane_config import Assembly
+from playground.decoding.lane import Limits
+from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Figure
-from playground.lane import Limits
-from playground.recipe import Assembly
-from playground.session import Prompt, prepare
-from playground.strategy import make
 from strategies.kv_cache.oracle_keep import OracleKeep
 from strategies.kv_cache.sink_window import SinkWindow
 

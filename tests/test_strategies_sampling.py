@@ -10,16 +10,16 @@ from tables import TableModel, write
 from toys import byte_tokenizer, sentencepiece_tokenizer
 from transformers import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
 
-from playground.draws import Draws
+from playground.contract import find, make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner
 from playground.engine.load import check_draft
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Figure, Switch
-from playground.lane import Lane, Limits
-from playground.recipe import Recipe, assemble
-from playground.recorder import Silent
-from playground.session import Runner
-from playground.strategy import find, make
 
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
 

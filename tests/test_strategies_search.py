@@ -14,19 +14,19 @@ from registry import Collapse
 from tables import Law, TableModel, Text, distance, law, product_law, watch, write
 
 import playground
-from playground.draws import Draws
+from playground.algorithms.search.beams import Offer, best, distinct, shared_start
+from playground.algorithms.search.final_answer import last_number, last_words, whole_text
+from playground.contract import make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Lane, Limits
+from playground.decoding.recorder import Recorder
+from playground.decoding.rng import Draws
+from playground.decoding.session import Runner, Session
 from playground.engine.model import Model, Work
 from playground.errors import Refusal
 from playground.events import Branches, Cache, Event, Figure, Forward, Header, Note
-from playground.lane import Lane, Limits
-from playground.parts.answers import last_number, last_words, whole_text
-from playground.parts.beams import Offer, best, distinct, shared_start
-from playground.parts.ngrams import Corpus, frequencies
-from playground.recipe import Recipe, assemble
-from playground.recorder import Recorder
-from playground.session import Runner, Session
-from playground.strategy import make
-from playground.written import sequences
+from playground.trace.transcript import sequences
+from strategies.search.superposed.ngram_counts import Corpus, frequencies
 
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
 BEAMS = Recipe("beam_search", {"length_exponent": 0.0})

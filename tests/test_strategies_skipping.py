@@ -10,14 +10,14 @@ from tables import TableModel, distance, law, product_law, watch, write
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, at_rest, guessing
 from toys import byte_tokenizer
 
-from playground.draws import Draws
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.kv_cache import Store
 from playground.engine.model import Model, Work
-from playground.engine.store import Store
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Verdict
-from playground.lane import Limits
-from playground.recipe import Recipe, assemble
-from playground.session import Models, Prompt, prepare
 from playground.trace import metrics
 
 COLLAPSES = {

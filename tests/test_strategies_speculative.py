@@ -13,14 +13,14 @@ from pairs import pair
 from registry import Collapse, corners, title
 from tables import Enumerating, TableModel, watch, write
 
-from playground.draws import Draws
+from playground.algorithms.speculative.verification import Ruling, match, reject
+from playground.contract import find, make
+from playground.contract.lane_config import Recipe, assemble
+from playground.contract.token_tree import ROOT, TokenTree, chain
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Draft, Verdict
-from playground.lane import Limits
-from playground.parts.tree import ROOT, TokenTree, chain
-from playground.parts.verification import Ruling, match, reject
-from playground.recipe import Recipe, assemble
-from playground.session import Models, Prompt, prepare
-from playground.strategy import find, make
 from playground.trace import metrics
 
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])

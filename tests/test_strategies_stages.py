@@ -13,16 +13,16 @@ from test_strategies_fastkv import EARLY, TEXT, TREE, layer_tokens, leaning_on_e
 from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, best, by_eigenvalues
 from torch import Tensor
 
-from playground import learning
-from playground.draws import Draws
+from playground.contract import make
+from playground.contract.lane_config import Assembly, Recipe
+from playground.decoding.cache_manager import Full
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed, Figure, Forward, Note
-from playground.lane import Limits
-from playground.recipe import Assembly, Recipe
-from playground.retention import Full
-from playground.session import Models, Prompt, prepare
-from playground.strategy import make
+from playground.training import variants as learning
 from strategies.kv_cache.uncomp import UNComp, staged
 
 STAGED = {**UNCOMP_TIGHT, "stages": "1.1.1", "floor": 6}  # of 22 tokens the three layers read 22, 14 and 6
@@ -92,7 +92,7 @@ def test_where_nothing_is_evicted_a_layer_holds_what_it_has_read_of_the_prompt(a
 @pytest.mark.parametrize("chunk", [1, 4, 5])
 def test_a_prompt_read_in_pieces_is_read_as_at_once(chunk, monkeypatch):
     whole = course(alone(make("uncomp", **STAGED)), models())
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     assert course(alone(make("uncomp", **STAGED)), models()) == whole
 
 
@@ -194,8 +194,8 @@ def test_without_a_floor_stages_change_nothing():
 @pytest.mark.parametrize("chunk", [128, 7])
 @pytest.mark.parametrize("stages, floor", [("1.1.1", 10), ("1.1.1", 44), ("1.2", 10), ("2.1", 10), ("3", 10), ("1.1.1", 0)])
 def test_forwards_tell_what_was_computed_and_no_more(stages, floor, chunk, monkeypatch):
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", chunk)
-    monkeypatch.setattr("playground.stream.CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     knobs = STAGED | {"stages": stages, "floor": floor}
     recipe = Recipe("greedy", {}, [("uncomp", knobs)])
     ours, plain = told(recipe, Forward), told(Recipe("greedy"), Forward)
@@ -227,7 +227,7 @@ BESIDE = [Recipe("greedy"), Recipe("greedy", {}, [("dola", {})]), Recipe("greedy
 @pytest.mark.parametrize("lane", BESIDE, ids=str)
 def test_where_all_go_on_nothing_changes_also_for_what_reads_early_exits_or_hidden_states(lane, monkeypatch):
     """In pieces of five tokens, so that what was captured of the last row comes from several forwards of each stage."""
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     session = prepare(pair(), [lane, with_policy(lane, "uncomp", **STAGED | ROOMY | {"floor": 1024}), with_policy(lane, "uncomp", **STAGED)],
                       Prompt(TEXT), Limits(max_new_tokens=8))
     assert not [stamped.event for stamped in session if isinstance(stamped.event, Failed)]

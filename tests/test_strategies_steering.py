@@ -10,12 +10,12 @@ from tables import distance
 from test_strategies_particles import EXACT, SKEWED, WRONG, coins, legal_chances, steered, weighed_law
 from test_strategies_search import run
 
-from playground.draws import Draws
+from playground.algorithms.search.particle_filter import mean
+from playground.contract import find
+from playground.contract.lane_config import Recipe
+from playground.decoding.rng import Draws
 from playground.engine.model import Work
 from playground.events import Branches, Figure, Forward
-from playground.parts.particles import mean
-from playground.recipe import Recipe
-from playground.strategy import find
 from strategies.search import smc_steering
 from strategies.search.smc_steering import chances, lots
 

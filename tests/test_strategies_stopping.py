@@ -11,15 +11,15 @@ from registry import Collapse
 from tables import TableModel, distance, law, product_law, write
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, at_rest, first_drafts, guessing, tables
 
-from playground.draws import Draws
+from playground.algorithms.speculative.drafting import chain_until, new_tree
+from playground.contract import find, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Draft, Figure
 from playground.events import Test as Looked
-from playground.lane import Limits
-from playground.parts.drafting import chain_until, new_tree
-from playground.recipe import Assembly, Recipe, assemble
-from playground.session import Models, Prompt, prepare
-from playground.strategy import find, make
 from playground.trace import metrics
 
 CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)

@@ -11,12 +11,12 @@ from tables import TableModel, write
 from test_strategies_stopping import of, told
 from test_strategies_trees import AT_ONE, GREEDY, MODEL
 
-from playground.draws import Draws
+from playground.algorithms.speculative.verification import Ruling
+from playground.contract import find
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
 from playground.events import Draft, Forward, Switch, Verdict
-from playground.lane import Limits
-from playground.parts.verification import Ruling
-from playground.recipe import Assembly, Recipe, assemble
-from playground.strategy import find
 
 BiLD = find("bild")
 PROMPT, LENGTH = [0, 1, 0, 2], 40

@@ -12,19 +12,19 @@ from tables import TableModel, write
 from test_strategies_legal import is_day
 from toys import END, byte_tokenizer
 
-from playground.draws import Draws
-from playground.engine.grammar import GrammarEngine
+from playground.contract import make
+from playground.contract.lane_config import Recipe, assemble
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.lane import Limits
-from playground.parts.byte_dfa import DEAD, compiled, encoded
-from playground.parts.mask_store import Lookup, MaskStore
-from playground.recipe import Recipe, assemble
-from playground.session import Models, Prompt, prepare
-from playground.strategy import make
 from strategies.constrained import syncode
 from strategies.constrained.syncode import Terminals
+from strategies.constrained.syncode.byte_dfa import DEAD, compiled, encoded
+from strategies.constrained.syncode.mask_store import Lookup, MaskStore
 
 CROSSING = ['"}', '", "', '": "', "1.5", ") + (", "+(", "de", "def", "def ", "<=", "< ", "12", "2)+", ")+", "x<=", " =", "true}", "e3"]
 TOKENIZER = byte_tokenizer(merges=40)

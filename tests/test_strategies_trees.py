@@ -18,20 +18,20 @@ from tables import Enumerating, TableModel, distance, law, product_law, watch, w
 from toys import byte_tokenizer
 
 from playground import load
-from playground.draws import Draws
+from playground.algorithms.speculative.drafting import best, guess_row
+from playground.algorithms.speculative.verification import Ruling, reject, walk
+from playground.algorithms.speculative.without_replacement import Urn
+from playground.contract import Drafter, Verifier, find, make
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
+from playground.decoding.visitor_memory import Memory
 from playground.engine.sampling import leftover
 from playground.errors import Refusal
 from playground.events import Verdict
-from playground.lane import Limits
-from playground.memory import Memory
-from playground.parts import transport
-from playground.parts.drafting import best, guess_row
-from playground.parts.tree import ROOT, TokenTree
-from playground.parts.urn import Urn
-from playground.parts.verification import Ruling, reject, walk
-from playground.recipe import Assembly, Recipe, assemble
-from playground.session import Prompt, prepare
-from playground.strategy import Drafter, Verifier, find, make
+from strategies.speculative.k_seq import optimal_transport as transport
 
 AT_ONE = ("temperature", {"t": 1.0})
 GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [AT_ONE])

@@ -15,14 +15,14 @@ from test_strategies_eviction import LENGTH, PROMPT, Lives, alone, course, model
 from torch import Tensor
 from transformers import AttentionInterface
 
-from playground import learning
-from playground.draws import Draws
+from playground.cli import main
+from playground.contract import make
+from playground.contract.lane_config import Recipe
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
 from playground.events import Failed
-from playground.lane import Limits
-from playground.recipe import Recipe
-from playground.session import Prompt, prepare
-from playground.shell import main
-from playground.strategy import make
+from playground.training import variants as learning
 from strategies.kv_cache.uncomp import UNComp, matrix_entropy, wide_half, written
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
@@ -278,12 +278,12 @@ class Overheard(UNComp):
 @pytest.mark.parametrize("chunk", [5, 128])
 @pytest.mark.parametrize("forced", [(), (5, 6, 7)])
 def test_each_row_of_the_prompt_is_heard_once_and_no_other(chunk, forced, monkeypatch):
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     found = course(alone(Overheard(**UNCOMP_TIGHT)), models(), forced=forced)
     counts = after_a_run(Overheard(**UNCOMP_TIGHT), forced=forced).counts
     assert [sum(count for layer, count in counts if layer == at) for at in range(3)] == [len(PROMPT)] * 3
     assert len(counts) == 3 * math.ceil(len(PROMPT) / chunk)
-    monkeypatch.setattr("playground.stream.WATCHED_CHUNK", 128)
+    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 128)
     assert found == course(alone(make("uncomp", **UNCOMP_TIGHT)), models(), forced=forced)
 
 

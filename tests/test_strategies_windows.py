@@ -8,12 +8,12 @@ from tables import TableModel, distance, law, product_law, watch, write
 from test_strategies_recycling import ids
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing
 
-from playground.draws import Draws
+from playground.contract import find, make
+from playground.contract.lane_config import assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
 from playground.errors import Refusal
-from playground.lane import Limits
-from playground.parts.tree import ROOT, TokenTree
-from playground.recipe import assemble
-from playground.strategy import find, make
 
 COLLAPSES = {
     "jacobi": at_rest("jacobi", window=0),

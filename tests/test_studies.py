@@ -10,9 +10,7 @@ import torch
 from pairs import pair
 
 import playground
-from playground.events import Commit, Done, Draft, Figure, Forward, Header, Note, Stamped, Verdict
-from playground.events import Test as Trial  # pytest would collect it
-from playground.parts.speculation import (
+from playground.algorithms.speculative.speculation_math import (
     Costs,
     Round,
     acceptance,
@@ -26,10 +24,12 @@ from playground.parts.speculation import (
     overlap,
     rounds,
 )
-from playground.recipe import Recipe
-from playground.session import Models
-from playground.shell import main
-from playground.strategy import make
+from playground.cli import main
+from playground.contract import make
+from playground.contract.lane_config import Recipe
+from playground.decoding.session import Models
+from playground.events import Commit, Done, Draft, Figure, Forward, Header, Note, Stamped, Verdict
+from playground.events import Test as Trial  # pytest would collect it
 from playground.trace import Trace
 
 PROMPT = "The green bird"
@@ -315,7 +315,7 @@ EVERY_SHAPE = [
 
 
 def test_the_page_draws_every_shape_once():
-    from playground.ui.studies import draw, drawings, notes
+    from playground.ui.study_figures import draw, drawings, notes
     line_, bars, matrix, tree, spans, points = drawings(EVERY_SHAPE)
     assert [(list(series.x), list(series.y)) for series in line_.data] == [([0, 1], [1.0, 3.0]), ([1], [0.5])] and len(line_.layout.shapes) == 1
     assert list(bars.data[0].y) == [1, 2]
@@ -330,7 +330,7 @@ def test_the_page_draws_every_shape_once():
 
 
 def test_the_shell_prints_every_shape():
-    from playground.shell.studies import printed
+    from playground.cli.run_study import printed
     s, b, m, t, p, k, note = printed(EVERY_SHAPE)
     assert s.splitlines() == ["s", "x      a  b", "0  1.000  -", "1  3.000  0.500", "limit: 2.000"]
     assert "2 to 5" in p and "  leaf" in t and m.splitlines()[2].split() == ["r", "1.500", "-"] and b.splitlines()[1].split() == ["p", "1"]

@@ -15,19 +15,19 @@ from pairs import pair
 from saved import save_models
 
 import playground
-from playground.bench.export import as_csv, document, page
-from playground.bench.figures import acceptance, quality
-from playground.bench.own import LONGEST, MOST_BYTES, MOST_LINES, own_score, questions_in, read_questions
-from playground.bench.standings import Score, paired, sections, sign_test, table
+from playground.bench.questions import Question, ask
+from playground.bench.results import Score, paired, sections, sign_test, table
 from playground.bench.survey import Answer, Entrant, Progress, score, survey
+from playground.bench.survey_export import as_csv, document, page
+from playground.bench.survey_figures import acceptance, quality
+from playground.bench.user_questions import LONGEST, MOST_BYTES, MOST_LINES, own_score, questions_in, read_questions
+from playground.cli import main
+from playground.cli.bench_survey import read_entrants
+from playground.cli.lane_options import read_lane
+from playground.contract.lane_config import Recipe
+from playground.decoding.lane import Limits
 from playground.errors import Refusal
-from playground.lane import Limits
-from playground.metrics import Record
-from playground.questions import Question, ask
-from playground.recipe import Recipe
-from playground.shell import main
-from playground.shell.recipes import read_lane
-from playground.shell.survey import read_entrants
+from playground.trace.lane_metrics import Record
 
 ROOT = Path(__file__).resolve().parents[1]
 GREEDY = Entrant("greedy", Recipe("greedy"))

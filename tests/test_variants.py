@@ -9,17 +9,17 @@ from toys import byte_tokenizer, network
 from toys import save as save_model
 
 import playground
+from playground.algorithms.fairy_tales import TALES
+from playground.cli import main
+from playground.cli.training_texts import read_texts
+from playground.contract import discover, make
 from playground.engine.catalogue import CARD, entries, is_local, made_models, partner
 from playground.engine.load import Loading, Shelf, load
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.learning import Loaded, Order, make_variant
-from playground.parts.tales import TALES
-from playground.parts.windows import cut
-from playground.shell import main
-from playground.shell.texts import read_texts
-from playground.strategy import discover, make
+from playground.training.variants import Loaded, Order, make_variant
 from strategies.variants.hyperfitting import greedy, measures
+from strategies.variants.hyperfitting.text_windows import cut
 
 SENTENCE = list(b"The red fox said to the owl: sing!")[:32]
 ONE = {"sequences": 1, "held_out": 1, "length": 32, "batch": 1, "lr": 0.01, "every": 60}

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from playground.events import Branches, Commit, Rollback, Stamped, Step
-from playground.written import sequences
+from playground.trace.transcript import sequences
 
 
 def stamp(*events):

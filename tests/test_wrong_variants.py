@@ -9,10 +9,10 @@ from test_strategies_skipping import EarlyTable
 from test_strategies_trees import Judged as JudgedByNumbers
 from test_strategies_trees import divided_by
 
+from playground.contract import Decoder, Verifier, make
+from playground.contract.lane_config import Assembly
+from playground.contract.token_tree import ROOT
 from playground.events import Verdict
-from playground.parts.tree import ROOT
-from playground.recipe import Assembly
-from playground.strategy import Decoder, Verifier, make
 
 
 class ReadsOneRowTwice(Decoder):

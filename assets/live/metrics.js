@@ -1,4 +1,4 @@
-// Costs of a lane, from its events up to where the player is. Names and definitions are those of playground/metrics.py;
+// Costs of a lane, from its events up to where the player is. Names and definitions are those of playground/trace/lane_metrics.py;
 // null where a metric has no meaning.
 
 /** What is counted while events are applied; the rest is read off the text when it is asked for. */
@@ -54,7 +54,7 @@ class Costs {
   }
 }
 
-/** Every metric of a lane as it stands now, by the name it has in playground/metrics.py, of the text that is shown:
+/** Every metric of a lane as it stands now, by the name it has in playground/trace/lane_metrics.py, of the text that is shown:
     while nothing of the lane's own text stands, that is its best branch or what its canvas holds. */
 function measure(state) {
   const { costs, clock, canvas } = state;

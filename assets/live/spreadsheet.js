@@ -1,4 +1,4 @@
-// A run as CSV, one row a token. What the columns hold is told in playground/spreadsheet.py, which writes the same file.
+// A run as CSV, one row a token. What the columns hold is told in playground/trace/csv_export.py, which writes the same file.
 
 const FORMULA = /^[=+\-@\t\r]/; // what a spreadsheet would reckon with instead of showing it
 const NUMERAL = /^[+-]?[0-9]+(\.[0-9]+)?$/;

@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Iterator
 
 import playground
-from playground.parts.partial import Calibration
-from playground.questions import PROGRAMS, ask
-from playground.session import Models
+from playground.algorithms.programs.partial_programs import Calibration
+from playground.bench.questions import PROGRAMS, ask
+from playground.decoding.session import Models
 from playground.trace import Trace
 
 HOLES = 4

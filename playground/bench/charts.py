@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
-from playground.plots import COLOURS
+from playground.trace.plot_style import COLOURS
 
 WIDTH, LEFT, RIGHT, TOP, PLOT, LETTER = 640, 46, 14, 30, 190, 6.3  # pixels; a letter's width is a mean of what browsers draw
 MORE = ("#56b4e9", "#e69f00", "#000000", "#999999")

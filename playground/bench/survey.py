@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from playground.bench.brought import Lacking, bare, filled
-from playground.bench.own import is_own, own_score
+from playground.bench.question_inputs import Lacking, bare, filled
+from playground.bench.questions import Question, judge
+from playground.bench.user_questions import is_own, own_score
+from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.errors import Refusal
-from playground.metrics import Record
-from playground.questions import Question, judge
-from playground.recipe import Assembly, Recipe, assemble
-from playground.result import Result
+from playground.trace.lane_metrics import Record
+from playground.trace.result import Result
 
 if TYPE_CHECKING:
-    from playground.session import Limits, Models, Prompt, Session
+    from playground.decoding.session import Limits, Models, Prompt, Session
 
 ROUNDS = 1000  # more than anybody asks for: keeps the seeds of two questions apart
 Judge = Callable[[Question, str], float | None]
@@ -184,7 +184,7 @@ class Examiner:
         return recipe
 
     def _session(self, asked: Asked, recipe: Recipe) -> Session:
-        from playground.session import prepare  # not before: it brings torch along
+        from playground.decoding.session import prepare  # not before: it brings torch along
         limits = replace(self.limits, seed=asked.seed(self.limits.seed))
         return prepare(self.models, [recipe], prompt_of(asked.question, self.models), limits)
 
@@ -222,7 +222,7 @@ def _forwards(session: Session, watch: Stopwatch) -> Iterator[None]:
 
 def prompt_of(question: Question, models: Models) -> Prompt:
     """The question as a session takes it; in chat form only for models that have one."""
-    from playground.session import Prompt
+    from playground.decoding.session import Prompt
     chat = question.chat and bool(models.target.tokenizer.chat_template)
     return Prompt(question.prompt, chat, context=question.context, before=question.before)
 

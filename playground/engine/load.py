@@ -18,8 +18,8 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from playground.engine.memory import free_bytes, loaded_bytes, size_text, stored_bytes
-from playground.engine.sources import Progress, Source, fetch, find_source, first_sentence, is_folder, read_config, tensors, unseen
+from playground.engine.device_memory import free_bytes, loaded_bytes, size_text, stored_bytes
+from playground.engine.hub_files import Progress, Source, fetch, find_source, first_sentence, is_folder, read_config, tensors, unseen
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 

@@ -13,14 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from playground.engine.fast import FastLlama, fast_path
-from playground.engine.grammar import GrammarEngine
-from playground.engine.light import FEW, LightLlama, light_path
-from playground.engine.pool import UNKNOWN, Room
-from playground.engine.replay import Replay, replay_path
-from playground.engine.seams import Call, Plan, install
-from playground.engine.segment import Segment
-from playground.engine.store import Store
+from playground.engine.attention_mask import Segment
+from playground.engine.cuda_graphs import Replay, replay_path
+from playground.engine.fused_llama import FastLlama, fast_path
+from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.hooks import Call, Plan, install
+from playground.engine.kv_buffer import UNKNOWN, Room
+from playground.engine.kv_cache import Store
+from playground.engine.numpy_llama import FEW, LightLlama, light_path
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 

@@ -51,7 +51,7 @@ def work(options):
     """One step of the training."""
     import torch
     torch.set_num_threads(options.threads)
-    from playground.pocket import steps
+    from playground.pocket import pipeline as steps
     steps.COMMANDS[options.command](options)
 
 

@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict
 
 from playground.pocket.data import SHARES, STAGES
+from playground.pocket.draft_acceptance import GUESSES
 from playground.pocket.evaluate import GUESSED
-from playground.pocket.speculation import GUESSES
 from playground.pocket.train import NOTED
 
 MIDDLE = GUESSES[len(GUESSES) // 2]

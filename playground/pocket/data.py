@@ -17,7 +17,7 @@ from tqdm import tqdm
 from playground.errors import Refusal
 from playground.pocket import corpus
 from playground.pocket import tokenizer as tokens
-from playground.pocket.model import within_documents
+from playground.pocket.architecture import within_documents
 from playground.pocket.world import TASKS, facts, names, recall, revise
 
 SHARES = dict(          # of the training tokens; answers are what counts, so a task with short ones needs more

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from playground.pocket import speculation
+from playground.pocket import draft_acceptance as speculation
 from playground.pocket import tokenizer as tokens
 from playground.pocket.data import Windows
 from playground.pocket.generation import continuations

@@ -21,9 +21,9 @@ import torch
 from tqdm import tqdm
 
 from playground.errors import Refusal
+from playground.pocket.atomic_files import read_checkpoint, write_checkpoint
 from playground.pocket.data import STAGES, Windows
 from playground.pocket.muon import Muon
-from playground.pocket.writing import read_checkpoint, write_checkpoint
 
 EXIT_WEIGHT, EXIT_EVERY = 0.15, 4           # the early exit's share of the loss, taken on every fourth token
 CHECKPOINT = "checkpoint.pt"

@@ -11,21 +11,21 @@ from typing import Any
 
 import gradio as gr
 
-from playground.comparison import compared
-from playground.declared import facts
+from playground.bench.questions import Question
+from playground.bench.questions import gallery as answerable
+from playground.contract import discover, find
+from playground.contract.metadata import facts
+from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
-from playground.memory import Memory
-from playground.questions import Question
-from playground.questions import gallery as answerable
-from playground.result import Result
-from playground.strategy import discover, find
 from playground.trace import Trace
+from playground.trace.comparison import compared
+from playground.trace.result import Result
 from playground.ui.gallery import examples as gallery
-from playground.ui.gpu import Borrowed
-from playground.ui.lanes import to_json
+from playground.ui.live_view import to_json
 from playground.ui.settings import CHOICES, DEFAULT, LANES, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
+from playground.ui.zero_gpu import Borrowed
 
 Lane = dict[str, Any]
 Turns = list[list[str]] | None

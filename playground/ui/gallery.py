@@ -10,9 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from playground import questions
-from playground.questions import Question
-from playground.ui.scripted import Scripted
+from playground.bench import questions
+from playground.bench.questions import Question
+from playground.ui.scripted_component import Scripted
 from playground.ui.settings import Settings
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts.json"

@@ -13,18 +13,19 @@ from typing import Any
 
 import gradio as gr
 
+from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
-from playground.memory import Memory
-from playground.ui import figures, studies
-from playground.ui.arrivals import Arrival
+from playground.trace.transcript import Written, sequences
+from playground.ui import run_figures as figures
+from playground.ui import study_figures as studies
 from playground.ui.frames import frame, recording
 from playground.ui.gallery import brought, picked
-from playground.ui.gpu import Borrowed
 from playground.ui.lessons import settings_of
+from playground.ui.model_loader import Arrival
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
-from playground.written import Written, sequences
+from playground.ui.zero_gpu import Borrowed
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 LONGEST_WORDS = 500  # characters that a fork may be told to begin with

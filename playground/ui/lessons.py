@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from playground.errors import Refusal
-from playground.ui.lanes import to_json
-from playground.ui.scripted import Scripted
+from playground.ui.live_view import to_json
+from playground.ui.scripted_component import Scripted
 from playground.ui.settings import CHOICES, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets"

@@ -7,10 +7,13 @@ from html import escape
 
 import gradio as gr
 
-from playground.ui import benchmark, game, library, page
+from playground.ui import benchmark_page as benchmark
+from playground.ui import game_page as game
+from playground.ui import library_page as library
+from playground.ui import playground_page as page
 from playground.ui.api import publish
-from playground.ui.look import read
 from playground.ui.site import Site
+from playground.ui.theme import read
 
 
 @dataclass(frozen=True)

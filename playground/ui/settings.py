@@ -10,9 +10,9 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from playground.bench.questions import Question, known
+from playground.contract.lane_config import Recipe
 from playground.errors import Refusal
-from playground.questions import Question, known
-from playground.recipe import Recipe
 
 LANES = 4
 WIDEST = 8  # lanes on the page that takes most

@@ -8,38 +8,38 @@ from pathlib import Path
 from typing import Any
 
 import playground
+from playground.bench.questions import judging
+from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import BUNDLED, PACKED, entries
 from playground.errors import Refusal
-from playground.memory import Memory
-from playground.questions import judging
 from playground.trace import Trace
-from playground.ui.arrivals import Arrival, Arrivals, Wish
+from playground.ui.admission_queue import Line
 from playground.ui.frames import recording
-from playground.ui.gpu import Batch, Borrowed, batches, lent, on_zero
-from playground.ui.line import Line
+from playground.ui.model_loader import Arrival, Arrivals, Wish
 from playground.ui.settings import DEFAULT, Rules, Settings
-from playground.ui.survey import Choice, asking
+from playground.ui.survey_run import Choice, asking
 from playground.ui.worker import Run, Worker
+from playground.ui.zero_gpu import Batch, Borrowed, batches, lent, on_zero
 
 RUNS = 16  # of all visitors at a time: more would give none of them a pace worth watching
 ASSETS = Path(__file__).parents[2] / "assets"
 
 
 def _prepare(models: Any, settings: Settings, memory: Memory):
-    from playground.session import Limits, Prompt, prepare  # not before a model is there: it brings torch along
+    from playground.decoding.session import Limits, Prompt, prepare  # not before a model is there: it brings torch along
     context = settings.context if settings.context.strip() else ""
     prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system, context, settings.turns())
     return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()), memory=memory)
 
 
 def _score(models: Any, settings: Settings):
-    from playground.scoring import score
-    from playground.session import Prompt
+    from playground.decoding.scoring import score
+    from playground.decoding.session import Prompt
     return score(models, Prompt(settings.prompt, settings.mode == "chat", settings.system, settings.context, settings.turns()))
 
 
 def _load(*names: Any, **how: Any) -> Any:
-    from playground.session import leave_a_core  # not before a model is wanted: it brings torch along
+    from playground.decoding.session import leave_a_core  # not before a model is wanted: it brings torch along
     leave_a_core()
     return playground.load(*names, **how)
 
@@ -71,8 +71,8 @@ class Site:
         """Raise Refusal for options that cannot work, before the page is up; models on the hub are looked for later."""
         if self.wish == Wish():
             return
+        from playground.engine.hub_files import find_source, is_folder
         from playground.engine.load import Loading  # not before there is something to check: it takes seconds
-        from playground.engine.sources import find_source, is_folder
         for device in (self.wish.device, self.wish.draft_device or self.wish.device):
             Loading(device, self.wish.dtype, self.wish.quantization).resolve()
         for name in (self.wish.model, self.wish.draft):
@@ -147,7 +147,7 @@ class Site:
         return next(self._borrowed_look(settings, model, tokens, chosen))
 
     def _looks(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> Iterator[dict[str, Any]]:
-        from playground.inside import look  # not before a model is there: it brings torch along
+        from playground.decoding.logit_lens import look  # not before a model is there: it brings torch along
         yield asdict(look(self._one_of(settings, model), tokens, chosen))
 
     def spelt(self, settings: Settings, model: str, text: str) -> list[int]:

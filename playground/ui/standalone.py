@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from playground.trace import Trace
-from playground.ui.view import script, styles, surroundings
+from playground.ui.live_view_assets import script, styles, surroundings
 
 BLANK = re.compile(r"\{\{(\w+)\}\}")
 

@@ -3,11 +3,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from playground.algorithms.speculative.drafting import chain_until, new_tree
+from playground.algorithms.speculative.speculation_math import block_efficiency
+from playground.contract import Drafter, Inner, knob
+from playground.contract.token_tree import ROOT
 from playground.events import Event, Figure
-from playground.parts.drafting import chain_until, new_tree
-from playground.parts.speculation import block_efficiency
-from playground.parts.tree import ROOT
-from playground.strategy import Drafter, Inner, knob
 
 
 @dataclass

@@ -1,9 +1,9 @@
 """LayerSkip: self-speculation."""
 from collections.abc import Iterator
 
+from playground.algorithms.speculative.speculative_loop import rounds
+from playground.contract import Drafter, Preset, Verifier, slot
 from playground.errors import Refusal
-from playground.parts.rounds import rounds
-from playground.strategy import Drafter, Preset, Verifier, slot
 
 
 class LayerSkip(Preset):

@@ -1,8 +1,8 @@
 """The model's own first layers as drafter."""
 from collections.abc import Iterator
 
-from playground.parts.drafting import grow, independent, new_tree
-from playground.strategy import Drafter, knob
+from playground.algorithms.speculative.drafting import grow, independent, new_tree
+from playground.contract import Drafter, knob
 
 
 class LayerSkipDraft(Drafter):

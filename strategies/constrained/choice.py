@@ -1,5 +1,5 @@
 """A list of choices as constraint."""
-from playground.strategy import Constraint, knob
+from playground.contract import Constraint, knob
 
 
 class Choice(Constraint):

@@ -1,5 +1,5 @@
 """A grammar as llama.cpp writes it, as constraint."""
-from playground.strategy import Constraint, knob
+from playground.contract import Constraint, knob
 
 EXAMPLE = 'root ::= animal (" and " animal)*\nanimal ::= "a " [a-z]{3,6}'
 

@@ -1,7 +1,7 @@
 """JSON Schema as constraint."""
 import json
 
-from playground.strategy import Constraint, knob
+from playground.contract import Constraint, knob
 
 EXAMPLE = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -1,6 +1,6 @@
 """A context-free grammar as constraint."""
-from playground.parts.grammars import NAMES, ready_grammar
-from playground.strategy import Constraint, knob
+from playground.algorithms.constrained.bundled_grammars import NAMES, ready_grammar
+from playground.contract import Constraint, knob
 
 EXAMPLE = 'start: sum\nsum: NUMBER (" + " NUMBER)*\nNUMBER: /[0-9]{1,3}/'
 OWN = "own"

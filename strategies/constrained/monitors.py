@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from playground.contract import Sampler, knob
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.strategy import Sampler, knob
 
 SHOWN = 8  # names
 PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") | frozenset(range(0x80, 0x100))

@@ -1,5 +1,5 @@
 """A regular expression as constraint."""
-from playground.strategy import Constraint, knob
+from playground.contract import Constraint, knob
 
 
 class Regex(Constraint):

@@ -4,9 +4,9 @@ from itertools import islice
 
 import torch
 
+from playground.contract import CanvasDecoder, Strategy, knob, make
 from playground.engine.sampling import entropy
 from playground.events import Figure, Note
-from playground.strategy import CanvasDecoder, Strategy, knob, make
 
 Score = Callable[[torch.Tensor, int], float]
 SCORES: dict[str, Score] = {  # of a raw row [V] and the token proposed for it; the largest is revealed first

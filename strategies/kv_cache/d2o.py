@@ -4,11 +4,11 @@ from statistics import fmean
 
 import torch
 
+from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.algorithms.kv_cache.slot_merging import Merge, averaged, company, nearest
+from playground.contract import CachePolicy, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
-from playground.parts.merging import Merge, averaged, company, nearest
-from playground.parts.votes import Votes, heaviest
-from playground.strategy import CachePolicy, knob
 
 LARGEST = torch.finfo(torch.float32).max  # the attention of tokens that count as the most attended
 LEAST, MOST = 0.01, 1.0  # share of the prompt that a layer may be dealt

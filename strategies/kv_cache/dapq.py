@@ -1,7 +1,7 @@
 """Tokens that only pretend to be the answer say which of the prompt matter."""
+from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
-from playground.parts.votes import Votes, heaviest
-from playground.strategy import CachePolicy, knob
 
 
 class DapQ(CachePolicy):

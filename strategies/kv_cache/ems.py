@@ -2,12 +2,12 @@
 import torch
 from torch.nn.functional import avg_pool1d
 
+from playground.algorithms.kv_cache.attention_scores import Lately, Moving, Votes, heaviest
+from playground.algorithms.kv_cache.prompt_compression import check_kernel
+from playground.algorithms.kv_cache.slot_merging import TINY, Alike, averaged, nearest
+from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
 from playground.events import Figure
-from playground.parts.merging import TINY, Alike, averaged, nearest
-from playground.parts.snapshot import check_kernel
-from playground.parts.votes import Lately, Moving, Votes, heaviest
-from playground.strategy import CachePolicy, knob
 
 
 class EMS(CachePolicy):

@@ -1,10 +1,10 @@
 """Half of the layers read the whole prompt, the others only what the first half found worth it."""
 import math
 
-from playground.parts.snapshot import Snapshot
-from playground.parts.staircase import staircase
-from playground.parts.votes import heaviest
-from playground.strategy import knob
+from playground.algorithms.kv_cache.attention_scores import heaviest
+from playground.algorithms.kv_cache.layer_cut_figure import staircase
+from playground.algorithms.kv_cache.prompt_compression import Snapshot
+from playground.contract import knob
 
 
 class FastKV(Snapshot):

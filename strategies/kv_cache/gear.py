@@ -4,9 +4,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from playground.algorithms.kv_cache.quantization import LARGEST, Quantised, fitting, quantise
+from playground.contract import CachePolicy, knob
 from playground.events import Figure
-from playground.parts.packing import LARGEST, Quantised, fitting, quantise
-from playground.strategy import CachePolicy, knob
 
 TINY = 1e-30  # stands for the length of rows that are all zero
 

@@ -1,7 +1,7 @@
 """Heavy hitters of attention, and the most recent tokens."""
+from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
-from playground.parts.votes import Votes, heaviest
-from playground.strategy import CachePolicy, knob
 
 
 class H2O(CachePolicy):

@@ -1,5 +1,5 @@
 """Tokens with short keys stay."""
-from playground.parts.sized import Sized
+from playground.algorithms.kv_cache.topk_eviction import Sized
 
 
 class KeyNorm(Sized):

@@ -1,6 +1,6 @@
 """Keys and values in two, four or eight bits."""
-from playground.parts.packing import fitting, quantise
-from playground.strategy import CachePolicy, knob
+from playground.algorithms.kv_cache.quantization import fitting, quantise
+from playground.contract import CachePolicy, knob
 
 
 class Kivi(CachePolicy):

@@ -4,9 +4,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from playground.algorithms.kv_cache.attention_scores import Lately, heaviest
+from playground.contract import CachePolicy, knob
 from playground.events import Figure
-from playground.parts.votes import Lately, heaviest
-from playground.strategy import CachePolicy, knob
 
 TINY = 1e-6  # of a row's attention, by which a cover may fall short: rounding
 

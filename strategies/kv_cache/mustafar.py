@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from playground.algorithms.kv_cache.quantization import pack_bits, unpack_bits
+from playground.contract import CachePolicy, knob
 from playground.events import Figure
-from playground.parts.packing import pack_bits, unpack_bits
-from playground.strategy import CachePolicy, knob
 
 TINY = 1e-30  # stands for the length of a row that is all zero
 

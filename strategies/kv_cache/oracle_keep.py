@@ -1,6 +1,6 @@
 """What no choice of tokens can beat."""
+from playground.contract import CachePolicy, knob
 from playground.events import Figure
-from playground.strategy import CachePolicy, knob
 
 
 class OracleKeep(CachePolicy):

@@ -3,9 +3,9 @@ import math
 
 import torch
 
+from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.contract import CachePolicy, knob
 from playground.events import Figure
-from playground.parts.votes import Votes, heaviest
-from playground.strategy import CachePolicy, knob
 
 CLOSE, ROUNDS = 5, 60  # the search for a level ends within so many tokens of what is to go, or after so many halvings
 

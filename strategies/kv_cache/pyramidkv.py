@@ -1,7 +1,7 @@
 """A prompt snapshot that is wide in the first layers and narrow in the last."""
+from playground.algorithms.kv_cache.prompt_compression import Snapshot
+from playground.contract import knob
 from playground.events import Figure
-from playground.parts.snapshot import Snapshot
-from playground.strategy import knob
 
 
 class PyramidKV(Snapshot):

@@ -1,8 +1,8 @@
 """Tokens that stay by chance."""
 import torch
 
-from playground.parts.sized import Sized
-from playground.strategy import knob
+from playground.algorithms.kv_cache.topk_eviction import Sized
+from playground.contract import knob
 
 STRETCH = 256  # positions whose numbers are drawn together, so that they do not depend on how many tokens come at a time
 

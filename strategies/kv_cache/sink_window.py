@@ -1,5 +1,5 @@
 """Attention sinks with a sliding window."""
-from playground.strategy import CachePolicy, knob
+from playground.contract import CachePolicy, knob
 
 
 class SinkWindow(CachePolicy):

@@ -1,5 +1,5 @@
 """The end of the prompt says which of its tokens matter."""
-from playground.parts.snapshot import Snapshot
+from playground.algorithms.kv_cache.prompt_compression import Snapshot
 
 
 class SnapKV(Snapshot):

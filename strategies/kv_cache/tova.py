@@ -1,6 +1,6 @@
 """The last row says which token goes."""
-from playground.parts.votes import Votes, heaviest
-from playground.strategy import CachePolicy, knob
+from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.contract import CachePolicy, knob
 
 
 class Tova(CachePolicy):

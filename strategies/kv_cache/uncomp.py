@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from playground.algorithms.kv_cache.attention_scores import Lately, heaviest
+from playground.algorithms.kv_cache.layer_cut_figure import staircase
+from playground.algorithms.kv_cache.prompt_compression import POOLS, check_kernel
+from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
 from playground.events import Figure
-from playground.parts.snapshot import POOLS, check_kernel
-from playground.parts.staircase import staircase
-from playground.parts.votes import Lately, heaviest
-from playground.strategy import CachePolicy, knob
 
 if TYPE_CHECKING:
-    from playground.parts.reading import Reading
+    from playground.algorithms.sampling.token_readings import Reading
 
 TINY = 1e-10  # the smallest eigenvalue that counts
 FALL = 1 / 32  # of the mean entropy of a layer's heads, more than which begins a stage: a fall of 1 in the sum over the 32 heads of the paper's models

@@ -2,10 +2,10 @@
 from collections.abc import Iterator
 from math import log
 
+from playground.algorithms.sampling.context_shift import told
+from playground.contract import Sampler, knob
 from playground.engine.sampling import contrast, jensen_shannon
 from playground.events import Event
-from playground.parts.context import told
-from playground.strategy import Sampler, knob
 
 
 class AdaCAD(Sampler):

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from playground.contract import Decoder, Strategy, knob, make
 from playground.events import Figure, Note
-from playground.strategy import Decoder, Strategy, knob, make
 
 HALVINGS = 40
 FINEST = 1e-4  # nats by which rounding may make a step dearer than its budget

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from playground.contract import Sampler, knob
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.strategy import Sampler, knob
 
 ARROW = "=>"
 LEAST = 1e-6  # a similarity below it is taken for it: weights stay positive

@@ -1,10 +1,10 @@
 """Context-aware decoding."""
 from collections.abc import Iterator
 
+from playground.algorithms.sampling.context_shift import told
+from playground.contract import Sampler, knob
 from playground.engine.sampling import contrast
 from playground.events import Event
-from playground.parts.context import told
-from playground.strategy import Sampler, knob
 
 
 class CAD(Sampler):

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from playground.algorithms.sampling.repetition import marks
+from playground.contract import Decoder, Strategy, knob, make
+from playground.contract.token_tree import ROOT
 from playground.engine import sampling
 from playground.errors import Refusal
 from playground.events import Branches, Event, Figure
-from playground.parts.repetition import marks
-from playground.parts.tree import ROOT
-from playground.strategy import Decoder, Strategy, knob, make
 
 
 @dataclass(eq=False)

@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 import torch
 
+from playground.contract import Decoder, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import REMOVED
 from playground.events import Event, Figure, Note
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Decoder, knob
 
 
 class ContrastiveSearch(Decoder):

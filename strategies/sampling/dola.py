@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 import torch
 
+from playground.algorithms.sampling import contrastive as plausible
+from playground.contract import Inner, Sampler, knob
 from playground.engine.sampling import jensen_shannon
 from playground.events import Event, Figure
-from playground.parts import plausible
-from playground.strategy import Inner, Sampler, knob
 
 DEEP = 40  # layers; above it the buckets are the first and the last SPAN layers
 SPAN = 20

@@ -3,9 +3,9 @@ from collections.abc import Iterator
 
 import torch
 
+from playground.algorithms.sampling.repetition import LONGEST, among, echoes, marks, stretch
+from playground.contract import Sampler, knob
 from playground.events import Event, Figure, Note
-from playground.parts.repetition import LONGEST, among, echoes, marks, stretch
-from playground.strategy import Sampler, knob
 
 
 class DRY(Sampler):

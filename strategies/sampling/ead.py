@@ -2,8 +2,8 @@
 from collections import deque
 from collections.abc import Iterator
 
+from playground.contract import Decoder, knob
 from playground.events import Figure, Switch
-from playground.strategy import Decoder, knob
 
 LN2 = 0.6931471805599453
 

@@ -1,6 +1,6 @@
 """Epsilon sampling."""
+from playground.contract import Sampler, knob
 from playground.engine import sampling
-from playground.strategy import Sampler, knob
 
 
 class Epsilon(Sampler):

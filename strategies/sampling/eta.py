@@ -1,8 +1,8 @@
 """Eta sampling."""
 import torch
 
+from playground.contract import Sampler, knob
 from playground.engine import sampling
-from playground.strategy import Sampler, knob
 
 
 class Eta(Sampler):

@@ -1,8 +1,8 @@
 """Plain greedy decoding, the yardstick of every other lane."""
 from collections.abc import Iterator
 
-from playground.parts.plain import plain
-from playground.strategy import Decoder
+from playground.algorithms.sampling.plain_decoding import plain
+from playground.contract import Decoder
 
 
 class Greedy(Decoder):

@@ -1,9 +1,9 @@
 """Induce-then-contrast decoding."""
 from collections.abc import Iterator
 
+from playground.algorithms.sampling import contrastive as plausible
+from playground.contract import Sampler, knob
 from playground.events import Event, Figure
-from playground.parts import plausible
-from playground.strategy import Sampler, knob
 
 INDUCE = "Answer with something that sounds plausible and is false."
 

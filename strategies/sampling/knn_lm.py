@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from playground.algorithms.fairy_tales import tales
+from playground.contract import Sampler, knob
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.parts.tales import tales
-from playground.strategy import Sampler, knob
 
 WINDOW = 128  # tokens of the text that are read together; windows know nothing of each other
 LETTERS = 8  # of a text that are looked at for each token that may be read; few tokens are longer

@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from playground.algorithms.sampling import contrastive as plausible
+from playground.contract import Inner, Sampler, knob
 from playground.engine.sampling import contrast
 from playground.events import Event, Figure
-from playground.parts import plausible
-from playground.strategy import Inner, Sampler, knob
 
 INDUCE = "Answer with something that sounds plausible and is false."
 REFOCUS = "Answer truthfully, with nothing but facts."

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import torch
 
+from playground.contract import Sampler, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Event, Figure, Note
-from playground.strategy import Sampler, knob
 
 LN2 = math.log(2)
 LOST = 7  # bits above those of a uniform row: what is cut there has less than 2 ** -7 of all probability

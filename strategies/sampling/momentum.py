@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
+from playground.algorithms.sampling.repetition import echoes
+from playground.contract import Sampler, knob
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.parts.repetition import echoes
-from playground.strategy import Sampler, knob
 
 LEAST = 1e-12  # below this the logarithm goes on as its tangent, so that a worth below nothing is still more or less
 

@@ -3,10 +3,10 @@ from collections.abc import Iterator
 
 import torch
 
+from playground.algorithms.sampling.repetition import among, echoes
+from playground.contract import Sampler, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Event, Figure, Note
-from playground.parts.repetition import among, echoes
-from playground.strategy import Sampler, knob
 
 
 class NoRepeatNgram(Sampler):

@@ -1,8 +1,8 @@
 """Presence penalty."""
 import torch
 
-from playground.parts.repetition import occurrences, stretch
-from playground.strategy import Sampler, knob
+from playground.algorithms.sampling.repetition import occurrences, stretch
+from playground.contract import Sampler, knob
 
 
 class PresencePenalty(Sampler):

@@ -1,8 +1,8 @@
 """Plain sampling, with the chain of samplers most libraries offer."""
 from collections.abc import Iterator
 
-from playground.parts.plain import plain
-from playground.strategy import Decoder, Strategy, knob, make
+from playground.algorithms.sampling.plain_decoding import plain
+from playground.contract import Decoder, Strategy, knob, make
 
 
 class Sample(Decoder):

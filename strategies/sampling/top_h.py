@@ -2,8 +2,8 @@
 import torch
 from torch.special import entr
 
+from playground.contract import Sampler, knob
 from playground.engine.sampling import REMOVED
-from playground.strategy import Sampler, knob
 
 MOST = 100  # tokens that are looked at
 

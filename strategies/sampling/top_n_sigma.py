@@ -1,8 +1,8 @@
 """Top-n-sigma sampling."""
 import torch
 
+from playground.contract import Sampler, knob
 from playground.engine.sampling import REMOVED
-from playground.strategy import Sampler, knob
 
 
 class TopNSigma(Sampler):

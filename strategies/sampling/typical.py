@@ -1,7 +1,7 @@
 """Typical sampling."""
 import torch
 
-from playground.strategy import Sampler, knob
+from playground.contract import Sampler, knob
 
 
 class Typical(Sampler):

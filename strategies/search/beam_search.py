@@ -1,9 +1,9 @@
 """Beam search."""
 from collections.abc import Iterator
 
+from playground.algorithms.search.beams import Beams, compared, log_probabilities
+from playground.contract import Decoder, knob
 from playground.events import Branches, Figure
-from playground.parts.beams import Beams, compared, log_probabilities
-from playground.strategy import Decoder, knob
 
 
 class BeamSearch(Decoder):

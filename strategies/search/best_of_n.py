@@ -2,9 +2,9 @@
 from collections.abc import Iterator
 from itertools import accumulate
 
+from playground.algorithms.search.parallel_samples import draw_many, whole
+from playground.contract import Decoder, Strategy, knob, make
 from playground.events import Branches, Figure
-from playground.parts.samples import draw_many, whole
-from playground.strategy import Decoder, Strategy, knob, make
 
 
 class BestOfN(Decoder):

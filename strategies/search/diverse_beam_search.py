@@ -2,10 +2,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from playground.algorithms.search.beams import Beams, compared, log_probabilities
+from playground.contract import Decoder, knob
 from playground.errors import Refusal
 from playground.events import Branches, Figure
-from playground.parts.beams import Beams, compared, log_probabilities
-from playground.strategy import Decoder, knob
 
 
 class DiverseBeamSearch(Decoder):

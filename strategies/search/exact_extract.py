@@ -3,11 +3,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from playground.algorithms.search.commit_path import Found, adopt
+from playground.contract import Decoder, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.parts.found import Found, adopt
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Decoder, knob
 
 SHOWN = 10  # spans in the bars
 OUTLINED = 40  # starts in the matrix

@@ -2,11 +2,11 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from playground.algorithms.search.final_answer import last_number, whole_text
+from playground.algorithms.search.parallel_samples import draw_many, finished
+from playground.contract import Decoder, Strategy, knob, make
 from playground.errors import Refusal
 from playground.events import Branches, Figure, Note
-from playground.parts.answers import last_number, whole_text
-from playground.parts.samples import draw_many, finished
-from playground.strategy import Decoder, Strategy, knob, make
 
 
 class FirstFinish(Decoder):

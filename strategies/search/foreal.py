@@ -3,8 +3,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from playground.contract import Decoder, knob
 from playground.events import Event, Figure, Note, Switch
-from playground.strategy import Decoder, knob
 
 STOP = re.compile(r"""(?<!\d\.)(?<=[.!?。！？])["'”’»)\]]*\s*$""")
 LINE = re.compile(r"\n\s*$")

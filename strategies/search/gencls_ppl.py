@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
+from playground.algorithms.search.commit_path import Found, adopt
+from playground.contract import Decoder, knob
+from playground.contract.token_tree import merged
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.parts.found import Found, adopt
-from playground.parts.tree import merged
-from playground.strategy import Decoder, knob
 
 READINGS = {"mean": "perplexity of the label", "sum": "probability", "whole": "perplexity of prompt and label"}
 

@@ -1,10 +1,10 @@
 """Minimum Bayes risk decoding."""
 from collections.abc import Iterator
 
+from playground.algorithms.search.parallel_samples import draw_many, whole
+from playground.algorithms.search.similarity import MEASURES
+from playground.contract import Decoder, Strategy, knob, make
 from playground.events import Branches, Figure, Note
-from playground.parts.likeness import MEASURES
-from playground.parts.samples import draw_many, whole
-from playground.strategy import Decoder, Strategy, knob, make
 
 
 class MinimumBayesRisk(Decoder):

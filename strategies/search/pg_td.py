@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from playground.algorithms.programs.sandbox import tries
+from playground.algorithms.search.commit_path import Found, adopt
+from playground.algorithms.search.explored_prefixes import Explored
+from playground.contract import Decoder, knob
+from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.parts.explored import Explored
-from playground.parts.found import Found, adopt
-from playground.parts.sandbox import tries
-from playground.parts.tree import ROOT, TokenTree, chain
-from playground.strategy import Decoder, knob
 
 OUTLINED = 40  # edges of the search tree that are drawn
 DEFAULT = 'check("") == 0\ncheck("one") == 1\ncheck("the cat sat") == 3'

@@ -2,10 +2,10 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from playground.algorithms.search.final_answer import last_number, last_words, whole_text
+from playground.algorithms.search.parallel_samples import draw_many, whole
+from playground.contract import Decoder, Strategy, knob, make
 from playground.events import Branches, Figure, Note
-from playground.parts.answers import last_number, last_words, whole_text
-from playground.parts.samples import draw_many, whole
-from playground.strategy import Decoder, Strategy, knob, make
 
 
 class SelfConsistency(Decoder):

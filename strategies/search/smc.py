@@ -1,5 +1,5 @@
 """Sequential Monte Carlo under a grammar."""
-from playground.parts.particles import Redrawn
+from playground.algorithms.search.particle_filter import Redrawn
 
 
 class SMC(Redrawn):

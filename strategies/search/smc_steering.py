@@ -6,9 +6,9 @@ from math import log
 import torch
 from torch import Tensor
 
+from playground.algorithms.search.particle_filter import NEVER, Particle, Particles, alive, mean, portions
+from playground.contract import knob
 from playground.events import Figure, Note
-from playground.parts.particles import NEVER, Particle, Particles, alive, mean, portions
-from playground.strategy import knob
 
 ROUNDING = 1e-12
 SURE = 1 - 1e-9  # chance to stay, from which no lot is drawn

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import log, sqrt
 
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import TokenTree, merged
 from playground.events import Figure
-from playground.parts.tree import TokenTree, merged
-from playground.strategy import Drafter, knob
 
 SHOWN = 40  # places of the search, and successors
 Pair = tuple[int, int]

@@ -2,10 +2,10 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import chain
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.parts.tree import chain
-from playground.strategy import Drafter, knob
 
 
 class Aggressive(Drafter):

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from functools import partial
 from math import exp
 
+from playground.algorithms.speculative.drafting import grow, guess_row, independent, new_tree
+from playground.algorithms.speculative.verification import Ruling, walk
+from playground.contract import Decoder, knob
 from playground.events import Event, Figure, Switch, Test
-from playground.parts.drafting import grow, guess_row, independent, new_tree
-from playground.parts.verification import Ruling, walk
-from playground.strategy import Decoder, knob
 
 
 class BiLD(Decoder):

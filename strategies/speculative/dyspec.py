@@ -2,11 +2,11 @@
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
+from playground.algorithms.speculative.drafting import distinct, guess_row, new_tree
+from playground.algorithms.speculative.without_replacement import Ranking, Urn
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT
 from playground.events import Figure
-from playground.parts.drafting import distinct, guess_row, new_tree
-from playground.parts.tree import ROOT
-from playground.parts.urn import Ranking, Urn
-from playground.strategy import Drafter, knob
 
 
 class DySpec(Drafter):

@@ -1,6 +1,6 @@
 """Greedy matching."""
-from playground.parts.verification import certain, match, walk
-from playground.strategy import Verifier
+from playground.algorithms.speculative.verification import certain, match, walk
+from playground.contract import Verifier
 
 
 class GreedyMatch(Verifier):

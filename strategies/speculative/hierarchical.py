@@ -1,10 +1,10 @@
 """Hierarchical speculation: a guess of guesses, for targets that check long trees slowly."""
 from collections.abc import Iterator
 
+from playground.algorithms.speculative.drafting import guess_row, new_tree, purpose
+from playground.contract import Drafter, knob, make
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
-from playground.parts.drafting import guess_row, new_tree, purpose
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob, make
 
 
 class Hierarchical(Drafter):

@@ -4,10 +4,10 @@ from random import Random
 
 import torch
 
+from playground.algorithms.speculative.drafting import new_tree, purpose
+from playground.algorithms.speculative.verification import certain
+from playground.contract import Drafter, knob
 from playground.events import Figure
-from playground.parts.drafting import new_tree, purpose
-from playground.parts.verification import certain
-from playground.strategy import Drafter, knob
 
 
 class Jacobi(Drafter):

@@ -2,10 +2,10 @@
 from collections.abc import Iterator
 from random import Random
 
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
 from playground.events import Figure
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob
 
 MOST_NODES = 128
 

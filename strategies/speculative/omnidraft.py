@@ -3,10 +3,10 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from math import prod
 
+from playground.algorithms.speculative.drafting import grow, independent, new_tree
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
-from playground.parts.drafting import grow, independent, new_tree
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob
 
 Run = tuple[int, ...]
 

@@ -2,10 +2,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from playground.algorithms.speculative.drafting import independent, new_tree
+from playground.contract import Preset, Verifier, knob, slot
+from playground.contract.token_tree import TokenTree
 from playground.events import Event, Figure, Switch
-from playground.parts.drafting import independent, new_tree
-from playground.parts.tree import TokenTree
-from playground.strategy import Preset, Verifier, knob, slot
 
 UNIT = "virtual clock, in passes of the draft; reckoned, not measured"
 

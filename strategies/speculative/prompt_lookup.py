@@ -1,8 +1,8 @@
 """Prompt lookup: the text itself as drafter."""
 from collections.abc import Iterator
 
-from playground.parts.tree import chain
-from playground.strategy import Drafter, knob
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import chain
 
 
 class PromptLookup(Drafter):

@@ -6,12 +6,12 @@ from re import finditer
 
 import torch
 
+from playground.algorithms.search.similarity import words
+from playground.algorithms.speculative.drafting import grow, guess_row, independent, new_tree
+from playground.algorithms.speculative.speculative_loop import rounds
+from playground.algorithms.speculative.verification import Ruling, match, walk
+from playground.contract import Decoder, knob
 from playground.events import Figure, Note, Test
-from playground.parts.drafting import grow, guess_row, independent, new_tree
-from playground.parts.likeness import words
-from playground.parts.rounds import rounds
-from playground.parts.verification import Ruling, match, walk
-from playground.strategy import Decoder, knob
 
 SHOWN = 6  # tokens of a place whose three probabilities are shown
 PARTS = 16  # parts of the passage that are shown

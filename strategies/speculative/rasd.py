@@ -3,12 +3,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from playground.algorithms.speculative.drafting import best, grow, guess_row
+from playground.algorithms.speculative.suffix_index import BREAK, Suffixes
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
 from playground.events import Figure
-from playground.parts.drafting import best, grow, guess_row
-from playground.parts.suffixes import BREAK, Suffixes
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob
 
 SHOWN = 12  # first tokens of what was found that are named
 SOURCES = {(True, False): "drafted", (False, True): "retrieved", (True, True): "both"}

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
+from playground.algorithms.speculative.drafting import check_chain
+from playground.contract import Drafter, Preset, Verifier, knob, slot
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Event, Figure, Note
-from playground.parts.drafting import check_chain
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, Preset, Verifier, knob, slot
 
 
 class Reflective(Preset):

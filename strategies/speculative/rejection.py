@@ -1,6 +1,6 @@
 """The exact rejection rule."""
-from playground.parts.verification import reject, walk
-from playground.strategy import Verifier
+from playground.algorithms.speculative.verification import reject, walk
+from playground.contract import Verifier
 
 
 class Rejection(Verifier):

@@ -2,10 +2,10 @@
 from collections.abc import Iterator
 from math import prod
 
+from playground.algorithms.speculative.drafting import best, distinct, grow, guess_row, new_tree
+from playground.algorithms.speculative.without_replacement import Urn
+from playground.contract import Drafter, knob
 from playground.errors import Refusal
-from playground.parts.drafting import best, distinct, grow, guess_row, new_tree
-from playground.parts.urn import Urn
-from playground.strategy import Drafter, knob
 
 MOST_NODES = 64
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
-from playground.parts.drafting import distinct, guess_row, new_tree
-from playground.parts.tree import ROOT
-from playground.parts.urn import Urn
-from playground.strategy import Drafter, knob
+from playground.algorithms.speculative.drafting import distinct, guess_row, new_tree
+from playground.algorithms.speculative.without_replacement import Urn
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """Sample and match."""
-from playground.parts.verification import match, walk
-from playground.strategy import Verifier
+from playground.algorithms.speculative.verification import match, walk
+from playground.contract import Verifier
 
 
 class SampleMatch(Verifier):

@@ -2,11 +2,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from playground.algorithms.speculative.drafting import check_chain
+from playground.algorithms.speculative.speculation_math import block_efficiency
+from playground.algorithms.speculative.speculative_loop import rounds
+from playground.contract import Drafter, Preset, Verifier, knob, slot
 from playground.events import Event, Figure, Note
-from playground.parts.drafting import check_chain
-from playground.parts.rounds import rounds
-from playground.parts.speculation import block_efficiency
-from playground.strategy import Drafter, Preset, Verifier, knob, slot
 
 
 @dataclass(frozen=True)

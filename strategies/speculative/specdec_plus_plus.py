@@ -6,10 +6,10 @@ from functools import cached_property, partial
 from itertools import accumulate
 from operator import mul
 
+from playground.algorithms.speculative.acceptance_head import AcceptanceHead, Guesses, Reliability, Training, learn
+from playground.algorithms.speculative.drafting import chain_until, new_tree
+from playground.contract import Drafter, knob
 from playground.events import Figure, Note
-from playground.parts.acceptance import AcceptanceHead, Guesses, Reliability, Training, learn
-from playground.parts.drafting import chain_until, new_tree
-from playground.strategy import Drafter, knob
 
 DRAWN, BEST = "drawn", "best"  # tokens of a lane; each kind has a head of its own
 

@@ -1,8 +1,8 @@
 """SpecTr's drafts: several independent continuations."""
 from collections.abc import Iterator
 
-from playground.parts.drafting import best, grow, guess_row, new_tree, purpose
-from playground.strategy import Drafter, knob
+from playground.algorithms.speculative.drafting import best, grow, guess_row, new_tree, purpose
+from playground.contract import Drafter, knob
 
 
 class SpecTr(Drafter):

@@ -1,8 +1,8 @@
 """Speculative decoding, over chains and trees."""
 from collections.abc import Iterator
 
-from playground.parts.rounds import rounds
-from playground.strategy import Decoder, Drafter, Verifier, slot
+from playground.algorithms.speculative.speculative_loop import rounds
+from playground.contract import Decoder, Drafter, Verifier, slot
 
 
 class Speculative(Decoder):

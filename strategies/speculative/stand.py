@@ -5,11 +5,11 @@ from hashlib import blake2b
 
 import torch
 
+from playground.algorithms.speculative.drafting import purpose
+from playground.algorithms.speculative.tree_template import template
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
-from playground.parts.drafting import purpose
-from playground.parts.ranks import template
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob
 
 
 class Thoughts:

@@ -5,10 +5,10 @@ from heapq import heappop, heappush
 from itertools import groupby
 from math import floor
 
+from playground.algorithms.speculative.suffix_index import Suffixes
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
-from playground.parts.suffixes import Suffixes
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob
 
 
 @dataclass

@@ -2,10 +2,10 @@
 from collections.abc import Iterator
 from hashlib import blake2b
 
+from playground.algorithms.speculative.tree_template import template
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
-from playground.parts.ranks import template
-from playground.parts.tree import ROOT, TokenTree
-from playground.strategy import Drafter, knob
 
 
 class Successors:

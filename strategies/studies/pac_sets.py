@@ -1,10 +1,10 @@
 """PAC prediction sets for code."""
 from math import ceil, log
 
+from playground.algorithms.programs.partial_programs import GRID, WHOLE, Calibration, Program, allowed, calibrated, cuts, drawn, written
+from playground.contract import Study, knob
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.parts.partial import GRID, WHOLE, Calibration, Program, allowed, calibrated, cuts, drawn, written
-from playground.strategy import Study, knob
 
 SHOWN = 40  # parts
 

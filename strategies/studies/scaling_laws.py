@@ -2,10 +2,10 @@
 from math import log10
 from statistics import fmean
 
+from playground.algorithms.speculative import speculation_math as speculation
+from playground.contract import Study, knob
 from playground.errors import Refusal
 from playground.events import Figure, Forward, Note
-from playground.parts import speculation
-from playground.strategy import Study, knob
 
 COLUMNS = ("rounds", "guesses a round", "α from counts", "α from p and q", "tokens a round, measured", "predicted from α", "predicted from α by depth",
            "draft cost", "cost of a further row", "speed-up now, predicted", "best draft length", "speed-up there, predicted", "operations a token")

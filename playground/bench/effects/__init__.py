@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from playground.bench.effects.context import context
+from playground.bench.effects.context_effect import context
 from playground.bench.effects.effect import Effect
-from playground.bench.effects.eviction import eviction
-from playground.bench.effects.grammar import grammar
-from playground.bench.effects.speculation import speculation
-from playground.bench.effects.switching import switching
-from playground.bench.effects.votes import votes
+from playground.bench.effects.eviction_effect import eviction
+from playground.bench.effects.grammar_effect import grammar
+from playground.bench.effects.speculation_effect import speculation
+from playground.bench.effects.switching_effect import switching
+from playground.bench.effects.voting_effect import votes
 
 EFFECTS: dict[str, Callable[..., Effect]] = {make.__name__: make for make in (switching, context, eviction, grammar, speculation, votes)}

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from playground.bench.charts import Chart
-from playground.bench.export import facts_table, markdown
+from playground.bench.questions import Question
+from playground.bench.results import Paired, Score, number, sections, spread, table, told
 from playground.bench.spread import Spread
-from playground.bench.standings import Paired, Score, number, sections, spread, table, told
 from playground.bench.survey import Answer, Entrant, survey
-from playground.questions import Question
+from playground.bench.survey_export import facts_table, markdown
 
 if TYPE_CHECKING:
-    from playground.session import Models
+    from playground.decoding.session import Models
 
 Number = Score | Paired | Spread | float | None
 FORMAT, VERSION = "decoding-playground-effects", 1
@@ -46,7 +46,7 @@ class Effect:
 
     def observe(self, models: Models, repeats: int, seed: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Answer]:
         """Every entrant on every question; `repeats` rounds where times are compared, otherwise one."""
-        from playground.session import Limits  # not before: it brings torch along
+        from playground.decoding.session import Limits  # not before: it brings torch along
         return survey(models, self.entrants, self.questions, repeats if self.timed else 1, Limits(seed, self.length), cancelled, warm_up=self.timed)
 
 

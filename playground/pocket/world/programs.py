@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from playground.parts.sandbox import call
+from playground.algorithms.programs.sandbox import call
 from playground.pocket.world.item import Item, on_side
 from playground.pocket.world.program_steps import RESULTS, STEPS
 from playground.pocket.world.wording import Wordings, expand

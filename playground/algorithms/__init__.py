@@ -1,0 +1,1 @@
+"""What several strategies share, by family."""

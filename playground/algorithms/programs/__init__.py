@@ -1,0 +1,1 @@
+"""Shared pieces for programs that a model writes."""

@@ -1,0 +1,16 @@
+"""Plain decoding: one forward, one token, again."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playground.decoding.lane import Lane
+
+
+def plain(lm: Lane) -> Iterator:
+    """Commit the token picked from each row, for as long as `lm` lets the text grow."""
+    rows = yield lm.prefill()
+    while True:
+        yield lm.keep(lm.pick(rows))
+        rows = yield lm.extend()

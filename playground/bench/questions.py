@@ -1,0 +1,122 @@
+"""Questions whose answers are known: those of the gallery, and others drawn afresh from the small world.
+
+The gallery's are items that training never shows, kept in `assets/questions.json` with a sentence on what to look at and the
+lanes that show it; `ask` draws others of the same kind. `judge` holds a text against what is known, by the rule of the task
+(`playground.pocket.world`). Imports neither torch nor gradio.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from playground.events import Judged
+from playground.pocket.world import Item, score
+from playground.pocket.world.show import items
+
+FILE = Path(__file__).resolve().parents[2] / "assets" / "questions.json"
+PROGRAMS = "programs"  # the task whose answers are judged by running them
+STORIES = "stories"  # the one whose answers are many
+Turns = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question to a chat model, and enough to judge its answer.
+
+    before: earlier (user, assistant) turns. context: a passage that is read before the prompt. answer: None where there is no
+    single right one. meta: what the task's own rule needs, as plain data. look: what is worth watching. settings: length and
+    lanes that suit it, by the names of the page's settings.
+    """
+
+    task: str
+    prompt: str
+    answer: str | None
+    grade: int = 1
+    chat: bool = True
+    before: Turns = ()
+    context: str = ""
+    meta: dict[str, Any] = field(default_factory=dict)
+    look: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> str:
+        """What a right answer is, for a reader: the answer itself, or a sentence where many texts are right."""
+        if self.answer is None:
+            return f"A story of forty words or more that names {self.meta['hero']}, ends with its last sentence and repeats no six words in a row."
+        return self.answer
+
+
+def gallery() -> tuple[Question, ...]:
+    """The questions that come with the page, in the order of its file."""
+    return _read(FILE)
+
+
+@cache
+def _read(path: Path) -> tuple[Question, ...]:
+    return tuple(_question(raw) for raw in json.loads(path.read_text(encoding="utf-8")))
+
+
+def _question(raw: dict[str, Any]) -> Question:
+    return Question(**raw | {"before": turns(raw.get("before", ()))})
+
+
+def turns(pairs: Iterable[Iterable[str]]) -> Turns:
+    """Pairs in any form of list, as tuples."""
+    return tuple((user, assistant) for user, assistant in pairs)
+
+
+def known(prompt: str, before: Iterable[Iterable[str]] = (), context: str = "") -> Question | None:
+    """The gallery's question that stands there exactly as written, with its earlier turns and its passage; None where there is none."""
+    asked = prompt, turns(before), context
+    return next((question for question in gallery() if (question.prompt, question.before, question.context) == asked), None)
+
+
+def judge(question: Question, text: str) -> float:
+    """How right a text is as the answer, 0 to 1. A program is run for this, in a process of its own with limits."""
+    try:
+        return score(_item(question.task, question.answer or "", question.meta), text)
+    except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets: nothing that could be read
+        return 0.0
+
+
+def verdict(question: Question, text: str, runs_programs: bool = True) -> Judged:
+    """The judgement as an event; not checked where it would take running a program and none may be run."""
+    if question.task == PROGRAMS and not runs_programs:
+        return Judged(expected=question.expected, checked=False)
+    return Judged(judge(question, text), question.expected)
+
+
+def judging(question: Question | None, runs_programs: bool = True) -> Callable[[str], Judged] | None:
+    """What a session asks about the final text of each lane; None where nothing is known."""
+    return partial(verdict, question, runs_programs=runs_programs) if question else None
+
+
+def ask(task: str, count: int, seed: int, grade: int | None = None) -> list[Question]:
+    """`count` questions that training never shows, the same for the same seed. Refusal: a task, grade or number there is none of."""
+    return [from_item(item) for item in items(task, count, seed, grade=grade, held_out=True)]
+
+
+def from_item(item: Item) -> Question:
+    """An item of the world as a question. A passage that is asked about becomes the context, so that lanes may do without it."""
+    meta = _plain(item.meta)
+    answer = None if item.task == STORIES else item.answer
+    if item.task == "context_qa":
+        return Question(item.task, meta["question"], answer, item.grade, context=meta["passage"], meta=meta)
+    return Question(item.task, item.prompt, answer, item.grade, before=item.before, meta=meta)
+
+
+def _plain(meta: dict[str, Any]) -> dict[str, Any]:
+    """Meta as JSON can hold it: the item behind the last turn of a chat becomes a dict."""
+    last = meta.get("last")
+    return meta | {"last": {"task": last.task, "answer": last.answer, "meta": _plain(last.meta)}} if last else meta
+
+
+def _item(task: str, answer: str, meta: dict[str, Any]) -> Item:
+    """As much of an item as its task's rule looks at."""
+    inner = {"last": _item(**meta["last"])} if "last" in meta else {}
+    return Item("", answer, task, meta | inner)

@@ -1,0 +1,183 @@
+"""One schema on trial: compiled, written under, followed, timed and judged."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from playground.bench.schemas.cases import Case
+from playground.bench.schemas.independent_validator import Judge, Verdict
+from playground.bench.schemas.random_writer import Scribbler
+from playground.contract import make
+from playground.contract.lane_config import Recipe
+from playground.engine.sampling import REMOVED
+from playground.errors import Refusal
+from playground.trace.result import Result
+
+if TYPE_CHECKING:
+    from playground.decoding.session import Models
+    from playground.engine.grammar_matcher import Grammar
+
+OUTCOMES = ("refused", "valid", "invalid", "cut off", "unchecked")
+SHOWN, ROOM = 400, 64  # letters of the schema that the model is shown at most, and tokens left for the words around it
+MOST = 200  # tokens of a scribble
+
+
+class MaskTime(NamedTuple):
+    """Seconds one mask took: the parser's bitmask, its bits as a tensor, and laying it over a row of scores."""
+
+    compute: float
+    unpack: float
+    apply: float
+
+    @property
+    def whole(self) -> float:
+        return self.compute + self.unpack + self.apply
+
+
+class Writing(NamedTuple):
+    """A text that was written under the schema, and what became of it."""
+
+    by: str
+    text: str
+    verdict: Verdict
+
+
+@dataclass
+class Finding:
+    """What is known of a schema after its trial."""
+
+    case: Case
+    refusal: str = ""
+    compile_seconds: float = 0.0
+    masks: list[MaskTime] = field(default_factory=list)
+    writings: list[Writing] = field(default_factory=list)
+    forbidden: list[str] = field(default_factory=list)  # instances that are valid and cannot be written
+    let_through: list[str] = field(default_factory=list)  # instances that are invalid and can be written
+
+    @property
+    def violations(self) -> list[str]:
+        """What was accepted although the schema does not allow it."""
+        broken = [writing for writing in self.writings if writing.verdict.outcome in ("invalid", "no JSON")]
+        return [f"{writing.by} wrote {writing.text[:80]!r}: {writing.verdict.reason}" for writing in broken] + self.let_through
+
+    @property
+    def outcome(self) -> str:
+        """One of OUTCOMES."""
+        if self.refusal:
+            return "refused"
+        if self.violations:
+            return "invalid"
+        known = {writing.verdict.outcome for writing in self.writings}
+        return next((outcome for outcome in ("valid", "unchecked") if outcome in known), "cut off")
+
+    @property
+    def reason(self) -> str:
+        """Why it is not simply valid."""
+        if self.outcome == "valid":
+            return ""
+        told = [self.refusal, *self.violations, *(writing.verdict.reason for writing in self.writings)]
+        return next((reason for reason in told if reason), "")
+
+
+@dataclass
+class Bench:
+    """Tries schemas with one model. `most` limits the model's texts in tokens, `scribbles` is their number a schema."""
+
+    models: Models
+    most: int = 64
+    scribbles: int = 4
+    seed: int = 0
+
+    def __post_init__(self):
+        target = self.models.target
+        self.tokens, self.engine = target.tokens, target.grammars
+        self.scribbler = Scribbler(target.tokens, target.vocabulary)
+        self.scores = torch.zeros(target.vocabulary)
+
+    def try_all(self, cases: list[Case]) -> Iterator[Finding]:
+        for case in cases:
+            yield self.try_one(case)
+
+    def try_one(self, case: Case) -> Finding:
+        finding, judge, start = Finding(case), Judge(case.schema), perf_counter()
+        try:
+            grammar = self.engine.compile(*make("json_schema", source=case.source).grammar())
+        except Refusal as refusal:
+            finding.refusal = str(refusal)
+            return finding
+        finally:
+            finding.compile_seconds = perf_counter() - start
+        for by, ids in self._written(case, grammar):
+            text = self.tokens.decode(ids)
+            whole = self._follow(grammar, ids, finding.masks)
+            finding.writings.append(Writing(by, text, judge(text) if whole else Verdict("cut off", f"cut off after {len(ids)} tokens")))
+        self._follow_instances(grammar, finding)
+        return finding
+
+    def _written(self, case: Case, grammar: Grammar) -> Iterator[tuple[str, list[int]]]:
+        """Token ids of texts, by who wrote them."""
+        yield "the model", self._model_writes(case)
+        for number in range(self.scribbles):
+            ids = self.scribbler.write(grammar.matcher(), self.seed + number, MOST)
+            if ids is not None:
+                yield f"scribble {number + 1}", ids
+
+    def _model_writes(self, case: Case) -> list[int]:
+        from playground.decoding.session import Limits, Prompt, prepare
+        shown = case.source[:max(0, min(SHOWN, self.models.target.context - self.most - ROOM))]  # a letter is a token at most
+        asked = Prompt(f"Write JSON for this schema: {shown}", bool(self.models.target.tokenizer.chat_template))
+        session = prepare(self.models, [Recipe("greedy", {}, [("json_schema", {"source": case.source})])], asked, Limits(self.seed, self.most))
+        while not session.finished:
+            session.advance()
+        return [id for id in Result(session.trace).token_ids if id not in self.models.target.end_ids]
+
+    def _follow(self, grammar: Grammar, ids: list[int], times: list[MaskTime]) -> bool:
+        """Time the mask before each token and at the end; whether the text may end there."""
+        matcher = grammar.matcher()
+        for token in ids:
+            times.append(self._time(matcher))
+            matcher.advance(token)
+        times.append(self._time(matcher))
+        return matcher.accepting
+
+    def _time(self, matcher: Any) -> MaskTime:
+        start = perf_counter()
+        bits = matcher.bitmask()
+        computed = perf_counter()
+        mask = matcher.unpack(bits)
+        unpacked = perf_counter()
+        self.scores.masked_fill(~mask, REMOVED)
+        return MaskTime(computed - start, unpacked - computed, perf_counter() - unpacked)
+
+    def _follow_instances(self, grammar: Grammar, finding: Finding) -> None:
+        for instance in finding.case.instances:
+            accepted = any(self._accepts(grammar, text) for text in spellings(instance.data, finding.case.schema))
+            if accepted and not instance.valid:
+                finding.let_through.append(f"{instance.description}: {json.dumps(instance.data)[:80]} was let through")
+            if instance.valid and not accepted:
+                finding.forbidden.append(instance.description)
+
+    def _accepts(self, grammar: Grammar, text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.advance(token) for token in self.tokens.encode_further(text)) and matcher.accepting
+
+
+def spellings(data: Any, schema: Any) -> list[str]:
+    """Data as JSON with its keys as they stand, and in the order in which the schema names them, which the engine insists on."""
+    return list(dict.fromkeys(json.dumps(form, ensure_ascii=False) for form in (data, ordered(data, schema))))
+
+
+def ordered(data: Any, schema: Any) -> Any:
+    if isinstance(data, list):
+        items = schema.get("items") if isinstance(schema, dict) else None
+        return [ordered(item, items) for item in data]
+    if not isinstance(data, dict) or not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+        return data
+    named = list(dict.fromkeys([*schema.get("properties", {}), *schema.get("required", [])]))
+    keys = [name for name in named if name in data] + [name for name in data if name not in named]
+    return {key: ordered(data[key], schema.get("properties", {}).get(key)) for key in keys}

@@ -1,0 +1,96 @@
+"""`bench caches`: the cache policies side by side."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from playground.bench.caches.caches_defaults import PACED, WEIGHED
+from playground.bench.survey import Answer, Progress
+from playground.cli import terminal_view as screen
+from playground.cli.bench_survey import gather, load_for, models_told, timed
+from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import hush, tell
+
+if TYPE_CHECKING:
+    from playground.bench.caches.caches_report import Findings
+
+
+def measure(options: Namespace) -> bool:
+    """Measure the parts that were asked for, print their tables, and write what was asked for. Nothing is written where Ctrl-C ended it."""
+    for path in (options.out, options.page):
+        check_place(path)
+    if not options.verbose:
+        hush()
+    import torch
+
+    from playground.bench.caches.caches_report import Findings  # not before: these bring torch along
+    from playground.bench.speed_report import machine
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    findings = Findings({"settings": _settings(options), "machine": machine(torch.device("cpu"))})
+    try:
+        for part in dict.fromkeys(options.parts):
+            {"score": _score, "memory": _memory, "step": _step}[part](findings, options)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        tell(1.0, "")
+    _show(findings)
+    write_text(options.out, json.dumps(findings.to_json(), indent=1))
+    if options.page is not None:
+        _write_page(Path(options.page), findings)
+    return False
+
+
+def _settings(options: Namespace) -> dict[str, Any]:
+    names = ("parts", "budgets", "questions", "seed", "tokens", "written", "kept", "behind", "rounds")
+    told = {name: " ".join(map(str, value)) if isinstance(value := getattr(options, name), list) else value for name in names}
+    return told | {"weighed": options.shape or WEIGHED, "paced": options.shape or PACED}
+
+
+def _score(findings: Findings, options: Namespace) -> None:
+    from playground.bench.caches.recall_score import Trial, questions
+    models = load_for([], options)
+    findings.facts["model"] = models_told(models)
+    trial = Trial(models, questions(options.questions, options.seed), options.budgets, options.seed)
+    answers: list[Answer] = []
+    if gather(answers, timed(trial.answers(), Progress(trial.entrants(), trial.questions, 1))):
+        raise KeyboardInterrupt
+    findings.scores = trial.measured(answers)
+
+
+def _memory(findings: Findings, options: Namespace) -> None:
+    import torch
+
+    from playground.bench.caches.freed_memory import Order, weighings
+    from playground.bench.caches.policy_configs import alike
+    orders = [Order(point, options.shape or WEIGHED, options.tokens, options.written, torch.get_num_threads()) for point in alike(options.kept, options.tokens)]
+    tell(0.0, "memory")
+    for weighing in weighings(orders):
+        findings.weighings.append(weighing)
+        tell(len(findings.weighings) / len(orders), f"memory, {weighing.name}")
+
+
+def _step(findings: Findings, options: Namespace) -> None:
+    from playground.bench.caches.policy_configs import alike
+    from playground.bench.caches.policy_lane import random_model
+    from playground.bench.caches.step_timing import WARM_UP, Race
+    model = random_model(options.shape or PACED, options.behind + options.rounds + WARM_UP + 64)
+    findings.paces = Race(model, options.behind, options.rounds).run(alike(options.kept, options.behind), tell)
+
+
+def _show(findings: Findings) -> None:
+    print("\n\n".join(f"{title}\n{screen.table(rows)}" for title, _, rows in findings.tables()) + "\n")
+    for line in (*findings.verdicts(), *findings.failures()):
+        print(line)
+
+
+def _write_page(path: Path, findings: Findings) -> None:
+    """The page, and its figure in a folder of its name beside it."""
+    folder = path.with_suffix("")
+    if findings.scores:
+        folder.mkdir(exist_ok=True)
+        write_text(str(folder / "score.svg"), findings.picture())
+    write_text(str(path), findings.page(f"{folder.name}/score.svg"))

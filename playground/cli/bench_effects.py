@@ -1,0 +1,62 @@
+"""`bench effects`: what the bundled models show of the strategies, recorded with its rules, numbers and charts."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from playground.bench.effects import EFFECTS
+from playground.bench.effects.effect import Effect, Finding, document, page
+from playground.bench.survey import Answer, Progress
+from playground.cli.bench_survey import gather, load_for, models_told, timed
+from playground.cli.input_files import check_place, write_text
+from playground.errors import Refusal
+
+if TYPE_CHECKING:
+    from playground.decoding.session import Models
+
+
+def record(options: Namespace) -> bool:
+    """Look for each effect, say whether it shows, and write what was asked for. Nothing is written where Ctrl-C ended it."""
+    effects = _effects(options)
+    for path in (options.out, options.page):
+        check_place(path)
+    models = load_for([entrant for effect in effects for entrant in effect.entrants], options)
+    from playground.bench.speed_report import machine  # not before: it brings torch along
+    findings = []
+    for effect in effects:
+        answers, stopped = _observed(effect, models, options)
+        if stopped:
+            return True
+        findings.append(Finding.of(effect, answers))
+        print("\n  ".join(findings[-1].lines()), flush=True)
+    facts = {"settings": models_told(models) | {"seed": options.seed, "repeats": options.repeats}, "machine": machine(models.target.device)}
+    write_text(options.out, json.dumps(document(facts, findings), indent=1))
+    if options.page is not None:
+        _write_page(Path(options.page), facts, findings)
+    return False
+
+
+def _effects(options: Namespace) -> list[Effect]:
+    names = list(dict.fromkeys(options.only or EFFECTS))
+    if unknown := next((name for name in names if name not in EFFECTS), None):
+        raise Refusal(f"There is no effect {unknown!r}; choose one of {', '.join(EFFECTS)}.", "only")
+    size = {} if options.questions is None else {"count": options.questions}
+    return [EFFECTS[name](seed=options.seed, **size) for name in names]
+
+
+def _observed(effect: Effect, models: Models, options: Namespace) -> tuple[list[Answer], bool]:
+    answers: list[Answer] = []
+    progress = Progress(effect.entrants, effect.questions, options.repeats if effect.timed else 1)
+    stopped = gather(answers, timed(effect.observe(models, options.repeats, options.seed), progress))
+    return answers, stopped
+
+
+def _write_page(path: Path, facts: dict[str, Any], findings: list[Finding]) -> None:
+    """The page, and the charts in a folder of its name beside it."""
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for finding in findings:
+        write_text(str(folder / f"{finding.effect.name}.svg"), finding.effect.draw(finding.answers).svg())
+    write_text(str(path), page(facts, findings, folder.name))

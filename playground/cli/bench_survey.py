@@ -1,0 +1,93 @@
+"""`bench survey`: strategies on questions."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from playground.bench.questions import Question, ask
+from playground.bench.results import sections, table
+from playground.bench.survey import Answer, Entrant, Progress, survey
+from playground.bench.survey_export import as_csv, document, models_told, page
+from playground.bench.user_questions import read_questions
+from playground.cli import terminal_view as screen
+from playground.cli.input_files import check_place, write_text
+from playground.cli.lane_options import read_lane
+from playground.cli.load_models import load, tell
+from playground.errors import Refusal
+
+if TYPE_CHECKING:
+    from playground.decoding.session import Models
+
+
+def measure(options: Namespace) -> bool:
+    """Ask, print the tables, and write what was asked for; what Ctrl-C ends is shown as far as it came."""
+    entrants, questions = read_entrants(options.entrants), _questions(options)
+    for path in (options.out, options.csv, options.page):
+        check_place(path)
+    models = load_for(entrants, options)
+    from playground.bench.speed_report import machine  # not before: it brings torch along
+    from playground.decoding.session import Limits
+    answers: list[Answer] = []
+    limits = Limits(options.seed, options.max_new_tokens)
+    given = survey(models, entrants, questions, options.repeats, limits)
+    stopped = gather(answers, timed(given, Progress(entrants, questions, options.repeats)))
+    facts = {"settings": _settings(options, models), "machine": machine(models.target.device)}
+    print("\n\n".join("\n".join([section.task, *section.remarks, screen.table(section.rows)]) for section in sections(table(answers))))
+    for failure in dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure):
+        print(failure)
+    write_text(options.out, json.dumps(document(facts, entrants, questions, answers), indent=1))
+    write_text(options.csv, as_csv(answers))
+    write_text(options.page, page("Survey", facts, answers))
+    return stopped
+
+
+def read_entrants(lanes: list[str]) -> list[Entrant]:
+    """Lanes under the names they are written by. Raises Refusal for one that could never work, before a model is loaded."""
+    entrants = [Entrant(text, read_lane(text)) for text in lanes]
+    for entrant in entrants:
+        entrant.assembly()
+    return entrants
+
+
+def load_for(entrants: Iterable[Entrant], options: Namespace) -> Models:
+    """The models that the lanes need, computing with as many threads as was said."""
+    import torch
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return load(options, draft=any("draft" in entrant.assembly().needs() for entrant in entrants))
+
+
+def gather(into: list[Answer], answers: Iterator[Answer]) -> bool:
+    """Everything that comes; True where Ctrl-C ended it."""
+    try:
+        into.extend(answers)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        tell(1.0, "")
+    return False
+
+
+def timed(answers: Iterator[Answer], progress: Progress) -> Iterator[Answer]:
+    """The answers, with a line that says how many there are and how long the rest will take."""
+    tell(0.0, "warming up")
+    for answer in answers:
+        progress.count(answer)
+        left = progress.left
+        tell(progress.share, answer.entrant if left is None else f"{left:.0f} s left, {answer.entrant}")
+        yield answer
+
+
+def _questions(options: Namespace) -> list[Question]:
+    """Of every task in turn, then a person's own; raises Refusal."""
+    if not options.tasks and not options.file:
+        raise Refusal("There is no question to ask: name --tasks, such as records arithmetic, or a --file of your own.", "tasks")
+    drawn = [ask(task, options.questions, options.seed, options.grade) for task in dict.fromkeys(options.tasks)]
+    return [question for row in zip(*drawn) for question in row] + (read_questions(options.file) if options.file else [])
+
+
+def _settings(options: Namespace, models: Models) -> dict[str, Any]:
+    return {**models_told(models), "repeats": options.repeats, "seed": options.seed, "max_new_tokens": options.max_new_tokens}
+

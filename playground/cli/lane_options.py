@@ -1,0 +1,82 @@
+"""From `--set` and `--with` to recipes."""
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playground.cli.input_files import read_text
+from playground.contract import Strategy, discover, find
+from playground.contract.lane_config import Recipe
+from playground.errors import Refusal
+
+FILE = "file"  # stands for the knob that takes a file's text
+
+
+def read_recipe(name: str, settings: list[str], extras: list[str]) -> Recipe:
+    """One lane as the command line asks for it; raises Refusal."""
+    return Recipe(name, read_knobs(find(name), settings), [read_extra(extra) for extra in extras])
+
+
+def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> list[Recipe]:
+    """Lanes to compare. A knob goes to the lanes that have it, a drafter or verifier to those with a slot for it, a toggle to all.
+
+    Raises Refusal for what is wrong whatever the lane; what a single lane cannot take is left for it to say.
+    """
+    classes, added = [find(name) for name in names], [read_extra(extra) for extra in extras]
+    given = [read_knobs(cls, [setting for setting in settings if _has(cls, setting)]) for cls in classes]
+    for setting in settings:
+        if not any(_has(cls, setting) for cls in classes):
+            raise Refusal(f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows the knobs of one.")
+    slots = {kind for cls in classes for kind in cls.slots().values()}
+    return [Recipe(cls.name, knobs, [extra for extra in added if _concerns(extra[0], cls, slots)]) for cls, knobs in zip(classes, given)]
+
+
+def read_lane(text: str) -> Recipe:
+    """`speculative:...+prompt_lookup:depth=10+greedy_match`: a decoder with its knobs, and what is added to it; raises Refusal.
+
+    A plus separates only where the name of a strategy follows, so that a pattern may hold one.
+    """
+    known = "|".join(sorted(discover(), key=len, reverse=True))
+    (name, knobs), *extras = map(read_extra, re.split(rf"\+(?=(?:{known})(?:[:+]|$))", text))
+    return Recipe(name, knobs, extras)
+
+
+def read_extra(text: str) -> tuple[str, dict[str, Any]]:
+    """`regex:pattern=[0-9]{1,3}` as a name and knobs. A comma separates only where a known `knob=` follows."""
+    name, _, rest = text.partition(":")
+    cls = find(name)
+    known = "|".join([*(knob.name for knob in cls.knobs()), FILE])
+    return name, read_knobs(cls, re.split(rf",(?=(?:{known})=)", rest) if rest else [])
+
+
+def read_knobs(cls: type[Strategy], settings: list[str]) -> dict[str, Any]:
+    """`knob=value` pairs, values still as text; raises Refusal for other shapes and for a knob that is set twice."""
+    knobs: dict[str, Any] = {}
+    for name, value in map(_split, settings):
+        if name == FILE and (target := _file_knob(cls)):
+            name, value = target, read_text(value)
+        if name in knobs:
+            raise Refusal(f"{cls.name}: {name} is set twice; leave one away.", name)
+        knobs[name] = value
+    return knobs
+
+
+def _split(setting: str) -> tuple[str, str]:
+    name, equals, value = setting.partition("=")
+    if not equals:
+        raise Refusal(f"{setting!r} sets nothing: write knob=value.")
+    return name.strip(), value
+
+
+def _has(cls: type[Strategy], setting: str) -> bool:
+    name = _split(setting)[0]
+    return name in {knob.name for knob in cls.knobs()} or (name == FILE and _file_knob(cls) is not None)
+
+
+def _file_knob(cls: type[Strategy]) -> str | None:
+    return next((knob.name for knob in cls.knobs() if knob.file), None)
+
+
+def _concerns(extra: str, cls: type[Strategy], slots: set[str]) -> bool:
+    kind = find(extra).kind
+    return kind not in slots or kind in cls.slots().values()

@@ -1,0 +1,43 @@
+"""`list`: which strategies there are. No model is needed, and none is loaded."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+from playground.cli.terminal_view import table
+from playground.contract import KINDS, Knob, Strategy, discover, find
+from playground.contract.metadata import facts
+
+
+def show(options: Namespace) -> bool:
+    """Print all strategies or one."""
+    classes = [find(options.name)] if options.name else list(discover().values())
+    if options.json:
+        print(json.dumps([facts(cls) for cls in classes], indent=2))
+    elif options.name:
+        print(_details(classes[0]))
+    else:
+        print("\n\n".join(_group(kind, found) for kind in KINDS if (found := [cls for cls in classes if cls.kind == kind])))
+        print("\n`list NAME` shows everything about one, its knobs too.")
+    return False
+
+
+def _group(kind: str, classes: list[type[Strategy]]) -> str:
+    rows = [[f"  {cls.name}", cls.title, cls.paper, ", ".join([*cls.guarantee, *(f"needs {need}" for need in cls.needs)])] for cls in classes]
+    return "\n".join([kind.replace("_", " "), table(rows, left=4)])
+
+
+def _details(cls: type[Strategy]) -> str:
+    """Everything a person needs to run one."""
+    lines = [f"{cls.name}: {cls.title} ({cls.kind.replace('_', ' ')}, {cls.paper})", cls.summary()]
+    lines += [f"guarantee: {', '.join(cls.guarantee)}"] if cls.guarantee else []
+    lines += [f"needs: {', '.join(cls.needs)}"] if cls.needs else []
+    lines += [f"slot for a {kind}: {getattr(cls(), name)} unless --with fills it" for name, kind in cls.slots().items()]
+    rows = [[f"  {knob.name}", json.dumps(knob.default), _limits(knob), knob.help] for knob in cls.knobs()]
+    return "\n".join(lines + (["knobs", table(rows, left=4)] if rows else []))
+
+
+def _limits(knob: Knob) -> str:
+    if knob.choices:
+        return " | ".join(knob.choices)
+    return knob.type.__name__ if knob.min is None else f"{knob.min} to {knob.max}"

@@ -1,0 +1,95 @@
+"""`run` and `compare`: lanes over one prompt."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from playground.bench.questions import judging, known, turns
+from playground.cli.input_files import check_place, read_text
+from playground.cli.lane_options import read_recipe, read_recipes
+from playground.cli.load_models import load
+from playground.cli.terminal_view import Screen, costs, report
+from playground.contract.lane_config import Recipe, assemble
+from playground.errors import Refusal
+from playground.trace.comparison import compared, yardstick_of
+from playground.trace.result import Result
+
+if TYPE_CHECKING:
+    from playground.decoding.session import Session
+
+
+def run(options: Namespace) -> bool:
+    """One lane. Raises Refusal where it cannot begin, and after what it wrote was shown where it fails on its way."""
+    session, stopped = _decode(options, [read_recipe(options.name, options.set, options.extras)])
+    result = Result(session.trace)
+    if result.begun:
+        print(json.dumps(result.to_json()) if options.json else f"\n{costs([result])}")
+        _save(session, options.trace)
+    if result.reason == "failed":
+        raise Refusal(result.message)
+    return stopped
+
+
+def compare(options: Namespace) -> bool:
+    """Several lanes. Those that fail say so in their place; raises Refusal, after all was shown, where none came through."""
+    session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
+    results = [Result(session.trace.lane(header.lane)) for header in session.headers]
+    print(json.dumps(compared(results, yardstick_of(results))) if options.json else f"\n{report(results)}")
+    _save(session, options.trace)
+    if all(result.reason == "failed" for result in results):
+        raise Refusal(results[0].message)
+    return stopped
+
+
+def _decode(options: Namespace, recipes: list[Recipe]) -> tuple[Session, bool]:
+    """Run the lanes to their end; the second is True where Ctrl-C ended them. What is wrong is said before a model is loaded."""
+    needs, prompt = _needs(recipes), _prompt(options)
+    check_place(options.trace)
+    models = load(options, draft="draft" in needs)
+    from playground.decoding.session import Limits, Prompt, prepare  # not before: it brings torch along
+    limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
+    asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before))
+    session = prepare(models, recipes, asked, limits, judge=judging(known(prompt, asked.before, options.context) if options.chat else None))
+    return session, _drive(session, shown=not options.json)
+
+
+def _drive(session: Session, shown: bool) -> bool:
+    watch = Screen(session.headers).show if shown else lambda stamped: None
+    try:
+        for stamped in session:
+            watch(stamped)
+    except KeyboardInterrupt:
+        for stamped in session.stop():
+            watch(stamped)
+        return True
+    return False
+
+
+def _needs(recipes: list[Recipe]) -> set[str]:
+    """What the lanes need beside the target; raises Refusal where not one of them can work."""
+    needs, refusals = set(), []
+    for recipe in recipes:
+        try:
+            needs |= assemble(recipe).needs()
+        except Refusal as refusal:
+            refusals.append(refusal)
+    if len(refusals) == len(recipes):
+        raise refusals[0]
+    return needs
+
+
+def _prompt(options: Namespace) -> str:
+    text = read_text(options.prompt_file) if options.prompt_file is not None else options.prompt
+    if not text.strip():
+        raise Refusal("The prompt is empty: write a few words for the model to continue.", "prompt")
+    if options.system and not options.chat:
+        raise Refusal("A system message belongs to a chat: add --chat, or leave --system away.", "system")
+    if options.before and not options.chat:
+        raise Refusal("Earlier turns belong to a chat: add --chat, or leave --before away.", "before")
+    return text
+
+
+def _save(session: Session, path: str | None) -> None:
+    if path is not None:
+        session.trace.save(path)

@@ -1,1 +1,0 @@
-"""What several strategies share: token trees, verification rules, n-gram stores."""

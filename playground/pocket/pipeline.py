@@ -1,0 +1,169 @@
+"""What each command of `python -m playground.pocket` does, on the folders of its options.
+
+A command that would replace something refuses, one that is interrupted leaves nothing half written, and one whose input is
+not there says which command makes it.
+"""
+import json
+from dataclasses import asdict
+from itertools import islice
+
+import torch
+from tqdm import tqdm
+from transformers import LlamaForCausalLM
+
+from playground.engine.load import pick_device
+from playground.errors import Refusal
+from playground.pocket import architecture as models
+from playground.pocket import card, corpus, data
+from playground.pocket import distill as distilling
+from playground.pocket import evaluate as measuring
+from playground.pocket import target_samples as samples
+from playground.pocket import tokenizer as tokens
+from playground.pocket.atomic_files import new_folder, write_text
+from playground.pocket.model_roles import ROLES
+from playground.pocket.train import Plan, Trainer, data_loss, read_state, target_loss
+from playground.pocket.warm_start import inherit
+
+TARGET = ROLES["target"]
+TEXTS = ("samples", "texts.jsonl")          # folder and file of what the target wrote
+MEASURES = "evaluation.json"
+
+
+def make_tokenizer(options):
+    """Train the tokenizer of a role."""
+    role = ROLES[options.role]
+    corpus.require(options.corpus)
+    with new_folder(role.tokenizer(options.out)) as folder:
+        if role.own_tokens:
+            trained = tokens.train(corpus.natural(options.corpus), **tokens.OWN)
+        else:
+            trained = tokens.train(data.tokenizer_texts(options.corpus, options.seed))
+        trained.save_pretrained(folder)
+
+
+def make_data(options):
+    """Write the training and validation windows of a role; those of a draft hold texts of the target too."""
+    role = ROLES[options.role]
+    corpus.require(options.corpus)
+    tokenizer = _tokenizer(options, role)
+    written = [] if role is TARGET else samples.load(options.out.joinpath(*TEXTS))
+    with new_folder(role.data(options.out)) as folder:
+        data.build((options.corpus, folder), tokenizer, int(options.tokens), options.seed)
+        if written:
+            samples.mix_in(folder, written, tokenizer, options.seed)
+
+
+def train(options):
+    """Train a model, or go on with its training, for the whole budget or a piece of it."""
+    role = ROLES[options.role]
+    trainer = _trainer(options, role)
+    if options.resume:
+        trainer.resume(options.minutes)
+    else:
+        trainer.begin()
+        _inherit(options, role, trainer)
+    trainer.run(minutes=options.piece)
+    with new_folder(role.model(options.out) / "weights", replace=True) as folder:
+        models.save(trainer.model, folder)
+    print(trainer.report())
+    print("The training is finished." if trainer.progress >= 1 else f"{trainer.progress:.0%} of the budget is used: go on with --resume.")
+
+
+def make_samples(options):
+    """Let the target write the texts its drafts learn from."""
+    tokenizer, target = _tokenizer(options, TARGET), _trained(options, TARGET, pick_device(options.device))
+    openings = samples.natural_openings(data.Windows.load(TARGET.data(options.out) / f"train_{min(data.STAGES)}.npz"))
+    folder, name = TEXTS
+    with new_folder(options.out / folder) as place:
+        pairs = islice(samples.drawn(target.bfloat16(), tokenizer, openings, options.seed), options.texts)
+        samples.write(tqdm(pairs, total=options.texts, unit=" texts", mininterval=10), place / name)
+
+
+def evaluate(options):
+    """Measure what has been trained, print the table, and keep it beside the models."""
+    family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
+    result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
+    write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
+    print(card.report(result, "target"))
+
+
+def publish(options):
+    """Write the finished models, with card, curve and measures, to --assets."""
+    corpus.require(options.corpus)
+    measured = options.out / MEASURES
+    _require(measured, "evaluate")
+    result = json.loads(measured.read_text(encoding="utf-8"))
+    for role in ROLES.values():
+        if (pair := _pair(options, role)) and role.name in result["loss"]:
+            with new_folder(options.assets / role.published, options.replace) as folder:
+                _publish(options, role, (pair, result), folder)
+
+
+def _publish(options, role, measured, folder):
+    """Everything that belongs to one model. measured: ((model, tokenizer), result of the evaluation)."""
+    (model, tokenizer), result = measured
+    state, plan = read_state(role.model(options.out))
+    if not state.losses:
+        raise Refusal(f"The training in {role.model(options.out)} has hardly begun: go on with --resume before it is published.", "out")
+    models.save(model, folder)
+    tokenizer.save_pretrained(folder)
+    facts = dict(result=result, checksums=corpus.checksums(options.corpus), plan=plan)
+    (folder / "README.md").write_text(card.card(role, model, state, facts), encoding="utf-8")
+    (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
+    measures = result | dict(tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses, plan=asdict(plan))
+    (folder / MEASURES).write_text(json.dumps(measures, indent=1) + "\n", encoding="utf-8")
+
+
+def _trainer(options, role):
+    device = pick_device(options.device)
+    size = options.size or ("small" if device == "cpu" else "large")
+    _require(role.data(options.out), f"data --role {role.name}")
+    vocabulary = len(_tokenizer(options, role))
+    model = models.for_training(models.make(role.shapes[size], vocabulary, options.seed).to(device))
+    if options.compile:
+        models.compile_layers(model)
+    batch = options.batch or (2048 if device == "cpu" else 65536)
+    plan = Plan(minutes=options.minutes or 95, tokens=batch, seed=options.seed)
+    return Trainer(model, _loss(options, role, device), plan, (role.data(options.out), role.model(options.out)))
+
+
+def _inherit(options, role, trainer):
+    """Begin with published weights, where the options name some."""
+    if options.begin:
+        earlier = inherit(trainer.model, _tokenizer(options, role), options.begin)
+        trainer.state.earlier = asdict(earlier)
+
+
+def _loss(options, role, device):
+    """What a role learns by: the draft from the target's distributions, the other draft from text alone."""
+    if role.name == "draft":
+        return distilling.DraftLoss(models.for_training(_trained(options, TARGET, device)))
+    return target_loss if role is TARGET else data_loss
+
+
+def _tokenizer(options, role):
+    folder = role.tokenizer(options.out)
+    _require(folder, f"tokenizer --role {role.name}" if role.own_tokens else "tokenizer")
+    return tokens.load(folder)
+
+
+def _trained(options, role, device="cpu"):
+    """The trained model in float32."""
+    folder = role.model(options.out) / "weights"
+    _require(folder, f"train --role {role.name}")
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+
+
+def _pair(options, role):
+    """Model and tokenizer of a role; None if it is not trained yet, unless it is the target."""
+    if role is not TARGET and not (role.model(options.out) / "weights").exists():
+        return None
+    return _trained(options, role), _tokenizer(options, role)
+
+
+def _require(path, command):
+    if not path.exists():
+        raise Refusal(f"There is no {path}: run `python -m playground.pocket {command}` first.", "out")
+
+
+COMMANDS = dict(tokenizer=make_tokenizer, data=make_data, train=train, samples=make_samples, evaluate=evaluate, publish=publish)

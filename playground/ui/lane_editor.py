@@ -1,0 +1,118 @@
+"""The lane editor: one to four cards, or more where a page takes more, made from what the strategies declare, drawn and changed in the browser.
+
+Its value is a list of {"strategy", "knobs", "extras", "forced"} and, where a lane has its own, "seed". The catalogue of
+declarations travels once, with the page; after every change the browser asks `check`, so a combination that cannot work is
+explained before it is run.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from playground.contract import Knob, Strategy, discover, make
+from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, Recipe, assemble
+from playground.errors import Refusal
+from playground.ui.guarantee_labels import PROMISES
+from playground.ui.scripted_component import Fetched
+from playground.ui.settings import LANES, WIDEST, Settings
+
+ASSETS = Path(__file__).parents[2] / "assets" / "editor"
+SCRIPTS = ("sweep", "editor")  # in this order: they share one scope
+TOGGLES = ("sampler", *SINGLE_KINDS)
+OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
+
+
+class LaneEditor(Fetched):
+    """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and does not continue text."""
+
+    def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, most: int = LANES,
+                 **kwargs: Any):
+        self.problems, self.fills, self.most = problems or {}, fills, most  # Gradio asks for what a constructor takes
+        super().__init__(value, _script(most), [check], problems=self.problems, fills=fills, html_template="<div class='editor'></div>",
+                         apply_default_css=False, **kwargs)
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "array"}
+
+
+@cache
+def _script(most: int) -> str:
+    """What runs in the browser, catalogue and all. Made once: Gradio builds the component anew for every update of a run."""
+    catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
+    return "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace("__CATALOGUE__", _literal(catalogue))
+
+
+def reading_context() -> list[str]:
+    """Names of the strategies that rest an answer on a passage."""
+    return [cls.name for cls in discover().values() if "context" in cls.needs]
+
+
+def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each lane what it promises, or the sentence that says why it cannot run and which knob or part it is about."""
+    return [_checked(recipe) for recipe in Settings(lanes=lanes[:WIDEST] if isinstance(lanes, list) else []).recipes()]
+
+
+def catalogue_of(strategies: dict[str, type[Strategy]]) -> list[dict[str, Any]]:
+    """What the browser needs to know of every strategy a lane can hold."""
+    return [_declaration(cls) for cls in strategies.values() if cls.kind in OFFERED]
+
+
+def _checked(recipe) -> dict[str, Any]:
+    try:
+        return {"guarantee": assemble(recipe).guarantee(), "problem": "", "about": ""}
+    except Refusal as refusal:
+        return {"guarantee": [], "problem": str(refusal), "about": refusal.about}
+
+
+def _declaration(cls: type[Strategy]) -> dict[str, Any]:
+    plain = {name: getattr(cls, name) for name in ("name", "kind", "title", "paper", "sheet", "guarantee", "needs", "reconstruction")}
+    rules = {"drawn": _if_text(getattr(cls, "drawn", None)), "draws": getattr(cls, "draws", None) is True,
+             "exact_for": getattr(cls, "exact_for", ()), "greedy_only": getattr(cls, "greedy_only", False), "takes": _takes(cls)}
+    return {**plain, **rules, "family": cls.family(), "summary": cls.summary(), "slots": _slots(cls), "knobs": [_knob(k) for k in cls.knobs()]}
+
+
+def _knob(knob: Knob) -> dict[str, Any]:
+    return {**asdict(knob), "type": knob.type.__name__}
+
+
+def _slots(cls: type[Strategy]) -> list[dict[str, Any]]:
+    """The slots, each with the names of what may fill it."""
+    return [{"field": field, "kind": kind, "default": cls.__dataclass_fields__[field].default,
+             "takes": [part.name for part in _of_kind(kind) if _granted(make, cls.name, **{field: part.name})]} for field, kind in cls.slots().items()]
+
+
+def _takes(cls: type[Strategy]) -> list[str]:
+    """Names of the toggles that can be had beside a decoder at its default settings."""
+    if cls.kind not in MAIN_KINDS:
+        return []
+    needed = [_of_kind("constraint")[0]] if "constraint" in cls.needs else []
+    return [toggle.name for kind in TOGGLES for toggle in _of_kind(kind) if _go_together(cls, [toggle, *(one for one in needed if one.kind != kind)])]
+
+
+def _go_together(main: type[Strategy], toggles: list[type[Strategy]]) -> bool:
+    return _granted(assemble, Recipe(main.name, extras=[(toggle.name, {}) for toggle in toggles]))
+
+
+def _granted(ask: Callable[..., Any], *words: Any, **more: Any) -> bool:
+    try:
+        ask(*words, **more)
+    except Refusal:
+        return False
+    return True
+
+
+def _of_kind(kind: str) -> list[type[Strategy]]:
+    return [cls for cls in discover().values() if cls.kind == kind]
+
+
+def _if_text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _literal(data: Any) -> str:
+    """JSON that may stand inside a script."""
+    return json.dumps(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,55 @@
+"""The live view as texts: its styles and its one script, for the page and for a run that is saved as a page of its own.
+
+Gradio gives the script `element`, `props`, `watch` and `trigger`; standalone.html does the same. The files lie under assets/live.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from playground import events
+from playground.trace.csv_export import COLUMNS
+from playground.ui.frames import CLOCK, SLOWEST
+from playground.ui.guarantee_labels import LIMIT, PROMISES
+
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+STYLES = ("live", "lanes", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
+SCRIPTS = ("dom", "trace", "metrics", "ledger", "model", "readings", "player", "colour", "text", "words", "card", "plain", "lane", "views/panel",
+           "views/speakers", "views/entropy", "views/branches", "views/difference", "views/canvas", "views/tree", "views/rounds",
+           "views/cache", "views/mask", "views/cost", "views/figures", "views/inside", "keys", "spreadsheet", "picture", "saving", "visit",
+           "views/history", "bar", "lag", "listening", "main")
+"""In this order: they share one scope, and main starts them."""
+
+
+def styles() -> str:
+    return "\n".join(_read(f"live/{name}.css") for name in STYLES)
+
+
+def script() -> str:
+    """All scripts as the body of one function, after the constants they share with Python."""
+    return "\n".join(['"use strict";', *_constants(), *(_read(f"live/{name}.js") for name in SCRIPTS)])
+
+
+def surroundings() -> str:
+    """A whole page around the view; what is left to fill in stands in double braces: styles, trace and source."""
+    return _read("live/standalone.html").replace("{{frame}}", _read("palette.css") + _read("live/standalone.css"))
+
+
+def _constants() -> list[str]:
+    """Every kind of event and the header with their defaults, which the wire format leaves out; how often frames come; what guarantees are
+    called, with null for those that get no badge; the page's skeleton, and how runs are saved."""
+    wire = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()}, "HEADER": _defaults(events.Header)}
+    wire |= {"CLOCK": CLOCK, "SLOWEST": SLOWEST}
+    texts = {"PROMISES": PROMISES | dict.fromkeys(LIMIT), "SKELETON": _read("live/live.html"), "COLUMNS": COLUMNS, "STANDALONE": surroundings()}
+    return [f"const {name} = {json.dumps(value)};" for name, value in (wire | texts).items()]
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    blank = cls()
+    return {f.name: getattr(blank, f.name) for f in fields(cls)}
+
+
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

@@ -1,0 +1,158 @@
+"""The cache of a prompt as a stream of bytes."""
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from playground.contract import CachePolicy, knob
+from playground.events import Figure
+from strategies.kv_cache.cachegen.entropy_coding import decode, encode, tables
+
+DEPTH = 32  # layers of the model that the levels were chosen for
+KEY_BINS = {"1": (16, 16, 12), "2": (32, 16, 16), "3": (32, 32, 32)}  # of the layers before 10, before 20 and after, of 32
+VALUE_BINS = {"1": (16, 12), "2": (32, 16), "3": (32, 32)}  # of the layers before 2 and after
+ANCHOR = 256  # bins of an anchor, which is written plainly: a table for it would outweigh it
+
+
+class CacheGen(CachePolicy):
+    """Go on from a prompt's cache that was sent as a stream of bytes: packed once it is read, unpacked, and put in its place.
+
+    Numbers of a token are scaled by the largest of them and rounded to a few bins, fewer in late layers; then each channel of a
+    layer is written in as few bits as its own statistics allow, which loses nothing. The last token of the prompt is not sent,
+    and the row it left counts as before. In the paper tokens are written as differences to the first of their group, its anchor;
+    the released code, and this one at `group` 1, do without. What is saved is what is sent: the cache in memory is as large as
+    ever, and tables outweigh the rest where the prompt is short. Arithmetic coding is replaced by one of equal sizes that
+    handles all channels at once; which chunk to send at which level is not decided here. Liu et al. 2023, arXiv 2310.07240.
+    """
+
+    name, title, paper, sheet = "cachegen", "Cache as a stream (CacheGen)", "2310.07240", "kv-cache/cachegen"
+    guarantee, sure = ("heuristic",), "medium"
+    row_wise = False
+
+    level: str = knob("2", choices=("1", "2", "3"), help="quality: how many bins a number is rounded to; 3 has the most")
+    group: int = knob(1, 1, 32, step=1, help="neighbouring tokens of which all but the first are written as differences to it; 1 writes every token as it is")
+
+    def __post_init__(self):
+        self._sent, self._shown = {}, False
+
+    def retain(self, held):
+        if held.moment == "prefill" and held.layer not in self._sent and held.positions.shape[1] > 1:
+            self._sent[held.layer] = {part: self._send(held, part) for part in ("keys", "values")}
+        return held.live
+
+    def _send(self, held, part):
+        """Put what comes out of the stream in place of what went in; bytes and numbers of it."""
+        rows = held.read(part)
+        sent = rows[:, :-1].transpose(0, 1).flatten(1)
+        stream = pack(sent, self.bins(part, held.layer, held.layers), self.group)
+        come = unpack(stream).to(rows).unflatten(1, (len(rows), -1)).transpose(0, 1)
+        held.write(part, torch.cat([come, rows[:, -1:]], 1))
+        return len(stream), sent.numel()
+
+    def bins(self, part, layer, layers):
+        """What a number of a layer is rounded to."""
+        deep = layer * DEPTH / layers
+        if part == "keys":
+            return KEY_BINS[self.level][(deep >= 10) + (deep >= 20)]
+        return VALUE_BINS[self.level][deep >= 2]
+
+    def explain(self, prompt, layers):
+        if not self._sent or self._shown:
+            return
+        sent = [[self._sent[layer][part] for layer in range(layers)] for part in ("keys", "values")]
+        labels, (keys, values) = [f"layer {layer}" for layer in range(layers)], sent
+        yield Figure("matrix", "bits sent for each number", {"rows": labels, "columns": ["keys", "values"],
+                                                             "values": [[8 * size / count for size, count in both] for both in zip(keys, values)]})
+        size, count = (sum(column) for column in zip(*keys, *values))
+        yield Figure("bars", "bytes to send", {"labels": ["in 16 bits", "in 8 bits", "this stream"], "values": [2 * count, count, size]})
+        self._shown = True
+
+
+# --- from numbers to bins, and back ---
+
+@dataclass(frozen=True)
+class Binned:
+    """Rows [n, channels] as symbols, and the largest number of each row, by which it was scaled."""
+
+    symbols: numpy.ndarray  # [n, channels]
+    scale: numpy.ndarray  # float32 [n]
+    bins: int
+
+    def rows(self) -> numpy.ndarray:
+        half = self.bins // 2 - 1
+        return (self.symbols.astype(numpy.int64) - half) / half * self.scale[:, None].astype(numpy.float64)
+
+
+def binned(rows: numpy.ndarray, bins: int) -> Binned:
+    """Every number within half a bin; as released there is one bin fewer than that, or two where the number is odd."""
+    scale, half = numpy.abs(rows).max(1).astype(numpy.float32), bins // 2 - 1
+    spread = numpy.where(scale > 0, scale, 1)[:, None]
+    return Binned(numpy.rint(rows * half / spread).clip(-half, half).astype(numpy.int64) + half, scale, bins)
+
+
+# --- from bins to bytes, and back ---
+
+HEAD, PART = "<IIH", "<IHI"  # rows, channels, group; and of a part: rows, bins, words
+
+
+def pack(rows: Tensor, bins: int, group: int) -> bytes:
+    """Rows [n, channels] as bytes, from which `unpack` makes them again as well as the bins allow."""
+    numbers = rows.detach().cpu().double().numpy()
+    head = struct.pack(HEAD, *numbers.shape, group)
+    if group == 1:
+        return head + _written(binned(numbers, bins))
+    anchors = binned(numbers[::group], ANCHOR)
+    apart = numbers - anchors.rows().repeat(group, 0)[:len(numbers)]  # from what the other side will read, so that no error adds up
+    return head + _written(anchors) + _written(binned(apart[_others(len(numbers), group)], bins))
+
+
+def unpack(stream: bytes) -> Tensor:
+    """Rows [n, channels] of a stream, in float64."""
+    n, channels, group = struct.unpack_from(HEAD, stream)
+    parts = list(_read(stream, struct.calcsize(HEAD), channels))
+    if group == 1:
+        return torch.from_numpy(parts[0].rows())
+    rows = parts[0].rows().repeat(group, 0)[:n]
+    rows[_others(n, group)] += parts[1].rows()
+    return torch.from_numpy(rows)
+
+
+def _others(n: int, group: int) -> numpy.ndarray:
+    """Which of n rows are no anchors."""
+    return numpy.arange(n) % group != 0
+
+
+def _written(part: Binned) -> bytes:
+    if part.bins == ANCHOR or not len(part.symbols):
+        return struct.pack(PART, len(part.symbols), part.bins, 0) + part.scale.astype("<f4").tobytes() + part.symbols.astype("u1").tobytes()
+    kinds = 2 * (part.bins // 2 - 1) + 1
+    starts = tables(part.symbols, kinds)
+    last, counts, words = encode(part.symbols, starts)
+    head = struct.pack(PART, len(part.symbols), part.bins, len(words))
+    shapes = (part.scale, "<f4"), (starts[:, 1:-1], "<u2"), (last, "<u4"), (counts, "<u4"), (words, "<u2")
+    return head + b"".join(column.astype(kind).tobytes() for column, kind in shapes)
+
+
+def _read(stream: bytes, at: int, channels: int) -> Iterator[Binned]:
+    while at < len(stream):
+        n, bins, length = struct.unpack_from(PART, stream, at)
+        at, kinds = at + struct.calcsize(PART), 2 * (bins // 2 - 1) + 1
+        plain = bins == ANCHOR or not n
+        coded = [(channels * (kinds - 1), "<u2"), (channels, "<u4"), (channels, "<u4"), (length, "<u2")]
+        columns = []
+        for count, kind in [(n, "<f4"), (n * channels, "u1")] if plain else [(n, "<f4"), *coded]:
+            columns.append(numpy.frombuffer(stream, kind, count, at))
+            at += columns[-1].nbytes
+        yield Binned(columns[1].reshape(n, channels) if plain else _decoded(columns[1:], n), columns[0], bins)
+
+
+def _decoded(columns: list[numpy.ndarray], n: int) -> numpy.ndarray:
+    """Symbols [n, channels] by inner starts of tables, last numbers, counts and words."""
+    inner, *coded = columns
+    channels = len(coded[0])
+    starts = numpy.pad(inner.reshape(channels, -1).astype(numpy.int64), ((0, 0), (1, 1)))
+    starts[:, -1] = 1 << 16
+    return decode(*(column.astype(numpy.int64) for column in coded), starts, n)
