@@ -19,8 +19,7 @@ from playground.bench.caches.step_timing import AGAIN, Pace, Race, Ratio, ratios
 from playground.bench.charts import Chart, below
 from playground.bench.results import Score
 from playground.cli import main
-from playground.contract import find, make
-from playground.decoding.cache_manager import Full
+from playground.contract import Full, find, make
 from playground.decoding.session import Models
 
 PROMPT, KEPT, WRITTEN = 240, 48, 12

@@ -11,8 +11,8 @@ from test_store import EXACT, chain, exact_softmax, feed, twins, words
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from playground.algorithms.kv_cache.slot_merging import Merge
-from playground.engine.attention_mask import DEAD, Focus
+from playground.contract import Merge
+from playground.engine.attention_mask import EMPTY, Focus
 from playground.engine.kv_buffer import Meeting
 from playground.engine.kv_cache import Slots, Store
 from playground.engine.model import Model, Work
@@ -43,7 +43,7 @@ class Heard:
         held = self.layers.setdefault(layer, torch.zeros(len(weights), ROOM, ROOM, dtype=weights.dtype))
         for head, positions in enumerate(keys.expand(len(weights), -1).tolist()):
             for column, position in enumerate(positions):
-                if position != DEAD:
+                if position != EMPTY:
                     held[head, queries, position] += weights[head, :, column]
 
     def rows(self) -> set[int]:
@@ -160,7 +160,7 @@ def test_a_pruned_tree_is_heard_at_its_new_places(llama):
 def mask(store: Store, live: torch.Tensor) -> None:
     """Free slots as a policy would, but leave every key where it is; live [layers, kv_heads, positions]."""
     layers = [store.slots_of(layer) for layer in range(store.depth)]
-    store.slots = [Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), DEAD), whole=False)
+    store.slots = [Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), EMPTY), whole=False)
                    for i, slots in enumerate(layers)]
 
 
@@ -170,13 +170,13 @@ def evict(store: Store, live: torch.Tensor) -> None:
 
 def _stays(slots: Slots, live: torch.Tensor) -> torch.Tensor:
     positions = slots.positions.expand(len(live), -1)
-    return live.gather(1, positions.clamp(min=0)) & (positions != DEAD)
+    return live.gather(1, positions.clamp(min=0)) & (positions != EMPTY)
 
 
 def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
     model, _ = llama
     store, told = model.new_store(), []
-    store.hear = lambda layer, weights, queries, keys: told.append(weights.masked_select((keys == DEAD)[:, None]))
+    store.hear = lambda layer, weights, queries, keys: told.append(weights.masked_select((keys == EMPTY)[:, None]))
     feed_watched(model, store, words(7, 6), chain(6))
     store.keep(5)
     feed_watched(model, store, [5], [-1])  # it sees what goes before it is kept

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from playground.contract.lane_config import Recipe
 from playground.decoding.lane import Limits
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine.attention_mask import DEAD, Window
+from playground.engine.attention_mask import EMPTY, Window
 from playground.engine.kv_buffer import UNKNOWN, Pool, Room
 from playground.engine.kv_cache import Slots, Store
 from playground.engine.model import Model, Work
@@ -251,7 +251,7 @@ def test_a_node_cannot_continue_one_that_does_not_exist(llama):
 def walked(positions: list[int]) -> list[tuple[int, int]]:
     """Stretches of one head's positions, a position at a time."""
     runs: list[tuple[int, int]] = []
-    for position in sorted(p for p in positions if p != DEAD):
+    for position in sorted(p for p in positions if p != EMPTY):
         start = runs.pop()[0] if runs and runs[-1][1] == position else position
         runs.append((start, position + 1))
     return runs
@@ -263,9 +263,9 @@ def some_slots(chance: random.Random, length: int) -> Slots:
     most = max(map(len, heads))
     for head in heads:
         while len(head) < most:
-            head.insert(chance.randint(0, len(head)), DEAD)
+            head.insert(chance.randint(0, len(head)), EMPTY)
     positions = torch.tensor(heads, dtype=torch.long).view(len(heads), most)
-    return Slots(positions, bool((positions != DEAD).all()))
+    return Slots(positions, bool((positions != EMPTY).all()))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -277,4 +277,4 @@ def test_the_stretches_of_all_heads_together_are_those_of_a_walk_through_each(se
         expected = [[walked(head) for head in slots.positions.tolist()] for slots in store.slots]
         agree = [slots.whole and slots.count == length for slots in store.slots]
         assert store.runs() == [[[(0, length)]] if all_there else told for all_there, told in zip(agree, expected)]
-        assert [slots.held for slots in store.slots] == [sum(p != DEAD for head in slots.positions.tolist() for p in head) for slots in store.slots]
+        assert [slots.held for slots in store.slots] == [sum(p != EMPTY for head in slots.positions.tolist() for p in head) for slots in store.slots]

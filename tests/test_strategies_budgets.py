@@ -13,9 +13,8 @@ from tables import TableModel, watch, write
 from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, course, lives, models
 
 from playground.algorithms.kv_cache.attention_scores import heaviest
-from playground.contract import make
+from playground.contract import Held, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.cache_manager import Held
 from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare

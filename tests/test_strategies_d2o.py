@@ -16,8 +16,8 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Lives, alone, cours
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import Votes
-from playground.algorithms.kv_cache.slot_merging import Merge, averaged, nearest
-from playground.contract import make
+from playground.algorithms.kv_cache.slot_merging import averaged, nearest
+from playground.contract import Merge, make
 from playground.contract.lane_config import Assembly, Recipe
 from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws

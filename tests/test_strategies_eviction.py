@@ -13,10 +13,9 @@ from test_store import exact_softmax
 from transformers import DynamicCache
 
 from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
-from playground.contract import CachePolicy, Drafter, make
+from playground.contract import CachePolicy, Drafter, Held, make
 from playground.contract.lane_config import Assembly, Recipe
 from playground.contract.token_tree import TokenTree
-from playground.decoding.cache_manager import Held
 from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare

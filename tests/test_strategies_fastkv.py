@@ -14,9 +14,8 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, cours
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from playground.contract import find, make
+from playground.contract import Full, find, make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.cache_manager import Full
 from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare

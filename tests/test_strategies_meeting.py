@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import STRETCH, Lately, moved
-from playground.algorithms.kv_cache.slot_merging import Alike, Merge, averaged, company, nearest
+from playground.algorithms.kv_cache.slot_merging import Alike, averaged, company, nearest
+from playground.contract import Merge
 from playground.engine.kv_buffer import Meeting, Moving, Pool, in_front
 
 # --- what meets in what ---

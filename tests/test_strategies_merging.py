@@ -74,7 +74,7 @@ def test_a_duplicate_that_goes_leaves_the_one_that_stays_as_it_was(name, weights
 
 
 def of_keys(keys: Tensor):
-    from playground.decoding.cache_manager import Held
+    from playground.contract import Held
     count = keys.shape[1]
     return Held(0, 1, "keep", count, count + 20, torch.arange(count)[None], read=lambda part: keys)
 

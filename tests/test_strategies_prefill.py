@@ -11,9 +11,8 @@ from tables import watch, write
 from test_strategies_budgets import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, best, told, with_policy
 from test_strategies_eviction import LENGTH, PROMPT, alone, course, lives, models
 
-from playground.contract import make
+from playground.contract import Held, make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.cache_manager import Held
 from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare

@@ -13,9 +13,8 @@ from test_strategies_fastkv import EARLY, TEXT, TREE, layer_tokens, leaning_on_e
 from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, best, by_eigenvalues
 from torch import Tensor
 
-from playground.contract import make
+from playground.contract import Full, make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.cache_manager import Full
 from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare

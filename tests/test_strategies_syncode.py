@@ -23,7 +23,7 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 from strategies.constrained import syncode
 from strategies.constrained.syncode import Terminals
-from strategies.constrained.syncode.byte_dfa import DEAD, compiled, encoded
+from strategies.constrained.syncode.byte_dfa import EMPTY, compiled, encoded
 from strategies.constrained.syncode.mask_store import Lookup, MaskStore
 
 CROSSING = ['"}', '", "', '": "', "1.5", ") + (", "+(", "de", "def", "def ", "<=", "< ", "12", "2)+", ")+", "x<=", " =", "true}", "e3"]
@@ -74,7 +74,7 @@ def test_from_every_state_there_is_a_way_to_an_end(pattern):
     ends = {state for state, final in enumerate(automaton.finals) if final}
     for _ in automaton.finals:
         ends |= {state for state, row in enumerate(automaton.table) if not ends.isdisjoint(row)}
-    assert {target for row in automaton.table for target in row} <= ends | {DEAD}
+    assert {target for row in automaton.table for target in row} <= ends | {EMPTY}
 
 
 @pytest.mark.parametrize("low, high", [(0, 0x7F), (0x41, 0x3FF), (0x7F, 0x801), (0xD700, 0xE010), (0xFFF0, 0x10010), (0x10FFF0, 0x10FFFF), (0xE9, 0xE9)])
@@ -105,11 +105,11 @@ def test_what_would_take_too_many_states_is_refused(pattern):
 def by_definition(store: MaskStore, first: str, state: int, second: str, text: bytes) -> tuple[bool, bool]:
     """(surely legal, undecided), of a token that has to leave the first terminal."""
     one, two = store.automata[first], store.automata[second]
-    end = max(end for end in range(len(text) + 1) if one.run(text[:end], state) != DEAD)
+    end = max(end for end in range(len(text) + 1) if one.run(text[:end], state) != EMPTY)
     if end == len(text) or not one.finals[one.run(text[:end], state)]:
         return False, False
     rest = text[end:]
-    reached = max(cut for cut in range(len(rest) + 1) if two.run(rest[:cut]) != DEAD)
+    reached = max(cut for cut in range(len(rest) + 1) if two.run(rest[:cut]) != EMPTY)
     return reached == len(rest), 0 < reached < len(rest) and two.finals[two.run(rest[:reached])]
 
 
@@ -122,7 +122,7 @@ def test_every_lookup_is_what_its_definition_says_of_each_token(name):
             found = store.then(first, state, second)
             wanted = [by_definition(store, first, state, second, text) for text in SPELLED]
             assert list(zip(found.sure.tolist(), found.undecided.tolist())) == wanted
-            inside = [bool(text) and terminals.automata[first].run(text, state) != DEAD for text in SPELLED]
+            inside = [bool(text) and terminals.automata[first].run(text, state) != EMPTY for text in SPELLED]
             assert store.inside(first, state).tolist() == inside
 
 

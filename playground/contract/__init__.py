@@ -1,29 +1,33 @@
-"""What a strategy is: base class and knobs, one file for each kind, registry, lane configuration, metadata, token tree."""
-from playground.contract.strategy import (
-    GUARANTEES,
-    KINDS,
-    NEEDS,
-    STAGES,
-    CachePolicy,
-    CanvasDecoder,
-    ComputePolicy,
-    Constraint,
-    Decoder,
-    Drafter,
-    Inner,
-    Knob,
-    Preset,
-    Sampler,
-    Strategy,
-    Study,
-    Variant,
-    Verifier,
-    discover,
-    find,
-    knob,
-    make,
-    slot,
-)
+"""What a strategy is. Read this first.
 
-__all__ = ["GUARANTEES", "KINDS", "NEEDS", "STAGES", "CachePolicy", "CanvasDecoder", "ComputePolicy", "Constraint", "Decoder", "Drafter", "Inner", "Knob",
-           "Preset", "Sampler", "Strategy", "Study", "Variant", "Verifier", "discover", "find", "knob", "make", "slot"]
+A strategy is a class in a file of its own under `strategies/`. Its annotated fields are its knobs; its docstring says
+what it does, how, and where it comes from. Giving it a `name` registers it; no other file has to be edited.
+
+    class TopP(Sampler):
+        \"\"\"Sample from the smallest set of tokens whose probabilities reach p. ... arXiv 1904.09751.\"\"\"
+
+        name, title, paper, sheet = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines"
+        p: float = knob(0.9, 0.0, 1.0, help="probability mass that is kept")
+
+It knows nothing about pages, JSON, timing, devices or other lanes. There is one file for each kind of strategy;
+`interfaces.py` lists what a strategy may ask of its run.
+"""
+from playground.contract.base import GUARANTEES, NEEDS, Strategy
+from playground.contract.cache_policy import CachePolicy, Full, Held, Merge
+from playground.contract.compute_policy import ComputePolicy
+from playground.contract.constraint import Constraint
+from playground.contract.decoder import CanvasDecoder, Decoder, Preset
+from playground.contract.drafter import Drafter
+from playground.contract.early_exit import Inner
+from playground.contract.knobs import Knob, knob, slot
+from playground.contract.registry import KINDS, discover, find, make
+from playground.contract.sampler import STAGES, Sampler
+from playground.contract.study import Study
+from playground.contract.variant import Variant
+from playground.contract.verifier import Verifier
+
+__all__ = [
+    "GUARANTEES", "KINDS", "NEEDS", "STAGES", "CachePolicy", "CanvasDecoder", "ComputePolicy", "Constraint", "Decoder",
+    "Drafter", "Full", "Held", "Inner", "Knob", "Merge", "Preset", "Sampler", "Strategy", "Study", "Variant", "Verifier",
+    "discover", "find", "knob", "make", "slot",
+]

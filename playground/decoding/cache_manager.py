@@ -2,59 +2,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from playground.engine.attention_mask import DEAD, Focus, Renumbering, Window
+from playground.contract import CachePolicy, Held
+from playground.engine.attention_mask import Focus, Renumbering, Window
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.contract import CachePolicy
     from playground.engine.kv_buffer import Moving
     from playground.engine.kv_cache import Store
 
 
 Turn = Callable[[Tensor, Tensor], Tensor]
 """turn(rotated queries [heads, n, d], positions [n]) -> the same, so many positions earlier"""
-
-
-@dataclass(frozen=True)
-class Held:
-    """What one layer holds when a policy is asked what stays. A place is empty where its position is below 0."""
-
-    layer: int
-    layers: int
-    moment: str  # "prefill": the prompt was read; "keep": tokens were kept; "branch": by sequences that grow side by side
-    prompt: int  # tokens of the prompt
-    next: int  # position of the next row
-    positions: Tensor  # true positions, [kv_heads, slots]; [1, slots] where all heads agree
-    read: Callable[[str], Tensor]  # "keys" or "values" of the slots, [kv_heads, slots, d]
-    write: Callable[[str, Tensor], None] | None = None  # puts other "keys" or "values" in their place, shaped as they are read
-
-    @cached_property
-    def live(self) -> Tensor:
-        """Places that hold a token, [1 or kv_heads, slots]."""
-        return self.positions != DEAD
-
-
-@dataclass(frozen=True)
-class Full:
-    """What a cache would hold if nothing were done to it."""
-
-    prompt: int  # tokens
-    generated: int  # tokens read behind them
-    layers: int
-    heads: int  # of keys and values
-    head: int  # numbers of a key, or of a value
-    bits: int  # of a number
-
-    @property
-    def length(self) -> int:
-        return self.prompt + self.generated
 
 
 class Settled(NamedTuple):

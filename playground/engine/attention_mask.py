@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from playground.engine.kv_cache import Slots, Store
 
-DEAD = -1
+EMPTY = -1  # position of a slot that holds no token
 CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
 Prefix = tuple[int, int]
 """Where keys begin that several stores hold together, and how many of their slots a store begins with."""
@@ -192,7 +192,7 @@ class Segment:
 
     def _explicit(self, slots: Slots, sliding_window: int | None) -> Tensor:
         trunk, own = slots.positions[:, None, :], self._own  # [1 or heads, 1, n]
-        seen = trunk != DEAD
+        seen = trunk != EMPTY
         if self._narrow(sliding_window):
             device = self.store.device
             query = torch.tensor(self.positions(), device=device)[:, None]

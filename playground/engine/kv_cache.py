@@ -23,7 +23,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.attention_mask import DEAD, Focus, LateSegment, Renumbering, Segment, Window
+from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Window
 from playground.engine.kv_buffer import UNKNOWN, Encode, Meeting, Moving, Order, Pool, Room, in_front
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -35,10 +35,10 @@ Ask = Callable[[int, Tensor, list[int]], None]
 
 @dataclass
 class Slots:
-    """True position of every trunk slot, [1 or kv_heads, n]; DEAD where a head holds fewer than the others."""
+    """True position of every trunk slot, [1 or kv_heads, n]; EMPTY where a head holds fewer than the others."""
 
     positions: Tensor
-    whole: bool = True  # no place is DEAD
+    whole: bool = True  # no place is EMPTY
 
     @property
     def count(self) -> int:
@@ -47,7 +47,7 @@ class Slots:
     @property
     def held(self) -> int:
         """Places that hold a token, over the heads that are told apart."""
-        return self.positions.numel() if self.whole else int((self.positions != DEAD).sum())
+        return self.positions.numel() if self.whole else int((self.positions != EMPTY).sum())
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Store:
 
     def _compact(self, slots: Slots, live: Tensor, layers: range | tuple[int, ...]) -> None:
         """Close the holes: live slots keep their order, every head as many places as the fullest one needs."""
-        live = live.expand(max(len(live), len(slots.positions)), -1) if slots.whole else live & (slots.positions != DEAD)
+        live = live.expand(max(len(live), len(slots.positions)), -1) if slots.whole else live & (slots.positions != EMPTY)
         counts = live.sum(1).tolist()
         if min(counts) == slots.count:
             return
@@ -229,7 +229,7 @@ class Store:
         slots.positions = slots.positions.expand_as(live).gather(1, order)
         slots.whole = min(counts) == max(counts)
         if not slots.whole:
-            slots.positions.masked_fill_(dead, DEAD)
+            slots.positions.masked_fill_(dead, EMPTY)
 
     def narrow(self, layer: int, onward: Tensor) -> None:
         """From `layer` on, the layers have read nothing yet, and of what the one before them holds they will hold these tokens alone, a mask [1, slots]."""
@@ -339,9 +339,9 @@ def _stretches(each: list[Slots]) -> list[list[tuple[int, int]]]:
     """Stretches of every head of several slots, one after another. All are found at once: head by head they would take as long as a small layer."""
     positions = torch.cat([slots.positions.flatten() for slots in each]).cpu().numpy()
     counts = [slots.count for slots in each for _ in slots.positions]
-    live = positions != DEAD
+    live = positions != EMPTY
     heads, positions = numpy.repeat(numpy.arange(len(counts)), counts)[live], positions[live]
-    begins = (numpy.diff(positions, prepend=DEAD) != 1) | (numpy.diff(heads, prepend=-1) != 0)
+    begins = (numpy.diff(positions, prepend=EMPTY) != 1) | (numpy.diff(heads, prepend=-1) != 0)
     stretches = list(zip(positions[begins].tolist(), (positions[numpy.roll(begins, -1)] + 1).tolist()))
     bounds = numpy.searchsorted(heads[begins], numpy.arange(len(counts) + 1)).tolist()
     return [stretches[first:last] for first, last in zip(bounds, bounds[1:])]

@@ -5,8 +5,8 @@ from statistics import fmean
 import torch
 
 from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
-from playground.algorithms.kv_cache.slot_merging import Merge, averaged, company, nearest
-from playground.contract import CachePolicy, knob
+from playground.algorithms.kv_cache.slot_merging import averaged, company, nearest
+from playground.contract import CachePolicy, Merge, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
 

@@ -11,7 +11,7 @@ from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.decoding.cache_manager import Held
+    from playground.contract import Held
 
 POOLS = {"avg": avg_pool1d, "max": max_pool1d}
 

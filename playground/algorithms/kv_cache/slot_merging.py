@@ -8,20 +8,13 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from playground.contract import Merge
 from playground.engine.attention_logits import products
 from playground.engine.kv_buffer import Meeting, in_front
 from playground.engine.sampling import REMOVED
 
 AT_ONCE = 256  # slots whose products with all others are held at a time: those of all slots of a long prompt would take more memory than several caches
 TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
-
-
-class Merge(NamedTuple):
-    """Which slots of one layer go into which, and what their rows become."""
-
-    meeting: Meeting
-    added: Tensor  # how much of each row that goes, [m]
-    kept: Tensor  # how much of each row that takes some in, [k]
 
 
 class Alike(NamedTuple):

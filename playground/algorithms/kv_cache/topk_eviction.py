@@ -10,7 +10,7 @@ from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.decoding.cache_manager import Held
+    from playground.contract import Held
 
 
 class Sized(CachePolicy):

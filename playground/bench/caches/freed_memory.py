@@ -19,8 +19,7 @@ from torch import Tensor
 
 from playground.bench.caches.caches_defaults import NEAR
 from playground.bench.caches.policy_configs import Point, full_cache
-from playground.contract import make
-from playground.decoding.cache_manager import Full
+from playground.contract import Full, make
 from playground.engine.device_memory import give_back, size_text
 from playground.errors import Refusal
 

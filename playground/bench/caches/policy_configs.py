@@ -4,9 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from playground.contract import CachePolicy, discover
+from playground.contract import CachePolicy, Full, discover
 from playground.contract.lane_config import Recipe
-from playground.decoding.cache_manager import Full
 
 if TYPE_CHECKING:
     from playground.engine.model import Model

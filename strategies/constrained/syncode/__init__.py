@@ -12,7 +12,7 @@ from playground.algorithms.constrained.bundled_grammars import ready_grammar
 from playground.contract import Constraint, knob
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from strategies.constrained.syncode.byte_dfa import DEAD, DFA, compiled
+from strategies.constrained.syncode.byte_dfa import DFA, EMPTY, compiled
 from strategies.constrained.syncode.mask_store import MaskStore
 
 EXAMPLE = 'start: sum\nsum: part ("+" part)*\npart: NUMBER | "(" sum ")"\nNUMBER: /[0-9]{1,3}(\\.[0-9]+)?/'
@@ -49,7 +49,7 @@ class Terminals:
 
     def advance(self, at: Standing, byte: int) -> Standing | None:
         """The standing after one byte more; None where no terminal goes on with it. A lexeme is as long as it can be."""
-        states = {t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != DEAD}
+        states = {t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != EMPTY}
         if states:
             return Standing(at.parser, states, at.remainder + bytes([byte]), at.lexemes)
         whole = self.whole(at)

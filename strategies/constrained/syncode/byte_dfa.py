@@ -14,7 +14,7 @@ from torch import Tensor
 
 from playground.errors import Refusal
 
-DEAD = -1
+EMPTY = -1
 LAST = 0x10FFFF
 SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 cannot write
 MOST = 1000  # copies a repeat may be written out to
@@ -40,7 +40,7 @@ def compiled(pattern: str) -> DFA:
 
 @dataclass
 class DFA:
-    """State 0 is the start. `table[state][byte]` is the next state, DEAD where the expression has no such text."""
+    """State 0 is the start. `table[state][byte]` is the next state, EMPTY where the expression has no such text."""
 
     table: list[list[int]]
     finals: list[bool]
@@ -50,14 +50,14 @@ class DFA:
 
     def run(self, text: bytes, state: int = 0) -> int:
         for byte in text:
-            if state == DEAD:
+            if state == EMPTY:
                 break
             state = self.table[state][byte]
         return state
 
     def matches(self, text: bytes) -> bool:
         state = self.run(text)
-        return state != DEAD and self.finals[state]
+        return state != EMPTY and self.finals[state]
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
@@ -262,7 +262,7 @@ def _determined(steps: list[list[tuple[int, int, int]]], silent: list[list[int]]
             if target and target not in known:
                 known[target] = len(order)
                 order.append(target)
-            row.append(known[target] if target else DEAD)
+            row.append(known[target] if target else EMPTY)
         table.append(row)
     return DFA(*_live(table, [end in states for states in order]))
 
@@ -280,4 +280,4 @@ def _live(table: list[list[int]], finals: list[bool]) -> tuple[list[list[int]], 
     live = set(state for state, final in enumerate(finals) if final)
     while fresh := {state for state, row in enumerate(table) if state not in live and not live.isdisjoint(row)}:
         live |= fresh
-    return [[following if following in live else DEAD for following in row] for row in table], finals
+    return [[following if following in live else EMPTY for following in row] for row in table], finals

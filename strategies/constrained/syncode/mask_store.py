@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from strategies.constrained.syncode.byte_dfa import DEAD, DFA
+from strategies.constrained.syncode.byte_dfa import DFA, EMPTY
 
 
 class Lookup(NamedTuple):
@@ -60,7 +60,7 @@ class MaskStore:
         while bool(going.any()):
             byte = self.bytes.gather(1, at.clamp(max=self.bytes.shape[1] - 1)[:, None])[:, 0]
             following = table[states, byte]
-            going = going & (following != DEAD)
+            going = going & (following != EMPTY)
             states, at = torch.where(going, following, states), at + going
             going = going & (at < self.lengths)
         return at, states

@@ -1,0 +1,103 @@
+"""The base class of every strategy, and the table that registers its subclasses."""
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+
+from playground.contract.knobs import Knob
+
+if TYPE_CHECKING:
+    from playground.contract.early_exit import Inner
+
+GUARANTEES = ("greedy_identical", "distribution_identical", "constraint_sound", "budget_respected", "collapses", "heuristic")
+NEEDS = ("draft", "constraint", "context", "labels", "tests", "corpus", "trained", "hidden_states", "attention_scores", "experts")
+REGISTERED: dict[str, type[Strategy]] = {}  # written while strategy modules are imported, read-only afterwards
+
+
+class Strategy:
+    """Base of every kind. A subclass with a `name` is registered and becomes a dataclass over its knobs."""
+
+    kind: ClassVar[str] = ""
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    paper: ClassVar[str] = ""  # arXiv number, or author and year
+    sheet: ClassVar[str] = ""
+    guarantee: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
+    reconstruction: ClassVar[bool] = False
+    sure: ClassVar[str] = "high"  # confidence that this is what its source describes: high, medium or low
+    runs_programs: ClassVar[bool] = False  # executes model-written programs in the sandbox; a public page has to allow it
+    translates: ClassVar[bool] = False  # its draft model may have another tokenizer
+    remembers: ClassVar[bool] = False  # learns from one run of a visitor for the next, through lm.memory
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(cls)
+        if "name" in cls.__dict__:
+            _register(cls)
+
+    @classmethod
+    def knobs(cls) -> list[Knob]:
+        """The knobs, in the order of declaration."""
+        types = _types(cls)
+        return [Knob.of(f, types[f.name]) for f in fields(cls) if "help" in f.metadata]
+
+    @classmethod
+    def slots(cls) -> dict[str, str]:
+        """Kind of strategy that fills each slot, by field name, for example {"drafter": "drafter"}."""
+        types = _types(cls)
+        return {f.name: types[f.name].kind for f in fields(cls) if f.metadata.get("slot")}
+
+    @classmethod
+    def summary(cls) -> str:
+        """First paragraph of the docstring, on one line."""
+        return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+    @classmethod
+    def family(cls) -> str:
+        """Folder that the strategy's file is in."""
+        parts = cls.__module__.split(".")
+        return parts[1] if parts[0] == "strategies" and len(parts) > 2 else parts[0]
+
+    def inner(self, depth: int, tied: bool) -> list[Inner]:
+        """Early exits this strategy reads besides the logits, for a model with `depth` layers.
+
+        `tied` says whether the lm_head shares its weights with the embeddings. A sampler gets the exits in `mix`,
+        every other kind in `rows.others` of the target.
+        """
+        return []
+
+    @property
+    def reads_hidden(self) -> tuple[str, ...]:
+        """Streams whose rows carry `rows.hidden`, the input of the lm_head."""
+        return ("target",) if "hidden_states" in self.needs else ()
+
+    @property
+    def trained(self) -> str:
+        """What to choose instead if the weights it looks up in `lm.fitted` are missing; empty if it looks up none."""
+        return ""
+
+    def values(self) -> dict[str, Any]:
+        """Current value of every knob."""
+        return {k.name: getattr(self, k.name) for k in self.knobs()}
+
+    def check(self) -> None:
+        """Raise Refusal if knobs contradict each other. Each is already within its own limits."""
+
+
+@cache
+def _types(cls: type) -> dict[str, Any]:
+    """Types of a class's fields. Cached: evaluating the annotations takes 0.1 ms, and every run asks many times."""
+    return get_type_hints(cls)
+
+
+def _register(cls: type[Strategy]) -> None:
+    taken = REGISTERED.get(cls.name)
+    if taken and taken.__module__ != cls.__module__:
+        raise TypeError(f"strategy name {cls.name!r} is taken by {taken.__module__}")
+    unknown = [g for g in cls.guarantee if g not in GUARANTEES] + [n for n in cls.needs if n not in NEEDS]
+    if unknown:
+        raise TypeError(f"{cls.__name__} declares {unknown[0]!r}; guarantees are {GUARANTEES}, needs are {NEEDS}")
+    REGISTERED[cls.name] = cls

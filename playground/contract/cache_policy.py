@@ -1,0 +1,196 @@
+"""Cache policies: which KV slots stay, and in which form?"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from playground.contract.base import Strategy
+from playground.engine.attention_mask import EMPTY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from playground.engine.kv_buffer import Meeting, Packed
+    from playground.events import Event
+
+@dataclass(frozen=True)
+class Held:
+    """The KV slots of one layer when a policy is asked which of them stay. A slot whose position is EMPTY holds no token."""
+
+    layer: int
+    layers: int
+    moment: str  # "prefill": the prompt was read; "keep": tokens were committed; "branch": by parallel sequences
+    prompt: int  # tokens of the prompt
+    next: int  # position of the next row
+    positions: Tensor  # true positions, [kv_heads, slots]; [1, slots] if all heads agree
+    read: Callable[[str], Tensor]  # "keys" or "values" of the slots, [kv_heads, slots, head_dim]
+    write: Callable[[str, Tensor], None] | None = None  # overwrites "keys" or "values", shaped as they are read
+
+    @cached_property
+    def live(self) -> Tensor:
+        """Slots that hold a token, bool [1 or kv_heads, slots]."""
+        return self.positions != EMPTY
+
+
+@dataclass(frozen=True)
+class Full:
+    """The size of the cache without any policy."""
+
+    prompt: int  # tokens
+    generated: int  # tokens after the prompt
+    layers: int
+    heads: int  # KV heads
+    head: int  # head_dim
+    bits: int  # per number
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.generated
+
+
+class Merge(NamedTuple):
+    """Which slots of one layer are merged into which, and with what weights."""
+
+    meeting: Meeting
+    added: Tensor  # weight of each slot that is merged away, [m]
+    kept: Tensor  # weight of each slot that takes some in, [k]
+
+
+class CachePolicy(Strategy):
+    """Decides what stays in the KV cache. It acts after the prefill and after every commit, on committed tokens only.
+
+    What a policy implements depends on what it is based on:
+
+    - positions alone (`row_wise`): `visible`, a mask; slots that no later row can see are freed;
+    - attention (`watches`): `attended` receives the attention weights of committed rows, `retain` selects slots;
+    - per-row selection (`focuses`): `focus` selects what each row attends to;
+    - the prompt's queries (`asks`): `asked` receives their query states;
+    - merging (`merges`): `merge` says which kept slots absorb the evicted ones;
+    - quantisation (`packs`): `due` and `encode`;
+    - a shortened prompt in later layers: `cuts` and `onward`.
+
+    Eviction and quantisation are irreversible.
+    """
+
+    kind = "cache_policy"
+    row_wise: ClassVar[bool] = True  # False if what a row sees depends on the path, not on its position alone
+    watches: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    merges: ClassVar[bool] = False
+    focuses: ClassVar[bool] = False
+    asks: ClassVar[bool] = False
+
+    def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+        """Which key positions [m] each query position [n, 1] may attend to, bool [n, m]. Depends on positions alone."""
+        raise NotImplementedError
+
+    def wants(self, position: int, prompt: int) -> bool:
+        """Whether `attended` shall receive the row at `position`; `prompt` is the prompt length in tokens."""
+        return True
+
+    def attended(self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> None:
+        """Receive the attention of committed rows.
+
+        `weights` [kv_heads, n, m] are summed over the query heads of a group, for query positions [n] over key
+        positions [1 or kv_heads, m]; a negative key position marks an empty slot, which has no weight.
+        """
+
+    def chooses(self, position: int, prompt: int) -> bool:
+        """Whether `focus` selects what the row at `position` sees; any other row sees every slot."""
+        return position >= prompt
+
+    def focus(self, layer: int, weights: Tensor, query_positions: Tensor) -> Tensor:
+        """What the rows at query positions [n] see, bool [kv_heads, n, m].
+
+        `weights` [kv_heads, n, m] are their attention weights, summed over the query heads of a group.
+        """
+        raise NotImplementedError
+
+    def asked(self, layer: int, query_states: Tensor) -> None:
+        """Receive the query states of the next rows of the prompt, [kv_heads, group, n, head_dim]."""
+
+    def cuts(self, layers: int) -> list[int]:
+        """Layers, ascending and never the first, that read only the prompt tokens `onward` selects."""
+        return []
+
+    def onward(self, held: Held) -> Tensor:
+        """Which prompt tokens continue past a cut, bool [1, slots], given the layer before it.
+
+        The last prompt token always continues.
+        """
+        raise NotImplementedError
+
+    @property
+    def renumbers(self) -> bool:
+        """Whether rows use their index in the cache as position; then it implements `far` and `skipped`."""
+        return False
+
+    def far(self, key_positions: Tensor) -> Tensor:
+        """Which true key positions [..., m] lie before the gap that positions leave open, bool."""
+        raise NotImplementedError
+
+    def skipped(self, query_positions: Tensor) -> Tensor:
+        """Width of the gap for rows at query positions [n], in positions, [n]."""
+        raise NotImplementedError
+
+    def retain(self, held: Held) -> Tensor:
+        """Which slots of one layer stay, bool [1 or kv_heads, slots]; for a row-wise policy, those its next row sees."""
+        raise NotImplementedError
+
+    def retain_all(self, held: Sequence[Held]) -> list[Tensor]:
+        """`retain` for each layer; override it if one look at all layers is cheaper."""
+        return [self.retain(layer) for layer in held]
+
+    def merge(self, held: Held, stays: Tensor, goes: Tensor) -> Merge | None:
+        """Which of the evicted slots are merged into which of the kept ones, both bool [kv_heads, slots].
+
+        Called before eviction if any slot goes; None merges nothing.
+        """
+        raise NotImplementedError
+
+    def budget(self, generated: int) -> int:
+        """Most slots a layer and KV head may hold after a commit, with `generated` tokens after the prompt."""
+        raise NotImplementedError
+
+    @classmethod
+    def holding(cls, tokens: int, prompt: int) -> dict[str, Any] | None:
+        """Knobs with which a layer and KV head keeps `tokens` tokens of a prompt, on average and as nearly as possible.
+
+        None if the policy is not parametrised by a number of tokens. Comparisons at equal budget use them.
+        """
+        return None
+
+    def promise(self, full: Full) -> float:
+        """Share of a full cache's bytes it intends to hold, from its budget or from the bits of its quantisation."""
+        if self.packs:
+            return sum(self._packed_share(part, full) for part in ("keys", "values")) / 2
+        return min(1.0, self.budget(full.generated) / full.length) if "budget_respected" in self.guarantee else 1.0
+
+    def _packed_share(self, part: str, full: Full) -> float:
+        packed = self.due(part, full.length) / full.length
+        return 1 - packed + packed * self.packed_bits(part, full) / full.bits
+
+    def packed_bits(self, part: str, full: Full) -> float:
+        """Bits per quantised number of "keys" or "values", with its share of scales and everything else stored beside it."""
+        raise NotImplementedError
+
+    def rehearsal(self, text: list[int]) -> list[int]:
+        """Tokens to append to the prompt once and discard: only `attended` sees their rows."""
+        return []
+
+    def explain(self, prompt: int, layers: int) -> Iterator[Event]:
+        """Yield what to show, besides the cache's contents, about tokens committed since the last call.
+
+        `prompt` is the prompt length in tokens, `layers` the model's depth.
+        """
+        yield from ()
+
+    def due(self, part: str, exact: int) -> int:
+        """How many of the oldest rows of "keys" or "values" are quantised now, of `exact` rows in full precision."""
+        return 0
+
+    def encode(self, part: str, rows: Tensor, packed: Packed | None) -> Packed:
+        """Quantise rows [kv_heads, n, head_dim], together with those quantised before them."""
+        raise NotImplementedError

@@ -1,0 +1,43 @@
+"""Constraints: which tokens are allowed next?"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from playground.contract.base import Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from playground.events import Event
+
+
+class Constraint(Strategy):
+    """Declares a grammar. The lane keeps the matcher's state in step with the text."""
+
+    kind = "constraint"
+
+    def grammar(self) -> tuple[str, str]:
+        """Kind and source of the grammar: json_schema, regex, lark, gbnf or choice."""
+        raise NotImplementedError
+
+    def begin(self, start: int, spelling: Callable[[int], bytes]) -> None:
+        """Receive the prompt length in tokens, and a function from token id to its bytes, before the first row."""
+
+    def narrow(self, masks: torch.Tensor, histories: Sequence[list[int]]) -> torch.Tensor:
+        """Further restrict the grammar's token masks, bool [n, V]; `histories` are the tokens before each row."""
+        return masks
+
+    def explain(self, history: list[int], token: int) -> Iterator[Event]:
+        """Yield what to show about a committed token; `history` are the tokens before it, prompt included."""
+        yield from ()
+
+    @property
+    def narrows(self) -> bool:
+        """Whether `narrow` is implemented."""
+        return type(self).narrow is not Constraint.narrow
+
+    @property
+    def explains(self) -> bool:
+        """Whether `explain` is implemented."""
+        return type(self).explain is not Constraint.explain

@@ -1,0 +1,46 @@
+"""Decoders: how does the text grow?"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from playground.contract.base import Strategy
+
+if TYPE_CHECKING:
+    from playground.contract.interfaces import LaneInterface
+
+
+class Decoder(Strategy):
+    """Decides how the text grows: a generator that yields events and requests."""
+
+    kind = "decoder"
+    refuses: ClassVar[tuple[str, ...]] = ()  # kinds or names of toggles it cannot work with; "drawing": samplers that draw
+    several: ClassVar[bool] = False  # several sequences grow side by side
+    whole_answers: ClassVar[bool] = False  # chooses among whole answers, so a text may end before the requested length
+    owns_constraint: ClassVar[bool] = False  # rows arrive unmasked with rows.masks; the decoder enforces the constraint
+    views: ClassVar[tuple[str, ...]] = ()  # streams of the target over the prompt with another passage; see `passages`
+
+    def decode(self, lm: LaneInterface) -> Iterator:
+        """Yield events and requests. `lm` closes the generator when the text is complete."""
+        raise NotImplementedError
+
+    def toggles(self) -> list[Strategy]:
+        """Toggles the decoder adds itself, before those a person adds."""
+        return []
+
+    def passages(self, passage: str, question: str) -> dict[str, str]:
+        """For each of its views, the passage that replaces the prompt's own; empty for none."""
+        return {}
+
+
+class CanvasDecoder(Decoder):
+    """Decides which masked positions are filled next. Toggles for left-to-right text do not apply."""
+
+    kind = "canvas_decoder"
+    refuses = ("sampler", "constraint", "cache_policy", "compute_policy")
+
+
+class Preset(Decoder):
+    """A named combination: the complete system of a paper."""
+
+    kind = "preset"

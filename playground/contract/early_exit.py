@@ -1,0 +1,15 @@
+"""An early exit of a model: what its lm_head says about an inner layer."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Inner(NamedTuple):
+    """The logits of a stream after only `layer` of its layers; 0 is the embeddings.
+
+    The lm_head reads the hidden state after the final norm, or without it if `norm` is False.
+    """
+
+    stream: str
+    layer: int
+    norm: bool = True

@@ -1,0 +1,71 @@
+"""Knobs: the annotated fields of a strategy that a person may set."""
+from __future__ import annotations
+
+import math
+from dataclasses import Field, dataclass, field
+from typing import Any
+
+from playground.errors import Refusal
+
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+
+def knob(default: Any, low: float | None = None, high: float | None = None, *, help: str, step: float | None = None,
+         choices: tuple[str, ...] = (), multiline: bool = False, file: bool = False) -> Any:
+    """Declare a knob: a slider if it has limits, a menu if it has choices, a text box otherwise.
+
+    `file` marks a text that the command line can also read from a file, given as `file=PATH`.
+    """
+    meta = {"low": low, "high": high, "step": step, "help": help, "choices": choices, "multiline": multiline, "file": file}
+    return field(default=default, metadata=meta)
+
+
+def slot(default: str) -> Any:
+    """Declare a slot: a field filled by another strategy of the annotated kind. `default` is that strategy's name."""
+    return field(default=default, metadata={"slot": True})
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A knob as the command line, the page and the API see it."""
+
+    name: str
+    type: type
+    default: Any
+    min: float | None
+    max: float | None
+    step: float | None
+    help: str
+    choices: tuple[str, ...]
+    multiline: bool
+    file: bool
+
+    @classmethod
+    def of(cls, declared: Field, type: type) -> Knob:
+        """The knob that a dataclass field declares."""
+        limits = (declared.metadata[key] for key in ("low", "high", "step", "help", "choices", "multiline", "file"))
+        return cls(declared.name, type, declared.default, *limits)
+
+    def read(self, value: Any) -> Any:
+        """Convert `value`, possibly typed by a person, to this knob's type. Raises Refusal if it does not fit."""
+        converted = self._convert(value)
+        if self.choices and converted not in self.choices:
+            raise Refusal(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}.", self.name)
+        if isinstance(converted, (int, float)) and not self._within(converted):
+            raise Refusal(f"{self.name} must lie between {self.min} and {self.max}, not {value}.", self.name)
+        return converted
+
+    def _convert(self, value: Any) -> Any:
+        try:
+            if self.type is bool and isinstance(value, str):
+                return BOOLEANS[value.lower()]
+            if self.type is int and isinstance(value, float) and not value.is_integer():
+                raise ValueError
+            return self.type(value)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            raise Refusal(f"{self.name} must be {TYPE_NAMES[self.type]}, not {value!r}.", self.name) from None
+
+    def _within(self, value: float) -> bool:
+        above = self.min is None or value >= self.min
+        return not math.isnan(value) and above and (self.max is None or value <= self.max)

@@ -1,0 +1,70 @@
+"""Finds strategies: imports every module under `strategies/` and looks them up by name."""
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from playground.contract.base import REGISTERED, Strategy
+from playground.errors import Refusal
+
+KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
+         "compute_policy", "variant", "study")
+
+
+def discover() -> dict[str, type[Strategy]]:
+    """Every strategy by name, sorted."""
+    _import_all()
+    return dict(sorted(REGISTERED.items()))
+
+
+@cache
+def _import_all() -> None:
+    """Import all modules under `strategies`, which registers them. Once is enough."""
+    package = importlib.import_module("strategies")
+    for module in pkgutil.walk_packages(package.__path__, "strategies."):
+        importlib.import_module(module.name)
+
+
+def find(name: str) -> type[Strategy]:
+    """The strategy of that name. Raises Refusal with the closest names."""
+    _import_all()
+    if name not in REGISTERED:
+        near = get_close_matches(name, discover(), 3)
+        hint = f" Did you mean {' or '.join(near)}?" if near else " `python -m playground list` shows them all."
+        raise Refusal(f"There is no strategy named {name!r}.{hint}", name)
+    return REGISTERED[name]
+
+
+def make(name: str, /, **settings: Any) -> Strategy:
+    """Instantiate a strategy with its knobs set. A slot takes a strategy or its name. Raises Refusal if anything is wrong."""
+    cls = find(name)
+    knobs = {k.name: k for k in cls.knobs()}
+    _check_known(cls, settings, knobs)
+    filled = {slot: _fill(slot, kind, settings.get(slot, _default(cls, slot))) for slot, kind in cls.slots().items()}
+    made = cls(**filled, **{k: knobs[k].read(v) for k, v in settings.items() if k in knobs})
+    made.check()
+    return made
+
+
+def _check_known(cls: type[Strategy], settings: dict[str, Any], knobs: dict[str, Any]) -> None:
+    for given in settings:
+        if given not in knobs and given not in cls.slots():
+            near = get_close_matches(given, knobs, 1)
+            known = f"its knobs are {', '.join(knobs)}" if knobs else "it has none"
+            hint = f"did you mean {near[0]}?" if near else f"{known}."
+            raise Refusal(f"{cls.name} has no knob {given!r}; {hint}", given)
+
+
+def _fill(slot_name: str, kind: str, filling: Any) -> Strategy:
+    filled = filling if isinstance(filling, Strategy) else make(str(filling))
+    if filled.kind != kind:
+        raise Refusal(f"{slot_name} takes a {kind}, and {filled.name} is a {filled.kind.replace('_', ' ')}.", slot_name)
+    return filled
+
+
+def _default(cls: type[Strategy], field_name: str) -> str:
+    return next(f.default for f in fields(cls) if f.name == field_name)

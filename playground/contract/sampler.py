@@ -1,0 +1,81 @@
+"""Samplers and logits processors: which token, given the logits?"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from playground.contract.base import Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from playground.contract.early_exit import Inner
+    from playground.contract.interfaces import LaneInterface
+    from playground.events import Event
+
+STAGES = ("mix", "penalty", "temperature", "truncation")
+
+
+class Sampler(Strategy):
+    """Reshapes the scores a token is chosen from. The samplers of a lane act in the order of STAGES, then of `rank`.
+
+    Samplers of the stage "mix" implement `mix`, all others `apply`. One that learns from committed tokens, or shows
+    something, implements `observe`: its state changes only there, so rejected draft tokens leave no trace. What is to
+    be shown about the history goes into `explain`.
+    """
+
+    kind = "sampler"
+    stage: ClassVar[str] = "truncation"
+    rank: ClassVar[int] = 50  # order within the stage; below 50: samplers whose order the transformers library fixes
+    draws: ClassVar[bool] = True  # False if it only reshapes scores and leaves the choice to argmax
+    row_wise: ClassVar[bool] = True  # False if scores depend on how earlier tokens were chosen
+    streams: ClassVar[tuple[str, ...]] = ()  # other streams it reads: "without_context", and those `instructions` names
+    start: ClassVar[int] = 0  # length of the prompt in tokens, once the lane has begun
+    piece: ClassVar[Callable[[int], str]] = str  # the text of a token
+
+    def begin(self, start: int, piece: Callable[[int], str]) -> None:
+        """Receive the prompt length in tokens, and a function from token id to text, before the first row."""
+        self.start, self.piece = start, piece
+
+    def instructions(self) -> dict[str, str]:
+        """Extra streams of the target over the same prompt with an instruction prepended, by name of the stream."""
+        return {}
+
+    def prepare(self, lm: LaneInterface) -> Iterator:
+        """Yield events and requests before the prompt is read, such as those of `lm.reading`."""
+        yield from ()
+
+    def apply(self, scores: torch.Tensor, histories: list[list[int]]) -> torch.Tensor:
+        """New scores [n, V]; -inf removes a token. `histories[i]` are the tokens before row i, prompt included."""
+        raise NotImplementedError
+
+    def mix(self, rows: dict[str | Inner, torch.Tensor]) -> torch.Tensor:
+        """Scores [n, V] from the logits [n, V] of "target", of each of `streams` and of each early exit in `inner`.
+
+        If it needs hidden states, rows["hidden"] is the input of the target's lm_head, [n, hidden_size].
+        """
+        raise NotImplementedError
+
+    def observe(self, rows: dict[str | Inner, torch.Tensor], token: int, position: int) -> Iterator[Event]:
+        """Learn that `token` was committed at `position`, 0 for the first generated one, and yield what to show.
+
+        `rows` are the scores [V] this sampler received there, by stream; a mixing sampler gets all of its streams.
+        """
+        yield from ()
+
+    def explain(self, scores: torch.Tensor, history: list[int], token: int) -> Iterator[Event]:
+        """Yield what to show about a committed token; `scores` [V] are what this sampler received there.
+
+        `history` are the tokens before it, prompt included.
+        """
+        yield from ()
+
+    @property
+    def observes(self) -> bool:
+        """Whether `observe` is implemented."""
+        return type(self).observe is not Sampler.observe
+
+    @property
+    def explains(self) -> bool:
+        """Whether `explain` is implemented."""
+        return type(self).explain is not Sampler.explain
