@@ -7,7 +7,7 @@ from tables import TableModel
 
 from playground.contract import find
 from playground.contract.lane_config import Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.decoding.visitor_memory import Memory
 from playground.trace import metrics

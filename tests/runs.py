@@ -9,7 +9,8 @@ from tables import without_context
 from torch import Tensor
 
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Prompt, Runner, prepare
 from playground.events import Commit, Event, Figure

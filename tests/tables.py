@@ -19,15 +19,16 @@ from torch import Tensor
 
 from playground.contract import Decoder, Sampler
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner
 from playground.engine.attention_mask import CAUSAL
+from playground.engine.forward_input import Work
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.kv_buffer import UNKNOWN, Room
 from playground.engine.kv_cache import Store
-from playground.engine.model import Work
 from playground.engine.tokens import Tokens
 from playground.events import Failed
 

@@ -19,7 +19,7 @@ from playground.bench.questions import ask
 from playground.cli import main
 from playground.contract import find
 from playground.decoding import fitted_weights as fitted
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models
 from playground.errors import Refusal

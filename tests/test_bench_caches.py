@@ -75,7 +75,7 @@ def test_a_policy_holds_what_it_promises(point, model):
     """Behind the prompt and at the end, within a twentieth of the full cache: in bytes where it packs, in tokens where it does not."""
     for generated in (1, WRITTEN):
         lane, full = driven(point, model, generated), full_cache(model, PROMPT, generated)
-        policy = lane.lane.retention.policy
+        policy = lane.lane.cache_manager.policy
         held = lane.store.bytes() / full_bytes(full.length) if policy.packs else held_share(lane, model)
         assert make(point.policy, **point.knobs).promise(full) == pytest.approx(held, abs=0.05)
 
@@ -83,7 +83,7 @@ def test_a_policy_holds_what_it_promises(point, model):
 @pytest.mark.parametrize("name", PACKING)
 def test_the_bits_of_a_packed_number_are_those_it_takes(name, model):
     lane = driven(Point(name, name), model, 1)
-    policy, full = lane.lane.retention.policy, full_cache(model, PROMPT, 1)
+    policy, full = lane.lane.cache_manager.policy, full_cache(model, PROMPT, 1)
     for part in ("keys", "values"):
         packed = getattr(lane.store, part)[0].packed
         numbers = packed.count * full.heads * full.head

@@ -18,7 +18,7 @@ from playground.bench.speculation.speculative_lanes import AIMS, PAIRS, PLAIN, P
 from playground.cli import main
 from playground.contract import discover
 from playground.contract.lane_config import assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Stamped
 

@@ -14,7 +14,7 @@ from playground.bench.questions import Question, ask
 from playground.bench.survey import Answer, Entrant, survey
 from playground.bench.user_questions import questions_in
 from playground.contract.lane_config import Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.errors import Refusal
 from playground.pocket.world import arithmetic, facts, programs
 from playground.pocket.world.attributes import VALUES

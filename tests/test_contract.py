@@ -17,11 +17,12 @@ from toys import byte_tokenizer
 
 from playground.contract import find
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, Session, prepare
 from playground.decoding.stream import Stream
-from playground.engine.model import Work
+from playground.engine.forward_input import Work
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Forward, Note, event_from_json
 from playground.trace import Trace, check

@@ -12,7 +12,7 @@ from test_strategies_trees import AT_ONE, guessing
 from playground import load
 from playground.contract import find
 from playground.contract.lane_config import assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.engine.model import Model

@@ -7,10 +7,11 @@ from architectures import tiny
 from torch import nn
 from toys import byte_tokenizer
 
+from playground.engine.forward_input import Work
 from playground.engine.fused_llama import DTYPES, KINDS, LARGE, SMALL, FastLlama, Product, fast_path
 from playground.engine.hooks import Call, Plan
 from playground.engine.kv_cache import Store
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 
 TEXT = [5, 9, 2, 7, 7, 1, 40, 3]
 PLANS = {"all layers": Plan(), "one is skipped": Plan(skip=frozenset([1])), "left after two": Plan(stop=2, capture=frozenset([1, 2])),

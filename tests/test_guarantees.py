@@ -22,7 +22,7 @@ from playground.algorithms.speculative.verification import Ruling, match, reject
 from playground.contract import Drafter, Sampler, Verifier, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.engine.sampling import leftover

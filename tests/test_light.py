@@ -7,9 +7,10 @@ from architectures import tiny
 from toys import byte_tokenizer
 
 from playground import load
+from playground.engine.forward_input import Work
 from playground.engine.fused_llama import KINDS, fast_path
 from playground.engine.hooks import Plan
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.engine.numpy_llama import FEW, TINY, light_path
 
 TEXT = [5, 9, 2, 7, 7, 1, 40, 3]

@@ -9,7 +9,8 @@ from tables import TableModel
 
 from playground.contract import Decoder
 from playground.contract.lane_config import Assembly
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.session import Runner
 from playground.decoding.visitor_memory import Memory

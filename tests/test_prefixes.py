@@ -24,8 +24,9 @@ from playground.decoding.session import Limits, Models, Prompt, Session, prepare
 from playground.engine import cascade_attention as prefix
 from playground.engine import hooks as seams
 from playground.engine.cascade_attention import Part, attend_part, merge
+from playground.engine.forward_input import Work
 from playground.engine.kv_cache import Store
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.events import Cache, Commit, Done, Event, Failed, Forward, Note
 from playground.trace import check
 

@@ -14,7 +14,7 @@ from playground.bench import questions
 from playground.bench.questions import Question, ask, from_item, gallery, judge, judging, known, verdict
 from playground.cli import terminal_view as screen
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Judged

@@ -12,8 +12,9 @@ from playground.decoding import scoring
 from playground.decoding.logit_lens import look
 from playground.decoding.scoring import score
 from playground.decoding.session import Models, Prompt, Session
+from playground.engine.forward_input import Work
 from playground.engine.hooks import Plan
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.engine.table_denoiser import OracleDenoiser
 from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Step

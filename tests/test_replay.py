@@ -25,9 +25,10 @@ from playground.contract.lane_config import Recipe
 from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.engine.attention_mask import Window
 from playground.engine.cuda_graphs import ROWS, SMALLEST, Bucket, Buffers, Graphs, Replay, Room, at_once, bucket, buckets, replay_path, room_sizes
+from playground.engine.forward_input import Work
 from playground.engine.hooks import Plan
 from playground.engine.kv_cache import Store
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.events import Commit, Done
 
 EXACT = 1e-12

@@ -12,10 +12,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from playground.contract import Merge
-from playground.engine.attention_mask import EMPTY, Focus
+from playground.engine.attention_mask import EMPTY, Focus, Slots
+from playground.engine.forward_input import Work
 from playground.engine.kv_buffer import Meeting
-from playground.engine.kv_cache import Slots, Store
-from playground.engine.model import Model, Work
+from playground.engine.kv_cache import Store
+from playground.engine.model import Model
 
 HEARING = ("llama", "qwen3", "gemma2", "mistral", "gpt_neox", "gpt2", "cohere")
 ROOM = 64  # positions of the longest text here

@@ -10,10 +10,11 @@ from toys import byte_tokenizer
 from playground.contract import Decoder, Inner, Sampler
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
+from playground.engine.forward_input import Work
 from playground.engine.hooks import Plan
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.errors import Refusal
 
 PROMPT = [5, 9, 2, 7, 7, 1]

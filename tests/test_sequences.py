@@ -10,7 +10,8 @@ from tables import TableModel, write
 
 from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner, Session

@@ -15,7 +15,8 @@ from playground.algorithms.sampling.plain_decoding import plain
 from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.contract.token_tree import chain
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Models, Prompt, Runner, Session, prepare
 from playground.errors import Refusal

@@ -12,12 +12,13 @@ from toys import byte_tokenizer
 from transformers import PreTrainedModel
 
 from playground.contract.lane_config import Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine.attention_mask import EMPTY, Window
+from playground.engine.attention_mask import EMPTY, Slots, Window
+from playground.engine.forward_input import Work
 from playground.engine.kv_buffer import UNKNOWN, Pool, Room
-from playground.engine.kv_cache import Slots, Store
-from playground.engine.model import Model, Work
+from playground.engine.kv_cache import Store
+from playground.engine.model import Model
 
 EXACT = 1e-9
 TOKENS = 96

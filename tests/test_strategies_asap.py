@@ -15,10 +15,12 @@ from toys import byte_tokenizer
 
 from playground.contract import find
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.decoding.rows import Chain, Rows
+from playground.decoding.rows import Rows
+from playground.decoding.sampler_chain import Chain
 from playground.decoding.session import Models, Prompt, Runner, prepare
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal

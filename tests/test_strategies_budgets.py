@@ -15,7 +15,7 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, cours
 from playground.algorithms.kv_cache.attention_scores import heaviest
 from playground.contract import Held, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal

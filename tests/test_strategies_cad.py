@@ -15,7 +15,7 @@ from torch import Tensor
 from playground.contract import make
 from playground.contract.lane_config import Recipe
 from playground.decoding.session import Prompt
-from playground.engine.model import Work
+from playground.engine.forward_input import Work
 from playground.engine.sampling import contrast, jensen_shannon
 from playground.events import Note
 

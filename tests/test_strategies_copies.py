@@ -18,7 +18,8 @@ from playground.algorithms.speculative.verification import reject
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner

@@ -19,7 +19,7 @@ from playground.algorithms.kv_cache.attention_scores import Votes
 from playground.algorithms.kv_cache.slot_merging import averaged, nearest
 from playground.contract import Merge, make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.engine.kv_buffer import Meeting, Moving

@@ -17,7 +17,7 @@ import playground
 from playground.contract import CanvasDecoder, make
 from playground.contract.lane_config import Recipe, assemble
 from playground.decoding.canvas import Canvas, check_fit
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner, Session

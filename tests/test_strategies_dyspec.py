@@ -16,7 +16,7 @@ from playground.algorithms.speculative.without_replacement import Ranking, Urn
 from playground.contract import find, make
 from playground.contract.lane_config import Recipe, assemble
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Draft, Figure, Forward
 

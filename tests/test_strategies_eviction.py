@@ -16,7 +16,7 @@ from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
 from playground.contract import CachePolicy, Drafter, Held, make
 from playground.contract.lane_config import Assembly, Recipe
 from playground.contract.token_tree import TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal

@@ -17,11 +17,12 @@ from playground import load
 from playground.contract import Verifier, find, make
 from playground.contract.lane_config import Recipe, assemble
 from playground.contract.token_tree import ROOT
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models
+from playground.engine.forward_input import Work
 from playground.engine.hooks import Plan
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.events import Verdict
 from playground.trace import metrics
 

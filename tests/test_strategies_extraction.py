@@ -14,7 +14,7 @@ import playground
 from playground.bench.questions import gallery
 from playground.contract import make
 from playground.contract.lane_config import assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Commit, Forward, Note

@@ -16,11 +16,12 @@ from transformers import DynamicCache, PreTrainedModel
 
 from playground.contract import Full, find, make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.forward_input import LateWork, Work
 from playground.engine.hooks import Plan
-from playground.engine.model import LateWork, Model, Work
+from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Cache, Done, Failed, Figure, Forward, Note
 from strategies.kv_cache.fastkv import FastKV
@@ -388,7 +389,7 @@ def test_a_model_whose_layers_cannot_read_apart_is_refused_unless_all_of_them_re
     leaning = Models(Model(leaning_on_earlier_layers(), TOKENIZER, "leaning"))
     refused, served = ([stamped.event for stamped in prepare(leaning, [Recipe("greedy", {}, [("fastkv", {"depth": depth})])], Prompt(TEXT), Limits())][-1]
                        for depth in (0.5, 1.0))
-    assert isinstance(refused, Failed) and "cannot read a part of the prompt alone: take fastkv away" in refused.message
+    assert isinstance(refused, Failed) and "cannot shorten the prompt for them: remove fastkv" in refused.message
     assert isinstance(served, Done)
 
 

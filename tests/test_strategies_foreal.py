@@ -9,7 +9,8 @@ from test_strategies_search import GREEDY, MODEL, of
 import playground
 from playground.contract import find
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner

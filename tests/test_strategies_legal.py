@@ -24,7 +24,7 @@ from playground.algorithms.constrained.bundled_grammars import NAMES
 from playground.bench.schemas.random_writer import Scribbler
 from playground.contract import find, make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from playground.contract import make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Prompt, Runner, prepare
 from playground.engine.sampling import entropy

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from playground.contract import make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
-from playground.engine.model import Work
+from playground.engine.forward_input import Work
 from playground.errors import Refusal
 from playground.events import Cache, Figure
 from playground.trace import check

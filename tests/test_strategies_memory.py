@@ -13,7 +13,7 @@ from test_strategies_trees import AT_ONE, EXACT, WRONG, Judged, at_rest, guessin
 from playground.algorithms.speculative.verification import reject
 from playground.contract import find, make
 from playground.contract.lane_config import assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.visitor_memory import Memory
 

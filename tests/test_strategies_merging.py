@@ -14,7 +14,7 @@ from torch import Tensor
 
 from playground.contract import CachePolicy, make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal

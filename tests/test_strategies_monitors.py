@@ -12,7 +12,7 @@ from tables import TableModel, watch, write
 
 from playground.contract import make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Figure, Note

@@ -12,9 +12,9 @@ from test_strategies_search import run
 
 from playground.contract import Decoder, find
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.model import Work
+from playground.engine.forward_input import Work
 from playground.events import Figure, Note
 from strategies.sampling.in_context_navigation import CUE, LIST, WAYS, ranks, winner
 from strategies.sampling.in_context_navigation import lm_head_geometry as keys

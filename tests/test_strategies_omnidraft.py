@@ -17,7 +17,8 @@ from playground.contract import Decoder, Drafter, find, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.cross_tokenizer import Lexicon
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.rng import Draws
 from playground.decoding.scoring import score

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from playground.algorithms.kv_cache.quantization import Quantised, fitting, pack_bits, quantise, unpack_bits
 from playground.contract import make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.events import Cache

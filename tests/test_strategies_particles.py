@@ -13,11 +13,12 @@ from toys import byte_tokenizer
 
 from playground.contract import find
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner
-from playground.engine.model import Work
+from playground.engine.forward_input import Work
 from playground.events import Branches, Figure, Forward
 
 EXACT, WRONG = 1e-9, 1e-3

@@ -15,7 +15,7 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, tables
 from playground.algorithms.speculative.drafting import new_tree
 from playground.contract import Verifier, find
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Commit, Done, Draft, Failed, Figure, Forward, Switch, Verdict

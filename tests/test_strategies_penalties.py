@@ -15,7 +15,8 @@ from transformers import NoRepeatNGramLogitsProcessor
 from playground.algorithms.sampling.repetition import echoes, marks, stretch
 from playground.contract import find, make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner

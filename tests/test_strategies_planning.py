@@ -15,7 +15,7 @@ import playground
 from playground.algorithms.programs import sandbox
 from playground.contract import find, make
 from playground.contract.lane_config import assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Figure, Forward

@@ -13,7 +13,7 @@ from test_strategies_eviction import LENGTH, PROMPT, alone, course, lives, model
 
 from playground.contract import Held, make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.events import Cache, Figure

@@ -13,7 +13,7 @@ from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, prepare
 from playground.events import Verdict
 from playground.trace import check

@@ -12,7 +12,8 @@ from playground.algorithms.speculative.suffix_index import Suffixes
 from playground.contract import Drafter, find, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Runner
 from playground.errors import Refusal

@@ -13,7 +13,7 @@ from toys import byte_tokenizer
 from playground.contract import Drafter, find, make
 from playground.contract.lane_config import Assembly, assemble
 from playground.contract.token_tree import TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.decoding.visitor_memory import Memory

@@ -12,10 +12,11 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessin
 
 from playground.contract import Verifier, find, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models
-from playground.engine.model import Model, Work
+from playground.engine.forward_input import Work
+from playground.engine.model import Model
 from playground.events import Forward
 from playground.trace import metrics
 

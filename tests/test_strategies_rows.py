@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from playground.contract import make
 from playground.contract.lane_config import Assembly
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Figure

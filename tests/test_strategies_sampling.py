@@ -12,7 +12,8 @@ from transformers import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper,
 
 from playground.contract import find, make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner

@@ -18,11 +18,13 @@ from playground.algorithms.search.beams import Offer, best, distinct, shared_sta
 from playground.algorithms.search.final_answer import last_number, last_words, whole_text
 from playground.contract import make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner, Session
-from playground.engine.model import Model, Work
+from playground.engine.forward_input import Work
+from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Branches, Cache, Event, Figure, Forward, Header, Note
 from playground.trace.transcript import sequences

@@ -11,11 +11,12 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, at_rest, guessing
 from toys import byte_tokenizer
 
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.forward_input import Work
 from playground.engine.kv_cache import Store
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Verdict
 from playground.trace import metrics

@@ -17,7 +17,7 @@ from playground.algorithms.speculative.verification import Ruling, match, reject
 from playground.contract import find, make
 from playground.contract.lane_config import Recipe, assemble
 from playground.contract.token_tree import ROOT, TokenTree, chain
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Draft, Verdict

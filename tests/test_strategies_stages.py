@@ -15,7 +15,7 @@ from torch import Tensor
 
 from playground.contract import Full, make
 from playground.contract.lane_config import Assembly, Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.model import Model
@@ -296,5 +296,5 @@ def test_stages_of_another_model_are_refused():
 
 def test_a_model_whose_layers_cannot_read_apart_is_refused_only_where_there_are_stages():
     leaning = Models(Model(leaning_on_earlier_layers(), pair().target.tokenizer, "leaning"))
-    assert "cannot read a part of the prompt alone: take uncomp away" in failure(leaning)
+    assert "cannot shorten the prompt for them: remove uncomp" in failure(leaning)
     assert failure(leaning, floor=0) == failure(leaning, stages="3") == ""

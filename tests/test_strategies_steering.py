@@ -14,7 +14,7 @@ from playground.algorithms.search.particle_filter import mean
 from playground.contract import find
 from playground.contract.lane_config import Recipe
 from playground.decoding.rng import Draws
-from playground.engine.model import Work
+from playground.engine.forward_input import Work
 from playground.events import Branches, Figure, Forward
 from strategies.search import smc_steering
 from strategies.search.smc_steering import chances, lots

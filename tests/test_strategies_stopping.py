@@ -14,7 +14,7 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, at_rest, 
 from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.errors import Refusal

@@ -14,7 +14,7 @@ from test_strategies_trees import AT_ONE, GREEDY, MODEL
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Draft, Forward, Switch, Verdict
 

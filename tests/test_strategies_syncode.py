@@ -14,7 +14,7 @@ from toys import END, byte_tokenizer
 
 from playground.contract import make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.grammar_matcher import GrammarEngine

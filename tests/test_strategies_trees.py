@@ -24,7 +24,7 @@ from playground.algorithms.speculative.without_replacement import Urn
 from playground.contract import Drafter, Verifier, find, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.decoding.visitor_memory import Memory

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from playground.cli import main
 from playground.contract import make
 from playground.contract.lane_config import Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.events import Failed

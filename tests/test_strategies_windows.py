@@ -11,7 +11,7 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessin
 from playground.contract import find, make
 from playground.contract.lane_config import assemble
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 

@@ -25,7 +25,7 @@ from playground.cli import main
 from playground.cli.bench_survey import read_entrants
 from playground.cli.lane_options import read_lane
 from playground.contract.lane_config import Recipe
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.errors import Refusal
 from playground.trace.lane_metrics import Record
 

@@ -7,9 +7,10 @@ from playground.bench.bandwidth_limit import cache_bytes_a_token
 from playground.bench.baselines import Contender
 from playground.bench.speed_defaults import ALLOCATED, DEVICE, FORMULA, HELD, block
 from playground.bench.speed_prompts import Task
+from playground.engine.forward_input import Work
 from playground.engine.kv_buffer import Room
 from playground.engine.kv_cache import Store
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 
 FORWARDS = 10  # timed together, for one is over soon
 CHUNK = 512  # tokens of a prompt in one forward

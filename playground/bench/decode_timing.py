@@ -18,7 +18,8 @@ from playground.bench.speed_prompts import Task
 from playground.contract.lane_config import Recipe
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Limits, Models, Session, prepare
-from playground.engine.model import Model, Work
+from playground.engine.forward_input import Work
+from playground.engine.model import Model
 
 
 def endless(loaded: Loaded) -> Loaded:

@@ -4,19 +4,19 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from playground.decoding.stream import Request, Steps
+from playground.decoding.requests import Request, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.decoding.stream import Feed
+    from playground.decoding.requests import Feed
 
 
 class Flight:
     """One forward on its way. What is told of it is settled before it begins, for it changes what it reads."""
 
     def __init__(self, feed: Feed):
-        self.told, self._model = feed.describe(), feed.stream.model
+        self.event, self._model = feed.describe(), feed.stream.model
         self._made = self._model.thread.submit(self._make, feed)
 
     def _make(self, feed: Feed) -> tuple[list[Tensor], dict[int, Tensor]]:
@@ -30,7 +30,7 @@ class Flight:
         """What Model.forward returned, once it is there. Seconds that nobody waited for are told as `meanwhile`."""
         begun = perf_counter()
         made = self._made.result()
-        self.told.meanwhile = max(0.0, self._took - (perf_counter() - begun))
+        self.event.meanwhile = max(0.0, self._took - (perf_counter() - begun))
         return made
 
 

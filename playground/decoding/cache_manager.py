@@ -1,4 +1,4 @@
-"""What a cache policy does to the target's cache, and when: after the prompt, and after every keep."""
+"""Applies a lane's cache policy to the target's KV cache: after the prefill, and after every commit."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -9,33 +9,43 @@ from torch import Tensor
 
 from playground.contract import CachePolicy, Held
 from playground.engine.attention_mask import Focus, Renumbering, Window
+from playground.engine.device_memory import give_back
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
+    from playground.decoding.recorder import Recorder
     from playground.engine.kv_buffer import Moving
     from playground.engine.kv_cache import Store
+    from playground.engine.model import Model
+    from playground.events import Event
 
+LONG = 1024  # prompt length, in tokens, from which returning evicted memory to the system is worth its milliseconds
 
 Turn = Callable[[Tensor, Tensor], Tensor]
-"""turn(rotated queries [heads, n, d], positions [n]) -> the same, so many positions earlier"""
+"""turn(rotated queries [heads, n, head_dim], positions [n]) -> the same queries, rotated back by so many positions"""
 
 
 class Settled(NamedTuple):
     """What a policy did to a cache."""
 
     freed: int = 0  # slots, over layers and heads
-    joined: list[Moving | None] = []  # by layer, what was merged into other tokens; None where nothing was, empty where nothing was in any
+    joined: list[Moving | None] = []  # by layer, what was merged into other slots; empty if nothing was in any layer
 
 
-class Retention:
-    """One policy at work on one store."""
+class CacheManager:
+    """One policy, or none, at work on one KV cache."""
 
-    def __init__(self, policy: CachePolicy, store: Store, prompt: int, turn: Turn | None = None):
-        """`turn` moves the model's rotated queries towards the start; raises Refusal where the policy asks for that and there is none."""
-        self.policy, self.store, self.prompt = policy, store, prompt
-        self._asked_for: dict[int, int] = {}  # rows of the prompt that a layer told of
+    def __init__(self, policy: CachePolicy | None, store: Store, prompt: int, recorder: Recorder, turn: Turn | None = None):
+        """`turn` rotates the model's queries back. Raises Refusal if the policy needs it and the model has none."""
+        self.policy, self.store, self.prompt, self.recorder = policy, store, prompt, recorder
+        self._heard_of: dict[int, int] = {}  # by layer, prompt rows whose queries the policy has received
+        if policy:
+            self._connect(policy, turn)
+
+    def _connect(self, policy: CachePolicy, turn: Turn | None) -> None:
+        store = self.store
         if policy.row_wise:
-            store.window = Window(policy.visible, prompt)
+            store.window = Window(policy.visible, self.prompt)
         if policy.watches:
             store.hear = policy.attended
         if policy.focuses:
@@ -43,56 +53,80 @@ class Retention:
         if policy.asks:
             store.ask = self._asked
         if policy.renumbers:
-            store.renumbering = self._renumbering(turn)
+            store.renumbering = self._renumbering(policy, turn)
 
-    def _renumbering(self, turn: Turn | None) -> Renumbering:
+    def _renumbering(self, policy: CachePolicy, turn: Turn | None) -> Renumbering:
         if turn is None:
-            raise Refusal(f"This model's positions cannot be renumbered, as {self.policy.name} is to do: leave them true.", "positions")
-        return Renumbering(self.policy.skipped, self.policy.far, turn, self.prompt)
+            raise Refusal(f"{policy.name} cannot renumber the positions of this model: switch renumbering off.", "positions")
+        return Renumbering(policy.skipped, policy.far, turn, self.prompt)
 
     def _chooses(self, position: int) -> bool:
         return self.policy.chooses(position, self.prompt)
 
-    def _asked(self, layer: int, queries: Tensor, positions: list[int]) -> None:
-        """Tell the policy what rows of the prompt look for; a token that is read again is not told of twice."""
-        told = self._asked_for.get(layer, 0)
-        fresh = [row for row, position in enumerate(positions) if told <= position < self.prompt]
+    def _asked(self, layer: int, query_states: Tensor, positions: list[int]) -> None:
+        """Pass the query states of prompt rows to the policy, each row once even if it is read again."""
+        heard = self._heard_of.get(layer, 0)
+        fresh = [row for row, position in enumerate(positions) if heard <= position < self.prompt]
         if fresh:
-            self._asked_for[layer] = positions[fresh[-1]] + 1
-            self.policy.asked(layer, queries[:, :, fresh])
+            self._heard_of[layer] = positions[fresh[-1]] + 1
+            self.policy.asked(layer, query_states[:, :, fresh])
 
     def watch(self) -> Callable[[int], bool] | None:
-        """Says of a row, by its position, whether its attention is wanted; None where no row's is."""
-        return (lambda position: self.policy.wants(position, self.prompt)) if self.policy.watches else None
+        """By position, whether the policy wants a row's attention; None if it wants none."""
+        if not (self.policy and self.policy.watches):
+            return None
+        return lambda position: self.policy.wants(position, self.prompt)
+
+    def cuts(self) -> list[int]:
+        """Layers before which the prompt is shortened."""
+        return self.policy.cuts(self.store.depth) if self.policy else []
+
+    def rehearsal(self, tokens: list[int]) -> list[int]:
+        """Tokens the policy wants appended to the text once and discarded."""
+        return self.policy.rehearsal(tokens) if self.policy else []
 
     def send_on(self, layer: int) -> Tensor:
-        """Which of the prompt's tokens that the layer before `layer` has read go on, [slots]; of the prompt those from `layer` on hold nothing else."""
+        """Which prompt tokens held by the layer before `layer` continue, bool [slots]. Later layers hold no others."""
         held = self._held(layer - 1, "prefill", self.prompt)
-        onward = self.policy.onward(held) | (held.positions == self.prompt - 1)  # the row behind the last one is the answer
+        onward = self.policy.onward(held) | (held.positions == self.prompt - 1)  # the last row gives the first token
         self.store.narrow(layer, onward)
         return onward[0]
 
     def hear_rehearsal(self, count: int) -> None:
-        """Tell the policy what the `count` rows of the scratch, which will be forgotten, attended to; of each other they do not vote."""
+        """Pass the attention of the `count` scratch rows to the policy, without their attention to each other."""
         rows = self.store.length + torch.arange(count, device=self.store.device)
         for layer, weights in (item for noted in self.store.attention for item in noted.layers.items()):
             slots = self.store.slots_of(layer)
             self.policy.attended(layer, weights[:, :, :slots.count], rows, slots.positions)
 
-    def settle(self, moment: str, next_position: int) -> Settled:
-        """Free, merge and pack what the policy says."""
-        if self.policy.packs:
-            self.store.pack(self.policy.due, {part: self._encoder(part) for part in ("keys", "values")})
-        if self.policy.row_wise:
-            next_row = torch.tensor([[next_position]], device=self.store.device)
-            return Settled(self.store.evict([self.policy.visible(next_row, slots.positions) for slots in self.store.slots]))
-        held = [self._held(layer, moment, next_position) for layer in range(self.store.depth)]
-        live = self.policy.retain_all(held)
-        joined = [self._merge(layer, stays) for layer, stays in zip(held, live)] if self.policy.merges else []
-        return Settled(self.store.evict(live), joined if any(joined) else [])
+    def settle(self, moment: str, next_position: int, drafted: int = 0) -> list[Event]:
+        """Let the policy act, and return the events that show the result.
+
+        `drafted` is how many slots the draft tokens of the round took.
+        """
+        settled = self._apply(moment, next_position) if self.policy else Settled()
+        events = self.recorder.cache(self.store, drafted, settled)
+        if not self.policy:
+            return events
+        if LONG <= self.prompt >= self.store.length - 1:  # after the prefill, when most slots are evicted at once
+            give_back()
+        return [*events, *self.policy.explain(self.prompt, self.store.depth)]
+
+    def _apply(self, moment: str, next_position: int) -> Settled:
+        """Evict, merge and quantise as the policy decides."""
+        policy, store = self.policy, self.store
+        if policy.packs:
+            store.pack(policy.due, {part: self._encoder(part) for part in ("keys", "values")})
+        if policy.row_wise:
+            next_row = torch.tensor([[next_position]], device=store.device)
+            return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
+        held = [self._held(layer, moment, next_position) for layer in range(store.depth)]
+        live = policy.retain_all(held)
+        joined = [self._merge(layer, stays) for layer, stays in zip(held, live)] if policy.merges else []
+        return Settled(store.evict(live), joined if any(joined) else [])
 
     def _merge(self, held: Held, live: Tensor) -> Moving | None:
-        """Let what is freed of a layer leave something behind; returns what did."""
+        """Merge evicted slots of a layer into kept ones; returns which, or None."""
         stays = (live & held.live).expand(self.store.heads, -1)
         goes = held.live & ~stays
         merge = self.policy.merge(held, stays, goes) if bool(goes.any()) else None
@@ -114,6 +148,9 @@ class Retention:
         return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read, write)
 
 
-def everything(held: Held) -> Tensor:
-    """All slots stay, [1 or kv_heads, slots]."""
-    return torch.ones_like(held.positions, dtype=torch.bool)
+def check_cuts(policy: CachePolicy, model: Model) -> None:
+    """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
+    if policy.cuts(model.depth) and not model.splits:
+        raise Refusal(f"Later layers of {model.name} use what earlier ones computed, so {policy.name} cannot shorten the "
+                      f"prompt for them: remove {policy.name}.", policy.name)
+

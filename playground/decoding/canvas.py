@@ -18,10 +18,11 @@ from torch import Tensor
 
 from playground.contract.token_tree import TokenTree
 from playground.decoding.recorder import Kept, Recorder
+from playground.decoding.requests import Immediate, Request
 from playground.decoding.rng import Draws
-from playground.decoding.rows import Chain, Rows
+from playground.decoding.rows import Rows
+from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
-from playground.decoding.stream import Immediate, Request
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
 from playground.events import Event, Fill, Forward, Reason
@@ -29,7 +30,7 @@ from playground.events import Event, Fill, Forward, Reason
 if TYPE_CHECKING:
     from playground.contract import Decoder
     from playground.contract.lane_config import Assembly
-    from playground.decoding.lane import Limits
+    from playground.decoding.limits import Limits
     from playground.engine.model import Model
     from playground.engine.table_denoiser import OracleDenoiser
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import TokenTree
-from playground.decoding.stream import Feed, Stream
+from playground.decoding.requests import Feed
+from playground.decoding.stream import Stream
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.decoding.lane_state import LaneState
     from playground.decoding.rows import Inner
     from playground.engine.model import Model
 
@@ -68,7 +69,7 @@ class Translated(Stream):
     Trees it is asked about may hold only tokens that have a partner.
     """
 
-    def __init__(self, name: str, model: Model, lane: Lane, prompt: list[int]):
+    def __init__(self, name: str, model: Model, lane: LaneState, prompt: list[int]):
         super().__init__(name, model, lane, prompt)
         self.lexicon = Lexicon(lane.target_model, model)
         self._given = self._mirror = TokenTree()  # the tree that was asked about, and the same in this model's tokens
@@ -128,7 +129,7 @@ class Translated(Stream):
         return (yield from super()._walk(self._mirror))
 
     def _logits(self, rows: Tensor) -> Tensor:
-        return self.lexicon.project(rows[:, :self.model.vocabulary], self.lane.vocabulary).to(self.lane.target.model.device)
+        return self.lexicon.project(rows[:, :self.model.vocabulary], self.lane.vocabulary).to(self.lane.target_model.device)
 
     def _inside(self, rows: Tensor) -> dict[str | Inner, Tensor]:
         return {}

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,37 +25,26 @@ import torch
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.async_forward import Landing
-from playground.decoding.cache_manager import Retention, Settled
+from playground.decoding.cache_manager import CacheManager, check_cuts
 from playground.decoding.cross_tokenizer import Translated
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Kept, Recorder
+from playground.decoding.requests import Immediate, Request, Together
 from playground.decoding.rng import Draws
-from playground.decoding.rows import Chain, Choice, Rows
+from playground.decoding.rows import Choice, Rows
+from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
 from playground.decoding.shared_prefix import Prefixes
-from playground.decoding.stream import Exit, Immediate, Request, Stream, Together, reading
+from playground.decoding.stream import Exit, Stream, reading
 from playground.decoding.visitor_memory import Memory
-from playground.engine.device_memory import give_back
 from playground.engine.model import Model
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
 from playground.events import Branches, Commit, Draft, Event, Reason, Rollback, Verdict
 
 if TYPE_CHECKING:
-    from playground.contract import CachePolicy, Strategy
+    from playground.contract import Strategy
     from playground.contract.lane_config import Assembly
-
-LONG = 1024  # tokens of a prompt whose evicted memory is worth the milliseconds it takes to hand it back to the system
-
-
-@dataclass
-class Limits:
-    """What ends a text besides the model's own end token."""
-
-    seed: int = 0
-    max_new_tokens: int = 64
-    stop: tuple[str, ...] = ()
-    forced: tuple[int, ...] = ()  # tokens the text begins with after the prompt
-
 
 class Lane:
     def __init__(self, prompt: list[int], models: dict[str, Model], assembly: Assembly, limits: Limits, recorder: Recorder,
@@ -89,13 +77,8 @@ class Lane:
         self.leaves: dict[int, Sequence] = {}  # sequences that grow beside each other, by number; those dropped are not among them
         self._born, self._branches = 0, TokenTree()
         self._visitor, self._recalled = Memory() if memory is None else memory, {}  # an empty one is false
-        self.retention = self._retention(assembly.cache_policy) if assembly.cache_policy else None
-
-    def _retention(self, policy: CachePolicy) -> Retention:
-        if policy.cuts(self.depth) and not self.target_model.splits:
-            raise Refusal(f"Later layers of {self.target_model.name} use what earlier ones computed, so they cannot read a part of the prompt alone: "
-                          f"take {policy.name} away.", policy.name)
-        return Retention(policy, self.target.store, self.prompt_length, self.target_model.turn_back)
+        if assembly.cache_policy:  # now, so that what it cannot do with this model is refused before the run
+            self.stream("target")
 
     def _matcher(self, assembly: Assembly):
         if assembly.constraint is None:
@@ -202,14 +185,23 @@ class Lane:
             return Translated(name, self._models[name], self, self.prompts[name])
         if name in self._models:
             companions = [self.stream(other) for other in self.assembly.streams()] if name == "target" else []
-            return Stream(name, self._models[name], self, self.prompts["target"], companions)
+            stream = Stream(name, self._models[name], self, self.prompts["target"], companions)
+            if name == "target":
+                stream.cache_manager = self._managed(stream)
+            return stream
         if name in self.prompts:
             return Stream(name, self.target_model, self, self.prompts[name])
         raise Refusal(f"This strategy needs a {name} model next to the target: choose one.", name)
 
+    def _managed(self, stream: Stream) -> CacheManager:
+        policy, model = self.assembly.cache_policy, self.target_model
+        if policy:
+            check_cuts(policy, model)
+        return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.turn_back)
+
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream, the model and the prompt it reads; without the target where a cache policy has a say in what is held of it."""
-        names = [name for name in {**self._models, **self.prompts} if not (self.retention and name == "target")]
+        names = [name for name in {**self._models, **self.prompts} if not (self.assembly.cache_policy and name == "target")]
         ours = self.prompts["target"]
         return {name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, ours))) for name in names}
 
@@ -468,25 +460,17 @@ class Lane:
 
     # --- caches ---
 
-    def watch(self, stream: Stream) -> Callable[[int], bool] | None:
-        """Says which rows' attention a cache policy wants, by their position; None where it wants none."""
-        return self.retention.watch() if self.retention and stream is self.target else None
+    @property
+    def cache_manager(self) -> CacheManager:
+        """What the cache policy does to the target's cache."""
+        return self.target.cache_manager
 
-    def cuts(self, stream: Stream) -> list[int]:
-        """Layers of a stream to which, and to those behind them, a cache policy sends a part of what the layer before read of the prompt."""
-        return self.retention.policy.cuts(self.depth) if self.retention and stream is self.target else []
+    def settle(self, moment: str, drafted: int = 0) -> None:
+        """After a commit: the policy acts on the target's cache, and the result is recorded.
 
-    def rehearsal(self) -> list[int]:
-        """Tokens a cache policy wants read behind the prompt and forgotten."""
-        return self.retention.policy.rehearsal(self.tokens) if self.retention else []
-
-    def settle(self, moment: str, guesses: int = 0) -> None:
-        """After a keep: the policy acts on the target's cache. What is left is noted, and how many places guesses had taken."""
-        settled = self.retention.settle(moment, self._next()) if self.retention else Settled()
-        if self.retention and LONG <= self.prompt_length >= self.target.store.length - 1:  # at the prompt's end all that goes at once has gone
-            give_back()
-        self.events += self.recorder.cache(self.target.store, guesses, settled)
-        self.events += self.retention.policy.explain(self.prompt_length, self.depth) if self.retention else []
+        `drafted` is how many slots the draft tokens of the round took.
+        """
+        self.events += self.cache_manager.settle(moment, self._next(), drafted)
 
     def _next(self) -> int:
         """Position of the next row; of the hindmost where several sequences grow."""
@@ -507,4 +491,4 @@ class Lane:
     def _past_going_back(self) -> list[Strategy]:
         """Toggles that have freed slots an earlier place needs, or learned from tokens that would be taken back."""
         learners = [sampler for sampler in self.chain.samplers if not sampler.row_wise]
-        return ([self.assembly.cache_policy] if self.retention else []) + learners
+        return ([self.assembly.cache_policy] if self.assembly.cache_policy else []) + learners

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.special import entr
 
+from playground.engine.forward_input import Work
 from playground.engine.hooks import Plan
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.errors import Refusal
 
 TOP = 5  # tokens named for each layer

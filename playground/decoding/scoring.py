@@ -14,7 +14,8 @@ from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import chain
 from playground.decoding.canvas import check_fit
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.sequence import Bounds
 from playground.decoding.session import Models, Prompt, Refused, Runner, Session, header_of

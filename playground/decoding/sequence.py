@@ -12,7 +12,7 @@ from playground.contract.token_tree import ROOT
 from playground.events import Reason
 
 if TYPE_CHECKING:
-    from playground.decoding.rows import Chain
+    from playground.decoding.sampler_chain import Chain
     from playground.engine.tokens import Reader
 
 

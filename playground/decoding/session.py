@@ -24,10 +24,11 @@ from torch import Tensor
 
 from playground.contract.lane_config import Assembly, Recipe, assemble, translating
 from playground.decoding.canvas import Canvas, check_fit
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
+from playground.decoding.requests import Feed, Request
 from playground.decoding.shared_prefix import Prefixes
-from playground.decoding.stream import Feed, Request
 from playground.decoding.visitor_memory import Memory
 from playground.engine.hooks import Plan
 from playground.engine.load import differences

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from playground.decoding.stream import CHUNK, Feed, Steps
+from playground.decoding.requests import Feed, Steps
+from playground.decoding.stream import CHUNK
+from playground.engine.forward_input import Work
 from playground.engine.hooks import Plan
 from playground.engine.kv_buffer import Room
-from playground.engine.model import Work
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.decoding.lane_state import LaneState
     from playground.decoding.stream import Stream
     from playground.engine.kv_cache import Store
 
@@ -34,7 +35,7 @@ class Prefix:
         self._waited_for: Feed | None = None
         self._last: Feed | None = None
 
-    def read(self, lane: Lane) -> Steps:
+    def read(self, lane: LaneState) -> Steps:
         """Wait until all of it is read; returns how many tokens were read without this lane's bearing a part of it."""
         given = self.store.length
         while self.store.length < len(self.prompt):
@@ -62,7 +63,7 @@ class Prefix:
 class Prefixes:
     """Those of a session's lanes."""
 
-    def __init__(self, lanes: Iterable[Lane] = ()):
+    def __init__(self, lanes: Iterable[LaneState] = ()):
         self._readers = Counter((name, *reading) for lane in lanes for name, reading in lane.readings().items())
         self._prefixes: dict[tuple, Prefix] = {}
 

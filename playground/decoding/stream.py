@@ -8,135 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree, chain
-from playground.decoding.rows import HIDDEN, Rows, concat
+from playground.decoding.requests import Feed, Request, Steps, side_by_side
+from playground.decoding.rows import Rows, concat
+from playground.decoding.sampler_chain import HIDDEN
+from playground.engine.forward_input import LateWork, Work
 from playground.engine.hooks import Plan
 from playground.engine.kv_buffer import Room
-from playground.engine.model import LateWork, Model, Work
-from playground.events import Forward, Note
+from playground.engine.model import Model
+from playground.events import Note
 
 if TYPE_CHECKING:
     from playground.contract import Inner
-    from playground.decoding.async_forward import Flight
-    from playground.decoding.lane import Lane
+    from playground.decoding.cache_manager import CacheManager
+    from playground.decoding.lane_state import LaneState
     from playground.decoding.sequence import Sequence
-    from playground.decoding.shared_prefix import Prefix
 
 CHUNK = 512  # tokens of a prompt that go through in one forward, so that stop and the other lanes need not wait
 PIECE = 128  # tokens of a text read for its own sake, every row of which is looked at
 WATCHED_CHUNK = 128  # the same where a cache policy wants their attention, which is a number for every pair of tokens
 
 
-@dataclass
-class Feed:
-    """One stream's share of a forward it waits for; `logits` and `captured` are the answer. Several lanes may wait for one that reads their prompt."""
-
-    stream: Stream | Prefix
-    work: Work
-    plan: Plan = field(default_factory=Plan)
-    name: str = ""  # under which it is told of, where that is not the stream's own
-    logits: Tensor | None = None  # [rows, V]
-    captured: dict[int, Tensor] = field(default_factory=dict)
-    flight: Flight | None = None  # where it is made aside
-    bearers: list[Lane] = field(default_factory=list)  # who was told of the forward and bears its cost, once it is made
-
-    @property
-    def rows(self) -> int:
-        return len(self.work.tokens)
-
-    @property
-    def plain(self) -> bool:
-        """Whether all layers run from first to last, so that it may share its forward; one that is under way already cannot."""
-        return self.plan.is_whole and not self.flight
-
-    @property
-    def answer(self) -> Tensor:
-        """Rows [rows, V + captured], each followed by what was captured of it, layer after layer, so that both go the same ways."""
-        return self.answer_with(self.stream.captures)
-
-    def answer_with(self, captures: frozenset[int]) -> Tensor:
-        """The same with what was captured before some of the layers."""
-        states = [self.captured[layer][-len(self.logits):] for layer in sorted(captures)]
-        return torch.cat([self.logits, *(part.to(self.logits.dtype) for part in states)], 1) if states else self.logits
-
-    def describe(self) -> Forward:
-        """What is known of the forward before it runs."""
-        if self.flight:
-            return self.flight.told
-        model, context = self.stream.model, self.work.context
-        prompt = self.work.start < len(self.stream.prompt)
-        phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"
-        layers = self.plan.layers(model.depth)
-        return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=model.flops(self.rows, context, layers))
-
-
-Steps = Generator[list[Feed], None, Any]
-
-
-class Request:
-    """Something a strategy asks for. `go_on` walks to the next forwards it waits for and says whether the answer is there."""
-
-    result: Any = None
-
-    def __init__(self, steps: Steps):
-        self._steps, self.feeds = steps, []
-
-    def go_on(self) -> bool:
-        """Take the answers of `feeds`, which have been served, and go on to the next; True once `result` is there."""
-        try:
-            self.feeds = next(self._steps)
-            return False
-        except StopIteration as stop:
-            self.feeds, self.result = [], stop.value
-            return True
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"a request has no {name!r}: write `answer = yield lm.…`, the answer comes back from the yield")
-
-
-class Immediate(Request):
-    """A request that needs no forward."""
-
-    def __init__(self, act: Callable[[], Any]):
-        super().__init__(self._once(act))
-        self.served = False
-
-    def _once(self, act: Callable[[], Any]) -> Steps:
-        self.served = True
-        return act()
-        yield
-
-
-class Together(Request):
-    """Independent requests served side by side; the answer is a tuple."""
-
-    def __init__(self, *requests: Request):
-        super().__init__(_side_by_side(requests))
-
-
-def _side_by_side(requests: Iterable[Request]) -> Steps:
-    waiting = requests = list(requests)
-    while waiting := [request for request in waiting if not request.go_on()]:
-        feeds = [feed for request in waiting for feed in request.feeds]
-        if len({id(feed.stream) for feed in feeds}) < len(feeds):
-            raise RuntimeError("two requests to one stream cannot be served side by side: one may forget what the other looks at")
-        yield feeds
-    return tuple(request.result for request in requests)
-
-
 class Stream:
     """One model in step with one lane. The trunk of its store is committed text, the scratch is the fed part of one tree."""
 
-    def __init__(self, name: str, model: Model, lane: Lane, prompt: list[int], companions: Iterable[Stream] = ()):
+    def __init__(self, name: str, model: Model, lane: LaneState, prompt: list[int], companions: Iterable[Stream] = ()):
         self.name, self.model, self.lane, self.prompt = name, model, lane, prompt
         self.companions = list(companions)  # streams whose rows samplers read beside this one's
         self.store = model.new_store(Room(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context)))
         self.captures = lane.captures(name)
+        self.cache_manager: CacheManager | None = None  # of the target alone: the lane's cache policy acts there
         self._root: Tensor | None = None  # row that follows the trunk, where it is known, with what was captured of it
         self._answer: tuple[Tensor, int] | None = None  # rows of `seen` with what was captured, and the node of the first
         self._tree = TokenTree()  # the tree whose first nodes are in the scratch
@@ -172,8 +78,9 @@ class Stream:
             if lane.reason:
                 return rows
             rows = yield from self._extend(TokenTree())
-        yield from self._rehearse(lane.rehearsal()[:self.model.context - self.store.length])
-        lane.settle("prefill")
+        yield from self._rehearse(self.cache_manager.rehearsal(lane.tokens)[:self.model.context - self.store.length])
+        for event in self.cache_manager.settle("prefill", self.store.length):
+            lane.record(event)
         return rows
 
     def _rehearse(self, tokens: list[int]) -> Steps:
@@ -181,7 +88,7 @@ class Stream:
         if not tokens:
             return
         yield [Feed(self, Work(self.store, tokens, _chain(len(tokens)), watch=lambda position: True))]
-        self.lane.retention.hear_rehearsal(len(tokens))
+        self.cache_manager.hear_rehearsal(len(tokens))
         self.store.forget()
 
     def _grow(self, leaves: list[Sequence]) -> Steps:
@@ -202,7 +109,7 @@ class Stream:
     def _raws(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int, dict[str | Inner, Tensor]]]:
         """Logits [n, V], the node of the first row, and what samplers read besides for the same nodes: companions, early exits, hidden states."""
         if self.companions:
-            self._answer, *others = yield from _side_by_side(Request(stream._walk(tree)) for stream in (self, *self.companions))
+            self._answer, *others = yield from side_by_side(Request(stream._walk(tree)) for stream in (self, *self.companions))
         else:
             self._answer, others = (yield from self._walk(tree)), []
         rows, first = self._answer
@@ -213,7 +120,7 @@ class Stream:
 
     def _logits(self, rows: Tensor) -> Tensor:
         """Logits [n, V] of the lane's vocabulary, of rows with what was captured of them, where the target's are."""
-        return rows[:, :self.lane.vocabulary].to(self.lane.target.model.device)
+        return rows[:, :self.lane.vocabulary].to(self.lane.target_model.device)
 
     def _inside(self, rows: Tensor) -> dict[str | Inner, Tensor]:
         """Early exits [n, V] and hidden states [n, width] that the lane's strategies read, of rows with what was captured of them."""
@@ -271,7 +178,7 @@ class Stream:
 
     def _catch_up(self) -> Steps:
         """Feed the text in pieces as long as much of it is missing."""
-        if not self.store.length and (cuts := self.lane.cuts(self)):
+        if not self.store.length and (cuts := self._cuts()):
             yield from self._read_in_part(cuts)
         most = self._most()
         while self.behind() > most:
@@ -280,7 +187,7 @@ class Stream:
 
     def _most(self) -> int:
         """Tokens that go through in one forward."""
-        return WATCHED_CHUNK if self.lane.watch(self) else CHUNK
+        return WATCHED_CHUNK if self._watch() else CHUNK
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward over missing tokens and new nodes; returns the rows of the new nodes, [new, V], behind the root's where no node was fed before."""
@@ -303,8 +210,16 @@ class Stream:
         return feed.answer
 
     def _watched(self, work: Work) -> Work:
-        work.watch = self.lane.watch(self)
+        work.watch = self._watch()
         return work
+
+    def _watch(self) -> Callable[[int], bool] | None:
+        """By position, whose attention the cache policy wants; None if it wants none."""
+        return self.cache_manager.watch() if self.cache_manager else None
+
+    def _cuts(self) -> list[int]:
+        """Layers before which the cache policy shortens the prompt."""
+        return self.cache_manager.cuts() if self.cache_manager else []
 
     # --- a prompt of which the later layers read a part ---
 
@@ -329,7 +244,7 @@ class Stream:
 
     def _send_on(self, early: Early, end: int) -> Generator[list[Feed], None, tuple[Feed, Early]]:
         """Through the layers from one cut to the next, or to the model's `end`; what was captured of the last token earlier goes with it."""
-        onward = self.lane.retention.send_on(early.layer)
+        onward = self.cache_manager.send_on(early.layer)
         states, late = early.entering(early.layer)[onward], Early(end)
         places = self.store.slots_of(early.layer).positions[0].tolist()
         for start in range(0, len(places), self._most()):
@@ -431,7 +346,7 @@ class Exit:
             stream._begin(tree)
         grown = bool(stream._left_early)
         if not grown and not stream.behind():  # its last row came from the whole model: the first layers read that token again
-            if stream.lane.retention:
+            if stream.cache_manager.policy:
                 raise RuntimeError("the last token was read before the cache was cut: leave early from the next token on")
             stream.store.roll_back(1)
         raw = yield from self.feed_new(tree)

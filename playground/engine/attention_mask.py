@@ -4,19 +4,67 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from playground.engine.kv_cache import Slots, Store
+    from playground.engine.kv_buffer import Pool
 
 EMPTY = -1  # position of a slot that holds no token
 CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
 Prefix = tuple[int, int]
 """Where keys begin that several stores hold together, and how many of their slots a store begins with."""
+
+
+@dataclass
+class Slots:
+    """True position of every trunk slot, [1 or kv_heads, n]; EMPTY where a head holds fewer tokens than the others."""
+
+    positions: Tensor
+    whole: bool = True  # no place is EMPTY
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[1]
+
+    @property
+    def held(self) -> int:
+        """Slots that hold a token, over the heads that differ."""
+        return self.positions.numel() if self.whole else int((self.positions != EMPTY).sum())
+
+
+class SlotStore(Protocol):
+    """What a segment reads of the KV cache it belongs to (`engine.kv_cache.Store`)."""
+
+    device: torch.device | str
+    length: int
+    common: int
+    parents: list[int]
+    depths: list[int]
+    lineage: list[int]
+    slots: list[Slots]
+    keys: list[Pool]
+    values: list[Pool]
+    window: Window | None
+    focus: Focus | None
+    renumbering: Renumbering | None
+    hear: Callable | None
+    ask: Callable | None
+
+    def slots_of(self, layer: int) -> Slots:
+        """Positions of the slots of one layer."""
+
+    def write(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put rows [kv_heads, n, d] at scratch place `at`; returns everything the layer holds up to them."""
+
+    def write_suffix(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `write`, but returns what follows the shared prefix."""
+
+    def watch(self, segment: Segment, layer: int, weights: Tensor) -> None:
+        """Note the attention weights [kv_heads, watched rows, slots] of one layer."""
 
 
 @dataclass
@@ -56,7 +104,7 @@ class Renumbering:
 class Segment:
     """Rows of one store in one forward: scratch nodes first .. first + rows. `watched` are rows whose attention is wanted."""
 
-    store: Store
+    store: SlotStore
     first: int
     rows: int
     watched: list[int] = field(default_factory=list)

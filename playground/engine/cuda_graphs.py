@@ -25,8 +25,8 @@ from playground.engine.kv_buffer import Pool
 
 if TYPE_CHECKING:
     from playground.engine.attention_mask import Segment
+    from playground.engine.forward_input import Work
     from playground.engine.kv_cache import Store
-    from playground.engine.model import Work
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a block; longer ones keep a GPU busy without being recorded
 SMALLEST = 256  # slots of a room

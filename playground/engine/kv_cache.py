@@ -23,7 +23,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Window
+from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Slots, Window
 from playground.engine.kv_buffer import UNKNOWN, Encode, Meeting, Moving, Order, Pool, Room, in_front
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -31,23 +31,6 @@ Hear = Callable[[int, Tensor, Tensor, Tensor], None]
 
 Ask = Callable[[int, Tensor, list[int]], None]
 """ask(layer, queries as they meet the keys [kv_heads, group, n, d], positions of the rows [n])"""
-
-
-@dataclass
-class Slots:
-    """True position of every trunk slot, [1 or kv_heads, n]; EMPTY where a head holds fewer than the others."""
-
-    positions: Tensor
-    whole: bool = True  # no place is EMPTY
-
-    @property
-    def count(self) -> int:
-        return self.positions.shape[1]
-
-    @property
-    def held(self) -> int:
-        """Places that hold a token, over the heads that are told apart."""
-        return self.positions.numel() if self.whole else int((self.positions != EMPTY).sum())
 
 
 @dataclass

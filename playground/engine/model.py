@@ -4,7 +4,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import cached_property
 from threading import Lock
 
@@ -15,6 +14,7 @@ from transformers.utils import ModelOutput
 
 from playground.engine.attention_mask import Segment
 from playground.engine.cuda_graphs import Replay, replay_path
+from playground.engine.forward_input import Work
 from playground.engine.fused_llama import FastLlama, fast_path
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, Plan, install
@@ -29,60 +29,6 @@ PROBE = 5  # tokens of the forward that compares our attention with the library'
 
 
 Way = FastLlama | LightLlama | Replay | None
-Blend = tuple[list[int], list[float]]
-"""Tokens and their weights: a row whose input is the weighted mean of their embeddings."""
-
-
-@dataclass
-class Work:
-    """One lane's share of a forward: new scratch nodes of its store, or nodes that only some layers have seen."""
-
-    store: Store
-    tokens: list[int]
-    parents: list[int]  # indices into the store's scratch, -1 for the end of its trunk
-    last_only: bool = False  # return a single row, the last
-    again: bool = False  # the rows are in the scratch already: the last ones of it
-    blends: dict[int, Blend] = field(default_factory=dict)  # by row
-    watch: Callable[[int], bool] | None = None  # says of a row, by its position, whether what it attends to is wanted
-
-    @property
-    def start(self) -> int:
-        """Tokens of the text that were kept before its rows are."""
-        return self.store.length
-
-    @property
-    def context(self) -> int:
-        """Places its rows may see, their own left out."""
-        return self.store.length + len(self.store.parents) - (len(self.tokens) if self.again else 0)
-
-    def segment(self) -> Segment:
-        segment = self._segment()
-        if self.watch:
-            segment.watched = [row for row, position in enumerate(segment.positions()) if self.watch(position)]
-        return segment
-
-    def _segment(self) -> Segment:
-        return self.store.again(len(self.tokens)) if self.again else self.store.extend(self.parents)
-
-
-@dataclass
-class LateWork(Work):
-    """Tokens of a trunk that was narrowed, for the layers that have not read them; a plan that resumes brings what enters there, row by row."""
-
-    first: int = 0  # slot of the first
-    places: list[int] = field(default_factory=list)  # true positions, ascending
-
-    @property
-    def start(self) -> int:
-        return self.places[0]
-
-    @property
-    def context(self) -> int:
-        return self.first
-
-    def _segment(self) -> Segment:
-        return self.store.late(self.first, self.places)
-
 
 class Model:
     """A causal language model with both seams in place. Many lanes may share one; all their state is in their stores."""

@@ -17,7 +17,7 @@ from playground.events import Cache, Commit, Done, Draft, Event, Fill, Forward, 
 from playground.trace.transcript import Token, Written, sequences
 
 if TYPE_CHECKING:
-    from playground.trace import Trace
+    from playground.trace.recorded_trace import Trace
 
 Kind = TypeVar("Kind", bound=Event)
 

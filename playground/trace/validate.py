@@ -14,7 +14,7 @@ from playground.events import Cache, Candidate, Commit, Done, Draft, Event, Fail
 from playground.trace.transcript import Written, advance
 
 if TYPE_CHECKING:
-    from playground.trace import Trace
+    from playground.trace.recorded_trace import Trace
 
 ROUNDING = 1e-5  # by which a probability from a float32 softmax may leave [0, 1]
 

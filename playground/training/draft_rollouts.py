@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.speculative.acceptance_head import Guesses
+from playground.engine.forward_input import Work
 from playground.engine.hooks import Plan
 from playground.engine.hub_files import Progress, unseen
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.engine.sampling import greedy
 from playground.errors import Refusal
 

@@ -17,9 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from playground.algorithms.sampling.token_readings import Reading
 from playground.contract import Strategy, Variant
 from playground.engine.catalogue import BUNDLED, CARD, entries, made_models, partner
+from playground.engine.forward_input import Work
 from playground.engine.hub_files import Progress, unseen
 from playground.engine.load import Facts
-from playground.engine.model import Model, Work
+from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.draft_rollouts import Chance, guesses, openings, world_prompts

@@ -7,7 +7,8 @@ from playground.bench.caches.caches_defaults import SHAPES
 from playground.bench.caches.policy_configs import Point
 from playground.bench.model_shapes import assemble as network
 from playground.contract.lane_config import assemble
-from playground.decoding.lane import Lane, Limits
+from playground.decoding.lane import Lane
+from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Runner
 from playground.engine.kv_cache import Store

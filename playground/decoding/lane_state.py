@@ -1,0 +1,53 @@
+"""What streams read of the lane whose text they follow, as a protocol: a stream does not import the lane."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from playground.contract import Inner
+    from playground.contract.token_tree import TokenTree
+    from playground.decoding.limits import Limits
+    from playground.decoding.rows import Rows
+    from playground.decoding.sequence import Sequence
+    from playground.engine.model import Model
+    from playground.events import Event
+
+
+class PrefixPool(Protocol):
+    """Prompts that the lanes of a session share (`decoding.shared_prefix.Prefixes`)."""
+
+    def of(self, stream: Any) -> Any:
+        """The shared prefix a stream begins with, or None."""
+
+
+class LaneState(Protocol):
+    """Text, limits and vocabulary of a lane, and the few things a stream reports back."""
+
+    limits: Limits
+    main: Sequence
+    target_model: Model
+    prompt_length: int
+    vocabulary: int
+    tokens: list[int]  # prompt included
+    generated: int
+    reason: str | None
+    inner: list[Inner]  # early exits that the lane's strategies read
+    prefixes: PrefixPool
+
+    def captures(self, stream: str) -> frozenset[int]:
+        """Layers of a stream before which hidden states are captured."""
+
+    def shows_hidden(self, stream: str) -> bool:
+        """Whether the rows of a stream carry the input of its lm_head."""
+
+    def keep_given(self, rows: Rows) -> None:
+        """Commit the tokens a fork begins with."""
+
+    def plant(self, leaves: list[Sequence]) -> TokenTree:
+        """The tree of all that parallel sequences have written since they were forked."""
+
+    def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """By stream: the model (by id) and the prompt that it reads."""
+
+    def record(self, event: Event) -> None:
+        """Record an event of this lane."""

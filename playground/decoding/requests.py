@@ -1,0 +1,138 @@
+"""What a strategy yields when it needs something: requests, and the forwards they wait for.
+
+A request is a series of steps, each of which waits for forwards; its answer comes back from the yield. Whoever serves
+requests may put forwards of one model into one batch.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from playground.engine.forward_input import Work
+from playground.engine.hooks import Plan
+from playground.engine.model import Model
+from playground.events import Forward
+
+
+class FeedSource(Protocol):
+    """Who reads: a stream, or a prefix that several lanes share."""
+
+    name: str
+    model: Model
+    prompt: list[int]
+    captures: frozenset[int]  # layers before which hidden states are captured
+
+
+class InFlight(Protocol):
+    """A forward that runs in a worker thread (`decoding.async_forward.Flight`)."""
+
+    event: Forward
+
+    def land(self) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Wait for it; returns what Model.forward returned."""
+
+
+@dataclass
+class Feed:
+    """The share of one stream in a forward. `logits` and `captured` are filled in when it has run.
+
+    Several lanes may wait for the same feed if it reads a prompt they share.
+    """
+
+    stream: FeedSource
+    work: Work
+    plan: Plan = field(default_factory=Plan)
+    name: str = ""  # how the forward is reported, if not by the stream's name
+    logits: Tensor | None = None  # [rows, V]
+    captured: dict[int, Tensor] = field(default_factory=dict)  # hidden states before a layer, [rows, hidden_size]
+    flight: InFlight | None = None  # set if it runs in a worker thread
+    bearers: list[Any] = field(default_factory=list)  # lanes that share its cost, once it has run
+
+    @property
+    def rows(self) -> int:
+        return len(self.work.tokens)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it can share a batch: all layers run, and it is not in flight already."""
+        return self.plan.is_whole and not self.flight
+
+    @property
+    def answer(self) -> Tensor:
+        """Logits and captured hidden states side by side, [rows, V + captured], layer by layer."""
+        return self.answer_with(self.stream.captures)
+
+    def answer_with(self, captures: frozenset[int]) -> Tensor:
+        """`answer` with the hidden states before these layers only."""
+        states = [self.captured[layer][-len(self.logits):] for layer in sorted(captures)]
+        return torch.cat([self.logits, *(part.to(self.logits.dtype) for part in states)], 1) if states else self.logits
+
+    def describe(self) -> Forward:
+        """The event for this forward, before it runs."""
+        if self.flight:
+            return self.flight.event
+        model, context = self.stream.model, self.work.context
+        prompt = self.work.start < len(self.stream.prompt)
+        phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"
+        layers = self.plan.layers(model.depth)
+        flops = model.flops(self.rows, context, layers)
+        return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=flops)
+
+
+Steps = Generator[list[Feed], None, Any]
+
+
+class Request:
+    """Something a strategy asks for. `go_on` advances to the next forwards it needs, or to its result."""
+
+    result: Any = None
+
+    def __init__(self, steps: Steps):
+        self._steps, self.feeds = steps, []
+
+    def go_on(self) -> bool:
+        """Consume the served `feeds` and advance to the next ones. Returns True once `result` is available."""
+        try:
+            self.feeds = next(self._steps)
+            return False
+        except StopIteration as stop:
+            self.feeds, self.result = [], stop.value
+            return True
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"a request has no {name!r}: write `answer = yield lm.…`, the answer comes back from the yield")
+
+
+class Immediate(Request):
+    """A request that needs no forward."""
+
+    def __init__(self, act: Callable[[], Any]):
+        super().__init__(self._once(act))
+        self.served = False
+
+    def _once(self, act: Callable[[], Any]) -> Steps:
+        self.served = True
+        return act()
+        yield
+
+
+class Together(Request):
+    """Independent requests served side by side. Answers with a tuple."""
+
+    def __init__(self, *requests: Request):
+        super().__init__(side_by_side(requests))
+
+
+def side_by_side(requests: Iterable[Request]) -> Steps:
+    """Serve requests to different streams at the same time. Raises RuntimeError if two of them go to one stream."""
+    waiting = requests = list(requests)
+    while waiting := [request for request in waiting if not request.go_on()]:
+        feeds = [feed for request in waiting for feed in request.feeds]
+        if len({id(feed.stream) for feed in feeds}) < len(feeds):
+            raise RuntimeError("two requests to one stream cannot be served side by side: yield one after the other")
+        yield feeds
+    return tuple(request.result for request in requests)

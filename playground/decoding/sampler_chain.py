@@ -1,0 +1,83 @@
+"""What every row of a sequence passes through before a token is chosen: mixing, token mask, processors, samplers."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor
+
+from playground.contract.token_tree import TokenTree
+from playground.engine.sampling import REMOVED
+
+if TYPE_CHECKING:
+    from playground.contract import Constraint, Inner, Sampler
+    from playground.engine.grammar_matcher import Matcher
+
+HIDDEN = "hidden"
+
+
+class Stage(NamedTuple):
+    """Scores [n, V] after one step of the way, and the sampler that made them; none for the raw ones and for the mask."""
+
+    name: str
+    scores: Tensor
+    sampler: Sampler | None = None
+
+
+class StageInput(Protocol):
+    """What the chain reads of `decoding.rows.Rows`."""
+
+    stream: str
+    raw: Tensor  # logits [n, V]
+    others: dict[str | Inner, Tensor]  # logits of the other streams samplers read, [n, V]
+    masks: Tensor | None  # bool [n, V]
+
+
+@dataclass
+class Chain:
+    """What every row of a sequence passes through before a token is drawn."""
+
+    samplers: list[Sampler] = field(default_factory=list)
+    matcher: Matcher | None = None
+    end_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None  # what the matcher follows, where it has more to say than its grammar
+    masking: bool = True  # False where the decoder itself sees to it that the text stays legal
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn by chance; argmax otherwise."""
+        return any(sampler.draws for sampler in self.samplers)
+
+    def fork(self) -> Chain:
+        """The same for another sequence: samplers that remember and the grammar go their own way from here."""
+        return replace(self, samplers=deepcopy(self.samplers), matcher=self.matcher.fork() if self.matcher else None)
+
+    def stages(self, rows: StageInput, histories: Sequence[list[int]]) -> list[Stage]:
+        """Scores after each stage, the raw ones first."""
+        stages = [Stage("raw", rows.raw)]
+        for sampler in self._mixing() if rows.others and rows.stream == "target" else ():
+            stages.append(Stage(sampler.name, sampler.mix({**rows.others, rows.stream: stages[-1].scores}), sampler))
+        if rows.masks is not None and self.masking:
+            stages.append(Stage("mask", stages[-1].scores.masked_fill(~rows.masks, REMOVED)))
+        for sampler in self.samplers:
+            if sampler.stage != "mix":
+                stages.append(Stage(sampler.name, sampler.apply(stages[-1].scores, histories), sampler))
+        return stages
+
+    def _mixing(self) -> list[Sampler]:
+        return [sampler for sampler in self.samplers if sampler.stage == "mix"]
+
+
+class Histories(Sequence):
+    """Tokens before each row, built only when a sampler asks."""
+
+    def __init__(self, committed: list[int], tree: TokenTree, nodes: Sequence[int]):
+        self.committed, self.tree, self.nodes = committed, tree, nodes
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def __getitem__(self, row: int) -> list[int]:
+        return self.committed + self.tree.prefix(self.nodes[row])

@@ -1,0 +1,62 @@
+"""What goes into a forward: tokens, their place in the KV cache, and which rows are wanted back."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from playground.engine.attention_mask import Segment
+from playground.engine.kv_cache import Store
+
+Blend = tuple[list[int], list[float]]
+"""Tokens and weights: a row whose input embedding is the weighted mean of these tokens' embeddings."""
+
+
+@dataclass
+class Work:
+    """The input of one lane in a forward: new scratch nodes of its KV cache, or nodes that only some layers have seen."""
+
+    store: Store
+    tokens: list[int]
+    parents: list[int]  # indices into the scratch, -1 for the end of the trunk
+    last_only: bool = False  # return a single row, the last
+    again: bool = False  # the rows are the last ones of the scratch already
+    blends: dict[int, Blend] = field(default_factory=dict)  # by row
+    watch: Callable[[int], bool] | None = None  # by position: whether the row's attention is recorded
+
+    @property
+    def start(self) -> int:
+        """Committed tokens before its rows."""
+        return self.store.length
+
+    @property
+    def context(self) -> int:
+        """Slots its rows may see, their own excluded."""
+        return self.store.length + len(self.store.parents) - (len(self.tokens) if self.again else 0)
+
+    def segment(self) -> Segment:
+        segment = self._segment()
+        if self.watch:
+            segment.watched = [row for row, position in enumerate(segment.positions()) if self.watch(position)]
+        return segment
+
+    def _segment(self) -> Segment:
+        return self.store.again(len(self.tokens)) if self.again else self.store.extend(self.parents)
+
+
+@dataclass
+class LateWork(Work):
+    """Tokens of a shortened prompt, for the layers that have not read them. The plan brings the hidden states that enter there."""
+
+    first: int = 0  # slot of the first
+    places: list[int] = field(default_factory=list)  # true positions, ascending
+
+    @property
+    def start(self) -> int:
+        return self.places[0]
+
+    @property
+    def context(self) -> int:
+        return self.first
+
+    def _segment(self) -> Segment:
+        return self.store.late(self.first, self.places)
