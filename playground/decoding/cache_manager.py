@@ -2,18 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from playground.contract import CachePolicy, Held
+from playground.decoding.recorder import Recorder, Settled
 from playground.engine.attention_mask import Focus, Renumbering, Window
 from playground.engine.device_memory import give_back
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.decoding.recorder import Recorder
     from playground.engine.kv_buffer import Moving
     from playground.engine.kv_cache import Store
     from playground.engine.model import Model
@@ -23,13 +23,6 @@ LONG = 1024  # prompt length, in tokens, from which returning evicted memory to 
 
 Turn = Callable[[Tensor, Tensor], Tensor]
 """turn(rotated queries [heads, n, head_dim], positions [n]) -> the same queries, rotated back by so many positions"""
-
-
-class Settled(NamedTuple):
-    """What a policy did to a cache."""
-
-    freed: int = 0  # slots, over layers and heads
-    joined: list[Moving | None] = []  # by layer, what was merged into other slots; empty if nothing was in any layer
 
 
 class CacheManager:

@@ -5,7 +5,7 @@ A lane holds one recorder. `Silent` notes only the text itself; the benchmark us
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from playground.engine.sampling import entropy
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
 
 if TYPE_CHECKING:
-    from playground.decoding.cache_manager import Settled
     from playground.decoding.rows import Rows
+    from playground.engine.kv_buffer import Moving
     from playground.engine.kv_cache import Store
     from playground.engine.tokens import Tokens
 
@@ -32,6 +32,13 @@ class Kept:
     origin: Origin
     rows: Rows | None = None
     node: int = ROOT
+
+
+class Settled(NamedTuple):
+    """What a policy did to a cache."""
+
+    freed: int = 0  # slots, over layers and heads
+    joined: list[Moving | None] = []  # by layer, what was merged into other slots; empty if nothing was in any layer
 
 
 @dataclass

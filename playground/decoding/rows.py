@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.sampler_chain import Histories, Stage
+from playground.decoding.sampler_chain import HIDDEN, Histories, Stage
 from playground.engine.sampling import REMOVED, certain, entropy, greedy
 from playground.errors import Refusal
 

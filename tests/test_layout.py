@@ -1,0 +1,183 @@
+"""Who may import whom, type-checking imports included, read from the source."""
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = (
+    ("playground.errors", "playground.events"),
+    ("playground.trace", "playground.engine"),
+    ("playground.contract",),
+    ("playground.decoding",),
+    ("playground.algorithms",),
+    ("playground.pocket",),
+    ("playground.training",),
+    ("playground.bench",),
+    ("playground.ui",),
+    ("playground.cli",),
+    ("app",),
+)
+SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.errors", "playground.algorithms",
+                      "playground.engine.sampling")
+SHARED_NAMES = {"__init__", "__main__"}
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = [ROOT / "app.py", *sorted((ROOT / "playground").rglob("*.py")), *sorted((ROOT / "strategies").rglob("*.py"))]
+NAMES = {module_name(path) for path in FILES}
+
+
+def imported_by(tree: ast.AST, package: tuple[str, ...] = ()) -> Iterator[str]:
+    """Dotted names a module imports; `from a import b` gives a.b if that is one of our modules, and a otherwise."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = [*package[:len(package) - node.level + 1]] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{module}.{alias.name}" if f"{module}.{alias.name}" in NAMES else module
+
+
+def read(path: Path) -> set[str]:
+    return set(imported_by(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT).parts[:-1]))
+
+
+IMPORTS = {module_name(path): read(path) for path in FILES}
+
+
+def under(*packages: str) -> dict[str, set[str]]:
+    return {name: imports for name, imports in IMPORTS.items() if within(name, *packages)}
+
+
+def reached(name: str) -> set[str]:
+    """Everything a module imports when it runs, and what those of its imports that are ours import."""
+    seen, waiting = set(), [name]
+    while waiting:
+        for imported in run_time_imports(waiting.pop()) - seen:
+            seen.add(imported)
+            waiting += [imported] if imported in NAMES else []
+    return seen
+
+
+def run_time_imports(name: str) -> set[str]:
+    path = ROOT.joinpath(*name.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    tree = WithoutAnnotations().visit(ast.parse(path.read_text(encoding="utf-8")))
+    return set(imported_by(tree, path.relative_to(ROOT).parts[:-1]))
+
+
+class WithoutAnnotations(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        return node.orelse if ast.unparse(node.test).endswith("TYPE_CHECKING") else self.generic_visit(node)
+
+
+def level(name: str) -> int | None:
+    return next((i for i, packages in enumerate(LAYERS) if within(name, *packages)), None)
+
+
+def test_every_module_of_the_playground_has_a_layer():
+    outside = {"playground", "playground.__main__"}
+    assert {name for name in under("playground") if level(name) is None} == outside
+
+
+@pytest.mark.parametrize("packages", LAYERS, ids=lambda packages: packages[0])
+def test_imports_point_downward_only(packages):
+    here = LAYERS.index(packages)
+    for name, imports in under(*packages).items():
+        upward = {imported for imported in imports if (level(imported) or 0) > here}
+        assert not upward, f"{name} imports {upward}"
+
+
+def test_neighbours_in_one_layer_do_not_know_each_other():
+    for package in ("playground.trace", "playground.engine"):
+        other = {"playground.trace", "playground.engine"} - {package}
+        for name, imports in under(package).items():
+            assert not {imported for imported in imports if within(imported, *other)}, name
+
+
+def test_no_two_modules_import_each_other():
+    """A package's own face is left out: `from playground.contract import x` inside another package is one import."""
+    graph = {name: {imported for imported in imports if imported in NAMES} for name, imports in IMPORTS.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_no_two_modules_have_one_name():
+    stems = Counter(path.stem for path in FILES if path.stem not in SHARED_NAMES)
+    assert [stem for stem, count in stems.items() if count > 1] == []
+
+
+def test_strategies_see_only_the_contract_and_shared_algorithms():
+    for name, imports in under("strategies").items():
+        strange = {imported for imported in imports if within(imported, "playground")
+                   and not within(imported, *SEEN_BY_STRATEGIES)} - {"playground.engine"}
+        assert not strange, f"{name} imports {strange}"
+
+
+def test_strategies_know_neither_each_other_nor_the_page():
+    for name, imports in under("strategies").items():
+        own = ".".join(name.split(".")[:3])
+        strange = {imported for imported in imports if within(imported, "strategies", "app", "gradio", "spaces")}
+        assert not {imported for imported in strange if not within(imported, own)}, name
+
+
+@pytest.mark.parametrize("name", ["playground.events", "playground.trace", "playground.trace.csv_export"])
+def test_events_and_traces_are_read_without_torch_and_gradio(name):
+    assert not {imported for imported in reached(name) if within(imported, "torch", "transformers", "gradio")}
+
+
+def test_listing_strategies_does_not_import_transformers():
+    for name in under("strategies"):
+        assert not {imported for imported in reached(name) if within(imported, "transformers")}, name
+
+
+def test_gradio_is_imported_by_the_page_only():
+    for name, imports in IMPORTS.items():
+        assert within(name, "playground.ui", "app") or not {i for i in imports if within(i, "gradio")}, name
+
+
+def test_the_command_line_never_imports_gradio():
+    for name in under("playground.cli"):
+        assert not {imported for imported in reached(name) if within(imported, "gradio")}, name
+
+
+def test_the_page_names_models_but_runs_them_only_through_a_session():
+    naming = ("playground.engine.catalogue", "playground.engine.load", "playground.engine.hub_files")
+    for name, imports in under("playground.ui").items():
+        engine = {imported for imported in imports if within(imported, "playground.engine")}
+        assert all(within(imported, *naming) for imported in engine), name
+        assert not {imported for imported in imports if within(imported, "transformers")}, name
+
+
+@pytest.mark.parametrize("source, package, imports", [
+    ("import a.b as c", "p", {"a.b"}),
+    ("from playground.engine import sampling", "p", {"playground.engine.sampling"}),
+    ("from playground.errors import Refusal", "p", {"playground.errors"}),
+    ("from .a import b", "p.q", {"p.q.a"}),
+    ("def f():\n    import a", "p", {"a"}),
+    ("if TYPE_CHECKING:\n    import a\nelse:\n    import b", "p", {"a", "b"}),
+])
+def test_imports_are_read_wherever_they_are_written(source, package, imports):
+    assert set(imported_by(ast.parse(source), tuple(package.split(".")))) == imports
+
+
+def test_type_checking_imports_do_not_count_at_run_time():
+    tree = WithoutAnnotations().visit(ast.parse("if TYPE_CHECKING:\n    import a\nelse:\n    import b"))
+    assert set(imported_by(tree)) == {"b"}
