@@ -116,7 +116,8 @@ class Lane:
 
     @property
     def generated(self) -> int:
-        return self.main.generated
+        """Tokens committed after the prompt."""
+        return len(self.main.tokens) - self.prompt_length
 
     @property
     def remaining(self) -> int:

@@ -4,14 +4,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from playground.engine.kv_buffer import Pool
+from playground.engine.kv_buffer import Pool, write_both
 
 EMPTY = -1  # position of a slot that holds no token
 CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
@@ -36,6 +35,11 @@ class Slots:
         return self.positions.numel() if self.whole else int((self.positions != EMPTY).sum())
 
 
+def slots_of(slots: list[Slots], layer: int) -> Slots:
+    """The slots of one layer, given one entry for all layers or one for each."""
+    return slots[layer] if len(slots) > 1 else slots[0]
+
+
 class SlotStore(Protocol):
     """What a segment reads of the KV cache it belongs to (`engine.kv_cache.Store`)."""
 
@@ -56,12 +60,6 @@ class SlotStore(Protocol):
 
     def slots_of(self, layer: int) -> Slots:
         """Positions of the slots of one layer."""
-
-    def write(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put rows [kv_heads, n, d] at scratch place `at`; returns everything the layer holds up to them."""
-
-    def write_suffix(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As `write`, but returns what follows the shared prefix."""
 
     def watch(self, segment: Segment, layer: int, weights: Tensor) -> None:
         """Note the attention weights [kv_heads, watched rows, slots] of one layer."""
@@ -126,15 +124,18 @@ class Segment:
         return same and not self.watched and not any(pool.packed for pool in (*store.keys, *store.values))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return self.store.write(layer, self.first, keys, values)
+        """Store the rows' keys and values [kv_heads, rows, head_dim]; returns all that the layer holds up to them."""
+        buffers = self.store.keys[layer], self.store.values[layer]
+        return write_both(buffers, slots_of(self.store.slots, layer).count + self.first, (keys, values))
 
     def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values that the store holds together with others, [kv_heads, slots, d] each, where `shares` says so."""
         return self.store.keys[layer].prefix, self.store.values[layer].prefix
 
     def write_suffix(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """As `write`, but returns what comes behind the prefix."""
-        return self.store.write_suffix(layer, self.first, keys, values)
+        """As `write`, but returns what follows the shared prefix."""
+        start = slots_of(self.store.slots, layer).count + self.first
+        return self.store.keys[layer].write_suffix(start, keys), self.store.values[layer].write_suffix(start, values)
 
     def shares(self, sliding_window: int | None) -> Prefix | None:
         """What tells the prefix its store holds together with others, where every row sees all of it and nobody asks for weights over prefix and suffix."""
@@ -188,18 +189,18 @@ class Segment:
         found = [(row, position) for row, position in enumerate(self.positions()) if self.store.focus.among(position)]
         return [row for row, _ in found], torch.tensor([position for _, position in found], device=self.store.device)
 
-    @property
+    @cached_property
     def focused(self) -> bool:
         """Whether a policy chooses for some row by what it attends to."""
         focus = self.store.focus
         return focus is not None and any(map(focus.among, self.positions()))
 
-    @property
+    @cached_property
     def asks(self) -> bool:
         """Whether somebody wants to know what the rows look for."""
         return self.store.ask is not None
 
-    @property
+    @cached_property
     def renumbers(self) -> bool:
         """Whether rows stand at their place in the cache."""
         return self.store.renumbering is not None

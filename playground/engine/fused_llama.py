@@ -137,12 +137,20 @@ class FastLlama:
         """Logits [rows, V] of the wanted rows, an index or 0 for all. positions, ids: [1, rows]; embeddings: [1, rows, d]."""
         hidden = embedding(input_ids[0], self.embeddings) if inputs_embeds is None else inputs_embeds[0]
         cos, sin = self.cos[positions[0]], self.sin[positions[0]]
+        if call.plan.is_plain:
+            for layer in self.layers:
+                hidden = layer(hidden, cos, sin, call)
+        else:
+            hidden = self._planned(hidden, cos, sin, call)
+        return self.head(self.norm(hidden if isinstance(wanted, int) else hidden[wanted]))
+
+    def _planned(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
+        """The layers that the plan runs, capturing hidden states on the way."""
         for layer in self.layers:
             hidden = call.enter(layer.index, hidden)
             if call.plan.runs(layer.index):
                 hidden = layer(hidden, cos, sin, call)
-        hidden = call.enter(len(self.layers), hidden)
-        return self.head(self.norm(hidden if isinstance(wanted, int) else hidden[wanted]))
+        return call.enter(len(self.layers), hidden)
 
 
 def fast_path(network: PreTrainedModel, context: int) -> Callable | None:

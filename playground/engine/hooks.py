@@ -45,6 +45,11 @@ class Plan:
         """Whether all layers run from first to last."""
         return not self.skip and self.stop is None and self.resume is None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers run and nothing is captured."""
+        return self.is_whole and not self.capture
+
     def layers(self, depth: int) -> int:
         """How many of a model's layers run."""
         return depth if self.is_whole else sum(map(self.runs, range(depth)))

@@ -280,3 +280,8 @@ class Pool:
             return 0
         row = len(rows) * rows.shape[2] * rows.element_size()
         return (slots - self.coarse) * row + (self.packed.bytes if self.packed else 0)
+
+
+def write_both(buffers: tuple[Pool, Pool], at: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Write the keys and the values of one layer at slot `at`, [kv_heads, n, head_dim] each; returns all up to and with them."""
+    return buffers[0].write(at, rows[0]), buffers[1].write(at, rows[1])

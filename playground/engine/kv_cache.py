@@ -71,6 +71,8 @@ class Store:
         self.keys, self.values = ([Pool(self.room) for _ in range(self.depth)] for _ in range(2))
         self.slots = [Slots(torch.empty(1, 0, dtype=torch.long, device=self.device))]  # one for all layers, or one each
         self.attention: list[Attention] = []
+        self.slot_bytes: list[int] = []  # keys and values of one slot in full precision, by layer; empty before the first row
+        self.quantises = False
 
     # --- what a forward asks for ---
 
@@ -97,17 +99,8 @@ class Store:
         self.lineage.append((0 if parent == -1 else self.lineage[parent]) | 1 << node)
 
     def slots_of(self, layer: int) -> Slots:
+        """Positions of the slots of one layer."""
         return self.slots[layer if len(self.slots) > 1 else 0]
-
-    def write(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put rows [kv_heads, n, d] at scratch place `at`; returns everything the layer holds up to them."""
-        start = self.slots_of(layer).count + at
-        return self.keys[layer].write(start, keys), self.values[layer].write(start, values)
-
-    def write_suffix(self, layer: int, at: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and returns only what the layer holds behind a prefix that is held once for several stores."""
-        start = self.slots_of(layer).count + at
-        return self.keys[layer].write_suffix(start, keys), self.values[layer].write_suffix(start, values)
 
     # --- what moves nodes and slots ---
 
@@ -226,7 +219,8 @@ class Store:
         return Moving.of(meeting, self.slots_of(layer).positions.expand(self.heads, -1))
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
-        """Move rows of the oldest tokens into a coarser form: due("keys" or "values", rows held as written) says how many."""
+        """Quantise rows of the oldest tokens: due("keys" or "values", rows in full precision) says how many."""
+        self.quantises = True
         for part, pools in (("keys", self.keys), ("values", self.values)):
             for layer, pool in enumerate(pools):
                 used = self.slots_of(layer).count
@@ -291,9 +285,17 @@ class Store:
         return sum(each * slots.held * (self.heads if slots.positions.shape[0] == 1 else 1) for slots in self.slots)
 
     def bytes(self) -> int:
-        """Memory of the slots held, trunk and scratch."""
-        return sum(pool.bytes(self.slots_of(layer).count + len(self.parents))
-                   for pools in (self.keys, self.values) for layer, pool in enumerate(pools))
+        """Memory of the slots in use, trunk and scratch."""
+        if self.quantises:
+            return sum(pool.bytes(self.slots_of(layer).count + len(self.parents))
+                       for pools in (self.keys, self.values) for layer, pool in enumerate(pools))
+        if not self.heads:
+            return 0
+        if not self.slot_bytes:
+            self.slot_bytes = [keys.bytes(1) + values.bytes(1) for keys, values in zip(self.keys, self.values)]
+        if len(self.slots) == 1:
+            return (self.slots[0].count + len(self.parents)) * sum(self.slot_bytes)
+        return sum((slots.count + len(self.parents)) * each for slots, each in zip(self.slots, self.slot_bytes))
 
     @property
     def common(self) -> int:
@@ -302,6 +304,8 @@ class Store:
 
     def common_bytes(self) -> int:
         """Memory of these, which is part of `bytes`."""
+        if self.begun_with is None:
+            return 0
         return sum(pool.bytes(pool.common) for pool in (*self.keys, *self.values) if pool.common)
 
     def packed(self) -> int:

@@ -86,12 +86,20 @@ class LightLlama:
         hidden = self.embeddings[input_ids[0].numpy()] if inputs_embeds is None else inputs_embeds[0].numpy()
         places = positions[0].numpy()
         cos, sin = self.cos[places], self.sin[places]
+        if call.plan.is_plain:
+            for layer in self.layers:
+                hidden = layer(hidden, cos, sin, call)
+        else:
+            hidden = self._planned(hidden, cos, sin, call)
+        return torch.from_numpy(self.head(self.norm(hidden if isinstance(wanted, int) else hidden[wanted.numpy()])))
+
+    def _planned(self, hidden: ndarray, cos: ndarray, sin: ndarray, call: Call) -> ndarray:
+        """The layers that the plan runs, capturing hidden states on the way."""
         for layer in self.layers:
             hidden = _entering(call, layer.index, hidden)
             if call.plan.runs(layer.index):
                 hidden = layer(hidden, cos, sin, call)
-        hidden = _entering(call, len(self.layers), hidden)
-        return torch.from_numpy(self.head(self.norm(hidden if isinstance(wanted, int) else hidden[wanted.numpy()])))
+        return _entering(call, len(self.layers), hidden)
 
 
 def _entering(call: Call, layer: int, hidden: ndarray) -> ndarray:
