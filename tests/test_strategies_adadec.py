@@ -18,6 +18,7 @@ from playground.contract.lane_config import Recipe, assemble
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Commit, Note, Step
+from strategies.sampling.adadec import Rollout
 
 GREEDY = Recipe("greedy")
 
@@ -70,6 +71,7 @@ def table_reads(model: TableModel) -> Reads:
     return lambda text, model=model: model.scores(tuple(text)).log_softmax(-1)
 
 
+@pytest.mark.oracle("adadec")
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_at_every_pause_the_candidate_that_leads_to_the_likeliest_tokens_is_committed(depth):
     for seed in range(5):
@@ -104,12 +106,39 @@ WRONG_SCORES = {
 }
 
 
+@pytest.mark.refuses("adadec")
 @pytest.mark.parametrize("score", WRONG_SCORES.values(), ids=WRONG_SCORES)
 def test_a_wrong_score_of_a_rollout_writes_another_text(score):
     models = [TableModel("abcde", "e", seed) for seed in range(12)]
     differ = [reckoned(table_reads(model), [0, 1], 7, 5, model.end_ids, score)[0] != written(adadec(tau=0.0), {"target": model}, [0, 1], 7)
               for model in models]
     assert any(differ)
+
+
+class SumsTheRollout(Rollout):
+    @property
+    def score(self):
+        return sum(self.logps)
+
+
+class LeavesTheCandidateOut(Rollout):
+    @property
+    def score(self):
+        return per_token(self.logps[1:] or self.logps)
+
+
+class JudgesTheLastToken(Rollout):
+    @property
+    def score(self):
+        return self.logps[-1]
+
+
+@pytest.mark.refuses("adadec")
+@pytest.mark.parametrize("wrong", [SumsTheRollout, LeavesTheCandidateOut, JudgesTheLastToken])
+def test_an_adadec_with_a_wrong_score_is_refused(wrong, monkeypatch):
+    monkeypatch.setattr("strategies.sampling.adadec.Rollout", wrong)
+    with pytest.raises(AssertionError):
+        test_at_every_pause_the_candidate_that_leads_to_the_likeliest_tokens_is_committed(5)
 
 
 def of_letters(following: dict[str, list[float]], letters: str = "abc.") -> TableModel:

@@ -48,6 +48,7 @@ def test_the_divergence_from_the_safe_law_grows_with_theta_and_the_largest_theta
             assert best <= theta < best + 0.006 and anchoring.divergence(law_, p) <= budget
 
 
+@pytest.mark.oracle("anchored")
 def test_no_other_law_within_the_budget_is_closer_to_the_risky_one():
     p, r = log_laws(3)
     _, best = anchoring.nearest(p, r, 0.3)
@@ -69,6 +70,7 @@ def test_at_the_ends_it_is_one_of_the_two_models_and_removed_tokens_stay_removed
     assert theta < 1 and float(law_[0]) == -math.inf and anchoring.divergence(law_, masked_p) <= 0.2
 
 
+@pytest.mark.oracle("anchored")
 @pytest.mark.parametrize("k", [0.05, 0.3, 0.8])
 @pytest.mark.parametrize("indebted", [False, True])
 def test_whole_texts_stay_within_the_budget_of_the_safe_models_law(k, indebted):
@@ -95,6 +97,7 @@ WRONG = {
 }
 
 
+@pytest.mark.refuses("anchored")
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_wrong_account_breaks_the_bound(wrong, monkeypatch):
     monkeypatch.setattr(anchoring, "divergence", wrong)

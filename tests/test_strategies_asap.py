@@ -163,6 +163,7 @@ def test_the_first_sample_is_drawn_as_under_a_plain_mask():
     assert abs(zeros() - 1 / 2) < EXACT
 
 
+@pytest.mark.oracle("asap")
 def test_one_visit_of_the_rare_text_is_enough_to_know_how_rare_it_is():
     assert abs(zeros(visited("0")) - 1 / 17) < EXACT
 
@@ -204,6 +205,7 @@ class KnowsOnlyWhatWasDrawn(PrefixTrie):
         super().learn(node, torch.full_like(legal, NEVER).index_copy(0, torch.tensor(drawn), legal[drawn]))
 
 
+@pytest.mark.refuses("asap")
 @pytest.mark.parametrize("wrong, first, right", [(RenormalisesFirst, "0", 1 / 17), (StaysWhereItLearned, "0", 1 / 17), (KnowsOnlyWhatWasDrawn, "1", 1 / 2)])
 def test_a_trie_that_learns_wrongly_is_found_out(wrong, first, right, monkeypatch):
     monkeypatch.setattr("strategies.constrained.asap.PrefixTrie", wrong)
@@ -258,6 +260,7 @@ def test_once_every_prefix_was_read_the_chances_are_exact(learned):
         assert max(abs(found[prefix] / exact[prefix] - 1) for prefix in exact) < EXACT
 
 
+@pytest.mark.oracle("asap")
 def test_once_every_prefix_was_read_the_law_is_the_models_own_given_the_grammar(learned):
     for model, options, memory in learned:
         found, right = law(choosing(*options, samples=1), model, memory), given_the_grammar(model, options)

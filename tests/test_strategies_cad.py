@@ -90,6 +90,7 @@ def mixed_text(reads: Reads, prompts: tuple[list[int], list[int]], length: int, 
     return new
 
 
+@pytest.mark.oracle("cad", "adacad")
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 @pytest.mark.parametrize("name", CONTEXTUAL)
 def test_both_streams_of_a_network_are_what_the_library_reads_from_the_beginning(name, architecture):
@@ -121,6 +122,7 @@ FAULTS: dict[str, Callable[[Reads, list[int], list[int]], list[int]]] = {
 }
 
 
+@pytest.mark.refuses("adacad")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_faulty_contrast_writes_another_text(fault):
     differ = []

@@ -39,6 +39,7 @@ def first_finish_law(p: Law, n: int, ends: frozenset[int]) -> Law:
     return {text: chance / by_length[len(text)] * (longer(len(text)) ** n - longer(len(text) + 1) ** n) for text, chance in ended.items()}
 
 
+@pytest.mark.oracle("first_finish")
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_law_of_first_finish_tilts_the_length_and_nothing_else(n):
     model, prompt = TableModel("ab.", ".", seed=3, spread=0.7), [0, 1]
@@ -49,6 +50,7 @@ def test_the_law_of_first_finish_tilts_the_length_and_nothing_else(n):
     assert sum(chance for text, chance in ours.items() if text[-1] not in model.end_ids) == pytest.approx(unfinished ** n)
 
 
+@pytest.mark.refuses("first_finish")
 def test_a_search_that_took_the_last_to_finish_would_be_found_out():
     model, prompt = TableModel("ab.", ".", seed=3, spread=0.7), [0, 1]
     p = product_law(model, prompt, 2)
@@ -103,6 +105,7 @@ def risk(texts: list[str], like) -> int:
     return means.index(max(means))
 
 
+@pytest.mark.oracle("mbr")
 @pytest.mark.parametrize("likeness", MEASURES)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_law_of_minimum_bayes_risk_is_that_of_the_text_most_like_all(likeness, n):
@@ -116,6 +119,7 @@ def test_the_law_of_minimum_bayes_risk_is_that_of_the_text_most_like_all(likenes
     assert distance(ours, chosen_by_brute_force(model, prompt, 2, n, choose)) < EXACT
 
 
+@pytest.mark.refuses("mbr")
 def test_taking_the_most_probable_text_instead_is_found_out():
     model, prompt = TableModel(["a1 ", "b", "."], ".", seed=3), [0, 1]
     likeliest = chosen_by_brute_force(model, prompt, 2, 3, lambda texts: max(entire(texts, model), key=lambda text: logp(model, prompt, text)))

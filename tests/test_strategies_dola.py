@@ -105,6 +105,7 @@ def dola_text(length: int, layer: int, norm: bool, share: float = 0.1, flipped: 
     return text[len(PROMPT):]
 
 
+@pytest.mark.oracle("dola")
 @pytest.mark.parametrize("knobs, layer, norm", [({"layers": "high"}, 1, False), ({"layers": "low", "norm": True}, 0, True),
                                                 ({"layers": "one", "at": 0.67, "norm": True}, 2, True)])
 def test_the_inner_layers_of_a_network_are_what_the_library_reads_from_the_beginning(knobs, layer, norm):
@@ -112,6 +113,7 @@ def test_the_inner_layers_of_a_network_are_what_the_library_reads_from_the_begin
     assert found == dola_text(len(found), layer, norm)
 
 
+@pytest.mark.refuses("dola")
 def test_a_faulty_contrast_of_layers_writes_another_text():
     found = written(alone("dola"), {"target": pair().target}, PROMPT, 8)
     for fault in ({"layer": 2, "norm": False}, {"layer": 1, "norm": True}, {"layer": 1, "norm": False, "share": 0.0},

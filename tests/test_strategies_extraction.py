@@ -18,6 +18,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Commit, Forward, Note
+from strategies.search.exact_extract import Race
 
 # --- exact extraction ---
 
@@ -43,6 +44,7 @@ def extracted(model: TableModel, passage: str, prompt: list[int], **knobs):
     return run(of("exact_extract", passage=passage, **knobs), model, prompt, 9)
 
 
+@pytest.mark.oracle("exact_extract")
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("longest", [1, 3, 9])
 @pytest.mark.parametrize("ends", ["e", "ef"])
@@ -72,6 +74,7 @@ def looks_at_the_first_token_only(model, prompt, span):
     return cost(model, prompt, span[:1])
 
 
+@pytest.mark.refuses("exact_extract")
 @pytest.mark.parametrize("wrong", [forgets_the_end, reads_the_end_too_early, looks_at_the_first_token_only])
 def test_a_span_that_is_priced_otherwise_is_another_one(wrong):
     differ = 0
@@ -79,6 +82,21 @@ def test_a_span_that_is_priced_otherwise_is_another_one(wrong):
         model = TableModel("abcdef", "e", seed)
         differ += extracted(model, text, [0, 1], longest=4).texts()[0][:-1] != min(spans(ids, 4), key=lambda span: wrong(model, [0, 1], span))
     assert differ > 3
+
+
+RACES = {
+    "spans are dropped for what it costs to end them": ("living", lambda race, nodes, bound: [n for n in nodes if race.total(n) < bound]),
+    "the end costs nothing": ("total", lambda race, node: race.spent[node]),
+    "the longest span wins": ("cost", lambda race, node, mean: -len(race.tree.path(node))),
+}
+
+
+@pytest.mark.refuses("exact_extract")
+@pytest.mark.parametrize("part, wrong", RACES.values(), ids=RACES)
+def test_a_wrong_extraction_is_refused(part, wrong, monkeypatch):
+    monkeypatch.setattr(Race, part, wrong)
+    with pytest.raises(AssertionError):
+        test_the_span_is_the_one_that_costs_least_of_all_read_one_by_one("e", 9, False)
 
 
 def test_pruning_reads_fewer_spans_and_scores_those_it_reads_the_same():
@@ -150,6 +168,7 @@ def label_costs(model: TableModel, prompt: list[int], labels: list[Text], end: b
 LABELS = ["a", "ab", "abba", "bcd", "dd"]
 
 
+@pytest.mark.oracle("gencls_ppl")
 @pytest.mark.parametrize("end", [True, False])
 @pytest.mark.parametrize("prompt", [[0], [0, 1], [3, 1, 2, 2, 0, 1, 3]], ids=len)
 def test_each_reading_chooses_the_label_it_makes_least_surprising(prompt, end):

@@ -62,6 +62,7 @@ def sentences_of(lane: Lane, writers: list[str]) -> list[list[str]]:
     return [sentence for sentence in found if sentence]
 
 
+@pytest.mark.oracle("foreal")
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_led_sentence_begins_with_the_leader_for_at_most_n_tokens(n):
     for seed in range(8):
@@ -70,6 +71,7 @@ def test_a_led_sentence_begins_with_the_leader_for_at_most_n_tokens(n):
             assert sentence == (["leader"] * n + ["draft"] * len(sentence))[:len(sentence)]
 
 
+@pytest.mark.refuses("foreal")
 @pytest.mark.parametrize("wrong", [lambda text: False, lambda text: text.endswith("."), lambda text: "b" in text], ids=["never", "a stop alone", "at a letter"])
 def test_who_takes_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong, monkeypatch):
     monkeypatch.setitem(find("foreal").decode.__globals__, "is_sentence", wrong)
@@ -78,6 +80,7 @@ def test_who_takes_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong,
     assert any(sentence != due for sentence, due in told)
 
 
+@pytest.mark.oracle("foreal")
 def test_every_token_is_the_choice_of_the_model_that_wrote_it_and_of_the_whole_text_before_it():
     for seed in range(6):
         models, lane, writers = led(2, 0.5, seed, cap=4)

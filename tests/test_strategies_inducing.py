@@ -23,6 +23,7 @@ COLLAPSES = {
 }
 
 
+@pytest.mark.oracle("icd")
 def test_both_streams_are_read_from_the_beginning_and_the_first_is_held_against_the_second():
     for seed in range(5):
         model, text = TableModel("abcde", seed=seed), []
@@ -52,6 +53,7 @@ def test_an_instruction_matters_and_without_one_the_text_is_greedys():
         assert told(alone("lol", refocus="", gamma=gamma, omega=0.0), SAID)[0] == told(alone("icd"), SAID)[0]
 
 
+@pytest.mark.oracle("lol")
 def test_lol_adds_up_the_last_layer_the_lower_layer_and_the_call_for_truth():
     lol = make("lol", omega=0.5, gamma=0.5, layer=0.75)
     own, induced = lol.inner(8, True)

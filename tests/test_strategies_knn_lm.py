@@ -58,6 +58,7 @@ def test_a_text_that_begins_like_the_stored_one_goes_on_like_it():
         assert (found == ids[6:16]) == follows
 
 
+@pytest.mark.oracle("knn_lm")
 def test_the_votes_are_a_softmax_of_squared_distances_by_brute_force():
     sampler, states = knn(k=5, t=2.0), torch.randn(3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     store, found = sampler.store, sampler.neighbours(states, 320).p

@@ -65,6 +65,7 @@ def test_every_ready_grammar_has_a_reader_of_its_own():
     assert READERS.keys() == set(NAMES) and make("lark").grammar()[1] != make("lark", ready="json").grammar()[1]
 
 
+@pytest.mark.oracle("lark")
 @pytest.mark.parametrize("name", READERS)
 def test_what_is_written_under_a_ready_grammar_is_read_by_the_real_thing(engine, name):
     grammar, scribbler = engine.compile(*make("lark", ready=name).grammar()), Scribbler(TOKENS, len(TOKENIZER))
@@ -128,6 +129,7 @@ GBNF = {
 }
 
 
+@pytest.mark.oracle("gbnf")
 @pytest.mark.parametrize("source, legal, illegal", GBNF.values(), ids=GBNF)
 def test_gbnf_has_the_sentences_llama_cpp_gives_it(engine, source, legal, illegal):
     constraint = make("gbnf", source=source)
@@ -191,6 +193,7 @@ def weighed(way, p: torch.Tensor, legal: set[int]) -> tuple[dict[int, float], di
     return dict(mass), dict(law)
 
 
+@pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("legal", LEGAL.values(), ids=LEGAL)
 def test_the_recursive_estimate_is_exact_on_average_for_every_token(legal):
     mass, law = weighed(recursive, P, legal)
@@ -216,6 +219,7 @@ def forgets_what_is_gone(tries: Tries):
     return token, weight and math.prod(1 - p for p in refused)
 
 
+@pytest.mark.refuses("awrs")
 @pytest.mark.parametrize("wrong", [first_legal, one_over_the_tries, forgets_what_is_gone])
 def test_weights_that_are_wrong_are_found_out(wrong):
     mass, _ = weighed(wrong, P, LEGAL["some"])
@@ -245,6 +249,7 @@ def off_by(found: list, p: torch.Tensor, legal: set[int]) -> float:
     return max(errors)
 
 
+@pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("accepts, most", [(2, 10**6), (4, 10**6), (2, 3), (3, 1)])
 def test_counting_is_right_on_average_within_four_standard_errors(accepts, most):
     """12,000 draws: a bias of 4 % of the mass would be found."""
@@ -252,6 +257,7 @@ def test_counting_is_right_on_average_within_four_standard_errors(accepts, most)
     assert off_by(drawn(counts(accepts, most), P, legal, 12_000, seed=accepts), P, legal) < 4
 
 
+@pytest.mark.refuses("awrs")
 @pytest.mark.parametrize("wrong", ["counts no refused token twice", "counts the last that passed"])
 def test_counting_wrongly_is_found_out_by_the_same_test(wrong, monkeypatch):
     if wrong == "counts no refused token twice":
@@ -280,6 +286,7 @@ def test_where_nothing_is_legal_every_token_is_tried_once_and_the_weight_is_zero
 
 # --- the strategy ---
 
+@pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 @pytest.mark.parametrize("particles", [1, 2])
 def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, threshold):
@@ -287,6 +294,7 @@ def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of
     assert distance(found, legal_chances(0.3)) < EXACT
 
 
+@pytest.mark.refuses("awrs")
 def test_a_population_that_forgets_its_weights_is_found_out(monkeypatch):
     monkeypatch.setattr(find("awrs"), "_tried", lambda self, tries, uniform: first_legal(tries))
     found = weighed_law(Recipe("awrs", {"particles": 2, "threshold": 1.0}, [SKEWED]), coins(2, 0.3))
@@ -440,6 +448,7 @@ def chance_of_beginning(model: TableModel, text: str) -> float:
         model.scores((0, 1, *map(LETTERS.index, text))).log_softmax(-1)[LETTERS.index("!")])
 
 
+@pytest.mark.oracle("static")
 @pytest.mark.parametrize("beams", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(6))
 def test_the_search_finds_what_a_search_over_dictionaries_finds(seed, beams):
@@ -459,6 +468,7 @@ def test_a_single_item_is_written_whatever_the_model_thinks():
     assert search(table(1), ["gfedc"], 4).text == "gfedc"
 
 
+@pytest.mark.refuses("static")
 def test_slots_past_a_row_that_are_not_masked_would_be_found_out(monkeypatch):
     """The search would leave the items, for other rows of the matrix follow."""
     following = CsrTrie.following

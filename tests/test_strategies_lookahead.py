@@ -14,7 +14,7 @@ from registry import Collapse
 from tables import Law, TableModel, Text, distance, law
 from torch import Tensor
 
-from playground.contract import make
+from playground.contract import find, make
 from playground.contract.lane_config import Recipe, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
@@ -23,6 +23,7 @@ from playground.decoding.session import Prompt, Runner, prepare
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Event, Figure, Forward, Note
+from strategies.sampling.cntp import Trial
 
 GREEDY = Recipe("greedy")
 
@@ -145,6 +146,7 @@ def law_of_two(seed: int, t: float) -> Law:
     return law(cntp(**TWO, temperature=t), {"target": table(seed)}, [0, 1], 3)
 
 
+@pytest.mark.oracle("cntp")
 @pytest.mark.parametrize("t", [1.0, 1.7])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_law_of_a_cautious_text_is_that_of_the_surer_of_two_trials(seed, t):
@@ -163,10 +165,48 @@ WRONG = {
 }
 
 
+@pytest.mark.refuses("cntp")
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_wrong_caution_has_another_law(wrong):
     setting = {"terminators": {1}, "t": 1.7} | wrong
     assert max(distance(law_of_two(seed, 1.7), Cautious(table(seed), **setting).law((0, 1), 3)) for seed in SEEDS) > 1e-3
+
+
+class SumOfTheTrial(Trial):
+    @property
+    def perplexity(self):
+        return -sum(self.logps)
+
+
+class LeastSureTrial(Trial):
+    @property
+    def perplexity(self):
+        return 1 / super().perplexity
+
+
+def law_is_right(seed: int, t: float) -> None:
+    found = law_of_two.__wrapped__(seed, t)  # computed anew, with what was changed
+    assert distance(found, Cautious(table(seed), {1}, t).law((0, 1), 3)) < 1e-12
+
+
+def is_refused(seeds=SEEDS) -> None:
+    with pytest.raises(AssertionError):
+        for seed in seeds:
+            law_is_right(seed, 1.7)
+
+
+@pytest.mark.refuses("cntp")
+@pytest.mark.parametrize("wrong", [SumOfTheTrial, LeastSureTrial])
+def test_a_cntp_that_judges_trials_otherwise_is_refused(wrong, monkeypatch):
+    monkeypatch.setattr("strategies.sampling.cntp.Trial", wrong)
+    is_refused()
+
+
+@pytest.mark.refuses("cntp")
+@pytest.mark.parametrize("part, wrong", [("terminates", lambda self, piece: False), ("number", lambda self, entropy: 2)])
+def test_a_cntp_that_does_not_stop_or_always_tries_is_refused(part, wrong, monkeypatch):
+    monkeypatch.setattr(find("cntp"), part, wrong)
+    is_refused()
 
 
 def test_of_two_trials_of_one_token_the_more_probable_wins():
@@ -265,6 +305,7 @@ def library_sees(architecture: str) -> Sees:
 PROMPT = [54, 71, 71, 9]
 
 
+@pytest.mark.oracle("contrastive_search")
 @pytest.mark.parametrize("k, alpha", [(4, 0.6), (3, 0.9), (5, 1.0)])
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
 def test_contrastive_search_takes_what_the_librarys_states_say(architecture, k, alpha):
@@ -284,6 +325,7 @@ WRONG_SEARCHES = {
 }
 
 
+@pytest.mark.refuses("contrastive_search")
 @pytest.mark.parametrize("wrong", WRONG_SEARCHES.values(), ids=WRONG_SEARCHES)
 def test_a_wrong_search_writes_another_text(wrong):
     sees = library_sees("llama")
@@ -291,6 +333,26 @@ def test_a_wrong_search_writes_another_text(wrong):
     found = [run(contrastive(k=5, alpha=0.7), {"target": pair().target}, prompt, 4)[0].main.written for prompt in prompts]
     assert found == [searched(sees, prompt, 4, 5, 0.7) for prompt in prompts]
     assert found != [searched(sees, prompt, 4, 5, 0.7, **wrong) for prompt in prompts]
+
+
+def logs_for_probabilities(self, rows):
+    tree, p = right_candidates(self, rows)
+    return tree, p.log()
+
+
+right_candidates = find("contrastive_search")._candidates
+CONTRASTIVE = {
+    "products in place of cosines": ("directions", lambda hidden: hidden),
+    "log-probability in place of probability": ("ContrastiveSearch._candidates", logs_for_probabilities),
+}
+
+
+@pytest.mark.refuses("contrastive_search")
+@pytest.mark.parametrize("part, wrong", CONTRASTIVE.values(), ids=CONTRASTIVE)
+def test_a_wrong_contrastive_search_is_refused(part, wrong, monkeypatch):
+    monkeypatch.setattr(f"strategies.sampling.contrastive_search.{part}", wrong)
+    with pytest.raises(AssertionError):
+        test_contrastive_search_takes_what_the_librarys_states_say("llama", 4, 0.6)
 
 
 def test_an_overruled_first_choice_is_told_with_both_likenesses():

@@ -115,6 +115,7 @@ def drift(lane: Lane, knobs: dict) -> float:
     return (2 * knobs["tau"] - sampler.mu) / knobs["eta"]
 
 
+@pytest.mark.oracle("mirostat")
 @pytest.mark.parametrize("version", "12")
 @pytest.mark.parametrize("eta", [0.1, 1.0])
 def test_all_errors_add_up_to_the_way_mu_went(version, eta):
@@ -127,6 +128,7 @@ def test_all_errors_add_up_to_the_way_mu_went(version, eta):
         assert [data["x"] for data in figures(events, "surprise")] == list(range(40))
 
 
+@pytest.mark.refuses("mirostat")
 def test_they_add_up_for_no_wrong_notion_of_surprise():
     knobs, model = {"tau": 1.5, "eta": 0.5}, TableModel("abcdefgh")
     lane, _ = run(alone("mirostat", **knobs, surprise="renormalised"), {"target": model}, [0, 1], 40)

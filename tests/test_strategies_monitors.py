@@ -61,6 +61,7 @@ RESTS = [[name.encode()[cut:]] for name in NAMES for cut in range(len(name.encod
     [b"", b"_all"], [b"e", b"balance"], [name.encode() for name in NAMES]]
 
 
+@pytest.mark.oracle("monitors")
 @pytest.mark.parametrize("rests", RESTS, ids=str)
 def test_the_mask_is_the_definition_over_the_whole_vocabulary(rests):
     assert legal_after(rests) == {token for token in range(len(PIECES)) if may_follow(token, rests)}
@@ -87,6 +88,7 @@ class AlwaysOpenEnd(Spelling):
         return [*super().legal(rest), PIECES.index(ENDS)]
 
 
+@pytest.mark.refuses("monitors")
 @pytest.mark.parametrize("wrong", [NeverPastTheName, AnythingPastTheName, AlwaysOpenEnd])
 def test_a_mask_that_is_wrong_differs_from_the_definition(wrong):
     assert any(legal_after(rests, wrong) != {token for token in range(len(PIECES)) if may_follow(token, rests)} for rests in RESTS)

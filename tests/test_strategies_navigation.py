@@ -73,6 +73,7 @@ def answers_of(told) -> list[str]:
     return [label.removesuffix(" (again)") for label in shown[-1]["labels"]] if shown else []
 
 
+@pytest.mark.oracle("in_context_navigation")
 @pytest.mark.parametrize("knobs", [{}, {"navigate": False}, {"completion": "navigated"}], ids=str)
 def test_a_list_grows_as_by_the_book(knobs):
     book, others = {"navigate": knobs.get("navigate", True), "clean": "completion" not in knobs}, []
@@ -86,6 +87,7 @@ def test_a_list_grows_as_by_the_book(knobs):
     assert sum(others) > 4, "where all ways to ask give the same list, they are not told apart"
 
 
+@pytest.mark.refuses("in_context_navigation")
 @pytest.mark.parametrize("wrong", ["asks without the answers", "completes after the answers"])
 def test_a_search_that_mixes_its_two_prompts_up_is_found_out(wrong, monkeypatch):
     cls, one = find("in_context_navigation"), 0 if wrong.startswith("asks") else 1

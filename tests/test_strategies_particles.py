@@ -94,6 +94,7 @@ def legal_chances(ones: float) -> Law:
     return {(*ids(a + b), END): chance[a] * chance[b] for a, b in ("00", "10", "11")}
 
 
+@pytest.mark.oracle("smc")
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("particles", [1, 2])
 def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, threshold):
@@ -101,6 +102,7 @@ def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of
     assert distance(found, legal_chances(0.3)) < EXACT
 
 
+@pytest.mark.refuses("smc")
 @pytest.mark.parametrize("wrong", ["keeps weights after drawing anew", "forgets the legal mass"])
 def test_weights_that_are_wrong_are_found_out(wrong, monkeypatch):
     smc = find("smc")

@@ -111,6 +111,7 @@ def counted(history: list[int], start: int, window: int, prompt: bool) -> list[i
     return [history[i] for i in places if not window or i >= len(history) - window]
 
 
+@pytest.mark.oracle("frequency_penalty", "presence_penalty")
 @pytest.mark.parametrize("window", [0, 1, 3, 100])
 @pytest.mark.parametrize("prompt", [False, True])
 def test_scores_fall_with_every_occurrence_or_once(window, prompt):
@@ -137,6 +138,7 @@ def test_the_words_of_the_prompt_are_free_unless_asked_for(name):
 
 # --- forbidden n-grams ---
 
+@pytest.mark.oracle("no_repeat_ngram")
 @pytest.mark.parametrize("n", range(1, 9))
 def test_a_row_without_repeats_is_the_librarys(n):
     processor = NoRepeatNGramLogitsProcessor(n)
@@ -181,6 +183,7 @@ def dry_penalties(text: list[int], size: int, breakers: set[int], multiplier: fl
     return [multiplier * base ** (longest[v] - allowed) if longest.get(v, 0) >= allowed else 0.0 for v in range(size)]
 
 
+@pytest.mark.oracle("dry")
 @pytest.mark.parametrize("allowed", [1, 2, 4])
 @pytest.mark.parametrize("breakers", ["", "d", "a c"])
 def test_what_goes_on_repeating_is_punished_by_its_length(allowed, breakers):
@@ -247,6 +250,7 @@ def grows_by_the_allowed_length(text: list[int]) -> list[float]:
 WRONG_DRY = [counts_the_token_itself, punishes_the_first_place_only, grows_by_the_allowed_length]
 
 
+@pytest.mark.refuses("dry")
 @pytest.mark.parametrize("wrong", WRONG_DRY)
 def test_a_wrong_dry_is_found_out(wrong: Callable):
     right = [[-x for x in apply("dry", torch.zeros(4, dtype=torch.float64), text).tolist()] for text in texts()]
@@ -259,6 +263,7 @@ WRONG_COUNTS = {
 }
 
 
+@pytest.mark.refuses("frequency_penalty", "presence_penalty")
 @pytest.mark.parametrize("name, wrong", WRONG_COUNTS.values(), ids=WRONG_COUNTS)
 def test_a_wrong_count_is_found_out(name, wrong):
     found = [apply(name, torch.zeros(4), text, penalty=1.0).tolist() for text in texts()]
@@ -294,6 +299,7 @@ def momentum_choices(choose: Callable[[dict[int, float]], int] = lambda found: m
     return same
 
 
+@pytest.mark.oracle("momentum")
 def test_the_candidate_that_is_worth_most_is_taken():
     assert all(momentum_choices())
 
@@ -307,6 +313,7 @@ WRONG_MOMENTA = {
 }
 
 
+@pytest.mark.refuses("momentum")
 @pytest.mark.parametrize("wrong", WRONG_MOMENTA.values(), ids=WRONG_MOMENTA)
 def test_a_wrong_momentum_is_found_out(wrong):
     assert not all(momentum_choices(**wrong))

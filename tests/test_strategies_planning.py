@@ -20,6 +20,7 @@ from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Figure, Forward
 from playground.ui.settings import Rules, Settings
+from strategies.search.pg_td import State
 
 COLLAPSES = {
     "pg_td": [Collapse(of("pg_td", rollouts=1), GREEDY), Collapse(of("pg_td", width=1, rollouts=4), GREEDY)],
@@ -58,6 +59,7 @@ def test_the_first_program_is_greedys_and_the_best_so_far_only_rises(monkeypatch
         assert best == sorted(best) and len(best) == 12 and told.lane.text.count("b") / 9 == best[-1]
 
 
+@pytest.mark.oracle("pg_td")
 def test_the_search_goes_as_the_formula_says_token_for_token(monkeypatch):
     """The same search by the book: every context read anew, nothing shared with the code under test."""
     for seed in range(4):
@@ -100,6 +102,7 @@ def by_the_book(model: TableModel, rewards: dict, rollouts: int, value, c: float
     return tried
 
 
+@pytest.mark.refuses("pg_td")
 def test_values_that_are_means_lead_elsewhere(monkeypatch):
     differ = 0
     for seed in range(6):
@@ -108,6 +111,21 @@ def test_values_that_are_means_lead_elsewhere(monkeypatch):
         _, judged = planned(model, rewards.get, monkeypatch, length=4, rollouts=24, width=3)
         differ += judged != by_the_book(model, rewards, 24, lambda known: sum(known) / len(known))
     assert differ > 1
+
+
+STATES = {
+    "the mean of what came of a token": ("value", lambda state, a: sum(state.returns[a]) / max(1, len(state.returns[a]))),
+    "no exploration": ("score", lambda state, a, c, c_base: state.value(a)),
+    "every token as likely": ("score", lambda state, a, c, c_base: state.value(a) + c / (1 + len(state.returns[a]))),
+}
+
+
+@pytest.mark.refuses("pg_td")
+@pytest.mark.parametrize("part, wrong", STATES.values(), ids=STATES)
+def test_a_wrong_planning_is_refused(part, wrong, monkeypatch):
+    monkeypatch.setattr(State, part, wrong)
+    with pytest.raises(AssertionError):
+        test_the_search_goes_as_the_formula_says_token_for_token(monkeypatch)
 
 
 def test_no_beginning_is_read_twice_and_the_winner_once_more(monkeypatch):

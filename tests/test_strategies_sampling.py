@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
 import pytest
 import torch
@@ -85,6 +86,7 @@ LIBRARY = {
 }
 
 
+@pytest.mark.oracle("epsilon", "eta", "top_h", "typical")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [2, 3, 50, 99, 101, 1000])
 @pytest.mark.parametrize("name", LIBRARY)
@@ -229,13 +231,23 @@ def switches_of(course: tuple) -> list[tuple[int, str]]:
     return switched(bits, window=window, threshold=threshold, dwell=dwell, start="small")[1]
 
 
+@pytest.mark.oracle("ead")
 def test_the_switches_are_those_of_the_rule():
     assert [switches_of(course) for course in COURSES] == [reckoned(*course) for course in COURSES]
 
 
+@pytest.mark.refuses("ead")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_rule_switches_elsewhere(fault):
-    assert any(reckoned(*course, fault) != reckoned(*course) for course in COURSES)
+    assert any(switches_of(course) != reckoned(*course, fault) for course in COURSES)
+
+
+@pytest.mark.refuses("ead")
+@pytest.mark.parametrize("part, wrong", [("deque", lambda maxlen: deque(maxlen=maxlen + 1)), ("LN2", 1.0)], ids=["a window one too long", "nats for bits"])
+def test_a_wrong_ead_is_refused(part, wrong, monkeypatch):
+    monkeypatch.setattr(f"strategies.sampling.ead.{part}", wrong)
+    with pytest.raises(AssertionError):
+        test_the_switches_are_those_of_the_rule()
 
 
 def test_a_mean_that_equals_the_threshold_counts_as_sure():

@@ -16,7 +16,7 @@ from tables import Law, TableModel, Text, distance, law, product_law, watch, wri
 import playground
 from playground.algorithms.search.beams import Offer, best, distinct, shared_start
 from playground.algorithms.search.final_answer import last_number, last_words, whole_text
-from playground.contract import make
+from playground.contract import find, make
 from playground.contract.lane_config import Recipe, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
@@ -100,6 +100,7 @@ def all_texts(model: TableModel, prompt: list[int], length: int) -> list[Text]:
 
 # --- beam search ---
 
+@pytest.mark.oracle("beam_search")
 @pytest.mark.parametrize("letters, ends, length", [("abcd", "", 3), ("ab", "", 5), ("ab.", ".", 4)])
 def test_with_room_for_every_beginning_beam_search_finds_the_most_probable_text_of_all(letters, ends, length):
     greedy_too = 0
@@ -206,6 +207,7 @@ def same(groups: list[list[tuple[Text, float]]], reference: list[list[Hypothesis
     return [[text for text, _ in group] for group in groups] == [[h.tokens for h in group] for group in reference]
 
 
+@pytest.mark.oracle("diverse_beam_search")
 @pytest.mark.parametrize("beams, groups", [(3, 1), (4, 2), (6, 3), (4, 4), (6, 2)])
 @pytest.mark.parametrize("ends", ["", "e"])
 def test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(beams, groups, ends):
@@ -216,11 +218,28 @@ def test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(beams, gro
         assert [s for group in told for _, s in group] == pytest.approx([h.score for group in reference for h in group])
 
 
+@pytest.mark.refuses("diverse_beam_search")
 @pytest.mark.parametrize("wrong", [once_however_many_took_it, before_the_softmax, what_the_step_before_took, nothing])
 def test_a_search_that_charges_otherwise_finds_other_texts(wrong):
     differ = [not same(found(model, [0], 6, 6, 3), Reference(model, [0], 2, 3, wrong, 6).search())
               for model in (TableModel("abcde", seed=seed, spread=0.8) for seed in range(4))]
     assert any(differ)
+
+
+DIVERSE = {
+    "a reward in place of a penalty": lambda right: lambda self, logp, taken: 2 * logp - right(self, logp, taken),
+    "one price however many took it": lambda right: lambda self, logp, taken: right(self, logp, Counter(set(taken))),
+    "no price": lambda right: lambda self, logp, taken: logp,
+}
+
+
+@pytest.mark.refuses("diverse_beam_search")
+@pytest.mark.parametrize("wrong", DIVERSE.values(), ids=DIVERSE)
+def test_a_wrong_diverse_beam_search_is_refused(wrong, monkeypatch):
+    cls = find("diverse_beam_search")
+    monkeypatch.setattr(cls, "_penalised", wrong(cls._penalised))
+    with pytest.raises(AssertionError):
+        test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(6, 3, "")
 
 
 def test_the_first_group_is_a_beam_search_of_its_own_width():
@@ -244,6 +263,7 @@ def test_the_text_is_the_group_winner_the_model_itself_prefers():
         assert told.texts()[0] == max(winners, key=lambda text: logp(model, [0], text))
 
 
+@pytest.mark.oracle("beam_search")
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize("exponent, early", [(0.0, False), (1.0, False), (1.0, True)])
 def test_beam_search_finds_what_the_librarys_own_finds(architecture, exponent, early):
@@ -297,6 +317,7 @@ def entire(texts: list[Text], model: TableModel) -> list[Text]:
     return ended or texts
 
 
+@pytest.mark.oracle("best_of_n")
 @pytest.mark.parametrize("score", ["mean", "sum"])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_law_of_best_of_n_is_that_of_a_choice_among_independent_texts(score, n):
@@ -339,6 +360,7 @@ def test_many_texts_take_as_many_forwards_as_the_longest_of_them():
     assert len(told.of(Forward)) == longest < sum(len(text) for number, text in told.texts().items() if number)
 
 
+@pytest.mark.oracle("self_consistency")
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_law_of_self_consistency_is_that_of_minimum_bayes_risk_where_agreement_is_all_that_counts(n):
     model, prompt = TableModel("ab.", ".", seed=3), [0, 1]
@@ -477,6 +499,7 @@ def naive_frequency(text: list[int], token: int, corpus: list[list[int]]) -> flo
     return total
 
 
+@pytest.mark.oracle("superposed")
 def test_frequencies_are_those_of_counting_and_no_context_crosses_from_one_text_into_another():
     stories = [[0, 1, 2, 0, 1, 0, 2, 1], [2, 2, 0, 1, 1], [1]]
     for context in ([0], [1, 2], [2, 0, 1], [1, 1, 2, 2, 0, 1], [2, 1, 2]):
@@ -484,6 +507,7 @@ def test_frequencies_are_those_of_counting_and_no_context_crosses_from_one_text_
         assert found_.tolist() == pytest.approx([naive_frequency(context, token, stories) for token in range(3)])
 
 
+@pytest.mark.oracle("superposed")
 def test_with_ngrams_alone_the_drafts_are_the_beams_of_the_ngram_model():
     text, prompt = "abcacbbacabcbabcca", [0, 1]
     corpus = [["abc".index(letter) for letter in text]]

@@ -61,6 +61,7 @@ def twin_chances(ones: float) -> dict:
     return {text: p for text, p in {**zero, **{(*one("11"), *sorted(coins(2).end_ids)): ones ** 2}}.items() if len(set(text[:2])) == 1}
 
 
+@pytest.mark.oracle("smc_steering")
 @pytest.mark.parametrize("particles, n_beam, grammar, expected", [
     (1, 2, SKEWED, legal_chances(0.3)), (1, 2, TWINS, twin_chances(0.3)), (1, 3, TWINS, twin_chances(0.3)), (2, 2, TWINS, twin_chances(0.3))])
 def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, n_beam, grammar, expected):
@@ -72,6 +73,7 @@ def keeps_the_heaviest(shares, count):
     return torch.zeros_like(shares).scatter(0, best, 1.0).masked_fill(shares == 0, 0)
 
 
+@pytest.mark.refuses("smc_steering")
 @pytest.mark.parametrize("wrong", ["keeps the heaviest only", "all that stay weigh the mean", "copies weigh as much as their text"])
 def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
     cls = find("smc_steering")

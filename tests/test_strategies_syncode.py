@@ -113,6 +113,7 @@ def by_definition(store: MaskStore, first: str, state: int, second: str, text: b
     return reached == len(rest), 0 < reached < len(rest) and two.finals[two.run(rest[:reached])]
 
 
+@pytest.mark.oracle("syncode")
 @pytest.mark.parametrize("name", ["sums", "words", "json"])
 def test_every_lookup_is_what_its_definition_says_of_each_token(name):
     terminals = Terminals(make("syncode", **SOURCES[name]).grammar()[1])
@@ -159,6 +160,7 @@ def disagreements(engine: GrammarEngine, name: str) -> tuple[int, int, int]:
     return missed, wrong, open_
 
 
+@pytest.mark.oracle("syncode")
 @pytest.mark.parametrize("name", EXACT)
 def test_the_store_misses_nothing_and_what_it_is_sure_of_is_legal(engine, name):
     missed, wrong, undecided = disagreements(engine, name)
@@ -180,6 +182,7 @@ def from_the_start(store, terminal, state, following):
     return store._entry(terminal, 0, following)
 
 
+@pytest.mark.refuses("syncode")
 @pytest.mark.parametrize("wrong", [never_across, sure_of_all, from_the_start])
 def test_a_store_that_is_wrong_differs_from_the_engine(engine, wrong, monkeypatch):
     monkeypatch.setattr(MaskStore, "then", wrong)
