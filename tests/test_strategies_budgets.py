@@ -106,6 +106,7 @@ def long_keys_go(size: int, recent: int) -> Callable[[Seen], list[set[int]]]:
     return rule
 
 
+@pytest.mark.oracle("tova")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("size", [1, 6, 13])
 def test_tova_writes_and_holds_what_decoding_by_hand_does(architecture, size):
@@ -113,6 +114,7 @@ def test_tova_writes_and_holds_what_decoding_by_hand_does(architecture, size):
     assert course(alone(make("tova", size=size)), models(architecture)) == expected
 
 
+@pytest.mark.oracle("key_norm")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("size, recent", [(1, 0), (9, 0), (9, 4), (5, 5)])
 def test_key_norm_writes_and_holds_what_decoding_by_hand_does(architecture, size, recent):
@@ -159,6 +161,7 @@ class OneHeadIsMeasured(KeyNorm):
         return heaviest(-held.read("keys").norm(dim=-1)[:1], self.size, held.live)
 
 
+@pytest.mark.refuses("tova", "key_norm")
 @pytest.mark.parametrize("wrong", [*Tova.__subclasses__(), *KeyNorm.__subclasses__()], ids=lambda cls: cls.__name__)
 def test_a_wrong_way_to_choose_is_found_out(wrong):
     right = wrong.__base__
@@ -202,10 +205,12 @@ class LateOnesAreLuckier(RandomKeep):
         return super().scores(held) + held.positions / held.next / 4
 
 
+@pytest.mark.oracle("random_keep")
 def test_tokens_that_stay_by_chance_are_an_even_sample_of_the_text():
     assert unevenness(RandomKeep) < 31 + 5 * 8
 
 
+@pytest.mark.refuses("random_keep")
 @pytest.mark.parametrize("wrong", RandomKeep.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_an_uneven_sample_is_found_out(wrong):
     assert unevenness(wrong) > 31 + 5 * 8

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from random import Random
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from playground.decoding.rng import Draws
 from playground.decoding.session import Runner
 from playground.decoding.visitor_memory import Memory
 from playground.events import Draft, Failed
+from strategies.speculative.aggressive import Aggressive
+from strategies.speculative.suffix_decoding import Guess, SuffixDecoding
 
 COLLAPSES = {
     "suffix_decoding": at_rest("suffix_decoding", alpha=0),
@@ -98,6 +101,7 @@ def last_read(texts: list[list[int]], words: list[int]) -> tuple[int, int]:
     return max(((number, i) for number, text in enumerate(texts) for i in range(len(text)) if text[i:i + len(words)] == words), default=(-1, -1))
 
 
+@pytest.mark.oracle("suffix_decoding")
 @settings(deadline=None, max_examples=150)
 @given(texts=some_texts, context=st.lists(st.integers(0, 2), min_size=1, max_size=9), depth=st.sampled_from([4, 8]),
        alpha=st.sampled_from([0.5, 1.0, 2.5]), least=st.sampled_from([0.1, 0.3, 0.9]))
@@ -105,6 +109,58 @@ def test_suffix_decoding_is_the_search_over_all_endings(texts, context, depth, a
     found = guess(texts, context, depth=depth, alpha=alpha, min_prob=least)
     score, length = by_the_paper(texts, context, depth, alpha, least)
     assert found.score == pytest.approx(score) and len(found.tree) == length
+
+
+def check_suffix_decoding(drafter: type[SuffixDecoding]) -> None:
+    """Score and length of the guess are those of the search over all endings; half the contexts are copied from a text."""
+    for seed in range(60):
+        chance = Random(seed)
+        texts = [[chance.randrange(3) for _ in range(chance.randrange(25))] for _ in range(chance.randrange(1, 5))]
+        context = [chance.randrange(3) for _ in range(chance.randrange(2, 10))]
+        if seed % 2 and len(texts[0]) > 9:
+            context = texts[0][3:3 + len(context)]
+        alpha, least = chance.choice([0.5, 1.0, 2.5]), chance.choice([0.1, 0.3, 0.9])
+        found = drafter(depth=8, alpha=alpha, min_prob=least).guess(stored(*texts), context, 64)
+        score, length = by_the_paper(texts, context, 8, alpha, least)
+        assert found.score == pytest.approx(score) and len(found.tree) == length
+
+
+@pytest.mark.oracle("suffix_decoding")
+def test_of_all_endings_in_longer_texts_the_one_with_most_expected_tokens_is_followed():
+    check_suffix_decoding(SuffixDecoding)
+
+
+class TakesTheLongestEnding(SuffixDecoding):
+    """Goes by the length of the ending where it should go by the expected number of accepted tokens."""
+
+    def guess(self, store, context, budget, ends=lambda token: False):
+        guesses = [(match, *self._grow(store, places, min(self._cap(match), self.most), budget, ends))
+                   for match, places in self._endings(store, context)]
+        found = [Guess(tree, match, score) for match, tree, score in guesses if score]
+        return max(found, key=lambda guess: guess.match, default=Guess())
+
+
+class CountsFollowersAlone(SuffixDecoding):
+    """An occurrence at the end of a text, which nothing follows, does not count against the others."""
+
+    def _push(self, store, waiting, chance, parent, depth, places):
+        return super()._push(store, waiting, chance, parent, depth, sum(store.followers(places).values(), []) and [
+            place for place in places if place < len(store.tokens) and store.tokens[place] != BREAK])
+
+
+class GuessesAlwaysAsFar(SuffixDecoding):
+    """The length of a guess does not grow with the ending."""
+
+    def _cap(self, match):
+        return super()._cap(max(match, 3))
+
+
+@pytest.mark.refuses("suffix_decoding")
+@pytest.mark.parametrize("wrong", [TakesTheLongestEnding, CountsFollowersAlone, GuessesAlwaysAsFar],
+                         ids=lambda cls: cls.__name__)
+def test_a_wrong_search_over_endings_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_suffix_decoding(wrong)
 
 
 def test_a_guess_is_twice_as_long_after_an_ending_twice_as_long_until_both_fill_the_depth():
@@ -199,6 +255,7 @@ class TakenForDrawn(find("suffix_decoding")):
         return tree
 
 
+@pytest.mark.refuses("suffix_decoding")
 def test_frequencies_are_no_chances_a_guess_was_drawn_with():
     assert off(TakenForDrawn(), Judged(reject)) > WRONG
     assert off(make("suffix_decoding", alpha=4.0), Judged(reject)) < EXACT
@@ -243,13 +300,40 @@ def test_what_is_ambiguous_at_its_longest_is_no_place():
     assert joined("abcxabcy", "xabc", max_gram=4) == 7
 
 
-SOURCE = letters("thequickbrownfx")
-EDITS = {
-    "nothing changed": (SOURCE, 1),
-    "one letter for another": ([*SOURCE[:5], 25, *SOURCE[6:]], 3),  # up to it; the letter after it alone; from there on
-    "one letter left out": ([*SOURCE[:5], *SOURCE[6:]], 2),  # what stands in its place is in the input once, so it joins at once
-    "one letter put in": ([*SOURCE[:5], 25, *SOURCE[5:]], 3),
-}
+def joined_by_scanning(source: list[int], answer: list[int], most: int) -> int | None:
+    """The place after the shortest ending of the answer that its input holds once; None where one occurs nowhere."""
+    for n in range(1, min(most, len(answer)) + 1):
+        places = [end for end in range(n, len(source) + 1) if source[end - n:end] == answer[len(answer) - n:]]
+        if len(places) < 2:
+            return places[0] if places else None
+    return None
+
+
+def check_aggressive(drafter: type[Aggressive]) -> None:
+    """Where random answers join their input, and how many of their tokens copied it."""
+    for seed in range(200):
+        chance = Random(seed)
+        source, answer = ([chance.randrange(4) for _ in range(chance.randrange(1, 14))] for _ in range(2))
+        copying = drafter(max_gram=3)
+        copying.read(source)
+        alike = next((i for i, (a, b) in enumerate(zip(answer, source)) if a != b), min(len(answer), len(source)))
+        assert copying.follow(answer) == alike
+        assert copying._place == (alike if alike == len(answer) else None)
+        assert copying.join(answer)[0] == joined_by_scanning(source, answer, 3)
+
+
+class JoinsTheFirstOfSeveral(Aggressive):
+    def join(self, answer):
+        ends = self._ends.get(tuple(answer[-1:]), []) if answer else []
+        return (ends[0], 1) if ends else (None, 1)
+
+
+class LooksAtTheLastTokenAlone(Aggressive):
+    """Where that occurs several times it does not ask which tokens stand before it."""
+
+    def join(self, answer):
+        ends = self._ends.get(tuple(answer[-1:]), []) if answer else []
+        return (ends[0] if len(ends) == 1 else None), 1
 
 
 class Stubborn(find("aggressive")):
@@ -261,6 +345,28 @@ class Stubborn(find("aggressive")):
         return copied
 
 
+@pytest.mark.oracle("aggressive")
+def test_an_answer_follows_and_joins_its_input_as_a_scan_over_all_places_does():
+    check_aggressive(Aggressive)
+
+
+@pytest.mark.refuses("aggressive")
+@pytest.mark.parametrize("wrong", [JoinsTheFirstOfSeveral, LooksAtTheLastTokenAlone, Stubborn],
+                         ids=lambda cls: cls.__name__)
+def test_a_wrong_way_to_join_the_input_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_aggressive(wrong)
+
+
+SOURCE = letters("thequickbrownfx")
+EDITS = {
+    "nothing changed": (SOURCE, 1),
+    "one letter for another": ([*SOURCE[:5], 25, *SOURCE[6:]], 3),  # up to it; the letter after it alone; from there on
+    "one letter left out": ([*SOURCE[:5], *SOURCE[6:]], 2),  # what stands in its place is in the input once, so it joins at once
+    "one letter put in": ([*SOURCE[:5], 25, *SOURCE[5:]], 3),
+}
+
+
 def passes_of(drafter, answer: list[int], source: list[int] = SOURCE) -> int:
     """Passes of the target after the prompt for an answer to a source; every answer is written right."""
     model, assembly = follows(answer, len(source)), assemble(guessing("aggressive", "greedy_match"))
@@ -270,11 +376,13 @@ def passes_of(drafter, answer: list[int], source: list[int] = SOURCE) -> int:
     return model.forwards - 1
 
 
+@pytest.mark.oracle("aggressive")
 @pytest.mark.parametrize("answer, expected", EDITS.values(), ids=EDITS)
 def test_a_copy_costs_one_pass_and_every_edit_those_until_it_joins_again(answer, expected):
     assert passes_of(make("aggressive"), answer) == expected
 
 
+@pytest.mark.refuses("aggressive")
 def test_one_that_keeps_its_place_after_a_mismatch_is_found_out():
     for edit in ("one letter left out", "one letter put in"):
         answer, expected = EDITS[edit]

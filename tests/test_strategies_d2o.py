@@ -154,6 +154,7 @@ D2OS = [{}, {"weights": "released"}, {"weights": "none", "sinks": 0}, {"memory":
         {"compared": "layers"}]
 
 
+@pytest.mark.oracle("d2o")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", D2OS, ids=str)
 def test_d2o_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
@@ -240,6 +241,7 @@ class NoSinks(D2O):
         return super().retain(held)
 
 
+@pytest.mark.refuses("d2o")
 @pytest.mark.parametrize("wrong", D2O.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_compensation_is_found_out(wrong):
     """With four heads to a layer: how two compare in their variance is the same in every layer."""

@@ -57,6 +57,7 @@ def paths(tree: TokenTree) -> list[str]:
 BY_HAND = {"": [0.6, 0.3, 0.1], "a": [0.9, 0.05, 0.05], "aa": [0.5, 0.3, 0.2], "b": [0.2, 0.7, 0.1]}
 
 
+@pytest.mark.oracle("dyspec")
 def test_the_tree_of_dyspec_grows_in_the_order_worked_out_by_hand():
     models = {"target": TableModel("abc"), "draft": drawn_from(BY_HAND)}
     assert paths(tree_of(guessing("dyspec", "greedy_match", nodes=5), models)) == ["a", "aa", "aaa", "b", "bb"]
@@ -162,6 +163,8 @@ class JudgesAtAnotherTemperature(find("dyspec")):
         return urn
 
 
+@pytest.mark.oracle("dyspec")
+@pytest.mark.refuses("dyspec")
 def test_a_tree_by_odds_has_the_targets_law_and_the_wrong_ones_have_not():
     for right in (make("dyspec", nodes=4), make("dyspec", nodes=4, temperature=0.3), make("dyspec", mode="threshold", threshold=0.2)):
         assert off(right, Judged(reject)) < EXACT

@@ -82,6 +82,7 @@ class EMSByHand:
 EMSS = [{}, {"likeness": -1.0}, {"likeness": 1.1}, {"candidates": 0.0}, {"candidates": 2.0, "likeness": 0.6}, {"window": 6, "kernel": 1}, {"size": 14}]
 
 
+@pytest.mark.oracle("ems")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", EMSS, ids=str)
 def test_ems_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
@@ -148,6 +149,7 @@ def test_a_look_at_all_layers_finds_what_a_look_at_each_does():
 WRONG = [cls for cls in EMS.__subclasses__() if cls is not LayersAreAskedOneByOne]
 
 
+@pytest.mark.refuses("ems")
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda cls: cls.__name__)
 def test_a_wrong_mix_is_found_out(wrong):
     knobs = {**EMS_TIGHT, "likeness": 0.5}

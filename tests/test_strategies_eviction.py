@@ -141,6 +141,7 @@ def snapshot(prompt: int, window: int, capacity: int, kernel: int, pool: Callabl
     return rule
 
 
+@pytest.mark.oracle("h2o")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("heavy, recent", [(5, 4), (8, 0), (3, 9), (0, 6)])
 def test_h2o_writes_and_holds_what_decoding_by_hand_does(architecture, heavy, recent):
@@ -149,6 +150,7 @@ def test_h2o_writes_and_holds_what_decoding_by_hand_does(architecture, heavy, re
     assert all(len(head) == heavy + recent for held in expected[1] for layer in held for head in layer)
 
 
+@pytest.mark.oracle("snapkv")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", [
     dict(window=3, capacity=9, kernel=3), dict(window=1, capacity=6, kernel=1), dict(window=4, capacity=10, kernel=5, pooling="max"),
@@ -209,6 +211,7 @@ class PositionsAreSlots(H2O):
         return recent | heaviest(self.votes.of(held.layer, torch.arange(held.positions.shape[1])[None]), self.heavy, held.live & ~recent)
 
 
+@pytest.mark.refuses("h2o")
 @pytest.mark.parametrize("wrong", H2O.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_way_to_count_votes_is_found_out(wrong):
     _, expected = ByHand("llama", heavy_hitters(12, 7)).write(PROMPT, LENGTH)
@@ -233,6 +236,7 @@ class NothingIsPooled(SnapKV):
         return self.votes.of(held.layer, held.positions)
 
 
+@pytest.mark.refuses("snapkv")
 @pytest.mark.parametrize("wrong", SnapKV.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_snapshot_is_found_out(wrong):
     _, expected = ByHand("llama", snapshot(len(PROMPT), 3, 9, 5, sum), 3).write(PROMPT, LENGTH)

@@ -121,6 +121,8 @@ class CountsRefused(DEL):
         super().observe(tree, rows, Verdict(kept=list(range(len(tree)))))
 
 
+@pytest.mark.oracle("del_exit")
+@pytest.mark.refuses("del_exit")
 @pytest.mark.parametrize("cls, right", [(DEL, True), (CountsRefused, False)], ids=["standing", "refused too"])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
 def test_counts_are_what_one_reading_of_the_finished_text_would_give(cls, right, samplers):

@@ -185,6 +185,7 @@ def by_hand(architecture: str, whole: int, pool: Callable) -> tuple:
     return FastByHand(architecture, cut(pool), WINDOW, whole=whole, pool=pool).write(PROMPT, LENGTH)
 
 
+@pytest.mark.oracle("fastkv")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("depth, whole", [(0.35, 1), (0.7, 2)])
 @pytest.mark.parametrize("pooling, pool", [("max", max), ("avg", sum)])
@@ -241,6 +242,7 @@ class LaterLayersGoByTheVotesOfTheMiddle(FastKV):
         return super()._pooled(replace(held, layer=min(held.layer, self.cuts(held.layers)[0] - 1)), late)
 
 
+@pytest.mark.refuses("fastkv")
 @pytest.mark.parametrize("wrong", FastKV.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
     knobs = KNOBS | {"depth": 0.7}

@@ -10,9 +10,12 @@ from tables import TableModel, watch
 from playground.contract import make
 from playground.contract.lane_config import Recipe, assemble
 from playground.decoding.limits import Limits
+from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.events import Cache, Commit
+from strategies.kv_cache.sink_window import SinkWindow
 
 COLLAPSES = {"sink_window": [Collapse(lane, plain) for lane, plain in zip(lanes(added=(("sink_window", {"window": 1024}),)), lanes())]}
 
@@ -26,6 +29,64 @@ def seen(policy, query: int) -> list[int]:
 ])
 def test_a_row_sees_the_first_tokens_and_the_last_ones_itself_included(sinks, window, query, positions):
     assert seen(make("sink_window", sinks=sinks, window=window), query) == positions
+
+
+def written_by_hand(model: TableModel, prompt: list[int], sinks: int, window: int, length: int) -> list[int]:
+    """Greedy tokens where the prompt is read in full and every later row sees the sinks and the last tokens alone."""
+    text = [*prompt, argmax(model, prompt)]
+    while len(text) < len(prompt) + length:
+        row = len(text) - 1
+        text.append(argmax(model, [token for place, token in enumerate(text) if place < sinks or row - place < window]))
+    return text
+
+
+def argmax(model: TableModel, context: list[int]) -> int:
+    scores = model.scores(tuple(context)).tolist()
+    return scores.index(max(scores))
+
+
+def check_sink_window(policy: type[SinkWindow], decoder: str) -> None:
+    """Text and live positions of a table model, whose scores depend on all that a row sees."""
+    models = {"target": TableModel("abcde"), "draft": TableModel("abcde", spread=3.0)}
+    for sinks, window in ((2, 3), (0, 4), (4, 1)):
+        assembly = Assembly(make(decoder), cache_policy=policy(sinks=sinks, window=window))
+        prompt = [0, 1, 2, 0, 1, 3, 3]
+        for lane in watch(assembly, models, prompt, Limits(0, 16), Draws(0)):
+            if lane.generated:
+                row = len(lane.tokens) - 1
+                live = {int(place) for place in lane.target.store.slots[0].positions[0] if place >= 0}
+                assert live <= {place for place in range(row) if place < sinks or row - place < window}
+        assert lane.tokens == written_by_hand(models["target"], prompt, sinks, window, 16)
+
+
+class OneTooMany(SinkWindow):
+    """The window does not count the token that is being written."""
+
+    def visible(self, query, key):
+        return (key < self.sinks) | (query - key <= self.window)
+
+
+class SinksLeaveToo(SinkWindow):
+    def visible(self, query, key):
+        return query - key < self.window + self.sinks
+
+
+class SinksCountFromOne(SinkWindow):
+    def visible(self, query, key):
+        return (key <= self.sinks) & (key > 0) | (query - key < self.window)
+
+
+@pytest.mark.oracle("sink_window")
+@pytest.mark.parametrize("decoder", ["greedy", "speculative"])
+def test_every_row_sees_the_sinks_and_the_window_and_nothing_else_is_held(decoder):
+    check_sink_window(SinkWindow, decoder)
+
+
+@pytest.mark.refuses("sink_window")
+@pytest.mark.parametrize("wrong", [OneTooMany, SinksLeaveToo, SinksCountFromOne], ids=lambda cls: cls.__name__)
+def test_a_wrong_window_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_sink_window(wrong, "greedy")
 
 
 def test_evicted_slots_are_gone_from_the_events_and_from_memory():

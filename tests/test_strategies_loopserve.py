@@ -147,6 +147,7 @@ def views(assembly: Assembly, speakers: dict) -> tuple[list[int], list[Lives]]:
 LOOPS = [{}, {"coverage": 1.0}, {"size": 2048}, {"rows": 99, "coverage": 0.6}, {"period": 1, "size": 8}, {"period": 5, "size": 2}]
 
 
+@pytest.mark.oracle("loopserve")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", LOOPS, ids=str)
 def test_loopserve_reads_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
@@ -203,6 +204,7 @@ class ChosenEveryTime(LoopServe):
         return super().retain(held)
 
 
+@pytest.mark.refuses("loopserve")
 @pytest.mark.parametrize("wrong", LoopServe.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_loop_is_found_out(wrong):
     expected = WholeText("llama", LoopByHand()).write(PROMPT, LENGTH)

@@ -60,6 +60,7 @@ class Primed(find("stand")):
         self._thoughts.known = {(token,): (dict(self.beliefs), 1) for token in range(3)}
 
 
+@pytest.mark.oracle("stand")
 def test_siblings_are_drawn_from_memory_without_replacement():
     found, draws = defaultdict(float), Enumerating()
     assembly = assemble(guessing("stand", "rejection", AT_ONE))
@@ -96,6 +97,8 @@ class NotScaledUp(Primed):
         return children
 
 
+@pytest.mark.oracle("stand")
+@pytest.mark.refuses("stand")
 def test_whatever_memory_holds_the_law_is_the_targets_and_wrong_ways_to_use_it_are_found_out():
     for right in (Primed(3), Primed(3, stochastic=False)):
         assert off(right, Judged(reject)) < EXACT

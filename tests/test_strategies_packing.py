@@ -158,6 +158,80 @@ def test_keys_share_their_scale_along_tokens_and_values_along_channels():
     assert last.values.scale.shape == (2, last.values.count, 1)
 
 
+class KeysByTheToken(Kivi):
+    """One scale for the channels of a token, though keys have channels that are large in every token."""
+
+    def encode(self, part, rows, packed):
+        return super().encode("values", rows, packed)
+
+
+class ValuesWaitForABlock(Kivi):
+    """Values are packed a block at a time, as keys are."""
+
+    def due(self, part, exact):
+        return super().due("keys", exact)
+
+
+class RecentValuesArePackedToo(Kivi):
+    def due(self, part, exact):
+        return exact if part == "values" else super().due(part, exact)
+
+
+class LevelsAreCutOff(Kivi):
+    """A number becomes the level below it in place of the nearest."""
+
+    def encode(self, part, rows, packed):
+        axis = 1 if part == "keys" else 2
+        groups = rows.unflatten(axis, (-1, 8))
+        half = (groups.amax(axis + 1, keepdim=True) - groups.amin(axis + 1, keepdim=True)) / 6
+        coded = super().encode(part, (groups - half).clamp(min=groups.amin(axis + 1, keepdim=True)).flatten(axis, axis + 1), None)
+        return packed.then(coded) if packed else coded
+
+
+def read_back(policy: Kivi, part: str, written: torch.Tensor, prompt: int) -> tuple[int, torch.Tensor]:
+    """How many rows [heads, n, d] are packed once they were written one after another behind a prompt, and what is read of those."""
+    packed, count = None, 0
+    for length in range(prompt, written.shape[1] + 1):
+        more = policy.due(part, length - count)
+        packed = policy.encode(part, written[:, count:count + more], packed) if more else packed
+        count += more
+    return count, packed.unpack()
+
+
+def groups_of(part: str, head: torch.Tensor, size: int) -> list[tuple[slice | int, slice | int]]:
+    """Where the groups of a head [n, d] lie: `size` tokens of a channel of keys, `size` channels of a token's values."""
+    tokens, channels = head.shape
+    if part == "keys":
+        return [(slice(at, at + size), channel) for channel in range(channels) for at in range(0, tokens, size)]
+    return [(token, slice(at, at + size)) for token in range(tokens) for at in range(0, channels, size)]
+
+
+def check_kivi(policy: type[Kivi]) -> None:
+    """Every number is read as the nearest of the four levels that divide its group evenly, and the recent ones are not packed."""
+    written = rows(2, 37, 16) + 6 * rows(2, 1, 16, seed=3)  # channels with a level of their own
+    for part, expected in (("keys", 32), ("values", 29)):
+        count, read = read_back(policy(bits="2", group=8, residual=8), part, written, prompt=20)
+        assert count == expected
+        for before, after in zip(written[:, :count], read):
+            for group in groups_of(part, before, 8):
+                low, high = float(before[group].min()), float(before[group].max())
+                levels = torch.tensor([low + (high - low) * code / 3 for code in range(4)])
+                assert ((after[group][:, None] - levels).abs().amin(1) < 0.03).all()
+                assert ((after[group] - before[group]).abs() <= (high - low) / 6 + 0.03).all()
+
+
+@pytest.mark.oracle("kivi")
+def test_packed_numbers_are_the_nearest_of_evenly_spaced_levels_of_their_group():
+    check_kivi(Kivi)
+
+
+@pytest.mark.refuses("kivi")
+@pytest.mark.parametrize("wrong", [KeysByTheToken, ValuesWaitForABlock, RecentValuesArePackedToo, LevelsAreCutOff], ids=lambda cls: cls.__name__)
+def test_a_wrong_quantised_cache_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_kivi(wrong)
+
+
 @pytest.mark.parametrize("bits, group, residual", [("2", 8, 8), ("4", 32, 16), ("8", 8, 24)])
 def test_memory_falls_as_the_formula_says_and_the_pools_give_it_back(bits, group, residual):
     knobs = dict(bits=bits, group=group, residual=residual)

@@ -92,6 +92,7 @@ def test_passes_of_both_models_are_gamma_and_one_a_step():
     assert 3 * (len(drafts) - 3) <= len(by_stream["draft"]) <= 3 * len(drafts), "the last steps have no room for three guesses"
 
 
+@pytest.mark.oracle("pearl")
 @pytest.mark.parametrize("knobs, verifier", [({"gamma": 3}, "rejection"), ({"gamma": 3}, "k_seq"), ({"gamma": 2}, "sample_match"),
                                              ({"gamma": 2, "pre": False}, "rejection"), ({"gamma": 3, "post": False}, "rejection"),
                                              ({"gamma": 3, "at_once": "always"}, "rejection")], ids=str)
@@ -127,12 +128,14 @@ class BonusBesidePending(find("pearl")):
         return new_tree(lm, self)
 
 
+@pytest.mark.refuses("pearl")
 def test_pending_guesses_that_nobody_checks_bend_the_law():
     assembly = assemble(pearl(AT_ONE, gamma=3))
     assembly.decoder.verifier = BelievesPending()
     assert law_is_off(assembly, tables("ab"), 3) > WRONG
 
 
+@pytest.mark.refuses("pearl")
 def test_a_pending_guess_that_is_written_at_once_bends_the_law():
     assembly = assemble(pearl(AT_ONE, gamma=2))
     assembly.decoder = BonusBesidePending(assembly.decoder.verifier, gamma=2)

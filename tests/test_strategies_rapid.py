@@ -68,6 +68,7 @@ def rapid_law(model: TableModel, prompt: list[int], length: int, gamma: int, eta
     return dict(found)
 
 
+@pytest.mark.oracle("rapid")
 @pytest.mark.parametrize("gamma, eta, tail", [(1, 5.0, 0.1), (3, 5.0, 0.1), (3, 1.0, 0.0), (2, 50.0, 0.5), (2, 0.0, 0.1)])
 def test_the_law_is_the_one_the_rule_comes_to(gamma, eta, tail):
     models, prompt = {"target": TableModel("abc", seed=6)}, [1, 0]
@@ -108,6 +109,7 @@ class NotMadeWhole(find("rapid")):
         return torch.where(moved < self.tail * moved.max(), p, moved)
 
 
+@pytest.mark.refuses("rapid")
 @pytest.mark.parametrize("wrong", [ForgetsTheMove, MovesScoresByScores, NotMadeWhole])
 def test_a_wrong_rule_has_another_law(wrong):
     assert off(find("rapid")(gamma=2, eta=4.0, tail=0.5)) < EXACT

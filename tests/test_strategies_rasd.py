@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+from random import Random
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from playground.decoding.recorder import Recorder
 from playground.decoding.session import Runner
 from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Forward, Verdict
+from strategies.speculative.rasd import RASD, Found
 
 COLLAPSES = {
     "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),
@@ -75,6 +77,57 @@ def test_a_continuation_is_no_longer_than_asked_than_the_budget_and_than_its_tex
     assert looking([0], document).find([1, 2], 9, lambda token: token == 4).texts == [[3, 4]]
 
 
+def retrieved_by_scanning(texts: list[list[int]], context: list[int], longest: int, length: int) -> tuple[int, list]:
+    """The longest ending that something follows anywhere, and all that follows it, text by text and place by place."""
+    for size in range(min(longest, len(context)), 0, -1):
+        ending = context[len(context) - size:]
+        places = [(text, i + size) for text in texts for i in range(len(text) - size) if text[i:i + size] == ending]
+        if places:
+            return size, [text[end:end + length] for text, end in places]
+    return 0, []
+
+
+def check_retrieval(drafter: type[RASD]) -> None:
+    """What is found in random texts and documents."""
+    for seed in range(150):
+        chance = Random(seed)
+        texts = [[chance.randrange(3) for _ in range(chance.randrange(1, 12))] for _ in range(chance.randrange(1, 4))]
+        longest, length = chance.randrange(1, 5), chance.randrange(1, 4)
+        looking_up = drafter(longest=longest, shortest=1, length=length)
+        looking_up._stores = looking(*texts)._stores
+        found = looking_up.find(texts[0], 9)
+        assert (found.length, found.texts) == retrieved_by_scanning(texts, texts[0], longest, length)
+
+
+class FollowsOneOccurrence(RASD):
+    def find(self, *asked):
+        found = super().find(*asked)
+        return Found(found.length, found.texts[:1])
+
+
+class ReadsIntoTheNextDocument(RASD):
+    def _after(self, store, place, budget, ends):
+        return [token for token in store.tokens[place:place + min(self.length, budget) + 1] if token >= 0][:self.length]
+
+
+class PrefersShortEndings(RASD):
+    def find(self, tokens, *asked):
+        return super().find(tokens[-1:], *asked)
+
+
+@pytest.mark.oracle("rasd")
+def test_what_is_retrieved_is_what_a_scan_over_all_places_finds():
+    check_retrieval(RASD)
+
+
+@pytest.mark.refuses("rasd")
+@pytest.mark.parametrize("wrong", [FollowsOneOccurrence, ReadsIntoTheNextDocument, PrefersShortEndings],
+                         ids=lambda cls: cls.__name__)
+def test_a_wrong_retrieval_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_retrieval(wrong)
+
+
 Q = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.0], dtype=torch.float64)
 
 
@@ -127,6 +180,7 @@ def test_an_ending_longer_than_its_smallest_length_contradicts_itself():
 CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
 
 
+@pytest.mark.oracle("rasd")
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 @pytest.mark.parametrize("knobs", [{"nodes": 0, "prune": 0}, {"nodes": 3, "prune": 1}, {"nodes": 4, "width": 2, "prune": 2, "retrieved": 4}], ids=str)
 def test_the_law_is_the_targets_whatever_was_retrieved(knobs, verifier):
@@ -147,6 +201,7 @@ class PassesForDrawn(find("rasd")):
         return tree, sources
 
 
+@pytest.mark.refuses("rasd")
 def test_retrieved_guesses_that_pass_for_drawn_ones_are_found_out():
     models = tables()
     found = law(speculation(PassesForDrawn(**CORPUS, nodes=0, prune=0), AT_ONE), models, [0, 1, 0], 3)

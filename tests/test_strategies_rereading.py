@@ -80,6 +80,8 @@ class BelievesLookup(find("hierarchical")):
         return super()._follow(lm, inner, rows, leaf, chain)
 
 
+@pytest.mark.oracle("hierarchical")
+@pytest.mark.refuses("hierarchical")
 @pytest.mark.parametrize("cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"])
 def test_the_law_is_the_targets_only_where_the_inner_guess_is_checked_by_the_draft_model(cls, right):
     off = law_is_off(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
@@ -108,6 +110,8 @@ def read_after(model: Model, tokens: list[int], count: int) -> torch.Tensor:
     return model.forward([Work(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0][-count:]
 
 
+@pytest.mark.oracle("reflective")
+@pytest.mark.refuses("reflective")
 @pytest.mark.parametrize("cls, right", [(Reflective, True), (Shifted, False)], ids=["aligned", "shifted"])
 @pytest.mark.parametrize("ending", [0, 4])
 def test_guesses_are_judged_by_a_mixture_of_two_fresh_readings(cls, right, ending):

@@ -4,14 +4,19 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+import torch
 from architectures import tiny
 from pairs import pair
 from tables import TableModel, distance, law, product_law, watch, write
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, at_rest, guessing
 from toys import byte_tokenizer
 
+from playground.algorithms.speculative.speculative_loop import rounds
+from playground.contract import Verifier, find, make
 from playground.contract.lane_config import Recipe, assemble
 from playground.decoding.limits import Limits
+from playground.contract.token_tree import TokenTree
+from playground.decoding.lane import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.forward_input import Work
@@ -41,6 +46,37 @@ class EarlyTable(TableModel):
 
     def scores(self, context):
         return self.early.scores(context) if self.leaving else super().scores(context)
+
+
+class BelievesItsFirstLayers(Verifier):
+    """Accepts every draft token of a chain."""
+
+    def judge(self, lm, tree, rows):
+        return Verdict(kept=list(range(len(tree))), token=lm.pick(rows, len(tree) - 1).token)
+
+
+class ChecksNothing(find("layer_skip")):
+    def decode(self, lm):
+        yield from rounds(lm, self.drafter, BelievesItsFirstLayers())
+
+
+def check_layer_skip(preset: type) -> None:
+    """The law of three tokens is the whole model's."""
+    assembly = assemble(Recipe("layer_skip", {}, [AT_ONE]))
+    assembly.decoder = preset(make("layer_skip_draft", depth=2), make("rejection"))
+    found = law(assembly, {"target": EarlyTable("ab")}, [0, 1, 0], 3)
+    assert distance(found, product_law(TableModel("ab"), [0, 1, 0], 3)) < EXACT
+
+
+@pytest.mark.oracle("layer_skip")
+def test_layer_skip_keeps_the_whole_models_law():
+    check_layer_skip(find("layer_skip"))
+
+
+@pytest.mark.refuses("layer_skip")
+def test_layer_skip_that_checks_nothing_has_another_law():
+    with pytest.raises(AssertionError, match="distance"):
+        check_layer_skip(ChecksNothing)
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match", "k_seq"])
@@ -79,6 +115,65 @@ def test_rows_that_left_early_and_went_on_are_those_of_one_plain_pass(architectu
         (fresh,), _ = model.forward([Work(model.new_store(), text, list(range(-1, len(text) - 1)))])
         assert (rows.raw - fresh[len(rows.committed) - 1:]).abs().max() < EXACT
     assert rounds > 2
+
+
+def chain_by_library(architecture: str, layers: int, text: list[int], length: int) -> list[int]:
+    """Argmaxes of the library's head and final norm on what leaves so many layers; each token is a fresh reading."""
+    net, chain = tiny(architecture), []
+    norm = net.transformer.ln_f if architecture == "gpt2" else net.model.norm
+    with torch.no_grad():
+        for _ in range(length):
+            ids = torch.tensor([text + chain])
+            states = net(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+            chain.append(int(net.lm_head(norm(states[layers][0, -1])).argmax()))
+    return chain
+
+
+def check_layer_skip_draft(drafter: type, architecture: str) -> None:
+    """At a share of 0.6 the first two of three layers draft."""
+    rounds_ = 0
+    for text, tree in drafted(drafter(exit=0.6, depth=3), architecture):
+        assert tree.tokens == chain_by_library(architecture, 2, text, len(tree))
+        rounds_ += len(tree) > 0
+    assert rounds_ > 3
+
+
+def drafted(drafter, architecture: str) -> list[tuple[list[int], TokenTree]]:
+    """The text and the draft of every round."""
+    seen = []
+
+    class Recording(find("greedy_match")):
+        def judge(self, lm, tree, rows):
+            seen.append((list(rows.committed), tree))
+            return super().judge(lm, tree, rows)
+
+    assembly = assemble(guessing("layer_skip_draft", "greedy_match"))
+    assembly.decoder.drafter, assembly.decoder.verifier = drafter, Recording()
+    write(assembly, {"target": layered(architecture)}, START, LIMITS, Draws(0))
+    return seen
+
+
+class LeavesALayerEarly(find("layer_skip_draft")):
+    def propose(self, lm, budget):
+        return (yield from type(self).__base__(exit=self.exit - 1 / lm.depth, depth=self.depth).propose(lm, budget))
+
+
+class DraftsWithTheWholeModel(find("layer_skip_draft")):
+    def propose(self, lm, budget):
+        return (yield from type(self).__base__(exit=1.0, depth=self.depth).propose(lm, budget))
+
+
+@pytest.mark.oracle("layer_skip_draft")
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_the_draft_is_what_the_librarys_head_says_of_an_inner_layer(architecture):
+    check_layer_skip_draft(find("layer_skip_draft"), architecture)
+
+
+@pytest.mark.refuses("layer_skip_draft")
+@pytest.mark.parametrize("wrong", [LeavesALayerEarly, DraftsWithTheWholeModel], ids=lambda cls: cls.__name__)
+def test_a_draft_from_another_layer_is_found_out(wrong):
+    with pytest.raises(AssertionError, match=r"assert \["):
+        check_layer_skip_draft(wrong, "llama")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

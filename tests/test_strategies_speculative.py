@@ -262,6 +262,7 @@ def test_prompt_lookup_follows(text, knobs, expected):
     assert guess(text, **knobs) == expected
 
 
+@pytest.mark.oracle("prompt_lookup")
 @pytest.mark.parametrize("occurrence", ["earliest", "latest"])
 @settings(deadline=None, max_examples=150)
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), n_min=st.integers(1, 3), count=st.integers(0, 5))

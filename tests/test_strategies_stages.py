@@ -71,6 +71,7 @@ def by_hand(counts: tuple[int, ...], architecture: str = "llama", **rooms: int) 
 STAIRS = [("1.1.1", 6, (22, 14, 6)), ("1.2", 8, (22, 8, 8)), ("2.1", 8, (22, 22, 8)), ("1.1.1", 3, (22, 12, 3))]
 
 
+@pytest.mark.oracle("uncomp")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("stages, floor, counts", STAIRS)
 def test_it_writes_and_holds_what_decoding_by_hand_does(architecture, stages, floor, counts):
@@ -136,6 +137,7 @@ WRONG = [TheLeastAttendedGoOn, OneHeadChoosesForAll, TheFirstLayerChoosesAtEvery
          OneCutInsteadOfTwo]
 
 
+@pytest.mark.refuses("uncomp")
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda cls: cls.__name__)
 def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
     expected = by_hand((22, 14, 6), high=999, low=999)

@@ -1,17 +1,22 @@
 """How far to guess: chains that stop where a refusal gets likely, and guesses by goodput."""
 from __future__ import annotations
 
+from itertools import accumulate
+from math import prod
+from operator import mul
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 import torch
+from guesses_told import recording_rejections
 from pairs import pair
 from registry import Collapse
 from tables import TableModel, distance, law, product_law, write
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, at_rest, first_drafts, guessing, tables
 
 from playground.algorithms.speculative.drafting import chain_until, new_tree
+from playground.algorithms.speculative.speculative_loop import rounds
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, Recipe, assemble
 from playground.decoding.limits import Limits
@@ -21,6 +26,8 @@ from playground.errors import Refusal
 from playground.events import Draft, Figure
 from playground.events import Test as Looked
 from playground.trace import metrics
+from strategies.speculative.smartspec import Paced, Server, SmartSpec
+from strategies.speculative.specdec_plus_plus import SpecDecPlusPlus
 
 CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
 
@@ -80,11 +87,67 @@ def first_chain(models: dict, **knobs) -> list[int]:
     return tree.tokens
 
 
+@pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("late, guesses", [(True, 4), (False, 3)])
 def test_a_chain_ends_where_the_product_of_its_chances_falls_below_one_minus_h(late, guesses):
     """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64: the third guess makes it doubtful, and the head of the paper would see that one guess later."""
     models = {"target": TableModel("abc"), "draft": saying(.9, .8, .5, .99)}
     assert len(first_chain(models, h=0.5, least=1, late=late)) == guesses
+
+
+def length_by_formula(chances: list[float], h: float, least: int, most: int, late: bool) -> int:
+    """The first length at which 1 minus the product of the chances exceeds h; judged late, without the last one."""
+    for length in range(1, most):
+        if length >= least and 1 - prod(chances[:length - late]) > h:
+            return length
+    return most
+
+
+def check_specdec(drafter: type[SpecDecPlusPlus]) -> None:
+    """Length of the first chain where every token has a chance of its own."""
+    lengths = set()
+    for seed in range(30):
+        chance = Random(seed)
+        chances = [chance.uniform(0.6, 0.99) for _ in range(12)]
+        knobs = {"h": chance.uniform(0.1, 0.9), "least": chance.randrange(1, 5), "most": 12, "late": seed % 2 == 0}
+        seen, models = [], {"target": TableModel("abc"), "draft": saying(*chances)}
+        assembly = with_drafter(drafter(estimate="draft", **knobs), verifier="greedy_match")
+        assembly.decoder.verifier = recording_rejections(seen)
+        write(assembly, models, [0], Limits(0, 14), Draws(0))
+        lengths.add(len(seen[0][0]))
+        assert len(seen[0][0]) == length_by_formula(chances, **knobs)
+    assert len(lengths) > 5
+
+
+class GoesByTheLastChance(SpecDecPlusPlus):
+    def survival(self, chances):
+        return [*chances[:-1], 1.0] if self.late else chances
+
+
+class ForgetsTheLag(SpecDecPlusPlus):
+    """Judges the newest token at once, which the head could not."""
+
+    def survival(self, chances):
+        return list(accumulate(chances, mul))
+
+
+class StopsAtTheLeast(SpecDecPlusPlus):
+    """Takes the smallest number of tokens for one that may not be reached."""
+
+    def _doubtful(self, tree):
+        return len(tree) > self.least and super()._doubtful(tree)
+
+
+@pytest.mark.oracle("specdec_plus_plus")
+def test_the_length_of_a_chain_is_that_of_the_formula():
+    check_specdec(SpecDecPlusPlus)
+
+
+@pytest.mark.refuses("specdec_plus_plus")
+@pytest.mark.parametrize("wrong", [GoesByTheLastChance, ForgetsTheLag, StopsAtTheLeast], ids=lambda cls: cls.__name__)
+def test_a_wrong_stop_rule_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_specdec(wrong)
 
 
 @pytest.mark.parametrize("h, least, most, late, guesses", [
@@ -150,25 +213,26 @@ class DropsDoubtful(find("specdec_plus_plus")):
 SHORT = {"h": 0.5, "least": 1, "late": False}
 
 
+@pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("knobs", [SHORT, SHORT | {"late": True}, SHORT | {"estimate": "draft"}], ids=str)
 def test_a_chain_may_stop_for_what_its_guesses_are_as_long_as_all_are_sent(knobs):
     assert law_is_off(with_drafter(find("specdec_plus_plus")(**knobs), AT_ONE), tables("ab")) < EXACT
 
 
+@pytest.mark.refuses("specdec_plus_plus")
 def test_a_doubtful_guess_that_is_taken_back_bends_the_law():
     assert law_is_off(with_drafter(DropsDoubtful(**SHORT), AT_ONE), tables("ab")) > WRONG
 
 
 # --- SmartSpec: as many guesses as pay ---
 
-Server = find("smartspec").decode.__globals__["Server"]
-Paced = find("smartspec").decode.__globals__["Paced"]
 
 
 def best(server, alpha: float, context: int = 100, most: int = 8) -> int:
     return max(range(most + 1), key=lambda length: (server.goodput(length, alpha, context), -length))
 
 
+@pytest.mark.oracle("smartspec")
 def test_goodput_is_expected_tokens_over_the_time_of_a_step():
     server = Server(load=3, row=0.1, kv=0.001, draft=0.5)
     time = 2 * 0.5 * (1 + 3 * (0.1 + 0.001 * 50)) + (1 + 3 * (0.1 * 3 + 0.001 * 50))
@@ -193,6 +257,70 @@ def test_a_busier_server_guesses_less_and_a_better_draft_more():
     assert grid[0][-1] == 8 and grid[-1][0] == 0
 
 
+COSTS = {"load": 12, "row": 0.02, "kv": 0.001, "draft": 0.15, "accept": 0.6, "weight": 0.3}
+
+
+def best_length(alpha: float, context: int, most: int) -> int:
+    """Draft tokens of the round with most expected tokens per time; of equals the fewest."""
+    def goodput(length: int) -> float:
+        drafting = length * COSTS["draft"] * (1 + COSTS["load"] * (COSTS["row"] + COSTS["kv"] * context))
+        checking = 1 + COSTS["load"] * (COSTS["row"] * (length + 1) + COSTS["kv"] * context)
+        return COSTS["load"] * sum(alpha ** accepted for accepted in range(length + 1)) / (drafting + checking)
+
+    return max(range(most + 1), key=lambda length: (goodput(length), -length))
+
+
+def check_smartspec(preset: type[SmartSpec]) -> None:
+    """Every round drafts as many tokens as the formula says of the rounds before it."""
+    lengths = set()
+    for seed in range(4):
+        seen, depth, text = [], 6, [0, 1]
+        models = {"target": TableModel("abc", seed=seed), "draft": TableModel("abc", seed=seed + 2 * (seed % 2))}
+        assembly = Assembly(preset(make("draft_model", depth=depth), recording_rejections(seen), **COSTS))
+        write(assembly, models, text, Limits(0, 40), Draws(0))
+        tested, stood = 1 / COSTS["weight"], COSTS["accept"] / COSTS["weight"]
+        for tree, verdict in seen:
+            alpha = min(0.99, max(0.01, stood / tested))
+            assert len(tree) == best_length(alpha, len(text), min(depth, 42 - len(text) - 1))
+            text = [*text, *(tree.tokens[node] for node in verdict.kept), verdict.token]
+            lengths.add(len(tree))
+            if len(tree):
+                looked_at = len(verdict.kept) + (len(verdict.kept) < len(tree))
+                tested, stood = 0.7 * tested + looked_at, 0.7 * stood + len(verdict.kept)
+    assert len(lengths) > 3
+
+
+class DraftsForNothing(SmartSpec):
+    """Leaves the cost of the draft's passes out."""
+
+    def decode(self, lm):
+        yield from rounds(lm, Paced(self.drafter, Server(self.load, self.row, self.kv, 0.0), self), self.verifier)
+
+
+class CountsWhatNobodyLookedAt(SmartSpec):
+    def decode(self, lm):
+        server = Server(self.load, self.row, self.kv, self.draft)
+        yield from rounds(lm, DividesByDrafted(self.drafter, server, self), self.verifier)
+
+
+class AlwaysTheLongest(SmartSpec):
+    def decode(self, lm):
+        yield from rounds(lm, self.drafter, self.verifier)
+
+
+@pytest.mark.oracle("smartspec")
+def test_every_round_drafts_as_many_tokens_as_the_formula_says():
+    check_smartspec(SmartSpec)
+
+
+@pytest.mark.refuses("smartspec")
+@pytest.mark.parametrize("wrong", [DraftsForNothing, CountsWhatNobodyLookedAt, AlwaysTheLongest],
+                         ids=lambda cls: cls.__name__)
+def test_a_wrong_number_of_draft_tokens_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_smartspec(wrong)
+
+
 class DividesByDrafted(Paced):
     """Takes guesses nobody looked at for refused."""
 
@@ -200,6 +328,8 @@ class DividesByDrafted(Paced):
         super().observe(tree, rows, SimpleNamespace(kept=verdict.kept, tests=[Looked(node, 0, 0, None, False) for node in range(len(tree))]))
 
 
+@pytest.mark.oracle("smartspec")
+@pytest.mark.refuses("smartspec")
 @pytest.mark.parametrize("cls, estimate", [(Paced, 0.7), (DividesByDrafted, 0.44)], ids=["tested", "drafted"])
 def test_the_estimate_is_the_share_of_guesses_that_stood_among_those_that_were_looked_at(cls, estimate):
     """4000 rounds of four guesses that each stand with .7. At a weight of .005 some 500 looked-at guesses count: a standard error of .02."""
@@ -226,6 +356,7 @@ def test_after_many_rounds_without_a_guess_one_is_made_to_see_whether_it_stands(
     assert [len(draft.tokens) for draft in of(Draft, events)] == [1] * 3
 
 
+@pytest.mark.oracle("smartspec")
 @pytest.mark.parametrize("drafter", ["draft_model", "prompt_lookup"])
 def test_the_law_is_the_targets_however_the_length_changes(drafter):
     assert law_is_off(smart(drafter, AT_ONE, depth=3, load=1, weight=0.5, draft=0.6), tables("ab"), 4) < EXACT

@@ -100,6 +100,7 @@ def of_class(cls: type, **knobs) -> Assembly:
     return Assembly(cls(**knobs))
 
 
+@pytest.mark.oracle("bild")
 @pytest.mark.parametrize("ends", ["", "."], ids=["endless", "with an end token"])
 @pytest.mark.parametrize("fallback, rollback, most", [(0.6, 5.0, 10), (0.6, 2.0, 10), (0.9, 1.0, 3), (0.0, 2.0, 10), (0.7, 20.0, 32)])
 def test_the_text_is_what_the_rule_gives_by_hand(fallback, rollback, most, ends):
@@ -114,6 +115,7 @@ def test_by_hand_tokens_are_taken_back_now_and_then_and_mostly_kept():
     assert 20 < taken < 200
 
 
+@pytest.mark.refuses("bild")
 @pytest.mark.parametrize("wrong", [WritesOnBeforeHandingOver, NeverTakesBack])
 def test_a_rule_that_hands_over_too_late_or_never_takes_back_writes_another_text(wrong):
     off = 0

@@ -112,6 +112,7 @@ def sequences_without_replacement(model: TableModel, prompt: list[int], width: i
     return {order: drawn(order) for order in permutations(chance, width)}
 
 
+@pytest.mark.oracle("rsd_s")
 @pytest.mark.parametrize("width, depth", [(1, 2), (2, 1), (2, 2), (3, 2)])
 def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_whole_continuations(width, depth):
     models, found = tables("ab" if width == 3 else "abc"), defaultdict(float)
@@ -266,11 +267,13 @@ RIGHT_WAYS = {
 }
 
 
+@pytest.mark.refuses("rsd_c", "spectr", "k_seq")
 @pytest.mark.parametrize("drafter, verifier", WRONG_WAYS.values(), ids=WRONG_WAYS)
 def test_a_wrong_way_to_guess_or_judge_is_found_out(drafter, verifier):
     assert off(drafter, verifier) > WRONG
 
 
+@pytest.mark.oracle("rsd_c", "rsd_s", "spectr")
 @pytest.mark.parametrize("drafter, verifier", RIGHT_WAYS.values(), ids=RIGHT_WAYS)
 def test_a_right_way_to_guess_and_judge_has_the_targets_law(drafter, verifier):
     assert off(drafter, verifier) < EXACT

@@ -193,6 +193,7 @@ def after_a_run(policy, architecture: str = "llama", forced: tuple[int, ...] = (
     return lane.assembly.cache_policy
 
 
+@pytest.mark.oracle("uncomp")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", UNCOMPS, ids=str)
 def test_uncomp_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
@@ -241,6 +242,7 @@ class TheWindowIsNotSafe(UNComp):
         return super().retain(held)
 
 
+@pytest.mark.refuses("uncomp")
 @pytest.mark.parametrize("wrong", UNComp.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_choice_of_heads_or_tokens_is_found_out(wrong):
     expected = WholeText("llama", UNCompByHand()).write(PROMPT, LENGTH)

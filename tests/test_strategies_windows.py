@@ -1,6 +1,8 @@
 """Guesses of a model about itself, several places at once: Jacobi and lookahead decoding."""
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from guesses_told import constant, recording_rejections, told
@@ -47,6 +49,7 @@ def test_of_a_model_that_ignores_its_text_every_guess_made_anew_stands(init):
     assert sum(anew) > 20
 
 
+@pytest.mark.oracle("jacobi")
 @pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
 def test_drawn_windows_have_the_targets_law_over_several_rounds(init):
     models = {"target": TableModel("ab", seed=4)}
@@ -71,6 +74,7 @@ class OffByOne(find("jacobi")):
         return token, self._rows.chances(node - 1)
 
 
+@pytest.mark.refuses("jacobi")
 @pytest.mark.parametrize("wrong", [KeepsTheOldGuess, OffByOne])
 def test_a_window_that_is_not_drawn_anew_from_its_rows_is_found_out(wrong):
     assembly = assemble(guessing("jacobi", "rejection", AT_ONE))
@@ -86,6 +90,63 @@ def test_without_chance_and_with_all_chance_on_one_token_it_is_the_same_iteratio
         write(assemble(guessing("jacobi", "rejection", *samplers, window=5, init="repeat")), {"target": model}, [0, 1], Limits(0, 30), Draws(0))
         forwards.append(model.forwards)
     assert forwards[0] == forwards[1] <= 31
+
+
+def windows_by_hand(model: TableModel, text: list[int], window: list[int], accepted: int, size: int) -> list[int]:
+    """The next window without chance: what the model says behind each old token; the last one fills new places."""
+    said = [argmax(model, text + window[:end]) for end in range(len(window) + 1)]
+    coming = said[accepted + 1:]
+    while len(coming) < size:
+        coming.append((coming or said[accepted:accepted + 1])[-1])
+    return coming[:size]
+
+
+def argmax(model: TableModel, context: list[int]) -> int:
+    scores = model.scores(tuple(context)).tolist()
+    return scores.index(max(scores))
+
+
+def check_greedy_windows(drafter: type) -> None:
+    """Every window is one step of the fixed-point iteration from the one before it."""
+    moved = 0
+    for seed in range(4):
+        seen, assembly = [], assemble(guessing("jacobi", "greedy_match"))
+        assembly.decoder.drafter, assembly.decoder.verifier = drafter(4, "repeat"), recording_rejections(seen)
+        model, text, last = TableModel("abc", seed=seed), [0, 1], None
+        write(assembly, {"target": model}, text, Limits(0, 24), Draws(0))
+        for tree, verdict in seen:
+            expected = windows_by_hand(model, *last, 4) if last else [text[-1]] * 4
+            assert tree.tokens == expected[:len(tree)]
+            moved += last is not None and len(set(tree.tokens)) > 1
+            last = (text, tree.tokens, len(verdict.kept))
+            text = [*text, *(tree.tokens[node] for node in verdict.kept), verdict.token]
+    assert moved > 10
+
+
+class KeepsTheOldWindow(find("jacobi")):
+    """Tokens that were not accepted stay as they were."""
+
+    def _redrawn(self, lm, node, place):
+        token, q = super()._redrawn(lm, node, place)
+        old = self._rows.tree.tokens[node + 1:]
+        return (old[0] if old else token), q
+
+
+class MovesAPlaceTooFar(find("jacobi")):
+    def _left_over(self):
+        return super()._left_over()[1:]
+
+
+@pytest.mark.oracle("jacobi")
+def test_without_chance_every_window_is_a_step_of_the_fixed_point_iteration():
+    check_greedy_windows(find("jacobi"))
+
+
+@pytest.mark.refuses("jacobi")
+@pytest.mark.parametrize("wrong", [KeepsTheOldWindow, MovesAPlaceTooFar], ids=lambda cls: cls.__name__)
+def test_a_wrong_iteration_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_greedy_windows(wrong)
 
 
 def test_how_a_window_begins_changes_the_passes_and_not_the_text():
@@ -132,15 +193,76 @@ def pooled(drafter, model: TableModel, length: int = 60) -> dict:
     return found
 
 
+@pytest.mark.oracle("lookahead")
 @pytest.mark.parametrize("n, window", [(3, 2), (4, 5), (5, 7)])
 def test_every_n_gram_is_a_way_the_model_itself_would_go(n, window):
     found = pooled(find("lookahead")(n, window, 7, prompt=False), stepping())
     assert found and all(len(gram) == n and all(STEP[a] == b for a, b in zip(gram, gram[1:])) for gram in found)
 
 
+@pytest.mark.refuses("lookahead")
 def test_a_window_that_moves_askew_is_found_out():
     found = pooled(Askew(4, 5, 7, prompt=False), stepping())
     assert not all(STEP[a] == b for gram in found for a, b in zip(gram, gram[1:]))
+
+
+def n_grams_by_scanning(text: list[int], n: int, most: int) -> list[tuple[int, ...]]:
+    """What followed the last token wherever it stood before with n - 1 tokens behind it: distinct, the latest first."""
+    followed = [tuple(text[place + 1:place + n]) for place in range(len(text) - n + 1) if text[place] == text[-1]]
+    return list(dict.fromkeys(reversed(followed)))[:most]
+
+
+def check_lookahead(drafter: type) -> None:
+    """The first tree holds the n-grams of the prompt behind its last token, each beginning once."""
+    branches = 0
+    for seed in range(25):
+        chance, seen = Random(seed), []
+        prompt, n, most = [chance.randrange(3) for _ in range(18)], chance.randrange(3, 6), chance.randrange(1, 5)
+        assembly = assemble(guessing("lookahead", "greedy_match"))
+        assembly.decoder.drafter, assembly.decoder.verifier = drafter(n, 0, most), recording_rejections(seen)
+        write(assembly, {"target": TableModel("abc")}, prompt, Limits(0, 9), Draws(0))
+        tree = seen[0][0]
+        paths = [gram[:end] for gram in n_grams_by_scanning(prompt, n, most) for end in range(1, n)]
+        assert [tuple(tree.prefix(node)) for node in range(len(tree))] == list(dict.fromkeys(paths))
+        branches += tree.parents.count(ROOT) > 1
+    assert branches > 5
+
+
+class TheOldestFirst(find("lookahead")):
+    def _begin(self, lm):
+        super()._begin(lm)
+        self._pool.after = lambda token: [list(following) for following in self._pool.known.get(token, {})]
+
+
+class ForgetsTheLatest(find("lookahead")):
+    """A full pool takes no n-gram any more."""
+
+    def _begin(self, lm):
+        super()._begin(lm)
+        text, self._pool.known = lm.tokens[:lm.prompt_length], {}
+        for place in range(len(text) - self.n + 1):
+            row = self._pool.known.setdefault(text[place], {})
+            if len(row) < self.guesses:
+                row[tuple(text[place + 1:place + self.n])] = None
+
+
+class OneTokenShort(find("lookahead")):
+    def _begin(self, lm):
+        super()._begin(lm)
+        self._pool.known = {}
+        self._pool.read(lm.tokens[:lm.prompt_length], self.n - 2)
+
+
+@pytest.mark.oracle("lookahead")
+def test_drafts_are_the_n_grams_that_a_scan_of_the_prompt_finds():
+    check_lookahead(find("lookahead"))
+
+
+@pytest.mark.refuses("lookahead")
+@pytest.mark.parametrize("wrong", [TheOldestFirst, ForgetsTheLatest, OneTokenShort], ids=lambda cls: cls.__name__)
+def test_a_wrong_pool_of_n_grams_is_found_out(wrong):
+    with pytest.raises(AssertionError):
+        check_lookahead(wrong)
 
 
 def test_once_the_pool_is_filled_a_pass_writes_a_whole_n_gram():

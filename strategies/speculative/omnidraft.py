@@ -25,12 +25,11 @@ class Spellings:
         copy.known = dict(self.known)
         return copy
 
-    def longest(self, tokens, most) -> tuple[int, int] | None:
-        """What stands for the longest beginning of these tokens, of two or more, and that beginning's length."""
+    def beginnings(self, tokens, most) -> Iterator[tuple[int, int]]:
+        """The token of each known beginning of these tokens, and the beginning's length, longest first."""
         for length in range(min(most, len(tokens)), 1, -1):
             if (token := self.known.get(tuple(tokens[:length]))) is not None:
-                return token, length
-        return None
+                yield token, length
 
     def digest(self) -> str:
         return blake2b(repr(sorted(self.known.items())).encode(), digest_size=8).hexdigest()
@@ -41,7 +40,7 @@ class OmniDraft(Drafter):
 
     Which runs those are is learned from the text: whenever the target writes a token for which the draft has several, the
     run is remembered for it. The draft chooses among tokens that have a partner, with the same masks and samplers as the
-    target; then the longest run known at each place gives one guess more. The paper puts the merged guess in the place of
+    target; then every run known at a place gives one guess more. The paper puts the merged guess in the place of
     its first token and compares p with a q that leaves out every other run with the same beginning, so its samples are
     exact only where there is none. Here it stands beside that token as a guess that was not drawn, so the text is exact
     whatever is remembered; greedily either may stand. depth = 0 is plain decoding, longest = 1 takes over common tokens
@@ -90,17 +89,17 @@ class OmniDraft(Drafter):
         self._learned = generated
 
     def woven(self, run) -> TokenTree:
-        """The tree of all readings of a chain: each token by itself, and beside it what the longest run that begins there spells.
+        """The tree of all readings of a chain: each token itself, and what every known run that begins there spells.
 
         Every reading goes on to the end of the chain: a drawn guess that were left out for what it is would bend the law.
+        So would a run left out for a longer one: whether its node exists would depend on the tokens drawn behind it.
         """
         tree, self._runs, waiting = TokenTree(run.source, run.drawn), [], [(0, ROOT)]
         for at, parent in waiting:
             if at == len(run):
                 continue
             waiting.append((at + 1, self._add(tree, run.tokens[at:at + 1], tree.add(run.tokens[at], parent, run.q[at], run.confidence[at]))))
-            if merged := self._spellings.longest(run.tokens[at:], self.longest):
-                token, length = merged
+            for token, length in self._spellings.beginnings(run.tokens[at:], self.longest):
                 sure = prod(run.confidence[at:at + length])
                 waiting.append((at + length, self._add(tree, run.tokens[at:at + length], tree.add(token, parent, confidence=sure))))
         return tree

@@ -1,0 +1,794 @@
+"""Drafters and verifiers against independent oracles: the transformers library, naive scans, laws by enumeration.
+
+Each `check_...` takes what is under test: it passes for the strategy and fails for variants with one mistake.
+"""
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import permutations, product
+from math import log, sqrt
+from operator import attrgetter
+from random import Random
+
+import pytest
+import torch
+from pairs import network, pair
+from tables import Enumerating, Law, TableModel, distance, law, product_law, watch, write
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from playground.algorithms.speculative.drafting import independent, new_tree
+from playground.algorithms.speculative.speculative_loop import rounds
+from playground.algorithms.speculative.verification import Ruling, certain, match, reject, walk
+from playground.contract import Drafter, Verifier, find, make
+from playground.contract.lane_config import Assembly
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane import Limits
+from playground.decoding.rng import Draws
+from playground.engine.sampling import leftover
+from playground.events import Verdict
+from strategies.speculative.aded import TriGrams
+
+AT_ONE = ("temperature", {"t": 1.0})
+EXACT = 1e-9
+PROMPT = [0, 1, 0]
+CHAIN, SIBLINGS = make("draft_model", depth=2), make("draft_model", depth=1, width=2)
+NAMES = attrgetter("__name__")
+
+
+def tables(letters: str = "abc") -> dict[str, TableModel]:
+    return {"target": TableModel(letters), "draft": TableModel(letters, seed=1)}
+
+
+def speculation(drafter: Drafter, verifier: Verifier, *samplers: tuple[str, dict]) -> Assembly:
+    decoder = make("speculative")
+    decoder.drafter, decoder.verifier = drafter, verifier
+    return Assembly(decoder, [make(name, **knobs) for name, knobs in samplers])
+
+
+def assert_refused(check: Callable, *case) -> None:
+    """The check fails for what it compares, not because the wrong variant broke its lane."""
+    with pytest.raises(AssertionError) as found:
+        check(*case)
+    assert not re.search(r"Failed\(|another fork", str(found.value))
+
+
+class Recording(Verifier):
+    """Notes the text, the tree and the verdict of every round; what judges is another verifier."""
+
+    def __init__(self, verifier: Verifier):
+        self.verifier, self.rounds = verifier, []
+
+    def judge(self, lm, tree, rows):
+        verdict = self.verifier.judge(lm, tree, rows)
+        self.rounds.append((list(rows.committed), tree, verdict))
+        return verdict
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def first_trees(drafter: Drafter, models: dict, length: int,
+                *samplers: tuple[str, dict]) -> Iterator[tuple[float, TokenTree]]:
+    """Every tree that may be proposed first behind a prompt of one token, with its probability."""
+    draws = Enumerating()
+    for _ in draws.runs():
+        seen = Recording(make("sample_match"))
+        for lane in watch(speculation(drafter, seen, *samplers), models, [0], Limits(0, length), draws):
+            if lane.generated:
+                break
+        yield draws.weight, seen.rounds[0][1]
+
+
+def law_of_first_trees(drafter: Drafter, models: dict, length: int, describe: Callable[[TokenTree], tuple]) -> Law:
+    found: Law = defaultdict(float)
+    for weight, tree in first_trees(drafter, models, length, AT_ONE):
+        found[describe(tree)] += weight
+    return dict(found)
+
+
+# --- verifiers: the text follows the target's law, whatever was drafted ---
+
+def check_law(verifier: Verifier, drafter: Drafter) -> None:
+    models = tables()
+    found = law(speculation(drafter, verifier, AT_ONE), models, PROMPT, 2)
+    assert distance(found, product_law(models["target"], PROMPT, 2)) < EXACT
+
+
+class RedrawsFromTarget(find("rejection")):
+    """A rejected token is redrawn from p, not from the residual max(p - q, 0)."""
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            p, position = rows.chances(node), rows.position(node)
+            return reject(p, children, tree, lambda ratio: lm.flip(ratio, position),
+                          lambda rest: lm.draw(p, position, "redraw"))
+
+        return walk(lm, tree, rows, rule)
+
+
+class SwapsTheRatio(find("rejection")):
+    """Accepts with min(1, q / p)."""
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            p, position, (child, *_) = rows.chances(node), rows.position(node), children
+            q, token = tree.q[child], tree.tokens[child]
+            if lm.flip(min(1.0, float(q[token] / p[token])), position)[0]:
+                return Ruling(child)
+            return Ruling(None, lm.draw(leftover(p, q), position, "redraw"))
+
+        return walk(lm, tree, rows, rule)
+
+
+class ComparesEverySiblingWithTheTarget(find("rejection")):
+    """Tests the second sibling against p in place of the residual that the first rejection left."""
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            p, position, rest = rows.chances(node), rows.position(node), rows.chances(node)
+            for child in children:
+                token, q = tree.tokens[child], tree.q[child]
+                if lm.flip(min(1.0, float(p[token] / q[token])), position)[0]:
+                    return Ruling(child)
+                rest = leftover(rest, q)
+            return Ruling(None, lm.draw(rest, position, "redraw"))
+
+        return walk(lm, tree, rows, rule)
+
+
+class DrawsAgainAfterAMiss(find("sample_match")):
+    """Throws the drawn token away where no child guessed it, and draws another."""
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            ruling = match(lm.pick(rows, node).token, children, tree, rows.chances(node))
+            return ruling if ruling.child is not None else Ruling(None, lm.pick(rows, node, "again").token)
+
+        return walk(lm, tree, rows, rule)
+
+
+class MatchesTheMostProbable(find("sample_match")):
+    """Asks for the most probable token although tokens are drawn."""
+
+    def judge(self, lm, tree, rows):
+        return walk(lm, tree, rows, lambda node, children: match(rows.best(node), children, tree, rows.chances(node)))
+
+
+class DividesByNothing(find("k_seq")):
+    """rho = 1 however many rows guessed, and the residual of a single one."""
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            p, position, q = rows.chances(node), rows.position(node), tree.q[children[0]]
+            for child in children:
+                token = tree.tokens[child]
+                if lm.flip(min(1.0, float(p[token] / q[token])), position)[0]:
+                    return Ruling(child)
+            return Ruling(None, lm.draw(leftover(p, q), position, "redraw"))
+
+        return walk(lm, tree, rows, rule)
+
+
+@pytest.mark.oracle("rejection")
+@pytest.mark.parametrize("drafter", [CHAIN, SIBLINGS, make("rsd_c", branching="2")],
+                         ids=["chain", "independent siblings", "distinct siblings"])
+def test_rejection_keeps_the_targets_law(drafter):
+    check_law(make("rejection"), drafter)
+
+
+@pytest.mark.refuses("rejection")
+@pytest.mark.parametrize("wrong", [RedrawsFromTarget, SwapsTheRatio, ComparesEverySiblingWithTheTarget], ids=NAMES)
+def test_a_wrong_rejection_rule_has_another_law(wrong):
+    assert_refused(check_law, wrong(), SIBLINGS)
+
+
+@pytest.mark.oracle("sample_match")
+@pytest.mark.parametrize("drafter", [CHAIN, SIBLINGS], ids=["chain", "siblings"])
+def test_sample_and_match_keeps_the_targets_law(drafter):
+    check_law(make("sample_match"), drafter)
+
+
+@pytest.mark.refuses("sample_match")
+@pytest.mark.parametrize("wrong", [DrawsAgainAfterAMiss, MatchesTheMostProbable], ids=NAMES)
+def test_a_wrong_match_has_another_law(wrong):
+    assert_refused(check_law, wrong(), CHAIN)
+
+
+@pytest.mark.oracle("k_seq")
+def test_k_seq_keeps_the_targets_law():
+    check_law(make("k_seq"), make("spectr", rows=2, length=2))
+
+
+@pytest.mark.refuses("k_seq")
+def test_k_seq_that_divides_by_nothing_has_another_law():
+    assert_refused(check_law, DividesByNothing(), make("spectr", rows=2, length=2))
+
+
+# --- greedy match: the longest path of argmaxes, found by looking at every node ---
+
+class Scattered(Drafter):
+    """Trees of random shape and tokens; siblings differ."""
+
+    drawn = "deterministic"
+
+    def __init__(self, seed: int, size: int = 9):
+        self.chance, self.size = Random(seed), size
+
+    def propose(self, lm, budget):
+        yield from ()
+        tree, places = TokenTree("scattered"), set()
+        for _ in range(self.size):
+            place = (self.chance.randrange(-1, len(tree)), self.chance.randrange(lm.vocabulary))
+            if place not in places and len(tree.path(place[0])) < budget:
+                places.add(place)
+                tree.add(place[1], place[0])
+        return tree
+
+
+def argmax(model: TableModel, text: list[int]) -> int:
+    scores = model.scores(tuple(text)).tolist()
+    return scores.index(max(scores))
+
+
+def longest_path_of_argmaxes(model: TableModel, text: list[int], tree: TokenTree) -> list[int]:
+    """Tokens of the deepest node that greedy decoding would pass through, and the token after it."""
+    paths = [[], *(tree.prefix(node) for node in range(len(tree)))]
+    right = [path for path in paths if all(argmax(model, text + path[:i]) == token for i, token in enumerate(path))]
+    longest = max(right, key=len)
+    return [*longest, argmax(model, text + longest)]
+
+
+def check_greedy_match(verifier: type[Verifier]) -> None:
+    accepted = 0
+    for seed in range(4):
+        model, seen = TableModel("abc", seed=seed), Recording(verifier())
+        write(speculation(Scattered(seed), seen), {"target": model}, PROMPT, Limits(0, 30), Draws(0))
+        for text, tree, verdict in seen.rounds:
+            tokens = [*(tree.tokens[node] for node in verdict.kept), verdict.token]
+            assert tokens == longest_path_of_argmaxes(model, text, tree)
+            accepted += len(verdict.kept)
+    assert accepted > 20, "too few draft tokens were accepted to prove anything"
+
+
+class LooksAtTheFirstSibling(find("greedy_match")):
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            return match(rows.best(node), children[:1], tree, certain(rows.best(node), rows.raw[0]))
+
+        return walk(lm, tree, rows, rule)
+
+
+class AcceptsTheRunnerUp(find("greedy_match")):
+    """A guess stands if it is among the two most probable tokens."""
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            two = rows.raw[rows.row(node)].topk(2).indices.tolist()
+            found = next((token for token in two if token in [tree.tokens[child] for child in children]), two[0])
+            return match(found, children, tree, certain(found, rows.raw[0]))
+
+        return walk(lm, tree, rows, rule)
+
+
+@pytest.mark.oracle("greedy_match")
+def test_greedy_match_accepts_the_longest_path_of_argmaxes():
+    check_greedy_match(find("greedy_match"))
+
+
+@pytest.mark.refuses("greedy_match")
+@pytest.mark.parametrize("wrong", [LooksAtTheFirstSibling, AcceptsTheRunnerUp], ids=NAMES)
+def test_a_wrong_greedy_match_is_found_out(wrong):
+    assert_refused(check_greedy_match, wrong)
+
+
+# --- the decoder: text and passes are those of the library's assisted generation ---
+
+LONG = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80]
+
+
+@cache
+def library_assisted(length: int, depth: int) -> tuple[list[int], int]:
+    """Text that transformers writes with an assistant model, and the passes of the target it takes."""
+    target, draft = network("llama"), network("llama")
+    draft.load_state_dict(pair().draft.network.state_dict())
+    for model in (target, draft):
+        model.generation_config.eos_token_id = None
+    draft.generation_config.num_assistant_tokens = depth
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    passes = []
+    target.register_forward_hook(lambda *call: passes.append(1))
+    ids = torch.tensor([LONG])
+    ids = target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, max_new_tokens=length,
+                          do_sample=False)
+    return ids[0].tolist(), len(passes)
+
+
+def check_assisted(decoder: type) -> None:
+    """The prompt has a pass of its own here; the library reads it together with the first draft tokens."""
+    expected, passes = library_assisted(40, 4)
+    seen = Recording(make("rejection"))
+    assembly = Assembly(decoder(drafter=make("draft_model", depth=4), verifier=seen))
+    lane = write(assembly, {"target": pair().target, "draft": pair().draft}, LONG, Limits(0, 40), Draws(0))
+    assert lane.tokens == expected and len(seen.rounds) == passes
+
+
+class BelievesTheDraft(Verifier):
+    """Accepts all draft tokens of a chain and asks the target for the one behind them."""
+
+    def __init__(self, recorded: Verifier):
+        self.recorded = recorded
+
+    def judge(self, lm, tree, rows):
+        self.recorded.judge(lm, tree, rows)
+        return Verdict(kept=list(range(len(tree))), token=rows.best(len(tree) - 1))
+
+
+class AcceptsOneAtMost(Verifier):
+    """The text is right, but every round throws accepted tokens away."""
+
+    def __init__(self, recorded: Verifier):
+        self.recorded = recorded
+
+    def judge(self, lm, tree, rows):
+        verdict = self.recorded.judge(lm, tree, rows)
+        return Verdict(kept=verdict.kept[:1], token=rows.best(verdict.kept[0])) if verdict.kept[1:] else verdict
+
+
+class WithoutVerification(find("speculative")):
+    def decode(self, lm):
+        yield from rounds(lm, self.drafter, BelievesTheDraft(self.verifier))
+
+
+class Wasteful(find("speculative")):
+    def decode(self, lm):
+        yield from rounds(lm, self.drafter, AcceptsOneAtMost(self.verifier))
+
+
+@pytest.mark.oracle("speculative")
+def test_speculation_writes_the_librarys_text_in_as_many_passes():
+    check_assisted(find("speculative"))
+
+
+@pytest.mark.refuses("speculative")
+@pytest.mark.parametrize("wrong", [WithoutVerification, Wasteful], ids=NAMES)
+def test_a_wrong_round_differs_from_the_library_in_text_or_passes(wrong):
+    assert_refused(check_assisted, wrong)
+
+
+# --- drafters that draw: the law of their first tree ---
+
+def chain_of(tree: TokenTree) -> tuple[int, ...]:
+    return tuple(tree.tokens)
+
+
+def siblings_of(tree: TokenTree) -> tuple[int, ...]:
+    return tuple(tree.tokens[node] for node in tree.children(ROOT))
+
+
+def check_draft_model(drafter: type[Drafter]) -> None:
+    """Chains have the draft's own law and every q is the row of its token; without chance they are its argmaxes."""
+    models = tables()
+    draft = models["draft"]
+    assert distance(law_of_first_trees(drafter(depth=2), models, 3, chain_of), product_law(draft, [0], 2)) < EXACT
+    p = draft.scores((0,)).softmax(-1).tolist()
+    pairs = law_of_first_trees(drafter(depth=1, width=2), models, 3, siblings_of)
+    assert distance(pairs, {(a, b): p[a] * p[b] for a, b in product(range(3), repeat=2)}) < EXACT
+    for _, tree in first_trees(drafter(depth=2), models, 3, AT_ONE):
+        rows = [draft.scores((0, *tree.prefix(parent))).softmax(-1) for parent in tree.parents]
+        assert all(torch.allclose(q, row) for q, row in zip(tree.q, rows, strict=True))
+    ((_, tree),) = first_trees(drafter(depth=3), models, 4)
+    assert tree.tokens == [argmax(draft, [0, *tree.tokens[:i]]) for i in range(3)]
+
+
+class DrawsEveryTokenFromOneRow(find("draft_model")):
+    """The second token does not know of the first."""
+
+    def propose(self, lm, budget):
+        tree = new_tree(lm, self)
+        rows = yield lm.stream("draft").extend()
+        for _ in range(min(self.depth, budget)):
+            independent(lm, tree, rows, ROOT, 1)
+        tree.parents = list(range(ROOT, len(tree) - 1))
+        return tree
+
+
+class TellsASofterRow(find("draft_model")):
+    """q is not what the token was drawn from."""
+
+    def propose(self, lm, budget):
+        tree = yield from super().propose(lm, budget)
+        tree.q = [q if q is None else (q.log() / 2).softmax(-1) for q in tree.q]
+        return tree
+
+
+@pytest.mark.oracle("draft_model")
+def test_chains_and_siblings_of_a_draft_model_have_its_own_law():
+    check_draft_model(find("draft_model"))
+
+
+@pytest.mark.refuses("draft_model")
+@pytest.mark.parametrize("wrong", [DrawsEveryTokenFromOneRow, TellsASofterRow], ids=NAMES)
+def test_a_wrong_draft_chain_is_found_out(wrong):
+    assert_refused(check_draft_model, wrong)
+
+
+def without_replacement(chances: Law, count: int) -> Law:
+    """Law of `count` outcomes drawn one after another, none twice."""
+    found = {}
+    for order in permutations(chances, count):
+        found[order], left = 1.0, 1.0
+        for outcome in order:
+            found[order] *= chances[outcome] / left
+            left -= chances[outcome]
+    return found
+
+
+def check_rsd_c(drafter: type[Drafter]) -> None:
+    """The siblings of the first level, and those below the first of them."""
+    models = tables()
+    expected = without_replacement(product_law(models["draft"], [0], 1), 2)
+    found = law_of_first_trees(drafter(branching="2"), models, 3, siblings_of)
+    assert distance(found, {(a, b): chance for ((a,), (b,)), chance in expected.items()}) < EXACT
+    below = law_of_first_trees(drafter(branching="1 2"), models, 3, chain_of)
+    first = models["draft"].scores((0,)).softmax(-1).tolist()
+    pairs = {a: without_replacement(product_law(models["draft"], [0, a], 1), 2) for a in range(3)}
+    both = {(a, b, c): first[a] * chance for a in range(3) for ((b,), (c,)), chance in pairs[a].items()}
+    assert distance(below, both) < EXACT
+
+
+class DrawsWithReplacement(find("rsd_c")):
+    """Siblings may repeat."""
+
+    def _children(self, lm, tree, rows, leaf, width):
+        return independent(lm, tree, rows, leaf, width)
+
+
+@pytest.mark.oracle("rsd_c")
+def test_siblings_of_rsd_c_are_drawn_without_replacement():
+    check_rsd_c(find("rsd_c"))
+
+
+@pytest.mark.refuses("rsd_c")
+def test_siblings_drawn_with_replacement_have_another_law():
+    assert_refused(check_rsd_c, DrawsWithReplacement)
+
+
+def check_rsd_s(drafter: type[Drafter]) -> None:
+    """A beam of two continuations of two tokens is drawn without replacement among all four."""
+    models = tables("ab")
+
+    def leaves(tree: TokenTree) -> tuple:
+        return tuple(tuple(tree.prefix(node)) for node in range(len(tree)) if len(tree.path(node)) == 2)
+
+    found = law_of_first_trees(drafter(width=2, depth=2), models, 3, leaves)
+    assert distance(found, without_replacement(product_law(models["draft"], [0], 2), 2)) < EXACT
+
+
+class ForgetsWhatWasTaken(find("rsd_s")):
+    """A branch weighs as much after a child was drawn from it as before."""
+
+    def _weights(self, branches, begun, alive):
+        weights = [branch.mass * (branch.urn.left > 0) for branch in branches[:begun]]
+        return weights + super()._weights(branches, begun, alive)[begun:]
+
+
+class FollowsEveryBranchAlike(find("rsd_s")):
+    """Gives each path one child in turn, without regard to its probability."""
+
+    def _weights(self, branches, begun, alive):
+        return [1.0 * (index == begun) for index in range(min(begun + 1, len(branches)))]
+
+
+@pytest.mark.oracle("rsd_s")
+def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_continuations():
+    check_rsd_s(find("rsd_s"))
+
+
+@pytest.mark.refuses("rsd_s")
+@pytest.mark.parametrize("wrong", [ForgetsWhatWasTaken, FollowsEveryBranchAlike], ids=NAMES)
+def test_a_wrong_stochastic_beam_has_another_law(wrong):
+    assert_refused(check_rsd_s, wrong)
+
+
+def check_spectr(drafter: type[Drafter]) -> None:
+    """Two rows of two tokens are two independent continuations; `order` names the node of each row, level by level."""
+    models = tables("ab")
+
+    def continuations(tree: TokenTree) -> tuple:
+        return tuple(tuple(tree.prefix(node)) for node in tree.order[2:])
+
+    one = product_law(models["draft"], [0], 2)
+    found = law_of_first_trees(drafter(rows=2, length=2), models, 3, continuations)
+    assert distance(found, {(a, b): one[a] * one[b] for a, b in product(one, repeat=2)}) < EXACT
+
+
+class ForgetsRepeats(find("spectr")):
+    """How often a node was drawn is lost."""
+
+    def propose(self, lm, budget):
+        tree = yield from super().propose(lm, budget)
+        tree.order = list(dict.fromkeys(tree.order))
+        return tree
+
+
+@pytest.mark.oracle("spectr")
+def test_rows_of_spectr_are_independent_continuations():
+    check_spectr(find("spectr"))
+
+
+@pytest.mark.refuses("spectr")
+def test_rows_that_forget_their_repeats_have_another_law():
+    assert_refused(check_spectr, ForgetsRepeats)
+
+
+# --- prompt lookup, as the library proposes ---
+
+def check_prompt_lookup(drafter: type[Drafter]) -> None:
+    chance, end = Random(0), 4
+    for _ in range(300):
+        text = [chance.randrange(5) for _ in range(chance.randrange(2, 16))]
+        n_max, count = chance.randrange(1, 5), chance.randrange(1, 6)
+        library = PromptLookupCandidateGenerator(torch.tensor([end]), count, n_max, max_length=1000)
+        expected = library.get_candidates(torch.tensor([text]))[0][0, len(text):].tolist()
+        assert drafter(n_max=n_max).guess(text, count, lambda token: token == end) == expected
+
+
+class PrefersShortEndings(find("prompt_lookup")):
+    def guess(self, text, count, ends=lambda token: False):
+        found = (type(self).__base__(n_max=n, n_min=n).guess(text, count, ends) for n in range(1, self.n_max + 1))
+        return next(filter(None, found), [])
+
+
+class TakesTheLatest(find("prompt_lookup")):
+    def _find(self, text, n, count):
+        return next((i for i in reversed(range(len(text) - n)) if text[i:i + n] == text[-n:]), None)
+
+
+class GuessesTheEnd(find("prompt_lookup")):
+    """Does not stop before a token that ends the text."""
+
+    def guess(self, text, count, ends=lambda token: False):
+        return super().guess(text, count)
+
+
+@pytest.mark.oracle("prompt_lookup")
+def test_prompt_lookup_proposes_what_the_library_proposes():
+    check_prompt_lookup(find("prompt_lookup"))
+
+
+@pytest.mark.refuses("prompt_lookup")
+@pytest.mark.parametrize("wrong", [PrefersShortEndings, TakesTheLatest, GuessesTheEnd], ids=NAMES)
+def test_a_wrong_lookup_differs_from_the_librarys(wrong):
+    assert_refused(check_prompt_lookup, wrong)
+
+
+# --- token recycling: the matrix of successors replayed by hand ---
+
+# the seven likeliest paths of the paper's tree, as ranks among the successors
+RANKS = [ranks for depth in range(1, 4) for ranks in product(range(3), repeat=depth) if sum(ranks) + depth <= 3]
+
+
+def recycled_paths(known: dict[int, list[int]], token: int) -> set[tuple[int, ...]]:
+    """Paths of tokens along RANKS after a token."""
+    found = set()
+    for ranks in RANKS:
+        path: list[int] = []
+        for rank in ranks:
+            followers = known.get(path[-1] if path else token, [])
+            if rank >= len(followers):
+                break
+            path.append(followers[rank])
+        else:
+            found.add(tuple(path))
+    return found
+
+
+def check_token_recycling(drafter: type[Drafter]) -> None:
+    model, seen, known = TableModel("abcdefgh", seed=5, spread=3), Recording(make("greedy_match")), {}
+    write(speculation(drafter(nodes=len(RANKS), k=3), seen), {"target": model}, [0, 1], Limits(0, 60), Draws(0))
+    for text, tree, _ in seen.rounds[:-4]:  # the last trees are cut off at the length of the text
+        assert {tuple(tree.prefix(node)) for node in range(len(tree))} == recycled_paths(known, text[-1])
+        for node in range(ROOT, len(tree)):
+            path = tree.prefix(node)
+            scores = model.scores((*text, *path)).tolist()
+            known[path[-1] if path else text[-1]] = sorted(range(8), key=lambda token: -scores[token])[:3]
+    assert len(known) > 5
+
+
+class KeepsTheFirstSuccessors(find("token_recycling")):
+    """What was learned once is never replaced."""
+
+    def observe(self, tree, rows, verdict):
+        before = dict(self._memory.known)
+        super().observe(tree, rows, verdict)
+        self._memory.known.update(before)
+
+
+class LearnsFromAcceptedTokens(find("token_recycling")):
+    def observe(self, tree, rows, verdict):
+        nodes = [ROOT, *verdict.kept]
+        tokens = [rows.committed[-1], *(tree.tokens[node] for node in verdict.kept)]
+        self._memory.learn(tokens, rows.raw[[node + 1 for node in nodes]], self.k)
+
+
+class LearnsARowLate(find("token_recycling")):
+    """Takes the row before a token for the row after it."""
+
+    def observe(self, tree, rows, verdict):
+        self._memory.learn([rows.committed[-1], *tree.tokens], rows.raw.roll(1, 0), self.k)
+
+
+@pytest.mark.oracle("token_recycling")
+def test_recycled_trees_are_those_of_a_matrix_replayed_by_hand():
+    check_token_recycling(find("token_recycling"))
+
+
+@pytest.mark.refuses("token_recycling")
+@pytest.mark.parametrize("wrong", [KeepsTheFirstSuccessors, LearnsFromAcceptedTokens, LearnsARowLate], ids=NAMES)
+def test_a_wrong_matrix_of_successors_is_found_out(wrong):
+    assert_refused(check_token_recycling, wrong)
+
+
+# --- STAND: means of all rows that were read, kept apart ---
+
+def remembered_row(rows: dict[tuple, list[torch.Tensor]], text: list[int], orders: int) -> torch.Tensor | None:
+    """Mean of the rows behind the longest ending that is known."""
+    known = (rows[tuple(text[-n:])] for n in range(orders, 0, -1) if tuple(text[-n:]) in rows)
+    return next((torch.stack(found).mean(0) for found in known), None)
+
+
+def check_stand(drafter: type[Drafter]) -> None:
+    """Every q is the mean of what the model said behind the same ending; wherever one is known there is a draft."""
+    model, seen, rows, orders = TableModel("abc", seed=2), Recording(make("rejection")), defaultdict(list), 2
+    assembly = speculation(drafter(nodes=6, orders=orders), seen, AT_ONE)
+    write(assembly, {"target": model}, [0, 1], Limits(0, 40), Draws(0))
+    drafted = 0
+    for text, tree, verdict in seen.rounds[:-1]:
+        assert bool(len(tree)) == (remembered_row(rows, text, orders) is not None)
+        for node, parent in enumerate(tree.parents):
+            assert torch.allclose(tree.q[node], remembered_row(rows, text + tree.prefix(parent), orders))
+            drafted += 1
+        for node in (ROOT, *verdict.kept):
+            context = text + tree.prefix(node)
+            for n in range(1, orders + 1):
+                rows[tuple(context[-n:])].append(model.scores(tuple(context)).softmax(-1))
+    assert drafted > 20
+
+
+class LearnsWhatWasRejected(find("stand")):
+    def observe(self, tree, rows, verdict):
+        super().observe(tree, rows, Verdict(kept=list(range(len(tree)))))
+
+
+class AsksTheShortestEnding(find("stand")):
+    def propose(self, lm, budget):
+        self.orders, orders = 1, self.orders
+        tree = yield from super().propose(lm, budget)
+        self.orders = orders
+        return tree
+
+
+class RemembersTheLastRow(find("stand")):
+    """What was known of an ending is replaced in place of averaged."""
+
+    def observe(self, tree, rows, verdict):
+        for node in (ROOT, *verdict.kept):
+            context = rows.committed[-self.orders:] + tree.prefix(node)
+            for n in range(1, self.orders + 1):
+                self._thoughts.known.pop(tuple(context[-n:]), None)
+            self._thoughts.learn(context, self._final(rows, node), self.orders, self.stored)
+
+
+@pytest.mark.oracle("stand")
+def test_drafts_of_stand_are_drawn_from_the_mean_of_all_rows_behind_an_ending():
+    check_stand(find("stand"))
+
+
+@pytest.mark.refuses("stand")
+@pytest.mark.parametrize("wrong", [LearnsWhatWasRejected, AsksTheShortestEnding, RemembersTheLastRow], ids=NAMES)
+def test_a_wrong_memory_of_rows_is_found_out(wrong):
+    assert_refused(check_stand, wrong)
+
+
+# --- ADED: the search of the sheet over paths in place of linked nodes ---
+
+Table = dict[tuple[int, int], dict[int, float]]
+STEPS, LENGTH, C1, C2 = 60, 4, 4.0, 8.0
+
+
+def expected_weight(known: Table, pair_: tuple[int, int], steps: int) -> float:
+    """Mean sum of weights of a random way of at most so many tokens, each drawn by its weight."""
+    row = known.get(pair_, {}) if steps else {}
+    total = sum(row.values())
+    rest = {token: expected_weight(known, (pair_[1], token), steps - 1) for token in row}
+    return sum(weight / total * (weight + rest[token]) for token, weight in row.items())
+
+
+def searched_by_paths(known: Table, start: tuple[int, int]) -> Counter:
+    """Visits of every path of tokens after the pair `start`, by PUCT as the paper writes it."""
+    visits, scores, expanded = Counter(), Counter(), set()
+
+    def row(path: tuple[int, ...]) -> dict[int, float]:
+        return known.get((*start, *path)[-2:], {})
+
+    def promise(path: tuple[int, ...], token: int, weight: float) -> float:
+        child, n = (*path, token), visits[path]
+        if not visits[child]:
+            return float("inf")
+        return scores[child] / visits[child] + (C1 + log((n + C2 + 1) / C2)) * weight * sqrt(n) / (1 + visits[child])
+
+    for _ in range(STEPS):
+        path: tuple[int, ...] = ()
+        while path in expanded and row(path) and len(path) + 1 < LENGTH:
+            path = (*path, max(row(path), key=lambda token: promise(path, token, row(path)[token])))
+        if path not in expanded and len(path) + 1 < LENGTH:
+            expanded.add(path)
+            path = (*path, *list(row(path))[-1:])
+        weights = sum(row(path[:i])[token] for i, token in enumerate(path))
+        score = 1 + weights + expected_weight(known, (*start, *path)[-2:], LENGTH - 1 - len(path))
+        for end in range(len(path) + 1):
+            visits[path[:end]] += 1
+            scores[path[:end]] += score
+    return visits
+
+
+def visits_of(place, path: tuple[int, ...] = ()) -> dict[tuple[int, ...], int]:
+    found = {path: place.visits}
+    for child in place.children or []:
+        found |= visits_of(child, (*path, child.pair[1]))
+    return {path: visits for path, visits in found.items() if visits}
+
+
+def random_table(chance: Random) -> Table:
+    """Up to three of four tokens after every pair; no two weights are equal."""
+    rows = {pair_: chance.sample(range(4), chance.randrange(4)) for pair_ in product(range(4), repeat=2)}
+    return {pair_: {token: chance.choice([0.04, 0.5, 1.0, 2.0]) + 1e-3 * chance.random() for token in row}
+            for pair_, row in rows.items() if row}
+
+
+def check_aded(drafter: type[Drafter]) -> None:
+    """Visits of the search, and the ways that follow from them, on random tables."""
+    for seed in range(6):
+        known = random_table(Random(seed))
+        searching = drafter(iterations=STEPS, length=LENGTH, c1=C1, c2=C2, paths=200)
+        searching._table = TriGrams()
+        searching._table.known = known
+        root, expected = searching.search((0, 1)), searched_by_paths(known, (0, 1))
+        assert visits_of(root) == dict(expected)
+        rows = {path: known.get((0, 1, *path)[-2:], {}) for path in expected if path}
+        longer = {(*path, *sorted(row, key=row.get)[-1:]) for path, row in rows.items()}
+        assert set(map(tuple, searching.ways(root))) == longer
+
+
+class IgnoresTheWeights(find("aded")):
+    """Explores every child alike, however likely the table has it."""
+
+    def _promising(self, place):
+        return min(place.children, key=lambda child: child.visits)
+
+
+class NeverExplores(find("aded")):
+    """Goes by the mean score alone."""
+
+    def _promising(self, place):
+        return max(place.children, key=lambda child: child.score / child.visits if child.visits else float("inf"))
+
+
+class CountsTheRestTwice(find("aded")):
+    def _on_average(self, pair, steps, averages):
+        return 2 * super()._on_average(pair, steps, averages)
+
+
+@pytest.mark.oracle("aded")
+def test_the_search_of_aded_visits_the_paths_that_the_formula_says():
+    check_aded(find("aded"))
+
+
+@pytest.mark.refuses("aded")
+@pytest.mark.parametrize("wrong", [IgnoresTheWeights, NeverExplores, CountsTheRestTwice], ids=NAMES)
+def test_a_wrong_search_is_found_out(wrong):
+    assert_refused(check_aded, wrong)
