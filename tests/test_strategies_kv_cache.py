@@ -8,10 +8,8 @@ from registry import Collapse, lanes, title
 from tables import TableModel, watch
 
 from playground.contract import make
-from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.limits import Limits
 from playground.contract.lane_config import Assembly, Recipe, assemble
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.events import Cache, Commit

@@ -14,9 +14,8 @@ from toys import byte_tokenizer
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.contract import Verifier, find, make
 from playground.contract.lane_config import Recipe, assemble
-from playground.decoding.limits import Limits
 from playground.contract.token_tree import TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.forward_input import Work

@@ -25,7 +25,7 @@ from playground.algorithms.speculative.verification import Ruling, certain, matc
 from playground.contract import Drafter, Verifier, find, make
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.sampling import leftover
 from playground.events import Verdict
