@@ -1,4 +1,6 @@
-"""Start the page: `python app.py`. Without options it runs the bundled models; a Hugging Face Space starts it the same way."""
+"""Start the page: `python app.py`. Without options it runs the bundled models; a Hugging Face Space starts it the same
+way.
+"""
 import argparse
 import gc
 import os
@@ -6,7 +8,7 @@ import sys
 from importlib.util import find_spec
 
 from playground.errors import Refusal
-from playground.ui.model_loader import Wish
+from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
 from playground.ui.site import Site
 from playground.ui.theme import dress
@@ -31,28 +33,42 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--quantization", default="none", help="none, int8, nf4 or fp4")
     parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
-    parser.add_argument("--port", type=int, default=int(os.environ.get("GRADIO_SERVER_PORT", 0)) or None, help="7860 or the next free one if not given")
-    parser.add_argument("--mcp", action="store_true", help="also offer the page's endpoints as tools, to programs that speak the Model Context Protocol")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=int(os.environ.get("GRADIO_SERVER_PORT", 0)) or None,
+        help="7860 or the next free one if not given",
+    )
+    parser.add_argument(
+        "--mcp",
+        action="store_true",
+        help="also offer the page's endpoints as tools, to programs that speak the Model Context Protocol",
+    )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> None:
     given = options(arguments)
     try:
-        site = Site.from_environment(Wish(given.model, given.draft, given.device, given.dtype, given.quantization, given.draft_device))
+        site = Site.from_environment(
+            ModelRequest(given.model, given.draft, given.device, given.dtype, given.quantization, given.draft_device)
+        )
         site.check()
         check_mcp(given.mcp)
         page = build(site)
         start(page, given)
     except Refusal as refusal:
         Parser().error(str(refusal))
-    gc.freeze()  # what the imports brought stays: to look through it again takes half a second, in the midst of somebody's run
+    # what the imports brought stays: to look through it again takes half a second, in the midst of somebody's run
+    gc.freeze()
     site.warm(wait=on_zero())
     page.block_thread()
 
 
 def check_mcp(wanted: bool) -> None:
-    """Refuse what Gradio would only mention in passing. Its own extra, gradio[mcp], asks for an older pydantic than this project."""
+    """Refuse what Gradio would only mention in passing. Its own extra, gradio[mcp], asks for an older pydantic than
+    this project.
+    """
     if wanted and find_spec("mcp") is None:
         raise Refusal('--mcp takes one more package: install it with `pip install "mcp>=1.21,<2"`.', "mcp")
 

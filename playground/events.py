@@ -1,8 +1,8 @@
 """The vocabulary of the playground: every fact that may reach a screen, one small dataclass each.
 
-Strategies, the lane and the session yield these while they run. A trace is nothing but a header and the stamped
-events in order, so whatever a page, a metric or a test wants to know must be found here. Entropies and log-probabilities
-are in nats and always over the whole vocabulary. Token ids come with their pieces, so a reader needs no tokenizer.
+Strategies, the lane and the session yield these while they run. A trace is nothing but a header and the stamped events
+in order, so whatever a page, a metric or a test wants to know must be found here. Entropies and log-probabilities are
+in nats and always over the whole vocabulary. Token ids come with their pieces, so a reader needs no tokenizer.
 
 This module imports neither torch nor gradio.
 """
@@ -72,7 +72,8 @@ class Forward(Event):
     seconds: float = 0.0
     flops: float = 0.0
     readers: int = 1  # lanes that these very rows were computed for, once; seconds and FLOPs are this lane's equal part
-    meanwhile: float = 0.0  # seconds it took besides, made aside while the lane did something else: no part of the lane's clock
+    # seconds it took besides, made aside while the lane did something else: no part of the lane's clock
+    meanwhile: float = 0.0
 
 
 @dataclass(slots=True)
@@ -106,7 +107,8 @@ class Draft(Event):
 
 @dataclass(slots=True)
 class Verdict(Event):
-    """Which guesses stand. `kept` is the accepted path from the root down; `tests` are the guesses looked at, in order."""
+    """Which guesses stand. `kept` is the accepted path from the root down; `tests` are the guesses looked at, in order.
+    """
 
     kind: ClassVar[str] = "verdict"
     round: int = 0
@@ -128,10 +130,12 @@ class Commit(Event):
     ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     text: str = ""
-    logprobs: list[float | None] = field(default_factory=list)  # raw, of the chosen token; None where no row was computed
+    # raw, of the chosen token; None where no row was computed
+    logprobs: list[float | None] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     sequence: int = 0
-    grown_on: int = 0  # the sequence these tokens grew on, where that is another one: its Steps and Masks are theirs too
+    # the sequence these tokens grew on, where that is another one: its Steps and Masks are theirs too
+    grown_on: int = 0
 
 
 @dataclass(slots=True)
@@ -146,7 +150,9 @@ class Rollback(Event):
 
 @dataclass(slots=True)
 class Cache(Event):
-    """What a KV cache holds after a keep. `live[layer][head]` are runs of true positions; one layer or one head stands for all."""
+    """What a KV cache holds after a keep. `live[layer][head]` are runs of true positions; one layer or one head stands
+    for all.
+    """
 
     kind: ClassVar[str] = "cache"
     stream: str = "target"
@@ -161,7 +167,8 @@ class Cache(Event):
     bytes: int = 0
     common: int = 0  # first tokens that are held once for several lanes, which began with them
     common_bytes: int = 0  # of `bytes`, what these take; all those lanes together hold it once
-    joined: list[list[list[tuple[int, int]]]] = field(default_factory=list)  # by layer and head: (position, the one it was merged into) of this keep
+    # by layer and head: (position, the one it was merged into) of this keep
+    joined: list[list[list[tuple[int, int]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -174,7 +181,8 @@ class Mask(Event):
     vocabulary: int = 0
     banned: float = 0.0  # raw probability of everything the mask removed
     favourites: list[Candidate] = field(default_factory=list)  # the most probable tokens among the banned
-    forced: list[int] = field(default_factory=list)  # ids that had no alternative and were written without asking the model
+    # ids that had no alternative and were written without asking the model
+    forced: list[int] = field(default_factory=list)
     accepting: bool = False  # the text could end here
     state: str = ""
     seconds: float = 0.0
@@ -219,11 +227,11 @@ class Fill(Event):
 class Figure(Event):
     """Whatever a method wants seen that fits no other kind; the page has one renderer per shape.
 
-    scalar: {"x": int, "series": {name: number}}, and "lines": {name: number} for thresholds. x is a token position, from 0, unless
-    "axis" names what else is counted, such as "sample".
-    bars: {"labels": [...], "values": [...]}.  matrix: {"rows": [...], "columns": [...], "values": [[...]]}.
-    tree: {"labels": [...], "parents": [...], "values": [...]}.  spans: {"spans": [[from, to, label, value]]}, over token positions.
-    points: {"points": [[x, y, label, group, crossed out]]}, in a plane whose middle is 0, 0, and "path": [[x, y, label]] for arrows from there.
+    scalar: {"x": int, "series": {name: number}}, and "lines": {name: number} for thresholds. x is a token position,
+    from 0, unless "axis" names what else is counted, such as "sample". bars: {"labels": [...], "values": [...]}.
+    matrix: {"rows": [...], "columns": [...], "values": [[...]]}. tree: {"labels": [...], "parents": [...], "values":
+    [...]}.  spans: {"spans": [[from, to, label, value]]}, over token positions. points: {"points": [[x, y, label,
+    group, crossed out]]}, in a plane whose middle is 0, 0, and "path": [[x, y, label]] for arrows from there.
     """
 
     kind: ClassVar[str] = "figure"
@@ -304,13 +312,15 @@ class Header:
     prompt_ids: list[int] = field(default_factory=list)
     prompt_pieces: list[str] = field(default_factory=list)
     vocabulary: int = 0
-    forced: list[int] = field(default_factory=list)  # tokens the text was made to begin with: how a fork differs from its origin
+    # tokens the text was made to begin with: how a fork differs from its origin
+    forced: list[int] = field(default_factory=list)
     canvas: int = 0  # positions that are filled in any order; 0 where text grows from left to right
     memory: str = ""  # digest of what the strategy remembered from earlier runs; empty where it remembers nothing
 
 
 class Stamped(NamedTuple):
-    """An event as the session hands it out: whose it is, its place in the whole run, the lane's own clock in seconds."""
+    """An event as the session hands it out: whose it is, its place in the whole run, the lane's own clock in seconds.
+    """
 
     lane: int
     seq: int

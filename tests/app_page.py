@@ -1,6 +1,8 @@
-"""The app as a person starts it, over small random models, in a real browser: fixtures and what tests do to it and read off it.
+"""The app as a person starts it, over small random models, in a real browser: fixtures and what tests do to it and read
+off it.
 
-`from app_page import address, browser, page` gives a test file the app, which all files share, and a browser of its own.
+`from app_page import address, browser, page` gives a test file the app, which all files share, and a browser of its
+own.
 """
 
 import socket
@@ -19,7 +21,8 @@ from playwright.sync_api import BrowserContext, Page, expect
 from playground.ui.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-LONG, WIDE = 6000, 1 << 16  # positions the models take, and what makes a token last some milliseconds: so a run can be caught in the middle
+# positions the models take, and what makes a token last some milliseconds: so a run can be caught in the middle
+LONG, WIDE = 6000, 1 << 16
 
 
 # --- the app, as a person starts it ---
@@ -34,8 +37,13 @@ def started(folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    app = subprocess.Popen([sys.executable, "app.py", "--model", models.target, "--draft", models.draft, "--port", str(port)], cwd=ROOT,
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    app = subprocess.Popen(
+        [sys.executable, "app.py", "--model", models.target, "--draft", models.draft, "--port", str(port)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     while "Running on" not in (line := app.stdout.readline()):
         assert line, "the app ended before its page was up"
     threading.Thread(target=app.stdout.read, daemon=True).start()
@@ -58,7 +66,9 @@ def browser():
 
 @pytest.fixture
 def new_tab(browser: BrowserContext):
-    """Opens tabs for a test with several visitors; they close however it ends, for those that stay would look for the next page at this address."""
+    """Opens tabs for a test with several visitors; they close however it ends, for those that stay would look for the
+    next page at this address.
+    """
     opened: list[Page] = []
     yield lambda: opened.append(browser.new_page()) or opened[-1]
     for tab in opened:

@@ -14,7 +14,9 @@ from playground.ui.theme import dress
 
 
 class Counting:
-    """A session of one lane whose every request commits one token after a forward of so many seconds; it notes who was served in `log`."""
+    """A session of one lane whose every request commits one token after a forward of so many seconds; it notes who was
+    served in `log`.
+    """
 
     def __init__(self, log: list, name: str = "", length: int = 10**9, forward: float = 0.001):
         self.trace = Trace([Header()])
@@ -45,7 +47,14 @@ class Counting:
 
 
 def committed(frames) -> list[int]:
-    return [token for frame in frames if frame for event in frame["events"] if event["kind"] == "commit" for token in event["ids"]]
+    return [
+        token
+        for frame in frames
+        if frame
+        for event in frame["events"]
+        if event["kind"] == "commit"
+        for token in event["ids"]
+    ]
 
 
 def counting_site(prepare, seats: int | None = None) -> Site:

@@ -6,14 +6,21 @@ from pairs import pair
 from tables import TableModel
 
 from playground.contract import find
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.decoding.visitor_memory import Memory
 from playground.trace import metrics
 
 
-def told(recipe: Recipe, memory: Memory | None = None, prompt: str = "The green bird", length: int = 24, models: Models | None = None, **more):
+def told(
+    recipe: LaneConfig,
+    memory: Memory | None = None,
+    prompt: str = "The green bird",
+    length: int = 24,
+    models: Models | None = None,
+    **more,
+):
     """A session that has run to its end, and its events."""
     session = prepare(models or pair(), [recipe], Prompt(prompt, **more), Limits(0, length), memory=memory)
     return session, [stamped.event for stamped in session]
@@ -29,8 +36,12 @@ def letters(text: str) -> list[int]:
 
 def follows(answer: list[int], start: int, size: int = 26) -> TableModel:
     """Writes this answer after a prompt of `start` tokens, whatever was guessed."""
-    return TableModel("abcdefghijklmnopqrstuvwxyz"[:size],
-                      rule=lambda context: torch.eye(size, dtype=torch.float64)[answer[min(len(context) - start, len(answer) - 1)]] * 50)
+    return TableModel(
+        "abcdefghijklmnopqrstuvwxyz"[:size],
+        rule=lambda context: (
+            torch.eye(size, dtype=torch.float64)[answer[min(len(context) - start, len(answer) - 1)]] * 50
+        ),
+    )
 
 
 def constant(size: int = 3) -> TableModel:

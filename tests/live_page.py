@@ -39,7 +39,8 @@ def address(feed):
     with gr.Blocks() as demo:
         send = gr.Button("send", elem_id="send")
         live = Lanes(elem_id="live")
-        send.click(feed.send, None, live, show_progress="hidden", trigger_mode="multiple")  # the run before may still be on its way
+        # the run before may still be on its way
+        send.click(feed.send, None, live, show_progress="hidden", trigger_mode="multiple")
         for name in ACTS:
             getattr(live, name)(feed.hear(name), None, None, show_progress="hidden", trigger_mode="multiple")
     _, url, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
@@ -56,7 +57,9 @@ def browser():
 @pytest.fixture(scope="module")
 def visitor(browser, address):
     """One page for all tests: every run that is sent begins afresh. Whatever breaks in the script breaks the test."""
-    page = new_context(browser, viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True).new_page()
+    page = new_context(
+        browser, viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True
+    ).new_page()
     page.broken = []
     page.on("pageerror", lambda error: page.broken.append(error))
     page.goto(address)
@@ -76,7 +79,9 @@ def page(visitor, feed):
 
 
 def send(page, feed, *frames):
-    """Frames that begin a run are sent once its lanes are there: what the run before wrote may look like what is awaited."""
+    """Frames that begin a run are sent once its lanes are there: what the run before wrote may look like what is
+    awaited.
+    """
     feed.frames = list(frames)
     page.click("#send")
     page.evaluate("document.activeElement.blur()")  # keys go to the player, not to the button
@@ -85,7 +90,9 @@ def send(page, feed, *frames):
 
 
 def drawn(page):
-    """Wait until what was done is on the screen: the view draws in the frame after an act, this waits for the one after that."""
+    """Wait until what was done is on the screen: the view draws in the frame after an act, this waits for the one after
+    that.
+    """
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
 
@@ -101,11 +108,15 @@ def seek(page, share: float):
 
 
 def token_texts(page, lane: int) -> list[str]:
-    return page.locator(f".lane[data-lane='{lane}'] .tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)")
+    return page.locator(f".lane[data-lane='{lane}'] .tokens > .t").evaluate_all(
+        "spans => spans.map((span) => span.textContent)"
+    )
 
 
 def numbers(page, lane: int) -> dict[str, float | None]:
-    shown = page.locator(f".lane[data-lane='{lane}'] dd[data-metric]").evaluate_all("cells => cells.map((dd) => [dd.dataset.metric, dd.dataset.value])")
+    shown = page.locator(f".lane[data-lane='{lane}'] dd[data-metric]").evaluate_all(
+        "cells => cells.map((dd) => [dd.dataset.metric, dd.dataset.value])"
+    )
     return {name: None if value == "null" else float(value) for name, value in shown}
 
 

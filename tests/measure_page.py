@@ -1,7 +1,9 @@
-"""How the page does in a browser: `python tests/measure_page.py [--repeats 5] [--runs 20] [--json FILE] [--page docs/page-speed.md]`.
+"""How the page does in a browser: `python tests/measure_page.py [--repeats 5] [--runs 20] [--json FILE] [--page
+docs/page-speed.md]`.
 
-The app is started as a person starts it, and a headless Chromium visits it. A script that goes into the page before its own
-(measure_page.js) notes frames, paints and long tasks. Server and browser share one machine, so its clock is that of both.
+The app is started as a person starts it, and a headless Chromium visits it. A script that goes into the page before its
+own (measure_page.js) notes frames, paints and long tasks. Server and browser share one machine, so its clock is that of
+both.
 """
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ SLOWED = 6  # times, what a phone of some years takes where a desk does not
 SCRUB = 4  # seconds the slider is drawn to and fro
 WARM_UP = 5  # runs before memory is looked at for the first time
 TABS = 3  # in which memory is looked at
-LANES = [{"strategy": "greedy"}, {"strategy": "sample"}, {"strategy": "speculative"}, {"strategy": "greedy", "extras": [["repetition_penalty", {}]]}]
+LANES = [
+    {"strategy": "greedy"},
+    {"strategy": "sample"},
+    {"strategy": "speculative"},
+    {"strategy": "greedy", "extras": [["repetition_penalty", {}]]},
+]
 STORY = Settings("Once upon a time there was a king who had three sons.", length=400, lanes=LANES)
 SHORT = Settings("Tell me a story about Mia.", "chat", length=48, lanes=LANES)
 LONG = Settings("The green bird", length=2000, lanes=LANES)
@@ -55,13 +62,23 @@ class Measure:
     least: float | None = None
 
     def aim(self) -> str:
-        return f"at most {self.most:g}" if self.most is not None else f"at least {self.least:g}" if self.least is not None else ""
+        return (
+            f"at most {self.most:g}"
+            if self.most is not None
+            else f"at least {self.least:g}"
+            if self.least is not None
+            else ""
+        )
 
     def reached(self, values: list[float]) -> str:
         if not self.aim():
             return ""
         middle = median(values)
-        return "yes" if (self.most is None or middle <= self.most) and (self.least is None or middle >= self.least) else "no"
+        return (
+            "yes"
+            if (self.most is None or middle <= self.most) and (self.least is None or middle >= self.least)
+            else "no"
+        )
 
 
 MEASURES = {
@@ -96,7 +113,12 @@ def app(*options: str) -> Iterator[tuple[str, float]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     begun = time.perf_counter()
-    started = subprocess.Popen([sys.executable, "app.py", "--port", str(port), *options], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    started = subprocess.Popen(
+        [sys.executable, "app.py", "--port", str(port), *options],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         address = f"http://127.0.0.1:{port}/"
         wait_for(address, started)
@@ -134,7 +156,9 @@ def visit(page: Page, address: str, settings: Settings) -> None:
     page.goto(f"{address}?s={settings.to_code()}")
     page.locator("#run").wait_for()
     page.locator("#live .live[data-state='filled']").wait_for()
-    page.wait_for_function("(prompt) => document.querySelector('#prompt textarea').value === prompt", arg=settings.prompt)
+    page.wait_for_function(
+        "(prompt) => document.querySelector('#prompt textarea').value === prompt", arg=settings.prompt
+    )
 
 
 def run(page: Page) -> None:
@@ -165,14 +189,21 @@ def of_start(page: Page, address: str) -> Readings:
 
 
 def of_stream(notes: dict[str, list]) -> Readings:
-    """Updates and frames a second, the share of time that tasks over 50 ms took while lanes wrote, and what came late."""
+    """Updates and frames a second, the share of time that tasks over 50 ms took while lanes wrote, and what came late.
+    """
     first, last = notes["frames"][0], notes["frames"][-1]
     seconds = (last - first) / 1000
     blocked = sum(duration for start, duration in notes["tasks"] if first <= start <= last)
     ticks = sum(first <= tick <= last for tick in notes["ticks"])
-    return {"updates": [len(notes["frames"]) / seconds], "fps": [ticks / seconds], "blocked": [blocked / seconds / 10],
-            "longest": [max((duration for _, duration in notes["tasks"]), default=0.0)], "shift": [sum(notes["shifts"])],
-            "pixel": [median(notes["latencies"])], "pixel95": [quantiles(notes["latencies"], n=20)[-1]]}
+    return {
+        "updates": [len(notes["frames"]) / seconds],
+        "fps": [ticks / seconds],
+        "blocked": [blocked / seconds / 10],
+        "longest": [max((duration for _, duration in notes["tasks"]), default=0.0)],
+        "shift": [sum(notes["shifts"])],
+        "pixel": [median(notes["latencies"])],
+        "pixel95": [quantiles(notes["latencies"], n=20)[-1]],
+    }
 
 
 def of_first_token(page: Page) -> Readings:
@@ -197,7 +228,11 @@ def of_slider(page: Page) -> Readings:
 def of_memory(page: Page, runs: int) -> Readings:
     """After the warm-up, after `runs` more, and after as many again; garbage is collected before each look."""
     looks = [used(page, WARM_UP), used(page, runs), used(page, runs)]
-    return {"memory": [looks[0] / 1e6], "kept": [100 * (looks[1] / looks[0] - 1)], "growth": [100 * (looks[2] / looks[1] - 1)]}
+    return {
+        "memory": [looks[0] / 1e6],
+        "kept": [100 * (looks[1] / looks[0] - 1)],
+        "growth": [100 * (looks[2] / looks[1] - 1)],
+    }
 
 
 def used(page: Page, runs: int) -> float:
@@ -237,7 +272,9 @@ def of_bundled(browser: Browser) -> Readings:
 
 
 def of_long(browser: Browser) -> Readings:
-    """Random models that take 6,000 positions and never end: the bundled ones end sooner, and what is drawn is the same."""
+    """Random models that take 6,000 positions and never end: the bundled ones end sooner, and what is drawn is the
+    same.
+    """
     with tempfile.TemporaryDirectory() as folder:
         target, draft = endless(Path(folder))
         with app("--model", target, "--draft", draft) as (address, _), visitor(browser) as page:
@@ -266,8 +303,16 @@ class Report:
     readings: Readings
 
     def rows(self) -> list[list[str]]:
-        return [[MEASURES[name].name, *_spread(values, MEASURES[name].unit), MEASURES[name].aim(), MEASURES[name].reached(values)]
-                for name, values in sorted(self.readings.items(), key=lambda item: [*MEASURES, item[0]].index(item[0])) if name in MEASURES]
+        return [
+            [
+                MEASURES[name].name,
+                *_spread(values, MEASURES[name].unit),
+                MEASURES[name].aim(),
+                MEASURES[name].reached(values),
+            ]
+            for name, values in sorted(self.readings.items(), key=lambda item: [*MEASURES, item[0]].index(item[0]))
+            if name in MEASURES
+        ]
 
     def page(self) -> str:
         facts = [[str(name), str(value)] for name, value in self.machine.items()]
@@ -310,7 +355,14 @@ def machine(browser: Browser, repeats: int, runs: int) -> dict[str, Any]:
     import torch
 
     from playground.bench.speed_report import machine as facts  # it brings torch along
-    return {**facts(torch.device("cpu")), "gradio": version("gradio"), "chromium": browser.version, "rounds": repeats, "runs between looks at the memory": runs}
+
+    return {
+        **facts(torch.device("cpu")),
+        "gradio": version("gradio"),
+        "chromium": browser.version,
+        "rounds": repeats,
+        "runs between looks at the memory": runs,
+    }
 
 
 def options() -> argparse.Namespace:

@@ -4,13 +4,15 @@ from __future__ import annotations
 from time import thread_time
 
 TURNS_A_SECOND = 60e6
-"""Of a small loop, where aims count as they stand. A guess at the machine they were met on, from how much longer other work takes on one with 36 million;
-measure it there before it is trusted."""
+"""Of a small loop, where aims count as they stand. A guess at the machine they were met on, from how much longer other
+work takes on one with 36 million; measure it there before it is trusted."""
 TURNS, LOOKS = 200_000, 20
 
 
 def here(seconds: float) -> float:
-    """How long a processor as slow, or as busy, as this one is just now takes for so many seconds' work; no less where it is faster."""
+    """How long a processor as slow, or as busy, as this one is just now takes for so many seconds' work; no less where
+    it is faster.
+    """
     return seconds * max(1.0, min(_loop() for _ in range(LOOKS)) * TURNS_A_SECOND / TURNS)
 
 

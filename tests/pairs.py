@@ -24,14 +24,21 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
     with torch.no_grad():
         for weights in draft.parameters():
             weights += torch.randn_like(weights) * noise * weights.std(correction=0)
-    return Models(Model(target.to(dtype), TOKENIZER, architecture), Model(draft.to(dtype), TOKENIZER, f"{architecture} with noise"))
+    return Models(
+        Model(target.to(dtype), TOKENIZER, architecture),
+        Model(draft.to(dtype), TOKENIZER, f"{architecture} with noise"),
+    )
 
 
 def network(architecture: str) -> PreTrainedModel:
     """The target's network as the library makes it, without our seams."""
     torch.manual_seed(0)
     sizes = SPECIAL.get(architecture, SIZES) | {"vocab_size": VOCABULARY, "tie_word_embeddings": False}
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **sizes, initializer_range=0.3)).double().eval()
+    return (
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **sizes, initializer_range=0.3))
+        .double()
+        .eval()
+    )
 
 
 def greedy_text(architecture: str, prompt: list[int], length: int) -> list[int]:
@@ -46,4 +53,9 @@ def greedy_text(architecture: str, prompt: list[int], length: int) -> list[int]:
 def library_states(ids: list[int], architecture: str = "llama") -> tuple[Tensor, ...]:
     """What enters each layer at the last token, and after all what the head reads, [d] each."""
     with torch.no_grad():
-        return tuple(states[0, -1] for states in network(architecture)(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states)
+        return tuple(
+            states[0, -1]
+            for states in network(architecture)(
+                input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False
+            ).hidden_states
+        )

@@ -1,4 +1,5 @@
-"""A tokenizer of 600 tokens and a few training windows, for tests of the pocket models. Fixtures: import them by name."""
+"""A tokenizer of 600 tokens and a few training windows, for tests of the pocket models. Fixtures: import them by name.
+"""
 import random
 from functools import partial
 

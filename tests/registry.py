@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from playground.contract import Strategy, discover, find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
 TEXT = ("decoder", "preset")  # ways for text to grow; a canvas is filled, and has tests of its own
 Added = tuple[str, dict[str, Any]]
-BRIEF = {"knn_lm": {"tokens": 16, "held": 0}, "caad": {"pairs": "ab => ba"}}  # what is read before each of the many thousand runs over which a law is summed
+# what is read before each of the many thousand runs over which a law is summed
+BRIEF = {"knn_lm": {"tokens": 16, "held": 0}, "caad": {"pairs": "ab => ba"}}
 
 
 def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
@@ -27,7 +28,9 @@ def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
 
 
 def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
-    """Settings worth trying: all at rest, then one knob at a time at its lowest, at its highest up to `most`, and at each choice."""
+    """Settings worth trying: all at rest, then one knob at a time at its lowest, at its highest up to `most`, and at
+    each choice.
+    """
     found, brief = [{}], BRIEF.get(cls.name, {})
     for knob in cls.knobs():
         ends = [knob.min, min(knob.max, most)] if knob.min is not None and knob.max is not None else []
@@ -36,14 +39,23 @@ def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
 
 
 def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 3) -> list:
-    """Test parameters: every corner of these strategies, and the part of all lanes that it is tried with. The corners of one strategy take turns,
-    so that together they meet every lane."""
-    found = [(cls, turn, knobs, min(parts, len(corners(cls, most)))) for cls in classes for turn, knobs in enumerate(corners(cls, most))]
-    return [pytest.param((cls.name, knobs), slice(turn % of, None, of), id=str((cls.name, knobs))) for cls, turn, knobs, of in found]
+    """Test parameters: every corner of these strategies, and the part of all lanes that it is tried with. The corners
+    of one strategy take turns, so that together they meet every lane."""
+    found = [
+        (cls, turn, knobs, min(parts, len(corners(cls, most))))
+        for cls in classes
+        for turn, knobs in enumerate(corners(cls, most))
+    ]
+    return [
+        pytest.param((cls.name, knobs), slice(turn % of, None, of), id=str((cls.name, knobs)))
+        for cls, turn, knobs, of in found
+    ]
 
 
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
-    """Whether a knob contradicts none of the others at rest, and asks for nothing that has to be learnt for the models first."""
+    """Whether a knob contradicts none of the others at rest, and asks for nothing that has to be learnt for the models
+    first.
+    """
     try:
         return not make(cls.name, **knobs).trained
     except Refusal:
@@ -60,14 +72,15 @@ def fillings(cls: type[Strategy], cornered: bool = False) -> Iterator[list[Added
                 yield [(other.name, knobs if j == i else {}) for j, other in enumerate(chosen)]
 
 
-def lanes(promising: str = "", cornered: bool = False, added: tuple[Added, ...] = ()) -> list[Recipe]:
-    """Every decoder with every filling of its slots and these toggles, as far as it can be had and gives the guarantee."""
-    wanted = [Recipe(cls.name, {}, [*filling, *added]) for cls in registered(*TEXT, promising=promising)
+def lanes(promising: str = "", cornered: bool = False, added: tuple[Added, ...] = ()) -> list[LaneConfig]:
+    """Every decoder with every filling of its slots and these toggles, as far as it can be had and gives the guarantee.
+    """
+    wanted = [LaneConfig(cls.name, {}, [*filling, *added]) for cls in registered(*TEXT, promising=promising)
               for filling in fillings(cls, cornered)]
     return [recipe for recipe in wanted if can_be_had(recipe) and (not promising or _promises(recipe, promising))]
 
 
-def can_be_had(recipe: Recipe) -> bool:
+def can_be_had(recipe: LaneConfig) -> bool:
     try:
         assemble(recipe)
     except Refusal:
@@ -75,12 +88,12 @@ def can_be_had(recipe: Recipe) -> bool:
     return True
 
 
-def _promises(recipe: Recipe, guarantee: str) -> bool:
+def _promises(recipe: LaneConfig, guarantee: str) -> bool:
     verifiers = [find(name) for name, _ in recipe.extras if find(name).kind == "verifier"]
     return guarantee in assemble(recipe).guarantee() and all(guarantee in verifier.guarantee for verifier in verifiers)
 
 
-def title(recipe: Recipe) -> str:
+def title(recipe: LaneConfig) -> str:
     """A recipe in a few letters: "speculative+draft_model(width=2)+rejection"."""
     return "+".join(_named(name, knobs) for name, knobs in [(recipe.strategy, recipe.knobs), *recipe.extras])
 
@@ -96,8 +109,8 @@ def _named(name: str, knobs: dict[str, Any]) -> str:
 class Collapse:
     """Settings at which a lane must write, token for token, what a simpler lane writes."""
 
-    lane: Recipe
-    baseline: Recipe
+    lane: LaneConfig
+    baseline: LaneConfig
     on: str = "target"  # model the baseline runs on
     twins: bool = False  # both models have the same weights
 
@@ -105,4 +118,8 @@ class Collapse:
 def declared(name: str) -> dict[str, list]:
     """What all files tests/test_strategies_*.py hold under this name, by strategy."""
     files = sorted(Path(__file__).parent.glob("test_strategies_*.py"))
-    return {key: examples for file in files for key, examples in getattr(importlib.import_module(file.stem), name, {}).items()}
+    return {
+        key: examples
+        for file in files
+        for key, examples in getattr(importlib.import_module(file.stem), name, {}).items()
+    }

@@ -8,7 +8,7 @@ from pairs import pair
 from tables import without_context
 from torch import Tensor
 
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
@@ -18,15 +18,24 @@ from playground.events import Commit, Event, Figure
 CONTEXT, QUESTION = "The red fox listens, and the green bird sings.", "The green bird"
 
 
-def alone(name: str, **knobs) -> Recipe:
-    return Recipe("greedy", {}, [(name, knobs)])
+def alone(name: str, **knobs) -> LaneConfig:
+    return LaneConfig("greedy", {}, [(name, knobs)])
 
 
-def run(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int, seed: int = 0, other: list[int] | None = None) -> tuple[Lane, list[Event]]:
+def run(
+    lane: LaneConfig | Assembly,
+    models: dict,
+    prompt: list[int],
+    length: int,
+    seed: int = 0,
+    other: list[int] | None = None,
+) -> tuple[Lane, list[Event]]:
     """A lane run to its end, with all it told; `other` is what the stream without context reads."""
     assembly = lane if isinstance(lane, Assembly) else assemble(lane)
     prompts = {name: other or without_context(prompt) for name in assembly.prompts()}
-    runner = Runner(Lane(prompt, models, assembly, Limits(seed, length), Recorder(models["target"].tokens), prompts), assembly)
+    runner = Runner(
+        Lane(prompt, models, assembly, Limits(seed, length), Recorder(models["target"].tokens), prompts), assembly
+    )
     events = []
     while not runner.finished:
         events += runner.advance()
@@ -37,7 +46,9 @@ def written(*case, **more) -> list[int]:
     return run(*case, **more)[0].main.written
 
 
-def told(recipe: Recipe, prompt: Prompt, architecture: str = "llama", length: int = 12) -> tuple[list[int], list[Event]]:
+def told(
+    recipe: LaneConfig, prompt: Prompt, architecture: str = "llama", length: int = 12
+) -> tuple[list[int], list[Event]]:
     session = prepare(pair(architecture), [recipe], prompt, Limits(0, length))
     events = [stamped.event for stamped in session]
     return [token for event in events if isinstance(event, Commit) for token in event.ids], events

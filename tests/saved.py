@@ -20,14 +20,29 @@ class Saved:
 
 def save_models(folder: Path) -> Saved:
     """A target, the same with noise on its weights, and a model whose ids mean something else."""
-    return Saved(_save(folder / "target", 0.0), _save(folder / "draft", 0.05), _save(folder / "stranger", 0.0, merges=40))
+    return Saved(
+        _save(folder / "target", 0.0), _save(folder / "draft", 0.05), _save(folder / "stranger", 0.0, merges=40)
+    )
 
 
 def _save(folder: Path, noise: float, merges: int = 60) -> str:
     torch.manual_seed(0)
-    network = LlamaForCausalLM(LlamaConfig(
-        vocab_size=259 + merges, hidden_size=32, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=CONTEXT, initializer_range=0.3, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0, pad_token_id=0))
+    network = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=259 + merges,
+            hidden_size=32,
+            intermediate_size=WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=CONTEXT,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+            bos_token_id=0,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+    )
     with torch.no_grad():
         for weights in network.parameters():
             weights += torch.randn_like(weights) * weights.std().nan_to_num() * noise

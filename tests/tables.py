@@ -1,7 +1,8 @@
-"""Models whose next-token law is a table, and chance that can be enumerated: with both, the law of a whole text is a sum.
+"""Models whose next-token law is a table, and chance that can be enumerated: with both, the law of a whole text is a
+sum.
 
-A TableModel works in the real store: it writes each token where another model writes its keys, and reads its context back
-through the store's own masks. A slot that is lost, stale or seen by the wrong row therefore changes the law.
+A TableModel works in the real store: it writes each token where another model writes its keys, and reads its context
+back through the store's own masks. A slot that is lost, stale or seen by the wrong row therefore changes the law.
 """
 from __future__ import annotations
 
@@ -18,21 +19,22 @@ import torch
 from torch import Tensor
 
 from playground.contract import Decoder, Sampler
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner
 from playground.engine.attention_mask import CAUSAL
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.kv_buffer import UNKNOWN, Room
-from playground.engine.kv_cache import Store
+from playground.engine.kv_buffer import UNKNOWN, Capacity
+from playground.engine.kv_cache import KVCache
 from playground.engine.tokens import Tokens
 from playground.events import Failed
 
-MOST_COURSES = 50_000  # of chance that one law may have: a text of two or three tokens over a few letters stays far below
+# of chance that one law may have: a text of two or three tokens over a few letters stays far below
+MOST_COURSES = 50_000
 Text = tuple[int, ...]
 Law = dict[Text, float]
 
@@ -81,7 +83,15 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
-    revision, quantization, depth, device, dtype, parameters, tied = "", "none", 1, torch.device("cpu"), torch.float64, 0, False
+    revision, quantization, depth, device, dtype, parameters, tied = (
+        "",
+        "none",
+        1,
+        torch.device("cpu"),
+        torch.float64,
+        0,
+        False,
+    )
 
     def __post_init__(self):
         self.turn, self.thread = Lock(), ThreadPoolExecutor(1)
@@ -94,17 +104,20 @@ class TableModel:
             self.tokens = Tokens(self.tokenizer, self.vocabulary)
             self.grammars = GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
 
-    def new_store(self, room: Room = UNKNOWN) -> Store:
-        return Store(1, room=room)
+    def new_store(self, room: Capacity = UNKNOWN) -> KVCache:
+        return KVCache(1, room=room)
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         return float(rows)
 
-    def forward(self, works: list[Work], plan=None) -> tuple[list[Tensor], dict]:
+    def forward(self, works: list[ForwardInput], plan=None) -> tuple[list[Tensor], dict]:
         self.forwards += 1
         contexts = [self._contexts(work) for work in works]
         rows = [torch.stack([self.scores(context) for context in seen]) for seen in contexts]
-        captured = {layer: torch.stack([self.state(layer, context) for seen in contexts for context in seen]) for layer in (plan.capture if plan else ())}
+        captured = {
+            layer: torch.stack([self.state(layer, context) for seen in contexts for context in seen])
+            for layer in (plan.capture if plan else ())
+        }
         return [row[-1:] if work.last_only else row for work, row in zip(works, rows)], captured
 
     @property
@@ -112,7 +125,9 @@ class TableModel:
         return self.vocabulary
 
     def state(self, layer: int, context: Text) -> Tensor:
-        """What enters a layer, [V]: before the only one the last token is all there is, after it the scores themselves, which a head leaves as they are."""
+        """What enters a layer, [V]: before the only one the last token is all there is, after it the scores themselves,
+        which a head leaves as they are.
+        """
         return self.scores(context) if layer else self._random(("embedding", context[-1]))
 
     @property
@@ -130,13 +145,15 @@ class TableModel:
     def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
         return hidden
 
-    def _contexts(self, work: Work) -> list[Text]:
+    def _contexts(self, work: ForwardInput) -> list[Text]:
         """What each row of a work sees, by the store's own masks."""
         segment = work.segment()
         written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
         held, _ = segment.write(0, written, written)
         tokens = list(map(int, held[0, :, 0].tolist()))
-        return [tuple(compress(tokens, row)) for row in visible(segment.mask(0, None), segment.rows, held.shape[1]).tolist()]
+        return [
+            tuple(compress(tokens, row)) for row in visible(segment.mask(0, None), segment.rows, held.shape[1]).tolist()
+        ]
 
     def scores(self, context: Text) -> Tensor:
         """Scores [V] of the token after a context."""
@@ -146,7 +163,9 @@ class TableModel:
 
     def _random(self, context: Text) -> Tensor:
         key = int.from_bytes(blake2b(repr((self.seed, context)).encode(), digest_size=7).digest(), "big")
-        return torch.randn(self.vocabulary, generator=torch.Generator().manual_seed(key), dtype=self.dtype) * self.spread
+        return (
+            torch.randn(self.vocabulary, generator=torch.Generator().manual_seed(key), dtype=self.dtype) * self.spread
+        )
 
 
 def visible(mask: Tensor | str | None, rows: int, slots: int) -> Tensor:
@@ -158,7 +177,9 @@ def visible(mask: Tensor | str | None, rows: int, slots: int) -> Tensor:
 
 
 class Enumerating:
-    """Stands in for Draws: every run takes another course of chance, until all were taken. `weight` is the run's probability."""
+    """Stands in for Draws: every run takes another course of chance, until all were taken. `weight` is the run's
+    probability.
+    """
 
     def __init__(self):
         self._courses: list[list] = []  # [index of the outcome taken, outcomes with their probabilities]
@@ -194,10 +215,19 @@ class Enumerating:
         return outcome
 
 
-def watch(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating) -> Iterator[Lane]:
+def watch(
+    assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating
+) -> Iterator[Lane]:
     """Run one lane, with chance from `draws`, and look at it after each request."""
     assembly = copy.deepcopy(assembly)
-    lane = Lane(prompt, models, assembly, limits, Silent(models["target"].tokens), {name: without_context(prompt) for name in assembly.prompts()})
+    lane = Lane(
+        prompt,
+        models,
+        assembly,
+        limits,
+        Silent(models["target"].tokens),
+        {name: without_context(prompt) for name in assembly.prompts()},
+    )
     lane.draws = draws
     runner = Runner(lane, assembly)
     while not runner.finished:
@@ -228,7 +258,7 @@ def write(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, d
     return deque(watch(assembly, models, prompt, limits, draws), maxlen=1).pop()
 
 
-def law(recipe: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
+def law(recipe: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
     """Exact probability of every text of at most `length` tokens."""
     assembly = recipe if isinstance(recipe, Assembly) else assemble(recipe)
     draws, found = Enumerating(), defaultdict(float)
@@ -239,15 +269,24 @@ def law(recipe: Recipe | Assembly, models: dict[str, TableModel], prompt: list[i
     return dict(found)
 
 
-def product_law(model: TableModel, prompt: list[int], length: int, reshape: Callable[[Tensor, list[int]], Tensor] = lambda scores, history: scores) -> Law:
-    """The same by the chain rule, without any lane: products of the model's own rows, reshaped by `reshape(scores [V], history)`."""
+def product_law(
+    model: TableModel,
+    prompt: list[int],
+    length: int,
+    reshape: Callable[[Tensor, list[int]], Tensor] = lambda scores, history: scores,
+) -> Law:
+    """The same by the chain rule, without any lane: products of the model's own rows, reshaped by `reshape(scores [V],
+    history)`.
+    """
     found = {(): 1.0}
     for _ in range(length):
         found = {longer: p for text, q in found.items() for longer, p in _continued(model, prompt, text, q, reshape)}
     return found
 
 
-def _continued(model: TableModel, prompt: list[int], text: Text, q: float, reshape: Callable) -> Iterator[tuple[Text, float]]:
+def _continued(
+    model: TableModel, prompt: list[int], text: Text, q: float, reshape: Callable
+) -> Iterator[tuple[Text, float]]:
     if text and text[-1] in model.end_ids:
         yield text, q
         return

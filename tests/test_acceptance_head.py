@@ -1,4 +1,6 @@
-"""A head that tells whether a guess will stand: learnt from a pair of models, kept for this pair alone, and asked by SpecDec++ where to stop."""
+"""A head that tells whether a guess will stand: learnt from a pair of models, kept for this pair alone, and asked by
+SpecDec++ where to stop.
+"""
 from __future__ import annotations
 
 import json
@@ -14,7 +16,15 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, first_drafts, gu
 from torch import Tensor
 
 from playground import load
-from playground.algorithms.speculative.acceptance_head import ACCEPTED, AcceptanceHead, Guesses, Training, constant_loss, learn, loss
+from playground.algorithms.speculative.acceptance_head import (
+    ACCEPTED,
+    AcceptanceHead,
+    Guesses,
+    Training,
+    constant_loss,
+    learn,
+    loss,
+)
 from playground.bench.questions import ask
 from playground.cli import main
 from playground.contract import find
@@ -35,7 +45,9 @@ SHORT = Training(epochs=6, rate=3e-3, batch=32)
 # --- learning ---
 
 def texts(count: int = 40, shuffled: bool = False, seed: int = 0) -> list[Guesses]:
-    """Of 100 guesses each. Their first number tells how probably they stand, nine in ten on the whole; not where they are shuffled."""
+    """Of 100 guesses each. Their first number tells how probably they stand, nine in ten on the whole; not where they
+    are shuffled.
+    """
     chance = torch.Generator().manual_seed(seed)
     states = torch.randn(count * 100, 6, generator=chance)
     chances = (4 + 3 * states[:, 0]).sigmoid()
@@ -65,9 +77,14 @@ def test_learning_lowers_the_loss_on_texts_that_are_held_out():
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["true", "shuffled"])
 def test_a_head_beats_one_chance_for_all_only_where_states_tell_something(shuffled):
-    """On 4000 fresh guesses. Of what one number loses against who knows every chance, the head wins back nine tenths, or nothing."""
+    """On 4000 fresh guesses. Of what one number loses against who knows every chance, the head wins back nine tenths,
+    or nothing.
+    """
     head, fresh = AcceptanceHead.of(learnt(texts(shuffled=shuffled))[0]), new_guesses(shuffled)
-    constant, best = constant_loss(fresh.chances), float(loss(fresh.chances.clamp(1e-6, 1 - 1e-6).logit(), fresh.chances))
+    constant, best = (
+        constant_loss(fresh.chances),
+        float(loss(fresh.chances.clamp(1e-6, 1 - 1e-6).logit(), fresh.chances)),
+    )
     won = (constant - float(loss(head(fresh.states), fresh.chances))) / (constant - best)
     assert won < 0.05 if shuffled else won > 0.9
 
@@ -75,7 +92,9 @@ def test_a_head_beats_one_chance_for_all_only_where_states_tell_something(shuffl
 @pytest.mark.parametrize("put_right", [True, False])
 @pytest.mark.parametrize("weight", [1.0, 6.0])
 def test_refusals_count_more_while_it_learns_and_chances_are_chances_afterwards(weight, put_right):
-    """Of fresh guesses as many stand as was said, within one in fifty; where the weight is not taken out again, far fewer are foretold."""
+    """Of fresh guesses as many stand as was said, within one in fifty; where the weight is not taken out again, far
+    fewer are foretold.
+    """
     weights = learnt(texts(), Training(epochs=6, rate=3e-3, batch=32, weight=weight))[0]
     if not put_right:
         weights["read.bias"][ACCEPTED] -= torch.tensor(weight).log()
@@ -88,7 +107,9 @@ def test_refusals_count_more_while_it_learns_and_chances_are_chances_afterwards(
 def test_the_loss_is_the_sheets_sum_over_its_weights():
     odds, chances = torch.tensor([0.0, 2.0, -1.0]), torch.tensor([1.0, 0.25, 0.0])
     a = odds.sigmoid()
-    by_hand = -sum(c * a_i.log() + 6 * (1 - c) * (1 - a_i).log() for c, a_i in zip(chances, a)) / (chances.sum() + 6 * (1 - chances).sum())
+    by_hand = -sum(c * a_i.log() + 6 * (1 - c) * (1 - a_i).log() for c, a_i in zip(chances, a)) / (
+        chances.sum() + 6 * (1 - chances).sum()
+    )
     assert float(loss(odds, chances, 6.0)) == pytest.approx(float(by_hand))
 
 
@@ -127,7 +148,9 @@ def again(answer: list[int], mixed: float, seed: int) -> tuple[Tensor, Tensor, T
 def by_library(answer: list[int]) -> Tensor:
     """The target's logits [n, V] before each token of an answer, by the library."""
     with torch.inference_mode():
-        return network("llama")(input_ids=torch.tensor([PROMPT + answer]), use_cache=False).logits[0, len(PROMPT) - 1:-1]
+        return network("llama")(input_ids=torch.tensor([PROMPT + answer]), use_cache=False).logits[
+            0, len(PROMPT) - 1 : -1
+        ]
 
 
 @pytest.mark.parametrize("mixed", [0.0, 0.5, 1.0])
@@ -153,7 +176,9 @@ def test_where_nothing_is_drawn_a_guess_is_the_drafts_best_token_and_stands_if_i
 
 
 def test_answers_are_drawn_from_the_targets_own_law_and_end_where_it_ends_them():
-    """400 answers of two tokens by a table: each first token comes as often as it should, within 0.1, four standard errors; 'c' ends a text."""
+    """400 answers of two tokens by a table: each first token comes as often as it should, within 0.1, four standard
+    errors; 'c' ends a text.
+    """
     table = TableModel("abc", ends="c")
     found = guesses.answers(table, [[0, 1]] * 400, 2, Chance(0))
     shares = torch.tensor([sum(answer[0] == token for answer in found) / 400 for token in range(3)])
@@ -168,7 +193,11 @@ def test_guesses_of_a_lone_target_are_refused():
 
 def test_questions_that_are_held_out_are_none_of_its_prompts():
     class Spelled:
-        tokens = type("Tokens", (), {"tokenizer": type("T", (), {"chat_template": ""}), "encode": staticmethod(lambda text: [text])})
+        tokens = type(
+            "Tokens",
+            (),
+            {"tokenizer": type("T", (), {"chat_template": ""}), "encode": staticmethod(lambda text: [text])},
+        )
 
     asked = {prompt[0] for prompt in guesses.world_prompts(Spelled, 0, 20)}
     assert not asked & {question.prompt for question in ask("records", 50, 1)} and len(asked) > 100
@@ -193,7 +222,11 @@ def keep(models: dict, weights: dict[str, Tensor], best: dict[str, Tensor] | Non
 
 
 def both(weights: dict[str, Tensor], best: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
-    return {f"{rule}.{name}": tensor for rule, head in (("drawn", weights), ("best", best or weights)) for name, tensor in head.items()}
+    return {
+        f"{rule}.{name}": tensor
+        for rule, head in (("drawn", weights), ("best", best or weights))
+        for name, tensor in head.items()
+    }
 
 
 def random_head(width: int, bias: float = 0.0, scale: float = 1.0) -> dict[str, Tensor]:
@@ -217,7 +250,9 @@ def test_weights_are_found_again_by_the_models_they_were_learnt_for(alone):
 
 
 @pytest.mark.parametrize("stream", ["target", "draft"])
-def test_a_head_that_was_fitted_to_other_weights_is_refused_before_the_run_and_the_proxy_is_offered(alone, monkeypatch, stream):
+def test_a_head_that_was_fitted_to_other_weights_is_refused_before_the_run_and_the_proxy_is_offered(
+    alone, monkeypatch, stream
+):
     keep(streams(pair()), random_head(pair().draft.width))
     monkeypatch.setattr(getattr(pair(), stream), "revision", "trained anew")
     (failed,) = of(Failed, told(with_head())[1])
@@ -239,7 +274,9 @@ def test_a_damaged_file_is_named(alone):
     assert place.name in failed.message and "damaged" in failed.message
 
 
-def test_what_was_learnt_here_comes_before_what_comes_with_the_project_and_gives_way_where_it_does_not_fit(alone, monkeypatch):
+def test_what_was_learnt_here_comes_before_what_comes_with_the_project_and_gives_way_where_it_does_not_fit(
+    alone, monkeypatch
+):
     models = streams(pair())
     monkeypatch.setattr(fitted, "BUNDLED_FITTED", alone / "bundled")
     fitted.save(alone / "bundled" / fitted.file_name(NAME, models), random_head(4, bias=1.0), models)
@@ -257,7 +294,9 @@ class Older:
 # --- where it stops a chain ---
 
 def foretelling(*chances: float) -> dict:
-    """Models of a draft whose state, having read so many guesses, is the log-odds that the last of them stands; its best token is always the first."""
+    """Models of a draft whose state, having read so many guesses, is the log-odds that the last of them stands; its
+    best token is always the first.
+    """
     def scores(context):
         chance = chances[min(len(context), len(chances)) - 1]
         return torch.tensor([9.0, 0.0, torch.tensor(chance).logit().item()], dtype=torch.float64)
@@ -281,7 +320,9 @@ def chain_length(cls, models: dict, **knobs) -> int:
             super().observe(tree, rows, verdict)
 
     keep(models, read_third())
-    write(with_drafter(Watched(predictor="head", **knobs), verifier="greedy_match"), models, [0], Limits(0, 30), Draws(0))
+    write(
+        with_drafter(Watched(predictor="head", **knobs), verifier="greedy_match"), models, [0], Limits(0, 30), Draws(0)
+    )
     return lengths[0]
 
 
@@ -320,16 +361,30 @@ def test_many_guesses_that_are_each_quite_sure_are_doubtful_together(alone, cls,
     assert (chain_length(cls, foretelling(.9), h=0.5, least=1, most=20) == 8) == right  # .9 ^ 7 = .48
 
 
-@pytest.mark.parametrize("chance, knobs, guesses", [
-    (1e-9, {"least": 1}, 2), (1e-9, {"least": 1, "h": 0.0}, 2), (1e-9, {"least": 4}, 4), (1e-9, {"h": 1.0, "most": 7}, 7), (0.999, {"most": 9}, 9)], ids=str)
-def test_a_head_that_trusts_nothing_makes_two_guesses_and_one_that_trusts_all_makes_the_most(alone, chance, knobs, guesses):
+@pytest.mark.parametrize(
+    "chance, knobs, guesses",
+    [
+        (1e-9, {"least": 1}, 2),
+        (1e-9, {"least": 1, "h": 0.0}, 2),
+        (1e-9, {"least": 4}, 4),
+        (1e-9, {"h": 1.0, "most": 7}, 7),
+        (0.999, {"most": 9}, 9),
+    ],
+    ids=str,
+)
+def test_a_head_that_trusts_nothing_makes_two_guesses_and_one_that_trusts_all_makes_the_most(
+    alone, chance, knobs, guesses
+):
     assert chain_length(SpecDec, foretelling(chance), **knobs) == guesses
 
 
 def test_lanes_that_draw_and_lanes_that_do_not_ask_heads_of_their_own(alone):
     models = tables("abc")
     keep(models, random_head(3, 50.0, 0.0), random_head(3, -50.0, 0.0))
-    lengths = [{len(tree) for _, tree, _ in first_drafts(with_head(*samplers, least=1, most=4), models, 20)} for samplers in ((AT_ONE,), ())]
+    lengths = [
+        {len(tree) for _, tree, _ in first_drafts(with_head(*samplers, least=1, most=4), models, 20)}
+        for samplers in ((AT_ONE,), ())
+    ]
     assert lengths == [{4}, {2}]
 
 
@@ -343,14 +398,20 @@ def test_with_h_one_the_chains_are_those_of_a_fixed_length(alone):
 
 # --- what it does not change ---
 
-@pytest.mark.parametrize("bias, scale", [(0.0, 1.0), (-50.0, 0.0), (50.0, 0.0)], ids=["random", "trusts nothing", "trusts all"])
+@pytest.mark.parametrize(
+    "bias, scale", [(0.0, 1.0), (-50.0, 0.0), (50.0, 0.0)], ids=["random", "trusts nothing", "trusts all"]
+)
 def test_the_greedy_text_is_plain_greedys_whatever_the_head_says(alone, bias, scale):
     keep(streams(pair()), random_head(pair().draft.width, bias, scale))
-    plain, guessed = (told(recipe)[0]._runners[0].lane.tokens for recipe in (GREEDY, with_head(verifier="greedy_match", least=1)))
+    plain, guessed = (
+        told(recipe)[0]._runners[0].lane.tokens for recipe in (GREEDY, with_head(verifier="greedy_match", least=1))
+    )
     assert plain == guessed
 
 
-@pytest.mark.parametrize("knobs", [{"h": 0.5, "least": 1, "most": 3}, {"h": 0.2, "least": 1}, {"h": 0.9, "least": 2, "most": 4}], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [{"h": 0.5, "least": 1, "most": 3}, {"h": 0.2, "least": 1}, {"h": 0.9, "least": 2, "most": 4}], ids=str
+)
 def test_the_law_is_the_targets_with_a_head_that_knows_nothing(alone, knobs):
     keep(tables("ab"), random_head(2))
     assert law_is_off(with_drafter(SpecDec(predictor="head", **knobs), AT_ONE), tables("ab")) < EXACT
@@ -370,13 +431,19 @@ class DropsWhatTheHeadDoubts(DropsDoubtful):
 
 def test_a_guess_that_is_taken_back_for_what_the_head_says_of_it_bends_the_law(alone):
     keep(tables("ab"), random_head(2))
-    assert law_is_off(with_drafter(DropsWhatTheHeadDoubts(predictor="head", h=0.5, least=1, most=3), AT_ONE), tables("ab")) > WRONG
+    assert (
+        law_is_off(with_drafter(DropsWhatTheHeadDoubts(predictor="head", h=0.5, least=1, most=3), AT_ONE), tables("ab"))
+        > WRONG
+    )
 
 
 @pytest.mark.parametrize("beside", [("knn_lm", {"tokens": 16}), ("dola", {})], ids=lambda added: added[0])
 def test_samplers_that_mix_rows_of_the_target_leave_the_drafts_alone(alone, beside):
     keep(streams(pair()), random_head(pair().draft.width))
-    plain, guessed = (told(recipe, length=12)[1] for recipe in (with_drafted(GREEDY, beside), with_drafted(with_head(verifier="greedy_match"), beside)))
+    plain, guessed = (
+        told(recipe, length=12)[1]
+        for recipe in (with_drafted(GREEDY, beside), with_drafted(with_head(verifier="greedy_match"), beside))
+    )
     assert [event.reason for event in of(Done, guessed)] == [event.reason for event in of(Done, plain)] == ["length"]
 
 
@@ -391,7 +458,10 @@ def test_each_guess_that_was_tested_is_shown_with_what_was_predicted_and_what_ca
     events = told(with_head(verifier="greedy_match", h=0.9, least=3), length=40)[1]
     shown = figures(events, "predicted, and what came")
     verdicts, drafts = of(Verdict, events), of(Draft, events)
-    came = [[float(test.kept) for test in verdict.tests if test.node < len(draft.tokens) - 1] for verdict, draft in zip(verdicts, drafts)]
+    came = [
+        [float(test.kept) for test in verdict.tests if test.node < len(draft.tokens) - 1]
+        for verdict, draft in zip(verdicts, drafts)
+    ]
     assert len(shown) > 3 and [data["values"][1] for data in shown] == [row for row in came if row][:len(shown)]
     assert all(0 <= chance <= 1 for data in shown for chance in data["values"][0])
 
@@ -416,12 +486,22 @@ class Watched(SpecDec):
 
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_the_bundled_head_is_better_than_one_chance_for_all_in_rounds_over_questions_nobody_learnt_from(bundled, samplers):
-    """Eight answers, chains of eight, more than a hundred tested guesses; one chance for all is the one that fits best afterwards."""
+def test_the_bundled_head_is_better_than_one_chance_for_all_in_rounds_over_questions_nobody_learnt_from(
+    bundled, samplers
+):
+    """Eight answers, chains of eight, more than a hundred tested guesses; one chance for all is the one that fits best
+    afterwards.
+    """
     noted, questions = [], [*ask("records", 4, 7), *ask("programs", 4, 7)]
     for number, question in enumerate(questions):
         assembly = with_drafter(Watched(predictor="head", h=1.0, most=8), *samplers)
-        lane = write(assembly, streams(bundled), bundled.target.tokens.encode_chat(question.prompt), Limits(number, 60), Draws(number))
+        lane = write(
+            assembly,
+            streams(bundled),
+            bundled.target.tokens.encode_chat(question.prompt),
+            Limits(number, 60),
+            Draws(number),
+        )
         noted += lane.assembly.decoder.drafter.noted
     said, came = torch.tensor(noted).T
     assert len(noted) > 100
@@ -438,7 +518,9 @@ def saved(tmp_path_factory):
 @pytest.fixture
 def words(saved, tmp_path, monkeypatch) -> list[str]:
     monkeypatch.setattr(guesses, "ROOM", 12)
-    (tmp_path / "texts.jsonl").write_text("\n".join(json.dumps({"text": f"Bird number {i} sang of {i * 7} trees."}) for i in range(30)))
+    (tmp_path / "texts.jsonl").write_text(
+        "\n".join(json.dumps({"text": f"Bird number {i} sang of {i * 7} trees."}) for i in range(30))
+    )
     return ["--model", saved.target, "--draft", saved.draft, "--texts", str(tmp_path / "texts.jsonl")]
 
 

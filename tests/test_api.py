@@ -9,7 +9,7 @@ import pytest
 from saved import save_models
 
 import playground
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.engine import catalogue
 from playground.engine.load import Shelf
 from playground.engine.model import Model
@@ -31,7 +31,9 @@ def models(saved):
 
 
 def trace(*events, stop=()) -> Trace:
-    return Trace([Header(strategy="some", stop=list(stop))], [Stamped(0, seq, 0.0, event) for seq, event in enumerate(events)])
+    return Trace(
+        [Header(strategy="some", stop=list(stop))], [Stamped(0, seq, 0.0, event) for seq, event in enumerate(events)]
+    )
 
 
 # --- load ---
@@ -52,7 +54,9 @@ def test_a_draft_of_another_vocabulary_is_refused_by_the_lane_that_cannot_transl
     models = playground.load(saved.target, saved.stranger)
     with pytest.raises(playground.Refusal, match="another vocabulary"):
         playground.run("speculative", "The", models=models, max_new_tokens=4)
-    assert playground.run("speculative", "The", models=models, max_new_tokens=4, extras=["omnidraft"]).reason == "length"
+    assert (
+        playground.run("speculative", "The", models=models, max_new_tokens=4, extras=["omnidraft"]).reason == "length"
+    )
 
 
 def test_loading_tells_how_far_it_is(saved):
@@ -63,7 +67,10 @@ def test_loading_tells_how_far_it_is(saved):
 
 def test_loads_share_a_shelf(saved):
     shelf = Shelf(lambda network, tokenizer, facts: Model(network, tokenizer, facts.name))
-    first, second = playground.load(saved.target, saved.draft, shelf=shelf), playground.load(saved.target, "none", shelf=shelf)
+    first, second = (
+        playground.load(saved.target, saved.draft, shelf=shelf),
+        playground.load(saved.target, "none", shelf=shelf),
+    )
     assert first.target is second.target
 
 
@@ -82,14 +89,24 @@ def test_a_run_gives_text_tokens_metrics_and_the_reason(models):
 
 
 def test_knobs_toggles_chat_and_seed_reach_the_lane(models):
-    result = playground.run("sample", PROMPT, models=models, knobs={"temperature": 1.5}, extras=[("regex", {"pattern": "[a-z]{9}"})], chat=True, seed=5)
+    result = playground.run(
+        "sample",
+        PROMPT,
+        models=models,
+        knobs={"temperature": 1.5},
+        extras=[("regex", {"pattern": "[a-z]{9}"})],
+        chat=True,
+        seed=5,
+    )
     parts = {part.name: part.knobs for part in result.header.parts}
     assert parts["sample"]["temperature"] == 1.5 and parts["regex"]["pattern"] == "[a-z]{9}"
     assert result.header.chat and result.header.seed == 5 and len(result.text) == 9
 
 
 def test_an_extra_may_be_a_mere_name(models):
-    result = playground.run("speculative", PROMPT, models=models, extras=["prompt_lookup", "greedy_match"], max_new_tokens=3)
+    result = playground.run(
+        "speculative", PROMPT, models=models, extras=["prompt_lookup", "greedy_match"], max_new_tokens=3
+    )
     assert [part.name for part in result.header.parts] == ["speculative", "prompt_lookup", "greedy_match"]
 
 
@@ -104,9 +121,15 @@ def test_a_stop_string_cannot_be_empty(models):
         playground.run("greedy", PROMPT, models=models, stop=["x", ""])
 
 
-@pytest.mark.parametrize("asked", [
-    {"strategy": "gredy"}, {"strategy": "top_p"}, {"strategy": "sample", "knobs": {"temperature": 9}}, {"strategy": "greedy", "extras": ["prompt_lookup"]},
-])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"strategy": "gredy"},
+        {"strategy": "top_p"},
+        {"strategy": "sample", "knobs": {"temperature": 9}},
+        {"strategy": "greedy", "extras": ["prompt_lookup"]},
+    ],
+)
 def test_what_is_wrong_is_said_before_a_model_is_loaded(monkeypatch, asked):
     monkeypatch.setattr(playground, "load", lambda: pytest.fail("a model was loaded"))
     with pytest.raises(playground.Refusal):
@@ -119,10 +142,17 @@ def test_a_run_that_cannot_begin_is_refused(models):
 
 
 def test_results_come_in_the_order_of_the_lanes(models):
-    results = playground.compare(["speculative", Recipe("greedy"), Recipe("sample", {"temperature": 9})], PROMPT, models=models, max_new_tokens=8)
+    results = playground.compare(
+        ["speculative", LaneConfig("greedy"), LaneConfig("sample", {"temperature": 9})],
+        PROMPT,
+        models=models,
+        max_new_tokens=8,
+    )
     assert [result.strategy for result in results] == ["speculative", "greedy", "sample"]
     assert results[0].difference(results[1]) is None
-    assert [result.reason for result in results] == ["length", "length", "failed"] and "temperature" in results[2].message
+    assert [result.reason for result in results] == ["length", "length", "failed"] and "temperature" in results[
+        2
+    ].message
 
 
 # --- score ---
@@ -137,8 +167,12 @@ def test_a_text_is_scored_by_the_target_and_its_draft(models):
 
 
 def test_logprobs_are_the_models_own_whatever_chose_the_tokens(models):
-    drawn = playground.run("sample", PROMPT, models=models, knobs={"temperature": 0.5, "top_k": 3}, seed=1, max_new_tokens=6)
-    given = playground.compare([Recipe("greedy", forced=drawn.token_ids)], PROMPT, models=models, max_new_tokens=6)[0]
+    drawn = playground.run(
+        "sample", PROMPT, models=models, knobs={"temperature": 0.5, "top_k": 3}, seed=1, max_new_tokens=6
+    )
+    given = playground.compare([LaneConfig("greedy", forced=drawn.token_ids)], PROMPT, models=models, max_new_tokens=6)[
+        0
+    ]
     assert given.token_ids == drawn.token_ids and given.logprobs == pytest.approx(drawn.logprobs, abs=1e-4)
 
 
@@ -159,9 +193,16 @@ def test_a_result_survives_its_traces_file(models, tmp_path):
 
 
 def test_several_texts_come_best_first_without_the_dropped():
-    result = Result(trace(
-        Commit(0, [5], ["a"], "a"), Branches([(1, 0), (2, 0)]), Commit(1, [6], ["b"], "b", sequence=1), Commit(1, [7], ["c"], "c", sequence=2),
-        Branches([], [2], {0: -2.0, 1: -1.0, 2: -3.0}), Done("end")))
+    result = Result(
+        trace(
+            Commit(0, [5], ["a"], "a"),
+            Branches([(1, 0), (2, 0)]),
+            Commit(1, [6], ["b"], "b", sequence=1),
+            Commit(1, [7], ["c"], "c", sequence=2),
+            Branches([], [2], {0: -2.0, 1: -1.0, 2: -3.0}),
+            Done("end"),
+        )
+    )
     assert result.outputs == [("ab", [5, 6]), ("a", [5])]
 
 

@@ -12,20 +12,33 @@ from toys import byte_tokenizer, network
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from playground.bench.bandwidth_limit import bytes_a_token, cache_bytes_a_token, weight_bytes
-from playground.bench.baselines import PAIRS, PLAIN, Contender, Loaded, twin
+from playground.bench.baselines import PAIRS, PLAIN, Baseline, TwinModels, twin
 from playground.bench.block_timing import FORWARDS, binary_tree, blocks, cache_memory, filled
 from playground.bench.decode_timing import endless, firsts, writers
-from playground.bench.measurements import Record
+from playground.bench.measurements import Measurement
 from playground.bench.minimal_loop import Loop
 from playground.bench.model_shapes import KNOWN, assemble, build
-from playground.bench.speed_defaults import ALLOCATED, COMPILED, FORMULA, HELD, LANE, LIBRARY, LIMIT, LOOP, PARTS, SHAPES, STATIC, Grid
+from playground.bench.speed_defaults import (
+    ALLOCATED,
+    COMPILED,
+    FORMULA,
+    HELD,
+    LANE,
+    LIBRARY,
+    LIMIT,
+    LOOP,
+    PARTS,
+    SHAPES,
+    STATIC,
+    Grid,
+)
 from playground.bench.speed_prompts import Task, read_tasks
 from playground.bench.speed_report import processor
 from playground.bench.speed_suite import Suite
-from playground.bench.speed_tables import NOT_MEASURED, Run, tables
+from playground.bench.speed_tables import NOT_MEASURED, BenchRun, tables
 from playground.bench.spread import Spread
 from playground.bench.timer import Timer
-from playground.bench.timing import Writing, compare, contest, failures
+from playground.bench.timing import TimedText, compare, contest, failures
 from playground.cli import main
 from playground.engine.hooks import install
 from playground.engine.load import Loading
@@ -59,9 +72,36 @@ def measured(folder, saved):
 @pytest.fixture(scope="module")
 def speed(folder, saved, measured):
     """The smallest `bench speed` of all but texts, shown beside the other: its document and its page."""
-    run("bench", "speed", "--model", saved.target, "--draft", "none", *SIZES, "--max-new-tokens", "6",
-        "--contexts", "16", "40", "4096", "--blocks", "1", "4", "--lanes", "1", "2",
-        "--only", *PARTS[1:], "--no-compile", "--beside", str(folder / "b.json"), "--json", str(folder / "s.json"), "--page", str(folder / "s.md"))
+    run(
+        "bench",
+        "speed",
+        "--model",
+        saved.target,
+        "--draft",
+        "none",
+        *SIZES,
+        "--max-new-tokens",
+        "6",
+        "--contexts",
+        "16",
+        "40",
+        "4096",
+        "--blocks",
+        "1",
+        "4",
+        "--lanes",
+        "1",
+        "2",
+        "--only",
+        *PARTS[1:],
+        "--no-compile",
+        "--beside",
+        str(folder / "b.json"),
+        "--json",
+        str(folder / "s.json"),
+        "--page",
+        str(folder / "s.md"),
+    )
     return json.loads((folder / "s.json").read_text()), (folder / "s.md").read_text()
 
 
@@ -126,7 +166,10 @@ def test_the_copy_for_the_library_shares_the_weights_and_not_the_seams():
 
 def test_nobody_always_follows_the_same_other():
     order = []
-    everyone = [Contender(name, lambda task: None, lambda asked, name=name: order.append(name), lambda left: [1]) for name in "abc"]
+    everyone = [
+        Baseline(name, lambda task: None, lambda asked, name=name: order.append(name), lambda left: [1])
+        for name in "abc"
+    ]
     writings = contest(everyone, [Task("t", "p")], 2, lambda share, text: None)
     assert "".join(order) == "abcbcacab"
     assert [len(writing.seconds) for writing in writings] == [2, 2, 2]
@@ -138,8 +181,8 @@ def test_without_a_draft_its_pairs_are_left_out():
     assert [(c.first, c.second) for c in compared] == list(PAIRS[:2]) and compared[0].first == PLAIN
 
 
-def writer(name: str, write=lambda asked: None) -> Contender:
-    return Contender(name, lambda task: None, write, lambda left: [1])
+def writer(name: str, write=lambda asked: None) -> Baseline:
+    return Baseline(name, lambda task: None, write, lambda left: [1])
 
 
 def test_who_fails_is_told_with_its_reason_and_the_others_are_measured():
@@ -164,9 +207,9 @@ def test_a_prompt_that_cannot_be_read_ends_the_benchmark_with_its_own_sentence()
 # --- the hand-written loop, and everyone who writes behind a prompt of a given length ---
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
-def twice(request) -> Loaded:
+def twice(request) -> TwinModels:
     ours = network(request.param)
-    return Loaded(Model(ours, byte_tokenizer(), request.param), twin(network(request.param)))
+    return TwinModels(Model(ours, byte_tokenizer(), request.param), twin(network(request.param)))
 
 
 def greedy(theirs, ids: list[int], count: int) -> list[int]:
@@ -216,8 +259,15 @@ def test_a_block_is_a_tree_of_two_guesses_after_every_token_and_leaves_the_store
 
 def test_a_cache_holds_what_the_formula_says_and_is_given_room_to_grow(twice):
     found = cache_memory(twice.model, list(range(100)))
-    assert cache_bytes_a_token(twice.untouched) == 2 * 2 * 2 * 16 * 4  # keys and values, layers, KV heads, width, float32
-    assert found[FORMULA] == found[HELD] == 100 * cache_bytes_a_token(twice.untouched) < found[ALLOCATED] <= 2 * found[FORMULA]
+    # keys and values, layers, KV heads, width, float32
+    assert cache_bytes_a_token(twice.untouched) == 2 * 2 * 2 * 16 * 4
+    assert (
+        found[FORMULA]
+        == found[HELD]
+        == 100 * cache_bytes_a_token(twice.untouched)
+        < found[ALLOCATED]
+        <= 2 * found[FORMULA]
+    )
 
 
 def test_a_token_reads_every_weight_but_the_embedding_table_and_all_of_the_cache(twice):
@@ -236,11 +286,14 @@ def test_a_head_that_is_the_embedding_table_is_read_as_well(twice):
 
 def test_the_bandwidth_limit_is_the_time_that_a_tokens_bytes_take_while_a_copy_moves_as_many(twice, monkeypatch):
     monkeypatch.setattr("playground.bench.bandwidth_limit.SIZES", {"cpu": 1 << 20})
-    suite = Suite(twice, Grid(contexts=(16,), lanes=(), length=4, compiled=False), ["decoding"], lambda share, text: None)
-    copied = Writing(LIMIT, Task("16", "", ids=tuple(range(16))), seconds=[0.5])
-    monkeypatch.setattr(suite, "_contest", lambda part, everyone, task: [copied, Writing(LANE, task, [1, 2], [0.1])])
+    suite = Suite(
+        twice, Grid(contexts=(16,), lanes=(), length=4, compiled=False), ["decoding"], lambda share, text: None
+    )
+    copied = TimedText(LIMIT, Task("16", "", ids=tuple(range(16))), seconds=[0.5])
+    monkeypatch.setattr(suite, "_contest", lambda part, everyone, task: [copied, TimedText(LANE, task, [1, 2], [0.1])])
     limit, lane = suite.records()
-    assert limit.rounds == [pytest.approx(0.5 * bytes_a_token(twice.untouched, 16 + 2) / (2 * 4 * (1 << 20)))]  # read and written, four times
+    # read and written, four times
+    assert limit.rounds == [pytest.approx(0.5 * bytes_a_token(twice.untouched, 16 + 2) / (2 * 4 * (1 << 20)))]
     assert (limit.same, lane.same, lane.rounds) == (None, True, [0.05])
 
 
@@ -269,7 +322,11 @@ def test_on_a_gpu_a_timer_reads_two_events_and_waits_for_the_second_only_when_as
         def elapsed_time(self, end):
             return end.at - self.at
 
-    for name, fake in (("Event", Event), ("synchronize", lambda device: told.append("empty")), ("current_stream", lambda device: None)):
+    for name, fake in (
+        ("Event", Event),
+        ("synchronize", lambda device: told.append("empty")),
+        ("current_stream", lambda device: None),
+    ):
         monkeypatch.setattr(torch.cuda, name, fake)
     with Timer(torch.device("cuda")) as timer:
         assert told == ["empty", "record"]
@@ -287,12 +344,16 @@ def test_a_shape_has_as_many_weights_as_the_model_it_is_named_after(name, parame
 
 def test_a_network_of_random_weights_is_the_same_every_time_and_writes_with_a_padded_vocabulary():
     sizes = {"hidden_size": 56, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 8000}
-    one, other = (assemble(Qwen2Config(**KNOWN["0.5b"].numbers | sizes), "small", Loading("cpu", "float32")) for _ in range(2))
+    one, other = (
+        assemble(Qwen2Config(**KNOWN["0.5b"].numbers | sizes), "small", Loading("cpu", "float32")) for _ in range(2)
+    )
     assert all(torch.equal(a, b) for a, b in zip(one.model.network.parameters(), other.model.network.parameters()))
     assert one.model.vocabulary == 8000 > len(one.model.tokenizer) and one.model.tokens.decode([7999]) == ""
 
 
-@pytest.mark.parametrize("loading, named", [(Loading("cpu", "float32", "nf4"), "CUDA"), (Loading("cpu", "float32", "int8"), "int8")])
+@pytest.mark.parametrize(
+    "loading, named", [(Loading("cpu", "float32", "nf4"), "CUDA"), (Loading("cpu", "float32", "int8"), "int8")]
+)
 def test_shapes_are_quantised_to_nf4_on_a_gpu_and_nowhere_else(loading, named):
     with pytest.raises(Refusal, match=named):
         build("0.5b", loading)
@@ -310,17 +371,31 @@ def test_every_part_is_measured_in_every_round_at_every_context_the_model_can_re
     document, _ = speed
     found = {(record["part"], record["context"]) for record in document["records"]}
     assert found == {(part, context) for part in PARTS[1:] for context in (16, 40)}
-    assert all(len(record["rounds"]) == (1 if record["part"] == "memory" else 2) and not record["failure"] for record in document["records"])
+    assert all(
+        len(record["rounds"]) == (1 if record["part"] == "memory" else 2) and not record["failure"]
+        for record in document["records"]
+    )
 
 
 def test_whoever_writes_says_whether_it_wrote_what_the_plain_lane_wrote(speed):
     document, _ = speed
-    assert all(record["same"] for record in document["records"] if record["part"] in ("decoding", "first") and record["subject"] != LIMIT)
+    assert all(
+        record["same"]
+        for record in document["records"]
+        if record["part"] in ("decoding", "first") and record["subject"] != LIMIT
+    )
 
 
 def test_the_page_shows_both_runs_and_says_what_nobody_measured(speed):
     _, page = speed
-    for heading in ("Greedy against generate, run B", "One forward of a tree", "Lanes together", "First token", "Recording", "Shares of the limits"):
+    for heading in (
+        "Greedy against generate, run B",
+        "One forward of a tree",
+        "Lanes together",
+        "First token",
+        "Recording",
+        "Shares of the limits",
+    ):
         assert f"## {heading}\n" in page
     for title in (*SHAPES.values(), "all"):
         assert f"| {title} | - | {NOT_MEASURED} |" in page
@@ -332,10 +407,32 @@ def test_a_run_that_is_cut_keeps_what_it_had_measured(tmp_path, saved, monkeypat
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Suite, "_memory", cut)
-    main(["bench", "speed", "--model", saved.target, "--draft", "none", *SIZES, "--contexts", "16", "--blocks", "1", "4",
-          "--only", "blocks", "memory", "--json", str(tmp_path / "cut.json")])
+    main(
+        [
+            "bench",
+            "speed",
+            "--model",
+            saved.target,
+            "--draft",
+            "none",
+            *SIZES,
+            "--contexts",
+            "16",
+            "--blocks",
+            "1",
+            "4",
+            "--only",
+            "blocks",
+            "memory",
+            "--json",
+            str(tmp_path / "cut.json"),
+        ]
+    )
     records = json.loads((tmp_path / "cut.json").read_text())["records"]
-    assert [(record["part"], record["subject"], len(record["rounds"])) for record in records] == [("blocks", "1 node", 2), ("blocks", "4 nodes", 2)]
+    assert [(record["part"], record["subject"], len(record["rounds"])) for record in records] == [
+        ("blocks", "1 node", 2),
+        ("blocks", "4 nodes", 2),
+    ]
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"format": "decoding-playground-benchmark", "version": 1}'])
@@ -347,14 +444,21 @@ def test_measurements_that_no_benchmark_has_written_are_refused(tmp_path, capsys
 
 
 def test_a_ratio_is_taken_within_a_round_and_a_failure_leaves_its_cell_without_one():
-    records = [Record("decoding", "m", 16, LANE, [0.002, 0.004]), Record("decoding", "m", 16, LOOP, [0.001, 0.001]),
-               Record("decoding", "m", 16, LIBRARY, failure="RuntimeError: no memory"),
-               Record("decoding", "m", 16, STATIC, [0.004, 0.004], same=False)]
-    shares = next(table for table in tables([Run("A", "cpu", records)]) if table.title.startswith("Shares"))
-    head, row = shares.rows([Run("A", "cpu", records)])
+    records = [
+        Measurement("decoding", "m", 16, LANE, [0.002, 0.004]),
+        Measurement("decoding", "m", 16, LOOP, [0.001, 0.001]),
+        Measurement("decoding", "m", 16, LIBRARY, failure="RuntimeError: no memory"),
+        Measurement("decoding", "m", 16, STATIC, [0.004, 0.004], same=False),
+    ]
+    shares = next(table for table in tables([BenchRun("A", "cpu", records)]) if table.title.startswith("Shares"))
+    head, row = shares.rows([BenchRun("A", "cpu", records)])
     cells = dict(zip(head, row))
     assert cells[LANE] == "3.00 (2.00 to 4.00)" and cells["share of the loop"] == "0.38 (0.25 to 0.50)"
-    assert cells[LIBRARY] == "failed" and cells["generate / lane"] == cells[LIMIT] == NOT_MEASURED and cells["same text"] == f"not: {STATIC}"
+    assert (
+        cells[LIBRARY] == "failed"
+        and cells["generate / lane"] == cells[LIMIT] == NOT_MEASURED
+        and cells["same text"] == f"not: {STATIC}"
+    )
 
 
 def test_a_spread_is_median_and_extremes():

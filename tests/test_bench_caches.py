@@ -10,12 +10,22 @@ import pytest
 import torch
 
 from playground.bench.caches.caches_defaults import NEAR, SLOWER
-from playground.bench.caches.freed_memory import Freed, Order, Weighing, Weight, allocated, freed, tensors, weigh, weighings
+from playground.bench.caches.freed_memory import (
+    Freed,
+    MemoryRequest,
+    Weighing,
+    Weight,
+    allocated,
+    freed,
+    tensors,
+    weigh,
+    weighings,
+)
 from playground.bench.caches.freed_memory import rows as memory_rows
 from playground.bench.caches.policy_configs import FULL, Point, alike, full_cache, own_sizes, policies
 from playground.bench.caches.policy_lane import Driven, random_model, some_tokens
-from playground.bench.caches.recall_score import Measured, Sized, Trial, chart, questions
-from playground.bench.caches.step_timing import AGAIN, Pace, Race, Ratio, ratios
+from playground.bench.caches.recall_score import BudgetedEntrant, Measured, RecallTrial, chart, questions
+from playground.bench.caches.step_timing import AGAIN, Pace, StepRatio, TimedLanes, ratios
 from playground.bench.charts import Chart, below
 from playground.bench.results import Score
 from playground.cli import main
@@ -51,7 +61,9 @@ def held_share(lane: Driven, model) -> float:
 
 @pytest.mark.parametrize("name", [name for name in BY_TOKENS if not find(name).focuses])
 def test_a_policy_that_goes_by_tokens_holds_as_many_as_it_is_asked_to(name, model):
-    """Over layers and heads, give or take a token. Those under which every row chooses for itself hold more than it looks at."""
+    """Over layers and heads, give or take a token. Those under which every row chooses for itself hold more than it
+    looks at.
+    """
     lane = driven(Point(name, name, find(name).holding(KEPT, PROMPT)), model, 1)
     assert abs(lane.store.live_slots() / (model.depth * lane.store.heads) - KEPT) <= 2
 
@@ -72,7 +84,9 @@ def test_policies_without_a_number_of_tokens_stand_at_the_choices_of_their_first
 
 @pytest.mark.parametrize("point", alike(KEPT, PROMPT)[1:], ids=lambda point: point.name)
 def test_a_policy_holds_what_it_promises(point, model):
-    """Behind the prompt and at the end, within a twentieth of the full cache: in bytes where it packs, in tokens where it does not."""
+    """Behind the prompt and at the end, within a twentieth of the full cache: in bytes where it packs, in tokens where
+    it does not.
+    """
     for generated in (1, WRITTEN):
         lane, full = driven(point, model, generated), full_cache(model, PROMPT, generated)
         policy = lane.lane.cache_manager.policy
@@ -93,7 +107,9 @@ def test_the_bits_of_a_packed_number_are_those_it_takes(name, model):
 def test_a_promise_of_a_budget_is_a_share_of_the_whole_text():
     assert make("h2o", heavy=30, recent=20).promise(Full(90, 10, 4, 2, 16, 32)) == 0.5
     assert make("snapkv", capacity=40).promise(Full(90, 10, 4, 2, 16, 32)) == 0.5
-    assert make("kivi", bits="8", residual=8, group=8).promise(Full(8, 0, 4, 2, 16, 32)) == pytest.approx((12 / 32 + 1) / 2)
+    assert make("kivi", bits="8", residual=8, group=8).promise(Full(8, 0, 4, 2, 16, 32)) == pytest.approx(
+        (12 / 32 + 1) / 2
+    )
     assert make("cachegen").promise(Full(90, 10, 4, 2, 16, 32)) == 1.0
 
 
@@ -120,9 +136,16 @@ def test_a_view_counts_as_all_that_it_keeps_alive(model):
 
 
 def test_memory_is_weighed_behind_the_prompt_and_at_the_end(model):
-    plain, cut = (weigh(Order(point, "tiny", PROMPT, WRITTEN, 1)) for point in (Point(FULL), Point("sink_window", "sink_window", {"window": 28})))
-    assert plain.early.full == plain.early.promised == full_bytes(PROMPT + 1) and plain.late.full == full_bytes(PROMPT + WRITTEN)
-    assert cut.early.promised == pytest.approx(full_bytes(32)) and full_bytes(32) <= cut.early.allocated <= full_bytes(32 + 64)
+    plain, cut = (
+        weigh(MemoryRequest(point, "tiny", PROMPT, WRITTEN, 1))
+        for point in (Point(FULL), Point("sink_window", "sink_window", {"window": 28}))
+    )
+    assert plain.early.full == plain.early.promised == full_bytes(PROMPT + 1) and plain.late.full == full_bytes(
+        PROMPT + WRITTEN
+    )
+    assert cut.early.promised == pytest.approx(full_bytes(32)) and full_bytes(32) <= cut.early.allocated <= full_bytes(
+        32 + 64
+    )
 
 
 def full_bytes(tokens: int) -> int:
@@ -130,7 +153,7 @@ def full_bytes(tokens: int) -> int:
 
 
 def test_a_policy_that_is_refused_says_so():
-    bad, = weighings([Order(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1)])
+    bad, = weighings([MemoryRequest(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1)])
     assert "capacity" in bad.failure and bad.early is None and memory_rows([bad])[-1][:2] == ["snapkv", "failed"]
 
 
@@ -160,7 +183,7 @@ def test_without_the_full_cache_nothing_is_compared():
 # --- steps ---
 
 def test_every_lane_takes_every_step_and_warming_up_is_dropped(model):
-    paces = Race(model, 40, 3).run([Point(FULL), Point("tova", "tova", {"size": 16})])
+    paces = TimedLanes(model, 40, 3).run([Point(FULL), Point("tova", "tova", {"size": 16})])
     assert [pace.name for pace in paces] == [FULL, "tova", AGAIN]
     assert all(len(pace.seconds) == 3 and min(pace.seconds) > 0 for pace in paces)
 
@@ -170,30 +193,34 @@ def test_a_step_reads_one_token_and_lets_the_policy_act(model):
     lane.read()
     for step in range(1, 6):
         lane.step()
-        assert lane.store.length == 40 + step and lane.lane.generated == 1 + step and lane.store.live_slots() == 16 * 2 * 2
+        assert (
+            lane.store.length == 40 + step and lane.lane.generated == 1 + step and lane.store.live_slots() == 16 * 2 * 2
+        )
 
 
 def test_a_step_is_held_against_the_plain_one_of_its_round():
     slow, plain = Pace("slow", [2.0, 4.0, 30.0]), Pace(FULL, [1.0, 2.0, 3.0])
-    ratio = Ratio.of(slow, plain)
+    ratio = StepRatio.of(slow, plain)
     assert ratio.rounds == (2.0, 2.0, 10.0) and ratio.whole == 6.0 and not ratio.holds
-    assert Ratio.of(Pace("quick", [SLOWER, 2 * SLOWER, 60.0]), plain).holds  # the median decides
+    assert StepRatio.of(Pace("quick", [SLOWER, 2 * SLOWER, 60.0]), plain).holds  # the median decides
 
 
 def test_lanes_that_fail_are_left_out_of_the_comparison():
-    assert [ratio.name for ratio in ratios([Pace(FULL, [1.0]), Pace("broken", failure="why"), Pace("fine", [1.0])])] == ["fine"]
+    assert [
+        ratio.name for ratio in ratios([Pace(FULL, [1.0]), Pace("broken", failure="why"), Pace("fine", [1.0])])
+    ] == ["fine"]
 
 
 # --- score ---
 
 def test_shares_follow_the_length_of_each_question():
     lengths = {"short": 100, "long": 400}
-    entrant = Sized("prefixkv, 40", Point("").recipe, "prefixkv", 40, lambda question: lengths[question])
+    entrant = BudgetedEntrant("prefixkv, 40", Point("").recipe, "prefixkv", 40, lambda question: lengths[question])
     assert [entrant.recipe_for(question).extras[0][1]["keep"] for question in lengths] == [0.4, 0.1]
 
 
 def test_every_policy_is_asked_and_every_point_has_its_room():
-    trial = Trial(Models(random_model("tiny", 512)), [], (32, 64), 1)
+    trial = RecallTrial(Models(random_model("tiny", 512)), [], (32, 64), 1)
     names = [entrant.name for entrant in trial.entrants()]
     assert names[0] == FULL and len(names) == len(set(names))
     assert {name.split(",")[0] for name in names[1:]} == {cls.name for cls in policies()}
@@ -207,16 +234,27 @@ def test_needles_are_numbers_and_both_tasks_are_asked_alike_often():
 
 
 def test_room_doubles_from_place_to_place_and_a_point_stands_where_its_room_is():
-    found = [Measured("needle", FULL, FULL, 1.0, Score(0.9, 0.1, 5)),
-             *(Measured("needle", f"h2o, {tokens}", "h2o", share, Score(share, None, 5)) for tokens, share in ((64, 0.5), (16, 0.125), (32, 0.25)))]
+    found = [
+        Measured("needle", FULL, FULL, 1.0, Score(0.9, 0.1, 5)),
+        *(
+            Measured("needle", f"h2o, {tokens}", "h2o", share, Score(share, None, 5))
+            for tokens, share in ((64, 0.5), (16, 0.125), (32, 0.25))
+        ),
+    ]
     drawn = chart("needle", found)
-    assert drawn.places == ["12.5 %", "25 %", "50 %", "100 %"] and drawn.at == {"h2o": [0, 1, 2]} and drawn.levels == {FULL: 0.9}
+    assert (
+        drawn.places == ["12.5 %", "25 %", "50 %", "100 %"]
+        and drawn.at == {"h2o": [0, 1, 2]}
+        and drawn.levels == {FULL: 0.9}
+    )
     assert drawn.series == {"h2o": [(0.125, 0.0), (0.25, 0.0), (0.5, 0.0)]}
 
 
 def test_values_between_places_are_drawn_between_them():
     def points(at):
-        svg = ElementTree.fromstring(Chart("t", "x", "y", ["a", "b", "c"], {"s": [(1.0, 0.0), (1.0, 0.0)]}, at=at).svg())
+        svg = ElementTree.fromstring(
+            Chart("t", "x", "y", ["a", "b", "c"], {"s": [(1.0, 0.0), (1.0, 0.0)]}, at=at).svg()
+        )
         return [float(circle.get("cx")) for circle in svg.iter(f"{SVG}circle")]
 
     (a, b), (middle, last) = points({}), points({"s": [0.5, 2.0]})
@@ -244,21 +282,71 @@ def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, c
     monkeypatch.setattr("playground.bench.caches.policy_configs.policies", lambda: [find("sink_window")])
     monkeypatch.setattr("playground.bench.caches.recall_score.policies", lambda: [find("sink_window")])
     out, page = tmp_path / "caches.json", tmp_path / "caches.md"
-    assert run("bench", "caches", "--shape", "tiny", "--questions", "2", "--budgets", "32", "64", "--tokens", "200", "--written", "2", "--kept", "32",
-               "--behind", "40", "--rounds", "2", "--threads", "1", "--out", str(out), "--page", str(page)) == 0
+    assert (
+        run(
+            "bench",
+            "caches",
+            "--shape",
+            "tiny",
+            "--questions",
+            "2",
+            "--budgets",
+            "32",
+            "64",
+            "--tokens",
+            "200",
+            "--written",
+            "2",
+            "--kept",
+            "32",
+            "--behind",
+            "40",
+            "--rounds",
+            "2",
+            "--threads",
+            "1",
+            "--out",
+            str(out),
+            "--page",
+            str(page),
+        )
+        == 0
+    )
     told, text = json.loads(out.read_text()), page.read_text()
     assert told["format"] == "decoding-playground-caches" and told["failures"] == []
     assert [each["name"] for each in told["memory"]] == [FULL, "sink_window"]
     assert all(len(each["seconds"]) == 2 for each in told["step"]) and len(told["score"]) == 2 * (1 + 2)
     assert "caches/score.svg" in text and (tmp_path / "caches" / "score.svg").exists()
-    assert all(title in text for title in ("## Score against room", "## Memory", "## A step", "bench caches")) and "Memory" in capsys.readouterr().out
+    assert (
+        all(title in text for title in ("## Score against room", "## Memory", "## A step", "bench caches"))
+        and "Memory" in capsys.readouterr().out
+    )
 
 
 def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
     monkeypatch.setattr("playground.bench.caches.policy_configs.policies", lambda: [find("tova")])
     out, page = tmp_path / "c.json", tmp_path / "c.md"
-    assert run("bench", "caches", "--parts", "step", "--shape", "tiny", "--behind", "40", "--rounds", "1", "--kept", "16", "--out", str(out),
-               "--page", str(page)) == 0
+    assert (
+        run(
+            "bench",
+            "caches",
+            "--parts",
+            "step",
+            "--shape",
+            "tiny",
+            "--behind",
+            "40",
+            "--rounds",
+            "1",
+            "--kept",
+            "16",
+            "--out",
+            str(out),
+            "--page",
+            str(page),
+        )
+        == 0
+    )
     told = json.loads(out.read_text())
     assert told["score"] == told["memory"] == [] and [pace["name"] for pace in told["step"]] == [FULL, "tova", AGAIN]
     assert "## Memory" not in page.read_text() and not (tmp_path / "c").exists()

@@ -1,4 +1,6 @@
-"""Guessing ahead is measured beside plain decoding and the library: who takes part, what is counted, and what counts as reached."""
+"""Guessing ahead is measured beside plain decoding and the library: who takes part, what is counted, and what counts as
+reached.
+"""
 from __future__ import annotations
 
 import json
@@ -8,11 +10,11 @@ import pytest
 import torch
 from pairs import network, pair
 
-from playground.bench.baselines import Loaded
+from playground.bench.baselines import TwinModels
 from playground.bench.questions import Question
 from playground.bench.speculation.findings import FULL, MOST_WORK, matches, standings, works
 from playground.bench.speculation.library_baselines import Library, Watched
-from playground.bench.speculation.observe import Beside, Guessed, Round, observe, rounds_of
+from playground.bench.speculation.observe import Beside, Guessed, ObservedRound, observe, rounds_of
 from playground.bench.speculation.speculation_report import document, page, sections
 from playground.bench.speculation.speculative_lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
 from playground.cli import main
@@ -27,7 +29,14 @@ ASSISTED, LOOKED_UP = PAIRS[0], PAIRS[2]
 
 
 def made(entrant: str, round: int = 1, task: str = "edit", **facts) -> Guessed:
-    return Guessed(entrant, 0, replace(BIRD, task=task), round, seed=0, **{"token_ids": [5, 6, 7], "seconds": 1.0, "forwards": {"target": 1}, **facts})
+    return Guessed(
+        entrant,
+        0,
+        replace(BIRD, task=task),
+        round,
+        seed=0,
+        **{"token_ids": [5, 6, 7], "seconds": 1.0, "forwards": {"target": 1}, **facts},
+    )
 
 
 def event(at: float, what) -> Stamped:
@@ -55,7 +64,10 @@ def test_without_a_draft_model_those_guess_that_need_none():
 
 
 def test_the_library_takes_part_where_its_counterpart_does():
-    assert [found.theirs for found in pairs(entrants(True, ["prompt_lookup"]))] == ["generate, prompt lookup, 10", "generate, prompt lookup, 20"]
+    assert [found.theirs for found in pairs(entrants(True, ["prompt_lookup"]))] == [
+        "generate, prompt lookup, 10",
+        "generate, prompt lookup, 20",
+    ]
     assert pairs(entrants(True, ["jacobi"])) == []
 
 
@@ -71,7 +83,8 @@ def test_a_rounds_work_is_the_time_between_two_passes_of_the_target_without_that
     events = [event(1.0, Forward(phase="prefill", seconds=0.9)), event(1.0, Draft(tokens=[4, 5], parents=[-1, 0])),
               event(1.5, Forward(seconds=0.3)),  # 0.5 s, of which 0.3 in the forward
               event(1.7, Forward(stream="draft", seconds=0.1)), event(1.8, Forward(stream="draft", seconds=0.1)),
-              event(1.8, Draft(tokens=[4], parents=[-1])), event(2.4, Forward(seconds=0.5))]  # 0.9 s, of which 0.7 in forwards
+              # 0.9 s, of which 0.7 in forwards
+              event(1.8, Draft(tokens=[4], parents=[-1])), event(2.4, Forward(seconds=0.5))]
     assert [found.guesses for found in rounds_of(events)] == [2, 1]
     assert [found.work for found in rounds_of(events)] == pytest.approx([0.2, 0.2])
     assert [found.passes for found in rounds_of(events)] == [0, 2]
@@ -95,21 +108,31 @@ def test_a_guess_that_ends_the_text_stands_and_those_behind_it_are_not_tested():
     assert watched.trials() == [(1, 1), (1, 1)]
 
 
-def loaded(model) -> Loaded:
+def loaded(model) -> TwinModels:
     """With the same weights in a network as the library makes it."""
     untouched = network("llama")
     untouched.load_state_dict(model.network.state_dict())
-    return Loaded(model, untouched)
+    return TwinModels(model, untouched)
 
 
 @pytest.fixture(scope="module")
 def answers() -> list[Guessed]:
     """Three lanes and the library on small models that guess badly, twice."""
     models, lanes = pair(), [*entrants(True, ["draft_model", "prompt_lookup"])]
-    library = {found.theirs: Library.of(found, loaded(models.target), loaded(models.draft), 12) for found in (ASSISTED, LOOKED_UP)}
+    library = {
+        found.theirs: Library.of(found, loaded(models.target), loaded(models.draft), 12)
+        for found in (ASSISTED, LOOKED_UP)
+    }
     examiner = Beside(models, Limits(max_new_tokens=12), lambda question, text: None, library)
     everyone = examiner.everyone([lane for lane in lanes if lane.name in (PLAIN, ASSISTED.ours, LOOKED_UP.ours)])
-    return list(observe(examiner, everyone, [replace(BIRD, prompt="A bird, a bird, a bird, a bird, a "), replace(BIRD, task="chat")], 2))
+    return list(
+        observe(
+            examiner,
+            everyone,
+            [replace(BIRD, prompt="A bird, a bird, a bird, a bird, a "), replace(BIRD, task="chat")],
+            2,
+        )
+    )
 
 
 def test_the_library_writes_our_text_and_its_guesses_are_counted_as_ours_are(answers):
@@ -119,7 +142,8 @@ def test_the_library_writes_our_text_and_its_guesses_are_counted_as_ours_are(ans
     for answer in answers:
         if answer.entrant in (ASSISTED.theirs, LOOKED_UP.theirs):
             passes = answer.forwards["target"] + 1  # the prompt's, which checks guesses too
-            assert passes + answer.accepted - len(answer.token_ids) in (0, 1)  # each pass gives a token of its own, the last perhaps not
+            # each pass gives a token of its own, the last perhaps not
+            assert passes + answer.accepted - len(answer.token_ids) in (0, 1)
             assert answer.accepted <= answer.tested and answer.seconds > 0 and not answer.rounds
             assert answer.tested > 0 or answer.entrant == LOOKED_UP.theirs
             assert (answer.forwards.get("draft", 0) > 0) == (answer.entrant == ASSISTED.theirs)
@@ -129,7 +153,12 @@ def test_a_lane_has_a_round_for_each_pass_of_the_target(answers):
     lanes = [answer for answer in answers if answer.entrant in (PLAIN, ASSISTED.ours)]
     assert lanes and all(len(answer.rounds) == answer.forwards["target"] for answer in lanes)
     assert all(found.guesses == 0 for answer in lanes for found in answer.rounds if answer.entrant == PLAIN)
-    assert all(0 < found.guesses <= ASSISTED.guesses for answer in lanes for found in answer.rounds[:1] if answer.entrant == ASSISTED.ours)
+    assert all(
+        0 < found.guesses <= ASSISTED.guesses
+        for answer in lanes
+        for found in answer.rounds[:1]
+        if answer.entrant == ASSISTED.ours
+    )
     assert all(sum(found.work for found in answer.rounds) < answer.clock for answer in lanes)
 
 
@@ -138,7 +167,11 @@ def test_what_was_measured_can_be_read_back_and_names_its_command(answers):
     assert json.loads(json.dumps(found)) == found and len(found["table"]) == 5 * 2 and len(found["library"]) == 2 * 2
     assert {work["entrant"] for work in found["work"]} == {PLAIN, ASSISTED.ours, LOOKED_UP.ours}
     text = page({"settings": {"model": "toy"}, "machine": {"cores": 2}}, answers, [ASSISTED])
-    assert "python -m playground bench guessing" in text and "| cores | 2 |" in text and f"| {ASSISTED.ours} | {ASSISTED.theirs} | edit |" in text
+    assert (
+        "python -m playground bench guessing" in text
+        and "| cores | 2 |" in text
+        and f"| {ASSISTED.ours} | {ASSISTED.theirs} | edit |" in text
+    )
 
 
 # --- what counts as reached ---
@@ -160,30 +193,49 @@ def test_where_no_speed_is_asked_for_none_is_reached():
 
 
 def compared(ours: dict, theirs: dict, task: str = "edit"):
-    match, = matches([made(PLAIN, task=task), made(ASSISTED.ours, task=task, **ours), made(ASSISTED.theirs, task=task, **theirs)], [ASSISTED])
+    (match,) = matches(
+        [made(PLAIN, task=task), made(ASSISTED.ours, task=task, **ours), made(ASSISTED.theirs, task=task, **theirs)],
+        [ASSISTED],
+    )
     return match
 
 
 def test_ours_is_slower_by_the_clock_and_accepts_less_by_the_share_of_the_guesses_that_stood():
-    assert compared({"seconds": 2.0}, {"seconds": 1.0}).slower and not compared({"seconds": 1.0}, {"seconds": 2.0}).slower
+    assert (
+        compared({"seconds": 2.0}, {"seconds": 1.0}).slower and not compared({"seconds": 1.0}, {"seconds": 2.0}).slower
+    )
     assert compared({"seconds": 2.0}, {"seconds": 1.0}).times.median == 0.5
-    assert compared({"trials": [(3, 5)]}, {"trials": [(4, 5)]}).accepts_less and not compared({"trials": [(8, 10)]}, {"trials": [(4, 5)]}).accepts_less
+    assert (
+        compared({"trials": [(3, 5)]}, {"trials": [(4, 5)]}).accepts_less
+        and not compared({"trials": [(8, 10)]}, {"trials": [(4, 5)]}).accepts_less
+    )
     assert compared({}, {"trials": [(4, 5)]}).accepts_less and not compared({"trials": [(4, 5)]}, {}).accepts_less
 
 
 def test_full_rounds_alone_say_whether_the_work_takes_too_long():
-    def work(*rounds: Round):
+    def work(*rounds: ObservedRound):
         found, = works([made("lane", rounds=list(rounds))])
         return found
 
-    full, small = Round(64, MOST_WORK * 2, 30), Round(FULL[0] - 1, MOST_WORK * 9, 10)
-    assert work(full, small).too_long and work(full, small).full == 1 and work(full, small).full_seconds == MOST_WORK * 2
+    full, small = ObservedRound(64, MOST_WORK * 2, 30), ObservedRound(FULL[0] - 1, MOST_WORK * 9, 10)
+    assert (
+        work(full, small).too_long and work(full, small).full == 1 and work(full, small).full_seconds == MOST_WORK * 2
+    )
     assert work(full, small).passes == 20  # the median of all
-    assert not work(small).too_long and work(small).full_seconds is None and not work(full._replace(work=MOST_WORK / 2), small).too_long
+    assert (
+        not work(small).too_long
+        and work(small).full_seconds is None
+        and not work(full._replace(work=MOST_WORK / 2), small).too_long
+    )
 
 
 def test_tables_say_which_lanes_reach_an_aim_and_where_ours_falls_short():
-    found = [made(PLAIN), made("quick", seconds=0.2), made(ASSISTED.ours, seconds=0.5), made(ASSISTED.theirs, seconds=0.4)]
+    found = [
+        made(PLAIN),
+        made("quick", seconds=0.2),
+        made(ASSISTED.ours, seconds=0.5),
+        made(ASSISTED.theirs, seconds=0.4),
+    ]
     tables = {title: rows for title, _, rows in sections(found, [ASSISTED])}
     assert tables["Aims"][1] == ["edit", "4", "quick", "5.00", "quick"]
     assert [row[0] for row in tables["Edit"] if row[2].startswith("reaches")] == ["quick"]
@@ -199,15 +251,46 @@ def test_names_of_a_pair_say_what_is_equal():
 
 def test_the_command_measures_prints_and_writes(tmp_path, capsys):
     json_file, page_file = tmp_path / "guessing.json", tmp_path / "guessing.md"
-    assert main(["bench", "guessing", "--only", "prompt_lookup", "--tasks", "facts", "--questions", "1", "--repeats", "1", "--max-new-tokens", "4",
-                 "--out", str(json_file), "--page", str(page_file)]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "guessing",
+                "--only",
+                "prompt_lookup",
+                "--tasks",
+                "facts",
+                "--questions",
+                "1",
+                "--repeats",
+                "1",
+                "--max-new-tokens",
+                "4",
+                "--out",
+                str(json_file),
+                "--page",
+                str(page_file),
+            ]
+        )
+        == 0
+    )
     told, found = capsys.readouterr().out, json.loads(json_file.read_text())
-    assert {row["entrant"] for row in found["table"]} == {PLAIN, PAIRS[2].ours, PAIRS[3].ours, PAIRS[2].theirs, PAIRS[3].theirs}
+    assert {row["entrant"] for row in found["table"]} == {
+        PLAIN,
+        PAIRS[2].ours,
+        PAIRS[3].ours,
+        PAIRS[2].theirs,
+        PAIRS[3].theirs,
+    }
     assert all(row["same_text"] == row["compared"] == 1 for row in found["table"]) and found["failures"] == []
     assert found["settings"]["questions"] == 1 and found["machine"]["torch"]
     assert "Beside the library" in told and "## Facts" in page_file.read_text()
 
 
 def test_a_task_or_lane_there_is_none_of_is_refused_before_anything_is_loaded(capsys):
-    assert main(["bench", "guessing", "--tasks", "knitting"]) == main(["bench", "guessing", "--only", "knitting", "--model", "nowhere"]) == 2
+    assert (
+        main(["bench", "guessing", "--tasks", "knitting"])
+        == main(["bench", "guessing", "--only", "knitting", "--model", "nowhere"])
+        == 2
+    )
     assert capsys.readouterr().err.count("knitting") == 2

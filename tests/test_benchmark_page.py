@@ -17,31 +17,34 @@ from pairs import pair
 from playwright.sync_api import Page
 
 from playground.bench.questions import ask
-from playground.bench.results import COLUMNS, Row, Score
+from playground.bench.results import COLUMNS, ResultRow, Score
 from playground.bench.spread import Spread
 from playground.bench.survey import Answer, Entrant, survey
 from playground.bench.user_questions import LONGEST, questions_in
 from playground.cli.lane_options import read_lane
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Prompt, prepare
 from playground.errors import Refusal
 from playground.pocket.world import TASKS
 from playground.ui import benchmark_page as benchmark
 from playground.ui import gallery
-from playground.ui.admission_queue import Line
-from playground.ui.benchmark_page import Forecast, Visit
+from playground.ui.admission_queue import AdmissionQueue
+from playground.ui.benchmark_page import Forecast, SurveyVisit
 from playground.ui.pages import build
 from playground.ui.results_table import MEANINGS, answers_to, told
 from playground.ui.settings import WIDEST, Rules, Settings
 from playground.ui.site import Site
-from playground.ui.survey_run import MOST_LETTERS, Asking, Choice, asking, judge_for, written
+from playground.ui.survey_run import MOST_LETTERS, Asking, SurveySettings, asking, judge_for, written
 from playground.ui.theme import dress
 from playground.ui.worker import Worker
 
-GREEDY, GUESSING, NEEDY = {"strategy": "greedy"}, {"strategy": "speculative", "extras": [["draft_model", {"depth": 3}]]}, \
-    {"strategy": "greedy", "extras": [["cad", {}]]}  # cad wants a passage, which these questions do not have
+GREEDY, GUESSING, NEEDY = (
+    {"strategy": "greedy"},
+    {"strategy": "speculative", "extras": [["draft_model", {"depth": 3}]]},
+    {"strategy": "greedy", "extras": [["cad", {}]]},
+)  # cad wants a passage, which these questions do not have
 OWN = '{"task": "birds", "prompt": "The green bird", "answer": "x"}\n{"task": "foxes", "prompt": "The red fox", "answer": "e", "contains": true}\n'
-TWO = Choice(lanes=[GREEDY, GUESSING, NEEDY], tasks=[], own=OWN, length=12, repeats=2, seed=3)
+TWO = SurveySettings(lanes=[GREEDY, GUESSING, NEEDY], tasks=[], own=OWN, length=12, repeats=2, seed=3)
 ENDLESS = replace(TWO, lanes=[GREEDY, GUESSING], repeats=999)
 HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
 
@@ -80,7 +83,7 @@ def asked(browser, address):  # noqa: F811
         yield page
 
 
-def visit(page: Page, address: str, choice: Choice = TWO) -> None:
+def visit(page: Page, address: str, choice: SurveySettings = TWO) -> None:
     page.goto(f"{address}benchmark?s={choice.to_code()}")
     expect(page.locator(".lane-card")).to_have_count(len(choice.lanes))
     expect(page.locator("#length input")).to_have_value(str(choice.length))
@@ -101,12 +104,16 @@ def saved(page: Page, name: str) -> str:
 def cells(page: Page) -> list[list[str]]:
     """The rows of the table as they stand, a failure left aside."""
     rows = page.locator(".standings [data-task] tr[data-row]")
-    return rows.evaluate_all("rows => rows.map((row) => [...row.cells].map((cell) => (cell.querySelector('.entrant') || cell).textContent))")
+    return rows.evaluate_all(
+        "rows => rows.map((row) => [...row.cells].map((cell) => (cell.querySelector('.entrant') || cell).textContent))"
+    )
 
 
-def row(told_row: dict) -> Row:
+def row(told_row: dict) -> ResultRow:
     kinds = {"score": Score, "tokens_per_second": Spread, "time_ratio": Spread}
-    return Row(**{name: kinds[name](**value) if name in kinds and value else value for name, value in told_row.items()})
+    return ResultRow(
+        **{name: kinds[name](**value) if name in kinds and value else value for name, value in told_row.items()}
+    )
 
 
 # --- in a browser ---
@@ -115,10 +122,16 @@ def test_two_questions_are_answered_and_the_table_is_that_of_the_file(asked):
     expect(asked.locator("#progress")).to_have_text("12 of 12 answers.")
     document = json.loads(saved(asked, "Save all as JSON"))
     assert cells(asked) == [[cell(row(one)) for cell in COLUMNS.values()] for one in document["table"]]
-    assert [one["entrant"] for one in document["table"]] == ["greedy", "speculative+draft_model:depth=3", "greedy+cad"] * 2
+    assert [one["entrant"] for one in document["table"]] == [
+        "greedy",
+        "speculative+draft_model:depth=3",
+        "greedy+cad",
+    ] * 2
     assert document["settings"]["model"] == "llama" and document["machine"]["torch"] and len(document["answers"]) == 12
     lines = [*csv.DictReader(io.StringIO(saved(asked, "Save answers as CSV"), newline=""))]
-    assert [(line["entrant"], line["text"]) for line in lines] == [(one["entrant"], one["text"]) for one in document["answers"]]
+    assert [(line["entrant"], line["text"]) for line in lines] == [
+        (one["entrant"], one["text"]) for one in document["answers"]
+    ]
     expect(asked.locator(".standings .note").filter(has_text="Measured with")).to_contain_text("Measured with llama")
     expect(asked.locator("#figures .js-plotly-plot")).to_have_count(2)
 
@@ -164,7 +177,9 @@ def test_nothing_sticks_out_on_a_phone_and_on_a_desk(asked):
 def test_a_copied_link_opens_the_same_choice(asked):
     asked.click("#share")
     expect(asked.locator("#share")).not_to_have_text("Copy link")
-    assert Choice.from_code(asked.evaluate("new URLSearchParams(location.search).get('s')")) == Choice.from_code(TWO.to_code())
+    assert SurveySettings.from_code(
+        asked.evaluate("new URLSearchParams(location.search).get('s')")
+    ) == SurveySettings.from_code(TWO.to_code())
 
 
 def test_it_is_stopped_within_a_question_and_shows_how_far_it_came(page, address):
@@ -199,7 +214,9 @@ def test_lines_that_are_no_questions_are_named_beside_them(page, address, tmp_pa
 
 
 def test_what_strangers_wrote_stays_text(page, address):
-    own = json.dumps({"prompt": f"The red fox {HOSTILE}", "task": HOSTILE[:LONGEST["task"]], "context": HOSTILE, "answer": HOSTILE})
+    own = json.dumps(
+        {"prompt": f"The red fox {HOSTILE}", "task": HOSTILE[: LONGEST["task"]], "context": HOSTILE, "answer": HOSTILE}
+    )
     lanes = [{"strategy": "greedy", "extras": [["choice", {"options": f" a{HOSTILE}|{HOSTILE}"}]]}, NEEDY]
     visit(page, address, replace(TWO, lanes=lanes, own=own, repeats=1, length=60))
     ran(page)
@@ -230,19 +247,38 @@ def test_a_visitor_who_leaves_makes_room_for_the_next(browser, address):  # noqa
 # --- what a visitor chose ---
 
 def test_a_link_carries_the_whole_choice_and_nothing_that_does_not_fit():
-    choice = Choice.read({"lanes": [GREEDY] * 12, "tasks": ["lists", 3, "facts", "nonsense"], "count": "9", "own": OWN, "repeats": 5})
-    assert (len(choice.lanes), choice.tasks, choice.count, choice.repeats) == (WIDEST, ["facts", "lists"], Choice().count, 5)
-    assert Choice.from_code(choice.to_code()) == choice
-    assert Choice.from_code(replace(choice, own="x" * (MOST_LETTERS + 1)).to_code()).own == ""
+    choice = SurveySettings.read(
+        {"lanes": [GREEDY] * 12, "tasks": ["lists", 3, "facts", "nonsense"], "count": "9", "own": OWN, "repeats": 5}
+    )
+    assert (len(choice.lanes), choice.tasks, choice.count, choice.repeats) == (
+        WIDEST,
+        ["facts", "lists"],
+        SurveySettings().count,
+        5,
+    )
+    assert SurveySettings.from_code(choice.to_code()) == choice
+    assert SurveySettings.from_code(replace(choice, own="x" * (MOST_LETTERS + 1)).to_code()).own == ""
     assert len(Settings.read({"lanes": [GREEDY] * 12}).lanes) == 4
 
 
-@pytest.mark.parametrize("change, about", [
-    ({"lanes": []}, "lanes"), ({"tasks": []}, "questions"), ({"count": None}, "count"), ({"count": 0}, "count"), ({"repeats": 1.5}, "repeats"),
-    ({"length": 300}, "length"), ({"seed": -1}, "seed"), ({"own": " " * 1_000_001}, "file"), ({"count": 40}, "count"), ({"own": "{"}, "file"),
-    ({"own": json.dumps({"prompt": "x" * 5000})}, "file")])
+@pytest.mark.parametrize(
+    "change, about",
+    [
+        ({"lanes": []}, "lanes"),
+        ({"tasks": []}, "questions"),
+        ({"count": None}, "count"),
+        ({"count": 0}, "count"),
+        ({"repeats": 1.5}, "repeats"),
+        ({"length": 300}, "length"),
+        ({"seed": -1}, "seed"),
+        ({"own": " " * 1_000_001}, "file"),
+        ({"count": 40}, "count"),
+        ({"own": "{"}, "file"),
+        ({"own": json.dumps({"prompt": "x" * 5000})}, "file"),
+    ],
+)
 def test_what_is_not_allowed_on_a_public_page_is_refused_where_it_stands(change, about):
-    choice, rules = replace(Choice(lanes=[GREEDY, GUESSING]), **change), Rules.for_visitors()
+    choice, rules = replace(SurveySettings(lanes=[GREEDY, GUESSING]), **change), Rules.for_visitors()
     with pytest.raises(Refusal) as refused:
         choice.check(rules)
         choice.questions(rules)
@@ -250,26 +286,34 @@ def test_what_is_not_allowed_on_a_public_page_is_refused_where_it_stands(change,
 
 
 def test_what_the_page_begins_with_is_allowed_everywhere():
-    choice = Choice(lanes=benchmark.LANES)
+    choice = SurveySettings(lanes=benchmark.LANES)
     choice.check(Rules.for_visitors())
     assert len(choice.questions(Rules.for_visitors())) == len(choice.tasks) * choice.count
 
 
 def test_questions_of_different_kinds_take_turns_and_ones_own_come_last():
-    asked = Choice(tasks=["facts", "lists"], count=2, own=OWN).questions(Rules())
+    asked = SurveySettings(tasks=["facts", "lists"], count=2, own=OWN).questions(Rules())
     assert [question.task for question in asked] == ["facts", "lists", "facts", "lists", "birds", "foxes"]
 
 
 def test_entrants_have_names_that_a_shell_reads_and_no_two_the_same():
-    lanes = [GREEDY, GUESSING, {**GREEDY, "seed": 4}, {"strategy": "greedy", "extras": [["regex", {"pattern": "a" * 500}]]}]
-    names = [entrant.name for entrant in Choice(lanes=lanes).entrants()]
+    lanes = [
+        GREEDY,
+        GUESSING,
+        {**GREEDY, "seed": 4},
+        {"strategy": "greedy", "extras": [["regex", {"pattern": "a" * 500}]]},
+    ]
+    names = [entrant.name for entrant in SurveySettings(lanes=lanes).entrants()]
     assert names[:3] == ["greedy", "speculative+draft_model:depth=3", "greedy #2"] and len(names[3]) == 90
     assert written(read_lane(names[1])) == names[1]
 
 
 def test_a_program_that_may_not_be_run_is_not_judged():
     program, fact = ask("programs", 1, 1)[0], ask("facts", 1, 1)[0]
-    assert judge_for(Rules(programs=False))(program, program.answer) is None and judge_for(Rules())(program, program.answer) == 1.0
+    assert (
+        judge_for(Rules(programs=False))(program, program.answer) is None
+        and judge_for(Rules())(program, program.answer) == 1.0
+    )
     assert judge_for(Rules(programs=False))(fact, fact.answer) == 1.0
 
 
@@ -281,7 +325,10 @@ def test_every_task_and_every_column_has_words():
 
 def test_a_survey_gives_others_their_turn_between_two_forwards():
     worker, models = Worker(), pair()
-    long, run = worker.take(asking(models, ENDLESS, Rules(answers=10_000))), prepare(models, [Recipe("greedy")], Prompt("The red fox"), Limits(0, 8))
+    long, run = (
+        worker.take(asking(models, ENDLESS, Rules(answers=10_000))),
+        prepare(models, [LaneConfig("greedy")], Prompt("The red fox"), Limits(0, 8)),
+    )
     other = worker.take(run)
     assert [frame["state"] for frame in other.frames() if frame][-1] == "done" and not long.over
     long.stop()
@@ -322,7 +369,7 @@ def test_seconds_are_only_those_of_ones_own_turns(monkeypatch):
 
 
 def test_in_a_line_the_first_comes_first_and_who_leaves_makes_room():
-    line, first, second, heard = Line(), object(), object(), []
+    line, first, second, heard = AdmissionQueue(), object(), object(), []
     assert [*line.wait(first)] == []
     waiting = Thread(target=lambda: heard.extend(line.wait(second)), daemon=True)
     waiting.start()
@@ -331,11 +378,11 @@ def test_in_a_line_the_first_comes_first_and_who_leaves_makes_room():
     line.leave(object())
     line.leave(first)
     waiting.join(20)
-    assert not waiting.is_alive() and set(heard) <= {1} and [*Line().wait(second)] == []
+    assert not waiting.is_alive() and set(heard) <= {1} and [*AdmissionQueue().wait(second)] == []
 
 
 def test_a_line_with_seats_tells_how_many_must_leave_before_ones_turn():
-    line, visitors = Line(seats=2), [object() for _ in range(4)]
+    line, visitors = AdmissionQueue(seats=2), [object() for _ in range(4)]
     turns = [line.wait(visitor) for visitor in visitors]
     assert [next(turn, 0) for turn in turns] == [0, 0, 1, 2]
     line.leave(visitors[1])
@@ -344,7 +391,7 @@ def test_a_line_with_seats_tells_how_many_must_leave_before_ones_turn():
 
 def test_who_rests_needs_no_seat_until_it_goes_on():
     resting, (early, late, last) = set(), (object() for _ in range(3))
-    line = Line(rests=resting.__contains__)
+    line = AdmissionQueue(rests=resting.__contains__)
     assert [*line.wait(early)] == [] and next(line.wait(late)) == 1
     resting.add(early)
     assert line._before(late) == 0 and next(line.wait(last)) == 1
@@ -355,8 +402,8 @@ def test_who_rests_needs_no_seat_until_it_goes_on():
 def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
     now = iter([10.0, 14.0])
     monkeypatch.setattr(benchmark, "monotonic", lambda: next(now))
-    question, entrants = questions_in(OWN)[0], [Entrant("greedy", Recipe("greedy"))]
-    visit_ = Visit(replace(TWO, repeats=4), entrants, [question])
+    question, entrants = questions_in(OWN)[0], [Entrant("greedy", LaneConfig("greedy"))]
+    visit_ = SurveyVisit(replace(TWO, repeats=4), entrants, [question])
     visit_.answers = [Answer("greedy", 0, question, round, 0, seconds=2.0) for round in (1, 2)]
     forecast = Forecast(visit_)
     forecast.hear(visit_.answers)
@@ -371,13 +418,16 @@ def test_marks_tell_right_from_wrong_from_failed_from_unknown_from_not_asked():
     answers = [Answer("a", 0, bird, 1, 0, score=1.0, seconds=1.0), Answer("a", 0, bird, 2, 0, score=0.0, seconds=1.0),
                Answer("b", 0, bird, 1, 0, failure="It broke."),
                Answer("a", 1, unknown, 1, 0, text="?", seconds=1.0), Answer("b", 2, fox, 1, 0, lacking="a passage")]
-    asked = told([Entrant(name, Recipe("greedy")) for name in "ab"], [bird, unknown, fox], answers)["asked"]
+    asked = told([Entrant(name, LaneConfig("greedy")) for name in "ab"], [bird, unknown, fox], answers)["asked"]
     assert [one["marks"] for one in asked] == [[0.5, "failed"], ["written", None], [None, "unasked"]]
 
 
 def test_who_was_not_asked_did_not_fail():
     bird, _ = questions_in(OWN)
-    answers, entrants = [Answer("a", 0, bird, 1, 0, lacking="a passage", reason="not asked")], [Entrant("a", Recipe("greedy"))]
+    answers, entrants = (
+        [Answer("a", 0, bird, 1, 0, lacking="a passage", reason="not asked")],
+        [Entrant("a", LaneConfig("greedy"))],
+    )
     [row] = told(entrants, [bird], answers)["sections"][0]["rows"]
     assert row["failure"] == "" and row["remark"] == "Not asked: the question does not bring a passage."
     html = answers_to(bird, 0, entrants, answers)
@@ -386,6 +436,13 @@ def test_who_was_not_asked_did_not_fail():
 
 def test_rounds_that_wrote_the_same_stand_together():
     bird, _ = questions_in(OWN)
-    answers = [Answer("a", 0, bird, number, 0, text=text, score=0.0) for number, text in enumerate(("<b>", "no", "<b>"), 1)]
-    html = answers_to(bird, 0, [Entrant("a", Recipe("greedy"))], answers)
-    assert "rounds 1, 3" in html and "round 2" in html and html.count("&lt;b&gt;") == 1 and "<b>" not in html.replace("<b class", "")
+    answers = [
+        Answer("a", 0, bird, number, 0, text=text, score=0.0) for number, text in enumerate(("<b>", "no", "<b>"), 1)
+    ]
+    html = answers_to(bird, 0, [Entrant("a", LaneConfig("greedy"))], answers)
+    assert (
+        "rounds 1, 3" in html
+        and "round 2" in html
+        and html.count("&lt;b&gt;") == 1
+        and "<b>" not in html.replace("<b class", "")
+    )

@@ -13,7 +13,7 @@ from playground.bench.question_inputs import BRINGS, READ_THROUGH, TRUSTED, Lack
 from playground.bench.questions import Question, ask
 from playground.bench.survey import Answer, Entrant, survey
 from playground.bench.user_questions import questions_in
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.errors import Refusal
 from playground.pocket.world import arithmetic, facts, programs
@@ -22,8 +22,14 @@ from strategies.search import pg_td
 
 MANY = 24  # questions of a task
 TASKS = "facts context_qa arithmetic records edit lists programs needle".split()
-BROUGHT = {"passage": {"context_qa", "needle"}, "labels": {"facts", "context_qa"}, "tests": {"programs"}, "schema": {"records"},
-           "pairs": {"facts", "lists"}, "cue": {"arithmetic"}}
+BROUGHT = {
+    "passage": {"context_qa", "needle"},
+    "labels": {"facts", "context_qa"},
+    "tests": {"programs"},
+    "schema": {"records"},
+    "pairs": {"facts", "lists"},
+    "cue": {"arithmetic"},
+}
 
 
 def brings(name: str, task: str, count: int = MANY) -> list[tuple[Question, str]]:
@@ -54,7 +60,11 @@ def test_labels_are_all_values_of_what_is_asked_for_whichever_is_right(task):
 
 
 def test_a_question_for_the_subject_brings_no_labels():
-    backwards = [question for question in ask("context_qa", 60, 5, 2) if question.answer not in VALUES[question.meta["attribute"]]]
+    backwards = [
+        question
+        for question in ask("context_qa", 60, 5, 2)
+        if question.answer not in VALUES[question.meta["attribute"]]
+    ]
     assert backwards and not any(map(brought.labels, backwards))
 
 
@@ -80,8 +90,14 @@ def test_tests_that_also_judge_are_found_out(monkeypatch):
 def test_tests_tell_programs_apart():
     """Of all pairs of programs that take the same, at most one in four pass each other's tests."""
     found = brings("tests", "programs", 16)
-    crossed = [pg_td.Tests.read(lines).passed(other.answer.replace(f"def {other.meta['name']}(", f"def {question.meta['name']}("))
-               for question, lines in found for other, _ in found[:4] if other is not question and other.meta["takes"] == question.meta["takes"]]
+    crossed = [
+        pg_td.Tests.read(lines).passed(
+            other.answer.replace(f"def {other.meta['name']}(", f"def {question.meta['name']}(")
+        )
+        for question, lines in found
+        for other, _ in found[:4]
+        if other is not question and other.meta["takes"] == question.meta["takes"]
+    ]
     assert len(crossed) > 10 and sum(share == 1 for share in crossed) / len(crossed) < 0.25
 
 
@@ -97,7 +113,10 @@ def test_trusted_answers_are_right_and_those_of_other_questions(task):
         assert len(pairs) == TRUSTED and question.prompt not in [asked for asked, _ in pairs]
         if task == "facts":
             assert all(question.meta["subject"] not in asked for asked, _ in pairs)
-            assert all(any(subject in asked and answer in told.values() for subject, told in facts.COUNTRY.items()) for asked, answer in pairs)
+            assert all(
+                any(subject in asked and answer in told.values() for subject, told in facts.COUNTRY.items())
+                for asked, answer in pairs
+            )
 
 
 def test_a_number_behind_the_cue_is_judged_by_the_rule_of_the_task():
@@ -112,40 +131,46 @@ RED = "What colour does Nobody like?"
 ASKED = Question("facts", RED, "red", meta={"kind": "colour", "subject": "Nobody"})
 
 
-def answered(recipe: Recipe, *questions: Question) -> list[Answer]:
+def answered(recipe: LaneConfig, *questions: Question) -> list[Answer]:
     return list(survey(pair(), [Entrant("one", recipe)], questions, 1, Limits(max_new_tokens=12), warm_up=False))
 
 
 def test_a_knob_in_braces_takes_what_the_question_brings_and_others_stay():
-    recipe = Recipe("gencls_ppl", {"labels": "{labels}", "reading": "sum"}, [("json_schema", {"source": "{schema}"})])
+    recipe = LaneConfig(
+        "gencls_ppl", {"labels": "{labels}", "reading": "sum"}, [("json_schema", {"source": "{schema}"})]
+    )
     found = filled(recipe, replace(ASKED, meta=ASKED.meta | {"schema": {"type": "null"}}))
-    assert found.knobs == {"labels": "|".join(VALUES["colour"]), "reading": "sum"} and found.extras == [("json_schema", {"source": '{"type": "null"}'})]
-    assert bare(recipe) == Recipe("gencls_ppl", {"reading": "sum"}, [("json_schema", {})])
-    plain = Recipe("greedy", {}, [("regex", {"pattern": "[0-9]{1,3}"})])
+    assert found.knobs == {"labels": "|".join(VALUES["colour"]), "reading": "sum"} and found.extras == [
+        ("json_schema", {"source": '{"type": "null"}'})
+    ]
+    assert bare(recipe) == LaneConfig("gencls_ppl", {"reading": "sum"}, [("json_schema", {})])
+    plain = LaneConfig("greedy", {}, [("regex", {"pattern": "[0-9]{1,3}"})])
     assert filled(plain, ASKED) == bare(plain) == plain
 
 
 def test_an_entrant_answers_with_what_it_was_brought_and_is_not_asked_where_there_is_nothing():
-    told, untold = answered(Recipe("gencls_ppl", {"labels": "{labels}"}), ASKED, replace(ASKED, task="edit", meta={}))
+    told, untold = answered(
+        LaneConfig("gencls_ppl", {"labels": "{labels}"}), ASKED, replace(ASKED, task="edit", meta={})
+    )
     assert told.text.strip() in VALUES["colour"] and not told.failure and not told.lacking
     assert untold.lacking == "labels to choose from" and not untold.failure and untold.score is None
 
 
 def test_an_entrant_that_does_not_say_what_it_needs_would_fail(monkeypatch):
     monkeypatch.setattr(Entrant, "recipe_for", lambda entrant, question: entrant.recipe)
-    assert answered(Recipe("gencls_ppl", {"labels": "{labels}"}), ASKED)[0].failure
+    assert answered(LaneConfig("gencls_ppl", {"labels": "{labels}"}), ASKED)[0].failure
 
 
 def test_questions_of_a_person_bring_their_passage_and_nothing_is_run_for_them():
     own, = questions_in('{"prompt": "p", "task": "programs", "answer": "raise SystemExit", "context": "The red fox."}')
     own = replace(own, meta=own.meta | {"name": "work", "takes": "text", "schema": {}})
-    assert filled(Recipe("exact_extract", {"passage": "{passage}"}), own).knobs["passage"] == "The red fox."
+    assert filled(LaneConfig("exact_extract", {"passage": "{passage}"}), own).knobs["passage"] == "The red fox."
     for name in BRINGS.keys() - {"passage"}:
         with pytest.raises(Lacking):
-            filled(Recipe("greedy", {"k": f"{{{name}}}"}), own)
+            filled(LaneConfig("greedy", {"k": f"{{{name}}}"}), own)
 
 
 def test_a_name_that_nothing_is_brought_under_is_refused():
     with pytest.raises(Refusal, match=r"\{labels\}") as refused:
-        bare(Recipe("gencls_ppl", {"labels": "{answer}"}))
+        bare(LaneConfig("gencls_ppl", {"labels": "{answer}"}))
     assert not isinstance(refused.value, Lacking)

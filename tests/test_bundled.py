@@ -6,16 +6,18 @@ import json
 import pytest
 
 import playground
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
 from playground.engine.catalogue import BUNDLED_MODELS
 
 STORY = "Tell me a story about Mia."
 RECORD = ("JSON, please: {owner: text, sells: [text], size: small|medium|large}\n"
           "The shop of Zabeast sells bread and fish, and it is large.")
-EDIT = ("My editor says: One more in front: Nobody heard the cat behind the chair.\nIt rained in Brurin for 18 days. Dogarn sold the hunter some pears. "
-        "A purple hen ran through Leavaim. The path to Serith was muddy. The potter painted the broom red.")
-LANES = [Recipe("speculative", extras=[(drafter, knobs), (verifier, {})])
+EDIT = (
+    "My editor says: One more in front: Nobody heard the cat behind the chair.\nIt rained in Brurin for 18 days. Dogarn sold the hunter some pears. "
+    "A purple hen ran through Leavaim. The path to Serith was muddy. The potter painted the broom red."
+)
+LANES = [LaneConfig("speculative", extras=[(drafter, knobs), (verifier, {})])
          for drafter, knobs in (("draft_model", {}), ("draft_model", {"width": 3}), ("prompt_lookup", {}))
          for verifier in ("rejection", "sample_match", "greedy_match")]
 
@@ -33,7 +35,9 @@ def models() -> Models:
 
 @pytest.mark.parametrize("prompt", [STORY, RECORD, EDIT])
 def test_speculation_writes_what_plain_greedy_writes(exact, prompt):
-    plain, *guessed = playground.compare([Recipe("greedy"), *LANES], prompt, models=exact, chat=True, max_new_tokens=40)
+    plain, *guessed = playground.compare(
+        [LaneConfig("greedy"), *LANES], prompt, models=exact, chat=True, max_new_tokens=40
+    )
     assert plain.reason in ("end", "length")
     assert [lane.token_ids for lane in guessed] == [plain.token_ids] * len(LANES)
 
@@ -62,9 +66,15 @@ def test_a_card_tells_sources_tokens_and_limits():
 
 def test_the_other_draft_speaks_other_tokens_and_guesses_for_those_who_translate_them():
     pair = playground.load("pocket", "pocket-other-draft")
-    assert len(pair.draft.tokens.encode("1234")) < len(pair.target.tokens.encode("1234")) == 4, "digits by twos and threes"
-    plain, bound, translating = playground.compare([Recipe("greedy"), Recipe("speculative"), Recipe("speculative", {}, [("omnidraft", {})])],
-                                                   STORY, models=pair, chat=True)
+    assert len(pair.draft.tokens.encode("1234")) < len(pair.target.tokens.encode("1234")) == 4, (
+        "digits by twos and threes"
+    )
+    plain, bound, translating = playground.compare(
+        [LaneConfig("greedy"), LaneConfig("speculative"), LaneConfig("speculative", {}, [("omnidraft", {})])],
+        STORY,
+        models=pair,
+        chat=True,
+    )
     assert bound.reason == "failed" and "another vocabulary" in bound.message
     assert translating.token_ids == plain.token_ids and translating.metrics["tokens_per_target_forward"] > 1.2
 

@@ -1,8 +1,9 @@
-"""The colours of the live view, read from its style sheets: text can be read on each of them, and kinds can be told apart.
+"""The colours of the live view, read from its style sheets: text can be read on each of them, and kinds can be told
+apart.
 
 Contrast is the ratio of relative luminances that WCAG 2 defines. How a colour looks to a person without the pigment for
-green is simulated with the matrix of Machado, Oliveira and Fernandes (2009, severity 1), in linear light; how far apart two
-colours look is their distance in CIE L*a*b* (1976).
+green is simulated with the matrix of Machado, Oliveira and Fernandes (2009, severity 1), in linear light; how far apart
+two colours look is their distance in CIE L*a*b* (1976).
 """
 from __future__ import annotations
 
@@ -23,9 +24,13 @@ TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), 
 WHITE = (0.95047, 1.0, 1.08883)
 
 LEVELS = [f"--h{level}" for level in range(1, 11)]
-GROUNDS = {"--pg-ink": ["--pg-card", "--pg-sunk", "--accent-soft", "--refused-soft", "--extra-soft", "--evicted"],
-           "--accent": ["--pg-card", "--accent-soft"], "--refused": ["--pg-card", "--refused-soft"], "--extra": ["--pg-card"],
-           "--on-heat": LEVELS}
+GROUNDS = {
+    "--pg-ink": ["--pg-card", "--pg-sunk", "--accent-soft", "--refused-soft", "--extra-soft", "--evicted"],
+    "--accent": ["--pg-card", "--accent-soft"],
+    "--refused": ["--pg-card", "--refused-soft"],
+    "--extra": ["--pg-card"],
+    "--on-heat": LEVELS,
+}
 KINDS = {"lanes": [f"--pg-lane-{i}" for i in range(4)],
          "who computed": ["--by-target", "--by-draft", "--by-beside", "--by-grammar", "--by-rest"],
          "fates of a guess": ["--accent", "--refused", "--extra"],
@@ -64,7 +69,10 @@ def contrast(a: tuple[float, ...], b: tuple[float, ...]) -> float:
 
 def lab(light: tuple[float, ...]) -> tuple[float, float, float]:
     """L*, a* and b* of linear light."""
-    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (part / white for part, white in zip(times(TO_XYZ, light), WHITE)))
+    x, y, z = (
+        t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116
+        for t in (part / white for part, white in zip(times(TO_XYZ, light), WHITE))
+    )
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
@@ -98,20 +106,30 @@ def test_quiet_text_can_be_read_on_paper(mode):
 @pytest.mark.parametrize("text", GROUNDS)
 def test_text_can_be_read_on_every_ground_it_stands_on(mode, text):
     known = colours(mode)
-    poor = {ground: round(contrast(known[text], known[ground]), 2) for ground in GROUNDS[text] if contrast(known[text], known[ground]) < READABLE}
+    poor = {
+        ground: round(contrast(known[text], known[ground]), 2)
+        for ground in GROUNDS[text]
+        if contrast(known[text], known[ground]) < READABLE
+    }
     assert not poor
 
 
 @modes
 def test_the_number_of_a_lane_can_be_read_on_its_colour(mode):
     known = colours(mode)
-    poor = {name: round(contrast(known[name], known["--pg-card"]), 2) for name in KINDS["lanes"] if contrast(known[name], known["--pg-card"]) < READABLE}
+    poor = {
+        name: round(contrast(known[name], known["--pg-card"]), 2)
+        for name in KINDS["lanes"]
+        if contrast(known[name], known["--pg-card"]) < READABLE
+    }
     assert not poor
 
 
 @modes
 @pytest.mark.parametrize("group", KINDS)
-@pytest.mark.parametrize("seen", [lambda light: light, without_green], ids=["with all pigments", "without that for green"])
+@pytest.mark.parametrize(
+    "seen", [lambda light: light, without_green], ids=["with all pigments", "without that for green"]
+)
 def test_kinds_in_one_picture_can_be_told_apart(mode, group, seen):
     known = colours(mode)
     alike = {f"{a} {b}": round(distance(known[a], known[b], seen), 1) for a, b in combinations(KINDS[group], 2)

@@ -1,4 +1,6 @@
-"""What holds for every lane there is: what it tells, what it leaves behind, how it ends, and what it goes together with."""
+"""What holds for every lane there is: what it tells, what it leaves behind, how it ends, and what it goes together
+with.
+"""
 from __future__ import annotations
 
 import json
@@ -16,13 +18,13 @@ from test_guarantees import drawing
 from toys import byte_tokenizer
 
 from playground.contract import find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, Session, prepare
 from playground.decoding.stream import Stream
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Forward, Note, event_from_json
 from playground.trace import Trace, check
@@ -38,7 +40,9 @@ every_answering_lane = pytest.mark.parametrize("recipe", ANSWERING.values(), ids
 every_greedy_lane = pytest.mark.parametrize("recipe", lanes("greedy_identical"), ids=title)
 
 
-def start(*recipes: Recipe, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT) -> Session:
+def start(
+    *recipes: LaneConfig, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT
+) -> Session:
     return prepare(models or pair(), list(recipes), prompt_of(text), Limits(seed, length))
 
 
@@ -49,7 +53,7 @@ def _finished(name: str) -> Session:
     return session
 
 
-def finished(recipe: Recipe) -> tuple[Session, list[Event]]:
+def finished(recipe: LaneConfig) -> tuple[Session, list[Event]]:
     """One run of a lane and what it told, for all tests that do no more than look at it."""
     session = _finished(title(recipe))
     return session, [stamped.event for stamped in session.trace.events]
@@ -91,7 +95,10 @@ def text_of(stream: Stream) -> list[int]:
 
 
 def tables(letters: str = "abcde", ends: str = "", context: int = 256) -> dict[str, TableModel]:
-    return {"target": TableModel(letters, ends, context=context), "draft": TableModel(letters, ends, seed=1, context=context)}
+    return {
+        "target": TableModel(letters, ends, context=context),
+        "draft": TableModel(letters, ends, seed=1, context=context),
+    }
 
 
 # --- what a lane tells ---
@@ -137,10 +144,15 @@ def test_another_seed_writes_another_text(recipe):
 @every_lane
 def test_every_forward_is_told_of(recipe):
     models = tables()
-    told = [event for event in events(start(recipe, models=Models(*models.values()), text="abcab")) if isinstance(event, Forward)]
+    told = [
+        event
+        for event in events(start(recipe, models=Models(*models.values()), text="abcab"))
+        if isinstance(event, Forward)
+    ]
     for name, model in models.items():
         assert sum(event.stream.startswith("draft") == (name == "draft") for event in told) == model.forwards
-    leaves_early = any(event.stream == "exit" for event in told)  # then a pass of the target runs the layers that are left
+    # then a pass of the target runs the layers that are left
+    leaves_early = any(event.stream == "exit" for event in told)
     for event in told:
         assert event.seconds >= 0 and event.tokens >= 1 and (event.layers == 1 or leaves_early and event.layers == 0)
 
@@ -183,7 +195,7 @@ def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
     for stream in [stream for stream in lane_of(session)._streams.values() if stream.store.length]:
         held, tokens = stream.store, text_of(stream)[:stream.store.length]
         fresh = stream.model.new_store()
-        stream.model.forward([Work(fresh, tokens, list(range(-1, len(tokens) - 1)))])
+        stream.model.forward([ForwardInput(fresh, tokens, list(range(-1, len(tokens) - 1)))])
         for pools, expected in ((held.keys, fresh.keys), (held.values, fresh.values)):
             for ours, theirs in ((pool.rows, other.rows) for pool, other in zip(pools, expected)):
                 assert (ours[:, :held.length] - theirs[:, :held.length]).abs().max() < 1e-9
@@ -211,7 +223,9 @@ def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(rec
 
 
 def test_lanes_that_share_a_model_write_what_each_writes_alone():
-    """Rows that went through a matrix product together are rounded together, so numbers agree to rounding and tokens exactly."""
+    """Rows that went through a matrix product together are rounded together, so numbers agree to rounding and tokens
+    exactly.
+    """
     together = start(*ALL.values(), seed=5)
     shared = [event for event in events(together) if isinstance(event, Forward) and event.lanes > 1]
     assert shared, "nobody shared a forward, so this says nothing"
@@ -221,10 +235,11 @@ def test_lanes_that_share_a_model_write_what_each_writes_alone():
 
 
 def rounded(told: list[Event]) -> list:
-    """Events without what depends on company, numbers to ten digits. Of forwards that were asked for together, the order depends on it too.
+    """Events without what depends on company, numbers to ten digits. Of forwards that were asked for together, the
+    order depends on it too.
 
-    Who reads a prompt that several have, and in how many pieces, is theirs to share: forwards that see no more than the prompt
-    and notes on it are left out.
+    Who reads a prompt that several have, and in how many pieces, is theirs to share: forwards that see no more than the
+    prompt and notes on it are left out.
     """
 
     def plain(value):
@@ -278,7 +293,7 @@ def test_a_fork_begins_with_the_tokens_it_was_given_and_says_so(recipe):
 def test_a_fork_goes_on_as_if_its_beginning_had_been_in_the_prompt(recipe):
     prompt, given, models = [0, 1, 2], [3, 3, 0], tables()
     forked = write(assemble(recipe), models, prompt, Limits(0, 10, forced=tuple(given)), Draws(0)).tokens
-    assert forked == write(assemble(Recipe("greedy")), models, prompt + given, Limits(0, 7), Draws(0)).tokens
+    assert forked == write(assemble(LaneConfig("greedy")), models, prompt + given, Limits(0, 7), Draws(0)).tokens
 
 
 @every_greedy_lane
@@ -293,7 +308,11 @@ def test_a_fork_along_its_own_text_changes_nothing(recipe):
 @every_lane
 def test_a_fork_may_end_the_text_by_itself(recipe):
     models = tables(ends="e")
-    for forced, reason, left in [((1, 4, 2, 2), "end", [1, 4]), ((1, 2, 3), "length", [1, 2]), ((1, 2, 3), "stop_string", [1, 2])]:
+    for forced, reason, left in [
+        ((1, 4, 2, 2), "end", [1, 4]),
+        ((1, 2, 3), "length", [1, 2]),
+        ((1, 2, 3), "stop_string", [1, 2]),
+    ]:
         limits = Limits(0, 2 if reason == "length" else 9, ("bc",) if reason == "stop_string" else (), forced)
         lane = write(assemble(recipe), models, [0], limits, Draws(0))
         assert (lane.reason, lane.tokens[1:]) == (reason, left)
@@ -303,10 +322,20 @@ def test_a_fork_may_end_the_text_by_itself(recipe):
 
 REGEX = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
 BESIDE = {"h2o": [("h2o", {"heavy": 3, "recent": 3})], "mirostat": [("mirostat", {})]}
-COMPANY = {title(recipe): recipe for recipe in [
-    *(Recipe("greedy", {}, [REGEX if name == "regex" else (name, {})]) for name in sorted(cls.name for cls in registered(*TOGGLES))),
-    *(Recipe("speculative", {}, [("draft_model", {"width": 2}), ("rejection", {}), *beside]) for beside in BESIDE.values()),
-    *(Recipe(cls.name, {}, [REGEX]) for cls in registered(*TEXT) if "constraint" in cls.needs)]}
+COMPANY = {
+    title(recipe): recipe
+    for recipe in [
+        *(
+            LaneConfig("greedy", {}, [REGEX if name == "regex" else (name, {})])
+            for name in sorted(cls.name for cls in registered(*TOGGLES))
+        ),
+        *(
+            LaneConfig("speculative", {}, [("draft_model", {"width": 2}), ("rejection", {}), *beside])
+            for beside in BESIDE.values()
+        ),
+        *(LaneConfig(cls.name, {}, [REGEX]) for cls in registered(*TEXT) if "constraint" in cls.needs),
+    ]
+}
 every_company = pytest.mark.parametrize("recipe", COMPANY.values(), ids=COMPANY)
 
 
@@ -390,10 +419,10 @@ def test_no_forward_leaves_the_positions_a_model_has(recipe):
 @every_greedy_lane
 def test_a_stop_string_cuts_the_text_where_it_cuts_greedys(recipe):
     models, prompt = tables(), [0, 1, 0, 1]
-    text = write(assemble(Recipe("greedy")), models, prompt, Limits(0, 16), Draws(0)).text
+    text = write(assemble(LaneConfig("greedy")), models, prompt, Limits(0, 16), Draws(0)).text
     for begin in range(0, 14, 2):
         limits = Limits(0, 16, ("zz", "", text[begin:begin + 3]))
-        plain, lane = (write(assemble(r), models, prompt, limits, Draws(0)) for r in (Recipe("greedy"), recipe))
+        plain, lane = (write(assemble(r), models, prompt, limits, Draws(0)) for r in (LaneConfig("greedy"), recipe))
         assert (lane.text, lane.reason) == (plain.text, "stop_string")
         assert lane.text.endswith(text[begin:begin + 3]) and text[begin:begin + 3] not in lane.text[:-1]
 
@@ -408,7 +437,7 @@ def test_a_stop_string_inside_a_token_ends_the_text_with_that_token(recipe):
 
 # --- what goes together: everything, or it is refused before it runs ---
 
-def outcome(recipe: Recipe, models: dict) -> str:
+def outcome(recipe: LaneConfig, models: dict) -> str:
     """ "refused", or how the text ended; fails where the lane does."""
     try:
         assembly = assemble(recipe)
@@ -432,23 +461,40 @@ def speakers() -> dict[str, TableModel]:
 def test_a_toggle_works_with_every_lane_or_is_refused(toggle):
     models = {"target": pair().target, "draft": pair().draft}
     for recipe in lanes():
-        assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in ("refused", "length", "end", "grammar")
+        assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in (
+            "refused",
+            "length",
+            "end",
+            "grammar",
+        )
 
 
-def companies() -> list[tuple[tuple[str, str], list[Recipe]]]:
-    """Every pair of toggles with a third of the decoders, each pair with other ones, their slots filled in one of their ways."""
-    fillings: dict[str, list[Recipe]] = {}
+def companies() -> list[tuple[tuple[str, str], list[LaneConfig]]]:
+    """Every pair of toggles with a third of the decoders, each pair with other ones, their slots filled in one of their
+    ways.
+    """
+    fillings: dict[str, list[LaneConfig]] = {}
     for recipe in lanes():
         fillings.setdefault(recipe.strategy, []).append(recipe)
     decoders = list(fillings.values())
-    return [(pair_, [ways[turn % len(ways)] for ways in decoders[turn % 3::3]]) for turn, pair_ in enumerate(combinations(toggles(), 2))]
+    return [
+        (pair_, [ways[turn % len(ways)] for ways in decoders[turn % 3 :: 3]])
+        for turn, pair_ in enumerate(combinations(toggles(), 2))
+    ]
 
 
-@pytest.mark.parametrize("both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    "both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else ""
+)
 def test_two_toggles_work_together_or_are_refused(both, beside, speakers):
     for recipe in beside:
         added = [(name, {}) for name in both]
-        assert outcome(replace(recipe, extras=[*recipe.extras, *added]), speakers) in ("refused", "length", "end", "grammar")
+        assert outcome(replace(recipe, extras=[*recipe.extras, *added]), speakers) in (
+            "refused",
+            "length",
+            "end",
+            "grammar",
+        )
 
 
 def test_most_of_what_can_be_asked_for_can_be_had():

@@ -55,21 +55,27 @@ def full(name: str):
     elif name == "stand":
         drafter = find(name)(64)
         drafter._thoughts = stand.Thoughts()
-        drafter._thoughts.known = {(token,): ({(token + i * i) % 100: 0.1 for i in range(10)}, 3) for token in range(8000)}
+        drafter._thoughts.known = {
+            (token,): ({(token + i * i) % 100: 0.1 for i in range(10)}, 3) for token in range(8000)
+        }
     else:
         drafter = find(name)(alpha=4.0, offset=8.0, min_prob=0.0, branching=True)
     return drafter
 
 
 def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
-    """Whatever else the machine does only adds to a time, so the quickest round of several runs is held against the strictest limit of as many looks."""
+    """Whatever else the machine does only adds to a time, so the quickest round of several runs is held against the
+    strictest limit of as many looks.
+    """
     limit, quickest = (min(times) for times in zip(*((here(seconds), min(rounds())) for _ in range(RUNS))))
     assert quickest < limit
 
 
 @pytest.mark.parametrize("name, least", [("stand", 60), ("aded", 30), ("suffix_decoding", 10), ("dyspec", 60)])
 def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monkeypatch):
-    """Of this thread's own time, so that whatever else the machine does is not counted, and without the forwards that a draft model takes."""
+    """Of this thread's own time, so that whatever else the machine does is not counted, and without the forwards that a
+    draft model takes.
+    """
     models, costs, cls = load(), [], find(name)
     original = cls.propose
 
@@ -86,7 +92,8 @@ def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monke
             answer = yield said
 
     monkeypatch.setattr(cls, "propose", timed)
-    judged = ["greedy_match"] if name == "dyspec" else ["sample_match", AT_ONE]  # by chance each of its draws looks at the whole row
+    # by chance each of its draws looks at the whole row
+    judged = ["greedy_match"] if name == "dyspec" else ["sample_match", AT_ONE]
     assembly = assemble(guessing(name, *judged))
     assembly.decoder.drafter = full(name)
     prompt = models.target.tokens.encode(PROMPT)
@@ -100,7 +107,9 @@ def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monke
 
 
 def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_forwards(monkeypatch):
-    """Guessing, judging, keeping, and telling of all that: whatever this thread does between the matrix products of two models."""
+    """Guessing, judging, keeping, and telling of all that: whatever this thread does between the matrix products of two
+    models.
+    """
     models, forwards, original = load(), [], Model.forward
 
     def timed(*args):
@@ -115,7 +124,9 @@ def test_a_whole_round_of_64_guesses_takes_two_milliseconds_at_most_beside_its_f
 
 
 def rounds_of_64(models, forwards: list[float]) -> list[float]:
-    """Seconds of each round of a run that made 64 guesses, without those in `forwards`; the first round reads the prompt and does not count."""
+    """Seconds of each round of a run that made 64 guesses, without those in `forwards`; the first round reads the
+    prompt and does not count.
+    """
     session = prepare(models, [guessing("dyspec", "greedy_match", nodes=64)], Prompt(PROMPT), Limits(0, 40))
     costs, told, start = [], [], thread_time()
     while not session.finished:

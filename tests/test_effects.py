@@ -14,7 +14,7 @@ from playground.bench.charts import Chart
 from playground.bench.effects import EFFECTS
 from playground.bench.effects.answer_comparison import PLAIN
 from playground.bench.effects.context_effect import AGAINST, ALIKE, CONTRASTS, context
-from playground.bench.effects.effect import Effect, Finding, document, page, say
+from playground.bench.effects.effect import Effect, EffectResult, document, page, say
 from playground.bench.effects.eviction_effect import BUDGETS, KEPT, eviction
 from playground.bench.effects.grammar_effect import BOUND, BOUND_DRAWN, DRAWN, fits, grammar, is_valid
 from playground.bench.effects.speculation_effect import AIMS, DRAFTED, LOOKED_UP, speculation
@@ -33,12 +33,23 @@ Making = Callable[[str, Question, int], dict]
 
 def answers(effect: Effect, make: Making, repeats: int = 1) -> list[Answer]:
     """What every entrant would answer; `make` says of an entrant and a question what matters."""
-    return [Answer(entrant.name, number, question, round, seed=0, **{"token_ids": [1], "seconds": 1.0, **make(entrant.name, question, number)})
-            for round in range(1, repeats + 1) for number, question in enumerate(effect.questions) for entrant in effect.entrants]
+    return [
+        Answer(
+            entrant.name,
+            number,
+            question,
+            round,
+            seed=0,
+            **{"token_ids": [1], "seconds": 1.0, **make(entrant.name, question, number)},
+        )
+        for round in range(1, repeats + 1)
+        for number, question in enumerate(effect.questions)
+        for entrant in effect.entrants
+    ]
 
 
 def shown(effect: Effect, make: Making, repeats: int = 1) -> bool:
-    return Finding.of(effect, answers(effect, make, repeats)).shown
+    return EffectResult.of(effect, answers(effect, make, repeats)).shown
 
 
 def scored(right: Callable[[str, Question, int], bool]) -> Making:
@@ -51,11 +62,18 @@ SWITCHING, GOOD = switching(count=10), "bild below 0.7"
 
 
 def switches(target: float, loss: float = 0.0, alone: float = 0.5) -> Making:
-    """Greedy is always right; one switch makes some forwards of the target a token and loses a share of the questions, the draft alone another."""
+    """Greedy is always right; one switch makes some forwards of the target a token and loses a share of the questions,
+    the draft alone another.
+    """
     def make(name: str, question: Question, number: int) -> dict:
         wrong = {PLAIN: 0.0, ALONE: alone, GOOD: loss}.get(name, 1.0)
         forwards = round(100 * (target if name == GOOD else 1.0))
-        return {"score": float(number % 10 >= 10 * wrong), "token_ids": [1] * 101, "forwards": {"target": forwards, "draft": 100}}
+        return {
+            "score": float(number % 10 >= 10 * wrong),
+            "token_ids": [1] * 101,
+            "forwards": {"target": forwards, "draft": 100},
+        }
+
     return make
 
 
@@ -63,7 +81,9 @@ def test_switching_shows_where_few_tokens_ask_the_target_and_the_score_stays():
     assert shown(SWITCHING, switches(target=0.3))
 
 
-@pytest.mark.parametrize("absent", [switches(target=0.7), switches(target=0.3, loss=0.4), switches(target=0.3, alone=0.0)])
+@pytest.mark.parametrize(
+    "absent", [switches(target=0.7), switches(target=0.3, loss=0.4), switches(target=0.3, alone=0.0)]
+)
 def test_switching_does_not_show_where_the_target_writes_on_the_score_falls_or_the_draft_would_do(absent):
     assert not shown(SWITCHING, absent)
 
@@ -71,7 +91,9 @@ def test_switching_does_not_show_where_the_target_writes_on_the_score_falls_or_t
 def test_a_switch_is_not_chosen_on_the_questions_it_is_tested_on():
     lucky = scored(lambda name, question, number: name == PLAIN or name in SWITCHES and number % 2 == 0)
     verdict = SWITCHING.judge(answers(SWITCHING, lucky))
-    assert not verdict.shown and [value.mean for value in verdict.numbers.values() if isinstance(value, Paired)][0] == -1.0
+    assert (
+        not verdict.shown and [value.mean for value in verdict.numbers.values() if isinstance(value, Paired)][0] == -1.0
+    )
 
 
 # --- context ---
@@ -82,7 +104,11 @@ CONTEXT = context(count=12)
 def weighs(against: float, alike: float = 1.0) -> Making:
     """Share of right answers of adacad; greedy is right on every other passage against memory, and on all others."""
     share = {AGAINST: against, ALIKE: alike}
-    return scored(lambda name, question, number: number % 12 < 12 * share[question.task] if name == "adacad" else question.task == ALIKE or number % 2)
+    return scored(
+        lambda name, question, number: (
+            number % 12 < 12 * share[question.task] if name == "adacad" else question.task == ALIKE or number % 2
+        )
+    )
 
 
 def test_context_shows_where_a_contrast_wins_against_memory_and_costs_nothing():
@@ -96,7 +122,9 @@ def test_context_does_not_show_where_nothing_is_gained_or_the_agreeing_passages_
 
 def test_passages_and_memory_disagree_in_one_half_and_agree_in_the_other():
     for question in CONTEXT.questions:
-        assert question.answer in question.context and (question.meta["memory"] == question.answer) == (question.task == ALIKE)
+        assert question.answer in question.context and (question.meta["memory"] == question.answer) == (
+            question.task == ALIKE
+        )
 
 
 # --- eviction ---
@@ -106,12 +134,17 @@ EVICTION = eviction(count=12)
 
 def forgets(least: int, kept: bool = True) -> Making:
     """Evicting caches are right from a budget on; the quantised one where it is said."""
-    return scored(lambda name, question, number: kept if name == KEPT else name == PLAIN or int(name.split(", ")[1]) >= least)
+    return scored(
+        lambda name, question, number: kept if name == KEPT else name == PLAIN or int(name.split(", ")[1]) >= least
+    )
 
 
 def test_eviction_shows_where_small_budgets_lose_the_needle_and_large_ones_do_not():
     assert shown(EVICTION, forgets(least=64))
-    assert EVICTION.judge(answers(EVICTION, forgets(least=64))).numbers["h2o, smallest budget that loses at most 0.05"] == 64
+    assert (
+        EVICTION.judge(answers(EVICTION, forgets(least=64))).numbers["h2o, smallest budget that loses at most 0.05"]
+        == 64
+    )
 
 
 @pytest.mark.parametrize("absent", [forgets(least=0), forgets(least=1000), forgets(least=64, kept=False)])
@@ -120,7 +153,11 @@ def test_eviction_does_not_show_where_nothing_is_lost_all_is_lost_or_the_control
 
 
 def test_a_budget_is_what_a_policy_holds():
-    held = {entrant.name: assemble(entrant.recipe).cache_policy.budget(0) for entrant in EVICTION.entrants if entrant.name not in (PLAIN, KEPT)}
+    held = {
+        entrant.name: assemble(entrant.recipe).cache_policy.budget(0)
+        for entrant in EVICTION.entrants
+        if entrant.name not in (PLAIN, KEPT)
+    }
     assert all(name.endswith(f", {budget}") for name, budget in held.items()) and set(held.values()) == set(BUDGETS)
     assert all(re.fullmatch(r"\d{4}", question.answer) for question in EVICTION.questions)
 
@@ -131,10 +168,16 @@ GRAMMAR = grammar(count=12)
 
 
 def binds(valid: float = 1.0, free: float = 0.0, right: float = 1.0) -> Making:
-    """Share of valid records under the schema and, at temperature 1, without it; share of right ones under the schema, all without."""
+    """Share of valid records under the schema and, at temperature 1, without it; share of right ones under the schema,
+    all without.
+    """
     def make(name: str, question: Question, number: int) -> dict:
         share = {BOUND: valid, BOUND_DRAWN: valid, DRAWN: free}.get(name, 1.0)
-        return {"text": question.answer if number < 12 * share else "{}", "score": float(name not in (BOUND, BOUND_DRAWN) or number < 12 * right)}
+        return {
+            "text": question.answer if number < 12 * share else "{}",
+            "score": float(name not in (BOUND, BOUND_DRAWN) or number < 12 * right),
+        }
+
     return make
 
 
@@ -173,7 +216,10 @@ SPECULATION = speculation(count=2)
 def speeds(drafted: float = 3.0, looked_up: float = 5.0, same: bool = True) -> Making:
     """How many times as fast each drafter is, and whether it writes what the plain lane writes."""
     faster = {PLAIN: 1.0, DRAFTED: drafted, LOOKED_UP: looked_up}
-    return lambda name, question, number: {"seconds": 1 / faster[name], "token_ids": [1] if same or name == PLAIN else [2]}
+    return lambda name, question, number: {
+        "seconds": 1 / faster[name],
+        "token_ids": [1] if same or name == PLAIN else [2],
+    }
 
 
 def test_speculation_shows_where_it_reaches_its_aims_with_the_same_text():
@@ -196,14 +242,20 @@ VOTES = votes(count=24)
 
 def polls(gained: int, lost: int = 0) -> Making:
     """Greedy solves the second half; eight votes at 0.7 solve so many more and lose so many."""
-    return scored(lambda name, question, number: number < gained or number >= 12 + lost if name == polled(8, 0.7) else number >= 12)
+    return scored(
+        lambda name, question, number: (
+            number < gained or number >= 12 + lost if name == polled(8, 0.7) else number >= 12
+        )
+    )
 
 
 def test_votes_show_where_a_setting_solves_clearly_more():
     assert shown(VOTES, polls(gained=10))
 
 
-@pytest.mark.parametrize("absent", [polls(gained=0), polls(gained=6), polls(gained=10, lost=8), polls(gained=0, lost=12)])
+@pytest.mark.parametrize(
+    "absent", [polls(gained=0), polls(gained=6), polls(gained=10, lost=8), polls(gained=0, lost=12)]
+)
 def test_votes_do_not_show_for_a_gain_that_the_luckiest_of_six_settings_may_have(absent):
     assert not shown(VOTES, absent)
 
@@ -217,14 +269,18 @@ def test_problems_are_of_the_middle_grade_and_not_drills():
 @pytest.mark.parametrize("name", EFFECTS)
 def test_an_effect_with_a_failed_answer_is_not_shown(name):
     effect = EFFECTS[name](count=2)
-    finding = Finding.of(effect, answers(effect, lambda *_: {"failure": "It broke."}))
-    assert not finding.shown and "It broke." in finding.lines()[-1] and finding.to_json()["failed"] == len(finding.answers)
+    finding = EffectResult.of(effect, answers(effect, lambda *_: {"failure": "It broke."}))
+    assert (
+        not finding.shown and "It broke." in finding.lines()[-1] and finding.to_json()["failed"] == len(finding.answers)
+    )
 
 
 @pytest.mark.parametrize("name", EFFECTS)
 def test_every_entrant_can_be_set_up(name):
     effect = EFFECTS[name](count=2)
-    assert len({entrant.name for entrant in effect.entrants}) == len(effect.entrants) and effect.entrants[0].name == PLAIN
+    assert (
+        len({entrant.name for entrant in effect.entrants}) == len(effect.entrants) and effect.entrants[0].name == PLAIN
+    )
     for entrant in effect.entrants:
         assemble(entrant.recipe_for(effect.questions[0]))
 
@@ -239,33 +295,69 @@ def test_a_chart_names_all_it_shows(name):
 
 
 def test_a_chart_has_a_mark_for_each_value_and_none_for_what_is_missing():
-    lines = Chart("<Needle> & more", "budget", "score", ["8", "16", "32"], {"a": [(0.5, 0.1), None, (1.0, 0.0)], "b": [(0.0, 0.0)] * 3}, {"full": 1.0})
+    lines = Chart(
+        "<Needle> & more",
+        "budget",
+        "score",
+        ["8", "16", "32"],
+        {"a": [(0.5, 0.1), None, (1.0, 0.0)], "b": [(0.0, 0.0)] * 3},
+        {"full": 1.0},
+    )
     drawn = ElementTree.fromstring(lines.svg())
     heights = [float(circle.get("cy")) for circle in drawn.iter(f"{SVG}circle")]
     assert len(heights) == 5 and heights[0] == pytest.approx((heights[1] + heights[2]) / 2) and heights[1] < heights[2]
-    bars = ElementTree.fromstring(Chart("Bars", "", "times", ["x"], {"a": [(2.0, 0.0)], "b": [(1.0, 0.0)]}, bars=True).svg())
+    bars = ElementTree.fromstring(
+        Chart("Bars", "", "times", ["x"], {"a": [(2.0, 0.0)], "b": [(1.0, 0.0)]}, bars=True).svg()
+    )
     _, tall, short = (float(box.get("height")) for box in bars.iter(f"{SVG}rect"))
     assert tall == pytest.approx(2 * short)
 
 
-@pytest.mark.parametrize("value, said", [
-    (Paired(0.125, 0.05, 3, 1, 0.625), "+0.125 ± 0.050 (3 better, 1 worse, p 0.625)"), (Score(0.5, None, 1), "0.500 on 1 questions"),
-    (None, "-"), (64, "64"), (0.25, "0.250")])
+@pytest.mark.parametrize(
+    "value, said",
+    [
+        (Paired(0.125, 0.05, 3, 1, 0.625), "+0.125 ± 0.050 (3 better, 1 worse, p 0.625)"),
+        (Score(0.5, None, 1), "0.500 on 1 questions"),
+        (None, "-"),
+        (64, "64"),
+        (0.25, "0.250"),
+    ],
+)
 def test_a_number_is_said_with_its_uncertainty(value, said):
     assert say(value) == said
 
 
 def test_page_and_json_say_what_was_found():
     effect = votes(count=24)
-    found = [Finding.of(effect, answers(effect, polls(gained=gained))) for gained in (10, 0)]
+    found = [EffectResult.of(effect, answers(effect, polls(gained=gained))) for gained in (10, 0)]
     facts = {"settings": {"model": "toy"}, "machine": {"cores": 2}}
     told, written = json.loads(json.dumps(document(facts, found), allow_nan=False)), page(facts, found, "effects")
-    assert [each["shown"] for each in told["effects"]] == [True, False] and told["effects"][0]["numbers"]["8 votes at 0.7 against greedy"]["better"] == 10
-    assert "## Votes: shown" in written and "## Votes: not shown" in written and "effects/votes.svg" in written and effect.rule in written
+    assert [each["shown"] for each in told["effects"]] == [True, False] and told["effects"][0]["numbers"][
+        "8 votes at 0.7 against greedy"
+    ]["better"] == 10
+    assert (
+        "## Votes: shown" in written
+        and "## Votes: not shown" in written
+        and "effects/votes.svg" in written
+        and effect.rule in written
+    )
 
 
 def test_the_command_records_what_it_finds(tmp_path, capsys):
-    code = main(["bench", "effects", "--only", "context", "--questions", "2", "--out", str(tmp_path / "e.json"), "--page", str(tmp_path / "e.md")])
+    code = main(
+        [
+            "bench",
+            "effects",
+            "--only",
+            "context",
+            "--questions",
+            "2",
+            "--out",
+            str(tmp_path / "e.json"),
+            "--page",
+            str(tmp_path / "e.md"),
+        ]
+    )
     told, printed = json.loads((tmp_path / "e.json").read_text()), capsys.readouterr().out
     assert code == 0 and printed.startswith("context: ") and not any(effect["failed"] for effect in told["effects"])
     picture = re.search(r"!\[.*\]\((.*\.svg)\)", (tmp_path / "e.md").read_text()).group(1)

@@ -1,4 +1,6 @@
-"""What programs may ask of the page: over small random models through Gradio's own client, and over sessions that only count."""
+"""What programs may ask of the page: over small random models through Gradio's own client, and over sessions that only
+count.
+"""
 from __future__ import annotations
 
 import json
@@ -13,12 +15,12 @@ from gradio_client.exceptions import AppError
 
 import playground
 from playground.contract import discover, find
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
 from playground.trace.comparison import compared, yardstick_of
 from playground.ui.gallery import examples
-from playground.ui.handlers import Acts
-from playground.ui.model_loader import Wish
+from playground.ui.handlers import Handlers
+from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
 from playground.ui.playground_page import Page
 from playground.ui.settings import Rules, Settings
@@ -26,7 +28,11 @@ from playground.ui.site import Site
 
 PROMPT = "The red fox"
 NAMES = {"/run", "/compare", "/strategies", "/examples", "/questions"}
-GREEDY, SAMPLE, GUESSING = {"strategy": "greedy"}, {"strategy": "sample", "knobs": {"temperature": 1.5, "top_k": 3}}, {"strategy": "speculative"}
+GREEDY, SAMPLE, GUESSING = (
+    {"strategy": "greedy"},
+    {"strategy": "sample", "knobs": {"temperature": 1.5, "top_k": 3}},
+    {"strategy": "speculative"},
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +47,7 @@ def opened(site: Site):
 
 @pytest.fixture(scope="module")
 def client(pair):
-    demo, address = opened(Site(Wish(pair.target, pair.draft)))
+    demo, address = opened(Site(ModelRequest(pair.target, pair.draft)))
     yield Client(address, verbose=False)
     demo.close()
 
@@ -60,21 +66,25 @@ def refused(client: Client, *lanes, **more) -> str:
 # --- which there are ---
 
 def test_a_message_of_a_stream_costs_the_browser_nothing_but_what_it_says():
-    """Gradio tells each component that a listener shows its progress on of every message, and copies for that all that the component holds."""
+    """Gradio tells each component that a listener shows its progress on of every message, and copies for that all that
+    the component holds.
+    """
     listeners = [told for told in build(Site(load=None)).config["dependencies"] if told["api_visibility"] == "private"]
     assert len(listeners) > 20 and all(told["show_progress_on"] == [] for told in listeners if told["outputs"])
 
 
 def test_what_is_opened_after_a_run_stays_open(pair):
-    """A browser is given the last answer of an act a second time when the act has ended: were it the one that shuts what was drawn of the run
-    before, it would shut what a quick visitor has opened in between."""
-    site = Site(Wish(pair.target, pair.draft))
+    """A browser is given the last answer of an act a second time when the act has ended: were it the one that shuts
+    what was drawn of the run before, it would shut what a quick visitor has opened in between."""
+    site = Site(ModelRequest(pair.target, pair.draft))
     with gr.Blocks():
         page = Page(site, gr.Row())
     settings = Settings(prompt="The red fox", length=4, lanes=[GREEDY])
-    *_, before, last = Acts(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
+    *_, before, last = Handlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
     folds = [page.examined, *page.studies.values()]
-    assert [before[fold]["open"] for fold in folds] == [False] * len(folds) and not any("open" in last[fold] for fold in folds)
+    assert [before[fold]["open"] for fold in folds] == [False] * len(folds) and not any(
+        "open" in last[fold] for fold in folds
+    )
 
 
 def test_the_public_endpoints_are_exactly_these(client):
@@ -84,7 +94,11 @@ def test_the_public_endpoints_are_exactly_these(client):
 
 def test_every_argument_is_typed_and_every_endpoint_described(client):
     info = client.view_api(return_format="dict")["named_endpoints"]
-    assert all(argument["type"] and argument["parameter_name"] for endpoint in info.values() for argument in endpoint["parameters"])
+    assert all(
+        argument["type"] and argument["parameter_name"]
+        for endpoint in info.values()
+        for argument in endpoint["parameters"]
+    )
     assert all(endpoint["description"] for endpoint in info.values())
     assert names_of(info["/run"]) == names_of(info["/compare"])
 
@@ -108,8 +122,11 @@ def test_run_streams_every_token_of_every_lane(client):
 
 def test_compare_tells_what_python_tells(client, pair):
     told = compare(client, GREEDY, GUESSING, SAMPLE, seed=3)
-    recipes = [Recipe(lane["strategy"], lane.get("knobs", {})) for lane in (GREEDY, GUESSING, SAMPLE)]
-    expected = compared(playground.compare(recipes, PROMPT, models=playground.load(pair.target, pair.draft), seed=3, max_new_tokens=12), 0)
+    recipes = [LaneConfig(lane["strategy"], lane.get("knobs", {})) for lane in (GREEDY, GUESSING, SAMPLE)]
+    expected = compared(
+        playground.compare(recipes, PROMPT, models=playground.load(pair.target, pair.draft), seed=3, max_new_tokens=12),
+        0,
+    )
     for lane, other in zip(told, expected, strict=True):
         assert without_clocks(lane) == without_clocks(other)
         assert lane["metrics"]["tokens_per_second"] > 0
@@ -119,7 +136,10 @@ def without_clocks(lane: dict) -> dict:
     """What does not depend on the machine; numbers go over the wire rounded."""
     clocks = ("seconds", "tokens_per_second", "time_to_first_token", "mask_seconds_per_token")
     told = {**lane, "metrics": {name: value for name, value in lane["metrics"].items() if name not in clocks}}
-    told["difference"] = told["difference"] and {**told["difference"], "sentence": told["difference"]["sentence"].partition(";")[0]}
+    told["difference"] = told["difference"] and {
+        **told["difference"],
+        "sentence": told["difference"]["sentence"].partition(";")[0],
+    }
     return json.loads(json.dumps(told), parse_float=lambda number: round(float(number), 3))
 
 
@@ -159,7 +179,7 @@ def test_lanes_that_are_no_list_get_a_sentence(client):
 
 
 def test_a_public_page_keeps_its_limits_for_programs(pair):
-    demo, address = opened(Site(Wish(pair.target, pair.draft), Rules.for_visitors()))
+    demo, address = opened(Site(ModelRequest(pair.target, pair.draft), Rules.for_visitors()))
     try:
         client = Client(address, verbose=False)
         assert "between 1 and 256" in refused(client, GREEDY, length=300)
@@ -171,7 +191,9 @@ def test_a_public_page_keeps_its_limits_for_programs(pair):
 def test_a_program_that_leaves_ends_its_comparison():
     from counting import Counting
     begun, models = [], SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device="cpu"), draft=None)
-    demo, address = opened(Site(load=lambda *names, **how: models, prepare=lambda *asked: begun.append(Counting([])) or begun[-1]))
+    demo, address = opened(
+        Site(load=lambda *names, **how: models, prepare=lambda *asked: begun.append(Counting([])) or begun[-1])
+    )
     try:
         job = Client(address, verbose=False).submit(PROMPT, [GREEDY], api_name="/compare")
         while len(job.outputs()) < 3:
@@ -184,7 +206,9 @@ def test_a_program_that_leaves_ends_its_comparison():
 
 def test_the_yardstick_of_the_shell_is_greedy_where_it_ran(pair):
     results = playground.compare(["sample", "greedy"], PROMPT, models=playground.load(pair.target), max_new_tokens=3)
-    assert yardstick_of(results) == 1 and {lane["against"] for lane in compared(results, yardstick_of(results))} == {"greedy"}
+    assert yardstick_of(results) == 1 and {lane["against"] for lane in compared(results, yardstick_of(results))} == {
+        "greedy"
+    }
 
 
 # --- strategies and examples ---
@@ -240,7 +264,7 @@ def test_without_its_package_the_option_says_what_to_install(monkeypatch, capsys
 
 
 def test_the_tools_are_the_public_endpoints(pair):
-    demo = build(Site(Wish(pair.target, pair.draft)))
+    demo = build(Site(ModelRequest(pair.target, pair.draft)))
     try:
         demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, mcp_server=True)
         assert set(demo.mcp_server_obj.tool_to_endpoint.values()) == NAMES

@@ -1,4 +1,6 @@
-"""The lean way through a network gives the library's rows, holds no weight twice, and is left alone where it does not fit."""
+"""The lean way through a network gives the library's rows, holds no weight twice, and is left alone where it does not
+fit.
+"""
 from __future__ import annotations
 
 import pytest
@@ -7,19 +9,23 @@ from architectures import tiny
 from torch import nn
 from toys import byte_tokenizer
 
-from playground.engine.forward_input import Work
-from playground.engine.fused_llama import DTYPES, KINDS, LARGE, SMALL, FastLlama, Product, fast_path
-from playground.engine.hooks import Call, Plan
-from playground.engine.kv_cache import Store
+from playground.engine.forward_input import ForwardInput
+from playground.engine.fused_llama import DTYPES, KINDS, LARGE, SMALL, FusedLlama, Product, fast_path
+from playground.engine.hooks import Call, LayerPlan
+from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 
 TEXT = [5, 9, 2, 7, 7, 1, 40, 3]
-PLANS = {"all layers": Plan(), "one is skipped": Plan(skip=frozenset([1])), "left after two": Plan(stop=2, capture=frozenset([1, 2])),
-         "entered late": Plan(resume=(1, torch.linspace(-1, 1, 8 * 32, dtype=torch.float64).view(8, 32)))}
+PLANS = {
+    "all layers": LayerPlan(),
+    "one is skipped": LayerPlan(skip=frozenset([1])),
+    "left after two": LayerPlan(stop=2, capture=frozenset([1, 2])),
+    "entered late": LayerPlan(resume=(1, torch.linspace(-1, 1, 8 * 32, dtype=torch.float64).view(8, 32))),
+}
 
 
-def rows(model: Model, plan: Plan) -> tuple[torch.Tensor, dict]:
-    (found,), captured = model.forward([Work(model.new_store(), TEXT, list(range(-1, len(TEXT) - 1)))], plan)
+def rows(model: Model, plan: LayerPlan) -> tuple[torch.Tensor, dict]:
+    (found,), captured = model.forward([ForwardInput(model.new_store(), TEXT, list(range(-1, len(TEXT) - 1)))], plan)
     return found, captured
 
 
@@ -40,9 +46,9 @@ def test_in_short_numbers_it_rounds_no_worse_than_the_library(kind):
     expected = exact(input_ids=ids, use_cache=False).logits[0]
     library = tiny(kind, dtype=torch.bfloat16)
     theirs = library(input_ids=ids, use_cache=False).logits[0].double()
-    segment = Store(exact.config.num_hidden_layers).extend(list(range(-1, len(TEXT) - 1)))
+    segment = KVCache(exact.config.num_hidden_layers).extend(list(range(-1, len(TEXT) - 1)))
     with torch.inference_mode():
-        ours = FastLlama(library, 64)(torch.arange(len(TEXT))[None], 0, Call([segment]), ids).double()
+        ours = FusedLlama(library, 64)(torch.arange(len(TEXT))[None], 0, Call([segment]), ids).double()
     assert (ours - expected).abs().mean() < 1.25 * (theirs - expected).abs().mean()
 
 
@@ -52,7 +58,9 @@ def test_no_weight_is_held_twice(kind):
     before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
     held = sum(weight.untyped_storage().nbytes() for weight in network.parameters())
     fast_path(network, 64)
-    storages = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in network.parameters()}
+    storages = {
+        weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in network.parameters()
+    }
     assert sum(storages.values()) <= held
     assert all(torch.equal(weight, before[name]) for name, weight in network.named_parameters())
 
@@ -96,7 +104,10 @@ def test_a_large_product_is_the_layers_up_to_rounding(count, bias, packed, dtype
 
 def test_in_float64_a_block_keeps_all_its_digits():
     layer = nn.Linear(LARGE // 256, 256, dtype=torch.float64)
-    product, states = Product.of(layer), torch.randn(16, LARGE // 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    product, states = (
+        Product.of(layer),
+        torch.randn(16, LARGE // 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    )
     product.pack()
     with torch.inference_mode():
         assert (product(states) - layer(states)).abs().max() < 1e-12
@@ -107,6 +118,7 @@ def test_in_float64_a_block_keeps_all_its_digits():
 def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, small, dtype):
     monkeypatch.setattr("playground.engine.fused_llama.SMALL", most)
     monkeypatch.setattr("playground.engine.fused_llama.LARGE", 1)
-    products = [product for layer in FastLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.products]
-    twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())  # not every processor computes in bfloat16
+    products = [product for layer in FusedLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.products]
+    # not every processor computes in bfloat16
+    twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     assert products and all(product._read.is_mkldnn is twice for product in products)

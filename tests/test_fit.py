@@ -1,4 +1,5 @@
-"""Knobs fitted to a model: an entropy threshold learnt from pairs whose law is known, and a text as a model reads it."""
+"""Knobs fitted to a model: an entropy threshold learnt from pairs whose law is known, and a text as a model reads it.
+"""
 from __future__ import annotations
 
 import json
@@ -10,7 +11,7 @@ from pairs import VOCABULARY, network, pair
 from saved import save_models
 from torch import Tensor
 
-from playground.algorithms.sampling.token_readings import Reading
+from playground.algorithms.sampling.token_readings import TokenReading
 from playground.cli import main
 from playground.contract import find
 from playground.errors import Refusal
@@ -19,18 +20,22 @@ from strategies.sampling.adadec.entropy_threshold import RIDGE, best_cutoff, jud
 
 
 def pairs(count: int, tau: float, slope: float = -4.0, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Entropies, most of them low where `spread` is small, and first choices that are right with probability sigmoid(slope (H - tau))."""
+    """Entropies, most of them low where `spread` is small, and first choices that are right with probability
+    sigmoid(slope (H - tau)).
+    """
     chance = torch.Generator().manual_seed(seed)
     entropies = torch.rand(count, generator=chance, dtype=torch.float64) ** (1 / spread) * 3
-    return entropies, torch.rand(count, generator=chance, dtype=torch.float64) < torch.sigmoid(slope * (entropies - tau))
+    return entropies, torch.rand(count, generator=chance, dtype=torch.float64) < torch.sigmoid(
+        slope * (entropies - tau)
+    )
 
 
-def readings(entropies: Tensor, right: Tensor) -> list[Reading]:
+def readings(entropies: Tensor, right: Tensor) -> list[TokenReading]:
     """Rows over eight tokens with these entropies; the text's own token is the first choice or the second."""
     logits = torch.zeros(len(entropies), 8, dtype=torch.float64)
     logits[:, 0] = _largest(entropies)
     logits[:, 1] += 1e-6
-    return [Reading((~part).long(), rows) for part, rows in zip(right.split(7), logits.split(7))]
+    return [TokenReading((~part).long(), rows) for part, rows in zip(right.split(7), logits.split(7))]
 
 
 def _largest(entropies: Tensor) -> Tensor:
@@ -82,7 +87,10 @@ def test_the_regression_is_at_the_minimum_of_its_penalised_loss():
     x, y = pairs(500, 1.0)
     found = torch.tensor(logistic(x, y), dtype=torch.float64, requires_grad=True)
     logits = found[0] * x + found[1]
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y.double(), reduction="sum") + RIDGE / 2 * found[0] ** 2
+    loss = (
+        torch.nn.functional.binary_cross_entropy_with_logits(logits, y.double(), reduction="sum")
+        + RIDGE / 2 * found[0] ** 2
+    )
     loss.backward()
     assert found.grad.abs().max() < 1e-6
 
@@ -95,8 +103,10 @@ def test_the_cutoff_is_the_first_of_the_best():
 
 
 def test_a_pair_is_the_entropy_in_nats_and_whether_the_own_token_ranks_first():
-    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -50.0, -50.0], [math.log(3), 0.0, -50.0, -50.0]], dtype=torch.float64)
-    entropies, right = judge(Reading(torch.tensor([2, 0, 1]), logits))
+    logits = torch.tensor(
+        [[0.0, 0.0, 0.0, 0.0], [math.log(3), 0.0, -50.0, -50.0], [math.log(3), 0.0, -50.0, -50.0]], dtype=torch.float64
+    )
+    entropies, right = judge(TokenReading(torch.tensor([2, 0, 1]), logits))
     certain = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     assert entropies.tolist() == pytest.approx([math.log(4), certain, certain])
     assert right.tolist() == [True, True, False]  # of equal scores none is above the own one
@@ -108,8 +118,14 @@ def test_readings_give_the_threshold_of_their_pairs():
     assert learn(readings(entropies, right)).tau == pytest.approx(threshold(entropies, right).tau, abs=1e-6)
 
 
-@pytest.mark.parametrize("right, says", [(torch.ones(500, dtype=torch.bool), "wrong 0 times"), (torch.zeros(500, dtype=torch.bool), "right 0 "),
-                                         (torch.empty(0, dtype=torch.bool), "more text")])
+@pytest.mark.parametrize(
+    "right, says",
+    [
+        (torch.ones(500, dtype=torch.bool), "wrong 0 times"),
+        (torch.zeros(500, dtype=torch.bool), "right 0 "),
+        (torch.empty(0, dtype=torch.bool), "more text"),
+    ],
+)
 def test_texts_that_the_model_always_or_never_gets_right_tell_no_threshold(right, says):
     with pytest.raises(Refusal, match=says):
         threshold(torch.linspace(0, 3, len(right), dtype=torch.float64), right)
@@ -195,7 +211,12 @@ def test_the_command_prints_knobs_as_options_to_paste(shell, fits_length, saved,
     code, out, err = shell(*words)
     assert (code, out, err) == (0, "--set window=8\n", "")  # 6 of seven bytes, and one of two, twice
     facts = json.loads(shell(*words, "--json")[1])
-    assert facts["knobs"] == {"window": 8} and facts["strategy"] == "ead" and facts["texts"] == 3 and facts["model"] == saved
+    assert (
+        facts["knobs"] == {"window": 8}
+        and facts["strategy"] == "ead"
+        and facts["texts"] == 3
+        and facts["model"] == saved
+    )
 
 
 def test_knobs_beyond_their_limits_are_refused(shell, fits_length, saved, tmp_path):
@@ -204,12 +225,21 @@ def test_knobs_beyond_their_limits_are_refused(shell, fits_length, saved, tmp_pa
     assert code == 2 and out == "" and "window must lie between 1 and 32" in err
 
 
-@pytest.mark.parametrize("words, says", [
-    ("fit", "NAME"), ("fit nothing --texts TEXT", "no strategy"), ("fit greedy --texts TEXT", "no knob that is fitted"),
-    ("fit ead --texts EMPTY", "empty"), ("fit ead --texts /nowhere", "cannot be read"), ("fit ead --texts TEXT --model /nowhere", "no folder"),
-])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("fit", "NAME"),
+        ("fit nothing --texts TEXT", "no strategy"),
+        ("fit greedy --texts TEXT", "no knob that is fitted"),
+        ("fit ead --texts EMPTY", "empty"),
+        ("fit ead --texts /nowhere", "cannot be read"),
+        ("fit ead --texts TEXT --model /nowhere", "no folder"),
+    ],
+)
 def test_wrong_input_is_refused_in_one_line(shell, fits_length, tmp_path, words, says):
     (tmp_path / "text").write_text("Once upon a time")
     (tmp_path / "empty").write_text("")
-    code, out, err = shell(*words.replace("TEXT", str(tmp_path / "text")).replace("EMPTY", str(tmp_path / "empty")).split())
+    code, out, err = shell(
+        *words.replace("TEXT", str(tmp_path / "text")).replace("EMPTY", str(tmp_path / "empty")).split()
+    )
     assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1 and says in err

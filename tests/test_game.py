@@ -31,15 +31,31 @@ def token(came: int = 0, entropy: float = 1.875, pieces=PIECES) -> dict:
 
 
 def frame(*tokens: dict, name: str = "one", over: bool = True, seed: int = 3, opening: str = "The red") -> dict:
-    return {"game": name, "seed": seed, "over": over, "lanes": "./?s=abc", "opening": [opening], "asked": False, "ids": [1, 2], "tokens": list(tokens)}
+    return {
+        "game": name,
+        "seed": seed,
+        "over": over,
+        "lanes": "./?s=abc",
+        "opening": [opening],
+        "asked": False,
+        "ids": [1, 2],
+        "tokens": list(tokens),
+    }
 
 
 # --- what is told of a run ---
 
 def test_a_token_is_told_with_the_odds_and_the_entropy_of_its_step():
-    step = Step(0, entropy=math.log(4), chosen=7, top=[Candidate(7, " fox", 0.25, 1.0), Candidate(8, " hen", 0.25, 0.0, "top_k")])
+    step = Step(
+        0,
+        entropy=math.log(4),
+        chosen=7,
+        top=[Candidate(7, " fox", 0.25, 1.0), Candidate(8, " hen", 0.25, 0.0, "top_k")],
+    )
     events = [step, Commit(0, [7], [" fox"], " fox", [math.log(0.25)], ["sampled"]), Done("length")]
-    trace = Trace([Header(prompt="The red", prompt_ids=[1, 2])], [Stamped(0, i, 0.0, event) for i, event in enumerate(events)])
+    trace = Trace(
+        [Header(prompt="The red", prompt_ids=[1, 2])], [Stamped(0, i, 0.0, event) for i, event in enumerate(events)]
+    )
     told = game.told(trace, reads=False)
     assert told["opening"] == ["The red"] and told["ids"] == [1, 2]
     (found,) = told["tokens"]
@@ -68,12 +84,26 @@ def test_the_playground_opens_the_same_text_in_a_lane(way, strategy):
 
 def test_every_offer_can_be_played_even_by_strangers():
     names, offered = zip(*game.offers())
-    assert len(set(names)) == len(names) and {game.way_of(settings) for settings in offered} == {"greedy", "sample", "score"}
+    assert len(set(names)) == len(names) and {game.way_of(settings) for settings in offered} == {
+        "greedy",
+        "sample",
+        "score",
+    }
     for settings in offered:
         settings.check(Rules.for_visitors())
 
 
-@pytest.mark.parametrize("asked", [None, [], {"word": "fox"}, {"ids": ["1"], "word": "fox"}, {"ids": [1], "word": " "}, {"ids": [1], "word": "x" * 41}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        [],
+        {"word": "fox"},
+        {"ids": ["1"], "word": "fox"},
+        {"ids": [1], "word": " "},
+        {"ids": [1], "word": "x" * 41},
+    ],
+)
 def test_a_typed_word_that_is_none_is_refused_in_a_sentence(asked):
     assert game.odds_over(Site(load=never))(asked)["refused"].endswith(".")
 
@@ -142,7 +172,9 @@ def send(page: Page, feed: Feed, one: dict) -> None:
 
 def options(page: Page) -> list[str]:
     """What stands on offer, in the order of the keys."""
-    return page.locator(".game .option").evaluate_all("all => all.map((one) => one.querySelector('.token, .else').textContent)")
+    return page.locator(".game .option").evaluate_all(
+        "all => all.map((one) => one.querySelector('.token, .else').textContent)"
+    )
 
 
 def choose(page: Page, piece: str) -> None:
@@ -194,7 +226,13 @@ def test_the_order_of_the_options_follows_the_seed(page, board, feed):
 
 
 def test_quiet_tokens_are_passed_over_and_stand_in_the_text(page, board, feed):
-    play(page, board, feed, frame(token(entropy=0.2), token(came=1, entropy=0.9), token(entropy=1.5)), choices="options=4&above=1")
+    play(
+        page,
+        board,
+        feed,
+        frame(token(entropy=0.2), token(came=1, entropy=0.9), token(entropy=1.5)),
+        choices="options=4&above=1",
+    )
     expect(page.locator(".game .where")).to_contain_text("Token 3 of 3")
     assert page.locator(".game .text").text_content() == "The red fox crow?"
 
@@ -209,7 +247,9 @@ def test_every_token_is_played_where_that_is_asked_for(page, board, feed):
 
 def test_a_text_without_a_place_for_a_round_says_what_to_do(page, board, feed):
     play(page, board, feed, frame(token(entropy=0.2)), choices="above=1")
-    expect(page.locator(".game .stage")).to_contain_text("above 1 bits, the highest is 0.20: lower the bound, or play every token.")
+    expect(page.locator(".game .stage")).to_contain_text(
+        "above 1 bits, the highest is 0.20: lower the bound, or play every token."
+    )
 
 
 def test_a_game_waits_for_the_model_and_goes_on_by_itself(page, board, feed):
@@ -225,7 +265,11 @@ def test_a_game_waits_for_the_model_and_goes_on_by_itself(page, board, feed):
 
 def test_a_typed_word_costs_its_own_odds_whether_on_offer_or_not(page, board, feed):
     play(page, board, feed, frame(token()), choices="options=4&teams=3")
-    for word, told in (("fox", "“fox” is taken."), ("duck", "“duck” is taken."), ("wolf", "begins with the token “ wol”")):
+    for word, told in (
+        ("fox", "“fox” is taken."),
+        ("duck", "“duck” is taken."),
+        ("wolf", "begins with the token “ wol”"),
+    ):
         page.fill(".game .word", word)
         page.keyboard.press("Enter")
         expect(page.locator(".game .said")).to_contain_text(told)
@@ -294,7 +338,9 @@ def start(page: Page, address: str, settings: Settings = TALE, choices: str = "r
 
 
 def test_three_rounds_by_keyboard_show_the_odds_of_the_trace(page, address, models):
-    result = playground.run("sample", TALE.prompt, models=models, knobs=TALE.lanes[0]["knobs"], seed=TALE.seed, max_new_tokens=TALE.length)
+    result = playground.run(
+        "sample", TALE.prompt, models=models, knobs=TALE.lanes[0]["knobs"], seed=TALE.seed, max_new_tokens=TALE.length
+    )
     written = sequences(result.trace.events)[0]
     start(page, address)
     for place in range(3):
@@ -303,12 +349,24 @@ def test_three_rounds_by_keyboard_show_the_odds_of_the_trace(page, address, mode
         page.keyboard.press("Enter")
         expect(page.locator(".game .scores")).to_be_visible()
         step = written.steps[place]
-        shown = dict(zip(options(page), page.locator(".game .option .odds").evaluate_all("all => all.map((one) => Number(one.dataset.p))")))
+        shown = dict(
+            zip(
+                options(page),
+                page.locator(".game .option .odds").evaluate_all("all => all.map((one) => Number(one.dataset.p))"),
+            )
+        )
         rest = shown.pop("something else")
-        assert shown == {candidate.piece: candidate.raw for candidate in step.top[:5]} and rest == pytest.approx(1 - sum(shown.values()))
-        assert float(page.locator(".game .entropy").get_attribute("data-bits")) == pytest.approx(step.entropy / math.log(2), rel=1e-5)
+        assert shown == {candidate.piece: candidate.raw for candidate in step.top[:5]} and rest == pytest.approx(
+            1 - sum(shown.values())
+        )
+        assert float(page.locator(".game .entropy").get_attribute("data-bits")) == pytest.approx(
+            step.entropy / math.log(2), rel=1e-5
+        )
         page.keyboard.press("ArrowRight")
-    assert page.locator(".game .text").text_content() == TALE.prompt + "".join(token.piece for token in written.tokens[:3]) + "?"
+    assert (
+        page.locator(".game .text").text_content()
+        == TALE.prompt + "".join(token.piece for token in written.tokens[:3]) + "?"
+    )
 
 
 def test_a_given_text_is_read_and_its_own_tokens_come(page, address, models):
@@ -325,7 +383,9 @@ def test_a_word_beyond_the_ten_likeliest_gets_the_models_odds_of_it(address, mod
     ids = models.target.tokens.encode("The red fox listens to the")
     found = game.odds_over(Site(load=lambda *names, **how: models))({"ids": ids, "word": "zeppelin", "spaced": False})
     longer = playground.score(models.target.tokens.decode([*ids, found["id"]]), models=models)[0]
-    assert " zeppelin".startswith(found["piece"]) and found["p"] == pytest.approx(math.exp(longer.logprobs[-1]), abs=1e-6)
+    assert " zeppelin".startswith(found["piece"]) and found["p"] == pytest.approx(
+        math.exp(longer.logprobs[-1]), abs=1e-6
+    )
 
 
 def test_a_refusal_stands_beside_its_cause_and_the_game_before_it_stays(page, address):
@@ -365,7 +425,9 @@ def test_nothing_sticks_out_sideways(page, address):
     for width in (1440, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert page.locator(".game *").evaluate_all("all => all.every((one) => one.getBoundingClientRect().right <= innerWidth)")
+        assert page.locator(".game *").evaluate_all(
+            "all => all.every((one) => one.getBoundingClientRect().right <= innerWidth)"
+        )
         if width == 1440:
             page.keyboard.press("Enter")
             expect(page.locator(".game .scores")).to_be_visible()

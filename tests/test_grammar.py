@@ -18,9 +18,15 @@ ENDS = [TOKENIZER.convert_tokens_to_ids(END), TOKENIZER.convert_tokens_to_ids("<
 
 FINITE = {
     ("choice", "red | green | greenish | the bird | Größe"): ["red", "green", "greenish", "the bird", "Größe"],
-    ("regex", "(the|then) (fox|bird)?[0-2]"): [f"{a} {b}{d}" for a in ("the", "then") for b in ("fox", "bird", "") for d in "012"],
+    ("regex", "(the|then) (fox|bird)?[0-2]"): [
+        f"{a} {b}{d}" for a in ("the", "then") for b in ("fox", "bird", "") for d in "012"
+    ],
     ("lark", 'start: "a" middle? "z"\nmiddle: "nd" | " trees"'): ["az", "andz", "a treesz"],
-    ("json_schema", '{"enum": ["tea", 36, [true]], "x-guidance": {"whitespace_flexible": false}}'): ['"tea"', "36", "[true]"],
+    ("json_schema", '{"enum": ["tea", 36, [true]], "x-guidance": {"whitespace_flexible": false}}'): [
+        '"tea"',
+        "36",
+        "[true]",
+    ],
 }
 RECORD = json.dumps({
     "type": "object",
@@ -56,7 +62,11 @@ def legal(matcher):
 
 def oracle(prefix, language):
     """Tokens after which some text of the language can still be reached."""
-    follow = {id for id in range(TOKENS.vocabulary) if TOKENS.bytes(id) and any(t.encode().startswith(prefix + TOKENS.bytes(id)) for t in language)}
+    follow = {
+        id
+        for id in range(TOKENS.vocabulary)
+        if TOKENS.bytes(id) and any(t.encode().startswith(prefix + TOKENS.bytes(id)) for t in language)
+    }
     return follow | (set(ENDS) if prefix in [text.encode() for text in language] else set())
 
 
@@ -82,7 +92,11 @@ def test_the_mask_leaves_out_legal_tokens_only_where_one_spelling_is_forced(engi
         assert allowed <= possible
         if allowed < possible:
             (only,) = allowed
-            assert all(t.encode().startswith(prefix + TOKENS.bytes(only)) for t in FINITE[grammar] if t.encode().startswith(prefix))
+            assert all(
+                t.encode().startswith(prefix + TOKENS.bytes(only))
+                for t in FINITE[grammar]
+                if t.encode().startswith(prefix)
+            )
         path += walk(matcher, chance, 1)
 
 
@@ -178,11 +192,15 @@ def test_masks_of_a_tree_are_those_of_a_fork_for_every_path(engine, seed):
         parent = chance.randint(-1, node - 1)
         above = forks[1 + parent]
         choices = above.mask().nonzero().flatten().tolist() if above else []
-        tokens.append(chance.choice(choices) if choices and chance.random() < 0.8 else chance.randrange(TOKENS.vocabulary))
+        tokens.append(
+            chance.choice(choices) if choices and chance.random() < 0.8 else chance.randrange(TOKENS.vocabulary)
+        )
         parents.append(parent)
         below = above.fork() if above else None
         forks.append(below if below and below.advance(tokens[-1]) else None)
-    expected = torch.stack([fork.mask() if fork else torch.zeros(TOKENS.vocabulary, dtype=torch.bool) for fork in forks])
+    expected = torch.stack(
+        [fork.mask() if fork else torch.zeros(TOKENS.vocabulary, dtype=torch.bool) for fork in forks]
+    )
     assert torch.equal(matcher.masks_of_tree(tokens, parents), expected)
     assert torch.equal(matcher.mask(), expected[0])
 
@@ -228,32 +246,39 @@ def test_the_state_says_in_words_where_the_text_stands(engine):
     assert engine.compile("regex", "[a-z]+").matcher().state == "open"
 
 
-@pytest.mark.parametrize("kind, source, says", [
-    ("json_schema", '{"type": "objec"}', "Invalid type: objec"),
-    ("json_schema", '{"not": {}}', 'Unimplemented keys: \\["not"\\]'),
-    ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
-    ("json_schema", '{"type": "array", "contains": {"type": "null"}}', "contains"),
-    ("json_schema", '{"type": "integer", "minimum": 5, "maximum": 3}', "minimum \\(5\\) is greater than maximum \\(3\\)"),
-    ("json_schema", "false", "Unsatisfiable schema"),
-    ("json_schema", '{"enum": []}', "Unsatisfiable schema"),
-    ("json_schema", '{"oneOf": [{"type": "integer"}, {"minimum": 3}]}', "oneOf"),
-    ("json_schema", '{"type": "string", "pattern": "(?=a)b"}', "look-ahead"),
-    ("json_schema", '{"type": "string", "format": "zork"}', "Unknown format: zork"),
-    ("json_schema", '{"$ref": "http://example.com/schema"}', "not present"),
-    ("json_schema", "{bad", "not valid JSON: .* line 1 column 2"),
-    ("json_schema", "[1, 2]", "an object in braces"),
-    ("regex", "a(", "unclosed group"),
-    ("regex", "(?=a)b", "look-around"),
-    ("regex", "[^\\s\\S]", "no finite text satisfies it"),
-    ("lark", "start: foo", 'unknown name: "foo"'),
-    ("lark", 'strt: "a"', "no start rule"),
-    ("lark", "start: /a(/", "unclosed group"),
-    ("lark", 'start: "a" start', "no finite text satisfies it"),
-    ("choice", "yes || no", "empty"),
-    ("choice", " | ", "empty"),
-    ("regex", "", "is empty"),
-    ("prose", "anything", "choose one of json_schema, regex, lark, gbnf, choice"),
-])
+@pytest.mark.parametrize(
+    "kind, source, says",
+    [
+        ("json_schema", '{"type": "objec"}', "Invalid type: objec"),
+        ("json_schema", '{"not": {}}', 'Unimplemented keys: \\["not"\\]'),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "array", "contains": {"type": "null"}}', "contains"),
+        (
+            "json_schema",
+            '{"type": "integer", "minimum": 5, "maximum": 3}',
+            "minimum \\(5\\) is greater than maximum \\(3\\)",
+        ),
+        ("json_schema", "false", "Unsatisfiable schema"),
+        ("json_schema", '{"enum": []}', "Unsatisfiable schema"),
+        ("json_schema", '{"oneOf": [{"type": "integer"}, {"minimum": 3}]}', "oneOf"),
+        ("json_schema", '{"type": "string", "pattern": "(?=a)b"}', "look-ahead"),
+        ("json_schema", '{"type": "string", "format": "zork"}', "Unknown format: zork"),
+        ("json_schema", '{"$ref": "http://example.com/schema"}', "not present"),
+        ("json_schema", "{bad", "not valid JSON: .* line 1 column 2"),
+        ("json_schema", "[1, 2]", "an object in braces"),
+        ("regex", "a(", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", "[^\\s\\S]", "no finite text satisfies it"),
+        ("lark", "start: foo", 'unknown name: "foo"'),
+        ("lark", 'strt: "a"', "no start rule"),
+        ("lark", "start: /a(/", "unclosed group"),
+        ("lark", 'start: "a" start', "no finite text satisfies it"),
+        ("choice", "yes || no", "empty"),
+        ("choice", " | ", "empty"),
+        ("regex", "", "is empty"),
+        ("prose", "anything", "choose one of json_schema, regex, lark, gbnf, choice"),
+    ],
+)
 def test_what_cannot_be_enforced_is_refused_in_one_line_before_anything_runs(engine, kind, source, says):
     with pytest.raises(Refusal, match=says) as refused:
         engine.compile(kind, source)

@@ -20,7 +20,7 @@ from toys import byte_tokenizer
 
 from playground.algorithms.speculative.verification import Ruling, match, reject, walk
 from playground.contract import Drafter, Sampler, Verifier, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
@@ -40,19 +40,21 @@ def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, Tab
     return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
 
 
-def added(recipe: Recipe, *more: tuple[str, dict]) -> Recipe:
+def added(recipe: LaneConfig, *more: tuple[str, dict]) -> LaneConfig:
     return replace(recipe, extras=[*recipe.extras, *more])
 
 
-def drawing(recipes: list[Recipe]) -> list[Recipe]:
-    """The recipes, made to draw from the model itself where they would take the largest score; without those that cannot."""
+def drawing(recipes: list[LaneConfig]) -> list[LaneConfig]:
+    """The recipes, made to draw from the model itself where they would take the largest score; without those that
+    cannot.
+    """
     made = [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
     return [recipe for recipe in made if can_be_had(recipe)]
 
 
 # --- distribution_identical: the law of the text, summed over every course of chance ---
 
-def promised(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
+def promised(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
     """The law of plain decoding under the samplers of a lane, by the chain rule."""
     target, assembly = models["target"], lane if isinstance(lane, Assembly) else assemble(lane)
     fresh = prepared(assembly.samplers, models, prompt)
@@ -66,29 +68,38 @@ def promised(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: lis
     return product_law(target, prompt, length, reshape)
 
 
-def passed(samplers: list[Sampler], target: TableModel, prompt: list[int], history: list[int], kept: int | None = None) -> Tensor:
-    """Scores [V] after a history, once all samplers have had them; each learns, on what it was given, that `kept` came next."""
+def passed(
+    samplers: list[Sampler], target: TableModel, prompt: list[int], history: list[int], kept: int | None = None
+) -> Tensor:
+    """Scores [V] after a history, once all samplers have had them; each learns, on what it was given, that `kept` came
+    next.
+    """
     place, given = len(history) - len(prompt), []
     whole, short = tuple(history), (*without_context(prompt), *history[len(prompt):])
     rows = {"target": target.scores(whole), "hidden": target.state(target.depth, whole)}
     for sampler in samplers:
         rows |= {name: target.scores(short) for name in sampler.streams}
-        rows |= {at: target.state(at.layer, whole if at.stream == "target" else short) for at in sampler.inner(target.depth, target.tied)}
+        rows |= {
+            at: target.state(at.layer, whole if at.stream == "target" else short)
+            for at in sampler.inner(target.depth, target.tied)
+        }
     for sampler in samplers:
         given.append(dict(rows))
         stacked = {name: row[None] for name, row in rows.items()}
-        rows["target"] = (sampler.mix(stacked) if sampler.stage == "mix" else sampler.apply(stacked["target"], [history]))[0]
+        rows["target"] = (
+            sampler.mix(stacked) if sampler.stage == "mix" else sampler.apply(stacked["target"], [history])
+        )[0]
     for sampler, seen in zip(samplers, given) if kept is not None else ():
         deque(sampler.observe(seen if sampler.stage == "mix" else {"target": seen["target"]}, kept, place), maxlen=0)
     return rows["target"]
 
 
-def off(lane: Recipe | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> float:
+def off(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> float:
     """By how much the law of a lane is not the one it promises."""
     return distance(law(lane, models, prompt, length), promised(lane, models, prompt, length))
 
 
-def exact(cornered: bool = False) -> list[Recipe]:
+def exact(cornered: bool = False) -> list[LaneConfig]:
     return drawing(lanes("distribution_identical", cornered))
 
 
@@ -119,7 +130,9 @@ def test_the_law_is_the_targets_where_the_draft_was_made_for_more_tokens():
         assert off(recipe, models, [0, 1, 0], 2) < EXACT, title(recipe)
 
 
-@pytest.mark.parametrize("recipe", lanes("distribution_identical", added=(("sink_window", {"sinks": 1, "window": 2}),)), ids=title)
+@pytest.mark.parametrize(
+    "recipe", lanes("distribution_identical", added=(("sink_window", {"sinks": 1, "window": 2}),)), ids=title
+)
 def test_the_law_is_that_of_a_target_that_sees_only_a_window(recipe):
     models, prompt = tables("ab"), [0, 1, 1]
     found = law(*drawing([recipe]), models, prompt, 3)
@@ -135,7 +148,9 @@ def test_the_law_is_that_of_a_target_that_sees_only_a_window(recipe):
     assert distance(found, product_law(models["target"], prompt, 3, seen)) < EXACT
 
 
-@pytest.mark.parametrize("recipe", lanes("distribution_identical", added=(("choice", {"options": "qz|qx|z"}), AT_ONE)), ids=title)
+@pytest.mark.parametrize(
+    "recipe", lanes("distribution_identical", added=(("choice", {"options": "qz|qx|z"}), AT_ONE)), ids=title
+)
 def test_the_law_under_a_grammar_is_the_targets_among_what_is_legal(recipe):
     tokenizer = byte_tokenizer()
     models = {"target": TableModel(tokenizer=tokenizer, seed=3), "draft": TableModel(tokenizer=tokenizer, seed=4)}
@@ -245,7 +260,10 @@ MUTANTS = {
     "a redraw from p instead of what p has more than q": (Siblings(independent), redraws_from_p),
     "p and q swapped": (Siblings(independent), swaps_p_and_q),
     "independent siblings taken for distinct ones": (Siblings(independent), takes_children_for_distinct),
-    "distinct siblings taken for independent ones": (Siblings(distinct, "without_replacement"), takes_children_for_independent),
+    "distinct siblings taken for independent ones": (
+        Siblings(distinct, "without_replacement"),
+        takes_children_for_independent,
+    ),
     "the most probable tokens taken for drawn ones": (Siblings(most_probable, "without_replacement"), by_the_book),
     "guesses drawn at another temperature than q says": (Siblings(sharpened), by_the_book),
     "a drawn guess dropped because its own q is small": (Siblings(confident), by_the_book),
@@ -268,7 +286,9 @@ def test_a_wrong_rule_is_found_out(drafter, rule):
 LENGTH = 16
 
 
-def written(lane: Recipe | Assembly, models: dict, length: int = LENGTH, seed: int = 0, prompt: list[int] = PROMPT) -> list[int]:
+def written(
+    lane: LaneConfig | Assembly, models: dict, length: int = LENGTH, seed: int = 0, prompt: list[int] = PROMPT
+) -> list[int]:
     assembly = lane if isinstance(lane, Assembly) else assemble(lane)
     ids = write(assembly, models, prompt, Limits(seed, length), Draws(seed)).tokens
     return ids[len(prompt):]
@@ -282,7 +302,7 @@ def networks(architecture: str) -> dict:
 @cache
 def greedys(architecture: str) -> list[int]:
     """What greedy decoding writes on a pair of networks; hundreds of lanes are held against it."""
-    return written(Recipe("greedy"), networks(architecture))
+    return written(LaneConfig("greedy"), networks(architecture))
 
 
 class Hinted(Drafter):
@@ -308,7 +328,7 @@ class Hinted(Drafter):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_plain_greedy_writes_the_librarys_own_argmax(architecture):
-    ids = written(Recipe("greedy"), networks(architecture))
+    ids = written(LaneConfig("greedy"), networks(architecture))
     assert ids == greedy_text(architecture, PROMPT, LENGTH)[:len(ids)]
     assert len(set(ids)) > 3, "a text of one token proves nothing"
 
@@ -337,12 +357,12 @@ def test_every_setting_writes_what_greedy_writes(recipe):
 
 @cache
 def greedy_among_letters(seed: int) -> list[int]:
-    return written(Recipe("greedy"), tables("abcde", ends="e", seed=seed), prompt=[0, 1, 0, 1])
+    return written(LaneConfig("greedy"), tables("abcde", ends="e", seed=seed), prompt=[0, 1, 0, 1])
 
 
 def test_the_guesses_of_these_tests_are_neither_all_right_nor_all_wrong():
     for architecture in FAMILIES:
-        session = prepare(pair(architecture), [Recipe("speculative")], Prompt("The green bird"), Limits(0, LENGTH))
+        session = prepare(pair(architecture), [LaneConfig("speculative")], Prompt("The green bird"), Limits(0, LENGTH))
         deque(session, maxlen=0)
         assert 0.05 < metrics(session.trace)["acceptance_rate"] < 0.95, architecture
 
@@ -396,7 +416,11 @@ def most_held(lane) -> int:
 # --- collapses ---
 
 def collapses() -> list:
-    return [pytest.param(example, id=f"{name}-{i}") for name, examples in declared("COLLAPSES").items() for i, example in enumerate(examples)]
+    return [
+        pytest.param(example, id=f"{name}-{i}")
+        for name, examples in declared("COLLAPSES").items()
+        for i, example in enumerate(examples)
+    ]
 
 
 def test_every_strategy_that_promises_it_says_where_it_collapses():
@@ -411,9 +435,13 @@ def baselines() -> dict[tuple, list[int]]:
 
 @pytest.mark.parametrize("example", collapses())
 def test_a_strategy_at_rest_writes_what_a_simpler_one_writes(example: Collapse, baselines):
-    for scene, models in enumerate([tables("abcde", seed=0), tables("abcde", seed=1), tables("abcde", seed=2), networks("llama")]):
+    for scene, models in enumerate(
+        [tables("abcde", seed=0), tables("abcde", seed=1), tables("abcde", seed=2), networks("llama")]
+    ):
         models = models | ({"draft": models["target"]} if example.twins else {})
         key, prompt = (scene, repr(example.baseline), example.on, example.twins), [1, 2, 3, 1, 2]
         if key not in baselines:
-            baselines[key] = written(example.baseline, {"target": models[example.on], "draft": models["draft"]}, seed=7, prompt=prompt)
+            baselines[key] = written(
+                example.baseline, {"target": models[example.on], "draft": models["draft"]}, seed=7, prompt=prompt
+            )
         assert written(example.lane, models, seed=7, prompt=prompt) == baselines[key]

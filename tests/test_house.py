@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass
 class Module:
-    """A source file of the project and the dotted names it imports; imports that only serve annotations do not count."""
+    """A source file of the project and the dotted names it imports; imports that only serve annotations do not count.
+    """
 
     name: str
     imports: set[str]
@@ -73,7 +74,13 @@ def closure(name: str) -> set[str]:
 
 
 def test_strategies_see_only_the_contract():
-    allowed = ("playground.events", "playground.contract", "playground.errors", "playground.parts", "playground.engine.sampling")
+    allowed = (
+        "playground.events",
+        "playground.contract",
+        "playground.errors",
+        "playground.parts",
+        "playground.engine.sampling",
+    )
     for module in under("strategies"):
         strange = {name for name in module.reaches("playground") if not within(name, *allowed)}
         assert not strange, f"{module.name} imports {strange}"

@@ -6,14 +6,14 @@ import re
 import pytest
 from app_page import address, browser, expect, page, running, status, visit  # noqa: F401
 
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.ui.settings import Settings
 
 GREEDY, SAMPLE, GUESSING = {"strategy": "greedy"}, {"strategy": "sample"}, {"strategy": "speculative"}
 PROMPT = "The red fox"
 
 
-def asked(page) -> list[Recipe]:
+def asked(page) -> list[LaneConfig]:
     """The lanes as the page remembers them."""
     page.wait_for_timeout(400)  # what is typed goes to the browser's memory a moment later
     page.evaluate("history.replaceState(null, '', '/')")
@@ -52,7 +52,8 @@ def test_a_moved_lane_keeps_its_card_open_and_the_focus(page, address):
     expect(page.locator(".lane-card[data-lane='1'].open .strategy")).to_have_text("Speculative decoding")
     expect(page.get_by_label("Move lane 2 before lane 1")).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.get_by_label("Move lane 1 after lane 2")).to_be_focused()  # it stands first, so only the other way is left
+    # it stands first, so only the other way is left
+    expect(page.get_by_label("Move lane 1 after lane 2")).to_be_focused()
 
 
 def test_a_lane_with_its_own_seed_draws_otherwise_and_says_so(page, address):
@@ -110,14 +111,26 @@ def test_a_number_of_a_part_and_the_seed_can_be_swept(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[{**GREEDY, "extras": [["repetition_penalty", {}]]}]))
     sweep(page, 1, "seed", "2 values", "4", "9").get_by_role("button", name="Spread over lanes").click()
     assert [lane.seed for lane in asked(page)] == [4, 9]
-    label = next(text for text in edit(page, 1).get_by_label("What to sweep").locator("option").all_text_contents() if text.startswith("repetition"))
+    label = next(
+        text
+        for text in edit(page, 1).get_by_label("What to sweep").locator("option").all_text_contents()
+        if text.startswith("repetition")
+    )
     edit(page, 1)
     sweep(page, 1, label, "2 values", "1", "1.5").get_by_role("button", name="Spread over lanes").click()
-    penalties = [next(iter(knobs.values()), None) for lane in asked(page) for name, knobs in lane.extras if name == "repetition_penalty"]
+    penalties = [
+        next(iter(knobs.values()), None)
+        for lane in asked(page)
+        for name, knobs in lane.extras
+        if name == "repetition_penalty"
+    ]
     assert penalties[:2] == [1, 1.5]
 
 
-@pytest.mark.parametrize("low, high, told", [("0.5", "0.5", "nothing to sweep"), ("-1", "1", "at least 0 and at most"), ("", "99", "at least 0 and at most")])
+@pytest.mark.parametrize(
+    "low, high, told",
+    [("0.5", "0.5", "nothing to sweep"), ("-1", "1", "at least 0 and at most"), ("", "99", "at least 0 and at most")],
+)
 def test_a_range_that_cannot_be_swept_says_why(page, address, low, high, told):
     visit(page, address, Settings(prompt=PROMPT, lanes=[SAMPLE]))
     card = sweep(page, 1, "temperature", "3 values", low, high)
@@ -128,7 +141,8 @@ def test_a_range_that_cannot_be_swept_says_why(page, address, low, high, told):
 def test_a_whole_number_is_spread_over_whole_numbers(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[SAMPLE]))
     card = sweep(page, 1, "top k", "4 values", "1", "3")
-    expect(card.locator(".sweep .help")).to_contain_text("1, 2, 3: one lane each.")  # a fourth would be the same as one of these
+    # a fourth would be the same as one of these
+    expect(card.locator(".sweep .help")).to_contain_text("1, 2, 3: one lane each.")
 
 
 def test_seeds_that_are_none_are_left_out_of_settings():

@@ -1,4 +1,6 @@
-"""Lessons: their files, what they read off a run, the panel in a real browser over the bundled models; and the projector mode."""
+"""Lessons: their files, what they read off a run, the panel in a real browser over the bundled models; and the
+projector mode.
+"""
 from __future__ import annotations
 
 import json
@@ -23,8 +25,23 @@ from playground.ui.site import Site
 from playground.ui.theme import dress
 
 LESSON = "guessing-ahead"
-SUBJECTS = {"entropy", "temperature", "repetition", "guessing-ahead", "guessing-a-tree", "two-models", "small-cache", "grammars", "same-text", "several-texts"}
-STEPS = [pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}") for lesson in lessons().values() for i in range(len(lesson.steps))]
+SUBJECTS = {
+    "entropy",
+    "temperature",
+    "repetition",
+    "guessing-ahead",
+    "guessing-a-tree",
+    "two-models",
+    "small-cache",
+    "grammars",
+    "same-text",
+    "several-texts",
+}
+STEPS = [
+    pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")
+    for lesson in lessons().values()
+    for i in range(len(lesson.steps))
+]
 
 
 # --- the files ---
@@ -42,7 +59,9 @@ def test_every_step_sets_the_page_to_something_that_can_run(lesson, step):
     settings, asked = settings_of(lesson.name, step), lesson.steps[step].settings
     settings.check(Rules.for_visitors())
     assert [told["problem"] for told in check(settings.lanes)] == [""] * len(asked["lanes"])
-    assert {name: getattr(settings, name) for name in asked if name != "lanes"} == {name: asked[name] for name in asked if name != "lanes"}
+    assert {name: getattr(settings, name) for name in asked if name != "lanes"} == {
+        name: asked[name] for name in asked if name != "lanes"
+    }
     assert [lane["strategy"] for lane in settings.lanes] == [lane["strategy"] for lane in asked["lanes"]]
     assert lesson.steps[step].lane <= len(settings.lanes)
 
@@ -76,25 +95,34 @@ def test_a_lesson_is_read_and_settings_hold_from_step_to_step(tmp_path):
     assert "seed" not in first.settings and second.settings["seed"] == third.settings["seed"] == 4
 
 
-@pytest.mark.parametrize("text, told", [
-    ("A lesson\n", "line 1: 'key: value' is expected"),
-    ("title: A lesson\ntitel: x\n", "line 2: titel is none of"),
-    (HEAD.replace("minutes: 3", "minutes: three") + STEP, "line 2: the value of minutes cannot be read"),
-    (HEAD.replace("minutes: 3\n", "") + STEP, "line 1: minutes is missing"),
-    (HEAD.replace("3", "true") + STEP, "line 2: true is no value for minutes"),
-    (HEAD, "line 1: the lesson has no step"),
-    (HEAD + "mode: song\n" + STEP, "line 6: song is no value for mode"),
-    (HEAD + "\n## First\n\nWords.\n", "line 7: show is missing"),
-    (HEAD + "\n## First\nshow: moon\n", "line 8: moon is no value for show"),
-    (HEAD + "\n## First\nshow: prompt\nlanes: [{\n", "line 9: the value of lanes cannot be read"),
-    (HEAD + STEP + CHOICES, "line 13: 'key: value' is expected"),
-    (HEAD + STEP + "\n" + CHOICES, "line 7: there is an answer in this step and no question"),
-    (HEAD + STEP + ASKED, "line 7: a question has either choices or a line 'guess:'"),
-    (HEAD + STEP + ASKED + "- few | under 3\n", "line 17: a choice is"),
-    (HEAD + STEP + ASKED + "- many | otherwise\n- few | below 3\n- more | otherwise\n", "line 7: the limits of the choices must grow"),
-    (HEAD + STEP + ASKED.replace("tokens(1)", "tokens(2)") + CHOICES, "asks about a lane that this step does not have"),
-    (HEAD + STEP + ASKED.replace("tokens(1)", "tokens of lane 1") + CHOICES, "is no reading such as"),
-])
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("A lesson\n", "line 1: 'key: value' is expected"),
+        ("title: A lesson\ntitel: x\n", "line 2: titel is none of"),
+        (HEAD.replace("minutes: 3", "minutes: three") + STEP, "line 2: the value of minutes cannot be read"),
+        (HEAD.replace("minutes: 3\n", "") + STEP, "line 1: minutes is missing"),
+        (HEAD.replace("3", "true") + STEP, "line 2: true is no value for minutes"),
+        (HEAD, "line 1: the lesson has no step"),
+        (HEAD + "mode: song\n" + STEP, "line 6: song is no value for mode"),
+        (HEAD + "\n## First\n\nWords.\n", "line 7: show is missing"),
+        (HEAD + "\n## First\nshow: moon\n", "line 8: moon is no value for show"),
+        (HEAD + "\n## First\nshow: prompt\nlanes: [{\n", "line 9: the value of lanes cannot be read"),
+        (HEAD + STEP + CHOICES, "line 13: 'key: value' is expected"),
+        (HEAD + STEP + "\n" + CHOICES, "line 7: there is an answer in this step and no question"),
+        (HEAD + STEP + ASKED, "line 7: a question has either choices or a line 'guess:'"),
+        (HEAD + STEP + ASKED + "- few | under 3\n", "line 17: a choice is"),
+        (
+            HEAD + STEP + ASKED + "- many | otherwise\n- few | below 3\n- more | otherwise\n",
+            "line 7: the limits of the choices must grow",
+        ),
+        (
+            HEAD + STEP + ASKED.replace("tokens(1)", "tokens(2)") + CHOICES,
+            "asks about a lane that this step does not have",
+        ),
+        (HEAD + STEP + ASKED.replace("tokens(1)", "tokens of lane 1") + CHOICES, "is no reading such as"),
+    ],
+)
 def test_a_malformed_lesson_gets_a_sentence_with_its_file_and_line(tmp_path, text, told):
     with pytest.raises(Refusal) as refused:
         read_lesson(written(tmp_path, text))
@@ -159,7 +187,9 @@ def unstarted() -> str:
 
 def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
     """What readings.js says of a trace."""
-    frame = json.dumps(recording([asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events]))
+    frame = json.dumps(
+        recording([asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events])
+    )
     return page.evaluate("""([code, frame, asked]) => new Function("frame", "asked", `${code}
         const trace = new Trace();
         trace.take(JSON.parse(frame));
@@ -168,8 +198,17 @@ def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
 
 
 def test_every_reading_that_a_lesson_names_is_known_and_takes_its_lanes(page):
-    known = page.evaluate("(code) => new Function(`${code}; return Object.entries(READINGS).map(([name, { of }]) => [name, of.length])`)()", unstarted())
-    asked = [reading for lesson in lessons().values() for step in lesson.steps if step.question for reading in step.question.readings]
+    known = page.evaluate(
+        "(code) => new Function(`${code}; return Object.entries(READINGS).map(([name, { of }]) => [name, of.length])`)()",
+        unstarted(),
+    )
+    asked = [
+        reading
+        for lesson in lessons().values()
+        for step in lesson.steps
+        if step.question
+        for reading in step.question.readings
+    ]
     assert asked and {(name, len(lanes)) for name, lanes in asked} <= {(name, lanes) for name, lanes in known}
 
 
@@ -177,8 +216,19 @@ def test_readings_of_a_recorded_run_are_what_its_events_say(page):
     trace = Trace.load(view.ASSETS / "traces/first_view.jsonl")
     lanes = [trace.lane(header.lane) for header in trace.headers]
     guessing = next(i for i, header in enumerate(trace.headers) if header.strategy == "speculative")
-    names = ["tokens", "target_forwards", "draft_forwards", "tokens_per_target_forward", "mean_accepted", "mean_entropy", "kv_live_peak", "wasted_tokens"]
-    assert read_off(page, trace, [(name, [guessing + 1]) for name in names]) == pytest.approx([metrics(lanes[guessing])[name] for name in names])
+    names = [
+        "tokens",
+        "target_forwards",
+        "draft_forwards",
+        "tokens_per_target_forward",
+        "mean_accepted",
+        "mean_entropy",
+        "kv_live_peak",
+        "wasted_tokens",
+    ]
+    assert read_off(page, trace, [(name, [guessing + 1]) for name in names]) == pytest.approx(
+        [metrics(lanes[guessing])[name] for name in names]
+    )
     asked = {"unsure_share": lambda step: step.entropy > 1, "sure_share": lambda step: step.entropy < 0.1,
              "off_top_share": lambda step: step.top[0].id != step.chosen}
     for i, lane in enumerate(lanes):
@@ -191,7 +241,13 @@ def test_readings_of_a_recorded_run_are_what_its_events_say(page):
 
 def test_a_run_that_was_stopped_tells_nothing(page):
     whole = Trace.load(view.ASSETS / "traces/first_view.jsonl")
-    stopped = Trace(whole.headers, [stamped._replace(event=Done("stopped")) if isinstance(stamped.event, Done) else stamped for stamped in whole.events])
+    stopped = Trace(
+        whole.headers,
+        [
+            stamped._replace(event=Done("stopped")) if isinstance(stamped.event, Done) else stamped
+            for stamped in whole.events
+        ],
+    )
     assert read_off(page, stopped, [("tokens", [1]), ("first_difference", [1, 2])]) == [None, None]
 
 
@@ -218,14 +274,23 @@ def test_a_lesson_is_gone_through_with_the_keyboard_and_its_answer_is_what_the_t
     expect(page.locator(".lesson-said")).to_be_visible()
     expect(page.locator("#prompt textarea")).to_have_value(steps[0].settings["prompt"])
     forwards = [metrics(begun[-1].trace.lane(lane))["target_forwards"] for lane in (0, 1)]
-    expect(page.locator(".lesson-said")).to_contain_text(f"forwards, lane 2: {forwards[1]}; forwards, lane 1: {forwards[0]}")
-    true = next(i for i, (_, kind, limit) in enumerate(steps[0].question.choices) if kind == "otherwise" or forwards[1] / forwards[0] < limit)
+    expect(page.locator(".lesson-said")).to_contain_text(
+        f"forwards, lane 2: {forwards[1]}; forwards, lane 1: {forwards[0]}"
+    )
+    true = next(
+        i
+        for i, (_, kind, limit) in enumerate(steps[0].question.choices)
+        if kind == "otherwise" or forwards[1] / forwards[0] < limit
+    )
     expect(page.locator(".lesson-question label").nth(true)).to_have_class("is-true")
     expect(page.locator(".lesson-question label").nth(0).locator(".verdict")).to_contain_text("you")
     for step in steps[1:]:
         press(page, "Next")
         expect(page.locator(".lesson-panel h3")).to_have_text(step.heading)
-    assert json.loads(page.evaluate("localStorage['decoding-playground.lesson']")) == {"lesson": LESSON, "step": len(steps) - 1}
+    assert json.loads(page.evaluate("localStorage['decoding-playground.lesson']")) == {
+        "lesson": LESSON,
+        "step": len(steps) - 1,
+    }
     page.keyboard.press("Escape")
     expect(page.locator(".lesson-panel")).to_be_hidden()
     expect(page.locator(".lessons-open")).to_be_focused()

@@ -54,7 +54,8 @@ def test_a_link_opens_a_lane_that_holds_the_strategy_and_can_run(cls):
         assert settings is None and cls.name in library.entry(cls).rpartition("python -m playground")[2]
         return
     carried = Settings.from_code(re.search(r"href='\./\?s=([\w-]+)'", library.entry(cls))[1])
-    reads_one = "context" in cls.needs or "passage" in [knob.name for knob in cls.knobs()]  # cannot do without, or takes one where there is one
+    # cannot do without, or takes one where there is one
+    reads_one = "context" in cls.needs or "passage" in [knob.name for knob in cls.knobs()]
     assert carried == settings and carried.prompt and bool(carried.context) == reads_one
     assert [said["problem"] for said in check(carried.lanes)] == [""]
     assert cls.name in [carried.lanes[0]["strategy"], *(name for name, _ in carried.lanes[0]["extras"])]
@@ -101,7 +102,9 @@ class Written(Decoder):
 
 
 def test_what_a_docstring_says_is_text_and_no_markup():
-    assert "{another}, ${never} &amp; more." in library._how(Written) and description(Written) == ["And {another}, ${never} & more."]
+    assert "{another}, ${never} &amp; more." in library._how(Written) and description(Written) == [
+        "And {another}, ${never} & more."
+    ]
 
 
 def test_knobs_are_told_with_their_kind_their_limits_and_their_default():
@@ -114,7 +117,9 @@ def test_knobs_are_told_with_their_kind_their_limits_and_their_default():
 
 @pytest.fixture(scope="module")
 def address():
-    models = SimpleNamespace(target=SimpleNamespace(name="none", dtype="float", device=SimpleNamespace(type="cpu")), draft=None)
+    models = SimpleNamespace(
+        target=SimpleNamespace(name="none", dtype="float", device=SimpleNamespace(type="cpu")), draft=None
+    )
     demo = build(Site(load=lambda *names, **how: models))
     yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **dress())[1]
     demo.close()
@@ -154,9 +159,18 @@ def test_every_strategy_stands_on_the_page_with_its_paper_and_its_knobs(page):
         assert (citation(cls) or "A baseline") in text and all(one.name in text for one in cls.knobs())
 
 
-@pytest.mark.parametrize("typed, name", [
-    ("top_p", "top_p"), ("nucleus", "top_p"), ("2402.02750", "kivi"), ("holtzman 2020", "sample"), ("dwell", "ead"), ("Attention SINKS", "sink_window"),
-    ("min_p", "sample")])
+@pytest.mark.parametrize(
+    "typed, name",
+    [
+        ("top_p", "top_p"),
+        ("nucleus", "top_p"),
+        ("2402.02750", "kivi"),
+        ("holtzman 2020", "sample"),
+        ("dwell", "ead"),
+        ("Attention SINKS", "sink_window"),
+        ("min_p", "sample"),
+    ],
+)
 def test_a_search_finds_by_name_title_paper_author_and_knob(page, typed, name):
     found = type_in(page, typed)
     assert name in found and len(found) < len(STRATEGIES) / 2
@@ -215,7 +229,9 @@ def test_the_head_leads_there_and_marks_it(page):
 
 def test_nothing_sticks_out_sideways(page):
     folds = page.locator(".strategies details")
-    assert folds.evaluate_all("all => { for (const fold of all) fold.open = true; return all.length; }") >= len(STRATEGIES)
+    assert folds.evaluate_all("all => { for (const fold of all) fold.open = true; return all.length; }") >= len(
+        STRATEGIES
+    )
     for width in (1440, 768, 390):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

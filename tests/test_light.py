@@ -1,4 +1,6 @@
-"""Few rows of a tiny network give the library's rows the light way as well, whatever the plan, the tree and the cache; all others are left to the lean way."""
+"""Few rows of a tiny network give the library's rows the light way as well, whatever the plan, the tree and the cache;
+all others are left to the lean way.
+"""
 from __future__ import annotations
 
 import pytest
@@ -7,16 +9,20 @@ from architectures import tiny
 from toys import byte_tokenizer
 
 from playground import load
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.engine.fused_llama import KINDS, fast_path
-from playground.engine.hooks import Plan
+from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.engine.numpy_llama import FEW, TINY, light_path
 
 TEXT = [5, 9, 2, 7, 7, 1, 40, 3]
 ENTERING = torch.linspace(-1, 1, FEW * 32).view(FEW, 32)
-PLANS = {"all layers": Plan(), "one is skipped": Plan(skip=frozenset([1])), "left after two": Plan(stop=2, capture=frozenset([1, 2])),
-         "entered late": Plan(resume=(1, ENTERING))}
+PLANS = {
+    "all layers": LayerPlan(),
+    "one is skipped": LayerPlan(skip=frozenset([1])),
+    "left after two": LayerPlan(stop=2, capture=frozenset([1, 2])),
+    "entered late": LayerPlan(resume=(1, ENTERING)),
+}
 TREES = {"a chain": list(range(-1, FEW - 1)), "siblings": [-1, -1, 0, 1][:FEW]}
 
 
@@ -27,12 +33,14 @@ class Ways:
         self.model = Model(tiny(kind, dtype=torch.float32), byte_tokenizer(), kind)
         self.light = self.model.light
 
-    def rows(self, parents: list[int], plan: Plan, light: bool, last: bool = False) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    def rows(
+        self, parents: list[int], plan: LayerPlan, light: bool, last: bool = False
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         self.model.light = self.light if light else None
         store = self.model.new_store()
-        self.model.forward([Work(store, TEXT, list(range(-1, len(TEXT) - 1)))])
+        self.model.forward([ForwardInput(store, TEXT, list(range(-1, len(TEXT) - 1)))])
         store.keep(len(TEXT) - 1)
-        (found,), captured = self.model.forward([Work(store, TEXT[:len(parents)], parents, last)], plan)
+        (found,), captured = self.model.forward([ForwardInput(store, TEXT[:len(parents)], parents, last)], plan)
         return found, captured
 
 
@@ -55,8 +63,8 @@ def test_both_ways_give_the_same_rows(ways, plan, parents):
 
 
 def test_of_rows_of_which_one_is_wanted_it_gives_that_one(ways):
-    whole, _ = ways.rows(TREES["a chain"], Plan(), light=True)
-    last, _ = ways.rows(TREES["a chain"], Plan(), light=True, last=True)
+    whole, _ = ways.rows(TREES["a chain"], LayerPlan(), light=True)
+    last, _ = ways.rows(TREES["a chain"], LayerPlan(), light=True, last=True)
     assert close(last, whole[-1:])
 
 
@@ -64,16 +72,20 @@ def test_a_row_that_blends_two_tokens_is_the_same_both_ways(ways):
     found = []
     for light in (ways.light, None):
         ways.model.light = light
-        work = Work(ways.model.new_store(), TEXT[:2], [-1, 0], blends={1: ([4, 9], [0.25, 0.75])})
+        work = ForwardInput(ways.model.new_store(), TEXT[:2], [-1, 0], blends={1: ([4, 9], [0.25, 0.75])})
         found.append(ways.model.forward([work])[0][0])
-    assert close(*found) and not close(found[0], ways.rows([-1, 0], Plan(), light=True)[0])
+    assert close(*found) and not close(found[0], ways.rows([-1, 0], LayerPlan(), light=True)[0])
 
 
 @pytest.mark.parametrize("rows, taken", [(1, True), (FEW, True), (FEW + 1, False)])
 def test_only_few_rows_go_this_way(ways, monkeypatch, rows, taken):
     asked = []
-    monkeypatch.setattr(ways.model, "light", lambda positions, *rest, **inputs: asked.append(positions.shape[1]) or ways.light(positions, *rest, **inputs))
-    ways.model.forward([Work(ways.model.new_store(), TEXT[:rows], list(range(-1, rows - 1)))])
+    monkeypatch.setattr(
+        ways.model,
+        "light",
+        lambda positions, *rest, **inputs: asked.append(positions.shape[1]) or ways.light(positions, *rest, **inputs),
+    )
+    ways.model.forward([ForwardInput(ways.model.new_store(), TEXT[:rows], list(range(-1, rows - 1)))])
     assert asked == ([rows] if taken else [])
 
 
@@ -81,9 +93,9 @@ def test_a_gate_far_below_zero_lets_nothing_through_and_warns_nobody(recwarn):
     network = tiny("llama", dtype=torch.float32)
     network.model.layers[0].mlp.gate_proj.weight.data *= 1e4
     model = Model(network, byte_tokenizer(), "steep")
-    (found,), _ = model.forward([Work(model.new_store(), TEXT[:1], [-1])])
+    (found,), _ = model.forward([ForwardInput(model.new_store(), TEXT[:1], [-1])])
     model.light = None
-    (expected,), _ = model.forward([Work(model.new_store(), TEXT[:1], [-1])])
+    (expected,), _ = model.forward([ForwardInput(model.new_store(), TEXT[:1], [-1])])
     assert close(found, expected) and not recwarn.list
 
 

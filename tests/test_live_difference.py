@@ -1,4 +1,6 @@
-"""The difference between two lanes in the live view: where they part, how near the choice was, and their texts in words."""
+"""The difference between two lanes in the live view: where they part, how near the choice was, and their texts in
+words.
+"""
 from __future__ import annotations
 
 import math
@@ -24,18 +26,33 @@ def writing(*ids: int, reason: str | None = "end", second: float = 0.1) -> list[
     for at, token in enumerate(ids):
         when, top = second * (at + 1), ROW if at == 1 else [Candidate(token, WORDS[token], 0.75, 0.75)]
         logprob = math.log(next((candidate.raw for candidate in top if candidate.id == token), 0.125))
-        events += [(when, Step(at, 1.0, 1.0, token, top)), (when, Commit(at, [token], [WORDS[token]], WORDS[token], [logprob], ["sampled"]))]
+        events += [
+            (when, Step(at, 1.0, 1.0, token, top)),
+            (when, Commit(at, [token], [WORDS[token]], WORDS[token], [logprob], ["sampled"])),
+        ]
     return [*events, (second * len(ids), Done(reason))] if reason else events
 
 
 def run_of(*lanes: list[tuple[float, Event]], models: tuple[str, ...] = ()) -> Trace:
-    rows = sorted(((at, lane, i, event) for lane, events in enumerate(lanes) for i, (at, event) in enumerate(events)), key=lambda row: row[:3])
-    headers = [Header(lane, f"Lane {lane + 1}", model=models[lane] if models else "toy", vocabulary=10, prompt="Look:") for lane in range(len(lanes))]
+    rows = sorted(
+        ((at, lane, i, event) for lane, events in enumerate(lanes) for i, (at, event) in enumerate(events)),
+        key=lambda row: row[:3],
+    )
+    headers = [
+        Header(lane, f"Lane {lane + 1}", model=models[lane] if models else "toy", vocabulary=10, prompt="Look:")
+        for lane in range(len(lanes))
+    ]
     return Trace(headers, [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
 
 
 def show(page, feed, trace: Trace, state: str = "done") -> None:
-    run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], state, [asdict(header) for header in trace.headers])
+    run = frame(
+        new_name(),
+        0,
+        [stamped.to_json() for stamped in trace.events],
+        state,
+        [asdict(header) for header in trace.headers],
+    )
     send(page, feed, run)
     if state == "done":
         seek(page, 1.0)
@@ -50,7 +67,12 @@ def said(page):
 
 
 def stretches(page) -> list[tuple[str, str]]:
-    return [tuple(part) for part in panel(page).locator(".word-diff > *").evaluate_all("all => all.map((part) => [part.className, part.textContent])")]
+    return [
+        tuple(part)
+        for part in panel(page)
+        .locator(".word-diff > *")
+        .evaluate_all("all => all.map((part) => [part.className, part.textContent])")
+    ]
 
 
 RED, GREEN = writing(0, 1, 3, 4, 5), writing(0, 2, 3, 4, 6)
@@ -61,10 +83,15 @@ def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
     reckoned = diff(trace.lane(1), trace.lane(0))
     show(page, feed, trace)
     choose(page, 1)
-    expect(said(page)).to_have_text(f"They part at token {reckoned.index + 1}, where their logits lie {abs(reckoned.margin):.2f} apart.")
+    expect(said(page)).to_have_text(
+        f"They part at token {reckoned.index + 1}, where their logits lie {abs(reckoned.margin):.2f} apart."
+    )
     cells = panel(page).locator(".parting td").all_inner_texts()
     assert cells == ["25 %", "25 %", "50 %", "50 %"]  # of green, then of red, in the row of each lane
-    assert [text.split() for text in panel(page).locator(".parting tr th:first-child").all_inner_texts()[1:]] == [["green", "lane", "2"], ["red", "lane", "1"]]
+    assert [text.split() for text in panel(page).locator(".parting tr th:first-child").all_inner_texts()[1:]] == [
+        ["green", "lane", "2"],
+        ["red", "lane", "1"],
+    ]
 
 
 def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
@@ -78,7 +105,14 @@ def test_words_that_both_wrote_are_told_from_those_of_one(page, feed):
     show(page, feed, run_of(RED, GREEN))
     choose(page, 1)
     expect(panel(page).locator(".word-diff")).to_be_visible()
-    assert stretches(page) == [("same", " the"), ("mine", " green"), ("theirs", " red"), ("same", " fox <b>ran</b>"), ("mine", " again"), ("theirs", " home")]
+    assert stretches(page) == [
+        ("same", " the"),
+        ("mine", " green"),
+        ("theirs", " red"),
+        ("same", " fox <b>ran</b>"),
+        ("mine", " again"),
+        ("theirs", " home"),
+    ]
     assert panel(page).locator("b").count() == 0
 
 
@@ -150,7 +184,9 @@ def test_a_single_lane_has_nothing_to_differ_from(page, feed):
 LONG = [f"w{i % 700}" for i in range(1500)]
 
 
-@pytest.mark.parametrize("mine, theirs", [(LONG, LONG[:700] + ["x"] + LONG[701:]), (LONG, LONG[::-1]), (LONG, []), ([], []), (["a"], ["b"])])
+@pytest.mark.parametrize(
+    "mine, theirs", [(LONG, LONG[:700] + ["x"] + LONG[701:]), (LONG, LONG[::-1]), (LONG, []), ([], []), (["a"], ["b"])]
+)
 def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
     show(page, feed, run_of(RED, GREEN))
     source = "() => { " + words_script() + " return diffWords(MINE, THEIRS); }"

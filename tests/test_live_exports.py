@@ -1,4 +1,6 @@
-"""What can be taken away from the live view: drawings, tables, pages that play alone; and the runs of a visit, which stay."""
+"""What can be taken away from the live view: drawings, tables, pages that play alone; and the runs of a visit, which
+stay.
+"""
 from __future__ import annotations
 
 import csv
@@ -29,7 +31,13 @@ BUNDLED = Path(__file__).parents[1] / "assets" / "traces" / "first_view.jsonl"
 
 def show(page, feed, trace: Trace = RUN, name: str | None = None) -> str:
     """A whole run, played to its end; returns its name."""
-    run = frame(name or new_name(), 0, [stamped.to_json() for stamped in trace.events], "done", [asdict(header) for header in trace.headers])
+    run = frame(
+        name or new_name(),
+        0,
+        [stamped.to_json() for stamped in trace.events],
+        "done",
+        [asdict(header) for header in trace.headers],
+    )
     send(page, feed, run)
     seek(page, 1.0)
     last = max(stamped.at for stamped in trace.events)
@@ -60,11 +68,26 @@ def picture(page, tmp_path, panel: str, kind: str) -> Path:
 # --- drawings ---
 
 CANVAS = run_of(lane(0, filling(), canvas=4))
-MEASURED = run_of(lane(0, [(x / 10, Figure("scalar", "error", {"x": x, "series": {"held": x / 4}, "axis": "sample"})) for x in (1, 2, 3)]))
+MEASURED = run_of(
+    lane(
+        0,
+        [(x / 10, Figure("scalar", "error", {"x": x, "series": {"held": x / 4}, "axis": "sample"})) for x in (1, 2, 3)],
+    )
+)
 
 
-@pytest.mark.parametrize("trace, lane, panel", [(RUN, 1, "entropy"), (RUN, 1, "tree"), (RUN, 1, "rounds"), (RUN, 0, "mask"), (BEAMS, 0, "branches"),
-                                                (CANVAS, 0, "canvas"), (MEASURED, 0, "figures")])
+@pytest.mark.parametrize(
+    "trace, lane, panel",
+    [
+        (RUN, 1, "entropy"),
+        (RUN, 1, "tree"),
+        (RUN, 1, "rounds"),
+        (RUN, 0, "mask"),
+        (BEAMS, 0, "branches"),
+        (CANVAS, 0, "canvas"),
+        (MEASURED, 0, "figures"),
+    ],
+)
 def test_a_drawing_is_saved_as_svg_that_needs_nothing_of_the_page(page, feed, tmp_path, trace, lane, panel):
     run = show(page, feed, trace)
     if len(trace.headers) > 1:
@@ -78,7 +101,11 @@ def test_a_drawing_is_saved_as_svg_that_needs_nothing_of_the_page(page, feed, tm
     assert drawing.find(f"{SVG}title").text.endswith(f", lane {lane + 1}")
     header = trace.headers[lane]
     assert header.title in drawing.find(f"{SVG}desc").text and header.prompt in drawing.find(f"{SVG}desc").text
-    assert all(re.fullmatch(r"none|#[0-9a-f]{6}", shape.get(name, "none")) for shape in drawing.iter() for name in ("fill", "stroke"))
+    assert all(
+        re.fullmatch(r"none|#[0-9a-f]{6}", shape.get(name, "none"))
+        for shape in drawing.iter()
+        for name in ("fill", "stroke")
+    )
 
 
 def test_a_saved_drawing_has_the_colours_and_the_words_of_the_page(page, feed, tmp_path):
@@ -115,20 +142,31 @@ def test_what_is_painted_as_pixels_has_no_svg_and_what_is_not_drawn_has_neither(
 # --- tables ---
 
 def awkward() -> Trace:
-    """Pieces that a spreadsheet would misread, a token that is taken back, one without a row and one that is no favourite."""
+    """Pieces that a spreadsheet would misread, a token that is taken back, one without a row and one that is no
+    favourite.
+    """
     pieces = ["=1+1", "-5", '"quoted", twice\r\n', "@a", "é<0xE2>", "+x"]
     events = [Forward(phase="prefill", tokens=1)]
     for i, piece in enumerate(pieces):
         top = [Candidate(90, "other", 0.5, 0.0, "top_k"), *([Candidate(i, piece, 2.0 ** -9, 1.0)] if i != 4 else [])]
-        events += [Forward(tokens=1), Step(i, 2.0 ** -7, 0.0, i, top), Commit(i, [i], [piece], piece, [-math.pi * i], ["sampled"])]
+        events += [
+            Forward(tokens=1),
+            Step(i, 2.0**-7, 0.0, i, top),
+            Commit(i, [i], [piece], piece, [-math.pi * i], ["sampled"]),
+        ]
     events += [Rollback(1, ""), Commit(5, [6, 7], ["\t", ""], "", [None, None], ["forced", "forced"]), Done("end")]
     return Trace([Header(strategy="greedy")], [Stamped(0, i, i / 7, event) for i, event in enumerate(events)])
 
 
-@pytest.mark.parametrize("trace", [RUN, BEAMS, awkward(), Trace.load(BUNDLED)], ids=["three lanes", "beams", "awkward", "bundled"])
+@pytest.mark.parametrize(
+    "trace", [RUN, BEAMS, awkward(), Trace.load(BUNDLED)], ids=["three lanes", "beams", "awkward", "bundled"]
+)
 def test_the_page_and_the_shell_write_the_same_csv(page, feed, tmp_path, trace):
     show(page, feed, trace)
-    assert save_as(page, tmp_path, "csv").read_bytes() == to_csv(Trace.from_json(json.loads(json.dumps(trace.to_json())))).encode()
+    assert (
+        save_as(page, tmp_path, "csv").read_bytes()
+        == to_csv(Trace.from_json(json.loads(json.dumps(trace.to_json())))).encode()
+    )
 
 
 def table(trace: Trace) -> list[dict[str, str]]:
@@ -141,8 +179,29 @@ def test_a_row_of_the_csv_tells_what_the_trace_tells_of_a_token():
     assert [row["step"] for row in rows] == ["0", "1", "1", "1", "2"]
     assert [row["forwards"] for row in rows] == ["0", "1", "1", "1", "2"]
     assert [row["entropy"] for row in rows] == ["2.000000", "0.500000", "0.250000", "1.250000", "0.750000"]
-    assert rows[1] == dict(zip(COLUMNS, ["1", "", "0", "1", "1", "7", " a", "draft", "0.500000", "0.250000", "-0.693147", "0.500000", "0.750000", "1",
-                                         "0.200000", "1"]))
+    assert rows[1] == dict(
+        zip(
+            COLUMNS,
+            [
+                "1",
+                "",
+                "0",
+                "1",
+                "1",
+                "7",
+                " a",
+                "draft",
+                "0.500000",
+                "0.250000",
+                "-0.693147",
+                "0.500000",
+                "0.750000",
+                "1",
+                "0.200000",
+                "1",
+            ],
+        )
+    )
 
 
 def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers():
@@ -247,10 +306,24 @@ def test_escape_closes_the_menu_and_puts_the_focus_back(page, feed):
 
 def writing(*forced: int, tokens: tuple[int, ...] = (1, 2, 3)) -> tuple[Header, list]:
     """A lane that writes ids in words of their own, its row showing two more at every place."""
-    header = Header(title="Greedy", strategy="greedy", model="toy", prompt="Say", prompt_ids=[5], prompt_pieces=["Say"], forced=list(forced))
+    header = Header(
+        title="Greedy",
+        strategy="greedy",
+        model="toy",
+        prompt="Say",
+        prompt_ids=[5],
+        prompt_pieces=["Say"],
+        forced=list(forced),
+    )
     top = [Candidate(i, f" w{i}", 0.25, 0.25) for i in range(1, 5)]
-    events = [event for i, token in enumerate(tokens)
-              for event in (Step(i, 1.0, 1.0, token, top), Commit(i, [token], [f" w{token}"], f" w{token}", [-1.0], ["sampled"]))]
+    events = [
+        event
+        for i, token in enumerate(tokens)
+        for event in (
+            Step(i, 1.0, 1.0, token, top),
+            Commit(i, [token], [f" w{token}"], f" w{token}", [-1.0], ["sampled"]),
+        )
+    ]
     return header, [*events, Done("end")]
 
 
@@ -320,7 +393,9 @@ def test_a_run_that_was_packed_away_comes_back_as_it_was(fresh, feed):
     show(fresh, feed, FIRST)
     show(fresh, feed, FIRST)
     fresh.wait_for_function("packed >= 1")
-    assert f"3 runs, {len(FORKED.events) + 2 * len(FIRST.events)} events" in fresh.locator(".visit-note").text_content(), "what is packed still counts"
+    assert (
+        f"3 runs, {len(FORKED.events) + 2 * len(FIRST.events)} events" in fresh.locator(".visit-note").text_content()
+    ), "what is packed still counts"
     fresh.locator(".live .visit-run").first.click()
     fresh.wait_for_selector(f".live[data-run='{first}']")
     expect(fresh.locator(".lane[data-lane='1'] .tokens > .t")).to_have_count(3)

@@ -1,4 +1,6 @@
-"""The live view of lanes that hold more than one text: sequences that grow side by side, canvases, and caches in a coarser form."""
+"""The live view of lanes that hold more than one text: sequences that grow side by side, canvases, and caches in a
+coarser form.
+"""
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -7,11 +9,33 @@ import pytest
 from live_page import address, browser, choose, drawn, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
 
-from playground.events import Branches, Cache, Candidate, Commit, Done, Draft, Event, Figure, Fill, Forward, Header, Stamped, Step
+from playground.events import (
+    Branches,
+    Cache,
+    Candidate,
+    Commit,
+    Done,
+    Draft,
+    Event,
+    Figure,
+    Fill,
+    Forward,
+    Header,
+    Stamped,
+    Step,
+)
 from playground.trace import Trace, check, metrics
 from playground.ui.frames import frame, new_name
 
-READABLE = ("tokens", "seconds", "tokens_per_second", "target_forwards", "tokens_per_target_forward", "mean_entropy", "wasted_tokens")
+READABLE = (
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "target_forwards",
+    "tokens_per_target_forward",
+    "mean_entropy",
+    "wasted_tokens",
+)
 
 
 # --- runs made by hand ---
@@ -26,31 +50,72 @@ def grown(sequence: int, position: int, piece: str, entropy: float = 1.0) -> lis
 def three_beams() -> list[tuple[float, Event]]:
     """Sequence 3 is dropped for a child of 1; 1 ends; 2 has the best score in the end and becomes the text."""
     rounds = [
-        [Forward(phase="prefill", tokens=3), Branches([(1, 0), (2, 0), (3, 0)]), *grown(1, 0, " a"), *grown(2, 0, " b", 2.0), *grown(3, 0, " c"),
-         Branches(scores={1: -1.0, 2: -1.5, 3: -2.5})],
-        [Forward(tokens=3), Branches([(4, 1)], [3]), *grown(1, 1, " d"), *grown(2, 1, " e", 3.0), *grown(4, 1, " f"),
-         Branches(scores={1: -1.25, 2: -1.75, 4: -2.75})],
-        [Forward(tokens=3), *grown(1, 2, " i"), *grown(2, 2, " g", 4.0), *grown(4, 2, " h"), Branches(ended=[1], scores={1: -3.0, 2: -2.0, 4: -3.5})],
-        [Commit(0, [ord(c) for c in "beg"], [" b", " e", " g"], " b e g", [-0.5] * 3, ["sampled"] * 3, grown_on=2), Done("length")],
+        [
+            Forward(phase="prefill", tokens=3),
+            Branches([(1, 0), (2, 0), (3, 0)]),
+            *grown(1, 0, " a"),
+            *grown(2, 0, " b", 2.0),
+            *grown(3, 0, " c"),
+            Branches(scores={1: -1.0, 2: -1.5, 3: -2.5}),
+        ],
+        [
+            Forward(tokens=3),
+            Branches([(4, 1)], [3]),
+            *grown(1, 1, " d"),
+            *grown(2, 1, " e", 3.0),
+            *grown(4, 1, " f"),
+            Branches(scores={1: -1.25, 2: -1.75, 4: -2.75}),
+        ],
+        [
+            Forward(tokens=3),
+            *grown(1, 2, " i"),
+            *grown(2, 2, " g", 4.0),
+            *grown(4, 2, " h"),
+            Branches(ended=[1], scores={1: -3.0, 2: -2.0, 4: -3.5}),
+        ],
+        [
+            Commit(0, [ord(c) for c in "beg"], [" b", " e", " g"], " b e g", [-0.5] * 3, ["sampled"] * 3, grown_on=2),
+            Done("length"),
+        ],
     ]
     return [((number + 1) / 10, event) for number, events in enumerate(rounds) for event in events]
 
 
 def filling() -> list[tuple[float, Event]]:
     """Four positions in three steps, the sure ones first."""
-    return [(0.1, Forward(tokens=4)), (0.1, Fill([2], [13], [" c"], [0.9])),
-            (0.2, Forward(tokens=4)), (0.2, Fill([0, 3], [11, 14], [" a", " d"], [0.7, 0.4])),
-            (0.3, Forward(tokens=4)), (0.3, Fill([1], [12], [" b"], [1.0])),
-            (0.4, Commit(0, [11, 12, 13, 14], [" a", " b", " c", " d"], " a b c d", [None] * 4, ["sampled"] * 4)), (0.4, Done("end"))]
+    return [
+        (0.1, Forward(tokens=4)),
+        (0.1, Fill([2], [13], [" c"], [0.9])),
+        (0.2, Forward(tokens=4)),
+        (0.2, Fill([0, 3], [11, 14], [" a", " d"], [0.7, 0.4])),
+        (0.3, Forward(tokens=4)),
+        (0.3, Fill([1], [12], [" b"], [1.0])),
+        (0.4, Commit(0, [11, 12, 13, 14], [" a", " b", " c", " d"], " a b c d", [None] * 4, ["sampled"] * 4)),
+        (0.4, Done("end")),
+    ]
 
 
 def run_of(*lanes: tuple[Header, list[tuple[float, Event]]]) -> Trace:
-    rows = sorted(((at, header.lane, i, event) for header, events in lanes for i, (at, event) in enumerate(events)), key=lambda row: row[:3])
-    return Trace([header for header, _ in lanes], [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
+    rows = sorted(
+        ((at, header.lane, i, event) for header, events in lanes for i, (at, event) in enumerate(events)),
+        key=lambda row: row[:3],
+    )
+    return Trace(
+        [header for header, _ in lanes],
+        [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)],
+    )
 
 
 def lane(number: int, events: list[tuple[float, Event]], **facts) -> tuple[Header, list[tuple[float, Event]]]:
-    return Header(number, f"Lane {number}", vocabulary=300, prompt="Say", prompt_ids=[1, 2, 3], prompt_pieces=["S", "a", "y"], **facts), events
+    return Header(
+        number,
+        f"Lane {number}",
+        vocabulary=300,
+        prompt="Say",
+        prompt_ids=[1, 2, 3],
+        prompt_pieces=["S", "a", "y"],
+        **facts,
+    ), events
 
 
 BEAMS = run_of(lane(0, three_beams()))
@@ -58,7 +123,13 @@ BEAMS = run_of(lane(0, three_beams()))
 
 def show(page, feed, trace: Trace, share: float = 1.0):
     """A whole run, with the player at a share of its length."""
-    run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], "done", [asdict(header) for header in trace.headers])
+    run = frame(
+        new_name(),
+        0,
+        [stamped.to_json() for stamped in trace.events],
+        "done",
+        [asdict(header) for header in trace.headers],
+    )
     send(page, feed, run)
     seek(page, share)
     last = trace.events[-1].at
@@ -71,7 +142,8 @@ def listed(page) -> list[list[str]]:
     page.wait_for_selector(".panel-branches .branch")
     drawn(page)
     return page.locator(".panel-branches .branch").evaluate_all(
-        "rows => rows.map((row) => ['.num', '.score', '.standing', '.shared', '.own'].map((part) => row.querySelector(part).textContent))")
+        "rows => rows.map((row) => ['.num', '.score', '.standing', '.shared', '.own'].map((part) => row.querySelector(part).textContent))"
+    )
 
 
 # --- sequences ---
@@ -91,7 +163,13 @@ def test_while_there_is_no_text_the_best_sequence_is_shown_and_said_to_be_one_of
 
 
 def test_branches_that_grow_beyond_a_text_are_shown_until_it_has_caught_up(page, feed):
-    begun = [*grown(0, 0, " a"), Branches([(1, 0), (2, 0)]), *grown(1, 1, " b"), *grown(2, 1, " c"), Branches(scores={1: -2.0, 2: -1.0})]
+    begun = [
+        *grown(0, 0, " a"),
+        Branches([(1, 0), (2, 0)]),
+        *grown(1, 1, " b"),
+        *grown(2, 1, " c"),
+        Branches(scores={1: -2.0, 2: -1.0}),
+    ]
     ending = [Commit(1, [ord("b")], [" b"], " b", [-0.5], ["sampled"], grown_on=1), Done("length")]
     whole = run_of(lane(0, [(0.1, event) for event in begun] + [(0.2, event) for event in ending]))
     show(page, feed, whole, 0.5)
@@ -118,23 +196,34 @@ def test_every_sequence_has_a_line_with_score_fate_and_text_and_the_best_comes_f
     show(page, feed, BEAMS)
     assert listed(page) == [["#2", "-2.000", "became the text", "", " b e g"], ["#1", "-3.000", "ended", "", " a d i"],
                             ["#4", "-3.500", "not taken", " a", " f h"], ["#3", "-2.500", "dropped", "", " c"]]
-    expect(page.locator(".panel-branches .readout")).to_have_text("3 sequences alive, 1 of them ended, 1 dropped, #2 became the text")
+    expect(page.locator(".panel-branches .readout")).to_have_text(
+        "3 sequences alive, 1 of them ended, 1 dropped, #2 became the text"
+    )
 
 
 def test_going_back_shows_the_sequences_as_they_were(page, feed):
     show(page, feed, BEAMS)
     listed(page)
     show(page, feed, BEAMS, 0.25)
-    assert listed(page) == [["#1", "-1.000", "growing", "", " a"], ["#2", "-1.500", "growing", "", " b"], ["#3", "-2.500", "growing", "", " c"]]
+    assert listed(page) == [
+        ["#1", "-1.000", "growing", "", " a"],
+        ["#2", "-1.500", "growing", "", " b"],
+        ["#3", "-2.500", "growing", "", " c"],
+    ]
 
 
 def test_the_drawing_of_births_marks_the_way_of_the_best(page, feed):
     show(page, feed, BEAMS, 0.5)
     listed(page)
-    fates = page.locator(".panel-branches .birth").evaluate_all("all => all.map((one) => [one.dataset.sequence, one.classList[1]])")
+    fates = page.locator(".panel-branches .birth").evaluate_all(
+        "all => all.map((one) => [one.dataset.sequence, one.classList[1]])"
+    )
     assert fates == [["1", "growing"], ["2", "growing"], ["3", "dropped"], ["4", "growing"]]
-    assert page.locator(".panel-branches .descent").count() == 1  # sequence 1 comes from the beginning; a child's way would have two parts
-    rows = page.locator(".panel-branches .birth path").evaluate_all("all => all.map((path) => path.getAttribute('d').match(/([\\d.]+)$/)[1])")
+    # sequence 1 comes from the beginning; a child's way would have two parts
+    assert page.locator(".panel-branches .descent").count() == 1
+    rows = page.locator(".panel-branches .birth path").evaluate_all(
+        "all => all.map((path) => path.getAttribute('d').match(/([\\d.]+)$/)[1])"
+    )
     assert rows[3] == rows[2] and len(set(rows)) == 3  # the child takes the row that came free
 
 
@@ -157,7 +246,13 @@ def test_sequences_side_by_side_share_the_token_count(page, feed):
 
 
 def test_numbers_given_away_at_one_moment_change_hands_at_once(page, feed):
-    events = [Branches([(1, 0), (2, 0)]), *grown(1, 0, " a"), *grown(2, 0, " b"), Branches([(1, 2), (2, 1)], scores={1: -1.0, 2: -2.0}), Done("length")]
+    events = [
+        Branches([(1, 0), (2, 0)]),
+        *grown(1, 0, " a"),
+        *grown(2, 0, " b"),
+        Branches([(1, 2), (2, 1)], scores={1: -1.0, 2: -2.0}),
+        Done("length"),
+    ]
     show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
     living = {number: shared + own for number, _, standing, shared, own in listed(page) if standing != "dropped"}
     assert living == {"#1": " b", "#2": " a"}
@@ -171,8 +266,12 @@ def test_a_fork_from_a_sequence_says_which_one(page, feed):
 
 
 def test_sixty_four_sequences_fit(page, feed):
-    births = Branches([(number, 0) for number in range(1, 65)], scores={number: -float(number) for number in range(1, 65)})
-    tokens = [event for position in range(20) for number in range(1, 65) for event in grown(number, position, f" w{number}")]
+    births = Branches(
+        [(number, 0) for number in range(1, 65)], scores={number: -float(number) for number in range(1, 65)}
+    )
+    tokens = [
+        event for position in range(20) for number in range(1, 65) for event in grown(number, position, f" w{number}")
+    ]
     show(page, feed, run_of(lane(0, [(0.1, births), *((0.1, event) for event in tokens)])))
     assert [number for number, *_ in listed(page)] == [f"#{number}" for number in range(1, 65)]
     for width in (1440, 390):
@@ -194,7 +293,9 @@ CANVAS = run_of(lane(0, filling(), canvas=4))
 
 def cells(page) -> list[tuple[str, str | None]]:
     """Text and step of every position of the canvas."""
-    told = page.locator(".lane .is-canvas .cell").evaluate_all("all => all.map((cell) => [cell.textContent, cell.dataset.step || null])")
+    told = page.locator(".lane .is-canvas .cell").evaluate_all(
+        "all => all.map((cell) => [cell.textContent, cell.dataset.step || null])"
+    )
     return [tuple(cell) for cell in told]
 
 
@@ -207,9 +308,14 @@ def test_a_canvas_begins_as_a_row_of_blank_boxes(page, feed):
 def test_boxes_fill_in_any_order_coloured_by_confidence_with_the_step_that_filled_them(page, feed):
     show(page, feed, CANVAS, 0.5)
     assert cells(page) == [(" a", "2"), ("", None), (" c", "1"), (" d", "2")]
-    levels = page.locator(".lane .is-canvas .cell").evaluate_all("all => all.map((cell) => [...cell.classList].find((name) => /^h\\d/.test(name)) || null)")
+    levels = page.locator(".lane .is-canvas .cell").evaluate_all(
+        "all => all.map((cell) => [...cell.classList].find((name) => /^h\\d/.test(name)) || null)"
+    )
     assert levels == ["h3", None, "h1", "h6"]  # tenths that are missing to certainty
-    assert page.locator(".lane .cell.fresh").all_inner_texts() == page.locator(".lane .cell[data-step='2']").all_inner_texts()
+    assert (
+        page.locator(".lane .cell.fresh").all_inner_texts()
+        == page.locator(".lane .cell[data-step='2']").all_inner_texts()
+    )
     assert numbers(page, 0)["tokens"] == 3
 
 
@@ -227,9 +333,16 @@ def test_the_grid_has_a_mark_where_each_position_was_filled_and_goes_there(page,
     show(page, feed, CANVAS)
     marks = page.locator(".panel-canvas .filled")
     expect(marks).to_have_count(4)
-    assert sorted(marks.evaluate_all("all => all.map((one) => [one.dataset.position, one.dataset.step])")) == [["0", "2"], ["1", "3"], ["2", "1"], ["3", "2"]]
+    assert sorted(marks.evaluate_all("all => all.map((one) => [one.dataset.position, one.dataset.step])")) == [
+        ["0", "2"],
+        ["1", "3"],
+        ["2", "1"],
+        ["3", "2"],
+    ]
     page.locator(".panel-canvas .filled[data-position='2'] .at").click()
-    expect(page.locator(".panel-canvas .readout")).to_have_text("step 1 of 3 filled 1 position, 1 of 4 are filled, least confidence 90 %")
+    expect(page.locator(".panel-canvas .readout")).to_have_text(
+        "step 1 of 3 filled 1 position, 1 of 4 are filled, least confidence 90 %"
+    )
     assert cells(page) == [("", None), ("", None), (" c", "1"), ("", None)]
 
 
@@ -243,7 +356,11 @@ def test_filled_positions_count_as_tokens_for_the_player(page, feed):
 # --- caches in a coarser form ---
 
 def cached(packed: int) -> Trace:
-    events = [*grown(0, 0, " a"), Cache("target", 8, 1, 1, [[[(0, 2), (4, 8)]]], packed=packed, bytes=64), Done("length")]
+    events = [
+        *grown(0, 0, " a"),
+        Cache("target", 8, 1, 1, [[[(0, 2), (4, 8)]]], packed=packed, bytes=64),
+        Done("length"),
+    ]
     return run_of(lane(0, [(0.1, event) for event in events]))
 
 
@@ -256,7 +373,9 @@ def pointed_at(page, position: int) -> str:
 
 def test_the_oldest_live_tokens_are_marked_where_they_are_held_in_a_coarser_form(page, feed):
     show(page, feed, cached(3))
-    expect(page.locator(".panel-cache .readout")).to_have_text("6 of 8 positions live, the oldest 3 in a coarser form, 64 B")
+    expect(page.locator(".panel-cache .readout")).to_have_text(
+        "6 of 8 positions live, the oldest 3 in a coarser form, 64 B"
+    )
     expect(page.locator(".panel-cache .key-packed")).to_be_visible()
     told = [pointed_at(page, position).split(": ")[-1] for position in range(8)]
     coarse = "live, in a coarser form"
@@ -289,7 +408,10 @@ def test_the_cache_says_whether_slots_are_held_for_guesses_or_for_branches(page,
 def measured(*axes: str) -> Trace:
     """Three numbers on each axis; the empty one is that of the tokens."""
     def chance(x: int, axis: str) -> Figure:
-        return Figure("scalar", f"chance {axis}", {"x": x, "series": {"at most": 1 / (x + 1)}} | ({"axis": axis} if axis else {}))
+        return Figure(
+            "scalar", f"chance {axis}", {"x": x, "series": {"at most": 1 / (x + 1)}} | ({"axis": axis} if axis else {})
+        )
+
     figures = [chance(x, axis) for axis in axes for x in range(3)]
     return run_of(lane(0, [(0.1, event) for event in [*grown(0, 0, " a"), *figures, Done("length")]]))
 
@@ -301,7 +423,11 @@ def test_numbers_by_sample_have_an_axis_of_their_own_and_leave_that_of_the_token
     expect(tokens).to_have_count(1)
     expect(own.locator(".unit")).to_have_text("sample →")
     expect(own.locator("circle")).to_have_count(3)
-    assert own.locator(".tick:not(.unit)").evaluate_all("all => all.map((one) => one.textContent)")[-3:] == ["1", "2", "3"]
+    assert own.locator(".tick:not(.unit)").evaluate_all("all => all.map((one) => one.textContent)")[-3:] == [
+        "1",
+        "2",
+        "3",
+    ]
     expect(tokens.locator(".unit")).to_have_count(0)
 
 
@@ -312,13 +438,20 @@ def test_without_numbers_of_another_axis_there_is_nothing_from_the_method_to_sho
 
 
 def test_a_sequence_ends_where_it_is_said_to_and_not_where_a_token_looks_like_an_end(page, feed):
-    events = [Branches([(1, 0), (2, 0)]), *grown(1, 0, "<|end|>"), *grown(2, 0, " b"), Branches(ended=[2], scores={1: -1.0, 2: -2.0})]
+    events = [
+        Branches([(1, 0), (2, 0)]),
+        *grown(1, 0, "<|end|>"),
+        *grown(2, 0, " b"),
+        Branches(ended=[2], scores={1: -1.0, 2: -2.0}),
+    ]
     show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
     assert [(number, standing) for number, _, standing, *_ in listed(page)] == [("#1", "growing"), ("#2", "ended")]
 
 
 def test_views_that_no_canvas_fills_are_not_there_for_a_canvas(page, feed):
     show(page, feed, CANVAS)
-    expect(page.locator(".live .absent")).to_have_text("Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask.")
+    expect(page.locator(".live .absent")).to_have_text(
+        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask."
+    )
     shown = page.locator(".panel:visible").evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
     assert shown == ["Canvas, step by step", "Cost on the lane's clock"]

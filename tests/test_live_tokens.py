@@ -1,4 +1,6 @@
-"""What is seen of single tokens in a real browser: colours, candidates, signs for what cannot be read, and a look inside."""
+"""What is seen of single tokens in a real browser: colours, candidates, signs for what cannot be read, and a look
+inside.
+"""
 from __future__ import annotations
 
 import math
@@ -15,12 +17,17 @@ from playground.events import Candidate, Commit, Done, Forward, Header, Stamped,
 from playground.ui.frames import frame, new_name, recording
 
 RIVALS = 10
-INSIDE = Inside(["The", " red", "\n"], [Lens(0.5, 0.0, [(5, " a", 0.81), (7, " fox", 0.01)]), Lens(1.25, 0.64, [(7, " fox", 0.64), (5, " a", 0.04)])],
-                [[[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]]])
+INSIDE = Inside(
+    ["The", " red", "\n"],
+    [Lens(0.5, 0.0, [(5, " a", 0.81), (7, " fox", 0.01)]), Lens(1.25, 0.64, [(7, " fox", 0.64), (5, " a", 0.04)])],
+    [[[0.25, 0.0, 0.75], [0.0, 1.0, 0.0]]],
+)
 PLACE = {"lane": 0, "position": 1, "chosen": 7}
 
 
-def event(position: int, piece: str, at: float, origin: str = "sampled", p: float | None = 0.5, count: int = 1) -> tuple[float, Commit]:
+def event(
+    position: int, piece: str, at: float, origin: str = "sampled", p: float | None = 0.5, count: int = 1
+) -> tuple[float, Commit]:
     logprob = None if p is None else math.log(p)
     return at, Commit(position, [7] * count, [piece] * count, piece * count, [logprob] * count, [origin] * count)
 
@@ -33,13 +40,24 @@ def step(position: int, entropy: float, at: float, chosen: int = 7) -> tuple[flo
 def show(page, feed, happened: list, header: Header | None = None, make=frame) -> str:
     """A lane whose events came at these seconds, shown to its end; gives the name of the run."""
     events = [Stamped(0, seq, at, one).to_json() for seq, (at, one) in enumerate(happened)]
-    headers = [asdict(header or Header(strategy="greedy", title="Greedy", prompt="one", prompt_ids=[1], prompt_pieces=["one"], vocabulary=100))]
+    headers = [
+        asdict(
+            header
+            or Header(
+                strategy="greedy", title="Greedy", prompt="one", prompt_ids=[1], prompt_pieces=["one"], vocabulary=100
+            )
+        )
+    ]
     run = make(headers, events) if make is recording else make(new_name(), 0, events, "done", headers)
     send(page, feed, run)
     if page.locator(".live .play.playing").count():
         page.locator(".live .play").click()
-    page.evaluate("const s = document.querySelector('.live .scrub'); s.value = s.max; s.dispatchEvent(new Event('input', { bubbles: true }))")
-    expect(page.locator(".lane .tokens > .t")).to_have_count(sum(len(one.ids) for _, one in happened if isinstance(one, Commit)))
+    page.evaluate(
+        "const s = document.querySelector('.live .scrub'); s.value = s.max; s.dispatchEvent(new Event('input', { bubbles: true }))"
+    )
+    expect(page.locator(".lane .tokens > .t")).to_have_count(
+        sum(len(one.ids) for _, one in happened if isinstance(one, Commit))
+    )
     return run["run"]
 
 
@@ -53,8 +71,17 @@ def pieces(page, feed, *written: str) -> None:
 
 # --- colours ---
 
-MIXED = [(0.0, Forward(phase="prefill")), step(0, 1.5, 0.1), event(0, " a", 0.1, p=0.25), event(1, " b", 0.1, "forced", None),
-         step(2, 6.0, 0.2), step(3, 0.06, 0.2), step(4, 0.0, 0.2), event(2, " c", 0.2, "draft", 0.9, 3), (0.2, Done())]
+MIXED = [
+    (0.0, Forward(phase="prefill")),
+    step(0, 1.5, 0.1),
+    event(0, " a", 0.1, p=0.25),
+    event(1, " b", 0.1, "forced", None),
+    step(2, 6.0, 0.2),
+    step(3, 0.06, 0.2),
+    step(4, 0.0, 0.2),
+    event(2, " c", 0.2, "draft", 0.9, 3),
+    (0.2, Done()),
+]
 
 
 @pytest.mark.parametrize("metric, expected", [
@@ -69,7 +96,9 @@ def test_a_colour_stands_for_one_number_of_a_token(page, feed, metric, expected)
     show(page, feed, MIXED)
     page.select_option(".live .metric", metric)
     drawn(page)
-    classes = tokens(page).evaluate_all("all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown|tinted)$/.test(c)))")
+    classes = tokens(page).evaluate_all(
+        "all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown|tinted)$/.test(c)))"
+    )
     page.select_option(".live .metric", "entropy")
     assert classes == expected
 
@@ -82,9 +111,16 @@ def test_the_colour_that_was_chosen_is_remembered(page, feed):
     assert '"metric":"latency"' in kept
 
 
-@pytest.mark.parametrize("underline, expected", [("entropy", ["3px", "none", "5px", "1px", "none"]), ("probability", ["4px", "none", "none", "none", "none"]),
-                                                 ("latency", ["3px", "none", "3px", "3px", "3px"]), ("none", ["none"] * 5),
-                                                 ("origin", ["none", "double", "solid", "solid", "solid"])])
+@pytest.mark.parametrize(
+    "underline, expected",
+    [
+        ("entropy", ["3px", "none", "5px", "1px", "none"]),
+        ("probability", ["4px", "none", "none", "none", "none"]),
+        ("latency", ["3px", "none", "3px", "3px", "3px"]),
+        ("none", ["none"] * 5),
+        ("origin", ["none", "double", "solid", "solid", "solid"]),
+    ],
+)
 def test_an_underline_stands_for_another_number_beside_the_colour(page, feed, underline, expected):
     show(page, feed, MIXED)
     page.select_option(".live .metric", "surprisal")
@@ -92,7 +128,9 @@ def test_an_underline_stands_for_another_number_beside_the_colour(page, feed, un
     drawn(page)
     lines = tokens(page).evaluate_all("""(all) => all.map((t) => getComputedStyle(t)).map((style) => style.textDecorationLine === "none" ? "none"
         : style.textDecorationStyle === "solid" && style.textDecorationThickness !== "1.5px" ? style.textDecorationThickness : style.textDecorationStyle)""")
-    colours = tokens(page).evaluate_all("all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown)$/.test(c)))")
+    colours = tokens(page).evaluate_all(
+        "all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown)$/.test(c)))"
+    )
     page.select_option(".live .metric", "entropy")
     page.select_option(".live .underline", "origin")
     assert lines == expected
@@ -101,7 +139,10 @@ def test_an_underline_stands_for_another_number_beside_the_colour(page, feed, un
 
 # --- candidates ---
 
-@pytest.mark.parametrize("most, chosen, shown", [("3", 1, [0, 1, 2]), ("3", 8, [0, 1, 2, 8]), ("5", 8, [0, 1, 2, 3, 4, 8]), ("all", 8, list(range(10)))])
+@pytest.mark.parametrize(
+    "most, chosen, shown",
+    [("3", 1, [0, 1, 2]), ("3", 8, [0, 1, 2, 8]), ("5", 8, [0, 1, 2, 3, 4, 8]), ("all", 8, list(range(10)))],
+)
 def test_a_card_shows_as_many_candidates_as_wanted_and_always_the_chosen_one(page, feed, most, chosen, shown):
     show(page, feed, [step(0, 2.0, 0.1, chosen), event(0, " a", 0.1)])
     page.select_option(".live .rivals", most)
@@ -129,7 +170,9 @@ def test_special_tokens_are_chips_and_words_that_look_a_little_like_them_are_not
 def test_blanks_and_breaks_can_be_seen_and_counted(page, feed):
     pieces(page, feed, " ", "   ", " a", "\n", "\r\n", "\t", "")
     assert [tokens(page).nth(i).locator(".blank").count() for i in range(7)] == [1, 3, 0, 0, 0, 0, 0]
-    signs = tokens(page).evaluate_all("all => all.map((t) => [...t.querySelectorAll('.glyph')].map((g) => g.dataset.sign).join(''))")
+    signs = tokens(page).evaluate_all(
+        "all => all.map((t) => [...t.querySelectorAll('.glyph')].map((g) => g.dataset.sign).join(''))"
+    )
     assert signs == ["", "", "", "↵", "↵", "⇥", "∅"]
     assert token_texts(page, 0) == [" ", "   ", " a", "\n", "\r\n", "\t", ""], "what is copied is the text"
 
@@ -199,8 +242,13 @@ SIGHT = """() => {
 def growing(lengths: list[int]) -> list[dict]:
     """Frames of a run after which its text is so long."""
     run, header = new_name(), asdict(Header(strategy="greedy", title="Greedy", max_new_tokens=lengths[-1]))
-    events = [Stamped(0, i, *event(i, piece, 0.01 * (i + 1))).to_json() for i, piece in enumerate(unending(lengths[-1]))]
-    return [frame(run, number, events[start:end], "running", None if start else [header]) for number, (start, end) in enumerate(pairwise([0, *lengths]))]
+    events = [
+        Stamped(0, i, *event(i, piece, 0.01 * (i + 1))).to_json() for i, piece in enumerate(unending(lengths[-1]))
+    ]
+    return [
+        frame(run, number, events[start:end], "running", None if start else [header])
+        for number, (start, end) in enumerate(pairwise([0, *lengths]))
+    ]
 
 
 def test_of_a_long_text_only_what_is_near_is_drawn_and_its_end_stays_in_sight_while_it_grows(page, feed):
@@ -235,7 +283,12 @@ def test_a_forked_lane_says_where_it_left(page, feed):
 
 
 def test_words_of_ones_own_go_where_the_token_stood_with_its_space_in_front(page, feed):
-    show(page, feed, [event(0, "red", 0.1), step(1, 1.0, 0.2), event(1, " fox", 0.2)], Header(model="toy", strategy="greedy", title="Greedy"))
+    show(
+        page,
+        feed,
+        [event(0, "red", 0.1), step(1, 1.0, 0.2), event(1, " fox", 0.2)],
+        Header(model="toy", strategy="greedy", title="Greedy"),
+    )
     words = page.locator(".live .card .own-words input")
     for position, begun in ((1, " "), (0, "")):
         tokens(page).nth(position).click()
@@ -265,7 +318,12 @@ def test_a_scored_text_is_not_underlined_and_begins_no_fork(page, feed):
 # --- a look inside ---
 
 def looked(page, feed, **answer) -> None:
-    run = show(page, feed, [event(0, " red", 0.1), step(1, 1.0, 0.2), event(1, " fox", 0.2)], Header(model="toy", strategy="greedy", title="Greedy"))
+    run = show(
+        page,
+        feed,
+        [event(0, " red", 0.1), step(1, 1.0, 0.2), event(1, " fox", 0.2)],
+        Header(model="toy", strategy="greedy", title="Greedy"),
+    )
     send(page, feed, {"run": run, **answer})
 
 
@@ -288,7 +346,9 @@ def test_each_layer_tells_its_candidates_and_the_chosen_one_is_marked(page, feed
     expect(panel.locator("h3")).to_have_text("Look inside: lane 1, token 2")
     rows = [row.locator("th, td").all_inner_texts() for row in panel.locator(".lens tr").all()[1:]]
     assert rows == [["embedding", "0 %", "0.50", " a", " fox"], ["layer 1, the last", "64 %", "1.25", " fox", " a"]]
-    shades = panel.locator(".lens .said").evaluate_all("all => all.map((cell) => [...cell.classList].filter((c) => c !== 'said').join(' '))")
+    shades = panel.locator(".lens .said").evaluate_all(
+        "all => all.map((cell) => [...cell.classList].filter((c) => c !== 'said').join(' '))"
+    )
     assert shades == ["h9", "h1 is-chosen", "h8 is-chosen", "h2"]  # ten times the root of the probability
 
 

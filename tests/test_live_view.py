@@ -1,6 +1,7 @@
 """The live view in a real browser: a page with nothing but the Lanes component, fed frames made by hand.
 
-What is read off the page must be what the events say, and the numbers must be those that playground.trace.lane_metrics reckons.
+What is read off the page must be what the events say, and the numbers must be those that playground.trace.lane_metrics
+reckons.
 """
 from __future__ import annotations
 
@@ -39,14 +40,28 @@ from playground.ui.frames import CLOCK, SLOWEST, frame, new_name, recording
 from playground.ui.live_view import to_json
 
 HOSTILE = "<img src=x onerror=window.hacked=1>"
-READABLE = ("tokens", "seconds", "tokens_per_second", "target_forwards", "tokens_per_target_forward", "draft_forwards", "acceptance_rate",
-            "mean_accepted", "mean_entropy", "wasted_tokens")
+READABLE = (
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "target_forwards",
+    "tokens_per_target_forward",
+    "draft_forwards",
+    "acceptance_rate",
+    "mean_accepted",
+    "mean_entropy",
+    "wasted_tokens",
+)
 
 
 # --- a small run, made by hand: lane 0 writes under a grammar, lane 1 guesses ahead, lane 2 fails ---
 
 def candidates(chosen: str, fallen: str) -> list[Candidate]:
-    return [Candidate(7, chosen, 0.5, 0.75), Candidate(8, " other", 0.25, 0.25), Candidate(9, fallen, 0.125, 0.0, "mask")]
+    return [
+        Candidate(7, chosen, 0.5, 0.75),
+        Candidate(8, " other", 0.25, 0.25),
+        Candidate(9, fallen, 0.125, 0.0, "mask"),
+    ]
 
 
 def step(position: int, entropy: float, piece: str = " a") -> Step:
@@ -56,7 +71,9 @@ def step(position: int, entropy: float, piece: str = " a") -> Step:
 def commit(position: int, *tokens: tuple[str, str]) -> Commit:
     pieces = [piece for piece, _ in tokens]
     logprobs = [None if origin == "forced" else -math.log(2) for _, origin in tokens]
-    return Commit(position, list(range(7, 7 + len(tokens))), pieces, "".join(pieces), logprobs, [origin for _, origin in tokens])
+    return Commit(
+        position, list(range(7, 7 + len(tokens))), pieces, "".join(pieces), logprobs, [origin for _, origin in tokens]
+    )
 
 
 def under_a_grammar() -> list:
@@ -64,44 +81,95 @@ def under_a_grammar() -> list:
     favourite = Candidate(9, HOSTILE, 0.375, 0.0, "mask")
     return [
         (0.1, Forward(phase="prefill", tokens=3)),
-        (0.1, Mask(0, 12, 100, 0.375, [favourite], state="open")), (0.1, step(0, 1.0, HOSTILE)), (0.1, commit(0, (HOSTILE, "sampled"))),
-        (0.2, Mask(1, 1, 100, 0.5, [], forced=[7, 8])), (0.2, commit(1, ("\n", "forced"), (" b", "forced"))),
+        (0.1, Mask(0, 12, 100, 0.375, [favourite], state="open")),
+        (0.1, step(0, 1.0, HOSTILE)),
+        (0.1, commit(0, (HOSTILE, "sampled"))),
+        (0.2, Mask(1, 1, 100, 0.5, [], forced=[7, 8])),
+        (0.2, commit(1, ("\n", "forced"), (" b", "forced"))),
         (0.3, Forward(phase="catch_up", tokens=3)),
-        (0.4, Mask(3, 40, 100, 0.25, [favourite], accepting=True)), (0.4, step(3, 3.0)), (0.4, commit(3, ("<|end|>", "sampled"))),
+        (0.4, Mask(3, 40, 100, 0.25, [favourite], accepting=True)),
+        (0.4, step(3, 3.0)),
+        (0.4, commit(3, ("<|end|>", "sampled"))),
         (0.4, Done("end")),
     ]
 
 
 def guessing_ahead() -> list:
-    """A tree of four guesses: the path 0, 2 stands, 1 is refused, 3 is not looked at; then a chain that falls at once."""
-    tree = Draft(0, [7, 20, 8, 21], [" a", " x", " b", " y"], [-1, -1, 0, 1], [0.5, 0.25, 0.5, 0.75], "draft_model", "without_replacement")
+    """A tree of four guesses: the path 0, 2 stands, 1 is refused, 3 is not looked at; then a chain that falls at once.
+    """
+    tree = Draft(
+        0,
+        [7, 20, 8, 21],
+        [" a", " x", " b", " y"],
+        [-1, -1, 0, 1],
+        [0.5, 0.25, 0.5, 0.75],
+        "draft_model",
+        "without_replacement",
+    )
     tests = [ev.Test(1, 0.01, 0.25, 0.9, False), ev.Test(0, 0.5, 0.5, 0.125, True), ev.Test(2, 0.75, 0.5, 0.25, True)]
     chain = Draft(1, [30], [" z"], [-1], [0.875], "draft_model")
     return [
-        (0.1, Forward(phase="prefill", tokens=3)), (0.1, step(0, 2.0)), (0.1, commit(0, (" s", "sampled"))),
+        (0.1, Forward(phase="prefill", tokens=3)),
+        (0.1, step(0, 2.0)),
+        (0.1, commit(0, (" s", "sampled"))),
         (0.1, Cache("target", 3, 2, 2, [[[(0, 3)], [(0, 3)]], [[(0, 3)], [(0, 3)]]], bytes=96)),
-        (0.12, Forward("draft")), (0.14, Forward("draft")), (0.14, tree),
-        (0.2, Forward(tokens=5)), (0.2, Verdict(0, [0, 2], tests, 9, " c", "bonus")),
-        (0.2, step(1, 0.5)), (0.2, step(2, 0.25)), (0.2, step(3, 1.25)), (0.2, commit(1, (" a", "draft"), (" b", "draft"), (" c", "bonus"))),
-        (0.2, Cache("target", 6, 2, 2, [[[(0, 1), (4, 6)], [(0, 6)]], [[(2, 6)], [(5, 6)]]], scratch=5, evicted=9, bytes=160)),
-        (0.25, Forward("draft")), (0.25, chain),
-        (0.3, Forward(tokens=2)), (0.3, Verdict(1, [], [ev.Test(0, 0.0, 0.875, 0.5, False)], 7, " r", "redraw", [Candidate(7, " r", 0.5, 0.75)])),
-        (0.3, step(4, 0.75)), (0.3, commit(4, (" r", "redraw"))), (0.3, Note("One guess fell.")),
-        (0.3, Figure("scalar", "surprise", {"x": 4, "series": {"mu": 2.5}, "lines": {"tau": 3.0}})), (0.3, Switch(5, "draft", "sure enough")),
+        (0.12, Forward("draft")),
+        (0.14, Forward("draft")),
+        (0.14, tree),
+        (0.2, Forward(tokens=5)),
+        (0.2, Verdict(0, [0, 2], tests, 9, " c", "bonus")),
+        (0.2, step(1, 0.5)),
+        (0.2, step(2, 0.25)),
+        (0.2, step(3, 1.25)),
+        (0.2, commit(1, (" a", "draft"), (" b", "draft"), (" c", "bonus"))),
+        (
+            0.2,
+            Cache(
+                "target", 6, 2, 2, [[[(0, 1), (4, 6)], [(0, 6)]], [[(2, 6)], [(5, 6)]]], scratch=5, evicted=9, bytes=160
+            ),
+        ),
+        (0.25, Forward("draft")),
+        (0.25, chain),
+        (0.3, Forward(tokens=2)),
+        (0.3, Verdict(1, [], [ev.Test(0, 0.0, 0.875, 0.5, False)], 7, " r", "redraw", [Candidate(7, " r", 0.5, 0.75)])),
+        (0.3, step(4, 0.75)),
+        (0.3, commit(4, (" r", "redraw"))),
+        (0.3, Note("One guess fell.")),
+        (0.3, Figure("scalar", "surprise", {"x": 4, "series": {"mu": 2.5}, "lines": {"tau": 3.0}})),
+        (0.3, Switch(5, "draft", "sure enough")),
         (0.3, Done("length")),
     ]
 
 
 def headers() -> list[Header]:
-    shared = {"model": "toy", "vocabulary": 100, "prompt": "one two", "prompt_ids": [1, 2, 3], "prompt_pieces": ["one", " ", "two"]}
-    return [Header(0, "Schema", parts=[Part("greedy", "decoder")], strategy="greedy", guarantee=["constraint_sound"], **shared),
-            Header(1, "Speculative", parts=[Part("draft_model", "drafter", {"depth": 2})], guarantee=["greedy_identical"], **shared),
-            Header(2, "Broken", guarantee=["heuristic"], reconstruction=True, **shared)]
+    shared = {
+        "model": "toy",
+        "vocabulary": 100,
+        "prompt": "one two",
+        "prompt_ids": [1, 2, 3],
+        "prompt_pieces": ["one", " ", "two"],
+    }
+    return [
+        Header(
+            0, "Schema", parts=[Part("greedy", "decoder")], strategy="greedy", guarantee=["constraint_sound"], **shared
+        ),
+        Header(
+            1,
+            "Speculative",
+            parts=[Part("draft_model", "drafter", {"depth": 2})],
+            guarantee=["greedy_identical"],
+            **shared,
+        ),
+        Header(2, "Broken", guarantee=["heuristic"], reconstruction=True, **shared),
+    ]
 
 
 def whole_run() -> Trace:
     happened = [(0, under_a_grammar()), (1, guessing_ahead()), (2, [(0.0, Failed("Choose another draft model."))])]
-    rows = sorted(((at, lane, i, event) for lane, events in happened for i, (at, event) in enumerate(events)), key=lambda row: row[:3])
+    rows = sorted(
+        ((at, lane, i, event) for lane, events in happened for i, (at, event) in enumerate(events)),
+        key=lambda row: row[:3],
+    )
     return Trace(headers(), [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
 
 
@@ -117,7 +185,9 @@ def show(page, feed, share: float = 1.0):
     run = frame(new_name(), 0, EVENTS, "done", HEADERS)
     send(page, feed, run)
     seek(page, share)
-    expect(page.locator(".live .clock")).to_have_text(f"{max(e['at'] for e in EVENTS if e['at'] <= 0.4 * share + 1e-9):.2f} of 0.40 s")
+    expect(page.locator(".live .clock")).to_have_text(
+        f"{max(e['at'] for e in EVENTS if e['at'] <= 0.4 * share + 1e-9):.2f} of 0.40 s"
+    )
 
 
 # --- what is on the page is what the events say ---
@@ -133,7 +203,9 @@ def test_text_is_shown_token_by_token_and_stays_text(page, feed):
     assert token_texts(page, 1) == [" s", " a", " b", " c", " r"]
     assert page.locator(".live img").count() == 0
     assert page.evaluate("window.hacked") is None
-    origins = page.locator(".lane[data-lane='1'] .tokens > .t").evaluate_all("all => all.map((t) => [...t.classList].find((c) => c.startsWith('o-')))")
+    origins = page.locator(".lane[data-lane='1'] .tokens > .t").evaluate_all(
+        "all => all.map((t) => [...t.classList].find((c) => c.startsWith('o-')))"
+    )
     assert origins == ["o-sampled", "o-draft", "o-draft", "o-bonus", "o-redraw"]
     assert page.locator(".lane[data-lane='0'] .tokens .chip").all_inner_texts() == ["<|end|>"]
 
@@ -153,12 +225,19 @@ def test_lanes_of_one_strategy_are_told_apart_by_what_they_differ_in(page, feed)
     plain = asdict(Header(3, "Fill", parts=[Part("fill", "decoder", settings[0]), Part("top_k", "sampler", {"k": 4})]))
     send(page, feed, frame(new_name(), 0, [], "done", [*headers, plain]))
     expect(page.locator(".lane")).to_have_count(4)
-    assert page.locator(".lane .title").all_inner_texts() == ["Fill, steps 0, order sure", "Fill, order left", "Fill, steps 2", "Fill, top k"]
+    assert page.locator(".lane .title").all_inner_texts() == [
+        "Fill, steps 0, order sure",
+        "Fill, order left",
+        "Fill, steps 2",
+        "Fill, top k",
+    ]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 def test_costs_are_those_of_the_trace_up_to_the_player(page, feed, share):
-    """Scrubbing back shows the earlier state: texts and costs of the events up to that moment, and nothing of later ones."""
+    """Scrubbing back shows the earlier state: texts and costs of the events up to that moment, and nothing of later
+    ones.
+    """
     show(page, feed)
     show(page, feed, share)
     for lane in (0, 1):
@@ -172,9 +251,13 @@ def test_costs_are_those_of_the_trace_up_to_the_player(page, feed, share):
 def test_live_slots_are_the_most_of_any_head(page, feed):
     show(page, feed)
     assert numbers(page, 1)["kv_live"] == 6
-    assert page.locator(".lane[data-lane='1'] .strip").get_attribute("data-peak") == str(metrics(RUN.lane(1))["kv_live_peak"])
+    assert page.locator(".lane[data-lane='1'] .strip").get_attribute("data-peak") == str(
+        metrics(RUN.lane(1))["kv_live_peak"]
+    )
     choose(page, 1)
-    expect(page.locator(".panel-cache .readout")).to_have_text("6 of 6 positions live, 5 held for guesses, 9 slots freed by this keep, 160 B")
+    expect(page.locator(".panel-cache .readout")).to_have_text(
+        "6 of 6 positions live, 5 held for guesses, 9 slots freed by this keep, 160 B"
+    )
 
 
 def test_the_tree_shows_what_was_tested_and_what_stands(page, feed):
@@ -187,11 +270,16 @@ def test_the_tree_shows_what_was_tested_and_what_stands(page, feed):
     assert page.locator(".panel-tree .node[data-state='bonus'] .name").text_content() == " c"
     assert page.locator(".panel-tree .which").inner_text() == "round 1 of 2"
     rows = page.locator(".panel-tree .tests tr").all_inner_texts()[1:]
-    assert [row.split() for row in rows] == [["x", "0.0100", "0.2500", "0.9000", "refused"], ["a", "0.5000", "0.5000", "0.1250", "kept"],
-                                             ["b", "0.7500", "0.5000", "0.2500", "kept"]]
+    assert [row.split() for row in rows] == [
+        ["x", "0.0100", "0.2500", "0.9000", "refused"],
+        ["a", "0.5000", "0.5000", "0.1250", "kept"],
+        ["b", "0.7500", "0.5000", "0.2500", "kept"],
+    ]
     page.click(".panel-tree button[title='Next round']")
     expect(page.locator(".panel-tree .which")).to_have_text("round 2 of 2")
-    assert page.locator(".panel-tree .node[data-node]").evaluate_all("all => all.map((node) => node.dataset.state)") == ["refused"]
+    assert page.locator(".panel-tree .node[data-node]").evaluate_all(
+        "all => all.map((node) => node.dataset.state)"
+    ) == ["refused"]
 
 
 def test_guesses_are_seen_before_their_verdict(page, feed):
@@ -209,11 +297,18 @@ def test_the_mask_view_tells_what_was_allowed(page, feed):
     show(page, feed)
     choose(page, 0)
     page.wait_for_selector(".panel-mask .allowed")
-    allowed = page.locator(".panel-mask .allowed").evaluate_all("all => all.map((mark) => [mark.dataset.position, mark.dataset.allowed])")
+    allowed = page.locator(".panel-mask .allowed").evaluate_all(
+        "all => all.map((mark) => [mark.dataset.position, mark.dataset.allowed])"
+    )
     assert allowed == [["0", "12"], ["1", "1"], ["3", "40"]]
-    assert page.locator(".panel-mask .readout").inner_text() == "40 of 100 tokens allowed, 25 % of the probability taken away"
+    assert (
+        page.locator(".panel-mask .readout").inner_text()
+        == "40 of 100 tokens allowed, 25 % of the probability taken away"
+    )
     assert page.locator(".panel-mask .favourites .row .piece").text_content() == HOSTILE
-    assert page.locator(".panel-mask .forced-run").evaluate_all("all => all.map((run) => [run.dataset.from, run.dataset.to])") == [["1", "3"]]
+    assert page.locator(".panel-mask .forced-run").evaluate_all(
+        "all => all.map((run) => [run.dataset.from, run.dataset.to])"
+    ) == [["1", "3"]]
     assert page.locator(".panel-mask .accepting").count() == 1
 
 
@@ -221,7 +316,8 @@ def test_views_a_lane_does_not_have_are_named_in_one_line(page, feed):
     show(page, feed)
     choose(page, 2)
     expect(page.locator(".live .absent")).to_have_text(
-        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the lane's clock.")
+        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the lane's clock."
+    )
     expect(page.locator(".live .panel.empty:visible")).to_have_count(0)
     expect(page.locator(".panel-figures")).to_be_hidden()
 
@@ -247,7 +343,9 @@ def plain_frames(tokens: int) -> list[dict]:
     """A run of its own, one token a frame."""
     name = new_name()
     events = [Stamped(0, i, i / 100, commit(i, (f" {i}", "sampled"))).to_json() for i in range(tokens)]
-    return [frame(name, i, [event], "running", [asdict(Header())] if i == 0 else None) for i, event in enumerate(events)]
+    return [
+        frame(name, i, [event], "running", [asdict(Header())] if i == 0 else None) for i, event in enumerate(events)
+    ]
 
 
 def test_no_frame_is_lost_and_none_counts_twice(page, feed):
@@ -313,7 +411,8 @@ def test_a_page_that_takes_frames_later_and_later_asks_for_fewer_whatever_its_cl
 def test_a_page_that_has_caught_up_asks_for_more_frames_again(page, feed):
     frames = plain_frames(100)
     now = time.time()
-    send(page, feed, *({**one, "told": now + 60 * i - 3600 * (4 <= i < 14)} for i, one in enumerate(frames)))  # but for ten, each is the least late so far
+    # but for ten, each is the least late so far
+    send(page, feed, *({**one, "told": now + 60 * i - 3600 * (4 <= i < 14)} for i, one in enumerate(frames)))
     wait_for(page, feed, "pace", times=8)
     beats = sorted((data["beat"] for _, data in feed.heard), reverse=True)
     assert beats == pytest.approx([SLOWEST * 0.7 ** i for i in range(7)] + [CLOCK])
@@ -330,7 +429,11 @@ def test_lost_frames_are_asked_for_again(page, feed):
     frames = plain_frames(10)
     send(page, feed, *frames[:4], frames[8])
     assert wait_for(page, feed, "missed")["run"] == frames[0]["run"]
-    whole = {**frames[9], "headers": frames[0]["headers"], "events": [event for one in frames for event in one["events"]]}
+    whole = {
+        **frames[9],
+        "headers": frames[0]["headers"],
+        "events": [event for one in frames for event in one["events"]],
+    }
     send(page, feed, whole)
     expect(page.locator(".lane .tokens > .t")).to_have_count(10)
     assert len([heard for heard in feed.heard if heard[0] == "missed"]) == 1
@@ -360,7 +463,13 @@ def test_a_live_run_is_held_stepped_and_resumed(page, feed):
 
 
 def test_taken_back_tokens_leave_the_text(page, feed):
-    events = [commit(0, (" a", "sampled")), commit(1, (" b", "sampled")), Rollback(1, " a"), commit(1, (" c", "sampled")), Branches([(1, 0)], [0], {1: -0.5})]
+    events = [
+        commit(0, (" a", "sampled")),
+        commit(1, (" b", "sampled")),
+        Rollback(1, " a"),
+        commit(1, (" c", "sampled")),
+        Branches([(1, 0)], [0], {1: -0.5}),
+    ]
     stamped = [Stamped(0, i, i / 100, event).to_json() for i, event in enumerate(events)]
     send(page, feed, frame(new_name(), 0, stamped, "done", [asdict(Header())]))
     expect(page.locator(".live .clock")).to_have_text("0.04 of 0.04 s")

@@ -1,4 +1,6 @@
-"""The views under the lanes: who computed and wrote what, what a method follows, what a cache saves, and what a lane does not have."""
+"""The views under the lanes: who computed and wrote what, what a method follows, what a cache saves, and what a lane
+does not have.
+"""
 from __future__ import annotations
 
 from dataclasses import asdict, replace
@@ -32,7 +34,13 @@ from playground.trace.lane_metrics import metrics
 from playground.ui.frames import frame, new_name
 
 Happened = list[tuple[float, Event]]
-SHARED = {"model": "toy", "vocabulary": 100, "prompt": "one two", "prompt_ids": [1, 2, 3], "prompt_pieces": ["one", " ", "two"]}
+SHARED = {
+    "model": "toy",
+    "vocabulary": 100,
+    "prompt": "one two",
+    "prompt_ids": [1, 2, 3],
+    "prompt_pieces": ["one", " ", "two"],
+}
 PLAIN = Header(0, "Greedy", strategy="greedy", parts=[Part("greedy", "decoder")], **SHARED)
 GUESSING = Header(1, "Speculative", strategy="speculative", draft="small", **SHARED,
                   parts=[Part("speculative", "decoder"), Part("draft_model", "drafter"), Part("rejection", "verifier")])
@@ -43,7 +51,14 @@ WORDS = [" a", " b", " c", " d", " e"]
 
 def commit(position: int, *origins: str) -> Commit:
     places = range(position, position + len(origins))
-    return Commit(position, list(places), [WORDS[i] for i in places], "".join(WORDS[i] for i in places), [-0.5] * len(origins), list(origins))
+    return Commit(
+        position,
+        list(places),
+        [WORDS[i] for i in places],
+        "".join(WORDS[i] for i in places),
+        [-0.5] * len(origins),
+        list(origins),
+    )
 
 
 def step(position: int, entropy: float = 1.0, stream: str = "target") -> Step:
@@ -61,16 +76,29 @@ def one_by_one(second: float = 0.1, length: int = 5) -> Happened:
 
 def in_rounds() -> Happened:
     """Two rounds of two guesses: of the first both stand, of the second neither, and its two rows are in vain."""
-    right, wrong = [ev.Test(0, 0.75, 0.5, 0.25, True), ev.Test(1, 0.75, 0.5, 0.5, True)], [ev.Test(0, 0.125, 0.5, 0.875, False)]
+    right, wrong = (
+        [ev.Test(0, 0.75, 0.5, 0.25, True), ev.Test(1, 0.75, 0.5, 0.5, True)],
+        [ev.Test(0, 0.125, 0.5, 0.875, False)],
+    )
     left = [Candidate(4, " e", 0.5, 0.75), Candidate(9, " <b>", 0.25, 0.25)]
     return [
-        (0.05, Forward(phase="prefill", tokens=3, seconds=0.04)), (0.05, step(0)), (0.05, commit(0, "sampled")),
-        (0.06, Forward("draft", tokens=1, seconds=0.01)), (0.07, Forward("draft", tokens=1, seconds=0.01)),
+        (0.05, Forward(phase="prefill", tokens=3, seconds=0.04)),
+        (0.05, step(0)),
+        (0.05, commit(0, "sampled")),
+        (0.06, Forward("draft", tokens=1, seconds=0.01)),
+        (0.07, Forward("draft", tokens=1, seconds=0.01)),
         (0.07, Draft(0, [1, 2], WORDS[1:3], [-1, 0], [0.5, 0.5], "draft_model")),
-        (0.15, Forward(tokens=3, seconds=0.06)), (0.15, Verdict(0, [0, 1], right, 3, " d", "bonus")), (0.15, step(1)), (0.15, step(2)), (0.15, step(3)),
+        (0.15, Forward(tokens=3, seconds=0.06)),
+        (0.15, Verdict(0, [0, 1], right, 3, " d", "bonus")),
+        (0.15, step(1)),
+        (0.15, step(2)),
+        (0.15, step(3)),
         (0.15, commit(1, "draft", "draft", "bonus")),
         (0.15, Draft(1, [8, 9], [" x", " y"], [-1, 0], [0.5, 0.5], "draft_model")),
-        (0.25, Forward(tokens=3, seconds=0.06)), (0.25, Verdict(1, [], wrong, 4, " e", "redraw", left)), (0.25, step(4)), (0.25, commit(4, "redraw")),
+        (0.25, Forward(tokens=3, seconds=0.06)),
+        (0.25, Verdict(1, [], wrong, 4, " e", "redraw", left)),
+        (0.25, step(4)),
+        (0.25, commit(4, "redraw")),
         (0.25, Done("length")),
     ]
 
@@ -80,19 +108,30 @@ def side_by_side() -> Happened:
     happened: Happened = [(0.1, Forward(phase="prefill", tokens=3, seconds=0.05)), (0.1, Branches([(1, 0), (2, 0)]))]
     for i, growing in enumerate([(1, 2), (1, 2), (2,), (2,)]):
         happened += [((i + 1) / 10, Forward(tokens=len(growing), seconds=0.05))] * bool(i)
-        happened += [((i + 1) / 10, replace(event, sequence=one)) for one in growing for event in (step(i), commit(i, "sampled"))]
+        happened += [
+            ((i + 1) / 10, replace(event, sequence=one)) for one in growing for event in (step(i), commit(i, "sampled"))
+        ]
     return [*happened, (0.4, replace(commit(0, "sampled", "sampled"), grown_on=1)), (0.4, Done("end"))]
 
 
 def run_of(*lanes: tuple[Header, Happened]) -> Trace:
     headers = [replace(header, lane=lane) for lane, (header, _) in enumerate(lanes)]
-    rows = sorted(((at, lane, i, event) for lane, (_, events) in enumerate(lanes) for i, (at, event) in enumerate(events)), key=lambda row: row[:3])
+    rows = sorted(
+        ((at, lane, i, event) for lane, (_, events) in enumerate(lanes) for i, (at, event) in enumerate(events)),
+        key=lambda row: row[:3],
+    )
     return Trace(headers, [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
 
 
 def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
     """The whole run with the player at its end and one of its lanes chosen; one that is not done is followed."""
-    run = frame(new_name(), 0, [stamped.to_json() for stamped in trace.events], state, [asdict(header) for header in trace.headers])
+    run = frame(
+        new_name(),
+        0,
+        [stamped.to_json() for stamped in trace.events],
+        state,
+        [asdict(header) for header in trace.headers],
+    )
     send(page, feed, run)
     if state == "done":
         seek(page, 1.0)
@@ -104,12 +143,16 @@ def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
 def settle(page) -> None:
     """Wait until the views have drawn what the player shows; while it plays they rest between two drawings."""
     page.wait_for_timeout(100)
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))")
+    page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))"
+    )
 
 
 def totals(page) -> dict[str, list[str]]:
     """Time, share, passes and rows by who computed."""
-    rows = page.locator(".panel-cost .totals tr").evaluate_all("rows => rows.slice(1).map((row) => [...row.children].map((cell) => cell.textContent))")
+    rows = page.locator(".panel-cost .totals tr").evaluate_all(
+        "rows => rows.slice(1).map((row) => [...row.children].map((cell) => cell.textContent))"
+    )
     return {name: numbers for name, *numbers in rows}
 
 
@@ -125,7 +168,9 @@ def test_while_a_lane_runs_its_header_decides_which_views_wait_and_which_are_not
     expect(page.locator(".live .absent")).to_have_text("Not in this lane: grammar mask.")
     choose(page, 0)
     expect(page.locator(".panel-tree")).to_be_hidden()
-    expect(page.locator(".live .absent")).to_have_text("Not in this lane: draft tree, accepted per round, grammar mask.")
+    expect(page.locator(".live .absent")).to_have_text(
+        "Not in this lane: draft tree, accepted per round, grammar mask."
+    )
 
 
 def test_views_that_wait_do_not_move_when_they_fill(page, feed):
@@ -138,20 +183,27 @@ def test_views_that_wait_do_not_move_when_they_fill(page, feed):
     show(page, feed, replace(trace, events=[*trace.events[:-1]]), state="running")
     expect(page.locator(".panel-entropy svg").first).to_be_visible()
     expect(page.locator(".panel:visible")).to_have_count(3)
-    assert page.locator(".panel:visible").evaluate_all(order) == before == ["panel-entropy", "panel-cache", "panel-cost"]
+    assert (
+        page.locator(".panel:visible").evaluate_all(order) == before == ["panel-entropy", "panel-cache", "panel-cost"]
+    )
 
 
 # --- where the time went ---
 
 def test_each_pass_counts_for_who_computed_it_and_the_rest_of_the_clock_is_named_too(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
-    expect(page.locator(".panel-cost .readout")).to_have_text("0.25 s in all, 64 % of it in the target, 16 % for rows the text did not need")
+    expect(page.locator(".panel-cost .readout")).to_have_text(
+        "0.25 s in all, 64 % of it in the target, 16 % for rows the text did not need"
+    )
     assert totals(page) == {"target": ["0.16 s", "64 %", "3", "9"], "of it in vain": ["0.04 s", "16 %", "", "2"],
                             "draft": ["0.02 s", "8.0 %", "2", "2"], "other": ["0.07 s", "28 %", "", ""]}
 
 
-@pytest.mark.parametrize("happened", [one_by_one(), in_rounds(), [*one_by_one()[:-1], (0.5, Rollback(2, "")), (0.5, Done("stopped"))], side_by_side()],
-                         ids=["one by one", "in rounds", "taken back", "side by side"])
+@pytest.mark.parametrize(
+    "happened",
+    [one_by_one(), in_rounds(), [*one_by_one()[:-1], (0.5, Rollback(2, "")), (0.5, Done("stopped"))], side_by_side()],
+    ids=["one by one", "in rounds", "taken back", "side by side"],
+)
 def test_rows_in_vain_are_those_the_metrics_count(page, feed, happened):
     trace = run_of((GUESSING, happened))
     show(page, feed, trace)
@@ -167,20 +219,36 @@ def test_a_pass_is_read_and_gone_to_on_the_timeline(page, feed):
     box = page.locator(".panel-cost canvas").bounding_box()
     at = box["x"] + 62 + (box["width"] - 72) * 0.2 / 0.25
     page.mouse.move(at, box["y"] + 10)
-    expect(page.locator(".panel-cost .hover-line")).to_have_text("target: decode, 3 rows, 60.0 ms, 2 of the rows in vain")
+    expect(page.locator(".panel-cost .hover-line")).to_have_text(
+        "target: decode, 3 rows, 60.0 ms, 2 of the rows in vain"
+    )
     page.mouse.move(at, box["y"] + 24 * 2 + 10)
     page.mouse.click(at, box["y"] + 10)
-    expect(page.locator(".lane[data-lane='0'] .tokens > .t"), "the pass is shown, and not yet what came of it").to_have_text(WORDS[:4])
+    expect(
+        page.locator(".lane[data-lane='0'] .tokens > .t"), "the pass is shown, and not yet what came of it"
+    ).to_have_text(WORDS[:4])
 
 
 def test_a_pass_made_aside_reaches_back_over_what_the_draft_did_meanwhile(page, feed):
-    happened = [(0.05, Forward(phase="prefill", tokens=3, seconds=0.05)), (0.05, step(0)), (0.05, commit(0, "sampled")),
-                (0.15, Forward("draft", tokens=1, seconds=0.1)), (0.25, Forward("draft", tokens=1, seconds=0.1)),
-                (0.3, Forward(tokens=1, seconds=0.05, meanwhile=0.2)), (0.3, step(1)), (0.3, commit(1, "sampled")), (0.3, Done("length"))]
+    happened = [
+        (0.05, Forward(phase="prefill", tokens=3, seconds=0.05)),
+        (0.05, step(0)),
+        (0.05, commit(0, "sampled")),
+        (0.15, Forward("draft", tokens=1, seconds=0.1)),
+        (0.25, Forward("draft", tokens=1, seconds=0.1)),
+        (0.3, Forward(tokens=1, seconds=0.05, meanwhile=0.2)),
+        (0.3, step(1)),
+        (0.3, commit(1, "sampled")),
+        (0.3, Done("length")),
+    ]
     show(page, feed, run_of((GUESSING, happened)))
     page.locator(".panel-cost canvas").scroll_into_view_if_needed()
     box = page.locator(".panel-cost canvas").bounding_box()
-    reads = {0.02: "target: prefill", 0.1: "target: decode, 1 row, 50.0 ms, and 200.0 ms more while the lane went on", 0.28: "target: decode"}
+    reads = {
+        0.02: "target: prefill",
+        0.1: "target: decode, 1 row, 50.0 ms, and 200.0 ms more while the lane went on",
+        0.28: "target: decode",
+    }
     for moment, found in reads.items():
         page.mouse.move(box["x"] + 62 + (box["width"] - 72) * moment / 0.3, box["y"] + 10)
         expect(page.locator(".panel-cost .hover-line")).to_contain_text(found)
@@ -188,11 +256,22 @@ def test_a_pass_made_aside_reaches_back_over_what_the_draft_did_meanwhile(page, 
 
 
 def test_masks_and_other_streams_have_their_own_track(page, feed):
-    happened = [(0.1, Forward(phase="prefill", tokens=3, seconds=0.04)), (0.1, Forward("without_context", tokens=1, seconds=0.02)),
-                (0.1, step(0)), (0.1, Mask(0, 4, 100, 0.5, seconds=0.01)), (0.1, commit(0, "sampled")), (0.1, Done("grammar"))]
+    happened = [
+        (0.1, Forward(phase="prefill", tokens=3, seconds=0.04)),
+        (0.1, Forward("without_context", tokens=1, seconds=0.02)),
+        (0.1, step(0)),
+        (0.1, Mask(0, 4, 100, 0.5, seconds=0.01)),
+        (0.1, commit(0, "sampled")),
+        (0.1, Done("grammar")),
+    ]
     show(page, feed, run_of((PLAIN, happened)))
     expect(page.locator(".panel-cost .totals")).to_be_visible()
-    assert {name: numbers[0] for name, numbers in totals(page).items()} == {"target": "0.04 s", "beside": "0.02 s", "grammar": "0.01 s", "other": "0.03 s"}
+    assert {name: numbers[0] for name, numbers in totals(page).items()} == {
+        "target": "0.04 s",
+        "beside": "0.02 s",
+        "grammar": "0.01 s",
+        "other": "0.03 s",
+    }
     assert "Timeline of passes of lane 1" in page.locator(".panel-cost canvas").get_attribute("aria-label")
 
 
@@ -205,24 +284,43 @@ def pace(page) -> str:
 
 def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, in_rounds())), 1)
-    assert pace(page) == "2.00 times the speed: 20.0 against 10.0 tokens/s of plain greedy in lane 1, both measured in this run, prompt included."
+    assert (
+        pace(page)
+        == "2.00 times the speed: 20.0 against 10.0 tokens/s of plain greedy in lane 1, both measured in this run, prompt included."
+    )
     choose(page, 0)
     assert pace(page) == "This is the plain lane: the others are measured against it."
 
 
-@pytest.mark.parametrize("other", [
-    replace(PLAIN, parts=[Part("greedy", "decoder"), Part("h2o", "cache_policy")]), replace(PLAIN, prompt_ids=[1, 2]), replace(PLAIN, dtype="float16"),
-    replace(PLAIN, forced=[0]), replace(PLAIN, strategy="sample"),
-], ids=["a toggle", "another prompt", "another precision", "a fork", "sampling"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(PLAIN, parts=[Part("greedy", "decoder"), Part("h2o", "cache_policy")]),
+        replace(PLAIN, prompt_ids=[1, 2]),
+        replace(PLAIN, dtype="float16"),
+        replace(PLAIN, forced=[0]),
+        replace(PLAIN, strategy="sample"),
+    ],
+    ids=["a toggle", "another prompt", "another precision", "a fork", "sampling"],
+)
 def test_without_a_plain_lane_on_the_same_prompt_no_speed_up_is_given(page, feed, other):
     show(page, feed, run_of((other, one_by_one()), (GUESSING, in_rounds())), 1)
     assert pace(page) == "No speed-up is given: add a greedy lane without toggles to measure one against."
 
 
 def test_every_lane_says_whether_its_text_is_that_of_plain_greedy(page, feed):
-    another = [(at, replace(event, ids=[9]) if isinstance(event, Commit) and event.position == 2 else event) for at, event in one_by_one()]
-    show(page, feed, run_of((GUESSING, in_rounds()), (PLAIN, one_by_one()), (replace(PLAIN, strategy="sample"), another)))
-    assert page.locator(".lane .remark").all_inner_texts() == ["Same text as plain greedy (lane 2).", "", "Differs from plain greedy (lane 2) from token 3 on."]
+    another = [
+        (at, replace(event, ids=[9]) if isinstance(event, Commit) and event.position == 2 else event)
+        for at, event in one_by_one()
+    ]
+    show(
+        page, feed, run_of((GUESSING, in_rounds()), (PLAIN, one_by_one()), (replace(PLAIN, strategy="sample"), another))
+    )
+    assert page.locator(".lane .remark").all_inner_texts() == [
+        "Same text as plain greedy (lane 2).",
+        "",
+        "Differs from plain greedy (lane 2) from token 3 on.",
+    ]
     seek(page, 0.5)
     expect(page.locator(".lane .remark").first).to_have_text("Same text as plain greedy (lane 2) so far, 2 tokens.")
 
@@ -230,10 +328,22 @@ def test_every_lane_says_whether_its_text_is_that_of_plain_greedy(page, feed):
 # --- entropy, with what a method makes of it ---
 
 def test_thresholds_and_followed_entropies_stand_on_the_chart_in_nats(page, feed):
-    follow = [(0.1 * (i + 1), Figure("scalar", "mean entropy", {"x": i, "series": {"mean entropy, bits": 2.0}, "lines": {"threshold": 1.0}})) for i in range(5)]
+    follow = [
+        (
+            0.1 * (i + 1),
+            Figure(
+                "scalar", "mean entropy", {"x": i, "series": {"mean entropy, bits": 2.0}, "lines": {"threshold": 1.0}}
+            ),
+        )
+        for i in range(5)
+    ]
     show(page, feed, run_of((PLAIN, [*follow, *one_by_one()])))
     expect(page.locator(".panel-entropy .limit-name")).to_have_text("threshold: 1 bits")
-    ticks = page.locator(".panel-entropy svg").first.locator(".grid").evaluate_all("all => all.map((line) => Number(line.getAttribute('y1')))")
+    ticks = (
+        page.locator(".panel-entropy svg")
+        .first.locator(".grid")
+        .evaluate_all("all => all.map((line) => Number(line.getAttribute('y1')))")
+    )
     limit = float(page.locator(".panel-entropy .limit").get_attribute("y1"))
     share = (ticks[0] - limit) / (ticks[0] - ticks[-1])  # ticks run from 0 to the top, which is 2 nats
     assert share == pytest.approx(0.693 / 2, abs=0.01)
@@ -242,13 +352,31 @@ def test_thresholds_and_followed_entropies_stand_on_the_chart_in_nats(page, feed
 
 
 def test_refusals_pauses_and_switches_are_marked_and_counted(page, feed):
-    pauses = [(0.25, Figure("spans", "pauses", {"spans": [[i, i + 1, label, 1.5]]})) for i, label in ((0, "kept"), (2, "overruled"), (3, "kept"))]
-    show(page, feed, run_of((GUESSING, [*in_rounds()[:-1], *pauses, (0.25, Switch(3, "small", "sure")), (0.25, Done("length"))])))
+    pauses = [
+        (0.25, Figure("spans", "pauses", {"spans": [[i, i + 1, label, 1.5]]}))
+        for i, label in ((0, "kept"), (2, "overruled"), (3, "kept"))
+    ]
+    show(
+        page,
+        feed,
+        run_of((GUESSING, [*in_rounds()[:-1], *pauses, (0.25, Switch(3, "small", "sure")), (0.25, Done("length"))])),
+    )
     expect(page.locator(".panel-entropy .mark")).to_have_count(3)
-    assert key_of(page, "entropy")[2:6] == ["switch (1)", "refused guess, drawn again (1)", "pauses: kept (2)", "pauses: overruled (1)"]
+    assert key_of(page, "entropy")[2:6] == [
+        "switch (1)",
+        "refused guess, drawn again (1)",
+        "pauses: kept (2)",
+        "pauses: overruled (1)",
+    ]
     assert "pauses: overruled: 1" in page.locator(".panel-entropy svg title").first.text_content()
-    rows = page.locator(".panel-figures .span-list tr").evaluate_all("rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))")
-    assert rows == [["token 1", " a", "kept", "1.5"], ["token 3", " c", "overruled", "1.5"], ["token 4", " d", "kept", "1.5"]]
+    rows = page.locator(".panel-figures .span-list tr").evaluate_all(
+        "rows => rows.map((row) => [...row.children].map((cell) => cell.textContent))"
+    )
+    assert rows == [
+        ["token 1", " a", "kept", "1.5"],
+        ["token 3", " c", "overruled", "1.5"],
+        ["token 4", " d", "kept", "1.5"],
+    ]
 
 
 # --- who spoke ---
@@ -256,7 +384,9 @@ def test_refusals_pauses_and_switches_are_marked_and_counted(page, feed):
 def test_a_strip_says_who_wrote_each_token(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, in_rounds())), 1)
     strip = page.locator(".panel-entropy svg", has=page.locator(".who"))
-    expect(strip.locator("title")).to_have_text("Who wrote the tokens of lane 2: target 3, guessed ahead and accepted 2.")
+    expect(strip.locator("title")).to_have_text(
+        "Who wrote the tokens of lane 2: target 3, guessed ahead and accepted 2."
+    )
     choose(page, 0)
     expect(page.locator(".panel-entropy svg .who")).to_have_count(0)
 
@@ -265,7 +395,9 @@ def test_a_token_the_draft_model_wrote_alone_and_one_the_grammar_forced_have_the
     happened = [(0.1, step(0)), (0.1, Mask(0, 4, 100, 0.5, forced=[1])), (0.1, commit(0, "sampled", "forced")),
                 (0.2, step(2, stream="draft")), (0.2, commit(2, "sampled")), (0.2, Done("end"))]
     show(page, feed, run_of((replace(PLAIN, draft="small"), happened)))
-    expect(page.locator(".panel-entropy .speakers span")).to_have_text(["target 1", "draft model 1", "forced by the grammar 1"])
+    expect(page.locator(".panel-entropy .speakers span")).to_have_text(
+        ["target 1", "draft model 1", "forced by the grammar 1"]
+    )
 
 
 # --- guesses ---
@@ -274,7 +406,10 @@ def test_what_was_left_to_draw_from_stands_under_the_tree_of_a_refused_guess(pag
     show(page, feed, run_of((GUESSING, in_rounds())))
     rows = page.locator(".panel-tree .leftover .row")
     expect(rows).to_have_count(2)
-    assert [row.split() for row in rows.all_inner_texts()] == [["e", "50", "%", "75", "%"], ["<b>", "25", "%", "25", "%"]]
+    assert [row.split() for row in rows.all_inner_texts()] == [
+        ["e", "50", "%", "75", "%"],
+        ["<b>", "25", "%", "25", "%"],
+    ]
     page.click(".panel-tree button[title='Round before']")
     expect(page.locator(".panel-tree .which")).to_have_text("round 1 of 2")
     expect(page.locator(".panel-tree .leftover")).to_have_count(0)
@@ -283,7 +418,9 @@ def test_what_was_left_to_draw_from_stands_under_the_tree_of_a_refused_guess(pag
 def test_acceptance_by_distance_tells_its_counts(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
     expect(page.locator(".panel-rounds .depth")).to_have_count(2)
-    rows = page.locator(".panel-rounds .depth").evaluate_all("rows => rows.map((row) => [...row.querySelectorAll('.num')].map((cell) => cell.textContent))")
+    rows = page.locator(".panel-rounds .depth").evaluate_all(
+        "rows => rows.map((row) => [...row.querySelectorAll('.num')].map((cell) => cell.textContent))"
+    )
     assert rows == [["+1", "50 %", "1/2"], ["+2", "100 %", "1/1"]]
 
 
@@ -298,7 +435,9 @@ def evicting() -> Happened:
 
 def test_a_cache_says_what_it_saves_and_what_every_head_holds(page, feed):
     show(page, feed, run_of((PLAIN, evicting())))
-    expect(page.locator(".panel-cache .budget")).to_have_text("1000 B, where holding everything would take 1.6 KiB: 38 % saved.")
+    expect(page.locator(".panel-cache .budget")).to_have_text(
+        "1000 B, where holding everything would take 1.6 KiB: 38 % saved."
+    )
     held = "Every layer and head holds the first 2 and the newest 2; of the 8 positions read, 3 are evicted on average."
     expect(page.locator(".panel-cache .held")).to_have_text(held)
 
@@ -330,13 +469,20 @@ def test_heads_have_rows_of_their_own_on_demand(page, feed):
     ("length", True, "it reached its length, and the text could have ended there"),
 ])
 def test_a_mask_says_why_the_text_stopped(page, feed, reason, accepting, words):
-    happened = [(0.1, step(0)), (0.1, Mask(0, 4, 100, 0.5, accepting=accepting)), (0.1, commit(0, "sampled")), (0.1, Done(reason))]
+    happened = [
+        (0.1, step(0)),
+        (0.1, Mask(0, 4, 100, 0.5, accepting=accepting)),
+        (0.1, commit(0, "sampled")),
+        (0.1, Done(reason)),
+    ]
     show(page, feed, run_of((PLAIN, happened)))
     expect(page.locator(".panel-mask .stopped")).to_have_text(f"Why it stopped: {words}.")
 
 
 def test_marks_of_masks_follow_the_player_back_and_forth(page, feed):
-    happened = [(0.1 * (i + 1), event) for i in range(5) for event in (step(i), Mask(i, i + 1, 100, 0.5), commit(i, "sampled"))]
+    happened = [
+        (0.1 * (i + 1), event) for i in range(5) for event in (step(i), Mask(i, i + 1, 100, 0.5), commit(i, "sampled"))
+    ]
     show(page, feed, run_of((PLAIN, [*happened, (0.5, Done("length"))])))
     marks = page.locator(".panel-mask .allowed")
     expect(marks).to_have_count(5)
@@ -356,16 +502,22 @@ FIGURES = [
     Figure("tree", "ways", {"labels": ["root", "leaf"], "parents": [-1, 0], "values": [1.0, 0.25]}),
     Figure("spans", "parts", {"spans": [[0, 2, "head", None]]}),
     Figure("points", "keys", {"points": [[1, -1, "a", "like a", False], [0.5, 1, "b", "", False]]}),
-    Figure("points", "keys", {"points": [[1, -1, "a", "like a", True]], "path": [[0.5, 0.5, "query 1"], [1, 1, "query 2"]]}),
+    Figure(
+        "points", "keys", {"points": [[1, -1, "a", "like a", True]], "path": [[0.5, 0.5, "query 1"], [1, 1, "query 2"]]}
+    ),
 ]
 
 
 def test_every_shape_of_a_figure_is_drawn(page, feed):
-    show(page, feed, run_of((PLAIN, [*one_by_one()[:-1], *((0.5, figure) for figure in FIGURES), (0.5, Done("length"))])))
+    show(
+        page, feed, run_of((PLAIN, [*one_by_one()[:-1], *((0.5, figure) for figure in FIGURES), (0.5, Done("length"))]))
+    )
     panel = page.locator(".panel-figures")
     expect(panel.locator("h4")).to_have_text(["votes", "table", "ways", "parts", "keys"])
     expect(panel.locator(".key-words")).to_have_text("and 2 more that are not drawn")
-    assert panel.locator(".bar-list .row").evaluate_all("rows => rows.map((row) => row.querySelector('i').className)") == ["final", "final below"]
+    assert panel.locator(".bar-list .row").evaluate_all(
+        "rows => rows.map((row) => row.querySelector('i').className)"
+    ) == ["final", "final below"]
     assert panel.locator(".matrix td").all_inner_texts() == ["1", "–"]
     assert panel.locator(".tree-list li li .piece").all_inner_texts() == ["leaf"]
     looks = panel.locator(".points circle.dot").evaluate_all("all => all.map((dot) => dot.getAttribute('class'))")
@@ -388,11 +540,15 @@ def test_every_drawing_has_a_name_that_says_what_it_shows(page, feed):
 
 def test_a_long_text_stands_in_stretches_that_read_as_one(page, feed):
     pieces = [f" {i}" + ("\n" if i % 30 == 29 else "") for i in range(400)]
-    happened = [(0.001 * (i + 1), Commit(i, [i], [piece], piece, [-1.0], ["sampled"])) for i, piece in enumerate(pieces)]
+    happened = [
+        (0.001 * (i + 1), Commit(i, [i], [piece], piece, [-1.0], ["sampled"])) for i, piece in enumerate(pieces)
+    ]
     show(page, feed, run_of((PLAIN, happened)))
     expect(page.locator(".lane .tokens > .t")).to_have_count(400)
     assert token_texts(page, 0) == pieces
-    assert page.locator(".lane .stretch .tokens").evaluate_all("all => all.map((one) => one.children.length)") == [60] * 6 + [40]
+    assert page.locator(".lane .stretch .tokens").evaluate_all("all => all.map((one) => one.children.length)") == [
+        60
+    ] * 6 + [40]
     seek(page, 0.5)
     expect(page.locator(".lane .tokens > .t")).to_have_count(200)
     assert token_texts(page, 0) == pieces[:200]

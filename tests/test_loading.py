@@ -50,7 +50,9 @@ def hub(saved, monkeypatch):
         fetched.append(file)
         return str(saved / file)
 
-    monkeypatch.setattr(sources, "snapshot_download", lambda name, **settings: _raise(LocalEntryNotFoundError("not cached")))
+    monkeypatch.setattr(
+        sources, "snapshot_download", lambda name, **settings: _raise(LocalEntryNotFoundError("not cached"))
+    )
     monkeypatch.setattr(sources.HfApi, "model_info", model_info)
     monkeypatch.setattr(sources, "hf_hub_download", download)
     monkeypatch.setattr(sources, "get_safetensors_metadata", lambda name: get_local_safetensors_metadata(saved))
@@ -112,7 +114,9 @@ def test_progress_only_grows_and_ends_at_one(saved):
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(saved, monkeypatch):
     monkeypatch.setattr(loading, "free_bytes", lambda device: 200_000)
     monkeypatch.setattr(loading, "_read_network", lambda *args: pytest.fail("weights were read"))
-    with pytest.raises(Refusal, match="takes about .* in float32, and 0 MB are free on cpu: choose nf4 weights or a smaller model"):
+    with pytest.raises(
+        Refusal, match="takes about .* in float32, and 0 MB are free on cpu: choose nf4 weights or a smaller model"
+    ):
         load(str(saved), CPU)
 
 
@@ -170,7 +174,10 @@ BROKEN = {
     "a shard is missing": (lost_shard, "lacks model-00002-of-00002.safetensors"),
     "weights cut short": (cut_short, "are damaged"),
     "no tokenizer": (remove("tokenizer*"), "has no tokenizer"),
-    "an unreadable tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer of .* cannot be read"),
+    "an unreadable tokenizer": (
+        lambda folder: (folder / "tokenizer.json").write_text("{}"),
+        "tokenizer of .* cannot be read",
+    ),
     "a tokenizer that cannot be converted": (slow_tokenizer, "tokenizer of .* cannot be read.*save a tokenizer.json"),
     "config is not JSON": (lambda folder: (folder / "config.json").write_text("{"), "not a valid JSON file"),
     "an unknown kind": (lambda folder: edit_config(folder, model_type="zork"), "does not recognize"),
@@ -232,11 +239,17 @@ def hub_error(kind):
     return kind("said the hub", response=SimpleNamespace(headers={}, request=None))
 
 
-@pytest.mark.parametrize("error, says", [
-    (hub_error(GatedRepoError), "is gated: accept its licence at https://huggingface.co/someone/toy"),
-    (hub_error(RepositoryNotFoundError), "The hub has no model 'someone/toy'"),
-    (ConnectionError("no route"), "the hub cannot be reached \\(no route\\): connect to the network, or choose a bundled model"),
-])
+@pytest.mark.parametrize(
+    "error, says",
+    [
+        (hub_error(GatedRepoError), "is gated: accept its licence at https://huggingface.co/someone/toy"),
+        (hub_error(RepositoryNotFoundError), "The hub has no model 'someone/toy'"),
+        (
+            ConnectionError("no route"),
+            "the hub cannot be reached \\(no route\\): connect to the network, or choose a bundled model",
+        ),
+    ],
+)
 def test_what_the_hub_refuses_is_told_with_what_to_do(hub, monkeypatch, error, says):
     monkeypatch.setattr(sources.HfApi, "model_info", lambda *args, **settings: _raise(error))
     with pytest.raises(Refusal, match=says):

@@ -1,4 +1,6 @@
-"""What a strategy learns in one run of a visitor and finds again in the next: by name, for that visitor alone, as a copy."""
+"""What a strategy learns in one run of a visitor and finds again in the next: by name, for that visitor alone, as a
+copy.
+"""
 from __future__ import annotations
 
 from collections import deque
@@ -67,7 +69,12 @@ def test_an_empty_memory_has_no_digest_and_a_cleared_one_is_empty():
 def test_the_digest_depends_on_contents_and_names_but_not_on_their_order():
     memory = holding(a=Words("x"), b=Words("y"))
     assert memory.digest() == holding(b=Words("y"), a=Words("x")).digest()
-    others = [holding(a=Words("x")), holding(a=Words("x"), c=Words("y")), holding(a=Words("y"), b=Words("x")), holding(a=Words("x"), b=Words("y", "z"))]
+    others = [
+        holding(a=Words("x")),
+        holding(a=Words("x"), c=Words("y")),
+        holding(a=Words("y"), b=Words("x")),
+        holding(a=Words("x"), b=Words("y", "z")),
+    ]
     assert memory.digest() not in [other.digest() for other in others]
 
 
@@ -96,7 +103,10 @@ class Learns(Decoder):
 
 def runner(decoder: Decoder, memory: Memory | None, model: TableModel | None = None) -> Runner:
     model, assembly = model or TableModel(), Assembly(decoder)
-    return Runner(Lane([0, 1], {"target": model}, assembly, Limits(max_new_tokens=2), Silent(model.tokens), memory=memory), assembly)
+    return Runner(
+        Lane([0, 1], {"target": model}, assembly, Limits(max_new_tokens=2), Silent(model.tokens), memory=memory),
+        assembly,
+    )
 
 
 def finish(*runners: Runner) -> None:
@@ -150,7 +160,9 @@ def test_lanes_side_by_side_do_not_see_each_other_learn():
     assert learned(memory) == [2]
 
 
-@pytest.mark.parametrize("other", [{"name": "another"}, {"revision": "2"}, {"quantization": "int8"}, {"dtype": torch.float32}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"name": "another"}, {"revision": "2"}, {"quantization": "int8"}, {"dtype": torch.float32}], ids=str
+)
 def test_another_model_finds_nothing(other):
     memory, model = Memory(), TableModel()
     for name, value in other.items():

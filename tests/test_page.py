@@ -26,7 +26,9 @@ def test_a_recording_greets_the_visitor(page, address):
 
 def test_what_an_editor_knows_of_the_strategies_is_gathered_once(monkeypatch):
     editor.LaneEditor(render=False)
-    monkeypatch.setattr(editor, "catalogue_of", lambda strategies: pytest.fail("gathered anew, as for each update of a run"))
+    monkeypatch.setattr(
+        editor, "catalogue_of", lambda strategies: pytest.fail("gathered anew, as for each update of a run")
+    )
     editor.LaneEditor(render=False)
 
 
@@ -94,7 +96,9 @@ def test_a_text_goes_on_with_words_that_no_model_proposed(page, address):
     page.keyboard.press("Enter")
     expect(page.locator(".lane-card")).to_have_count(2)
     expect(status(page, 1)).to_have_text("reached its length")
-    written = "".join(running(page, 1).locator(".tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)"))
+    written = "".join(
+        running(page, 1).locator(".tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)")
+    )
     assert " <b>zebra</b>" in written
     assert running(page, 1).locator("b").count() == 0
 
@@ -105,7 +109,15 @@ def test_words_that_the_grammar_does_not_allow_are_refused_beside_the_new_lane(p
     answered = []
     page.route("**/component_server*", lambda route: (page.wait_for_timeout(1000 * late), route.continue_()))
     page.on("response", lambda response: answered.append(response) if "component_server" in response.url else None)
-    visit(page, address, Settings(prompt="A number:", length=6, lanes=[{"strategy": "greedy", "extras": [["regex", {"pattern": "[0-9]{4,}"}]]}]))
+    visit(
+        page,
+        address,
+        Settings(
+            prompt="A number:",
+            length=6,
+            lanes=[{"strategy": "greedy", "extras": [["regex", {"pattern": "[0-9]{4,}"}]]}],
+        ),
+    )
     page.keyboard.press("Control+Enter")
     expect(tokens(page, 0).nth(3)).to_be_attached()
     expect(page.locator("#run")).to_be_visible()
@@ -246,7 +258,10 @@ def test_the_endpoint_for_programs_streams_frames(address):
 
 def test_the_endpoint_for_programs_takes_a_context(address):
     from gradio_client import Client
-    job = Client(address, verbose=False).submit("The red fox", [{"strategy": "greedy"}], length=1, context="A green bird.", api_name="/run")
+
+    job = Client(address, verbose=False).submit(
+        "The red fox", [{"strategy": "greedy"}], length=1, context="A green bird.", api_name="/run"
+    )
     job.result(30)
     header = json.loads(job.outputs()[0])["headers"][0]
     assert header["context"] == "A green bird." and header["prompt"] == "The red fox"
@@ -259,9 +274,16 @@ def test_a_wrong_option_ends_the_program_with_one_line():
     assert ended.stderr.startswith("error: ") and "float3" in ended.stderr and len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("options, told", [
-    (["--port", "many"], "many"), (["--model", "/no/such/folder"], "/no/such/folder"), (["--device", "abacus"], "abacus"), (["--quantization", "int9"], "int9"),
-    (["--colour", "red"], "--colour")])
+@pytest.mark.parametrize(
+    "options, told",
+    [
+        (["--port", "many"], "many"),
+        (["--model", "/no/such/folder"], "/no/such/folder"),
+        (["--device", "abacus"], "abacus"),
+        (["--quantization", "int9"], "int9"),
+        (["--colour", "red"], "--colour"),
+    ],
+)
 def test_every_wrong_option_is_told(options, told, capsys):
     import app
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,6 @@
-"""Acts of visitors that end badly elsewhere, in a real browser: hostile texts, lost connections, neighbours, no mouse, no patience."""
+"""Acts of visitors that end badly elsewhere, in a real browser: hostile texts, lost connections, neighbours, no mouse,
+no patience.
+"""
 from __future__ import annotations
 
 import math
@@ -30,7 +32,9 @@ HOSTILE = f"{ATTACK}</textarea><script>window.hacked=1</script> \u202eabc\u202c 
 
 def unharmed(page) -> bool:
     """Whether nothing that was text has become part of the page."""
-    return page.evaluate("window.hacked === undefined && !document.querySelector('img[src=x]') && !document.title.includes('<')")
+    return page.evaluate(
+        "window.hacked === undefined && !document.querySelector('img[src=x]') && !document.title.includes('<')"
+    )
 
 
 def ran(page) -> None:
@@ -113,7 +117,11 @@ def test_a_hostile_prompt_does_not_widen_a_phones_page(page, address):
 def test_html_that_a_model_writes_is_text_in_lane_card_and_chart(page, address):
     written = f"{ATTACK}<script>window.hacked=1</script>"
     lane = {**GREEDY, "forced": byte_tokenizer().encode(written)}
-    visit(page, address, Settings(prompt="The red fox", length=len(lane["forced"]) + 1, lanes=[lane, {**lane, "strategy": "sample"}]))
+    visit(
+        page,
+        address,
+        Settings(prompt="The red fox", length=len(lane["forced"]) + 1, lanes=[lane, {**lane, "strategy": "sample"}]),
+    )
     ran(page)
     expect(running(page, 0).locator(".tokens")).to_contain_text(written)
     tokens(page, 0).first.click()
@@ -228,7 +236,9 @@ def held(page) -> tuple[int, int]:
 
 
 def test_a_long_visit_leaves_nothing_behind(page, address):
-    """Runs are kept to go back to, up to a number; after that many, each new one leaves exactly what the one before left."""
+    """Runs are kept to go back to, up to a number; after that many, each new one leaves exactly what the one before
+    left.
+    """
     visit(page, address, Settings(prompt="The red fox", length=6, lanes=[GREEDY]))
     counts = [held(page) for _ in range(KEPT + 7)]
     print("nodes and listeners after each run:", counts)
@@ -335,7 +345,8 @@ def test_for_those_who_want_no_motion_nothing_plays_by_itself_and_nothing_moves(
     page.emulate_media(reduced_motion="reduce")
     visit(page, address, Settings(prompt="The red fox", length=400, lanes=[GREEDY]))
     expect(page.locator("#live .play")).to_have_attribute("aria-label", "Play")
-    page.wait_for_function(f"() => !({MOVING})().length")  # colours that came with the style sheet, before it could say so
+    # colours that came with the style sheet, before it could say so
+    page.wait_for_function(f"() => !({MOVING})().length")
     page.click("#run")
     expect(tokens(page, 0).nth(5)).to_be_attached()
     assert page.evaluate(MOVING) == []

@@ -7,7 +7,7 @@ from app_page import TWO_LANES, address, browser, choose_strategy, expect, page,
 
 from playground.bench.questions import gallery
 from playground.ui.gallery import examples
-from playground.ui.handlers import Acts
+from playground.ui.handlers import Handlers
 from playground.ui.settings import DEFAULT, Settings
 from playground.ui.site import Site
 
@@ -15,7 +15,11 @@ from playground.ui.site import Site
 def test_a_context_is_read_before_the_prompt_and_stays_folded_while_there_is_none(page, address):
     visit(page, address)
     expect(page.locator("#context")).to_be_hidden()
-    visit(page, address, Settings(prompt="The red fox", context="A green bird sleeps.", length=4, lanes=[{"strategy": "greedy"}]))
+    visit(
+        page,
+        address,
+        Settings(prompt="The red fox", context="A green bird sleeps.", length=4, lanes=[{"strategy": "greedy"}]),
+    )
     expect(page.locator("#context textarea")).to_have_value("A green bird sleeps.")
     page.click("#run")
     expect(tokens(page, 0).nth(3)).to_be_attached()
@@ -94,9 +98,13 @@ def test_what_stands_beside_a_question_goes_with_its_earlier_turns_or_its_words(
 
 @pytest.mark.parametrize("control", ["model", "draft"])
 def test_an_example_takes_its_context_and_its_model_or_draft_away_with_it(control):
-    acts, shown = Acts(Site(), None), {}
-    acts.page = SimpleNamespace(show=lambda settings, names: shown.update({name: getattr(settings, name) for name in names}) or {},
-                                prompt_notice="p", model_notice="m", lanes_notice="l")
+    acts, shown = Handlers(Site(), None), {}
+    acts.page = SimpleNamespace(
+        show=lambda settings, names: shown.update({name: getattr(settings, name) for name in names}) or {},
+        prompt_notice="p",
+        model_notice="m",
+        lanes_notice="l",
+    )
     plain = next(i for i, example in enumerate(examples()) if not {"model", "draft"} & {*example})
     own = {"model": "my/own", "draft": "my/other"}
     acts.pick(*own.values(), SimpleNamespace(part="examples", index=plain))

@@ -9,7 +9,7 @@ from app_page import TWO_LANES, address, browser, choose_strategy, expect, page,
 from playwright.sync_api import Page, expect
 
 from playground.contract import Strategy, discover, find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from playground.ui import model_menu as offers
 from playground.ui.settings import DEFAULT, Settings
@@ -61,7 +61,9 @@ def test_a_part_is_added_from_a_menu_that_is_grouped_by_kind(page, address):
 def in_menu(page: Page, opener: str) -> dict[str, bool]:
     """Names in a menu, and whether each can be taken."""
     page.locator(opener).click()
-    options = page.locator(".editor .option").evaluate_all("all => all.map((one) => [one.dataset.name, one.getAttribute('aria-disabled') !== 'true'])")
+    options = page.locator(".editor .option").evaluate_all(
+        "all => all.map((one) => [one.dataset.name, one.getAttribute('aria-disabled') !== 'true'])"
+    )
     page.keyboard.press("Escape")
     return dict(options)
 
@@ -70,7 +72,7 @@ def needed_by(main: type[Strategy]) -> list[tuple[str, dict]]:
     return [("choice", {})] if "constraint" in main.needs else []
 
 
-def granted(recipe: Recipe) -> bool:
+def granted(recipe: LaneConfig) -> bool:
     try:
         return bool(assemble(recipe))
     except Refusal:
@@ -83,12 +85,18 @@ def test_a_lane_is_offered_what_its_strategy_takes_and_nothing_else(page, addres
     mains = [cls for cls in discover().values() if cls.kind == kind]
     for first in range(0, len(mains), 4):
         some = mains[first:first + 4]
-        visit(page, address, Settings(prompt="The red fox", lanes=[{"strategy": main.name, "extras": needed_by(main)} for main in some]))
+        visit(
+            page,
+            address,
+            Settings(prompt="The red fox", lanes=[{"strategy": main.name, "extras": needed_by(main)} for main in some]),
+        )
         for i, main in enumerate(some):
             page.get_by_label(f"Edit lane {i + 1}").click()
             adder = f".lane-card[data-lane='{i}'] .adder"
             offered = in_menu(page, adder) if page.locator(adder).count() else {}
-            can_be_had = {cls.name for cls in toggles if granted(Recipe(main.name, extras=[*needed_by(main), (cls.name, {})]))}
+            can_be_had = {
+                cls.name for cls in toggles if granted(LaneConfig(main.name, extras=[*needed_by(main), (cls.name, {})]))
+            }
             assert {name for name in offered if find(name).kind != "constraint"} == can_be_had, main.name
             page.get_by_label(f"Edit lane {i + 1}").click()
 
@@ -105,16 +113,28 @@ def test_a_lane_that_needs_a_constraint_is_offered_one_first(page, address):
 
 
 def verifying(drafter: str, verifier: str, *samplers: str) -> Settings:
-    return Settings(prompt="The red fox", lanes=[{"strategy": "speculative", "extras": [[name, {}] for name in (drafter, verifier, *samplers)]}])
+    return Settings(
+        prompt="The red fox",
+        lanes=[{"strategy": "speculative", "extras": [[name, {}] for name in (drafter, verifier, *samplers)]}],
+    )
 
 
 def test_a_verifier_that_is_not_exact_is_grey_and_says_why(page, address):
     visit(page, address, verifying("prompt_lookup", "rejection", "temperature"))
     page.get_by_label("Edit lane 1").click()
-    assert in_menu(page, "[data-slot='verifier'] .opener") == {"greedy_match": False, "k_seq": False, "rejection": True, "sample_match": True}
+    assert in_menu(page, "[data-slot='verifier'] .opener") == {
+        "greedy_match": False,
+        "k_seq": False,
+        "rejection": True,
+        "sample_match": True,
+    }
     page.locator("[data-slot='verifier'] .opener").click()
-    expect(page.locator(".option[data-name='k_seq']")).to_have_attribute("title", "Not exact for the guesses of prompt_lookup, which are deterministic.")
-    expect(page.locator(".option[data-name='greedy_match']")).to_have_attribute("title", re.compile("take temperature away"))
+    expect(page.locator(".option[data-name='k_seq']")).to_have_attribute(
+        "title", "Not exact for the guesses of prompt_lookup, which are deterministic."
+    )
+    expect(page.locator(".option[data-name='greedy_match']")).to_have_attribute(
+        "title", re.compile("take temperature away")
+    )
     page.locator(".option[data-name='k_seq']").click(force=True)
     expect(page.locator(".editor .menu")).to_have_count(1)  # nothing was taken
 
@@ -124,7 +144,9 @@ def test_a_drafter_that_the_verifier_is_not_exact_for_brings_another_verifier(pa
     page.get_by_label("Edit lane 1").click()
     page.locator("[data-slot='drafter'] .opener").click()
     assert page.locator(".options .heading").all_text_contents() == ["From a draft model", "Without a draft model"]
-    expect(page.locator(".option[data-name='prompt_lookup']")).to_have_attribute("title", re.compile("k_seq is not exact for its deterministic guesses"))
+    expect(page.locator(".option[data-name='prompt_lookup']")).to_have_attribute(
+        "title", re.compile("k_seq is not exact for its deterministic guesses")
+    )
     page.locator(".option[data-name='prompt_lookup']").click()
     expect(page.locator("[data-slot='verifier'] .opener")).to_have_text("Rejection sampling")
     expect(page.locator("[data-slot='drafter'] .opener")).to_be_focused()
@@ -162,6 +184,10 @@ def test_models_are_listed_by_where_they_come_from(monkeypatch, tmp_path):
     monkeypatch.setenv("PLAYGROUND_HOME", str(tmp_path))
     default, *others = offers.targets("mine")
     assert default == ("mine (default)", DEFAULT) and ("Pocket, sharpened · made here", "pocket-sharp") in others
-    assert [place for place, _ in groupby(label.split(" · ")[-1] for label, _ in others)] == ["bundled", "made here", "from the hub"]
+    assert [place for place, _ in groupby(label.split(" · ")[-1] for label, _ in others)] == [
+        "bundled",
+        "made here",
+        "from the hub",
+    ]
     assert offers.note("pocket-sharp") == card["note"] and offers.note("somebody/else") == ""
     assert "oracle" in {name for _, name in others} and "oracle" not in {name for _, name in offers.drafts()}

@@ -9,7 +9,7 @@ from pairs import pair
 import playground.ui.site as site_module
 from playground.ui.settings import Settings
 from playground.ui.site import Site
-from playground.ui.zero_gpu import Borrowed
+from playground.ui.zero_gpu import RemoteRun
 
 TEXT = Settings(prompt="The green bird sings, and the red fox listens.", length=12, lanes=[{"strategy": "greedy"}])
 
@@ -27,7 +27,9 @@ def test_a_text_is_scored_by_both_models_and_nothing_is_added(page, address):
     for lane in (0, 1):
         first = running(page, lane).locator(".prompt").text_content()
         assert first + "".join(tokens(page, lane).all_text_contents()) == TEXT.prompt
-        assert all("unknown" not in look for look in tokens(page, lane).evaluate_all("all => all.map((t) => t.className)"))
+        assert all(
+            "unknown" not in look for look in tokens(page, lane).evaluate_all("all => all.map((t) => t.className)")
+        )
     expect(page.locator("#run")).to_be_visible()
 
 
@@ -71,7 +73,9 @@ def test_a_look_inside_ends_where_the_card_of_the_token_begins(page, address):
     last = rows.last
     assert last.locator(".num").first.inner_text() == expected[0], "greedy chose the likeliest token"
     expect(last.locator(".said").first).to_have_class(re.compile("is-chosen"))
-    expect(page.locator("#live .panel-inside .shaded .t")).to_have_count(page.locator("#live .lane .prompt .p").count() + 4)
+    expect(page.locator("#live .panel-inside .shaded .t")).to_have_count(
+        page.locator("#live .lane .prompt .p").count() + 4
+    )
 
 
 def test_one_can_look_inside_while_lanes_write(page, address):
@@ -89,7 +93,7 @@ def test_a_borrowed_gpu_scores_and_looks_too(monkeypatch):
     monkeypatch.setattr(site_module, "on_zero", lambda: True)
     site = Site(load=lambda *names, **how: pair())
     run = site.read(site.arrival(TEXT), TEXT)
-    assert isinstance(run, Borrowed)
+    assert isinstance(run, RemoteRun)
     list(run.frames())
     assert [header["model"] for header in run.headers] == [pair().target.name, pair().draft.name]
     looks = [site.look(TEXT, header["model"], [5, 9, 2], 3)["layers"][-1]["chosen"] for header in run.headers]

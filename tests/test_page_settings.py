@@ -10,12 +10,25 @@ from playground.errors import Refusal
 from playground.ui.gallery import TOPICS, examples
 from playground.ui.handlers import described
 from playground.ui.lane_editor import check
-from playground.ui.model_loader import Wish
+from playground.ui.model_loader import ModelRequest
 from playground.ui.settings import CHOICES, Rules, Settings
 from playground.ui.site import Site
 
-FULL = Settings("Ünïcode ☃ <script>", "chat", "be kind", "Feadrad has a key.", 7, 33, "a\n\\n", "Qwen/Qwen3-0.6B", "none", "float32", "nf4", [
-    {"strategy": "speculative", "knobs": {"budget": 3}, "extras": [["top_p", {"p": 0.5}]], "forced": [4, 5]}], [["Who?", "Me."]])
+FULL = Settings(
+    "Ünïcode ☃ <script>",
+    "chat",
+    "be kind",
+    "Feadrad has a key.",
+    7,
+    33,
+    "a\n\\n",
+    "Qwen/Qwen3-0.6B",
+    "none",
+    "float32",
+    "nf4",
+    [{"strategy": "speculative", "knobs": {"budget": 3}, "extras": [["top_p", {"p": 0.5}]], "forced": [4, 5]}],
+    [["Who?", "Me."]],
+)
 
 
 def test_a_link_carries_every_setting():
@@ -52,16 +65,16 @@ def test_what_cannot_be_run_is_refused_where_it_stands(change, about):
 
 def test_a_public_page_opens_no_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("PLAYGROUND_PUBLIC", "1")
-    site = Site.from_environment(Wish())
+    site = Site.from_environment(ModelRequest())
     with pytest.raises(Refusal, match="only the models in its list"):
         site.wish_of(Settings(model=str(tmp_path)))
-    assert site.wish_of(Settings()) == Wish()
+    assert site.wish_of(Settings()) == ModelRequest()
 
 
 def test_a_page_does_not_start_for_a_draft_on_a_device_that_is_not_there():
-    Site(Wish(draft_device="cpu")).check()
+    Site(ModelRequest(draft_device="cpu")).check()
     with pytest.raises(Refusal, match="There is no device 'gpu'"):
-        Site(Wish(draft_device="gpu")).check()
+        Site(ModelRequest(draft_device="gpu")).check()
 
 
 def test_the_line_of_the_models_says_where_a_draft_of_another_device_lies():

@@ -1,4 +1,6 @@
-"""What the style sheets do as a whole, in a real browser: Gradio writes them anew, and a browser tries every rule on whatever changes."""
+"""What the style sheets do as a whole, in a real browser: Gradio writes them anew, and a browser tries every rule on
+whatever changes.
+"""
 from __future__ import annotations
 
 import pytest
@@ -37,7 +39,9 @@ MOVING = """() => [...document.querySelectorAll(".gradio-container, .gradio-cont
 
 
 def test_no_style_asks_what_the_live_view_has_in_it(page, address):
-    """A rule with `:has` is tried on all that stands below its element whenever something is added there, and lanes hold thousands of tokens."""
+    """A rule with `:has` is tried on all that stands below its element whenever something is added there, and lanes
+    hold thousands of tokens.
+    """
     visit(page, address, Settings(prompt="The red fox", length=4))
     rules, through = page.evaluate(LOOKING_THROUGH)
     assert rules > 10 and through == []
@@ -56,4 +60,6 @@ def test_no_line_divides_the_foot_of_the_page_on_a_phone(page, address):
     page.set_viewport_size(PHONE)
     page.goto(address)
     page.wait_for_selector("footer .divider", state="attached")
-    assert set(page.locator("footer .divider").evaluate_all("all => all.map((one) => getComputedStyle(one).display)")) == {"none"}
+    assert set(
+        page.locator("footer .divider").evaluate_all("all => all.map((one) => getComputedStyle(one).display)")
+    ) == {"none"}

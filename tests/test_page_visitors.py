@@ -9,10 +9,10 @@ from counting import Counting, committed, counted, counting_site, open_page  # n
 from playwright.sync_api import Page, expect
 
 from playground.ui.frames import CLOCK, SLOWEST
-from playground.ui.handlers import Acts
+from playground.ui.handlers import Handlers
 from playground.ui.settings import Settings
 from playground.ui.worker import Run, Worker
-from playground.ui.zero_gpu import Borrowed, batches
+from playground.ui.zero_gpu import RemoteRun, batches
 
 
 def test_runs_are_served_in_turn():
@@ -33,7 +33,13 @@ def test_stop_ends_a_run_within_one_request_and_says_so():
     run.stop()
     served = session.count
     last = list(frames)[-1]
-    assert last["state"] == "done" and last["events"][-1] == {"lane": 0, "seq": session.count + 1, "at": 0.0, "kind": "done", "reason": "stopped"}
+    assert last["state"] == "done" and last["events"][-1] == {
+        "lane": 0,
+        "seq": session.count + 1,
+        "at": 0.0,
+        "kind": "done",
+        "reason": "stopped",
+    }
     assert session.count <= served + 1
 
 
@@ -66,10 +72,10 @@ def test_a_run_that_breaks_ends_with_a_sentence_and_the_next_one_works():
 
 
 def test_a_borrowed_gpu_tells_the_same_story():
-    run = Borrowed(batches(Counting([], length=50)))
+    run = RemoteRun(batches(Counting([], length=50)))
     frames = list(run.frames())
     assert committed(frames) == list(range(1, 51)) and "headers" in frames[0] and frames[-1]["state"] == "done"
-    endless = Borrowed(batches(Counting([])))
+    endless = RemoteRun(batches(Counting([])))
     frames = endless.frames()
     next(frames)
     endless.stop()
@@ -77,12 +83,13 @@ def test_a_borrowed_gpu_tells_the_same_story():
 
 
 def test_of_a_borrowed_gpu_too_a_slow_browser_gets_fewer_frames_and_all_that_happened():
-    run = Borrowed(batches(Counting([], length=2000)))
+    run = RemoteRun(batches(Counting([], length=2000)))
     run.pace(60)
     frames = list(run.frames())
     assert committed(frames) == list(range(1, 2001))
     assert [frame["n"] for frame in frames] == list(range(len(frames))) and frames[-1]["state"] == "done"
-    times = [frame["told"] for frame in frames[1:]]  # each but the first begins to collect when the one before it has left
+    # each but the first begins to collect when the one before it has left
+    times = [frame["told"] for frame in frames[1:]]
     assert len(times) > 2 and all(later - sooner > 0.99 * (SLOWEST - CLOCK) for sooner, later in zip(times, times[1:]))
 
 
@@ -112,7 +119,10 @@ def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
 def test_stop_is_offered_before_the_first_frame_and_once_again_with_it():
     page = MagicMock(**{f"{name}.return_value": {} for name in ("rest", "remembers", "figures_of")})
     page.busy.return_value = page.stoppable.return_value = {"stop": "offered"}
-    acts, wanted = Acts(counting_site(lambda models, settings, memory: Counting([], length=30)), page), Settings(prompt="one")
+    acts, wanted = (
+        Handlers(counting_site(lambda models, settings, memory: Counting([], length=30)), page),
+        Settings(prompt="one"),
+    )
     before, *told = acts.run(None, *(getattr(wanted, name) for name in Settings.names()))
     first, *others = [change for change in told if page.live in change]
     assert before["stop"] == first["stop"] == "offered" and others and not any("stop" in change for change in others)
@@ -127,7 +137,9 @@ class Seen:
 
 @pytest.fixture
 def learning():
-    """The page over short sessions that remember their prompt; gives its address and, for every run, what was remembered before it."""
+    """The page over short sessions that remember their prompt; gives its address and, for every run, what was
+    remembered before it.
+    """
     known = []
 
     def prepare(models, settings, memory):

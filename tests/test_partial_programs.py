@@ -1,4 +1,5 @@
-"""Programs with holes: parts and what they cost, the cheapest cut against brute force, and what a calibration promises."""
+"""Programs with holes: parts and what they cost, the cheapest cut against brute force, and what a calibration promises.
+"""
 from __future__ import annotations
 
 import json
@@ -42,7 +43,10 @@ def tree(parents: list[int], costs: list[float], own: list[str] | None = None) -
 
 def grown(chance: random.Random, parts: int) -> Program:
     """A random tree whose parts cost little for the most part."""
-    return tree([-1, *(chance.randrange(i) for i in range(1, parts))], [0.0, *(chance.expovariate(2.0) for _ in range(1, parts))])
+    return tree(
+        [-1, *(chance.randrange(i) for i in range(1, parts))],
+        [0.0, *(chance.expovariate(2.0) for _ in range(1, parts))],
+    )
 
 
 # --- parts ---
@@ -70,7 +74,9 @@ def test_tokens_that_belong_to_one_part_each_cost_what_the_text_costs():
     pieces, logprobs = [" x", " =", " f", "(", "3", ")"], [-0.5, -0.25, -1.0, -0.125, -2.0, -0.0625]
     program = parse("x = f(3)")
     price(program, pieces, logprobs, skipped=1)
-    assert dict(zip(program.own, program.costs)) == pytest.approx({"": 0, "=": 0.25, "x": 0.5, "()": 0.1875, "f": 1.0, "3": 2.0})
+    assert dict(zip(program.own, program.costs)) == pytest.approx(
+        {"": 0, "=": 0.25, "x": 0.5, "()": 0.1875, "f": 1.0, "3": 2.0}
+    )
     assert sum(program.costs) == pytest.approx(-sum(logprobs))
 
 
@@ -105,7 +111,9 @@ def test_no_other_cut_within_the_budget_loses_fewer_parts(holes):
         [cut] = cuts(program, holes, (tau,))
         kept = kept_by(program, cut)
         assert len(cut) <= holes and sum(program.costs[part] for part in kept) <= -log(tau) + 1e-9
-        assert len(kept) == max(len(other) for other in closed(program, holes) if sum(program.costs[part] for part in other) <= -log(tau))
+        assert len(kept) == max(
+            len(other) for other in closed(program, holes) if sum(program.costs[part] for part in other) <= -log(tau)
+        )
 
 
 def test_what_is_lost_at_one_threshold_is_lost_at_every_larger_one():
@@ -120,7 +128,10 @@ def test_what_is_lost_at_one_threshold_is_lost_at_every_larger_one():
 
 def test_solving_each_threshold_by_itself_is_not_nested():
     chance = random.Random(5)
-    alone = [[kept_by(program, cuts(program, 2, (tau,))[0]) for tau in GRID] for program in (grown(chance, 14) for _ in range(20))]
+    alone = [
+        [kept_by(program, cuts(program, 2, (tau,))[0]) for tau in GRID]
+        for program in (grown(chance, 14) for _ in range(20))
+    ]
     assert any(not later <= earlier for kept in alone for earlier, later in zip(kept, kept[1:]))
 
 
@@ -154,7 +165,9 @@ def test_as_many_misses_are_allowed_as_the_binomial_law_says():
 
 
 def world(count: int) -> list[float]:
-    """Where each of many true programs begins to be covered: a part of it is another one with probability 1 - exp(-cost)."""
+    """Where each of many true programs begins to be covered: a part of it is another one with probability 1 -
+    exp(-cost).
+    """
     chance, found = random.Random(11), []
     for _ in range(count):
         program = grown(chance, 10)
@@ -205,11 +218,15 @@ def lane(text: str, logprob: float = -0.1) -> Trace:
     """A lane that wrote a program letter by letter, its numbers with less certainty."""
     logprobs = [-6.0 if letter.isdigit() else logprob / 100 for letter in text]
     commit = Commit(0, list(range(len(text))), list(text), text, logprobs, ["sampled"] * len(text))
-    return Trace([Header(strategy="greedy", model="toy", revision="1")], [Stamped(0, 0, 0.0, commit), Stamped(0, 1, 0.0, Done())])
+    return Trace(
+        [Header(strategy="greedy", model="toy", revision="1")], [Stamped(0, 0, 0.0, commit), Stamped(0, 1, 0.0, Done())]
+    )
 
 
 def calibration(starts: list[float], model: str = "toy") -> str:
-    return json.dumps({"model": model, "revision": "1", "about": "toys", "covered_from": [[start] * 4 for start in starts]})
+    return json.dumps(
+        {"model": model, "revision": "1", "about": "toys", "covered_from": [[start] * 4 for start in starts]}
+    )
 
 
 def test_the_parts_a_model_was_unsure_of_become_holes():
@@ -240,7 +257,9 @@ def test_too_few_programs_are_refused_with_the_number_that_is_needed():
 def test_the_bundled_calibration_says_something_for_every_number_of_holes():
     for holes in range(1, 5):
         told = make("pac_sets", holes=holes).draw([lane(CODE)])
-        shares = [event.data["series"]["covered"] for event in told if isinstance(event, Figure) and event.shape == "scalar"]
+        shares = [
+            event.data["series"]["covered"] for event in told if isinstance(event, Figure) and event.shape == "scalar"
+        ]
         assert shares == sorted(shares) and len(shares) == len(GRID) and "may be missed" in told[0].text
     thresholds = [Calibration.read("").thresholds(holes) for holes in range(1, 5)]
     assert len(thresholds[0]) >= 22 and all(0 < start <= WHOLE for column in thresholds for start in column)

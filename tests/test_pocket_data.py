@@ -123,7 +123,9 @@ def test_the_windows_of_a_corpus_mix_all_sources_by_their_shares(tmp_path, token
     told = sum("foxes. A tale" in tokenizer.decode(row) for row in windows.ids)
     assert told / len(windows.ids) == pytest.approx(data.SHARES["tales"], abs=0.02)
     asked = {path.name for path in tmp_path.glob("valid_*.npz")}
-    assert asked == {f"valid_{name}.npz" for name in data.SHARES if name not in ("notices", "recall", "revise")}, "three sources are only there to teach"
+    assert asked == {f"valid_{name}.npz" for name in data.SHARES if name not in ("notices", "recall", "revise")}, (
+        "three sources are only there to teach"
+    )
 
 
 def write(path, rows):

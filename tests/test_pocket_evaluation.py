@@ -13,7 +13,7 @@ from playground.pocket import tokenizer as tokens
 from playground.pocket.card import card, curve, report, table
 from playground.pocket.generation import continuations
 from playground.pocket.model_roles import ROLES
-from playground.pocket.train import Plan, State
+from playground.pocket.train import TrainingPlan, TrainingState
 from playground.pocket.world import TASKS
 
 
@@ -76,14 +76,17 @@ def test_prompts_continued_together_are_continued_as_each_alone(model, temperatu
 
 def test_a_continuation_stops_with_its_end_token(model):
     end = tokens.SPECIALS.index(tokens.END)
-    assert continuations(model, [[30, end], [30, 31]], 12) == [[end], [31] * 12]      # untrained, it repeats what it read last
+    # untrained, it repeats what it read last
+    assert continuations(model, [[30, end], [30, 31]], 12) == [[end], [31] * 12]
 
 
 # guesses
 
 def test_a_model_guesses_itself_perfectly(model, tokenizer, prompts):
     found = speculation.lanes(speculation.in_lanes(model, model, tokenizer), prompts, room=36)
-    assert found == {str(guesses): dict(acceptance=1, tokens_per_forward=guesses + 1, same=1) for guesses in speculation.GUESSES}
+    assert found == {
+        str(guesses): dict(acceptance=1, tokens_per_forward=guesses + 1, same=1) for guesses in speculation.GUESSES
+    }
 
 
 def test_a_draft_that_likes_least_what_the_target_likes_most_guesses_nothing(model, tokenizer, prompts):
@@ -154,16 +157,25 @@ def test_an_evaluation_measures_every_role_task_and_grade(result):
     assert set(result["loss"]) == set(ROLES)
     grades = {f"records, grade {grade}" for grade in TASKS["records"].GRADES}
     assert {"facts", "records", "context_qa, against memory"} | grades <= set(result["tasks"])
-    assert set(result["tasks"]["facts"]["guessing"]) == {"3", "5", "8"} and "guessing_in_text" in result["tasks"]["records"]
+    assert (
+        set(result["tasks"]["facts"]["guessing"]) == {"3", "5", "8"}
+        and "guessing_in_text" in result["tasks"]["records"]
+    )
     assert {"distinct_2", "longest_repeat", "repetition", "guessing"} <= set(result["tales"]) & set(result["stories"])
 
 
 def test_a_card_says_what_was_measured_and_how_it_was_trained(result, model):
-    state = State(step=120, seconds=600, tokens=2_000_000, losses=[(1000, 5.0), (2_000_000, 2.5)], place="2 CPU cores")
-    facts = dict(result=result, checksums={"tales.jsonl.gz": "c0ffee"}, plan=Plan(minutes=10))
+    state = TrainingState(
+        step=120, seconds=600, tokens=2_000_000, losses=[(1000, 5.0), (2_000_000, 2.5)], place="2 CPU cores"
+    )
+    facts = dict(result=result, checksums={"tales.jsonl.gz": "c0ffee"}, plan=TrainingPlan(minutes=10))
     for role in ROLES.values():
         text = card(role, model, state, facts)
-        assert f"# {role.published}\n" in text and f"--role {role.name}` on 2 CPU cores: 10 minutes, 120 steps" in text and "c0ffee" in text
+        assert (
+            f"# {role.published}\n" in text
+            and f"--role {role.name}` on 2 CPU cores: 10 minutes, 120 steps" in text
+            and "c0ffee" in text
+        )
         assert report(result, role.name).strip() in text and "began with random weights" in text
     text = card(ROLES["target"], model, replace(state, earlier=dict(tokens=17_800_000, minutes=95)), facts)
     assert "began with the weights of the version before it (17.8 million tokens, 95 minutes)" in text

@@ -22,14 +22,19 @@ def published(tmp_path_factory, tokenizer):  # noqa: F811
     folder = tmp_path_factory.mktemp("published")  # noqa: F811
     models.save(models.make("nano", len(tokenizer), seed=3), folder)
     tokenizer.save_pretrained(folder)
-    (folder / "evaluation.json").write_text(json.dumps(dict(tokens_seen=700, minutes=5, earlier=dict(tokens=300, minutes=2))))
+    (folder / "evaluation.json").write_text(
+        json.dumps(dict(tokens_seen=700, minutes=5, earlier=dict(tokens=300, minutes=2)))
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def others():
     """Another tokenizer: other texts, more tokens."""
-    return tokens.train([f" {item.prompt} {item.answer}" for name in ("stories", "chat") for item in some(TASKS[name], seed=9)], size=700)
+    return tokens.train(
+        [f" {item.prompt} {item.answer}" for name in ("stories", "chat") for item in some(TASKS[name], seed=9)],
+        size=700,
+    )
 
 
 def embeddings(model):
@@ -40,14 +45,21 @@ def test_with_the_same_tokens_it_is_the_same_model(published, tokenizer):  # noq
     fresh = models.make("nano", len(tokenizer), seed=8)
     inherit(fresh, tokenizer, published)
     text = torch.tensor([tokenizer.encode("The red fox")])
-    assert torch.equal(fresh(text).logits, LlamaForCausalLM.from_pretrained(published, dtype=torch.float32)(text).logits)
+    assert torch.equal(
+        fresh(text).logits, LlamaForCausalLM.from_pretrained(published, dtype=torch.float32)(text).logits
+    )
 
 
 def test_layers_are_taken_as_they_are_and_rows_of_shared_tokens_are_carried_over(published, tokenizer, others):  # noqa: F811
-    fresh, old = models.make("nano", len(others), seed=8), LlamaForCausalLM.from_pretrained(published, dtype=torch.float32)
+    fresh, old = (
+        models.make("nano", len(others), seed=8),
+        LlamaForCausalLM.from_pretrained(published, dtype=torch.float32),
+    )
     inherit(fresh, others, published)
     kept = old.state_dict()
-    assert all(torch.equal(value, kept[name]) for name, value in fresh.state_dict().items() if value.shape == kept[name].shape)
+    assert all(
+        torch.equal(value, kept[name]) for name, value in fresh.state_dict().items() if value.shape == kept[name].shape
+    )
     (before, now), shared = (made.get_vocab() for made in (tokenizer, others)), 0
     for token in before.keys() & now.keys():
         assert torch.equal(embeddings(fresh)[now[token]], embeddings(old)[before[token]])
@@ -75,7 +87,9 @@ def test_the_command_begins_with_it_and_remembers_that_it_did(published, folder,
     out = tmp_path / "out"
     tokenizer.save_pretrained(out / "tokenizer")
     (out / "data-target").symlink_to(folder)
-    options = parse(["train", "--size", "nano", "--minutes", "9", "--piece", "0", "--out", str(out), "--begin", str(published)])
+    options = parse(
+        ["train", "--size", "nano", "--minutes", "9", "--piece", "0", "--out", str(out), "--begin", str(published)]
+    )
     steps.train(options)
     began, old = (LlamaForCausalLM.from_pretrained(path) for path in (out / "target" / "weights", published))
     assert all(map(torch.equal, began.state_dict().values(), old.state_dict().values()))

@@ -1,4 +1,5 @@
-"""The commands that make the pocket models, from the tokenizer to the finished folders, on nano models and a few texts."""
+"""The commands that make the pocket models, from the tokenizer to the finished folders, on nano models and a few texts.
+"""
 import gzip
 import json
 import os
@@ -45,7 +46,11 @@ def small():
 def told(seed, count=120):
     """Some items of every task as running text."""
     rng = random.Random(seed)
-    return [f" {item.prompt} {item.answer}" for task in TASKS.values() for item in (task.generate(rng) for _ in range(count))]
+    return [
+        f" {item.prompt} {item.answer}"
+        for task in TASKS.values()
+        for item in (task.generate(rng) for _ in range(count))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,10 @@ def texts(tmp_path_factory):
     """A corpus folder."""
     folder = tmp_path_factory.mktemp("corpus")
     write(folder / "tales.jsonl.gz", [dict(text=f"A tale of the {n} foxes who met a crow. " * 60) for n in range(9)])
-    write(folder / "gsm8k_train.jsonl.gz", [dict(question=f"What is {n} + 1?", answer=f"#### {n + 1}") for n in range(200)])
+    write(
+        folder / "gsm8k_train.jsonl.gz",
+        [dict(question=f"What is {n} + 1?", answer=f"#### {n + 1}") for n in range(200)],
+    )
     return folder
 
 
@@ -152,9 +160,14 @@ def test_an_absent_corpus_is_named_before_anything_is_written(command, blank, tm
     assert not (blank / "new").exists()
 
 
-@pytest.mark.parametrize("command, first", [
-    ("train --role draft", "data --role draft"), ("samples", "train --role target"), ("evaluate", "train --role target"),
-])
+@pytest.mark.parametrize(
+    "command, first",
+    [
+        ("train --role draft", "data --role draft"),
+        ("samples", "train --role target"),
+        ("evaluate", "train --role target"),
+    ],
+)
 def test_a_missing_step_is_named(command, first, blank):
     with pytest.raises(Refusal, match=f"run `python -m playground.pocket {first}` first"):
         do(command, out=blank)
@@ -279,7 +292,9 @@ def test_from_the_first_text_to_the_finished_models(out, texts, tmp_path, monkey
     do("publish", corpus=texts, out=out, assets=tmp_path)
     for role in ROLES.values():
         made = tmp_path / role.published
-        assert {"README.md", "loss.svg", "evaluation.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in made.iterdir()}
+        assert {"README.md", "loss.svg", "evaluation.json", "model.safetensors", "tokenizer.json"} <= {
+            path.name for path in made.iterdir()
+        }
         assert AutoModelForCausalLM.from_pretrained(made).config.vocab_size == len(AutoTokenizer.from_pretrained(made))
         assert json.loads((made / "evaluation.json").read_text())["tokens_seen"] > 0
     with pytest.raises(Refusal, match="exists already"):

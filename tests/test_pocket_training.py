@@ -1,4 +1,5 @@
-"""Training the pocket models: losses, optimisers, schedules, the attention, shapes, going on; seconds, on nano models."""
+"""Training the pocket models: losses, optimisers, schedules, the attention, shapes, going on; seconds, on nano models.
+"""
 import itertools
 
 import pytest
@@ -60,7 +61,9 @@ def test_the_context_grows(folder, tmp_path):
     widths = []
     for run.state.step in range(100):
         widths.append(run.width())
-    assert [width for width, _ in itertools.groupby(widths)] == [256, 512, 1024] and widths.count(256) == round(100 * STAGES[256])
+    assert [width for width, _ in itertools.groupby(widths)] == [256, 512, 1024] and widths.count(256) == round(
+        100 * STAGES[256]
+    )
 
 
 def test_the_training_attention_is_the_usual_attention():
@@ -170,7 +173,11 @@ def exit_rows(model, batch):
 def test_a_shape_has_the_size_that_is_said_of_it(shape, least, most):
     vocabulary = tokens.OWN["size"] if shape.endswith("tiny") else tokens.SIZE
     with torch.device("meta"):
-        assert least < sum(p.numel() for p in LlamaForCausalLM(models.configuration(shape, vocabulary)).parameters()) < most
+        assert (
+            least
+            < sum(p.numel() for p in LlamaForCausalLM(models.configuration(shape, vocabulary)).parameters())
+            < most
+        )
 
 
 def test_the_attention_for_a_gpu_trains_to_the_same_loss(folder, tmp_path):
@@ -186,7 +193,9 @@ def test_the_attention_for_a_gpu_trains_to_the_same_loss(folder, tmp_path):
 def test_the_device_there_is_lowers_the_loss(folder, tmp_path):
     """A GPU where the machine has one; the choice of attention goes by it."""
     model = models.for_training(models.make("nano", 600, seed=5).to("cuda" if torch.cuda.is_available() else "cpu"))
-    run = training.Trainer(model, training.target_loss, training.Plan(steps=12, tokens=4096, warm_up=1), (folder, tmp_path))
+    run = training.Trainer(
+        model, training.target_loss, training.Plan(steps=12, tokens=4096, warm_up=1), (folder, tmp_path)
+    )
     before = float(training.data_loss(model, run.batch(), run).detach())
     run.run()
     assert float(training.data_loss(model, run.batch(), run).detach()) < before - 0.3

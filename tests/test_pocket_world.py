@@ -1,4 +1,6 @@
-"""The small world that the pocket models are trained on: every answer is known, judged, and kept on its side of the split."""
+"""The small world that the pocket models are trained on: every answer is known, judged, and kept on its side of the
+split.
+"""
 import itertools
 import json
 import random
@@ -131,10 +133,25 @@ def test_a_kept_line_is_only_drawn_for_the_evaluation():
     assert {wordings.draw(rng, kept=True) for _ in range(50)} == {"three"}
 
 
-@pytest.mark.parametrize("wordings", [
-    *facts.QUESTIONS.values(), *QUESTIONS.values(), *lists.ASK.values(), context_qa.FRAMES, records.FRAMES, programs.FRAMES,
-    edit.FRAMES, edit.CHANGE, arithmetic.ASK, arithmetic.DRILL, needle.ASK, needle.HIDE, stories.OF_NAME, stories.NAMELESS,
-])
+@pytest.mark.parametrize(
+    "wordings",
+    [
+        *facts.QUESTIONS.values(),
+        *QUESTIONS.values(),
+        *lists.ASK.values(),
+        context_qa.FRAMES,
+        records.FRAMES,
+        programs.FRAMES,
+        edit.FRAMES,
+        edit.CHANGE,
+        arithmetic.ASK,
+        arithmetic.DRILL,
+        needle.ASK,
+        needle.HIDE,
+        stories.OF_NAME,
+        stories.NAMELESS,
+    ],
+)
 def test_every_kind_of_question_has_eleven_taught_wordings_and_some_kept_ones(wordings):
     assert len(wordings) >= 11 and len(wordings) + sum(map(count, wordings.kept)) >= 12
     assert wordings.kept and not set(wordings.kept) & set(wordings.taught)
@@ -219,7 +236,9 @@ def test_a_contradicting_passage_says_otherwise_than_memory():
 
 
 def test_a_backwards_question_has_one_answer():
-    asked = [item for item in some(context_qa, 600, grade=3) if item.answer in context_qa.STRANGERS + context_qa.FAR_TOWNS]
+    asked = [
+        item for item in some(context_qa, 600, grade=3) if item.answer in context_qa.STRANGERS + context_qa.FAR_TOWNS
+    ]
     assert any(re.search(r"Who |Which (town|place|person)", item.prompt) for item in asked)
 
 
@@ -251,7 +270,18 @@ def test_a_harder_problem_tells_numbers_that_do_not_matter():
 
 def beside_the_point(sentence):
     """Whether a sentence only tells ages, distances, times, heights, or what is to be seen."""
-    told = ("years old", "miles to", "hours", "feet high", "steps", "to the feast", "the roof", "the door", "look on", "the road")
+    told = (
+        "years old",
+        "miles to",
+        "hours",
+        "feet high",
+        "steps",
+        "to the feast",
+        "the roof",
+        "the door",
+        "look on",
+        "the road",
+    )
     return any(words in sentence for words in told)
 
 
@@ -330,7 +360,9 @@ def test_a_record_with_a_missing_field_breaks_its_schema():
 
 
 def test_the_grades_of_records_bring_lists_objects_and_lists_of_objects():
-    schemas = {grade: [json.dumps(item.meta["schema"]) for item in some(records, 60, grade=grade)] for grade in records.GRADES}
+    schemas = {
+        grade: [json.dumps(item.meta["schema"]) for item in some(records, 60, grade=grade)] for grade in records.GRADES
+    }
     assert not any('"array"' in schema or schema.count('"object"') > 1 for schema in schemas[1])
     assert all('"array"' in schema and schema.count('"object"') == 1 for schema in schemas[2])
     assert all(schema.count('"object"') == 2 for schema in schemas[3])
@@ -363,14 +395,20 @@ def test_the_notations_show_nested_schemas():
 def test_an_edit_changes_the_text_but_little(grade):
     for item in some(edit, 60, grade=grade):
         before, after = item.meta["before"].split(), item.answer.split()
-        assert before != after and len(set(before) & set(after)) >= 0.2 * len(set(before))  # a record of two entries may lose one
+        # a record of two entries may lose one
+        assert before != after and len(set(before) & set(after)) >= 0.2 * len(set(before))
         assert len(item.meta["edits"]) == edit.INSTRUCTIONS[grade] and item.meta["before"] in item.prompt
 
 
-@pytest.mark.parametrize("order, wanted", [
-    ("change", "A dog ran. Tom saw a dog. End."), ("delete", "Tom saw a cat. End."), ("turn", "End. Tom saw a cat. A cat ran."),
-    ("move", "Tom saw a cat. End. A cat ran."),
-])
+@pytest.mark.parametrize(
+    "order, wanted",
+    [
+        ("change", "A dog ran. Tom saw a dog. End."),
+        ("delete", "Tom saw a cat. End."),
+        ("turn", "End. Tom saw a cat. A cat ran."),
+        ("move", "Tom saw a cat. End. A cat ran."),
+    ],
+)
 def test_an_edit_does_what_it_is_told(order, wanted):
     text = edit.Text(("A cat ran.", "Tom saw a cat.", "End."))
     made = {str(edit.EDITS[order](asking(seed), text)[1]) for seed in range(300)}
@@ -422,10 +460,18 @@ def test_the_tests_of_a_program_can_tell_it_from_another():
 def test_a_program_with_other_numbers_or_other_steps_fails_its_tests():
     item = next(item for item in some(programs, 300, grade=1) if "return sum(items)\n" in item.answer + "\n")
     assert score(item, item.answer.replace("return sum(items)", "return sum(items) + 1")) == 0
-    assert score(item, item.answer.replace("return sum(items)", "total = 0\n    for x in items: total += x\n    return total")) == 1
+    assert (
+        score(
+            item,
+            item.answer.replace("return sum(items)", "total = 0\n    for x in items: total += x\n    return total"),
+        )
+        == 1
+    )
 
 
-@pytest.mark.parametrize("grade, wanted", [(3, r"return 0|return -1|return None|return \[\]|items"), (4, r"\ndef \w+\(items\)")])
+@pytest.mark.parametrize(
+    "grade, wanted", [(3, r"return 0|return -1|return None|return \[\]|items"), (4, r"\ndef \w+\(items\)")]
+)
 def test_harder_programs_have_cases_and_helpers(grade, wanted):
     answers = [item.answer for item in some(programs, 30, grade=grade)]
     assert all(answer.count("def ") == (2 if grade == 4 else 1) for answer in answers)
@@ -450,9 +496,16 @@ def test_a_needle_stands_once_in_a_passage_of_its_length(grade):
 
 def test_a_list_answer_is_what_the_operation_gives():
     oracle = dict(
-        copy=lambda x: x, reverse=lambda x: x[::-1], first=lambda x: x[:1], last=lambda x: x[-1:], count=lambda x: [str(len(x))],
-        unique=lambda x: sorted(set(x), key=x.index), smallest=lambda x: [min(x, key=int)], largest=lambda x: [max(x, key=int)],
-        downwards=lambda x: sorted(x, key=int, reverse=True), sort=lambda x: sorted(x, key=lambda y: int(y) if y.isdigit() else y),
+        copy=lambda x: x,
+        reverse=lambda x: x[::-1],
+        first=lambda x: x[:1],
+        last=lambda x: x[-1:],
+        count=lambda x: [str(len(x))],
+        unique=lambda x: sorted(set(x), key=x.index),
+        smallest=lambda x: [min(x, key=int)],
+        largest=lambda x: [max(x, key=int)],
+        downwards=lambda x: sorted(x, key=int, reverse=True),
+        sort=lambda x: sorted(x, key=lambda y: int(y) if y.isdigit() else y),
     )
     for item in some(lists, 400):
         if item.meta["kind"] in oracle:
@@ -479,7 +532,9 @@ def test_a_shuffled_list_may_come_in_any_order():
 
 def test_there_are_at_least_three_hundred_plots_and_each_has_a_title_of_its_own():
     assert len(stories.PLOTS) >= 300
-    assert len({plot.about for plot in stories.PLOTS}) == len({plot.text for plot in stories.PLOTS}) == len(stories.PLOTS)
+    assert (
+        len({plot.about for plot in stories.PLOTS}) == len({plot.text for plot in stories.PLOTS}) == len(stories.PLOTS)
+    )
 
 
 def test_no_plot_is_another_with_names_changed():
@@ -568,9 +623,14 @@ def test_the_command_prints_conversations_to_read(capsys):
     assert printed.startswith("--- chat") and printed.count("Q: ") == printed.count("A: ") == 2
 
 
-@pytest.mark.parametrize("task, count, grade, sentence", [
-    ("riddles", 1, None, "no task 'riddles'"), ("lists", 1, 9, "lists has the grades 1, 2, 3, 4"), ("lists", 0, None, "at least one"),
-])
+@pytest.mark.parametrize(
+    "task, count, grade, sentence",
+    [
+        ("riddles", 1, None, "no task 'riddles'"),
+        ("lists", 1, 9, "lists has the grades 1, 2, 3, 4"),
+        ("lists", 0, None, "at least one"),
+    ],
+)
 def test_what_there_is_none_of_is_refused_in_a_sentence(task, count, grade, sentence):
     with pytest.raises(Refusal, match=sentence):
         show.items(task, count, grade=grade)

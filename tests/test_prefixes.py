@@ -17,15 +17,15 @@ from toys import byte_tokenizer
 
 import playground
 from playground.contract import Decoder, make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding import shared_prefix as prefixes
 from playground.decoding import stream
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
 from playground.engine import cascade_attention as prefix
 from playground.engine import hooks as seams
-from playground.engine.cascade_attention import Part, attend_part, merge
-from playground.engine.forward_input import Work
-from playground.engine.kv_cache import Store
+from playground.engine.cascade_attention import PartialAttention, attend_part, merge
+from playground.engine.forward_input import ForwardInput
+from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Cache, Commit, Done, Event, Failed, Forward, Note
 from playground.trace import check
@@ -41,16 +41,23 @@ def numbers(*shape: int, dtype=torch.float64) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
 
 
-def whole(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def whole(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Attention over all keys at once, from its definition, in float64."""
     keys, values = (rows.double().repeat_interleave(len(query) // len(rows), 0) for rows in (keys, values))
     scores = query.double() @ keys.transpose(1, 2) * 0.3
     return (scores if bias is None else scores + bias).softmax(-1) @ values
 
 
-def in_two(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, count: int, bias: torch.Tensor | None = None) -> list[Part]:
+def in_two(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, count: int, bias: torch.Tensor | None = None
+) -> list[PartialAttention]:
     """What rows read from the first `count` keys, and from the others."""
-    return [attend_part(query, keys[:, :count], values[:, :count], None, 0.3), attend_part(query, keys[:, count:], values[:, count:], bias, 0.3)]
+    return [
+        attend_part(query, keys[:, :count], values[:, :count], None, 0.3),
+        attend_part(query, keys[:, count:], values[:, count:], bias, 0.3),
+    ]
 
 
 @pytest.fixture(params=["fused", "written out"])
@@ -62,7 +69,11 @@ def way(request, monkeypatch) -> str:
 
 @pytest.mark.parametrize("rows, count, behind, groups", product((1, 4), (1, 300), (1, 7), (1, 3)))
 def test_two_parts_are_the_whole(way, rows, count, behind, groups):
-    query, keys, values = numbers(2 * groups, rows, 16), numbers(2, count + behind, 16), numbers(2, count + behind, 16) + 1
+    query, keys, values = (
+        numbers(2 * groups, rows, 16),
+        numbers(2, count + behind, 16),
+        numbers(2, count + behind, 16) + 1,
+    )
     assert (merge(*in_two(query, keys, values, count)) - whole(query, keys, values)).abs().max() < EXACT
 
 
@@ -73,7 +84,11 @@ def test_in_float32_two_parts_are_as_exact_as_float32_is(way):
 
 @pytest.mark.parametrize("larger", [0, 1])
 def test_scores_however_large_overflow_nowhere(way, larger):
-    query, keys, values = torch.full((2, 1, 16), 40.0), numbers(2, 8, 16, dtype=torch.float32), numbers(2, 8, 16, dtype=torch.float32)
+    query, keys, values = (
+        torch.full((2, 1, 16), 40.0),
+        numbers(2, 8, 16, dtype=torch.float32),
+        numbers(2, 8, 16, dtype=torch.float32),
+    )
     keys[:, 4 * larger:4 * larger + 4] += 20
     found = merge(*in_two(query, keys, values, 4))
     assert found.isfinite().all() and (found - whole(query, keys, values)).abs().max() < 1e-5
@@ -84,19 +99,21 @@ def test_a_tree_behind_the_prefix_keeps_its_mask(way):
     bias = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~seen, float("-inf"))
     query, keys, values = numbers(4, 3, 16), numbers(2, 53, 16), numbers(2, 53, 16)
     everything = torch.cat([torch.zeros(3, 50), bias], 1)
-    assert (merge(*in_two(query, keys, values, 50, bias.repeat(2, 1))) - whole(query, keys, values, everything)).abs().max() < EXACT
+    assert (
+        merge(*in_two(query, keys, values, 50, bias.repeat(2, 1))) - whole(query, keys, values, everything)
+    ).abs().max() < EXACT
 
 
-def plain_mean(first: Part, second: Part) -> torch.Tensor:
+def plain_mean(first: PartialAttention, second: PartialAttention) -> torch.Tensor:
     return (first.out + second.out) / 2
 
 
-def halves_of_the_normaliser(first: Part, second: Part) -> torch.Tensor:
+def halves_of_the_normaliser(first: PartialAttention, second: PartialAttention) -> torch.Tensor:
     """Takes one logarithm to the base 2 and the other one natural."""
-    return merge(Part(first.out, first.total / 0.6931), second)
+    return merge(PartialAttention(first.out, first.total / 0.6931), second)
 
 
-def prefix_alone(first: Part, second: Part) -> torch.Tensor:
+def prefix_alone(first: PartialAttention, second: PartialAttention) -> torch.Tensor:
     return first.out
 
 
@@ -111,7 +128,8 @@ def test_parts_that_are_weighted_wrongly_are_not_the_whole(wrong):
 
 # --- stores that begin with what another one has read ---
 
-ARCHITECTURES = ("llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "qwen3_moe")  # sliding windows and soft caps among them
+# sliding windows and soft caps among them
+ARCHITECTURES = ("llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "qwen3_moe")
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
@@ -132,14 +150,14 @@ def chain(count: int) -> list[int]:
     return list(range(-1, count - 1))
 
 
-def read(model: Model, tokens: list[int]) -> Store:
+def read(model: Model, tokens: list[int]) -> KVCache:
     store = model.new_store()
-    model.forward([Work(store, tokens, chain(len(tokens)))])
+    model.forward([ForwardInput(store, tokens, chain(len(tokens)))])
     store.keep(len(tokens) - 1)
     return store
 
 
-def beginning_with(model: Model, read_before: Store) -> Store:
+def beginning_with(model: Model, read_before: KVCache) -> KVCache:
     store = model.new_store()
     store.begin_with(read_before, once=True)
     return store
@@ -148,14 +166,25 @@ def beginning_with(model: Model, read_before: Store) -> Store:
 TREE = [5, 7, 5, 9], [-1, -1, 0, 1]
 
 
-def together(model: Model, stores: list[Store]) -> list[torch.Tensor]:
+def together(model: Model, stores: list[KVCache]) -> list[torch.Tensor]:
     """A token, a tree and a stretch of text, each behind another store, in one forward."""
-    works = [Work(stores[0], [3], [-1]), Work(stores[1], *TREE), Work(stores[2], words(8, 6), chain(6))]
+    works = [
+        ForwardInput(stores[0], [3], [-1]),
+        ForwardInput(stores[1], *TREE),
+        ForwardInput(stores[2], words(8, 6), chain(6)),
+    ]
     return model.forward(works)[0]
 
 
-def apart(model: Model, stores: list[Store]) -> list[torch.Tensor]:
-    return [model.forward([work])[0][0] for work in (Work(stores[0], [3], [-1]), Work(stores[1], *TREE), Work(stores[2], words(8, 6), chain(6)))]
+def apart(model: Model, stores: list[KVCache]) -> list[torch.Tensor]:
+    return [
+        model.forward([work])[0][0]
+        for work in (
+            ForwardInput(stores[0], [3], [-1]),
+            ForwardInput(stores[1], *TREE),
+            ForwardInput(stores[2], words(8, 6), chain(6)),
+        )
+    ]
 
 
 def off(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
@@ -183,7 +212,10 @@ def test_two_prefixes_and_a_store_of_its_own_go_through_one_forward(llama):
     one, other = read(llama, first), read(llama, second)
     works = [[beginning_with(llama, one), beginning_with(llama, other), read(llama, first), beginning_with(llama, one)],
              [read(llama, text) for text in (first, second, first, first)]]
-    found, expected = ([*llama.forward([Work(store, [place], [-1]) for place, store in enumerate(stores)])[0]] for stores in works)
+    found, expected = (
+        [*llama.forward([ForwardInput(store, [place], [-1]) for place, store in enumerate(stores)])[0]]
+        for stores in works
+    )
     assert off(found, expected) < EXACT
 
 
@@ -191,7 +223,11 @@ def test_the_rows_of_all_stores_go_over_the_prefix_at_once(llama, monkeypatch):
     """In every layer the prefix is read once, whoever takes part; nothing puts it together with what follows."""
     shared, seen = read(llama, words(1, 20)), []
     stores = [beginning_with(llama, shared) for _ in range(3)]
-    monkeypatch.setattr(seams, "attend_part", lambda query, keys, *others: seen.append((query.shape[1], keys.shape[1])) or attend_part(query, keys, *others))
+    monkeypatch.setattr(
+        seams,
+        "attend_part",
+        lambda query, keys, *others: seen.append((query.shape[1], keys.shape[1])) or attend_part(query, keys, *others),
+    )
     together(llama, stores)
     assert seen == [(11, 20), (1, 1), (4, 4), (6, 6)] * llama.depth
 
@@ -206,7 +242,9 @@ def test_a_prefix_is_one_object_and_is_never_written_to(llama):
     assert {store.keys[0].prefix.data_ptr() for store in stores} == {shared.keys[0].rows.data_ptr()}
     assert all(torch.equal(pool.read(20), held) for pool, held in zip((*shared.keys, *shared.values), before))
     assert [store.common for store in stores] == [20] * 3 and stores[0].runs() == [[[(0, 21)]]]
-    assert [store.bytes() - store.common_bytes() for store in stores] == [shared.bytes() // 20 * (1 + len(store.parents)) for store in stores]
+    assert [store.bytes() - store.common_bytes() for store in stores] == [
+        shared.bytes() // 20 * (1 + len(store.parents)) for store in stores
+    ]
 
 
 @pytest.mark.parametrize("back", [1, 3, 5, 22])
@@ -215,19 +253,22 @@ def test_a_text_may_go_back_into_the_prompt_and_on_another_way(llama, back):
     shared = read(llama, prompt)
     going, staying, alone = beginning_with(llama, shared), beginning_with(llama, shared), read(llama, prompt)
     for store in (going, staying, alone):
-        llama.forward([Work(store, [4, 9], chain(2))])
+        llama.forward([ForwardInput(store, [4, 9], chain(2))])
         store.keep(1)
     for store in (going, alone):
         store.roll_back(back)
     assert going.common == min(20, 22 - back) and going.length == 22 - back
-    found, expected = (llama.forward([Work(store, [5, 6], chain(2)) for store in stores])[0] for stores in ([going, staying], [alone, alone_like(llama)]))
+    found, expected = (
+        llama.forward([ForwardInput(store, [5, 6], chain(2)) for store in stores])[0]
+        for stores in ([going, staying], [alone, alone_like(llama)])
+    )
     assert off(found, expected) < EXACT
     assert staying.common == 20
 
 
-def alone_like(model: Model) -> Store:
+def alone_like(model: Model) -> KVCache:
     store = read(model, words(1, 20))
-    model.forward([Work(store, [4, 9], chain(2))])
+    model.forward([ForwardInput(store, [4, 9], chain(2))])
     store.keep(1)
     return store
 
@@ -238,14 +279,23 @@ def test_a_store_that_loses_a_token_amid_the_prefix_has_its_own_from_then_on(lla
     live = torch.arange(20)[None] != 7
     losing.evict([live]), alone.evict([live])
     assert (losing.common, losing.common_bytes(), losing.bytes()) == (0, 0, alone.bytes()) and staying.common == 20
-    assert off(llama.forward([Work(losing, [3], [-1])])[0], llama.forward([Work(alone, [3], [-1])])[0]) < EXACT
+    assert (
+        off(llama.forward([ForwardInput(losing, [3], [-1])])[0], llama.forward([ForwardInput(alone, [3], [-1])])[0])
+        < EXACT
+    )
 
 
 def test_a_copy_is_its_own(llama):
     shared, store = read(llama, words(1, 20)), llama.new_store()
     store.begin_with(shared, once=False)
     assert store.common == 0 and store.keys[0].rows.data_ptr() != shared.keys[0].rows.data_ptr()
-    assert off(llama.forward([Work(store, [3], [-1])])[0], llama.forward([Work(read(llama, words(1, 20)), [3], [-1])])[0]) < EXACT
+    assert (
+        off(
+            llama.forward([ForwardInput(store, [3], [-1])])[0],
+            llama.forward([ForwardInput(read(llama, words(1, 20)), [3], [-1])])[0],
+        )
+        < EXACT
+    )
 
 
 def test_who_goes_into_a_room_for_recorded_forwards_takes_the_prefix_along():
@@ -253,7 +303,10 @@ def test_who_goes_into_a_room_for_recorded_forwards_takes_the_prefix_along():
     plain_stores, stores = ([beginning_with(model, shared) for _ in range(2)] for model, shared in
                             ((plain, read(plain, words(1, 20))), (replaying, read(replaying, words(1, 20)))))
     for token in (3, 4):
-        found, expected = (model.forward([Work(store, [token], [-1])])[0] for model, store in ((replaying, stores[0]), (plain, plain_stores[0])))
+        found, expected = (
+            model.forward([ForwardInput(store, [token], [-1])])[0]
+            for model, store in ((replaying, stores[0]), (plain, plain_stores[0]))
+        )
         assert off(found, expected) < 1e-8
     assert (stores[0].common, stores[1].common) == (0, 20)
 
@@ -275,8 +328,10 @@ def quiet(caplog):
     caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
 
 
-def side_by_side(*recipes: Recipe | str, models: Models | None = None, length: int = 8, prompt: Prompt | None = None) -> Session:
-    asked = [Recipe(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
+def side_by_side(
+    *recipes: LaneConfig | str, models: Models | None = None, length: int = 8, prompt: Prompt | None = None
+) -> Session:
+    asked = [LaneConfig(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     return prepare(models or pair(), asked, prompt or Prompt(PROMPT), Limits(max_new_tokens=length))
 
 
@@ -292,10 +347,12 @@ def told(session: Session, lane: int, kind: type[Event]) -> list[Event]:
 
 def written(session: Session, lane: int = 0) -> tuple[list[int], list[float]]:
     commits = told(session, lane, Commit)
-    return [token for commit in commits for token in commit.ids], [logprob for commit in commits for logprob in commit.logprobs]
+    return [token for commit in commits for token in commit.ids], [
+        logprob for commit in commits for logprob in commit.logprobs
+    ]
 
 
-def store_of(session: Session, lane: int, name: str = "target") -> Store:
+def store_of(session: Session, lane: int, name: str = "target") -> KVCache:
     return session._runners[lane].lane.stream(name).store
 
 
@@ -310,14 +367,23 @@ def same_as_alone(session: Session, lane: int, alone: Session) -> None:
     assert all(a is b is None or abs(a - b) < 1e-8 for a, b in zip(logprobs, theirs, strict=True))
 
 
-GUESSES = Recipe("speculative", extras=[("draft_model", {"depth": 3}), ("greedy_match", {})])
+GUESSES = LaneConfig("speculative", extras=[("draft_model", {"depth": 3}), ("greedy_match", {})])
 LANES = {
-    "greedy": Recipe("greedy"), "sample": Recipe("sample"), "guesses": GUESSES, "tree": Recipe("speculative", extras=[("rsd_s", {}), ("rejection", {})]),
-    "beams": Recipe("beam_search"), "several": Recipe("best_of_n"), "early exits": Recipe("layer_skip"),
-    "layers beside": Recipe("greedy", extras=[("dola", {})]),
-    "copies": Recipe("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]), "at once": Recipe("pearl"), "blends": Recipe("superposed"),
-    "turns": Recipe("ead"), "fork": Recipe("greedy", forced=(40, 41, 42)), "grammar": Recipe("greedy", extras=[("regex", {"pattern": "[a-z ]{12}"})]),
-    "instructed": Recipe("greedy", extras=[("icd", {})]),
+    "greedy": LaneConfig("greedy"),
+    "sample": LaneConfig("sample"),
+    "guesses": GUESSES,
+    "tree": LaneConfig("speculative", extras=[("rsd_s", {}), ("rejection", {})]),
+    "beams": LaneConfig("beam_search"),
+    "several": LaneConfig("best_of_n"),
+    "early exits": LaneConfig("layer_skip"),
+    "layers beside": LaneConfig("greedy", extras=[("dola", {})]),
+    "copies": LaneConfig("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]),
+    "at once": LaneConfig("pearl"),
+    "blends": LaneConfig("superposed"),
+    "turns": LaneConfig("ead"),
+    "fork": LaneConfig("greedy", forced=(40, 41, 42)),
+    "grammar": LaneConfig("greedy", extras=[("regex", {"pattern": "[a-z ]{12}"})]),
+    "instructed": LaneConfig("greedy", extras=[("icd", {})]),
 }
 
 
@@ -348,7 +414,13 @@ def test_four_lanes_read_their_prompt_once_and_share_its_cost(once):
 def counted_rows(monkeypatch) -> list[int]:
     """Rows of every forward of any model, as they are really computed."""
     rows, forward = [], Model.forward
-    monkeypatch.setattr(Model, "forward", lambda self, works, plan=None: rows.append(sum(len(work.tokens) for work in works)) or forward(self, works, plan))
+    monkeypatch.setattr(
+        Model,
+        "forward",
+        lambda self, works, plan=None: (
+            rows.append(sum(len(work.tokens) for work in works)) or forward(self, works, plan)
+        ),
+    )
     return rows
 
 
@@ -367,11 +439,13 @@ def test_what_lanes_hold_in_common_is_told_and_counted_once(once):
     assert len({store.keys[0].prefix.data_ptr() for store in stores}) == 1
     slot = last[0].common_bytes // prompt
     assert sum(cache.bytes - cache.common_bytes for cache in last) == slot * 3 * (last[0].length - prompt)
-    assert [cache.bytes for cache in last] == [told(run(side_by_side("greedy")), 0, Cache)[-1].bytes] * 3, "what one lane holds does not depend on the others"
+    assert [cache.bytes for cache in last] == [told(run(side_by_side("greedy")), 0, Cache)[-1].bytes] * 3, (
+        "what one lane holds does not depend on the others"
+    )
 
 
 def test_a_lane_that_looks_into_layers_lets_others_begin_whole_and_reads_a_token_more_where_others_did_not_look(once):
-    looks = Recipe("greedy", extras=[("dola", {})])
+    looks = LaneConfig("greedy", extras=[("dola", {})])
     for order, commons in (((looks, "greedy"), (0, 0)), (("greedy", looks), (0, 1))):
         session = run(side_by_side(*order))
         prompt = len(session.headers[0].prompt_ids)
@@ -389,13 +463,21 @@ def test_drafts_read_and_hold_it_once_too(once):
     session = run(side_by_side(GUESSES, GUESSES, "greedy"))
     assert [prefills(session, lane, "draft")[0].readers for lane in (0, 1)] == [2, 2]
     assert [prefills(session, lane)[0].readers for lane in range(3)] == [3] * 3
-    assert store_of(session, 0, "draft").keys[0].prefix.data_ptr() == store_of(session, 1, "draft").keys[0].prefix.data_ptr()
+    assert (
+        store_of(session, 0, "draft").keys[0].prefix.data_ptr()
+        == store_of(session, 1, "draft").keys[0].prefix.data_ptr()
+    )
     assert store_of(session, 0, "draft").keys[0].prefix.data_ptr() != store_of(session, 0).keys[0].prefix.data_ptr()
 
 
 def test_a_prompt_with_an_instruction_is_another_prompt(once):
-    """The target has its prompt in common with all lanes, the stream beside it with those alone that give the same instruction."""
-    lane, other = Recipe("greedy", extras=[("icd", {})]), Recipe("greedy", extras=[("icd", {"instruction": "Answer in one word."})])
+    """The target has its prompt in common with all lanes, the stream beside it with those alone that give the same
+    instruction.
+    """
+    lane, other = (
+        LaneConfig("greedy", extras=[("icd", {})]),
+        LaneConfig("greedy", extras=[("icd", {"instruction": "Answer in one word."})]),
+    )
     session = run(side_by_side(lane, lane, other))
     name = next(stream for stream in session._runners[0].lane.prompts if stream != "target")
     assert [prefills(session, each)[0].readers for each in range(3)] == [3] * 3
@@ -405,16 +487,18 @@ def test_a_prompt_with_an_instruction_is_another_prompt(once):
 
 @pytest.mark.parametrize("policy", ["sink_window", "h2o", "kivi", "snapkv", "fastkv", "oracle_keep"])
 def test_a_lane_whose_cache_policy_acts_on_the_prompt_has_its_own(policy, once):
-    cut = Recipe("greedy", extras=[(policy, {})])
+    cut = LaneConfig("greedy", extras=[(policy, {})])
     session = run(side_by_side("greedy", cut, "greedy", cut))
     assert [store_of(session, lane).common > 0 for lane in range(4)] == [True, False, True, False]
-    assert {event.readers for event in prefills(session, 1)} == {1} and {event.readers for event in prefills(session, 0)} == {2}
+    assert {event.readers for event in prefills(session, 1)} == {1} and {
+        event.readers for event in prefills(session, 0)
+    } == {2}
     same_as_alone(session, 1, run(side_by_side(cut)))
     same_as_alone(session, 0, run(side_by_side("greedy")))
 
 
 def test_a_lane_that_is_alone_reads_and_holds_its_prompt_by_itself(once):
-    session = run(side_by_side("greedy", Recipe("greedy", extras=[("sink_window", {})])))
+    session = run(side_by_side("greedy", LaneConfig("greedy", extras=[("sink_window", {})])))
     assert [store_of(session, lane).common for lane in (0, 1)] == [0, 0]
     assert [event.readers for lane in (0, 1) for event in prefills(session, lane)] == [1, 1]
 
@@ -484,10 +568,16 @@ def test_what_a_lane_does_not_bear_of_its_prompt_it_calls_given(once, pieces, mo
     monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
     session = run(decoders(make("greedy"), ComesSoon(), prompt=[0, 1, 2, 3] * 8))
     borne = [sum(event.tokens for event in prefills(session, lane)) for lane in (0, 1)]
-    assert sum(borne) == 32 and min(borne) > 0 and {event.readers for lane in (0, 1) for event in prefills(session, lane)} == {1}
+    assert (
+        sum(borne) == 32
+        and min(borne) > 0
+        and {event.readers for lane in (0, 1) for event in prefills(session, lane)} == {1}
+    )
     for lane in (0, 1):
         (note,) = told(session, lane, Note)
-        assert note.text.startswith(f"{32 - borne[lane]} of the 32 prompt tokens of the target were read for another lane")
+        assert note.text.startswith(
+            f"{32 - borne[lane]} of the 32 prompt tokens of the target were read for another lane"
+        )
 
 
 class Breaks(TableModel):
@@ -518,7 +608,12 @@ def bundled() -> Models:
 def test_on_the_bundled_pair_long_prompts_are_held_once_and_texts_stay_the_same(bundled):
     """In float32, so that the two ways round otherwise; on 40 tokens of four lanes."""
     asked = Prompt("Tell me a story about Mia and a dragon. " * 30, chat=True)
-    recipes = [Recipe("greedy"), GUESSES, Recipe("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]), Recipe("greedy")]
+    recipes = [
+        LaneConfig("greedy"),
+        GUESSES,
+        LaneConfig("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]),
+        LaneConfig("greedy"),
+    ]
     session = run(side_by_side(*recipes, models=bundled, length=40, prompt=asked))
     assert len(session.headers[0].prompt_ids) > prefixes.HELD_ONCE
     assert [store_of(session, lane).common for lane in range(4)] == [len(session.headers[0].prompt_ids)] * 4

@@ -13,7 +13,7 @@ from tables import TableModel
 from playground.bench import questions
 from playground.bench.questions import Question, ask, from_item, gallery, judge, judging, known, verdict
 from playground.cli import terminal_view as screen
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.errors import Refusal
@@ -26,7 +26,9 @@ from playground.ui.gallery import beside, picked
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site, Wish
 
-EACH = pytest.mark.parametrize("question", gallery(), ids=[f"{question.task} {i}" for i, question in enumerate(gallery())])
+EACH = pytest.mark.parametrize(
+    "question", gallery(), ids=[f"{question.task} {i}" for i, question in enumerate(gallery())]
+)
 ROMAN = Question("facts", "Who rules Hifak?", "abc")
 STORY = "Nora met a cat. " + " ".join(f"Then Nora counted to {n}." for n in range(10)) + " The end."
 
@@ -53,7 +55,11 @@ def test_a_question_says_in_a_sentence_what_to_look_at(question):
 @EACH
 def test_the_known_answer_is_right_and_another_is_not(question):
     if question.task == "stories":
-        assert judge(question, STORY.replace("Nora", question.meta["hero"])) == 1 > judge(question, STORY.replace("Nora", "nobody"))
+        assert (
+            judge(question, STORY.replace("Nora", question.meta["hero"]))
+            == 1
+            > judge(question, STORY.replace("Nora", "nobody"))
+        )
         return
     assert judge(question, f" {question.answer}\n") == 1
     assert judge(question, "") < 1 and judge(question, corrupted(question.answer)) < 1
@@ -68,7 +74,9 @@ def test_the_lanes_of_a_question_can_run_on_a_public_page(question):
     settings = Settings.read(picked("questions", gallery().index(question)))
     settings.check(Rules.for_visitors())
     assert settings.known() == question
-    assert [recipe.strategy for recipe in settings.recipes()] == [lane["strategy"] for lane in question.settings["lanes"]]
+    assert [recipe.strategy for recipe in settings.recipes()] == [
+        lane["strategy"] for lane in question.settings["lanes"]
+    ]
     for recipe in settings.recipes():
         assemble(recipe)
 
@@ -82,12 +90,19 @@ def test_the_answers_of_passages_and_keys_stand_in_what_is_read():
 def test_facts_are_those_of_the_country():
     for question in gallery():
         if question.task == "facts":
-            assert any(name in question.prompt and question.answer in told.values() for name, told in facts.COUNTRY.items())
+            assert any(
+                name in question.prompt and question.answer in told.values() for name, told in facts.COUNTRY.items()
+            )
 
 
 def test_the_schema_of_a_lane_is_that_of_its_record():
     for question in gallery():
-        sources = [knobs["source"] for lane in question.settings["lanes"] for name, knobs in lane.get("extras", []) if name == "json_schema"]
+        sources = [
+            knobs["source"]
+            for lane in question.settings["lanes"]
+            for name, knobs in lane.get("extras", [])
+            if name == "json_schema"
+        ]
         assert bool(sources) == (question.task == "records")
         for source in sources:
             jsonschema.validate(json.loads(question.answer), json.loads(source))
@@ -100,7 +115,9 @@ def test_a_question_is_known_only_as_it_is_written():
     assert known(question.prompt, [list(turn) for turn in question.before]) == question
     assert known(question.prompt) is None and known(question.prompt + " ", question.before) is None
     against = next(question for question in gallery() if question.context)
-    assert known(against.prompt, context=against.context) == against and known(against.prompt, context="Nothing.") is None
+    assert (
+        known(against.prompt, context=against.context) == against and known(against.prompt, context="Nothing.") is None
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -133,9 +150,19 @@ def test_what_cannot_be_read_is_simply_wrong():
 
 # --- programs ---
 
-@pytest.mark.parametrize("body", [
-    "g = (g.gi_frame.f_back for x in [1])\n    return list(g)", "return '{0.__class__}'.format(items)", "import os", "return open('/etc/passwd').read()",
-    "return ().__class__", "while True:\n        pass", "return 'a' * 10 ** 8", "return 'a' * 10 ** 11"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "g = (g.gi_frame.f_back for x in [1])\n    return list(g)",
+        "return '{0.__class__}'.format(items)",
+        "import os",
+        "return open('/etc/passwd').read()",
+        "return ().__class__",
+        "while True:\n        pass",
+        "return 'a' * 10 ** 8",
+        "return 'a' * 10 ** 11",
+    ],
+)
 def test_a_program_that_reaches_for_more_comes_to_nothing(body):
     assert programs.run(f"def work(items):\n    {body}", "work") is None
 
@@ -153,8 +180,14 @@ def test_a_public_page_runs_no_program_unless_its_owner_says_so(monkeypatch):
 
 # --- in a session ---
 
-def told(question: Question | None, *recipes: Recipe, prompt: str = "abc") -> list[Result]:
-    session = prepare(Models(TableModel("abcde")), list(recipes or [Recipe("greedy")]), Prompt(prompt), Limits(0, 4), judge=judging(question))
+def told(question: Question | None, *recipes: LaneConfig, prompt: str = "abc") -> list[Result]:
+    session = prepare(
+        Models(TableModel("abcde")),
+        list(recipes or [LaneConfig("greedy")]),
+        Prompt(prompt),
+        Limits(0, 4),
+        judge=judging(question),
+    )
     list(session)
     assert check(session.trace) == []
     return [Result(session.trace.lane(header.lane)) for header in session.headers]
@@ -166,19 +199,23 @@ def test_a_lane_is_judged_once_by_its_final_text_just_before_it_ends():
     for answer, score in ((plain.text, 1.0), ("something else", 0.0)):
         result = told(replace(ROMAN, answer=answer))[0]
         kinds = [stamped.event.kind for stamped in result.trace.events]
-        assert result.judged == Judged(score, answer) and kinds[-2:] == ["judged", "done"] and kinds.count("judged") == 1
+        assert (
+            result.judged == Judged(score, answer) and kinds[-2:] == ["judged", "done"] and kinds.count("judged") == 1
+        )
         assert result.to_json()["judged"] == {"score": score, "expected": answer, "checked": True}
 
 
 def test_a_lane_of_several_sequences_is_judged_by_the_one_that_became_its_text():
-    beams = told(ROMAN, Recipe("beam_search"))[0]
-    assert told(replace(ROMAN, answer=beams.text), Recipe("beam_search"))[0].judged.score == 1
+    beams = told(ROMAN, LaneConfig("beam_search"))[0]
+    assert told(replace(ROMAN, answer=beams.text), LaneConfig("beam_search"))[0].judged.score == 1
 
 
 def test_a_lane_that_was_stopped_or_failed_is_not_judged():
-    refused, fine = told(ROMAN, Recipe("speculative"), Recipe("greedy"))
+    refused, fine = told(ROMAN, LaneConfig("speculative"), LaneConfig("greedy"))
     assert refused.reason == "failed" and refused.judged is None and fine.judged
-    session = prepare(Models(TableModel("abcde")), [Recipe("greedy")], Prompt("abc"), Limits(0, 4), judge=judging(ROMAN))
+    session = prepare(
+        Models(TableModel("abcde")), [LaneConfig("greedy")], Prompt("abc"), Limits(0, 4), judge=judging(ROMAN)
+    )
     while not any(isinstance(stamped.event, Commit) for stamped in session.advance()):
         pass
     session.stop()
@@ -212,7 +249,9 @@ def test_earlier_turns_stand_before_the_prompt_in_the_chat_form():
     ids = Prompt("red fox", chat=True, before=(("green", "bird"),)).encode(model)
     text = "".join(model.tokens.pieces(ids))
     assert text.index("green") < text.index("bird") < text.index("red fox")
-    session = prepare(pair(), [Recipe("greedy")], Prompt("red fox", chat=True, before=(("green", "bird"),)), Limits(0, 1))
+    session = prepare(
+        pair(), [LaneConfig("greedy")], Prompt("red fox", chat=True, before=(("green", "bird"),)), Limits(0, 1)
+    )
     assert session.headers[0].before == [("green", "bird")] and session.headers[0].prompt_ids == ids
 
 
@@ -227,7 +266,9 @@ def test_earlier_turns_without_a_chat_are_refused():
 def test_turns_from_strangers_are_pairs_of_texts_or_nothing():
     raw = [["a", "b"], ["c"], "de", 7, None, ["f", 8], ("g", "h")]
     assert Settings.read({"before": raw}).before == [["a", "b"], ["g", "h"]]
-    assert Settings.read({"before": "ab"}).before == [] and len(Settings.read({"before": [["a", "b"]] * 99}).before) == 32
+    assert (
+        Settings.read({"before": "ab"}).before == [] and len(Settings.read({"before": [["a", "b"]] * 99}).before) == 32
+    )
     with pytest.raises(Refusal, match="longer than"):
         Settings("hello", "chat", before=[["x" * 5000, "y"]]).check(Rules.for_visitors())
 
@@ -241,7 +282,9 @@ def test_beside_a_question_stands_what_to_look_at_and_nothing_beside_another():
     question = next(question for question in gallery() if question.before)
     settings = Settings.read(picked("questions", gallery().index(question)))
     assert "The answer is known" in beside(settings) and question.answer in beside(settings)
-    assert beside(replace(settings, before=[])) == beside(replace(settings, mode="raw")) == beside(Settings("<b>")) == ""
+    assert (
+        beside(replace(settings, before=[])) == beside(replace(settings, mode="raw")) == beside(Settings("<b>")) == ""
+    )
 
 
 def test_an_example_clears_what_a_question_brought():

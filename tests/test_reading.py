@@ -12,8 +12,8 @@ from playground.decoding import scoring
 from playground.decoding.logit_lens import look
 from playground.decoding.scoring import score
 from playground.decoding.session import Models, Prompt, Session
-from playground.engine.forward_input import Work
-from playground.engine.hooks import Plan
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.engine.table_denoiser import OracleDenoiser
 from playground.errors import Refusal
@@ -47,7 +47,8 @@ def test_a_token_s_log_probability_is_what_the_library_s_model_gives_it():
     rows, scored = rows_of(network("llama"), ids), logprobs(score(pair(), Prompt(TEXT)))
     expected = rows.gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     assert torch.allclose(scored, expected, atol=EXACT)
-    shifted = rows.gather(-1, torch.tensor(ids[:-1])[:, None])[:, 0]  # the row after a token instead of the one before it
+    # the row after a token instead of the one before it
+    shifted = rows.gather(-1, torch.tensor(ids[:-1])[:, None])[:, 0]
     assert not torch.allclose(scored, shifted, atol=0.1)
 
 
@@ -84,7 +85,9 @@ def test_nothing_is_added_and_end_tokens_inside_do_not_end_it():
     ids = pair().target.tokens.encode(text)
     assert pair().target.end_ids & set(ids)
     written = [token for commit in told(session, 0, Commit) for token in commit.ids]
-    assert ids[:1] + written == ids and {origin for commit in told(session, 0, Commit) for origin in commit.origins} == {"forced"}
+    assert ids[:1] + written == ids and {
+        origin for commit in told(session, 0, Commit) for origin in commit.origins
+    } == {"forced"}
     assert session.headers[0].prompt_ids + session.headers[0].forced == ids
     assert isinstance(session.trace.events[-1].event, Done)
 
@@ -136,7 +139,9 @@ def test_a_layer_says_what_the_model_would_say_if_it_stopped_there(model):
     seen = look(model, TOKENS, chosen=3)
     assert len(seen.layers) == model.depth + 1
     for layer, lens in enumerate(seen.layers):
-        (logits,), _ = model.forward([Work(model.new_store(), TOKENS, list(range(-1, len(TOKENS) - 1)))], Plan(stop=layer))
+        (logits,), _ = model.forward(
+            [ForwardInput(model.new_store(), TOKENS, list(range(-1, len(TOKENS) - 1)))], LayerPlan(stop=layer)
+        )
         p = logits[-1].softmax(-1)
         assert [token for token, _, _ in lens.top] == p.topk(inside.TOP).indices.tolist(), layer
         assert lens.chosen == pytest.approx(float(p[3]), abs=1e-6)
@@ -162,11 +167,20 @@ def test_a_long_text_is_looked_at_in_pieces(monkeypatch, model):
 
 
 def test_a_single_token_can_be_looked_behind(model):
-    assert look(model, TOKENS[:1], chosen=3).attention == [[[1.0]] * len(heads) for heads in look(model, TOKENS, chosen=3).attention]
+    assert look(model, TOKENS[:1], chosen=3).attention == [
+        [[1.0]] * len(heads) for heads in look(model, TOKENS, chosen=3).attention
+    ]
 
 
-@pytest.mark.parametrize("tokens, chosen, advice", [([], 3, "between 1 and"), ([5] * 129, 3, "between 1 and"), ([5, 96], 3, "run the prompt again"),
-                                                    ([5], -1, "run the prompt again")])
+@pytest.mark.parametrize(
+    "tokens, chosen, advice",
+    [
+        ([], 3, "between 1 and"),
+        ([5] * 129, 3, "between 1 and"),
+        ([5, 96], 3, "run the prompt again"),
+        ([5], -1, "run the prompt again"),
+    ],
+)
 def test_what_cannot_be_looked_at_is_refused(tokens, chosen, advice):
     with pytest.raises(Refusal, match=advice):
         look(Model(tiny("llama"), byte_tokenizer(0), "llama"), tokens, chosen)

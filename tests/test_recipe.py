@@ -5,7 +5,7 @@ import pytest
 from registry import registered
 
 from playground.contract import Decoder, Drafter, Knob, Strategy, find, knob, make, slot
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 
 Kind = type
@@ -13,38 +13,70 @@ Kind = type
 
 def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
     with pytest.raises(Refusal) as refusal:
-        assemble(Recipe(strategy, knobs, [(extra, {}) if isinstance(extra, str) else extra for extra in extras]))
+        assemble(LaneConfig(strategy, knobs, [(extra, {}) if isinstance(extra, str) else extra for extra in extras]))
     return refusal.value
 
 
 # --- refusals ---
 
-@pytest.mark.parametrize("recipe, sentence, about", [
-    (("gredy",), "There is no strategy named 'gredy'. Did you mean greedy", "gredy"),
-    (("zzzz",), "There is no strategy named 'zzzz'. `python -m playground list` shows them all.", "zzzz"),
-    (("greedy", "tok_p"), "There is no strategy named 'tok_p'. Did you mean top_p", "tok_p"),
-    (("top_p",), "top_p is a sampler, not a way for text to grow: add it to a decoder, for example greedy with top_p.", "top_p"),
-    (("sink_window",), "sink_window is a cache policy, not a way for text to grow", "sink_window"),
-    (("greedy", "prompt_lookup"), "greedy has no place for a drafter: prompt_lookup goes with a decoder that has such a slot.", "prompt_lookup"),
-    (("greedy", "rejection"), "greedy has no place for a verifier", "rejection"),
-    (("greedy", "sample"), "greedy has no place for a decoder", "sample"),
-    (("greedy", "top_k", "top_k"), "top_k is in this lane already", "top_k"),
-    (("sample", "top_k"), "top_k is in this lane already, added or brought along by sample: take one away.", "top_k"),
-    (("greedy", "choice", "regex"), "A lane has one constraint: choose choice or regex.", "regex"),
-    (("greedy", "sink_window", "sink_window"), "A lane has one cache policy", "sink_window"),
-    (("speculative", "prompt_lookup", "draft_model"), "speculative takes one drafter; draft_model is one too many.", "draft_model"),
-    (("speculative", "rejection", "greedy_match"), "speculative takes one verifier; greedy_match is one too many.", "greedy_match"),
-    (("speculative", "greedy_match", "top_k"), "greedy_match is exact only where nothing is drawn by chance", "greedy_match"),
-    (("greedy", ("top_k", {"p": 1})), "top_k has no knob 'p'; its knobs are k.", "p"),
-    (("greedy", ("top_k", {"kk": 1})), "top_k has no knob 'kk'; did you mean k?", "kk"),
-    (("greedy", ("top_k", {"name": 1})), "top_k has no knob 'name'", "name"),
-    (("greedy", ("top_k", {"k": "many"})), "k must be a whole number, not 'many'.", "k"),
-    (("greedy", ("top_k", {"k": 2.5})), "k must be a whole number, not 2.5.", "k"),
-    (("greedy", ("top_k", {"k": -1})), "k must lie between 0 and 200, not -1.", "k"),
-    (("greedy", ("top_p", {"p": "nan"})), "p must lie between 0.0 and 1.0, not nan.", "p"),
-    (("greedy", ("top_p", {"p": float("inf")})), "p must lie between 0.0 and 1.0, not inf.", "p"),
-    (("speculative", ("prompt_lookup", {"occurrence": "last"})), "occurrence must be one of earliest, latest, not 'last'.", "occurrence"),
-], ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize(
+    "recipe, sentence, about",
+    [
+        (("gredy",), "There is no strategy named 'gredy'. Did you mean greedy", "gredy"),
+        (("zzzz",), "There is no strategy named 'zzzz'. `python -m playground list` shows them all.", "zzzz"),
+        (("greedy", "tok_p"), "There is no strategy named 'tok_p'. Did you mean top_p", "tok_p"),
+        (
+            ("top_p",),
+            "top_p is a sampler, not a way for text to grow: add it to a decoder, for example greedy with top_p.",
+            "top_p",
+        ),
+        (("sink_window",), "sink_window is a cache policy, not a way for text to grow", "sink_window"),
+        (
+            ("greedy", "prompt_lookup"),
+            "greedy has no place for a drafter: prompt_lookup goes with a decoder that has such a slot.",
+            "prompt_lookup",
+        ),
+        (("greedy", "rejection"), "greedy has no place for a verifier", "rejection"),
+        (("greedy", "sample"), "greedy has no place for a decoder", "sample"),
+        (("greedy", "top_k", "top_k"), "top_k is in this lane already", "top_k"),
+        (
+            ("sample", "top_k"),
+            "top_k is in this lane already, added or brought along by sample: take one away.",
+            "top_k",
+        ),
+        (("greedy", "choice", "regex"), "A lane has one constraint: choose choice or regex.", "regex"),
+        (("greedy", "sink_window", "sink_window"), "A lane has one cache policy", "sink_window"),
+        (
+            ("speculative", "prompt_lookup", "draft_model"),
+            "speculative takes one drafter; draft_model is one too many.",
+            "draft_model",
+        ),
+        (
+            ("speculative", "rejection", "greedy_match"),
+            "speculative takes one verifier; greedy_match is one too many.",
+            "greedy_match",
+        ),
+        (
+            ("speculative", "greedy_match", "top_k"),
+            "greedy_match is exact only where nothing is drawn by chance",
+            "greedy_match",
+        ),
+        (("greedy", ("top_k", {"p": 1})), "top_k has no knob 'p'; its knobs are k.", "p"),
+        (("greedy", ("top_k", {"kk": 1})), "top_k has no knob 'kk'; did you mean k?", "kk"),
+        (("greedy", ("top_k", {"name": 1})), "top_k has no knob 'name'", "name"),
+        (("greedy", ("top_k", {"k": "many"})), "k must be a whole number, not 'many'.", "k"),
+        (("greedy", ("top_k", {"k": 2.5})), "k must be a whole number, not 2.5.", "k"),
+        (("greedy", ("top_k", {"k": -1})), "k must lie between 0 and 200, not -1.", "k"),
+        (("greedy", ("top_p", {"p": "nan"})), "p must lie between 0.0 and 1.0, not nan.", "p"),
+        (("greedy", ("top_p", {"p": float("inf")})), "p must lie between 0.0 and 1.0, not inf.", "p"),
+        (
+            ("speculative", ("prompt_lookup", {"occurrence": "last"})),
+            "occurrence must be one of earliest, latest, not 'last'.",
+            "occurrence",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
 def test_what_cannot_work_is_refused_in_one_sentence(recipe, sentence, about):
     strategy, *extras = recipe
     refusal = refused(strategy, *extras)
@@ -59,12 +91,15 @@ def test_a_decoders_own_knobs_are_refused_alike():
 
 
 def test_a_slot_is_filled_by_name_as_well():
-    decoder = assemble(Recipe("speculative", {"drafter": "prompt_lookup"})).decoder
+    decoder = assemble(LaneConfig("speculative", {"drafter": "prompt_lookup"})).decoder
     assert (decoder.drafter.name, decoder.verifier.name) == ("prompt_lookup", "rejection")
 
 
 def test_a_slot_is_filled_once_and_by_its_own_kind():
-    assert str(refused("speculative", "prompt_lookup", drafter="draft_model")) == "speculative takes one drafter; prompt_lookup is one too many."
+    assert (
+        str(refused("speculative", "prompt_lookup", drafter="draft_model"))
+        == "speculative takes one drafter; prompt_lookup is one too many."
+    )
     assert str(refused("speculative", drafter="top_k")) == "drafter takes a drafter, and top_k is a sampler."
     assert str(refused("speculative", drafter="nobody")).startswith("There is no strategy named 'nobody'.")
     assert str(refused("speculative", drafter=3)).startswith("There is no strategy named '3'.")
@@ -73,28 +108,43 @@ def test_a_slot_is_filled_once_and_by_its_own_kind():
 # --- assembly ---
 
 def test_a_lane_is_its_decoder_its_fillings_its_samplers_and_its_toggles():
-    assembly = assemble(Recipe("speculative", {}, [("choice", {}), ("top_k", {"k": "7"}), ("sink_window", {}), ("prompt_lookup", {})]))
-    assert [part.name for part in assembly.parts()] == ["speculative", "prompt_lookup", "rejection", "top_k", "choice", "sink_window"]
+    assembly = assemble(
+        LaneConfig(
+            "speculative", {}, [("choice", {}), ("top_k", {"k": "7"}), ("sink_window", {}), ("prompt_lookup", {})]
+        )
+    )
+    assert [part.name for part in assembly.parts()] == [
+        "speculative",
+        "prompt_lookup",
+        "rejection",
+        "top_k",
+        "choice",
+        "sink_window",
+    ]
     assert next(part.knobs for part in assembly.parts() if part.name == "top_k") == {"k": 7}
 
 
 def test_only_what_a_lane_uses_is_needed():
-    assert assemble(Recipe("speculative")).needs() == {"draft"}
-    assert assemble(Recipe("speculative", {}, [("prompt_lookup", {})])).needs() == set()
+    assert assemble(LaneConfig("speculative")).needs() == {"draft"}
+    assert assemble(LaneConfig("speculative", {}, [("prompt_lookup", {})])).needs() == set()
 
 
 def test_one_recipe_makes_strategies_of_its_own_each_time():
-    recipe = Recipe("speculative", {}, [("top_k", {})])
+    recipe = LaneConfig("speculative", {}, [("top_k", {})])
     first, second = assemble(recipe), assemble(recipe)
     assert first.samplers[0] is not second.samplers[0] and first.decoder.drafter is not second.decoder.drafter
 
 
 def test_a_lane_promises_what_its_decoder_and_its_toggles_promise():
-    assert assemble(Recipe("speculative", {}, [("choice", {})])).guarantee() == ["greedy_identical", "distribution_identical", "constraint_sound"]
+    assert assemble(LaneConfig("speculative", {}, [("choice", {})])).guarantee() == [
+        "greedy_identical",
+        "distribution_identical",
+        "constraint_sound",
+    ]
 
 
 def test_under_a_policy_that_depends_on_the_path_nothing_is_lossless():
-    assembly = assemble(Recipe("speculative", {}, [("sink_window", {})]))
+    assembly = assemble(LaneConfig("speculative", {}, [("sink_window", {})]))
     assembly.cache_policy.row_wise = False
     assert "greedy_identical" not in assembly.guarantee() and "heuristic" in assembly.guarantee()
 
@@ -106,17 +156,46 @@ def knob_of(kind: type, default, **meta) -> Knob:
     return Knob("it", kind, default, low, high, None, "", meta.get("choices", ()), False, False)
 
 
-@pytest.mark.parametrize("kind, written, read", [
-    (int, "3", 3), (int, 3.0, 3), (int, " 4 ", 4), (float, "0.5", 0.5), (float, 1, 1.0), (float, "1e-3", 0.001),
-    (bool, "yes", True), (bool, "False", False), (bool, "0", False), (bool, True, True), (bool, 0, False), (str, "a|b", "a|b"), (str, "", ""),
-])
+@pytest.mark.parametrize(
+    "kind, written, read",
+    [
+        (int, "3", 3),
+        (int, 3.0, 3),
+        (int, " 4 ", 4),
+        (float, "0.5", 0.5),
+        (float, 1, 1.0),
+        (float, "1e-3", 0.001),
+        (bool, "yes", True),
+        (bool, "False", False),
+        (bool, "0", False),
+        (bool, True, True),
+        (bool, 0, False),
+        (str, "a|b", "a|b"),
+        (str, "", ""),
+    ],
+)
 def test_a_knob_reads_what_people_write(kind, written, read):
     found = knob_of(kind, read).read(written)
     assert found == read and type(found) is kind
 
 
-@pytest.mark.parametrize("kind, written", [(int, "3.5"), (int, ""), (int, None), (int, [1]), (int, float("nan")), (int, float("inf")), (float, "much"),
-                                           (float, "nan"), (float, None), (float, {}), (bool, "maybe"), (bool, "")])
+@pytest.mark.parametrize(
+    "kind, written",
+    [
+        (int, "3.5"),
+        (int, ""),
+        (int, None),
+        (int, [1]),
+        (int, float("nan")),
+        (int, float("inf")),
+        (float, "much"),
+        (float, "nan"),
+        (float, None),
+        (float, {}),
+        (bool, "maybe"),
+        (bool, ""),
+    ],
+)
 def test_a_knob_refuses_what_it_cannot_read(kind, written):
     with pytest.raises(Refusal) as refusal:
         knob_of(kind, 0, low=0, high=9).read(written)

@@ -9,14 +9,14 @@ from app_page import address, browser, expect, new_tab, page, visit  # noqa: F40
 from counting import Counting, open_page
 from tables import TableModel
 
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Header, Stamped, Step
 from playground.trace import Trace
 from playground.trace.result import Result
 from playground.trace.seed_sweep import outcomes
-from playground.ui.seed_sweep_panel import Tally, listing
+from playground.ui.seed_sweep_panel import SweepProgress, listing
 from playground.ui.settings import MOST_WRITTEN, Rules, Settings
 
 LANES = [{"strategy": "greedy"}, {"strategy": "sample", "knobs": {"top_k": 9}}]
@@ -27,7 +27,17 @@ HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
 
 def wrote(*words: str, last: Event | None = None) -> list[Event]:
     tokens = [sum(map(ord, word)) for word in words]
-    return [Commit(0, tokens, list(words), "".join(words), [-0.5 * (i + 1) for i in range(len(words))], ["sampled"] * len(words)), last or Done("end")]
+    return [
+        Commit(
+            0,
+            tokens,
+            list(words),
+            "".join(words),
+            [-0.5 * (i + 1) for i in range(len(words))],
+            ["sampled"] * len(words),
+        ),
+        last or Done("end"),
+    ]
 
 
 def sample_of(*lanes: list[Event], first: int = 5) -> Trace:
@@ -38,13 +48,24 @@ def sample_of(*lanes: list[Event], first: int = 5) -> Trace:
 
 def test_equal_texts_are_counted_and_the_commonest_comes_first():
     found = outcomes(sample_of(wrote(" a", " b"), wrote(" a", " c"), wrote(" d"), wrote(" a", " c")))
-    assert [(one.text, one.count, one.seeds, one.parts) for one in found] == [(" a c", 2, [6, 8], None), (" a b", 1, [5], 1), (" d", 1, [7], 0)]
+    assert [(one.text, one.count, one.seeds, one.parts) for one in found] == [
+        (" a c", 2, [6, 8], None),
+        (" a b", 1, [5], 1),
+        (" d", 1, [7], 0),
+    ]
     assert [one.share for one in found] == [0.5, 0.25, 0.25]
     assert [one.logprob for one in found] == [-0.75, -0.75, -0.5]
 
 
 def test_runs_that_wrote_no_whole_text_are_left_out():
-    found = outcomes(sample_of(wrote(" a", last=Done("stopped")), wrote(" b", last=Failed("no")), wrote(" c", last=Done("length")), wrote(" a")[:1]))
+    found = outcomes(
+        sample_of(
+            wrote(" a", last=Done("stopped")),
+            wrote(" b", last=Failed("no")),
+            wrote(" c", last=Done("length")),
+            wrote(" a")[:1],
+        )
+    )
     assert [(one.text, one.share) for one in found] == [(" c", 1.0)]
     assert outcomes(sample_of([Failed("no")])) == []
 
@@ -57,13 +78,13 @@ def test_a_text_that_goes_on_where_another_ends_parts_there():
 def test_lanes_with_seeds_of_their_own_write_what_each_seed_writes_alone():
     model = Models(TableModel("abcde"))
 
-    def ran(recipes: list[Recipe], seed: int) -> Trace:
+    def ran(recipes: list[LaneConfig], seed: int) -> Trace:
         session = prepare(model, recipes, Prompt("abc"), Limits(seed, 5))
         list(session)
         return session.trace
 
-    together = ran([Recipe("sample", seed=seed) for seed in range(4, 12)], 0)
-    alone = [ran([Recipe("sample")], seed) for seed in range(4, 12)]
+    together = ran([LaneConfig("sample", seed=seed) for seed in range(4, 12)], 0)
+    alone = [ran([LaneConfig("sample")], seed) for seed in range(4, 12)]
     assert [Result(together.lane(i)).token_ids for i in range(8)] == [Result(trace).token_ids for trace in alone]
     assert [header.seed for header in together.headers] == list(range(4, 12))
     assert len({tuple(Result(trace).token_ids) for trace in alone}) > 1
@@ -71,7 +92,9 @@ def test_lanes_with_seeds_of_their_own_write_what_each_seed_writes_alone():
 
 
 def test_a_seed_of_zero_is_a_seed_of_its_own():
-    session = prepare(Models(TableModel("abc")), [Recipe("sample", seed=0), Recipe("sample")], Prompt("abc"), Limits(7, 2))
+    session = prepare(
+        Models(TableModel("abc")), [LaneConfig("sample", seed=0), LaneConfig("sample")], Prompt("abc"), Limits(7, 2)
+    )
     assert [header.seed for header in session.headers] == [0, 7]
 
 
@@ -81,12 +104,23 @@ def test_a_lane_is_repeated_from_its_own_seed_or_from_the_runs():
     settings = Settings(prompt="x", seed=3, length=10, lanes=[*LANES, {"strategy": "sample", "seed": 40}])
     assert [recipe.seed for recipe in settings.repeated(1, 3, Rules()).recipes()] == [3, 4, 5]
     assert [recipe.seed for recipe in settings.repeated(2, 2, Rules()).recipes()] == [40, 41]
-    assert {(recipe.strategy, recipe.knobs["top_k"]) for recipe in settings.repeated(1, 32, Rules()).recipes()} == {("sample", 9)}
+    assert {(recipe.strategy, recipe.knobs["top_k"]) for recipe in settings.repeated(1, 32, Rules()).recipes()} == {
+        ("sample", 9)
+    }
 
 
-@pytest.mark.parametrize("lane, times, length, rules, told", [
-    (2, 4, 9, Rules(), "no lane 3"), (-1, 4, 9, Rules(), "no lane 0"), (0, 33, 9, Rules(), "2 to 32 times"), (0, 1, 9, Rules(), "2 to 32 times"),
-    (0, 2.5, 9, Rules(), "2 to 32 times"), (0, 9, 9, Rules.for_visitors(), "2 to 8 times"), (0, 32, MOST_WRITTEN // 32 + 1, Rules(), "fewer runs or tokens")])
+@pytest.mark.parametrize(
+    "lane, times, length, rules, told",
+    [
+        (2, 4, 9, Rules(), "no lane 3"),
+        (-1, 4, 9, Rules(), "no lane 0"),
+        (0, 33, 9, Rules(), "2 to 32 times"),
+        (0, 1, 9, Rules(), "2 to 32 times"),
+        (0, 2.5, 9, Rules(), "2 to 32 times"),
+        (0, 9, 9, Rules.for_visitors(), "2 to 8 times"),
+        (0, 32, MOST_WRITTEN // 32 + 1, Rules(), "fewer runs or tokens"),
+    ],
+)
 def test_too_many_runs_are_refused_with_what_to_do(lane, times, length, rules, told):
     with pytest.raises(Refusal, match=told):
         Settings(prompt="x", length=length, lanes=LANES).repeated(lane, times, rules)
@@ -95,9 +129,14 @@ def test_too_many_runs_are_refused_with_what_to_do(lane, times, length, rules, t
 # --- how it is told ---
 
 def told(*lanes: list[Event], asked: int) -> str:
-    trace, tally = sample_of(*lanes), Tally(SimpleNamespace(lanes=[{}] * asked, length=4))
+    trace, tally = sample_of(*lanes), SweepProgress(SimpleNamespace(lanes=[{}] * asked, length=4))
     tally.hear([stamped.to_json() for stamped in trace.events])
-    return tally.draw([{"lane": header.lane, "seed": header.seed} for header in [*trace.headers, *(Header(lane) for lane in range(len(lanes), asked))]])
+    return tally.draw(
+        [
+            {"lane": header.lane, "seed": header.seed}
+            for header in [*trace.headers, *(Header(lane) for lane in range(len(lanes), asked))]
+        ]
+    )
 
 
 def test_progress_counts_what_ended_and_what_was_written():
@@ -108,18 +147,24 @@ def test_progress_counts_what_ended_and_what_was_written():
 def test_runs_that_stopped_or_failed_are_told_from_whole_ones():
     said = told(wrote(" a"), wrote(" b", last=Done("stopped")), [Failed("Choose <another> draft.")], asked=3)
     assert "2 runs, 1 different text." in told(wrote(" a"), wrote(" a"), asked=2)
-    assert "1 of 3 runs wrote a whole text." in said and "Choose &lt;another&gt; draft." in said and said.count("<li") == 1
+    assert (
+        "1 of 3 runs wrote a whole text." in said and "Choose &lt;another&gt; draft." in said and said.count("<li") == 1
+    )
 
 
 def test_only_what_a_text_does_not_share_with_the_commonest_stands_out():
     html = listing(outcomes(sample_of(wrote(" a", " b"), wrote(" a", " b"), wrote(" a", HOSTILE))))
-    assert "<span class='same'></span> a b" in html and "<span class='same'> a</span>&lt;img" in html and "<img" not in html
+    assert (
+        "<span class='same'></span> a b" in html
+        and "<span class='same'> a</span>&lt;img" in html
+        and "<img" not in html
+    )
     assert re.findall(r"width:([\d.]+)%", html) == ["66.67", "33.33"] and "leaves the first at token 2" in html
     assert listing([]) == ""
 
 
 def test_steps_of_thought_are_not_kept_while_runs_are_tallied():
-    tally = Tally(SimpleNamespace(lanes=[{}], length=4))
+    tally = SweepProgress(SimpleNamespace(lanes=[{}], length=4))
     tally.hear([Stamped(0, 0, 0.0, Step()).to_json(), Stamped(0, 1, 0.0, Commit(ids=[1], pieces=["x"])).to_json()])
     assert [event["kind"] for event in tally.events] == ["commit"]
 

@@ -1,7 +1,7 @@
 """Recorded forwards give the rows of ordinary ones, whatever the store went through, and nothing is recorded twice.
 
-A GPU is not needed: `Tape` records as a CUDA graph does, operations at fixed addresses with fixed sizes and nothing of the
-Python around them, and plays them back.
+A GPU is not needed: `Tape` records as a CUDA graph does, operations at fixed addresses with fixed sizes and nothing of
+the Python around them, and plays them back.
 """
 from __future__ import annotations
 
@@ -21,13 +21,26 @@ from torch.utils._pytree import tree_leaves
 from toys import byte_tokenizer
 
 import playground.engine.cuda_graphs as engine
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.engine.attention_mask import Window
-from playground.engine.cuda_graphs import ROWS, SMALLEST, Bucket, Buffers, Graphs, Replay, Room, at_once, bucket, buckets, replay_path, room_sizes
-from playground.engine.forward_input import Work
-from playground.engine.hooks import Plan
-from playground.engine.kv_cache import Store
+from playground.engine.cuda_graphs import (
+    ROWS,
+    SMALLEST,
+    Bucket,
+    Buffers,
+    GraphBuffers,
+    GraphReplay,
+    Graphs,
+    at_once,
+    bucket,
+    buckets,
+    replay_path,
+    room_sizes,
+)
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
+from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Commit, Done
 
@@ -59,7 +72,7 @@ def test_a_block_too_long_for_any_bucket_has_none():
 
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_padding_sees_the_spare_slot_alone_and_no_row_of_the_text_sees_that(rows):
-    store, size = Store(depth=1), bucket(rows, rows)
+    store, size = KVCache(depth=1), bucket(rows, rows)
     buffers = Buffers(size, torch.device("cpu"))
     buffers.fill([3] * rows, store.extend(chain(rows)))
     spare = size.slots - 1
@@ -97,7 +110,7 @@ def tensors(found) -> list[torch.Tensor]:
 
 def recorded(kind: str, record=Tape) -> Model:
     model = Model(tiny(kind), byte_tokenizer(), kind)
-    model.replay = Replay(model.fast, record, ENOUGH)
+    model.replay = GraphReplay(model.fast, record, ENOUGH)
     return model
 
 
@@ -121,7 +134,10 @@ class Both:
         self.worst, self.tokens = 0.0, 0
 
     def feed(self, tokens: list[int], parents: list[int], **how) -> None:
-        one, other = (model.forward([Work(store, tokens, parents, **how)])[0][0] for model, store in zip(self.models, self.stores))
+        one, other = (
+            model.forward([ForwardInput(store, tokens, parents, **how)])[0][0]
+            for model, store in zip(self.models, self.stores)
+        )
         self.worst = max(self.worst, distance(one, other))
 
     def read(self, count: int, seed: int = 1) -> Both:
@@ -164,7 +180,9 @@ def wander(both: Both, seed: int, acts: int = 40, longest: int = 60) -> Both:
 def test_replayed_rows_are_the_ordinary_ones_through_trees_forks_keeps_and_rollbacks(pair, small_rooms):
     assert max(wander(Both(pair), seed).worst for seed in range(6)) < EXACT
     sizes = pair[0].replay.recorded()
-    assert len({size.slots for size in sizes}) >= 3 and {size.rows for size in sizes} >= {1, 2, 4, 8}, "too little was tried"
+    assert len({size.slots for size in sizes}) >= 3 and {size.rows for size in sizes} >= {1, 2, 4, 8}, (
+        "too little was tried"
+    )
 
 
 def test_two_texts_in_turn_do_not_see_each_other(pair, small_rooms):
@@ -180,18 +198,18 @@ def test_two_texts_in_turn_do_not_see_each_other(pair, small_rooms):
 def test_a_replayed_row_is_the_librarys_own():
     model, twin, prompt = recorded("llama"), tiny("llama"), words(3, 9)
     store = model.new_store()
-    model.forward([Work(store, prompt, chain(9))])
+    model.forward([ForwardInput(store, prompt, chain(9))])
     store.keep(8)
-    (rows,), _ = model.forward([Work(store, [5, 7, 11], [-1, 0, 0])])
+    (rows,), _ = model.forward([ForwardInput(store, [5, 7, 11], [-1, 0, 0])])
     assert distance(rows[2], scratch_row(twin, [*prompt, 5, 11])) < 1e-9
 
 
 def test_rows_that_were_handed_out_do_not_change_with_the_next_forward():
     model = recorded("llama")
     store = model.new_store()
-    (first,), _ = model.forward([Work(store, [5, 9], [-1, -1])])
+    (first,), _ = model.forward([ForwardInput(store, [5, 9], [-1, -1])])
     held = first.clone()
-    model.forward([Work(store, [7, 3], [-1, -1])])
+    model.forward([ForwardInput(store, [7, 3], [-1, -1])])
     assert torch.equal(first, held)
 
 
@@ -215,18 +233,28 @@ def the_first_half(positions: torch.Tensor) -> torch.Tensor:
 
 
 LEFT_ALONE = {
-    "an early exit": lambda model, store: model.forward([Work(store, [3], [-1])], Plan(stop=1)),
-    "hidden states are wanted": lambda model, store: model.forward([Work(store, [3], [-1])], Plan(capture=frozenset([1]))),
-    "attention is wanted": lambda model, store: model.forward([Work(store, [3], [-1], watch=lambda position: True)]),
-    "a blend of tokens": lambda model, store: model.forward([Work(store, [3], [-1], blends={0: ([3, 4], [0.5, 0.5])})]),
-    "two stores": lambda model, store: model.forward([Work(store, [3], [-1]), Work(model.new_store(), [3], [-1])]),
+    "an early exit": lambda model, store: model.forward([ForwardInput(store, [3], [-1])], LayerPlan(stop=1)),
+    "hidden states are wanted": lambda model, store: model.forward(
+        [ForwardInput(store, [3], [-1])], LayerPlan(capture=frozenset([1]))
+    ),
+    "attention is wanted": lambda model, store: model.forward(
+        [ForwardInput(store, [3], [-1], watch=lambda position: True)]
+    ),
+    "a blend of tokens": lambda model, store: model.forward(
+        [ForwardInput(store, [3], [-1], blends={0: ([3, 4], [0.5, 0.5])})]
+    ),
+    "two stores": lambda model, store: model.forward(
+        [ForwardInput(store, [3], [-1]), ForwardInput(model.new_store(), [3], [-1])]
+    ),
 }
 
 
 @pytest.mark.parametrize("ask", LEFT_ALONE.values(), ids=LEFT_ALONE)
 def test_whatever_is_more_than_a_plain_forward_is_left_to_the_ordinary_way(ask):
     plain, model = Model(tiny("llama"), byte_tokenizer(), "llama"), recorded("llama", refuse)
-    assert all(distance(*rows) < EXACT for rows in zip(ask(plain, plain.new_store())[0], ask(model, model.new_store())[0]))
+    assert all(
+        distance(*rows) < EXACT for rows in zip(ask(plain, plain.new_store())[0], ask(model, model.new_store())[0])
+    )
 
 
 def test_a_cache_with_holes_or_under_a_policys_window_is_left_to_the_ordinary_way(pair):
@@ -270,7 +298,7 @@ def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(m
     caplog.set_level("WARNING", logger="playground.engine.model")
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing")
-    monkeypatch.setattr("playground.engine.model.replay_path", lambda network: Replay(network, fails, 0))
+    monkeypatch.setattr("playground.engine.model.replay_path", lambda network: GraphReplay(network, fails, 0))
     model = Model(tiny("llama"), byte_tokenizer(), "tiny")
     assert model.replay is None and model.fast is not None
     assert "tiny goes without replay: operation not permitted" in caplog.text
@@ -278,7 +306,10 @@ def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(m
 
 def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
     caplog.set_level("WARNING", logger="playground.engine.model")
-    monkeypatch.setattr("playground.engine.model.fast_path", lambda network, context: lambda positions, *rest, **inputs: torch.zeros(5, 96))
+    monkeypatch.setattr(
+        "playground.engine.model.fast_path",
+        lambda network, context: lambda positions, *rest, **inputs: torch.zeros(5, 96),
+    )
     assert Model(tiny("llama"), byte_tokenizer(), "tiny").fast is None
     assert "goes without fast, which is off by" in caplog.text
 
@@ -293,8 +324,16 @@ def test_a_graph_is_recorded_behind_a_run_and_carried_out_at_once(monkeypatch):
         told.append("begin")
         yield
         told.append("end")
-    cuda = {"graph": graph, "CUDAGraph": lambda: Mock(replay=lambda: told.append("replay")), "Stream": Mock(), "current_stream": Mock(),
-            "stream": Mock(side_effect=nullcontext), "device": Mock(side_effect=nullcontext), "graph_pool_handle": Mock()}
+
+    cuda = {
+        "graph": graph,
+        "CUDAGraph": lambda: Mock(replay=lambda: told.append("replay")),
+        "Stream": Mock(),
+        "current_stream": Mock(),
+        "stream": Mock(side_effect=nullcontext),
+        "device": Mock(side_effect=nullcontext),
+        "graph_pool_handle": Mock(),
+    }
     for name, stand_in in cuda.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     again = Graphs(torch.device("cuda:0"))(lambda: told.append("run"))
@@ -318,7 +357,9 @@ def test_after_the_first_forward_of_a_size_only_the_rows_handed_out_take_new_mem
 
 
 class Watch(TorchDispatchMode):
-    """Counts operations that hand out memory nobody had before. What a recording does is not counted: a graph has its memory already."""
+    """Counts operations that hand out memory nobody had before. What a recording does is not counted: a graph has its
+    memory already.
+    """
 
     def __init__(self):
         super().__init__()
@@ -348,7 +389,7 @@ def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
     model = recorded("llama", at_once)
     store, places = model.new_store(), []
     for _ in range(40):
-        model.forward([Work(store, [3, 4], [-1, 0])])
+        model.forward([ForwardInput(store, [3, 4], [-1, 0])])
         store.keep(0)
         places.append(store.keys[0].rows.data_ptr())
     assert store.keys[0].rows.shape[1] == 48
@@ -358,11 +399,11 @@ def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
 def test_a_room_is_used_again_once_its_text_is_done_and_leaves_nothing_to_the_next():
     model = recorded("llama", at_once)
     first, second = model.new_store(), model.new_store()
-    model.forward([Work(first, [3, 4], [-1, 0])])
+    model.forward([ForwardInput(first, [3, 4], [-1, 0])])
     room, held = model.replay.rooms[0], first.keys[0].rows[:, :2].clone()
     room.keys[0][:, 100] = float("nan")
     first.done = True
-    (rows,), _ = model.forward([Work(second, [5, 6], [-1, 0])])
+    (rows,), _ = model.forward([ForwardInput(second, [5, 6], [-1, 0])])
     assert model.replay.rooms == [room] and room.holds(second) and rows.isfinite().all()
     assert torch.equal(first.keys[0].rows[:, :2], held), "who was there before lost what it holds"
 
@@ -371,16 +412,16 @@ def test_a_room_in_use_is_not_given_away():
     model = recorded("llama", at_once)
     stores = [model.new_store() for _ in range(3)]
     for store in stores:
-        model.forward([Work(store, [3], [-1])])
+        model.forward([ForwardInput(store, [3], [-1])])
     assert len(model.replay.rooms) == len({store.keys[0].rows.data_ptr() for store in stores}) == 3
 
 
 def test_rooms_that_nobody_is_in_are_kept_only_up_to_their_share_of_memory(small_rooms):
     model = recorded("llama", at_once)
-    model.replay._kept = Room(24, model.fast).bytes
+    model.replay._kept = GraphBuffers(24, model.fast).bytes
     store = model.new_store()
     for _ in range(40):
-        model.forward([Work(store, [3], [-1])])
+        model.forward([ForwardInput(store, [3], [-1])])
         store.keep(0)
     *free, own = model.replay.rooms
     assert own.holds(store) and sum(room.bytes for room in free) <= model.replay._kept
@@ -388,13 +429,22 @@ def test_rooms_that_nobody_is_in_are_kept_only_up_to_their_share_of_memory(small
 
 # --- strategies do not know ---
 
-LANES = [Recipe("greedy"), Recipe("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]),
-         Recipe("speculative", extras=[("token_recycling", {}), ("greedy_match", {})]), Recipe("greedy", extras=[("top_p", {})])]
+LANES = [
+    LaneConfig("greedy"),
+    LaneConfig("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]),
+    LaneConfig("speculative", extras=[("token_recycling", {}), ("greedy_match", {})]),
+    LaneConfig("greedy", extras=[("top_p", {})]),
+]
 
 
-def write(model: Model, recipe: Recipe) -> list[int]:
+def write(model: Model, recipe: LaneConfig) -> list[int]:
     """The tokens a lane commits."""
-    events = [stamped.event for stamped in prepare(Models(model), [recipe], Prompt("the red fox, the red fox, the"), Limits(max_new_tokens=24))]
+    events = [
+        stamped.event
+        for stamped in prepare(
+            Models(model), [recipe], Prompt("the red fox, the red fox, the"), Limits(max_new_tokens=24)
+        )
+    ]
     assert isinstance(events[-1], Done), events[-1]
     return [token for event in events if isinstance(event, Commit) for token in event.ids]
 
@@ -407,7 +457,7 @@ def tiny_writer() -> Model:
 
 def test_lanes_write_what_they_write_without_recording():
     plain, model = tiny_writer(), tiny_writer()
-    model.replay = Replay(model.fast, Tape, ENOUGH)
+    model.replay = GraphReplay(model.fast, Tape, ENOUGH)
     assert [write(model, recipe) for recipe in LANES] == [write(plain, recipe) for recipe in LANES]
     assert model.replay.recorded()
 
@@ -420,9 +470,9 @@ def test_a_lane_that_changes_its_strategy_records_nothing_anew():
         return at_once(run)
 
     model = tiny_writer()
-    model.replay = Replay(model.fast, counted, ENOUGH)
+    model.replay = GraphReplay(model.fast, counted, ENOUGH)
     for rows in ROWS:
-        model.forward([Work(store := model.new_store(), [3] * rows, [-1] * rows)])
+        model.forward([ForwardInput(store := model.new_store(), [3] * rows, [-1] * rows)])
         store.done = True
     before = model.replay.recorded()
     assert len(made) == len(before) == len(ROWS)
@@ -455,7 +505,7 @@ WRONG = [padding_writes_to_the_first_slot, padding_is_seen, all_of_the_scratch_i
 def found_out(pair: tuple[Model, Model]) -> float:
     """The furthest that rows of random texts are from the ordinary ones."""
     model, plain = pair
-    model.replay = Replay(model.fast, Tape, ENOUGH)
+    model.replay = GraphReplay(model.fast, Tape, ENOUGH)
     return max(wander(Both((model, plain)), seed).worst for seed in range(2))
 
 

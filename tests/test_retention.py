@@ -1,4 +1,6 @@
-"""What a cache policy is told and what it may do: attention of kept rows, holes in every head, and rows in a coarser form."""
+"""What a cache policy is told and what it may do: attention of kept rows, holes in every head, and rows in a coarser
+form.
+"""
 from __future__ import annotations
 
 import random
@@ -13,9 +15,9 @@ from transformers import PreTrainedModel
 
 from playground.contract import Merge
 from playground.engine.attention_mask import EMPTY, Focus, Slots
-from playground.engine.forward_input import Work
-from playground.engine.kv_buffer import Meeting
-from playground.engine.kv_cache import Store
+from playground.engine.forward_input import ForwardInput
+from playground.engine.kv_buffer import MergeMap
+from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 
 HEARING = ("llama", "qwen3", "gemma2", "mistral", "gpt_neox", "gpt2", "cohere")
@@ -54,14 +56,16 @@ class Heard:
         return set(told.pop())
 
 
-def listening(model: Model) -> tuple[Store, Heard]:
+def listening(model: Model) -> tuple[KVCache, Heard]:
     store, heard = model.new_store(), Heard()
     store.hear = heard
     return store, heard
 
 
-def feed_watched(model: Model, store: Store, tokens: list[int], parents: list[int], wanted=lambda position: True) -> torch.Tensor:
-    (rows,), _ = model.forward([Work(store, tokens, parents, watch=wanted)])
+def feed_watched(
+    model: Model, store: KVCache, tokens: list[int], parents: list[int], wanted=lambda position: True
+) -> torch.Tensor:
+    (rows,), _ = model.forward([ForwardInput(store, tokens, parents, watch=wanted)])
     return rows
 
 
@@ -74,7 +78,7 @@ def library_attention(twin: PreTrainedModel, text: list[int], kv_heads: int) -> 
     return torch.stack([weights[0] for weights in layers]).unflatten(1, (kv_heads, -1)).sum(2)
 
 
-def grow(chance: random.Random, text: list[int], store: Store, feed_more) -> Iterator[None]:
+def grow(chance: random.Random, text: list[int], store: KVCache, feed_more) -> Iterator[None]:
     """Grow random trees over several forwards each, keep a random node of each, and lengthen the text by it."""
     guesses: list[int] = []
     while len(text) < ROOM - 20:
@@ -158,14 +162,16 @@ def test_a_pruned_tree_is_heard_at_its_new_places(llama):
 
 # --- holes in every head ---
 
-def mask(store: Store, live: torch.Tensor) -> None:
+def mask(store: KVCache, live: torch.Tensor) -> None:
     """Free slots as a policy would, but leave every key where it is; live [layers, kv_heads, positions]."""
     layers = [store.slots_of(layer) for layer in range(store.depth)]
-    store.slots = [Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), EMPTY), whole=False)
-                   for i, slots in enumerate(layers)]
+    store.slots = [
+        Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), EMPTY), whole=False)
+        for i, slots in enumerate(layers)
+    ]
 
 
-def evict(store: Store, live: torch.Tensor) -> None:
+def evict(store: KVCache, live: torch.Tensor) -> None:
     store.evict([_stays(store.slots_of(layer), live[layer]) for layer in range(store.depth)])
 
 
@@ -190,7 +196,9 @@ def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
 def test_a_row_that_a_policy_does_not_choose_for_sees_everything_beside_one_that_it_does(llama):
     model, _ = llama
     plain, narrow = model.new_store(), model.new_store()
-    narrow.focus = Focus(lambda layer, weights, queries: (weights == weights.amax(-1, keepdim=True)), lambda position: position == 7)
+    narrow.focus = Focus(
+        lambda layer, weights, queries: weights == weights.amax(-1, keepdim=True), lambda position: position == 7
+    )
     for store in (plain, narrow):
         feed(model, store, words(7, 6), chain(6))
         store.keep(5)
@@ -226,8 +234,8 @@ def test_freed_slots_and_hidden_ones_make_the_same_rows_and_the_same_attention_u
 class Both:
     """Two stores that keep the same nodes."""
 
-    one: Store
-    other: Store
+    one: KVCache
+    other: KVCache
 
     def path(self, node: int) -> list[int]:
         return self.one.path(node)
@@ -243,19 +251,26 @@ class Both:
 
 # --- slots that leave something behind ---
 
-def some_merge(store: Store, seed: int) -> Merge:
+def some_merge(store: KVCache, seed: int) -> Merge:
     """Random slots of a layer that go into some of the others, and random shares of all."""
     chance, n = torch.Generator().manual_seed(seed), store.slots[0].count
     goes = torch.rand(store.heads, n, generator=chance) < 0.4
     heads, sources = goes.nonzero().unbind(1)
-    meeting = Meeting.of((heads, sources), (~goes).double().multinomial(n, replacement=True, generator=chance)[heads, sources], n)
-    return Merge(meeting, *(torch.rand(count, generator=chance).double() for count in (len(heads), len(meeting.targets[0]))))
+    meeting = MergeMap.of(
+        (heads, sources), (~goes).double().multinomial(n, replacement=True, generator=chance)[heads, sources], n
+    )
+    return Merge(
+        meeting, *(torch.rand(count, generator=chance).double() for count in (len(heads), len(meeting.targets[0])))
+    )
 
 
 def mixed(rows: torch.Tensor, merge: Merge) -> torch.Tensor:
     """Rows as one matrix product a head; those that nothing else goes into are left."""
     (sources, into, (heads, slots)), added, kept = merge
-    matrix, takes = torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=rows.dtype), torch.zeros(rows.shape[:2], dtype=torch.bool)
+    matrix, takes = (
+        torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=rows.dtype),
+        torch.zeros(rows.shape[:2], dtype=torch.bool),
+    )
     matrix[heads, slots, slots] = kept
     matrix[sources[0], slots[into], sources[1]] = added
     takes[heads, slots] = True
@@ -291,7 +306,7 @@ def test_what_is_merged_is_told_of_by_position_after_slots_have_moved(llama):
     feed(model, store, words(14, 6), chain(6))
     store.keep(5)
     store.evict([torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0]]).bool()])
-    meeting = Meeting.of((torch.tensor([0, 0, 1]), torch.tensor([2, 3, 0])), torch.tensor([1, 1, 3]), 4)
+    meeting = MergeMap.of((torch.tensor([0, 0, 1]), torch.tensor([2, 3, 0])), torch.tensor([1, 1, 3]), 4)
     assert store.merge(1, meeting, torch.ones(3), torch.ones(2)).by_head(2) == [[(4, 2), (5, 2)], [(0, 4)]]
 
 
@@ -325,7 +340,7 @@ def due(part: str, exact: int) -> int:
     return exact - exact % 4 if part == "keys" else max(0, exact - 3)
 
 
-def pack(store: Store) -> None:
+def pack(store: KVCache) -> None:
     store.pack(due, {"keys": tenths, "values": tenths})
 
 
@@ -333,7 +348,7 @@ def pack(store: Store) -> None:
 class Rounded:
     """Does to the rows of a store in place what packing does to them."""
 
-    store: Store
+    store: KVCache
     done: dict[str, int] = field(default_factory=lambda: {"keys": 0, "values": 0})
 
     def pack(self) -> None:
@@ -352,7 +367,9 @@ def test_packed_rows_are_read_as_if_they_had_been_written_coarser(pair, seed):
 
     def feed_both(new: list[int], parents: list[int]) -> None:
         nonlocal largest
-        largest = max(largest, float((feed(model, packed, new, parents) - feed(model, plain, new, parents)).abs().max()))
+        largest = max(
+            largest, float((feed(model, packed, new, parents) - feed(model, plain, new, parents)).abs().max())
+        )
 
     feed_both(text, chain(13))
     both.keep(12)
@@ -374,7 +391,9 @@ def test_packing_changes_what_is_read(llama):
     assert (feed(model, packed, [5], [-1]) - feed(model, plain, [5], [-1])).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("live", ["the first four go", "one of the first four goes", "late ones go", "other ones in every head"])
+@pytest.mark.parametrize(
+    "live", ["the first four go", "one of the first four goes", "late ones go", "other ones in every head"]
+)
 def test_slots_may_be_freed_among_packed_rows(llama, live):
     model, _ = llama
     packed, plain = model.new_store(), model.new_store()
@@ -384,8 +403,12 @@ def test_slots_may_be_freed_among_packed_rows(llama, live):
     pack(packed)
     Rounded(plain).pack()
     places = torch.arange(14).expand(3, 2, 14)
-    stays = {"the first four go": places >= 4, "one of the first four goes": places != 2, "late ones go": (places < 12) | (places == 13),
-             "other ones in every head": torch.rand(3, 2, 14, generator=torch.Generator().manual_seed(0)) < 0.6}[live]
+    stays = {
+        "the first four go": places >= 4,
+        "one of the first four goes": places != 2,
+        "late ones go": (places < 12) | (places == 13),
+        "other ones in every head": torch.rand(3, 2, 14, generator=torch.Generator().manual_seed(0)) < 0.6,
+    }[live]
     evict(packed, stays)
     evict(plain, stays)
     tree = [5, 6, 7], [-1, 0, 0]

@@ -21,7 +21,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.rng import Draws
 from playground.engine import sampling
 
@@ -60,7 +60,9 @@ def test_a_row_is_the_same_as_after_the_librarys_processor(ours, theirs, values,
 def test_a_penalised_row_is_the_same_as_the_librarys(size, penalty):
     history = torch.randint(size, (25, 7), generator=torch.Generator().manual_seed(size))
     expected = RepetitionPenaltyLogitsProcessor(penalty)(history, random_rows(size))
-    found = torch.stack([sampling.repetition_penalty(row, past.tolist(), penalty) for row, past in zip(random_rows(size), history)])
+    found = torch.stack(
+        [sampling.repetition_penalty(row, past.tolist(), penalty) for row, past in zip(random_rows(size), history)]
+    )
     assert torch.equal(found, expected)
 
 
@@ -68,10 +70,16 @@ def test_all_samplers_at_once_act_in_the_order_of_the_library():
     knobs = {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.3}
     history = [[3, 3, 9]] * 25
     expected = random_rows(50)
-    for processor in (RepetitionPenaltyLogitsProcessor(1.3), TemperatureLogitsWarper(0.7), TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)):
+    for processor in (
+        RepetitionPenaltyLogitsProcessor(1.3),
+        TemperatureLogitsWarper(0.7),
+        TopKLogitsWarper(20),
+        TopPLogitsWarper(0.9),
+        MinPLogitsWarper(0.05),
+    ):
         expected = processor(torch.tensor(history), expected)
     found = random_rows(50)
-    for sampler in assemble(Recipe("sample", knobs)).samplers:
+    for sampler in assemble(LaneConfig("sample", knobs)).samplers:
         found = sampler.apply(found, history)
     assert torch.equal(found, expected)
 
@@ -99,14 +107,18 @@ def test_samplers_act_in_the_order_of_the_library_however_they_were_added(seed):
     for processor in CHAIN.values():
         before, expected = expected, processor(torch.tensor(history), expected)
         assert not torch.equal(before, expected), "a step that does nothing says nothing of its place"
-    for sampler in assemble(Recipe("greedy", {}, added)).samplers:
+    for sampler in assemble(LaneConfig("greedy", {}, added)).samplers:
         found = sampler.apply(found, history)
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("place, left", [("before cuts", {0, 1, 2}), ("after cuts", {0, 1})])
 def test_a_temperature_may_stand_before_or_after_what_cuts_the_row(place, left):
-    samplers = assemble(Recipe("greedy", {}, [("temperature", {"t": 2.0, "place": place}), ("top_p", {"p": 0.79}), ("min_p", {"m": 0.01})])).samplers
+    samplers = assemble(
+        LaneConfig(
+            "greedy", {}, [("temperature", {"t": 2.0, "place": place}), ("top_p", {"p": 0.79}), ("min_p", {"m": 0.01})]
+        )
+    ).samplers
     found = HAND
     for sampler in samplers:
         found = sampler.apply(found, [[]])
@@ -115,9 +127,29 @@ def test_a_temperature_may_stand_before_or_after_what_cuts_the_row(place, left):
 
 
 def test_what_the_library_does_not_have_stands_where_it_belongs():
-    added = ["mirostat", "momentum", "top_k", "top_n_sigma", "temperature", "dry", "presence_penalty", "frequency_penalty", "no_repeat_ngram"]
-    chain = [sampler.name for sampler in assemble(Recipe("greedy", {}, [(name, {}) for name in added])).samplers]
-    assert chain == ["no_repeat_ngram", "frequency_penalty", "presence_penalty", "dry", "temperature", "top_n_sigma", "top_k", "mirostat", "momentum"]
+    added = [
+        "mirostat",
+        "momentum",
+        "top_k",
+        "top_n_sigma",
+        "temperature",
+        "dry",
+        "presence_penalty",
+        "frequency_penalty",
+        "no_repeat_ngram",
+    ]
+    chain = [sampler.name for sampler in assemble(LaneConfig("greedy", {}, [(name, {}) for name in added])).samplers]
+    assert chain == [
+        "no_repeat_ngram",
+        "frequency_penalty",
+        "presence_penalty",
+        "dry",
+        "temperature",
+        "top_n_sigma",
+        "top_k",
+        "mirostat",
+        "momentum",
+    ]
 
 
 # --- by hand: p = (.50, .30, .15, .05) ---
@@ -152,14 +184,18 @@ def test_the_coldest_temperatures_are_greedy_and_stay_numbers(t):
     assert p.tolist() == [[0, 1, 0]]
 
 
-@pytest.mark.parametrize("alone", [lambda rows: sampling.top_p(rows, 0.0), lambda rows: sampling.temperature(rows, 0.0), sampling.greedy])
+@pytest.mark.parametrize(
+    "alone", [lambda rows: sampling.top_p(rows, 0.0), lambda rows: sampling.temperature(rows, 0.0), sampling.greedy]
+)
 def test_of_two_equal_scores_the_lower_id_is_the_greedy_one(alone):
     assert kept(alone(torch.tensor([[0.0, 3.0, 3.0, 1.0]]))) == {1}
 
 
 # --- for all rows ---
 
-some_rows = st.lists(st.floats(-30, 30), min_size=2, max_size=12).map(lambda row: torch.tensor([row], dtype=torch.float64))
+some_rows = st.lists(st.floats(-30, 30), min_size=2, max_size=12).map(
+    lambda row: torch.tensor([row], dtype=torch.float64)
+)
 TRUNCATIONS = {"top_k": (sampling.top_k, 3), "top_p": (sampling.top_p, 0.6), "min_p": (sampling.min_p, 0.2)}
 every_truncation = pytest.mark.parametrize("truncate, value", TRUNCATIONS.values(), ids=TRUNCATIONS)
 
@@ -229,5 +265,9 @@ def test_a_draw_depends_on_seed_purpose_position_and_count_and_on_nothing_else()
     asked = [("token", 1), ("accept", 1), ("token", 2), ("token", 1)]
     found = {key + (i,): first.uniform(*key) for i, key in enumerate(asked)}
     assert len(set(found.values())) == 4 and Draws(4).uniform("token", 1) not in found.values()
-    assert [again.uniform("token", 2), again.uniform("token", 1), again.uniform("accept", 1), again.uniform("token", 1)] == [
-        found["token", 2, 2], found["token", 1, 0], found["accept", 1, 1], found["token", 1, 3]]
+    assert [
+        again.uniform("token", 2),
+        again.uniform("token", 1),
+        again.uniform("accept", 1),
+        again.uniform("token", 1),
+    ] == [found["token", 2, 2], found["token", 1, 0], found["accept", 1, 1], found["token", 1, 3]]

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from playground.bench.schemas.cases import Case, Instance, read_cases
 from playground.bench.schemas.independent_validator import Judge
-from playground.bench.schemas.schema_trial import Bench, Finding, MaskTime, Writing, ordered, spellings
+from playground.bench.schemas.schema_trial import Bench, MaskTime, SchemaResult, WrittenInstance, ordered, spellings
 from playground.bench.schemas.schemas_report import OUTCOMES, document, group_rows, schema_rows, verdict
 from playground.cli import main
 from playground.contract import make
@@ -40,7 +40,7 @@ $dynamicRef $schema title description default examples $comment""".split()
 
 
 @pytest.fixture(scope="module")
-def findings() -> dict[str, Finding]:
+def findings() -> dict[str, SchemaResult]:
     return {finding.case.name: finding for finding in Bench(pair(), most=16, scribbles=4).try_all(CASES)}
 
 
@@ -88,9 +88,13 @@ def test_a_second_reading_by_the_validators_own_front_door_agrees(findings):
 
 def test_what_is_refused_says_why_and_nothing_runs(findings):
     refused = [finding for finding in findings.values() if finding.refusal]
-    assert {finding.case.name for finding in refused} >= {name for name in findings if name.startswith("suite/unenforced")}
+    assert {finding.case.name for finding in refused} >= {
+        name for name in findings if name.startswith("suite/unenforced")
+    }
     for finding in refused:
-        assert finding.outcome == "refused" and finding.reason.endswith(".") and not finding.writings and not finding.masks
+        assert (
+            finding.outcome == "refused" and finding.reason.endswith(".") and not finding.writings and not finding.masks
+        )
 
 
 def test_every_mask_is_timed_in_three_parts_and_the_median_is_below_100_microseconds(findings):
@@ -105,7 +109,12 @@ def wide_tokenizer(size: int) -> PreTrainedTokenizerFast:
     chance, names = random.Random(0), {END: 0}
     names |= {byte: i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), 1)}
     while len(names) < size:
-        names.setdefault("".join(chance.choices('abcdefghijklmnopqrstuvwxyzABCDEFGH0123456789"{}[],:.-ĠĠĠĠ', k=chance.randint(2, 9))), len(names))
+        names.setdefault(
+            "".join(
+                chance.choices('abcdefghijklmnopqrstuvwxyzABCDEFGH0123456789"{}[],:.-ĠĠĠĠ', k=chance.randint(2, 9))
+            ),
+            len(names),
+        )
     tokenizer = Tokenizer(models.BPE(names, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
@@ -127,7 +136,10 @@ def test_a_mask_over_150000_tokens_takes_less_than_a_millisecond():
 LEAKS = {
     "a key spelled with escapes": ({**OBJECT, "properties": {"a": INTEGER}}, r'{"\u0061": "x"}'),
     "a quote spelled with escapes": ({**OBJECT, "properties": {'a"b': INTEGER}}, r'{"a\u0022b": "x"}'),
-    "others of a kind": ({**OBJECT, "properties": {"a": INTEGER}, "additionalProperties": {"type": "string"}}, r'{"\u0061": "x"}'),
+    "others of a kind": (
+        {**OBJECT, "properties": {"a": INTEGER}, "additionalProperties": {"type": "string"}},
+        r'{"\u0061": "x"}',
+    ),
     "further down": ({"type": "array", "items": {**OBJECT, "properties": {"a": INTEGER}}}, r'[{"\u0061": "x"}]'),
     "a key of a form": ({**OBJECT, "patternProperties": {"^é": INTEGER}}, r'{"\u00e9": "x"}'),
     "one key twice": ({**OBJECT, "minProperties": 2, "additionalProperties": INTEGER}, '{"b": 1, "b": 2}'),
@@ -164,27 +176,44 @@ def readable(schema):
     return [readable(part) for part in schema] if isinstance(schema, list) else schema
 
 
-MENDED = [case for case in CASES if case.group == "properties" and "line break" not in case.name and case.name[-9:] != "no object"]
+MENDED = [
+    case
+    for case in CASES
+    if case.group == "properties" and "line break" not in case.name and case.name[-9:] != "no object"
+]
 
 
 @pytest.mark.parametrize("case", MENDED, ids=lambda case: case.name)
 def test_the_mend_leaves_the_meaning_of_a_schema_as_it_is(case):
     before, after = Judge(case.schema), Judge(readable(enforceable(case.schema)))
     values = (1, "x", True, None)
-    objects = [instance.data for instance in case.instances] + [{key: value} for key in ("a", "b", "ab", "abc", "", "c", "$a.*", "é") for value in values]
+    objects = [instance.data for instance in case.instances] + [
+        {key: value} for key in ("a", "b", "ab", "abc", "", "c", "$a.*", "é") for value in values
+    ]
     for data in objects:
         assert before(json.dumps(data)).outcome == after(json.dumps(data)).outcome, data
 
 
 def test_a_schema_that_needs_no_mend_is_left_alone():
-    closed = [case for case in CASES if case.group in ("patternProperties", "format", "enum", "references") and '"additionalProperties": false' in case.source]
+    closed = [
+        case
+        for case in CASES
+        if case.group in ("patternProperties", "format", "enum", "references")
+        and '"additionalProperties": false' in case.source
+    ]
     assert len(closed) >= 5 and all(enforceable(case.schema) == case.schema for case in closed)
 
 
 def test_names_that_look_like_keywords_are_names():
-    schema = {**OBJECT, "properties": {"minProperties": INTEGER, "x-guidance": {"const": 3}, "properties": INTEGER}, "additionalProperties": False}
+    schema = {
+        **OBJECT,
+        "properties": {"minProperties": INTEGER, "x-guidance": {"const": 3}, "properties": INTEGER},
+        "additionalProperties": False,
+    }
     assert enforceable(schema) == schema
-    assert enforceable({"const": {"properties": {"a": INTEGER}, "minProperties": 9}}) == {"const": {"properties": {"a": INTEGER}, "minProperties": 9}}
+    assert enforceable({"const": {"properties": {"a": INTEGER}, "minProperties": 9}}) == {
+        "const": {"properties": {"a": INTEGER}, "minProperties": 9}
+    }
 
 
 @pytest.mark.parametrize("texts", [["ab"], ["a", "ab"], ["", "b"], ["]a", "^", "-", "\\"], ["aa", "ab", "ba"]], ids=str)
@@ -244,7 +273,11 @@ class Faked(Bench):
 def test_an_engine_that_lets_everything_through_is_found_out_and_one_that_lets_nothing_through_too():
     instances = [instance for case in CASES for instance in case.instances]
     everything, nothing = [list(Faked(lets).try_all(CASES)) for lets in (True, False)]
-    assert sum(len(finding.let_through) for finding in everything) == sum(not instance.valid for instance in instances) > 100
+    assert (
+        sum(len(finding.let_through) for finding in everything)
+        == sum(not instance.valid for instance in instances)
+        > 100
+    )
     assert not any(finding.forbidden for finding in everything)
     assert sum(len(finding.forbidden) for finding in nothing) == sum(instance.valid for instance in instances) > 100
     assert not any(finding.violations for finding in nothing)
@@ -252,10 +285,15 @@ def test_an_engine_that_lets_everything_through_is_found_out_and_one_that_lets_n
 
 
 def test_a_text_that_breaks_its_schema_is_a_violation_and_one_that_was_cut_off_is_not():
-    judge, blank = Judge(INTEGER), Finding(Case("a", "g", INTEGER))
-    broken = replace(blank, writings=[Writing("the model", "2.5", judge("2.5")), Writing("scribble 1", "2", judge("2"))])
-    assert broken.outcome == "invalid" and broken.violations == ["the model wrote '2.5': Decimal('2.5') is not of type 'integer'"]
-    whole = replace(blank, writings=[Writing("scribble 1", "2", judge("2"))])
+    judge, blank = Judge(INTEGER), SchemaResult(Case("a", "g", INTEGER))
+    broken = replace(
+        blank,
+        writings=[WrittenInstance("the model", "2.5", judge("2.5")), WrittenInstance("scribble 1", "2", judge("2"))],
+    )
+    assert broken.outcome == "invalid" and broken.violations == [
+        "the model wrote '2.5': Decimal('2.5') is not of type 'integer'"
+    ]
+    whole = replace(blank, writings=[WrittenInstance("scribble 1", "2", judge("2"))])
     assert (whole.outcome, blank.outcome) == ("valid", "cut off")
 
 
@@ -268,11 +306,17 @@ def test_counts_of_the_tables_add_up(findings):
     assert verdict(everything) == "Nothing that was accepted was violated."
     told = json.loads(json.dumps(document({}, everything), allow_nan=False))
     assert [entry["name"] for entry in told["schemas"]] == [case.name for case in CASES]
-    assert all(entry["mask_seconds"]["median"] <= entry["mask_seconds"]["p99"] for entry in told["schemas"] if entry["masks"])
+    assert all(
+        entry["mask_seconds"]["median"] <= entry["mask_seconds"]["p99"] for entry in told["schemas"] if entry["masks"]
+    )
 
 
 def test_the_time_of_a_mask_is_that_of_its_parts():
-    finding = Finding(Case("a", "g", INTEGER), compile_seconds=2e-3, masks=[MaskTime(3e-6, 2e-6, 1e-6)] * 99 + [MaskTime(1e-3, 2e-6, 1e-6)])
+    finding = SchemaResult(
+        Case("a", "g", INTEGER),
+        compile_seconds=2e-3,
+        masks=[MaskTime(3e-6, 2e-6, 1e-6)] * 99 + [MaskTime(1e-3, 2e-6, 1e-6)],
+    )
     assert schema_rows([finding])[1][2:8] == ["2.0", "6", "6", "3", "2", "1"]
     assert schema_rows([replace(finding, masks=finding.masks[-2:] * 3)])[1][4] == "1003"
 
@@ -287,7 +331,9 @@ def test_three_layouts_are_read(tmp_path):
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "plain.json").write_text('{"type": "integer"}')
     (tmp_path / "set" / "masks.json").write_text('{"schema": true, "tests": [{"data": 1, "valid": true}]}')
-    (tmp_path / "minimum.json").write_text('[{"description": "d", "schema": {"minimum": 3}, "tests": [{"description": "t", "data": 2, "valid": false}]}]')
+    (tmp_path / "minimum.json").write_text(
+        '[{"description": "d", "schema": {"minimum": 3}, "tests": [{"description": "t", "data": 2, "valid": false}]}]'
+    )
     assert read_cases(str(tmp_path)) == [
         Case("minimum.json: d", "minimum", {"minimum": 3}, (Instance("t", 2, False),)),
         Case("set/masks.json", "set", True, (Instance("1", 1, True),)),
@@ -305,7 +351,22 @@ def test_a_file_that_is_none_of_them_is_refused_by_name(tmp_path, text, says):
 def test_the_command_tells_of_every_schema_and_writes_it_down(tmp_path, capsys):
     out = tmp_path / "out.json"
     folder = str(FOLDER / "suite" / "const.json")
-    assert main(["bench", "schemas", folder, "--model", save_models(tmp_path).target, "--max-new-tokens", "8", "--json", str(out)]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "schemas",
+                folder,
+                "--model",
+                save_models(tmp_path).target,
+                "--max-new-tokens",
+                "8",
+                "--json",
+                str(out),
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "const.json: an object" in shown and "Nothing that was accepted was violated." in shown
     told = json.loads(out.read_text())
@@ -315,7 +376,20 @@ def test_the_command_tells_of_every_schema_and_writes_it_down(tmp_path, capsys):
 def test_a_violation_shows_in_the_exit_code_behind_the_whole_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("playground.bench.schemas.schema_trial.Bench", lambda *given: Faked(True))
     out = tmp_path / "out.json"
-    assert main(["bench", "schemas", str(FOLDER / "suite" / "const.json"), "--model", save_models(tmp_path).target, "--json", str(out)]) == 2
+    assert (
+        main(
+            [
+                "bench",
+                "schemas",
+                str(FOLDER / "suite" / "const.json"),
+                "--model",
+                save_models(tmp_path).target,
+                "--json",
+                str(out),
+            ]
+        )
+        == 2
+    )
     shown = capsys.readouterr()
     assert "violations:" in shown.out and "breaks its schema" in shown.err and json.loads(out.read_text())["schemas"]
 

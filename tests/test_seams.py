@@ -7,13 +7,13 @@ from architectures import tiny
 from tables import write
 from toys import byte_tokenizer
 
-from playground.contract import Decoder, Inner, Sampler
+from playground.contract import Decoder, EarlyExit, Sampler
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.forward_input import Work
-from playground.engine.hooks import Plan
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.errors import Refusal
 
@@ -27,42 +27,44 @@ def model(request) -> Model:
     return Model(tiny(request.param), byte_tokenizer(), request.param)
 
 
-def rows(model: Model, plan: Plan | None = None) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    (logits,), captured = model.forward([Work(model.new_store(), PROMPT, list(range(-1, len(PROMPT) - 1)))], plan)
+def rows(model: Model, plan: LayerPlan | None = None) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    (logits,), captured = model.forward(
+        [ForwardInput(model.new_store(), PROMPT, list(range(-1, len(PROMPT) - 1)))], plan
+    )
     return logits, captured
 
 
 def test_stopping_early_equals_a_model_without_its_last_layers(model):
-    stopped, _ = rows(model, Plan(stop=2))
-    skipped, _ = rows(model, Plan(skip=frozenset({2})))
+    stopped, _ = rows(model, LayerPlan(stop=2))
+    skipped, _ = rows(model, LayerPlan(skip=frozenset({2})))
     assert (stopped - skipped).abs().max() < EXACT
     assert (stopped - rows(model)[0]).abs().max() > 1e-3
 
 
 def test_resuming_from_captured_hidden_states_equals_running_through(model):
-    whole, captured = rows(model, Plan(capture=frozenset({2})))
-    resumed, _ = rows(model, Plan(resume=(2, captured[2])))
+    whole, captured = rows(model, LayerPlan(capture=frozenset({2})))
+    resumed, _ = rows(model, LayerPlan(resume=(2, captured[2])))
     assert (whole - resumed).abs().max() < EXACT
 
 
 def test_an_early_exit_can_be_finished_later_in_the_same_store():
     model = Model(tiny("llama"), byte_tokenizer(), "llama")
     store, parents = model.new_store(), list(range(-1, len(PROMPT) - 1))
-    (_,), captured = model.forward([Work(store, PROMPT, parents)], Plan(stop=2, capture=frozenset({2})))
+    (_,), captured = model.forward([ForwardInput(store, PROMPT, parents)], LayerPlan(stop=2, capture=frozenset({2})))
     store.forget()
-    (late,), _ = model.forward([Work(store, PROMPT, parents)], Plan(resume=(2, captured[2])))
+    (late,), _ = model.forward([ForwardInput(store, PROMPT, parents)], LayerPlan(resume=(2, captured[2])))
     assert (late - rows(model)[0]).abs().max() < EXACT
 
 
 def test_skipping_every_layer_leaves_the_embedding(model):
-    bare, captured = rows(model, Plan(skip=frozenset(range(3)), capture=frozenset({0, 1})))
+    bare, captured = rows(model, LayerPlan(skip=frozenset(range(3)), capture=frozenset({0, 1})))
     assert (captured[0] - captured[1]).abs().max() == 0
-    assert (bare - rows(model, Plan(stop=0))[0]).abs().max() < EXACT
+    assert (bare - rows(model, LayerPlan(stop=0))[0]).abs().max() < EXACT
 
 
 def test_a_plan_leaves_nothing_behind(model):
     before, _ = rows(model)
-    rows(model, Plan(stop=1))
+    rows(model, LayerPlan(stop=1))
     assert (rows(model)[0] - before).abs().max() == 0
 
 
@@ -74,27 +76,38 @@ def test_a_model_whose_attention_would_change_is_refused():
 # --- what strategies see of the inside ---
 
 def library(architecture: str, ids: list[int]) -> tuple[torch.Tensor, ...]:
-    """States [rows, d] by the library's own reading: the embeddings, what leaves each layer, and at the end what the head reads."""
+    """States [rows, d] by the library's own reading: the embeddings, what leaves each layer, and at the end what the
+    head reads.
+    """
     with torch.no_grad():
-        return tuple(states[0] for states in tiny(architecture)(input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False).hidden_states)
+        return tuple(
+            states[0]
+            for states in tiny(architecture)(
+                input_ids=torch.tensor([ids]), output_hidden_states=True, use_cache=False
+            ).hidden_states
+        )
 
 
 def test_what_leaves_the_last_layer_is_read_out_as_the_models_own_logits(model):
-    logits, captured = rows(model, Plan(capture=frozenset({model.depth})))
+    logits, captured = rows(model, LayerPlan(capture=frozenset({model.depth})))
     assert (model.read_out(captured[model.depth]) - logits).abs().max() < EXACT
     assert (model.normed(captured[model.depth]) - library(model.name, PROMPT)[-1]).abs().max() < NORMED
 
 
 def test_an_inner_state_is_read_out_as_if_no_layer_followed_and_without_the_norm_as_it_is(model):
-    _, captured = rows(model, Plan(capture=frozenset({1, 2})))
-    assert (model.read_out(captured[2]) - rows(model, Plan(stop=2))[0]).abs().max() < EXACT
+    _, captured = rows(model, LayerPlan(capture=frozenset({1, 2})))
+    assert (model.read_out(captured[2]) - rows(model, LayerPlan(stop=2))[0]).abs().max() < EXACT
     bare = model.read_out(captured[2], norm=False)
-    assert (bare - library(model.name, PROMPT)[2] @ model.network.get_output_embeddings().weight.detach().T).abs().max() < NORMED
+    assert (
+        bare - library(model.name, PROMPT)[2] @ model.network.get_output_embeddings().weight.detach().T
+    ).abs().max() < NORMED
     assert (bare - model.read_out(captured[1], norm=False)).abs().max() > 1e-3
 
 
 class Looking(Decoder):
-    """Grows by whatever request gives rows, and notes what each row was read from: the text, its state, its early exits."""
+    """Grows by whatever request gives rows, and notes what each row was read from: the text, its state, its early
+    exits.
+    """
 
     needs = ("hidden_states",)
 
@@ -127,7 +140,9 @@ class Looking(Decoder):
         yield from ()
         for i in range(len(rows.raw)):
             text = rows.committed + rows.tree.prefix(rows.first + i)
-            self.seen.append((text, rows.hidden[i], {at: rows.others[at][i] for at in rows.others if isinstance(at, Inner)}))
+            self.seen.append(
+                (text, rows.hidden[i], {at: rows.others[at][i] for at in rows.others if isinstance(at, EarlyExit)})
+            )
         return rows
 
 
@@ -135,7 +150,7 @@ class TwoExits(Sampler):
     stage, draws = "mix", False
 
     def inner(self, depth, tied):
-        return [Inner("target", 1), Inner("target", 2, norm=False)]
+        return [EarlyExit("target", 1), EarlyExit("target", 2, norm=False)]
 
     def mix(self, rows):
         return rows["target"]
@@ -151,8 +166,10 @@ def test_rows_carry_the_state_their_head_reads_and_early_exits_however_they_were
         states = library(architecture, text)
         assert (hidden - states[-1][-1]).abs().max() < NORMED
         if exits:
-            assert (exits[Inner("target", 1)] - model.read_out(states[1][-1:])[0]).abs().max() < NORMED
-            assert (exits[Inner("target", 2, False)] - model.read_out(states[2][-1:], norm=False)[0]).abs().max() < NORMED
+            assert (exits[EarlyExit("target", 1)] - model.read_out(states[1][-1:])[0]).abs().max() < NORMED
+            assert (
+                exits[EarlyExit("target", 2, False)] - model.read_out(states[2][-1:], norm=False)[0]
+            ).abs().max() < NORMED
 
 
 def test_rows_carry_no_states_where_nobody_needs_them():

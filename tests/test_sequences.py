@@ -9,7 +9,7 @@ from pairs import network, pair
 from tables import TableModel, write
 
 from playground.contract import Decoder, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
@@ -25,7 +25,7 @@ LENGTH = 10
 
 def session_of(decoder: Decoder, *extras, models=None, limits=None, prompt=PROMPT) -> tuple[Session, Lane]:
     models = models or {"target": pair().target}
-    parts = assemble(Recipe("greedy", {}, list(extras)))
+    parts = assemble(LaneConfig("greedy", {}, list(extras)))
     assembly = Assembly(decoder, parts.samplers, parts.constraint, parts.cache_policy)
     lane = Lane(prompt, models, assembly, limits or Limits(0, LENGTH), Recorder(models["target"].tokens))
     return Session([Header()], [Runner(lane, assembly)]), lane
@@ -107,15 +107,22 @@ def test_the_first_sequence_draws_what_the_lane_itself_would_have_drawn():
     models = {"target": TableModel("abcde")}
     session, lane = session_of(Several(1), at_one, models=models, prompt=[0, 1])
     run(session)
-    assert lane.tokens == write(assemble(Recipe("greedy", {}, [at_one])), models, [0, 1], Limits(0, LENGTH), Draws(0)).tokens
+    assert (
+        lane.tokens
+        == write(assemble(LaneConfig("greedy", {}, [at_one])), models, [0, 1], Limits(0, LENGTH), Draws(0)).tokens
+    )
 
 
 def test_what_a_sequence_draws_does_not_depend_on_how_many_there_are():
     texts = {}
     for count in (2, 3, 8):
-        session, _ = session_of(Several(count), ("temperature", {"t": 1.0}), models={"target": TableModel("abcde")}, prompt=[0, 1])
+        session, _ = session_of(
+            Several(count), ("temperature", {"t": 1.0}), models={"target": TableModel("abcde")}, prompt=[0, 1]
+        )
         run(session)
-        texts[count] = [[token.id for token in sequences(session.trace.events)[number].tokens] for number in range(1, count + 1)]
+        texts[count] = [
+            [token.id for token in sequences(session.trace.events)[number].tokens] for number in range(1, count + 1)
+        ]
     assert texts[2] == texts[3][:2] == texts[8][:2] and texts[3] == texts[8][:3]
     assert len(set(map(tuple, texts[8]))) > 4
 
@@ -155,7 +162,7 @@ def test_dropped_sequences_leave_nothing_and_the_text_can_be_forked_anew():
     told = run(session)
     assert told[-1] == Done("end")
     assert sum(event.phase == "prefill" for event in told if isinstance(event, Forward)) == 1
-    plain = write(assemble(Recipe("greedy")), {"target": TableModel("abcde")}, [0, 1], Limits(0, 1), Draws(0))
+    plain = write(assemble(LaneConfig("greedy")), {"target": TableModel("abcde")}, [0, 1], Limits(0, 1), Draws(0))
     assert lane.tokens == plain.tokens
 
 
@@ -179,8 +186,11 @@ class ForksOnTheWay(Decoder):
 @pytest.mark.parametrize("forced", [(), (3, 3), (1, 0, 2)])
 def test_the_text_can_be_forked_wherever_it_stands_however_it_came_there(forced):
     models = {"target": TableModel("abcde")}
-    plain = write(assemble(Recipe("greedy")), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens
-    assert len(plain) == 22 and write(Assembly(ForksOnTheWay()), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens == plain
+    plain = write(assemble(LaneConfig("greedy")), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens
+    assert (
+        len(plain) == 22
+        and write(Assembly(ForksOnTheWay()), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens == plain
+    )
 
 
 def test_each_sequence_keeps_its_own_place_in_the_grammar():

@@ -1,4 +1,5 @@
-"""Lanes side by side: each gets its turn, one that fails harms no other, and what drives them can hold, step and stop."""
+"""Lanes side by side: each gets its turn, one that fails harms no other, and what drives them can hold, step and stop.
+"""
 from __future__ import annotations
 
 import logging
@@ -13,7 +14,7 @@ from tables import TableModel
 import playground.decoding.session
 from playground.algorithms.sampling.plain_decoding import plain
 from playground.contract import Decoder, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
@@ -27,12 +28,25 @@ MODEL = TableModel("abcde")
 LENGTH = 6
 
 
-def side_by_side(*decoders: Decoder, length: int = LENGTH, model: TableModel | None = MODEL, prompt: Sequence[int] = (0, 1, 2)) -> Session:
+def side_by_side(
+    *decoders: Decoder, length: int = LENGTH, model: TableModel | None = MODEL, prompt: Sequence[int] = (0, 1, 2)
+) -> Session:
     """A session of decoders that are in no registry, over one model, or over a model each where none is given."""
     assemblies = [Assembly(decoder) for decoder in decoders]
-    lanes = [Lane(list(prompt), {"target": model or TableModel("abcde")}, assembly, Limits(max_new_tokens=length), Recorder(MODEL.tokens))
-             for assembly in assemblies]
-    return Session([Header(lane=i) for i in range(len(decoders))], [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)])
+    lanes = [
+        Lane(
+            list(prompt),
+            {"target": model or TableModel("abcde")},
+            assembly,
+            Limits(max_new_tokens=length),
+            Recorder(MODEL.tokens),
+        )
+        for assembly in assemblies
+    ]
+    return Session(
+        [Header(lane=i) for i in range(len(decoders))],
+        [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)],
+    )
 
 
 def run(session: Session) -> Session:
@@ -206,8 +220,14 @@ def test_a_strategy_that_says_no_more_has_ended_its_text():
 
 
 def test_a_lane_that_cannot_be_set_up_says_so_in_its_own_place():
-    session = run(prepare(Models(pair().target), [Recipe("greedy"), Recipe("speculative"), Recipe("gredy"), Recipe("greedy", {"k": 1})],
-                          Prompt("The bird"), Limits(max_new_tokens=2)))
+    session = run(
+        prepare(
+            Models(pair().target),
+            [LaneConfig("greedy"), LaneConfig("speculative"), LaneConfig("gredy"), LaneConfig("greedy", {"k": 1})],
+            Prompt("The bird"),
+            Limits(max_new_tokens=2),
+        )
+    )
     assert last(session, 0) == Done("length")
     assert [last(session, lane).message[:30] for lane in (1, 2, 3)] == [
         "This strategy needs a draft mo", "There is no strategy named 'gr", "greedy has no knob 'k'; it has"]
@@ -215,8 +235,8 @@ def test_a_lane_that_cannot_be_set_up_says_so_in_its_own_place():
 
 
 @pytest.mark.parametrize("recipes, prompt, limits, about", [
-    ([], "The bird", Limits(), "lanes"), ([Recipe()], "The bird", Limits(max_new_tokens=0), "max_new_tokens"),
-    ([Recipe()], "  \n", Limits(), "prompt"), ([Recipe()], "bird " * 200, Limits(), "prompt"),
+    ([], "The bird", Limits(), "lanes"), ([LaneConfig()], "The bird", Limits(max_new_tokens=0), "max_new_tokens"),
+    ([LaneConfig()], "  \n", Limits(), "prompt"), ([LaneConfig()], "bird " * 200, Limits(), "prompt"),
 ], ids=["no lanes", "no length", "no prompt", "too long a prompt"])
 def test_what_cannot_run_at_all_is_refused(recipes, prompt, limits, about):
     with pytest.raises(Refusal) as refusal:
@@ -268,14 +288,19 @@ def test_the_lane_whose_clock_shows_least_is_served_next(monkeypatch):
 
 def test_a_lanes_clock_is_the_sum_of_its_own_requests(monkeypatch):
     monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
-    alone, among = run(side_by_side(make("greedy"))), run(side_by_side(make("greedy"), Spendthrift(), Raises(), model=None))
+    alone, among = (
+        run(side_by_side(make("greedy"))),
+        run(side_by_side(make("greedy"), Spendthrift(), Raises(), model=None)),
+    )
     assert [s.at for s in among.trace.lane(0).events] == [s.at for s in alone.trace.events]
 
 
 def test_a_long_prompt_goes_through_in_pieces_so_that_others_need_not_wait():
     model = TableModel("abcde", context=4096, rule=lambda context: torch.arange(5.0).double())
     assembly = Assembly(make("greedy"))
-    runner = Runner(Lane([0, 1, 2] * 400, {"target": model}, assembly, Limits(max_new_tokens=1), Recorder(model.tokens)), assembly)
+    runner = Runner(
+        Lane([0, 1, 2] * 400, {"target": model}, assembly, Limits(max_new_tokens=1), Recorder(model.tokens)), assembly
+    )
     pieces = []
     while not runner.finished:
         pieces.append([event.tokens for event in runner.advance() if isinstance(event, Forward)])
@@ -295,7 +320,13 @@ class AsksBothAtOnce(Decoder):
 def test_requests_asked_for_together_are_served_in_one_turn():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     assembly = Assembly(AsksBothAtOnce())
-    runner, forwards = Runner(Lane([0, 1, 2], models, assembly, Limits(max_new_tokens=LENGTH), Recorder(models["target"].tokens)), assembly), []
+    runner, forwards = (
+        Runner(
+            Lane([0, 1, 2], models, assembly, Limits(max_new_tokens=LENGTH), Recorder(models["target"].tokens)),
+            assembly,
+        ),
+        [],
+    )
     while not runner.finished:
         forwards.append([event.stream for event in runner.advance() if isinstance(event, Forward)])
     assert [streams for streams in forwards if streams] == [["target", "draft"]] * LENGTH
@@ -321,7 +352,10 @@ def test_rows_of_a_request_set_out_aside_are_those_of_the_tree_as_it_was_then():
     seen = []
     for decoder in (GoesOnMeanwhile(aside=True), GoesOnMeanwhile(aside=False)):
         models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
-        runner = Runner(Lane([0, 1, 2], models, Assembly(decoder), Limits(max_new_tokens=1), Recorder(models["target"].tokens)), Assembly(decoder))
+        runner = Runner(
+            Lane([0, 1, 2], models, Assembly(decoder), Limits(max_new_tokens=1), Recorder(models["target"].tokens)),
+            Assembly(decoder),
+        )
         while not runner.finished:
             runner.advance()
         seen.append(decoder.seen.raw)
@@ -421,7 +455,7 @@ def test_stopping_one_lane_leaves_the_others_running():
 
 
 def test_a_lane_that_was_refused_can_be_stopped_as_well():
-    session = prepare(pair(), [Recipe("gredy")], Prompt("The bird"), Limits())
+    session = prepare(pair(), [LaneConfig("gredy")], Prompt("The bird"), Limits())
     assert [type(stamped.event) for stamped in session.stop()] == [Failed]
     assert session.finished and session.stop() == []
 
@@ -451,9 +485,11 @@ def test_what_was_taken_back_leaves_no_trace_in_text_or_cache():
 
 def test_a_grammar_follows_what_was_taken_back():
     models = {"target": pair().target}
-    assembly = assemble(Recipe("greedy", {}, [("regex", {"pattern": "[a-c]{9}"})]))
+    assembly = assemble(LaneConfig("greedy", {}, [("regex", {"pattern": "[a-c]{9}"})]))
     assembly.decoder = Hesitates()
-    runner = Runner(Lane([54, 71], models, assembly, Limits(max_new_tokens=12), Recorder(pair().target.tokens)), assembly)
+    runner = Runner(
+        Lane([54, 71], models, assembly, Limits(max_new_tokens=12), Recorder(pair().target.tokens)), assembly
+    )
     while not runner.finished:
         runner.advance()
     assert len(runner.lane.text) == 9 and set(runner.lane.text) <= set("abc")
@@ -468,17 +504,27 @@ class GoesBack(Decoder):
         yield lm.roll_back(1)
 
 
-@pytest.mark.parametrize("parts", [{"cache_policy": make("sink_window")}, {"samplers": [make("mirostat")]}], ids=["sink_window", "mirostat"])
+@pytest.mark.parametrize(
+    "parts", [{"cache_policy": make("sink_window")}, {"samplers": [make("mirostat")]}], ids=["sink_window", "mirostat"]
+)
 def test_a_text_cannot_go_back_where_something_cannot_be_undone(parts):
     assembly = Assembly(GoesBack(), **parts)
     lane = Lane([0, 1, 2], {"target": MODEL}, assembly, Limits(max_new_tokens=LENGTH), Recorder(MODEL.tokens))
     message = last(run(Session([Header()], [Runner(lane, assembly)])), 0).message
-    assert message.endswith("cannot undo what it did at a later place of the text, so the text cannot go back: take it away.")
+    assert message.endswith(
+        "cannot undo what it did at a later place of the text, so the text cannot go back: take it away."
+    )
 
 
 def test_impossible_tokens_add_nothing_to_an_entropy():
     model = TableModel("abc", rule=lambda context: torch.tensor([0.0, 0.0, float("-inf")], dtype=torch.float64))
-    lane = Lane([0], {"target": model}, assembly := assemble(Recipe("greedy")), Limits(max_new_tokens=1), Recorder(model.tokens))
+    lane = Lane(
+        [0],
+        {"target": model},
+        assembly := assemble(LaneConfig("greedy")),
+        Limits(max_new_tokens=1),
+        Recorder(model.tokens),
+    )
     runner, events = Runner(lane, assembly), []
     while not runner.finished:
         events += runner.advance()

@@ -24,10 +24,28 @@ from playground.ui.standalone import to_html
 
 ROOT = Path(__file__).parents[1]
 PROMPT = ["--prompt", "The green bird"]
-SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}},
+    "required": ["ok"],
+    "additionalProperties": False,
+}
 IMPOSSIBLE = {"type": "object", "properties": {"ok": False}, "required": ["ok"]}
-METRICS = {"tokens", "seconds", "tokens_per_second", "target_forwards", "draft_forwards", "tokens_per_target_forward", "acceptance_rate",
-           "acceptance_by_position", "mean_entropy", "kv_live_peak", "kv_bytes_peak", "mask_seconds_per_token", "wasted_tokens"}
+METRICS = {
+    "tokens",
+    "seconds",
+    "tokens_per_second",
+    "target_forwards",
+    "draft_forwards",
+    "tokens_per_target_forward",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "mean_entropy",
+    "kv_live_peak",
+    "kv_bytes_peak",
+    "mask_seconds_per_token",
+    "wasted_tokens",
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +81,9 @@ def no_models(monkeypatch):
 
 def outside(code: str, *words: str) -> subprocess.CompletedProcess:
     """A Python of its own."""
-    return subprocess.run([sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
 
 
 def assert_one_line(err: str) -> None:
@@ -77,16 +97,39 @@ def test_list_tells_programs_everything_about_every_strategy(shell, no_models):
     listed = json.loads(out)
     assert code == 0 and {entry["name"] for entry in listed} == set(discover())
     for entry in listed:
-        assert set(entry) == {"name", "kind", "family", "title", "paper", "sheet", "reconstruction", "sure", "summary", "guarantee", "needs", "refuses",
-                              "slots", "knobs"}
+        assert set(entry) == {
+            "name",
+            "kind",
+            "family",
+            "title",
+            "paper",
+            "sheet",
+            "reconstruction",
+            "sure",
+            "summary",
+            "guarantee",
+            "needs",
+            "refuses",
+            "slots",
+            "knobs",
+        }
         assert all(set(knob) == {"name", "type", "default", "min", "max", "help", "choices"} for knob in entry["knobs"])
 
 
 def test_list_gives_the_limits_of_a_knob(shell, no_models):
     sample = json.loads(shell("list", "sample", "--json")[1])[0]
-    assert sample["kind"] == "decoder" and sample["family"] == "sampling" and sample["guarantee"] == list(find("sample").guarantee)
+    assert (
+        sample["kind"] == "decoder"
+        and sample["family"] == "sampling"
+        and sample["guarantee"] == list(find("sample").guarantee)
+    )
     temperature = next(knob for knob in sample["knobs"] if knob["name"] == "temperature")
-    assert (temperature["type"], temperature["default"], temperature["min"], temperature["max"]) == ("float", 0.8, 0.0, 2.0)
+    assert (temperature["type"], temperature["default"], temperature["min"], temperature["max"]) == (
+        "float",
+        0.8,
+        0.0,
+        2.0,
+    )
 
 
 def test_list_shows_people_names_by_kind_and_the_knobs_of_one(shell, no_models):
@@ -101,14 +144,18 @@ def test_run_prints_one_object(shell, pair):
     code, out, err = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12, "--json")
     result = json.loads(out)
     assert code == 0 and err == ""
-    assert set(result) == {"strategy", "text", "token_ids", "outputs", "metrics", "reason"} and METRICS <= set(result["metrics"])
+    assert set(result) == {"strategy", "text", "token_ids", "outputs", "metrics", "reason"} and METRICS <= set(
+        result["metrics"]
+    )
     assert len(result["token_ids"]) == result["metrics"]["tokens"] == 12 and result["reason"] == "length"
     assert result["outputs"] == [{"text": result["text"], "token_ids": result["token_ids"]}]
 
 
 def test_a_seed_repeats_a_run_and_another_changes_it(shell, pair):
     def ids(seed: int) -> list[int]:
-        return json.loads(shell("run", "sample", *PROMPT, *pair, "--set", "temperature=1.5", "--seed", seed, "--json")[1])["token_ids"]
+        return json.loads(
+            shell("run", "sample", *PROMPT, *pair, "--set", "temperature=1.5", "--seed", seed, "--json")[1]
+        )["token_ids"]
 
     assert ids(3) == ids(3) != ids(4)
 
@@ -116,21 +163,47 @@ def test_a_seed_repeats_a_run_and_another_changes_it(shell, pair):
 def test_text_ends_before_a_stop_string_and_the_ids_do_not(shell, pair):
     whole = json.loads(shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 24, "--json")[1])
     stop = whole["text"][8:11]
-    cut = json.loads(shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 24, "--stop", stop, "--stop", "never there", "--json")[1])
+    cut = json.loads(
+        shell(
+            "run", "greedy", *PROMPT, *pair, "--max-new-tokens", 24, "--stop", stop, "--stop", "never there", "--json"
+        )[1]
+    )
     assert cut["reason"] == "stop_string" and cut["text"] == whole["text"][:whole["text"].index(stop)]
     assert cut["token_ids"] == whole["token_ids"][:len(cut["token_ids"])] and len(cut["token_ids"]) > 0
 
 
 def test_with_adds_a_toggle_whose_grammar_comes_from_a_file(shell, pair, tmp_path):
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    code, out, _ = shell("run", "sample", *PROMPT, *pair, "--with", f"json_schema:file={tmp_path / 'schema.json'}", "--max-new-tokens", 100, "--json")
+    code, out, _ = shell(
+        "run",
+        "sample",
+        *PROMPT,
+        *pair,
+        "--with",
+        f"json_schema:file={tmp_path / 'schema.json'}",
+        "--max-new-tokens",
+        100,
+        "--json",
+    )
     result = json.loads(out)
     assert code == 0 and (result["reason"] == "length" or json.loads(result["text"])["ok"] in (True, False))
 
 
 def test_with_fills_slots(shell, pair, tmp_path):
-    shell("run", "speculative", *PROMPT, *pair, "--with", "prompt_lookup:depth=3", "--with", "greedy_match", "--max-new-tokens", 4,
-          "--trace", tmp_path / "t.jsonl")
+    shell(
+        "run",
+        "speculative",
+        *PROMPT,
+        *pair,
+        "--with",
+        "prompt_lookup:depth=3",
+        "--with",
+        "greedy_match",
+        "--max-new-tokens",
+        4,
+        "--trace",
+        tmp_path / "t.jsonl",
+    )
     parts = {part.name: part.knobs for part in Trace.load(tmp_path / "t.jsonl").headers[0].parts}
     assert set(parts) == {"speculative", "prompt_lookup", "greedy_match"} and parts["prompt_lookup"]["depth"] == 3
 
@@ -143,7 +216,9 @@ def test_a_choice_is_one_of_its_options(shell, pair):
 def test_a_draft_is_loaded_only_where_it_is_named_or_needed(shell, saved, monkeypatch):
     asked = []
     load = playground.load
-    monkeypatch.setattr(playground, "load", lambda model, draft, *how, **more: asked.append(draft) or load(model, draft, *how, **more))
+    monkeypatch.setattr(
+        playground, "load", lambda model, draft, *how, **more: asked.append(draft) or load(model, draft, *how, **more)
+    )
     for strategy in ("greedy", "speculative"):
         shell("run", strategy, *PROMPT, "--model", saved.target, "--max-new-tokens", 1)
     shell("run", "greedy", *PROMPT, "--model", saved.target, "--draft", saved.draft, "--max-new-tokens", 1)
@@ -159,7 +234,17 @@ def test_a_device_of_the_drafts_own_is_looked_for(shell, pair, command):
 
 def test_a_prompt_comes_from_a_file_as_it_stands(shell, pair, tmp_path):
     (tmp_path / "prompt").write_text("The red fox\n", encoding="utf-8")
-    shell("run", "greedy", "--prompt-file", tmp_path / "prompt", *pair, "--max-new-tokens", 1, "--trace", tmp_path / "t.jsonl")
+    shell(
+        "run",
+        "greedy",
+        "--prompt-file",
+        tmp_path / "prompt",
+        *pair,
+        "--max-new-tokens",
+        1,
+        "--trace",
+        tmp_path / "t.jsonl",
+    )
     assert Trace.load(tmp_path / "t.jsonl").headers[0].prompt == "The red fox\n"
 
 
@@ -177,13 +262,28 @@ def test_people_see_the_text_and_then_what_it_cost(shell, pair):
     out = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12)[1]
     text, costs = out.rsplit("\n\n", 1)
     assert text == CONTROL.sub("\ufffd", result["text"])
-    assert costs.splitlines()[0].split()[:3] == ["lane", "tokens", "seconds"] and costs.splitlines()[1].split()[:2] == ["greedy", "12"]
+    assert costs.splitlines()[0].split()[:3] == ["lane", "tokens", "seconds"] and costs.splitlines()[1].split()[:2] == [
+        "greedy",
+        "12",
+    ]
 
 
 # --- compare ---
 
 def test_compare_says_whether_lanes_wrote_the_same(shell, pair):
-    code, out, _ = shell("compare", "sample", "greedy", "speculative", *PROMPT, *pair, "--set", "temperature=2", "--max-new-tokens", 16, "--json")
+    code, out, _ = shell(
+        "compare",
+        "sample",
+        "greedy",
+        "speculative",
+        *PROMPT,
+        *pair,
+        "--set",
+        "temperature=2",
+        "--max-new-tokens",
+        16,
+        "--json",
+    )
     sample, greedy, speculative = json.loads(out)
     assert code == 0 and {lane["against"] for lane in (sample, greedy, speculative)} == {"greedy"}
     assert speculative["same_text"] is True and speculative["token_ids"] == greedy["token_ids"]
@@ -193,17 +293,39 @@ def test_compare_says_whether_lanes_wrote_the_same(shell, pair):
 
 
 def test_a_lane_that_cannot_take_a_toggle_says_so_and_the_others_go_on(shell, pair):
-    words = ["compare", "greedy", "speculative", *PROMPT, *pair, "--with", "greedy_match", "--with", "top_p", "--max-new-tokens", 3]
+    words = [
+        "compare",
+        "greedy",
+        "speculative",
+        *PROMPT,
+        *pair,
+        "--with",
+        "greedy_match",
+        "--with",
+        "top_p",
+        "--max-new-tokens",
+        3,
+    ]
     code, out, err = shell(*words, "--json")
     greedy, speculative = json.loads(out)
     assert code == 0 and err == "" and greedy["reason"] == "length"
-    assert speculative["reason"] == "failed" and "greedy_match" in speculative["message"] and speculative["same_text"] is None
+    assert (
+        speculative["reason"] == "failed"
+        and "greedy_match" in speculative["message"]
+        and speculative["same_text"] is None
+    )
     assert speculative["message"] in shell(*words)[1]
 
 
-@pytest.mark.parametrize("lanes, yardstick", [
-    (["sample", "greedy"], 1), (["sample", "speculative"], 0), (["greedy failed", "sample"], 1), (["sample failed", "greedy failed"], 0),
-])
+@pytest.mark.parametrize(
+    "lanes, yardstick",
+    [
+        (["sample", "greedy"], 1),
+        (["sample", "speculative"], 0),
+        (["greedy failed", "sample"], 1),
+        (["sample failed", "greedy failed"], 0),
+    ],
+)
 def test_lanes_are_held_against_greedy_or_the_first_that_ran(lanes, yardstick):
     def result(lane: str) -> Result:
         last = Failed("It cannot.") if lane.endswith("failed") else Done()
@@ -219,7 +341,9 @@ def test_compare_fails_where_no_lane_comes_through(shell, pair):
 
 
 def test_a_drafter_goes_to_the_lanes_that_have_a_slot_for_it(shell, pair):
-    out = shell("compare", "greedy", "speculative", *PROMPT, *pair, "--with", "prompt_lookup", "--max-new-tokens", 3, "--json")[1]
+    out = shell(
+        "compare", "greedy", "speculative", *PROMPT, *pair, "--with", "prompt_lookup", "--max-new-tokens", 3, "--json"
+    )[1]
     assert [lane["reason"] for lane in json.loads(out)] == ["length", "length"]
 
 
@@ -245,8 +369,13 @@ def test_a_replay_keeps_the_pace_of_its_run(shell, pair, tmp_path, monkeypatch):
 
 def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 2, "--trace", tmp_path / "t.jsonl")
-    seen = outside("import sys; from playground.cli import main; code = main(sys.argv[1:]); assert not {'torch', 'gradio'} & {*sys.modules}; sys.exit(code)",
-                   "replay", tmp_path / "t.jsonl", "--speed", "0")
+    seen = outside(
+        "import sys; from playground.cli import main; code = main(sys.argv[1:]); assert not {'torch', 'gradio'} & {*sys.modules}; sys.exit(code)",
+        "replay",
+        tmp_path / "t.jsonl",
+        "--speed",
+        "0",
+    )
     assert seen.returncode == 0, seen.stderr
 
 
@@ -260,21 +389,61 @@ def test_a_replay_is_written_as_a_table_and_as_a_page_instead_of_being_shown(she
 
 # --- what is refused ---
 
-@pytest.mark.parametrize("words", [
-    "", "fly", "list gredy", "run", "run greedy", "run gredy P", "run top_p P", "run greedy P --set k=3", "run sample P --set temperature=9",
-    "run sample P --set temperature=hot", "run sample P --set temperature", "run sample P --set top_k=1.5", "run sample P --set top_k=1 --set top_k=2",
-    "run greedy --prompt-file /nowhere", "run greedy --prompt-file EMPTY", "run greedy --prompt-file BYTES", "run greedy P --prompt-file EMPTY",
-    "run greedy P --seed one", "run greedy P --seed -1", "run greedy P --max-new-tokens 0", "run greedy P --nonsense", "run greedy P --system Be",
-    "run greedy P --trace /no/where", "run greedy P --with regex:patern=1", "run greedy P --with regex:1", "run greedy P --with prompt_lookup",
-    "run greedy P --with json_schema:file=/nowhere", "run greedy P --with regex:file=EMPTY", "run greedy P --with regex --with choice",
-    "run speculative P --with greedy_match --with top_p", "compare P", "compare greedy gredy P", "compare greedy sample P --set k=3",
-    "replay /nowhere", "replay EMPTY", "replay EMPTY --speed -1", "replay TRACE --csv /no/where", "replay TRACE --html /",
-    "bench --repeats 0", "bench --prompts /nowhere", "bench --prompts EMPTY", "bench --json /no/where",
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "fly",
+        "list gredy",
+        "run",
+        "run greedy",
+        "run gredy P",
+        "run top_p P",
+        "run greedy P --set k=3",
+        "run sample P --set temperature=9",
+        "run sample P --set temperature=hot",
+        "run sample P --set temperature",
+        "run sample P --set top_k=1.5",
+        "run sample P --set top_k=1 --set top_k=2",
+        "run greedy --prompt-file /nowhere",
+        "run greedy --prompt-file EMPTY",
+        "run greedy --prompt-file BYTES",
+        "run greedy P --prompt-file EMPTY",
+        "run greedy P --seed one",
+        "run greedy P --seed -1",
+        "run greedy P --max-new-tokens 0",
+        "run greedy P --nonsense",
+        "run greedy P --system Be",
+        "run greedy P --trace /no/where",
+        "run greedy P --with regex:patern=1",
+        "run greedy P --with regex:1",
+        "run greedy P --with prompt_lookup",
+        "run greedy P --with json_schema:file=/nowhere",
+        "run greedy P --with regex:file=EMPTY",
+        "run greedy P --with regex --with choice",
+        "run speculative P --with greedy_match --with top_p",
+        "compare P",
+        "compare greedy gredy P",
+        "compare greedy sample P --set k=3",
+        "replay /nowhere",
+        "replay EMPTY",
+        "replay EMPTY --speed -1",
+        "replay TRACE --csv /no/where",
+        "replay TRACE --html /",
+        "bench --repeats 0",
+        "bench --prompts /nowhere",
+        "bench --prompts EMPTY",
+        "bench --json /no/where",
+    ],
+)
 def test_wrong_input_is_refused_in_one_line_before_a_model_is_loaded(shell, no_models, tmp_path, words):
     (tmp_path / "empty").write_text("")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    files = {"EMPTY": str(tmp_path / "empty"), "BYTES": str(tmp_path / "bytes"), "TRACE": str(ROOT / "assets" / "traces" / "first_view.jsonl")}
+    files = {
+        "EMPTY": str(tmp_path / "empty"),
+        "BYTES": str(tmp_path / "bytes"),
+        "TRACE": str(ROOT / "assets" / "traces" / "first_view.jsonl"),
+    }
     line = words.replace("P ", "--prompt Once ").removesuffix(" P") + (" --prompt Once" if words.endswith(" P") else "")
     for name, path in files.items():
         line = line.replace(name, path)
@@ -289,23 +458,43 @@ def test_an_empty_prompt_is_refused(shell, no_models, prompt):
     assert code == 2 and "prompt is empty" in err
 
 
-@pytest.mark.parametrize("extra, says", [
-    ("regex:pattern=(", "unclosed group"), ("lark:source=start: nowhere", "nowhere"), ("json_schema:source={", "not valid JSON"),
-    (f"json_schema:source={json.dumps(IMPOSSIBLE)}", "nsatisfiable"), ("choice:options=a||b", "empty"),
-])
+@pytest.mark.parametrize(
+    "extra, says",
+    [
+        ("regex:pattern=(", "unclosed group"),
+        ("lark:source=start: nowhere", "nowhere"),
+        ("json_schema:source={", "not valid JSON"),
+        (f"json_schema:source={json.dumps(IMPOSSIBLE)}", "nsatisfiable"),
+        ("choice:options=a||b", "empty"),
+    ],
+)
 def test_a_grammar_that_cannot_be_used_is_refused_with_the_engines_reason(shell, pair, extra, says):
     code, out, err = shell("run", "greedy", *PROMPT, *pair, "--with", extra, "--json")
     assert code == 2 and out == "" and says in err
     assert_one_line(err)
 
 
-@pytest.mark.parametrize("options, says", [
-    (["--model", "/nowhere"], "no folder"), (["--model", "EMPTY"], "config.json"), (["--device", "toaster"], "toaster"), (["--dtype", "int3"], "int3"),
-    (["--quantization", "q4"], "q4"), (["--prompt", "bird " * CONTEXT], "shorten"),
-])
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--model", "/nowhere"], "no folder"),
+        (["--model", "EMPTY"], "config.json"),
+        (["--device", "toaster"], "toaster"),
+        (["--dtype", "int3"], "int3"),
+        (["--quantization", "q4"], "q4"),
+        (["--prompt", "bird " * CONTEXT], "shorten"),
+    ],
+)
 def test_models_and_prompts_that_do_not_fit_are_refused(shell, saved, tmp_path, options, says):
     words = ["--prompt", "The"] if "--prompt" not in options else []
-    code, out, err = shell("run", "greedy", *words, "--model", saved.target, *[str(tmp_path) if word == "EMPTY" else word for word in options])
+    code, out, err = shell(
+        "run",
+        "greedy",
+        *words,
+        "--model",
+        saved.target,
+        *[str(tmp_path) if word == "EMPTY" else word for word in options],
+    )
     assert code == 2 and out == "" and says in err
     assert_one_line(err)
 
@@ -332,7 +521,9 @@ def test_a_lane_that_fails_on_its_way_shows_what_it_wrote(shell, pair, monkeypat
     code, out, err = shell("run", "greedy", *PROMPT, *pair, "--json")
     result = json.loads(out)
     assert code == 2 and err == "error: It stumbled: try another strategy.\n"
-    assert result["reason"] == "failed" and result["message"].startswith("It stumbled") and len(result["token_ids"]) == 1
+    assert (
+        result["reason"] == "failed" and result["message"].startswith("It stumbled") and len(result["token_ids"]) == 1
+    )
 
 
 def test_ctrl_c_stops_and_keeps_what_was_written(shell, pair, tmp_path, monkeypatch):
@@ -351,8 +542,13 @@ def test_ctrl_c_stops_and_keeps_what_was_written(shell, pair, tmp_path, monkeypa
 
 
 def test_as_a_command_only_json_reaches_standard_output(pair):
-    seen = subprocess.run([sys.executable, "-m", "playground", "run", "speculative", *PROMPT, *pair, "--max-new-tokens", "6", "--json"],
-                          cwd=ROOT, capture_output=True, text=True, timeout=120)
+    seen = subprocess.run(
+        [sys.executable, "-m", "playground", "run", "speculative", *PROMPT, *pair, "--max-new-tokens", "6", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert seen.returncode == 0 and seen.stderr == "" and len(json.loads(seen.stdout)["token_ids"]) == 6
 
 
@@ -376,10 +572,18 @@ def test_a_file_fills_the_knob_that_takes_one(tmp_path):
     assert read_extra(f"lark:file={tmp_path / 'a,b.lark'}") == ("lark", {"source": "start: /x/"})
 
 
-@pytest.mark.parametrize("text, stops, shown", [
-    ("abc", [], "abc"), ("abc", ["x"], "abc"), ("abc", ["cd"], "ab"), ("abc", ["bcd", "x"], "a"), ("abc", ["b"], "a"), ("aab", ["abab"], "a"),
-    ("abc", ["cde", "d"], "ab"),
-])
+@pytest.mark.parametrize(
+    "text, stops, shown",
+    [
+        ("abc", [], "abc"),
+        ("abc", ["x"], "abc"),
+        ("abc", ["cd"], "ab"),
+        ("abc", ["bcd", "x"], "a"),
+        ("abc", ["b"], "a"),
+        ("aab", ["abab"], "a"),
+        ("abc", ["cde", "d"], "ab"),
+    ],
+)
 def test_a_growing_text_holds_back_what_may_begin_a_stop_string(text, stops, shown):
     assert settled(text, stops) == shown
 
@@ -391,7 +595,13 @@ def show(*events) -> None:
 
 
 def test_a_text_that_was_taken_back_is_shown_again(capsys):
-    show(Commit(0, [1], ["one "], "one "), Commit(1, [2], ["two"], "two"), Rollback(1, "one "), Commit(1, [3], ["three"], "three"), Done())
+    show(
+        Commit(0, [1], ["one "], "one "),
+        Commit(1, [2], ["two"], "two"),
+        Rollback(1, "one "),
+        Commit(1, [3], ["three"], "three"),
+        Done(),
+    )
     assert capsys.readouterr().out == "one two\n[taken back]\none three\n"
 
 

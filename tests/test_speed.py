@@ -1,7 +1,7 @@
 """Speed that must not be lost: ratios of processor time with wide margins, and counts that are exact.
 
-How fast anything is on a quiet machine, the benchmark says. Here every time is that of this thread alone, computing with one
-thread, the least of a few short runs: what else the machine does hardly shows in it.
+How fast anything is on a quiet machine, the benchmark says. Here every time is that of this thread alone, computing
+with one thread, the least of a few short runs: what else the machine does hardly shows in it.
 """
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from pace import here
 
 import playground
-from playground.bench.baselines import Contender, Loaded, load_twice
+from playground.bench.baselines import Baseline, TwinModels, load_twice
 from playground.bench.block_timing import blocks, filled
 from playground.bench.decode_timing import endless, firsts, writers
 from playground.bench.speed_defaults import ENGINE, FIRST, LANE, LIBRARY, SILENT_LANE, apart, block, together
 from playground.bench.speed_prompts import Task
 from playground.bench.speed_suite import prompt_ids
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.engine.catalogue import BUNDLED
 from playground.engine.load import Loading
@@ -40,7 +40,7 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def bundled() -> Loaded:
+def bundled() -> TwinModels:
     return load_twice(BUNDLED[0].name, Loading("cpu"), lambda share, text: None)
 
 
@@ -62,13 +62,13 @@ def seconds(bundled, task) -> dict[str, float]:
     return least([contender for contender in everyone if contender.name in COMPARED], task)
 
 
-def least(everyone: list[Contender], task: Task) -> dict[str, float]:
+def least(everyone: list[Baseline], task: Task) -> dict[str, float]:
     """Processor seconds of the best run of each, in turn, after one that is dropped."""
     runs = [{contender.name: processor_seconds(contender, task) for contender in everyone} for _ in range(RUNS + 1)]
     return {contender.name: min(run[contender.name] for run in runs[1:]) for contender in everyone}
 
 
-def processor_seconds(contender: Contender, task: Task) -> float:
+def processor_seconds(contender: Baseline, task: Task) -> float:
     asked = contender.ready(task)
     start = thread_time()
     left = contender.write(asked)
@@ -121,8 +121,10 @@ def counting(method, name: str, counts: Counter):
     return called
 
 
-def run(models: Models, recipe: Recipe) -> list[Event]:
-    events = [stamped.event for stamped in prepare(models, [recipe], Prompt(EDIT, chat=True), Limits(max_new_tokens=40))]
+def run(models: Models, recipe: LaneConfig) -> list[Event]:
+    events = [
+        stamped.event for stamped in prepare(models, [recipe], Prompt(EDIT, chat=True), Limits(max_new_tokens=40))
+    ]
     assert isinstance(events[-1], Done)
     return events
 
@@ -132,21 +134,26 @@ def written(events: list[Event]) -> int:
 
 
 def test_a_plain_lane_takes_a_forward_a_token_and_the_first_one_reads_the_prompt(pair, counted):
-    events = run(pair, Recipe("greedy"))
+    events = run(pair, LaneConfig("greedy"))
     assert counted[pair.target.name, "forward"] == written(events) > 20
 
 
 @pytest.mark.parametrize("drafter", ["draft_model", "prompt_lookup"])
 def test_speculation_takes_a_forward_for_its_prompt_and_one_a_round(pair, counted, drafter):
-    events = run(pair, Recipe("speculative", extras=[(drafter, {}), ("greedy_match", {})]))
+    events = run(pair, LaneConfig("speculative", extras=[(drafter, {}), ("greedy_match", {})]))
     rounds = [event for event in events if isinstance(event, Verdict)]
     for model, stream in ((pair.target, "target"), (pair.draft, "draft")):
-        assert counted[model.name, "forward"] == sum(isinstance(event, Forward) and event.stream == stream for event in events)
+        assert counted[model.name, "forward"] == sum(
+            isinstance(event, Forward) and event.stream == stream for event in events
+        )
     assert counted[pair.target.name, "forward"] == 1 + len(rounds) < written(events) / 2
 
 
-@pytest.mark.parametrize("recipe", [Recipe("greedy"), Recipe("speculative", extras=[("draft_model", {}), ("greedy_match", {})])],
-                         ids=["greedy", "speculative"])
+@pytest.mark.parametrize(
+    "recipe",
+    [LaneConfig("greedy"), LaneConfig("speculative", extras=[("draft_model", {}), ("greedy_match", {})])],
+    ids=["greedy", "speculative"],
+)
 def test_no_forward_waits_for_its_device_more_than_once(pair, counted, recipe):
     run(pair, recipe)
     for model in (pair.target, pair.draft):

@@ -11,13 +11,13 @@ from architectures import ARCHITECTURES, tiny
 from toys import byte_tokenizer
 from transformers import PreTrainedModel
 
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.attention_mask import EMPTY, Slots, Window
-from playground.engine.forward_input import Work
-from playground.engine.kv_buffer import UNKNOWN, Pool, Room
-from playground.engine.kv_cache import Store
+from playground.engine.forward_input import ForwardInput
+from playground.engine.kv_buffer import UNKNOWN, Capacity, KVBuffer
+from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 
 EXACT = 1e-9
@@ -54,8 +54,8 @@ def exact_softmax():
         yield
 
 
-def feed(model: Model, store: Store, tokens: list[int], parents: list[int]) -> torch.Tensor:
-    (rows,), _ = model.forward([Work(store, tokens, parents)])
+def feed(model: Model, store: KVCache, tokens: list[int], parents: list[int]) -> torch.Tensor:
+    (rows,), _ = model.forward([ForwardInput(store, tokens, parents)])
     return rows
 
 
@@ -128,7 +128,9 @@ def test_stores_of_two_lanes_share_a_forward_without_seeing_each_other(llama):
     one, two = model.new_store(), model.new_store()
     feed(model, one, words(3, 4), chain(4))
     one.keep(3)
-    (first, second), _ = model.forward([Work(one, [8, 9], [-1, 0]), Work(two, words(4, 6), chain(6), last_only=True)])
+    (first, second), _ = model.forward(
+        [ForwardInput(one, [8, 9], [-1, 0]), ForwardInput(two, words(4, 6), chain(6), last_only=True)]
+    )
     assert len(second) == 1
     assert (first[1] - scratch_row(twin, words(3, 4) + [8, 9])).abs().max() < EXACT
     assert (second[0] - scratch_row(twin, words(4, 6))).abs().max() < EXACT
@@ -150,7 +152,7 @@ def test_evicting_slots_equals_masking_them_in_every_layer_and_head(llama):
     assert evicted.slots_of(0).count == int(live[0].sum(1).max())
 
 
-def _mask_by_hand(store: Store, live: list[torch.Tensor]) -> None:
+def _mask_by_hand(store: KVCache, live: list[torch.Tensor]) -> None:
     """Same keep sets, but every key stays where it is."""
     positions = store.slots[0].positions
     store.slots = [Slots(positions.expand(2, -1).masked_fill(~mask, -1), whole=False) for mask in live]
@@ -189,10 +191,18 @@ def test_eviction_gives_memory_back(llama):
     assert store.keys[0].rows.shape[1] < held
 
 
-@pytest.mark.parametrize("room, capacities", [(UNKNOWN, [256, 384, 384]), (Room(200, 1000), [320, 320, 512]), (Room(200, 400), [320, 320, 448]),
-                                              (Room(200, 210), [256, 384, 384]), (Room(0, 1000), [256, 384, 384])])
+@pytest.mark.parametrize(
+    "room, capacities",
+    [
+        (UNKNOWN, [256, 384, 384]),
+        (Capacity(200, 1000), [320, 320, 512]),
+        (Capacity(200, 400), [320, 320, 448]),
+        (Capacity(200, 210), [256, 384, 384]),
+        (Capacity(0, 1000), [256, 384, 384]),
+    ],
+)
 def test_memory_is_taken_for_what_is_known_to_come_and_no_further_ahead_than_that(room, capacities):
-    pool, found = Pool(room), []
+    pool, found = KVBuffer(room), []
     for at, count in ((0, 200), (200, 60), (260, 100)):
         pool.write(at, torch.zeros(2, count, 4))
         found.append(pool.rows.shape[1])
@@ -201,7 +211,7 @@ def test_memory_is_taken_for_what_is_known_to_come_and_no_further_ahead_than_tha
 
 @pytest.mark.parametrize("once, capacity", [(True, 64), (False, 384)])
 def test_behind_a_prompt_that_others_hold_too_only_the_own_part_of_a_text_takes_memory(once, capacity):
-    pool = Pool(Room(300, 340))
+    pool = KVBuffer(Capacity(300, 340))
     pool.begin_with(torch.zeros(2, 300, 4), once)
     pool.write(300, torch.zeros(2, 20, 4))
     assert pool.rows.shape[1] == capacity
@@ -209,7 +219,7 @@ def test_behind_a_prompt_that_others_hold_too_only_the_own_part_of_a_text_takes_
 
 @pytest.mark.parametrize("new", [70, 4000])
 def test_a_lane_tells_its_cache_how_long_the_text_can_get(llama, new):
-    session = prepare(Models(llama[0]), [Recipe("greedy")], Prompt("The green bird"), Limits(max_new_tokens=new))
+    session = prepare(Models(llama[0]), [LaneConfig("greedy")], Prompt("The green bird"), Limits(max_new_tokens=new))
     lane = session._runners[0].lane
     assert lane.target.store.room == (lane.prompt_length, min(lane.prompt_length + new, llama[0].context))
 
@@ -273,9 +283,11 @@ def some_slots(chance: random.Random, length: int) -> Slots:
 def test_the_stretches_of_all_heads_together_are_those_of_a_walk_through_each(seed):
     chance = random.Random(seed)
     for length in [*range(12)] * 5:
-        store = Store(3, length=length)
+        store = KVCache(3, length=length)
         store.slots = [some_slots(chance, length) for _ in range(3)]
         expected = [[walked(head) for head in slots.positions.tolist()] for slots in store.slots]
         agree = [slots.whole and slots.count == length for slots in store.slots]
         assert store.runs() == [[[(0, length)]] if all_there else told for all_there, told in zip(agree, expected)]
-        assert [slots.held for slots in store.slots] == [sum(p != EMPTY for head in slots.positions.tolist() for p in head) for slots in store.slots]
+        assert [slots.held for slots in store.slots] == [
+            sum(p != EMPTY for head in slots.positions.tolist() for p in head) for slots in store.slots
+        ]

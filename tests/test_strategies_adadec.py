@@ -12,23 +12,27 @@ from runs import figures, run, same, series, written
 from tables import TableModel
 from torch import Tensor
 
-from playground.algorithms.sampling.token_readings import Reading
+from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract import find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Commit, Note, Step
 from strategies.sampling.adadec import Rollout
 
-GREEDY = Recipe("greedy")
+GREEDY = LaneConfig("greedy")
 
 
-def adadec(**knobs) -> Recipe:
-    return Recipe("adadec", knobs)
+def adadec(**knobs) -> LaneConfig:
+    return LaneConfig("adadec", knobs)
 
 
 COLLAPSES = {
-    "adadec": [Collapse(adadec(tau=4.0), GREEDY), Collapse(adadec(tau=0.0, width=1), GREEDY), Collapse(adadec(tau=0.0, depth=0), GREEDY)],
+    "adadec": [
+        Collapse(adadec(tau=4.0), GREEDY),
+        Collapse(adadec(tau=0.0, width=1), GREEDY),
+        Collapse(adadec(tau=0.0, depth=0), GREEDY),
+    ],
 }
 
 
@@ -48,7 +52,9 @@ def rollout(reads: Reads, text: list[int], depth: int, ends: frozenset[int]) -> 
     return new
 
 
-def best_candidate(reads: Reads, text: list[int], depth: int, ends: frozenset[int], score: Score, width: int = 3) -> tuple[int, list[float]]:
+def best_candidate(
+    reads: Reads, text: list[int], depth: int, ends: frozenset[int], score: Score, width: int = 3
+) -> tuple[int, list[float]]:
     """The token to commit, and the score of each candidate."""
     scores, candidates = [], reads(text).topk(width).indices.tolist()
     for token in candidates:
@@ -57,7 +63,9 @@ def best_candidate(reads: Reads, text: list[int], depth: int, ends: frozenset[in
     return candidates[scores.index(max(scores))], scores
 
 
-def reckoned(reads: Reads, prompt: list[int], length: int, depth: int, ends: frozenset[int], score: Score = per_token) -> tuple[list[int], list[list[float]]]:
+def reckoned(
+    reads: Reads, prompt: list[int], length: int, depth: int, ends: frozenset[int], score: Score = per_token
+) -> tuple[list[int], list[list[float]]]:
     """What AdaDec writes where it pauses at every token, and the scores at each pause."""
     text, pauses = list(prompt), []
     while len(text) < len(prompt) + length and not set(text[len(prompt):]) & ends:
@@ -102,7 +110,9 @@ WRONG_SCORES = {
     "a sum, which favours rollouts that end early": sum,
     "a sum over the tokens of the rollout alone": lambda logps: sum(logps) / max(1, len(logps) - 1),
     "the candidate left out": lambda logps: per_token(logps[1:] or logps),
-    "the last token twice, as where a finished rollout goes on counting": lambda logps: sum([*logps, logps[-1]]) / len(logps),
+    "the last token twice, as where a finished rollout goes on counting": lambda logps: (
+        sum([*logps, logps[-1]]) / len(logps)
+    ),
 }
 
 
@@ -110,8 +120,11 @@ WRONG_SCORES = {
 @pytest.mark.parametrize("score", WRONG_SCORES.values(), ids=WRONG_SCORES)
 def test_a_wrong_score_of_a_rollout_writes_another_text(score):
     models = [TableModel("abcde", "e", seed) for seed in range(12)]
-    differ = [reckoned(table_reads(model), [0, 1], 7, 5, model.end_ids, score)[0] != written(adadec(tau=0.0), {"target": model}, [0, 1], 7)
-              for model in models]
+    differ = [
+        reckoned(table_reads(model), [0, 1], 7, 5, model.end_ids, score)[0]
+        != written(adadec(tau=0.0), {"target": model}, [0, 1], 7)
+        for model in models
+    ]
     assert any(differ)
 
 
@@ -151,10 +164,15 @@ def of_letters(following: dict[str, list[float]], letters: str = "abc.") -> Tabl
 
 
 def test_by_hand_the_second_choice_wins_where_what_follows_is_surer():
-    model = of_letters({"a": [0.1, 0.5, 0.4, 0], "ab": [0.34, 0.33, 0.33, 0], "ac": [0.01, 0.01, 0.98, 0], "": [0.9, 0.04, 0.03, 0.03]})
+    model = of_letters(
+        {"a": [0.1, 0.5, 0.4, 0], "ab": [0.34, 0.33, 0.33, 0], "ac": [0.01, 0.01, 0.98, 0], "": [0.9, 0.04, 0.03, 0.03]}
+    )
     lane, events = run(adadec(tau=0.5, width=2, depth=1), {"target": model}, [0], 3)
     assert lane.text == "cca"
-    assert figures(events, ROLLOUTS)[0] == {"labels": ["ba", "cc"], "values": [pytest.approx(math.sqrt(0.5 * 0.34)), pytest.approx(math.sqrt(0.4 * 0.98))]}
+    assert figures(events, ROLLOUTS)[0] == {
+        "labels": ["ba", "cc"],
+        "values": [pytest.approx(math.sqrt(0.5 * 0.34)), pytest.approx(math.sqrt(0.4 * 0.98))],
+    }
     notes = [event.text for event in events if isinstance(event, Note)]
     assert len(notes) == 1 and notes[0].startswith("'c' in place of 'b'")
 
@@ -184,7 +202,8 @@ def test_an_entropy_that_equals_the_threshold_is_a_pause():
         assert len(figures(run(adadec(tau=tau), {"target": undecided}, [0], 3)[1], "pauses")) == count
 
 
-@pytest.mark.parametrize("depth, forwards", [(0, 6), (1, 7), (4, 6 * 5)])  # at depth 1 the row after the winner is known already
+# at depth 1 the row after the winner is known already
+@pytest.mark.parametrize("depth, forwards", [(0, 6), (1, 7), (4, 6 * 5)])
 def test_looking_ahead_costs_one_forward_for_each_level(depth, forwards):
     model = TableModel("abcde")
     run(adadec(tau=0.0, depth=depth), {"target": model}, [0, 1], 6)
@@ -201,14 +220,15 @@ def test_only_the_candidate_is_committed_and_a_longer_limit_changes_no_token():
 
 def test_adadec_leaves_nothing_to_chance():
     with pytest.raises(Refusal, match="adadec does not work with a sampler such as temperature"):
-        assemble(Recipe("adadec", {}, [("temperature", {})]))
-    assert assemble(Recipe("adadec", {}, [("repetition_penalty", {})])).decoder.name == "adadec"
+        assemble(LaneConfig("adadec", {}, [("temperature", {})]))
+    assert assemble(LaneConfig("adadec", {}, [("repetition_penalty", {})])).decoder.name == "adadec"
 
 
-def reading(rest: float, rank: int, count: int = 40) -> Reading:
-    """Rows whose other seven tokens have `rest` of the weight of the first, before tokens that each stand at this rank."""
+def reading(rest: float, rank: int, count: int = 40) -> TokenReading:
+    """Rows whose other seven tokens have `rest` of the weight of the first, before tokens that each stand at this rank.
+    """
     p = torch.full((8,), rest / 7).index_fill(0, torch.tensor([0]), 1.0)
-    return Reading(torch.full((count,), rank), p.log().repeat(count, 1) - torch.arange(8) * 1e-4)
+    return TokenReading(torch.full((count,), rank), p.log().repeat(count, 1) - torch.arange(8) * 1e-4)
 
 
 def test_its_threshold_is_learnt_from_texts_and_lies_where_the_model_begins_to_be_wrong():

@@ -10,15 +10,15 @@ from runs import figures, random_rows, run
 from tables import TableModel, distance, law, product_law
 from torch import Tensor
 
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.events import Note
 from strategies.sampling import anchored as anchoring
 
-MODEL = Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+MODEL = LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 
 
-def anchored(**knobs) -> Recipe:
-    return Recipe("anchored", knobs)
+def anchored(**knobs) -> LaneConfig:
+    return LaneConfig("anchored", knobs)
 
 
 COLLAPSES = {
@@ -61,7 +61,11 @@ def test_no_other_law_within_the_budget_is_closer_to_the_risky_one():
 
 def test_at_the_ends_it_is_one_of_the_two_models_and_removed_tokens_stay_removed():
     p, r = log_laws(4)
-    assert anchoring.nearest(p, r, 0.0) == (0.0, p) and anchoring.nearest(p, r, 50.0) == (1.0, r) and anchoring.nearest(p, p, 0.1)[0] == 1.0
+    assert (
+        anchoring.nearest(p, r, 0.0) == (0.0, p)
+        and anchoring.nearest(p, r, 50.0) == (1.0, r)
+        and anchoring.nearest(p, p, 0.1)[0] == 1.0
+    )
     gone = torch.tensor([True, False, False, False, False, False])
     masked_p, masked_r = (row.masked_fill(gone, -math.inf).log_softmax(-1) for row in (p, r))
     theta, law_ = anchoring.nearest(masked_p, masked_r, 0.2)
@@ -85,7 +89,9 @@ def test_whole_texts_stay_within_the_budget_of_the_safe_models_law(k, indebted):
 def debt_by_hand(models: dict, prompt: list[int], count: int) -> float:
     gains = []
     for end in range(1, len(prompt)):
-        risky, safe = (models[name].scores(tuple(prompt[:end])).log_softmax(-1)[prompt[end]] for name in ("target", "draft"))
+        risky, safe = (
+            models[name].scores(tuple(prompt[:end])).log_softmax(-1)[prompt[end]] for name in ("target", "draft")
+        )
         gains.append(max(0.0, float(risky - safe)))
     return sum(sorted(gains)[-count:]) / count
 
@@ -103,8 +109,13 @@ def test_a_wrong_account_breaks_the_bound(wrong, monkeypatch):
     monkeypatch.setattr(anchoring, "divergence", wrong)
     over = []
     for seed in range(4):
-        models, prompt = {"target": TableModel("abcd", seed=seed), "draft": TableModel("abcd", seed=seed + 9)}, [0, 1, 3, 2]
-        over.append(kl(law(anchored(k=0.3, debt=False), models, prompt, 2), product_law(models["draft"], prompt, 2)) - 0.6)
+        models, prompt = (
+            {"target": TableModel("abcd", seed=seed), "draft": TableModel("abcd", seed=seed + 9)},
+            [0, 1, 3, 2],
+        )
+        over.append(
+            kl(law(anchored(k=0.3, debt=False), models, prompt, 2), product_law(models["draft"], prompt, 2)) - 0.6
+        )
     assert max(over) > 1e-3
 
 

@@ -14,7 +14,7 @@ from tables import Enumerating, Law, TableModel, distance
 from toys import byte_tokenizer
 
 from playground.contract import find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
@@ -39,18 +39,20 @@ def ids(text: str) -> Spelt:
     return tuple(TOKENIZER.convert_tokens_to_ids(list(text)))
 
 
-def under(constraint: tuple[str, dict], **knobs) -> Recipe:
-    return Recipe("asap", knobs, [constraint])
+def under(constraint: tuple[str, dict], **knobs) -> LaneConfig:
+    return LaneConfig("asap", knobs, [constraint])
 
 
-def choosing(*options: str, **knobs) -> Recipe:
+def choosing(*options: str, **knobs) -> LaneConfig:
     return under(("choice", {"options": "|".join(options)}), **knobs)
 
 
-def one_lane(recipe: Recipe, model: TableModel, draws, memory: Memory | None = None, length: int = 12) -> Lane:
+def one_lane(recipe: LaneConfig, model: TableModel, draws, memory: Memory | None = None, length: int = 12) -> Lane:
     """Run one lane to its end, with a visitor's memory."""
     assembly = assemble(recipe)
-    lane = Lane([START], {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens), memory=memory)
+    lane = Lane(
+        [START], {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens), memory=memory
+    )
     lane.draws, runner = draws, Runner(lane, assembly)
     while not runner.finished:
         failed = [event.message for event in runner.advance() if isinstance(event, Failed)]
@@ -59,7 +61,7 @@ def one_lane(recipe: Recipe, model: TableModel, draws, memory: Memory | None = N
     return lane
 
 
-def law(recipe: Recipe, model: TableModel, memory: Memory | None = None) -> Law:
+def law(recipe: LaneConfig, model: TableModel, memory: Memory | None = None) -> Law:
     """Exact probability of every text, where each run begins with what the visitor's memory holds."""
     draws, found = Enumerating(), defaultdict(float)
     for _ in draws.runs():
@@ -68,7 +70,7 @@ def law(recipe: Recipe, model: TableModel, memory: Memory | None = None) -> Law:
     return dict(found)
 
 
-def taught(recipe: Recipe, model: TableModel, draws) -> Memory:
+def taught(recipe: LaneConfig, model: TableModel, draws) -> Memory:
     """The memory of a visitor who ran this once."""
     memory = Memory()
     one_lane(recipe, model, draws, memory)
@@ -115,7 +117,10 @@ def under_a_mask(model: TableModel, options: list[str]) -> Law:
         p = 1.0
         for i, token in enumerate(text):
             row = model.scores((START, *text[:i])).softmax(-1)
-            p *= float(row[token] / row[sorted({other[i] for other in texts if other[:i] == text[:i] and len(other) > i})].sum())
+            p *= float(
+                row[token]
+                / row[sorted({other[i] for other in texts if other[:i] == text[:i] and len(other) > i})].sum()
+            )
         found[text] = p
     return found
 
@@ -124,7 +129,12 @@ def chances(model: TableModel, options: list[str]) -> dict[Spelt, float]:
     """Exact chance that free writing after a prefix ends in an option, by summing over the options."""
     texts = [(*ids(option), END) for option in options]
     prefixes = {text[:i] for text in texts for i in range(len(text) + 1)}
-    return {prefix: sum(exp(log_chance(model, text) - log_chance(model, prefix)) for text in texts if text[:len(prefix)] == prefix) for prefix in prefixes}
+    return {
+        prefix: sum(
+            exp(log_chance(model, text) - log_chance(model, prefix)) for text in texts if text[: len(prefix)] == prefix
+        )
+        for prefix in prefixes
+    }
 
 
 def prefixes_of(trie: PrefixTrie) -> dict[int, Spelt]:
@@ -206,7 +216,10 @@ class KnowsOnlyWhatWasDrawn(PrefixTrie):
 
 
 @pytest.mark.refuses("asap")
-@pytest.mark.parametrize("wrong, first, right", [(RenormalisesFirst, "0", 1 / 17), (StaysWhereItLearned, "0", 1 / 17), (KnowsOnlyWhatWasDrawn, "1", 1 / 2)])
+@pytest.mark.parametrize(
+    "wrong, first, right",
+    [(RenormalisesFirst, "0", 1 / 17), (StaysWhereItLearned, "0", 1 / 17), (KnowsOnlyWhatWasDrawn, "1", 1 / 2)],
+)
 def test_a_trie_that_learns_wrongly_is_found_out(wrong, first, right, monkeypatch):
     monkeypatch.setattr("strategies.constrained.asap.PrefixTrie", wrong)
     assert abs(zeros(visited(first)) - right) > WRONG
@@ -228,7 +241,10 @@ def languages() -> list[list[str]]:
 
 def table(seed: int) -> TableModel:
     """A model that writes three letters and the end at odds of its own in every place."""
-    opinions, silent = TableModel(tokenizer=TOKENIZER, seed=seed, spread=1.0), torch.ones(len(TOKENIZER), dtype=torch.bool)
+    opinions, silent = (
+        TableModel(tokenizer=TOKENIZER, seed=seed, spread=1.0),
+        torch.ones(len(TOKENIZER), dtype=torch.bool),
+    )
     silent[[*ids("abc"), END]] = False
     return TableModel(tokenizer=TOKENIZER, rule=lambda context: opinions.scores(context).masked_fill(silent, NEVER))
 
@@ -249,7 +265,10 @@ def test_every_chance_is_an_upper_bound_and_only_falls():
 
 @pytest.fixture(scope="module")
 def learned() -> list[tuple[TableModel, list[str], Memory]]:
-    return [(table(seed), options, taught(choosing(*options, samples=80), table(seed), Evenly())) for seed, options in enumerate(languages())]
+    return [
+        (table(seed), options, taught(choosing(*options, samples=80), table(seed), Evenly()))
+        for seed, options in enumerate(languages())
+    ]
 
 
 def test_once_every_prefix_was_read_the_chances_are_exact(learned):
@@ -300,13 +319,17 @@ def two_letters(context: Spelt) -> torch.Tensor:
     """a, b or the end, at odds that depend on the text; the end is certain after two."""
     scores = torch.full((len(TOKENIZER),), NEVER, dtype=torch.float64)
     open_, odds = [*ids("ab"), END], [0.5, 1.2 * len(context), -0.4 * sum(context) % 3]
-    scores[open_ if len(context) < 3 else [END]] = torch.tensor(odds if len(context) < 3 else [0.0], dtype=torch.float64)
+    scores[open_ if len(context) < 3 else [END]] = torch.tensor(
+        odds if len(context) < 3 else [0.0], dtype=torch.float64
+    )
     return scores
 
 
 def test_where_everything_is_legal_it_is_plain_sampling():
     model = TableModel(tokenizer=TOKENIZER, rule=two_letters)
-    everything = {(*ids(text), END): exp(log_chance(model, (*ids(text), END))) for text in ["", "a", "b", "aa", "ab", "ba", "bb"]}
+    everything = {
+        (*ids(text), END): exp(log_chance(model, (*ids(text), END))) for text in ["", "a", "b", "aa", "ab", "ba", "bb"]
+    }
     anything = under(("regex", {"pattern": "[ab]*"}), samples=2)
     assert distance(law(anything, model), everything) < EXACT
     assert all(abs(chance) < EXACT for chance in trie_of(taught(anything, model, Draws(0))).chances)
@@ -321,7 +344,7 @@ def test_one_sample_is_what_a_plain_mask_draws_by_the_same_chance(seed):
     grammar = ("regex", {"pattern": "[a-f]{2,5}|x[0-9]+y"})
     for model in (pair().target, table(seed)):
         masked, ours = (one_lane(recipe, model, Draws(seed), length=20) for recipe in (
-            Recipe("sample", {"temperature": 1.0, "top_p": 1.0}, [grammar]), under(grammar, samples=1)))
+            LaneConfig("sample", {"temperature": 1.0, "top_p": 1.0}, [grammar]), under(grammar, samples=1)))
         assert ours.text == masked.text != ""
 
 
@@ -367,7 +390,9 @@ def test_the_answer_may_be_the_most_probable_text_found():
 # --- dead ends ---
 
 def blocked(*prefixes: str):
-    """A model that writes a, b and the end with equal chance, but never an x, which is the only way on after these prefixes."""
+    """A model that writes a, b and the end with equal chance, but never an x, which is the only way on after these
+    prefixes.
+    """
     def scores(context: Spelt) -> torch.Tensor:
         row = torch.full((len(TOKENIZER),), NEVER, dtype=torch.float64)
         row[[*ids("ab"), END]] = 0.0
@@ -398,7 +423,7 @@ def test_a_row_with_nothing_legal_is_no_error_for_a_decoder_that_owns_the_gramma
         def masks_of_tree(self, tokens, parents):
             return torch.zeros(1, 3, dtype=torch.bool)
 
-    lane = one_lane(Recipe("greedy"), TableModel("abc"), Draws(0), length=1)
+    lane = one_lane(LaneConfig("greedy"), TableModel("abc"), Draws(0), length=1)
     lane.main.chain = Chain(matcher=Blocked(), masking=False)
     assert not Rows("target", torch.zeros(1, 3), lane.main, lane.target.seen.tree).masks.any()
     lane.main.chain = Chain(matcher=Blocked())
@@ -456,13 +481,21 @@ def test_the_nearest_nodes_come_with_their_parents_before_them():
         for token in text:
             node = trie.descend(node, uniform(0, 1, 2, 3), token)
     nodes, parents = trie.outline(5)
-    assert [prefixes_of(trie)[node] for node in nodes] == [(), (0,), (1,), (0, 1), (0, 3)] and parents == [-1, 0, 0, 1, 1]
+    assert [prefixes_of(trie)[node] for node in nodes] == [(), (0,), (1,), (0, 1), (0, 3)] and parents == [
+        -1,
+        0,
+        0,
+        1,
+        1,
+    ]
     assert len(trie.outline(2)[0]) == 2 and len(trie.outline(99)[0]) == len(trie)
 
 
 # --- what is told, and what it costs ---
 
-def events(recipe: Recipe, models: Models | None = None, memory: Memory | None = None, text: str = "q", seed: int = 0) -> list[Event]:
+def events(
+    recipe: LaneConfig, models: Models | None = None, memory: Memory | None = None, text: str = "q", seed: int = 0
+) -> list[Event]:
     session = prepare(models or Models(table(2)), [recipe], Prompt(text), Limits(seed, 24), memory=memory)
     deque(session, maxlen=0)
     assert check(session.trace) == []
@@ -488,7 +521,9 @@ def test_every_sample_starts_from_the_prompt_without_reading_it_again():
 
 def test_the_cache_holds_the_prompt_and_one_sample_at_a_time():
     models = Models(pair().target)
-    session = prepare(models, [under(("regex", {"pattern": "[a-f]{6}"}), samples=8)], Prompt("The green bird"), Limits(0, 24))
+    session = prepare(
+        models, [under(("regex", {"pattern": "[a-f]{6}"}), samples=8)], Prompt("The green bird"), Limits(0, 24)
+    )
     store, most = session._runners[0].lane.target.store, 0
     while not session.finished:
         session.advance()
@@ -517,7 +552,13 @@ def test_a_step_shows_the_odds_its_token_was_drawn_with():
 
 def test_a_step_says_of_every_other_token_that_the_mask_removed_it():
     told = events(choosing("ab", "b", samples=2), Models(TableModel(tokenizer=TOKENIZER)))
-    fallen = [candidate for event in told if isinstance(event, Step) and event.sequence for candidate in event.top if candidate.final == 0]
+    fallen = [
+        candidate
+        for event in told
+        if isinstance(event, Step) and event.sequence
+        for candidate in event.top
+        if candidate.final == 0
+    ]
     assert fallen and {candidate.fell for candidate in fallen} == {"mask"}
 
 
@@ -531,17 +572,21 @@ def test_the_figures_say_what_the_samples_taught():
     at_most = [data["series"]["at most"] for data in figures["scalar"]]
     assert at_most == sorted(at_most, reverse=True) and at_most[-1] == pytest.approx(17 / 32)
     first, last = (dict(zip(data["rows"], data["values"])) for data in (figures["matrix"][0], figures["matrix"][-6]))
-    assert first["0"] == pytest.approx([1 / 2, 1 / 2, 1 / 2, 1]) and last["0"] == pytest.approx([1 / 2, 1 / 2, 1 / 17, 1 / 16])
-    assert dict(zip(figures["tree"][-1]["labels"], figures["tree"][-1]["values"]))["the prompt"] == pytest.approx(17 / 32)
+    assert first["0"] == pytest.approx([1 / 2, 1 / 2, 1 / 2, 1]) and last["0"] == pytest.approx(
+        [1 / 2, 1 / 2, 1 / 17, 1 / 16]
+    )
+    assert dict(zip(figures["tree"][-1]["labels"], figures["tree"][-1]["values"]))["the prompt"] == pytest.approx(
+        17 / 32
+    )
 
 
 def test_other_samplers_are_refused_for_they_would_change_the_law():
     for name in ("top_k", "temperature", "repetition_penalty"):
         with pytest.raises(Refusal, match="asap does not work with a sampler"):
-            assemble(Recipe("asap", {}, [("choice", {}), (name, {})]))
+            assemble(LaneConfig("asap", {}, [("choice", {}), (name, {})]))
     assert [sampler.name for sampler in assemble(choosing("a", "b")).samplers] == ["temperature"]
     with pytest.raises(Refusal, match="needs a constraint"):
-        assemble(Recipe("asap"))
+        assemble(LaneConfig("asap"))
 
 
 def test_it_says_that_it_remembers():
@@ -557,7 +602,7 @@ def timeless(told: list[Event]) -> list[dict]:
     return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in told]
 
 
-def header(memory: Memory | None, recipe: Recipe = OPTIONS, text: str = "q") -> str:
+def header(memory: Memory | None, recipe: LaneConfig = OPTIONS, text: str = "q") -> str:
     return prepare(Models(table(2)), [recipe], Prompt(text), Limits(0, 24), memory=memory).headers[0].memory
 
 
@@ -579,7 +624,7 @@ def test_the_header_names_what_was_remembered():
     after_one = header(memory)
     events(OPTIONS, memory=memory, seed=1)
     assert len({"", after_one, header(memory)}) == 3
-    assert header(memory, Recipe("greedy")) == ""
+    assert header(memory, LaneConfig("greedy")) == ""
 
 
 def test_an_emptied_memory_gives_the_first_run_again():
@@ -619,7 +664,10 @@ def test_lanes_side_by_side_learn_each_for_itself():
     memory = Memory()
     session = prepare(Models(table(2)), [OPTIONS, OPTIONS], Prompt("q"), Limits(0, 24), memory=memory)
     deque(session, maxlen=0)
-    first, second = ([stamped.event for stamped in session.trace.lane(lane).events if not isinstance(stamped.event, Forward)] for lane in (0, 1))
+    first, second = (
+        [stamped.event for stamped in session.trace.lane(lane).events if not isinstance(stamped.event, Forward)]
+        for lane in (0, 1)
+    )
     assert timeless(first) == timeless(second)
 
 

@@ -1,4 +1,6 @@
-"""Cache policies that keep so many tokens of each head: which ones stay, held against the library's own attention, and the bound for all of them."""
+"""Cache policies that keep so many tokens of each head: which ones stay, held against the library's own attention, and
+the bound for all of them.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, cours
 
 from playground.algorithms.kv_cache.attention_scores import heaviest
 from playground.contract import Held, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -26,7 +28,7 @@ from strategies.kv_cache.tova import Tova
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 TEXT = "The green bird sings, and the red fox listens."
-TREE = Recipe("speculative", {}, [("draft_model", {"width": 2, "depth": 3})])
+TREE = LaneConfig("speculative", {}, [("draft_model", {"width": 2, "depth": 3})])
 TIGHT = {"tova": {"size": 9}, "key_norm": {"size": 9, "recent": 2}, "random_keep": {"size": 9, "recent": 2},
          "pyramidkv": {"window": 3, "capacity": 9, "beta": 3}, "dapq": {"capacity": 9, "pretending": 5, "recent": 2},
          "prefixkv": {"keep": 0.5, "tail": 4}}
@@ -35,13 +37,13 @@ BUDGETED = [name for name in TIGHT if "budget_respected" in make(name).guarantee
 every_policy = pytest.mark.parametrize("name, knobs", TIGHT.items(), ids=TIGHT)
 
 
-def with_policy(lane: Recipe, name: str, **knobs) -> Recipe:
+def with_policy(lane: LaneConfig, name: str, **knobs) -> LaneConfig:
     return replace(lane, extras=[*lane.extras, (name, knobs)])
 
 
 def roomy(name: str, **knobs) -> list[Collapse]:
     """Token by token, and a tree at a time: with room for the whole text nothing changes."""
-    return [Collapse(with_policy(plain, name, **knobs), plain) for plain in (Recipe("greedy"), TREE)]
+    return [Collapse(with_policy(plain, name, **knobs), plain) for plain in (LaneConfig("greedy"), TREE)]
 
 
 ALIKE = {"window": 3, "capacity": 4, "kernel": 3}
@@ -51,11 +53,16 @@ COLLAPSES = {
     "tova": roomy("tova", size=2048),
     "key_norm": roomy("key_norm", size=2048),
     "random_keep": roomy("random_keep", size=2048),
-    "pyramidkv": [*roomy("pyramidkv", capacity=2048),
-                  Collapse(with_policy(TREE, "pyramidkv", beta=1, **ALIKE), with_policy(TREE, "snapkv", **ALIKE))],
+    "pyramidkv": [
+        *roomy("pyramidkv", capacity=2048),
+        Collapse(with_policy(TREE, "pyramidkv", beta=1, **ALIKE), with_policy(TREE, "snapkv", **ALIKE)),
+    ],
     "dapq": roomy("dapq", capacity=2048),
     "prefixkv": roomy("prefixkv", keep=1.0),
-    "oracle_keep": [*roomy("oracle_keep", size=2048), Collapse(with_policy(Recipe("beam_search"), "oracle_keep", size=2048), Recipe("beam_search"))],
+    "oracle_keep": [
+        *roomy("oracle_keep", size=2048),
+        Collapse(with_policy(LaneConfig("beam_search"), "oracle_keep", size=2048), LaneConfig("beam_search")),
+    ],
 }
 
 
@@ -102,7 +109,10 @@ def long_keys_go(size: int, recent: int) -> Callable[[Seen], list[set[int]]]:
     def rule(seen):
         late = {p for p in seen.live[0] if p >= seen.read - recent}
         lengths = [dict(zip(live, (keys ** 2).sum(-1).tolist())) for live, keys in zip(seen.live, seen.keys)]
-        return [late | best({p: -length for p, length in head.items() if p not in late}, size - recent) for head in lengths]
+        return [
+            late | best({p: -length for p, length in head.items() if p not in late}, size - recent) for head in lengths
+        ]
+
     return rule
 
 
@@ -174,7 +184,8 @@ def test_a_wrong_way_to_choose_is_found_out(wrong):
 # --- chance ---
 
 def at_random(policy: RandomKeep, heads: int, length: int) -> torch.Tensor:
-    """How often each position was among those that stayed of a text that grew token by token, over all heads, [length]."""
+    """How often each position was among those that stayed of a text that grew token by token, over all heads, [length].
+    """
     positions = torch.arange(policy.size)[None].expand(heads, -1)
     for next_position in range(policy.size + 1, length + 1):
         positions = torch.cat([positions, torch.full((heads, 1), next_position - 1)], 1)
@@ -186,7 +197,8 @@ def at_random(policy: RandomKeep, heads: int, length: int) -> torch.Tensor:
 def unevenness(kind: type[RandomKeep]) -> float:
     """Chi-square of 32 positions over 600 heads, 31 degrees of freedom, where a quarter of the text stays.
 
-    For an even sample 31 with a deviation of 8; an unevenness of a tenth of a position's chances adds 600 * 0.25 * 0.01 / 0.75 for each, 64 in all.
+    For an even sample 31 with a deviation of 8; an unevenness of a tenth of a position's chances adds 600 * 0.25 * 0.01
+    / 0.75 for each, 64 in all.
     """
     counts = sum(at_random(kind(size=8, dice=dice), 6, 32) for dice in range(100)).float()
     return float(((counts - 150) ** 2 / (150 * 0.75)).sum() * 31 / 32)
@@ -227,7 +239,9 @@ def test_what_stays_by_chance_does_not_depend_on_how_many_tokens_came_at_once():
     policy = make("random_keep", size=5)
 
     def kept(positions: list[int]) -> list[int]:
-        at = Held(0, 1, "keep", 0, max(positions) + 1, torch.tensor([positions]), read=lambda part: torch.zeros(1, 1, 1))
+        at = Held(
+            0, 1, "keep", 0, max(positions) + 1, torch.tensor([positions]), read=lambda part: torch.zeros(1, 1, 1)
+        )
         return at.positions[policy.retain(at)].tolist()
 
     one_by_one = list(range(5))
@@ -241,7 +255,7 @@ def test_what_stays_by_chance_does_not_depend_on_how_many_tokens_came_at_once():
 @pytest.mark.parametrize("name, knobs", [(name, TIGHT[name]) for name in BUDGETED], ids=BUDGETED)
 def test_no_layer_and_no_head_exceeds_the_budget_whatever_is_kept_at_once(name, knobs):
     budget = make(name, **knobs).budget
-    for lane in (Recipe("greedy"), TREE):
+    for lane in (LaneConfig("greedy"), TREE):
         found, generated = [], 0
         for state in watch(assemble(with_policy(lane, name, **knobs)), models(), PROMPT, Limits(0, LENGTH), Draws(0)):
             if state.generated > generated:
@@ -269,7 +283,7 @@ def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeyp
 
 
 @every_policy
-@pytest.mark.parametrize("lane", [Recipe("greedy"), TREE], ids=lambda lane: lane.strategy)
+@pytest.mark.parametrize("lane", [LaneConfig("greedy"), TREE], ids=lambda lane: lane.strategy)
 def test_events_tell_what_was_kept_and_what_was_evicted_in_every_layer_and_head(name, knobs, lane):
     session = prepare(pair(), [with_policy(lane, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=12))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
@@ -283,14 +297,17 @@ def test_events_tell_what_was_kept_and_what_was_evicted_in_every_layer_and_head(
 
 def told(cache: Cache) -> list[set[int]]:
     """Positions held by each layer and head, one after the other; one layer or head may stand for all."""
-    heads = [heads * (cache.heads if len(heads) == 1 else 1) for heads in cache.live * (cache.layers if len(cache.live) == 1 else 1)]
+    heads = [
+        heads * (cache.heads if len(heads) == 1 else 1)
+        for heads in cache.live * (cache.layers if len(cache.live) == 1 else 1)
+    ]
     return [{p for start, stop in runs for p in range(start, stop)} for layer in heads for runs in layer]
 
 
 def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():
-    recipes = [with_policy(Recipe("greedy"), name, **knobs) for name, knobs in {**TIGHT, **ROW_WISE}.items()]
+    recipes = [with_policy(LaneConfig("greedy"), name, **knobs) for name, knobs in {**TIGHT, **ROW_WISE}.items()]
 
-    def run(*together: Recipe) -> list:
+    def run(*together: LaneConfig) -> list:
         session = prepare(pair(), list(together), Prompt(TEXT), Limits(max_new_tokens=10))
         shared = sum(getattr(stamped.event, "lanes", 1) > 1 for stamped in session)
         assert bool(shared) == (len(together) > 1)

@@ -10,13 +10,13 @@ from tables import prepared
 from torch import Tensor
 
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Prompt
 from playground.errors import Refusal
 from playground.events import Note
 from strategies.sampling.caad import Grounding
 
-GREEDY = Recipe("greedy")
+GREEDY = LaneConfig("greedy")
 PROMPT = [54, 71, 71, 9]
 
 
@@ -46,7 +46,11 @@ def test_a_place_is_known_again_by_its_own_state_and_gives_the_logits_the_model_
 
 def single(logits: Tensor, **knobs):
     sampler = make("caad", **knobs)
-    sampler.grounding = Grounding(torch.randn(len(logits), 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64), logits, [""] * len(logits))
+    sampler.grounding = Grounding(
+        torch.randn(len(logits), 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+        logits,
+        [""] * len(logits),
+    )
     return sampler
 
 
@@ -58,7 +62,9 @@ def test_one_entry_adds_alpha_times_its_logits():
 
 
 def near_and_far(**knobs):
-    """The distance between what a grounding of two entries gives and the mean of the nearer one alone, where the other lies opposite."""
+    """The distance between what a grounding of two entries gives and the mean of the nearer one alone, where the other
+    lies opposite.
+    """
     sampler, z = make("caad", alpha=0.5, tau=0.7, **knobs), random_rows(2, 1)
     states = torch.tensor([[1.0, 0.2], [-1.0, 0.2]], dtype=torch.float64)
     sampler.grounding = Grounding(states, random_rows(1, 2), ["near", "far"])
@@ -92,7 +98,9 @@ def test_weights_are_positive_and_sum_to_one_and_only_the_best_count(knobs):
     assert weights.sum(-1).tolist() == pytest.approx([1.0] * 20) and bool((weights >= 0).all())
     for row, similar in zip(weights, similarities):
         used = row > 0
-        assert int(used.sum()) == knobs.get("most", 9) and float(similar[used].min()) >= float(similar[~used].max() if bool((~used).any()) else -1)
+        assert int(used.sum()) == knobs.get("most", 9) and float(similar[used].min()) >= float(
+            similar[~used].max() if bool((~used).any()) else -1
+        )
 
 
 def test_a_constant_added_to_stored_logits_changes_nothing_and_mixed_probabilities_sum_to_one():
@@ -100,17 +108,25 @@ def test_a_constant_added_to_stored_logits_changes_nothing_and_mixed_probabiliti
     for mode in ("linear", "delta", "probabilities"):
         plain, shifted = (single(random_rows(1, 9) + by, tau=-1.0, mode=mode).mix(rows).softmax(-1) for by in (0, 7))
         assert torch.allclose(plain, shifted)
-    assert single(random_rows(1, 9), tau=-1.0, mode="probabilities").mix(rows).exp().sum(-1).tolist() == pytest.approx([1.0] * 5, abs=1e-5)
+    assert single(random_rows(1, 9), tau=-1.0, mode="probabilities").mix(rows).exp().sum(-1).tolist() == pytest.approx(
+        [1.0] * 5, abs=1e-5
+    )
 
 
 def test_at_a_stored_place_the_model_meets_its_own_logits_so_nothing_turns():
     knobs = {"pairs": "The green bird => sings", "tau": 0.95, "weighted": False, "alpha": 2.0}
     text, events = told(alone("caad", **knobs), SAID, length=1)
     assert figures(events, "entries averaged")[0]["series"]["entries"] == 1
-    assert text == told(GREEDY, SAID, length=1)[0] and not [e for e in events if isinstance(e, Note) and "before" in e.text]
+    assert text == told(GREEDY, SAID, length=1)[0] and not [
+        e for e in events if isinstance(e, Note) and "before" in e.text
+    ]
 
 
 def test_settings_that_mean_nothing_are_refused():
-    for knobs, said in [({"pairs": "no arrow"}, "question => answer"), ({"pairs": " "}, "at least one"), ({"alpha": 1.5, "mode": "delta"}, "exceed 1")]:
+    for knobs, said in [
+        ({"pairs": "no arrow"}, "question => answer"),
+        ({"pairs": " "}, "at least one"),
+        ({"alpha": 1.5, "mode": "delta"}, "exceed 1"),
+    ]:
         with pytest.raises(Refusal, match=said):
             make("caad", **knobs)

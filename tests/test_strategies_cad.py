@@ -13,19 +13,25 @@ from tables import TableModel
 from torch import Tensor
 
 from playground.contract import make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Prompt
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.engine.sampling import contrast, jensen_shannon
 from playground.events import Note
 
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 LN2 = math.log(2)
 Reads = Callable[[list[int]], Tensor]  # log-probabilities [V] after a text
 COLLAPSES = {
-    "cad": [Collapse(alone("cad", alpha=0.0), GREEDY), Collapse(Recipe("greedy", {}, [("cad", {"alpha": 0.0}), ("temperature", {"t": 1.0})]), MODEL)],
-    "adacad": [Collapse(alone("adacad", floor=1.0), alone("cad", alpha=1.0)), Collapse(alone("adacad", floor=0.7), alone("cad", alpha=0.7)),
-               Collapse(alone("adacad", floor=1.0, base="2"), alone("cad", alpha=1.0))],
+    "cad": [
+        Collapse(alone("cad", alpha=0.0), GREEDY),
+        Collapse(LaneConfig("greedy", {}, [("cad", {"alpha": 0.0}), ("temperature", {"t": 1.0})]), MODEL),
+    ],
+    "adacad": [
+        Collapse(alone("adacad", floor=1.0), alone("cad", alpha=1.0)),
+        Collapse(alone("adacad", floor=0.7), alone("cad", alpha=0.7)),
+        Collapse(alone("adacad", floor=1.0, base="2"), alone("cad", alpha=1.0)),
+    ],
 }
 
 
@@ -96,17 +102,25 @@ def mixed_text(reads: Reads, prompts: tuple[list[int], list[int]], length: int, 
 def test_both_streams_of_a_network_are_what_the_library_reads_from_the_beginning(name, architecture):
     library, model = network(architecture), pair(architecture).target
     prompts = [54, 71, 9, 9, 80, 71], [80, 71]
-    strength = {"cad": lambda z1, z2: 0.8, "adacad": lambda z1, z2: divergence(z1.softmax(-1).tolist(), z2.softmax(-1).tolist())}[name]
+    strength = {
+        "cad": lambda z1, z2: 0.8,
+        "adacad": lambda z1, z2: divergence(z1.softmax(-1).tolist(), z2.softmax(-1).tolist()),
+    }[name]
     with torch.inference_mode():
-        expected = mixed_text(lambda text: library(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1], prompts, 10, strength)
+        expected = mixed_text(
+            lambda text: library(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1], prompts, 10, strength
+        )
     lane, _ = run(alone(name, **CONTEXTUAL[name]), {"target": model}, prompts[0], 10, other=prompts[1])
     assert lane.main.written == expected
     for stream, prompt in zip((lane.target, lane.stream("without_context")), prompts):
         text = (prompt + expected)[:stream.store.length]
         fresh = model.new_store()
-        model.forward([Work(fresh, text, list(range(-1, len(text) - 1)))])
+        model.forward([ForwardInput(fresh, text, list(range(-1, len(text) - 1)))])
         assert len(text) == len(prompt) + 9
-        assert all((held.rows[:, :len(text)] - new.rows[:, :len(text)]).abs().max() < 1e-9 for held, new in zip(stream.store.keys, fresh.keys))
+        assert all(
+            (held.rows[:, : len(text)] - new.rows[:, : len(text)]).abs().max() < 1e-9
+            for held, new in zip(stream.store.keys, fresh.keys)
+        )
 
 
 def jsd(z1: Tensor, z2: Tensor) -> float:
@@ -115,10 +129,13 @@ def jsd(z1: Tensor, z2: Tensor) -> float:
 
 FAULTS: dict[str, Callable[[Reads, list[int], list[int]], list[int]]] = {
     "swapped streams": lambda reads, a, b: mixed_text(reads, (b, a), 12, jsd),
-    "the distance, which is the root of the divergence": lambda reads, a, b: mixed_text(reads, (a, b), 12, lambda z1, z2: jsd(z1, z2) ** 0.5),
+    "the distance, which is the root of the divergence": lambda reads, a, b: mixed_text(
+        reads, (a, b), 12, lambda z1, z2: jsd(z1, z2) ** 0.5
+    ),
     "the contrast the other way round": lambda reads, a, b: mixed_text(reads, (a, b), 12, lambda z1, z2: -jsd(z1, z2)),
-    "a second stream that never hears what was written":
-        lambda reads, a, b: mixed_text(lambda text: reads(b) if text[:len(a)] != a else reads(text), (a, b), 12, jsd),
+    "a second stream that never hears what was written": lambda reads, a, b: mixed_text(
+        lambda text: reads(b) if text[: len(a)] != a else reads(text), (a, b), 12, jsd
+    ),
 }
 
 
@@ -153,7 +170,10 @@ def test_a_context_that_memory_drowns_out_is_heard_and_the_learner_is_told():
     assert lane.text == "cc"
     assert len([event for event in events if isinstance(event, Note)]) == 2
     chances = figures(events, "probability of the chosen token")[1]
-    assert chances["x"] == 1 and chances["series"]["adjusted"] > 0.5 > chances["series"]["with context"] > chances["series"]["without"]
+    assert (
+        chances["x"] == 1
+        and chances["series"]["adjusted"] > 0.5 > chances["series"]["with context"] > chances["series"]["without"]
+    )
     assert not figures(events, "where context and memory disagree")  # both streams put b first
 
 
@@ -161,7 +181,10 @@ def test_where_the_streams_put_another_token_first_is_marked():
     model = TableModel("abcde", seed=3)
     lane, events = run(alone("cad", alpha=0.0), {"target": model}, [0, 1, 2], 12, other=[2])
     marked = [data["spans"][0][0] for data in figures(events, "where context and memory disagree")]
-    first = [[int(model.scores((*prompt, *lane.main.written[:place])).argmax()) for prompt in ([0, 1, 2], [2])] for place in range(12)]
+    first = [
+        [int(model.scores((*prompt, *lane.main.written[:place])).argmax()) for prompt in ([0, 1, 2], [2])]
+        for place in range(12)
+    ]
     assert marked == [place for place, (one, two) in enumerate(first) if one != two] and 0 < len(marked) < 12
 
 

@@ -1,4 +1,5 @@
-"""An answer chosen among several of a model's own, by who is first and by whom the others resemble: against exact laws."""
+"""An answer chosen among several of a model's own, by who is first and by whom the others resemble: against exact laws.
+"""
 from __future__ import annotations
 
 from collections import Counter
@@ -18,16 +19,22 @@ EXACT, WRONG = 1e-9, 1e-3
 
 
 COLLAPSES = {
-    "first_finish": [Collapse(of("first_finish", n=1, temperature=1.0), MODEL), Collapse(of("first_finish", n=3, temperature=0.0), GREEDY),
-                     Collapse(of("first_finish", n=3, wait=3, answer="text", temperature=0.0), GREEDY)],
-    "mbr": [Collapse(of("mbr", n=1), MODEL)] + [Collapse(of("mbr", n=3, temperature=0.0, likeness=name), GREEDY) for name in MEASURES],
+    "first_finish": [
+        Collapse(of("first_finish", n=1, temperature=1.0), MODEL),
+        Collapse(of("first_finish", n=3, temperature=0.0), GREEDY),
+        Collapse(of("first_finish", n=3, wait=3, answer="text", temperature=0.0), GREEDY),
+    ],
+    "mbr": [Collapse(of("mbr", n=1), MODEL)]
+    + [Collapse(of("mbr", n=3, temperature=0.0, likeness=name), GREEDY) for name in MEASURES],
 }
 
 
 # --- first finish ---
 
 def first_finish_law(p: Law, n: int, ends: frozenset[int]) -> Law:
-    """p(y) / p(length) * (S(length)^n - S(length + 1)^n) for texts that end; S is the chance to be as long, or never to end."""
+    """p(y) / p(length) * (S(length)^n - S(length + 1)^n) for texts that end; S is the chance to be as long, or never to
+    end.
+    """
     ended = {text: chance for text, chance in p.items() if text[-1] in ends}
     by_length = Counter()
     for text, chance in ended.items():
@@ -36,7 +43,10 @@ def first_finish_law(p: Law, n: int, ends: frozenset[int]) -> Law:
     def longer(length: int) -> float:
         return 1 - sum(chance for other, chance in by_length.items() if other < length)
 
-    return {text: chance / by_length[len(text)] * (longer(len(text)) ** n - longer(len(text) + 1) ** n) for text, chance in ended.items()}
+    return {
+        text: chance / by_length[len(text)] * (longer(len(text)) ** n - longer(len(text) + 1) ** n)
+        for text, chance in ended.items()
+    }
 
 
 @pytest.mark.oracle("first_finish")
@@ -44,10 +54,13 @@ def first_finish_law(p: Law, n: int, ends: frozenset[int]) -> Law:
 def test_the_law_of_first_finish_tilts_the_length_and_nothing_else(n):
     model, prompt = TableModel("ab.", ".", seed=3, spread=0.7), [0, 1]
     p = product_law(model, prompt, 2)
-    expected, ours = first_finish_law(p, n, model.end_ids), law(of("first_finish", n=n, temperature=1.0), {"target": model}, prompt, 2)
+    expected, ours = (
+        first_finish_law(p, n, model.end_ids),
+        law(of("first_finish", n=n, temperature=1.0), {"target": model}, prompt, 2),
+    )
     assert all(ours[text] == pytest.approx(chance, abs=EXACT) for text, chance in expected.items())
     unfinished = sum(chance for text, chance in p.items() if text[-1] not in model.end_ids)
-    assert sum(chance for text, chance in ours.items() if text[-1] not in model.end_ids) == pytest.approx(unfinished ** n)
+    assert sum(chance for text, chance in ours.items() if text[-1] not in model.end_ids) == pytest.approx(unfinished**n)
 
 
 @pytest.mark.refuses("first_finish")
@@ -55,7 +68,9 @@ def test_a_search_that_took_the_last_to_finish_would_be_found_out():
     model, prompt = TableModel("ab.", ".", seed=3, spread=0.7), [0, 1]
     p = product_law(model, prompt, 2)
     ours = law(of("first_finish", n=2, wait=2, answer="text", temperature=1.0), {"target": model}, prompt, 2)
-    assert any(abs(ours.get(text, 0.0) - chance) > WRONG for text, chance in first_finish_law(p, 2, model.end_ids).items())
+    assert any(
+        abs(ours.get(text, 0.0) - chance) > WRONG for text, chance in first_finish_law(p, 2, model.end_ids).items()
+    )
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -76,7 +91,9 @@ def test_waiting_for_all_is_the_vote_of_all(n):
 def test_the_winner_is_the_shortest_of_the_texts_and_nobody_writes_on_after_it():
     model, lengths = TableModel("abcde", "e", spread=0.5), []
     for n in (1, 2, 4, 8):
-        told, all_of_them = (run(of(name, n=n, temperature=1.0), model, [0, 1], 20, seed=5) for name in ("first_finish", "best_of_n"))
+        told, all_of_them = (
+            run(of(name, n=n, temperature=1.0), model, [0, 1], 20, seed=5) for name in ("first_finish", "best_of_n")
+        )
         whole = [text for number, text in sorted(all_of_them.texts().items()) if number]
         winner = min(whole, key=len)
         assert told.texts()[0] == winner and len(told.of(Forward)) == len(winner)
@@ -90,7 +107,10 @@ def test_where_none_ends_the_note_says_so_and_the_likeliest_per_token_is_taken()
     model = TableModel("abc", seed=1)
     told = run(of("first_finish", n=4, temperature=1.0), model, [0], 6)
     texts = [text for number, text in told.texts().items() if number]
-    assert told.texts()[0] == max(texts, key=lambda text: logp(model, [0], text)) and "None of 4 texts ended" in told.of(Note)[-1].text
+    assert (
+        told.texts()[0] == max(texts, key=lambda text: logp(model, [0], text))
+        and "None of 4 texts ended" in told.of(Note)[-1].text
+    )
 
 
 def test_more_texts_cannot_be_awaited_than_are_drawn():
@@ -113,7 +133,9 @@ def test_the_law_of_minimum_bayes_risk_is_that_of_the_text_most_like_all(likenes
 
     def choose(texts: list[Text]) -> Text:
         voters = entire(texts, model)
-        return voters[risk(["".join(model.letters[token] for token in text if token != 2) for text in voters], MEASURES[likeness])]
+        return voters[
+            risk(["".join(model.letters[token] for token in text if token != 2) for text in voters], MEASURES[likeness])
+        ]
 
     ours = law(of("mbr", n=n, likeness=likeness), {"target": model}, prompt, 2)
     assert distance(ours, chosen_by_brute_force(model, prompt, 2, n, choose)) < EXACT
@@ -122,7 +144,9 @@ def test_the_law_of_minimum_bayes_risk_is_that_of_the_text_most_like_all(likenes
 @pytest.mark.refuses("mbr")
 def test_taking_the_most_probable_text_instead_is_found_out():
     model, prompt = TableModel(["a1 ", "b", "."], ".", seed=3), [0, 1]
-    likeliest = chosen_by_brute_force(model, prompt, 2, 3, lambda texts: max(entire(texts, model), key=lambda text: logp(model, prompt, text)))
+    likeliest = chosen_by_brute_force(
+        model, prompt, 2, 3, lambda texts: max(entire(texts, model), key=lambda text: logp(model, prompt, text))
+    )
     assert distance(law(of("mbr", n=3), {"target": model}, prompt, 2), likeliest) > WRONG
 
 

@@ -1,4 +1,6 @@
-"""Caches that are held, or sent, in another form: what is repaired, what is dropped, how many bytes there are, and when it happens."""
+"""Caches that are held, or sent, in another form: what is repaired, what is dropped, how many bytes there are, and when
+it happens.
+"""
 from __future__ import annotations
 
 import itertools
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from playground.algorithms.kv_cache.quantization import fitting, quantise, unpack_bits
 from playground.contract import CachePolicy, make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -29,7 +31,8 @@ from strategies.kv_cache.mustafar import Mustafar, Sparse, sparse
 
 TEXT = "The green bird sings, and the red fox listens. " * 3
 COLLAPSES = {
-    "gear": roomy("gear", buffer=1024), "mustafar": roomy("mustafar", window=1024) + roomy("mustafar", key_zeros=0.0, value_zeros=0.0, window=0),
+    "gear": roomy("gear", buffer=1024),
+    "mustafar": roomy("mustafar", window=1024) + roomy("mustafar", key_zeros=0.0, value_zeros=0.0, window=0),
 }
 
 
@@ -45,11 +48,15 @@ class Held:
 
 def course(policy: CachePolicy, decoder: str = "greedy", architecture: str = "llama") -> list[Held]:
     found = []
-    for lane in watch(Assembly(make(decoder), cache_policy=policy), models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)):
+    for lane in watch(
+        Assembly(make(decoder), cache_policy=policy), models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)
+    ):
         store = lane.target.store
         if lane.generated and not (found and found[-1].length == store.length):
             read = tuple(pools[0].read(store.length) for pools in (store.keys, store.values))
-            found.append(Held(store.length, store.keys[0].packed, store.values[0].packed, tuple(part.clone() for part in read)))
+            found.append(
+                Held(store.length, store.keys[0].packed, store.values[0].packed, tuple(part.clone() for part in read))
+            )
     return found
 
 
@@ -65,7 +72,10 @@ def norm(x: Tensor) -> float:
 
 def decaying(seed: int = 0) -> Tensor:
     """Two heads of errors [2, 40, 12] whose singular values fall by a third each."""
-    bases = [torch.linalg.qr(torch.randn(2, n, 12, generator=torch.Generator().manual_seed(seed + n), dtype=torch.float64)).Q for n in (40, 12)]
+    bases = [
+        torch.linalg.qr(torch.randn(2, n, 12, generator=torch.Generator().manual_seed(seed + n), dtype=torch.float64)).Q
+        for n in (40, 12)
+    ]
     return bases[0] * 0.67 ** torch.arange(12) @ bases[1].mT
 
 
@@ -141,7 +151,9 @@ def test_blocks_come_back_one_behind_the_other_with_room_behind_the_last(part):
     blocks = gear.encode(part, written[:, 24:], gear.encode(part, written[:, :24], None))
     assert len(blocks.blocks) == 3
     found = blocks.unpack(room=5)
-    assert found.shape == (2, 45, 16) and torch.equal(found[:, :40], torch.cat([block.unpack() for block in blocks.blocks], 1))
+    assert found.shape == (2, 45, 16) and torch.equal(
+        found[:, :40], torch.cat([block.unpack() for block in blocks.blocks], 1)
+    )
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
@@ -151,7 +163,10 @@ def test_outliers_and_columns_each_lower_the_error_and_neither_is_the_quantised_
     plain = packed(part, written, outliers=0.0, rank=0)
     axis = 1 if part == "keys" else 2
     assert torch.equal(plain.unpack(), quantise(written, 2, axis, fitting(written.shape[axis], 64)).unpack())
-    errors = [norm(packed(part, written, outliers=share, rank=rank).unpack() - written) for share, rank in ((0, 0), (0.1, 0), (0.1, 2), (0.1, 4), (0.1, 8))]
+    errors = [
+        norm(packed(part, written, outliers=share, rank=rank).unpack() - written)
+        for share, rank in ((0, 0), (0.1, 0), (0.1, 2), (0.1, 4), (0.1, 8))
+    ]
     assert errors == sorted(errors, reverse=True) and errors[-1] < 2e-3 * norm(written) < errors[0]
 
 
@@ -169,7 +184,9 @@ def test_blocks_are_sealed_at_the_buffer_and_never_touched_again(decoder):
     for held in settled:
         whole = held.length - held.length % 8
         assert held.keys.count == held.values.count == whole
-        assert [block.coded.count for block in held.keys.blocks] == [len(PROMPT) - len(PROMPT) % 8] + [8] * ((whole - len(PROMPT)) // 8)
+        assert [block.coded.count for block in held.keys.blocks] == [len(PROMPT) - len(PROMPT) % 8] + [8] * (
+            (whole - len(PROMPT)) // 8
+        )
     for earlier, later in itertools.pairwise(settled):
         assert all(a is b for a, b in zip(earlier.keys.blocks, later.keys.blocks))
     ranks = [block.factors[0].shape[2] for block in settled[-1].keys.blocks]
@@ -200,7 +217,9 @@ class KeysByTheToken(Gear):
 
 
 def gear_error_by_definition(keys: Tensor, bits: int, group: int, share: float, rank: int) -> float:
-    """Norm of the error of keys [heads, n, d]: numpy alone, groups one by one, and the best matrix of that rank in place of power iteration."""
+    """Norm of the error of keys [heads, n, d]: numpy alone, groups one by one, and the best matrix of that rank in
+    place of power iteration.
+    """
     missed = 0.0
     for head in keys.numpy():
         left = numpy.zeros_like(head)
@@ -219,7 +238,8 @@ def gear_error_by_definition(keys: Tensor, bits: int, group: int, share: float, 
 
 
 def check_gear(policy: type[Gear]) -> None:
-    """The error of a block of keys is that of the definition: 5 % are left for half precision and for power iteration."""
+    """The error of a block of keys is that of the definition: 5 % are left for half precision and for power iteration.
+    """
     written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
     written[:, 5, 3] += 30
     error = norm(policy(bits="2", group=16, outliers=0.1, rank=3).encode("keys", written, None).unpack() - written)
@@ -242,12 +262,20 @@ def test_a_wrong_repair_has_another_error(wrong):
 def test_a_wrong_recipe_repairs_worse(wrong):
     written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
     written[:, 5, 3] += 30
-    right, ours = (norm(policy.encode("keys", written, None).unpack() - written) for policy in (Gear(outliers=0.1), wrong(outliers=0.1)))
+    right, ours = (
+        norm(policy.encode("keys", written, None).unpack() - written)
+        for policy in (Gear(outliers=0.1), wrong(outliers=0.1))
+    )
     assert ours > 1.2 * right
 
 
 def test_a_lane_tells_how_well_each_block_was_repaired():
-    session = prepare(pair(), [Recipe("greedy", {}, [("gear", {"buffer": 16, "outliers": 0.1})])], Prompt(TEXT), Limits(max_new_tokens=24))
+    session = prepare(
+        pair(),
+        [LaneConfig("greedy", {}, [("gear", {"buffer": 16, "outliers": 0.1})])],
+        Prompt(TEXT),
+        Limits(max_new_tokens=24),
+    )
     figures = [stamped.event for stamped in session if isinstance(stamped.event, Figure)]
     assert check(session.trace) == []
     errors = [list(figure.data["series"].values()) for figure in figures if figure.name.startswith("error")]
@@ -255,10 +283,18 @@ def test_a_lane_tells_how_well_each_block_was_repaired():
     assert {figure.data["x"] for figure in figures} == set(range(len(errors) // 2))
 
 
-@pytest.mark.parametrize("make_form", [
-    lambda part, written: quantise(written, 2, 1 if part == "keys" else 2, 8), packed, lambda part, written: sparse(written, 5),
-    lambda part, written: Gear(buffer=8, group=8).encode(part, written[:, 8:], Gear(buffer=8, group=8).encode(part, written[:, :8], None)),
-], ids=["quantised", "repaired", "sparse", "two blocks"])
+@pytest.mark.parametrize(
+    "make_form",
+    [
+        lambda part, written: quantise(written, 2, 1 if part == "keys" else 2, 8),
+        packed,
+        lambda part, written: sparse(written, 5),
+        lambda part, written: Gear(buffer=8, group=8).encode(
+            part, written[:, 8:], Gear(buffer=8, group=8).encode(part, written[:, :8], None)
+        ),
+    ],
+    ids=["quantised", "repaired", "sparse", "two blocks"],
+)
 @pytest.mark.parametrize("part", ["keys", "values"])
 def test_rows_are_read_the_same_with_room_for_others_behind_them(part, make_form):
     held = make_form(part, rows(2, 16, 8))
@@ -274,7 +310,10 @@ def test_no_row_with_as_many_zeros_is_nearer(zeros):
     written = rows(1, 5, 8)
     read = sparse(written, zeros).unpack()
     for row, kept in zip(written[0], read[0]):
-        others = [row.index_fill(0, torch.tensor(gone, dtype=torch.long), 0) for gone in itertools.combinations(range(8), zeros)]
+        others = [
+            row.index_fill(0, torch.tensor(gone, dtype=torch.long), 0)
+            for gone in itertools.combinations(range(8), zeros)
+        ]
         assert norm(row - kept) == pytest.approx(min(norm(row - other) for other in others))
         assert int((kept == 0).sum()) == zeros and torch.equal(kept[kept != 0], row[kept != 0])
 
@@ -309,7 +348,9 @@ def test_the_newest_rows_are_whole_and_an_old_one_is_pruned_once(decoder):
     for earlier, later in itertools.pairwise(settled):
         for before, after in zip(earlier.rows, later.rows):
             old, left = earlier.length - 6, later.length - 6
-            assert torch.equal(before[:, :old], after[:, :old]) and torch.equal(before[:, left:], after[:, left:earlier.length])
+            assert torch.equal(before[:, :old], after[:, :old]) and torch.equal(
+                before[:, left:], after[:, left : earlier.length]
+            )
 
 
 def test_the_prompt_is_read_before_anything_is_pruned():
@@ -320,7 +361,7 @@ def test_the_prompt_is_read_before_anything_is_pruned():
 @pytest.mark.parametrize("share, d", [(0.7, 8), (0.0, 8), (0.95, 8)])
 def test_bytes_are_bits_for_all_places_and_the_numbers_that_are_left(share, d):
     knobs = {"window": 5, "key_zeros": share, "value_zeros": share}
-    session = prepare(pair(), [Recipe("greedy", {}, [("mustafar", knobs)])], Prompt(TEXT), Limits(max_new_tokens=6))
+    session = prepare(pair(), [LaneConfig("greedy", {}, [("mustafar", knobs)])], Prompt(TEXT), Limits(max_new_tokens=6))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     held = d - int(share * d + 1e-9)
     for cache in caches:
@@ -365,7 +406,9 @@ def pruned_by_definition(written: Tensor, zeros: int) -> Tensor:
 
 
 def check_mustafar(policy: type[Mustafar]) -> None:
-    """What the first layer reads: the prompt's rows as the definition prunes them, and none of them pruned a second time later on."""
+    """What the first layer reads: the prompt's rows as the definition prunes them, and none of them pruned a second
+    time later on.
+    """
     settled, length = course(policy(window=6, key_zeros=0.5, value_zeros=0.75)), len(PROMPT)
     exact = course(make("mustafar", window=1024))[0].rows
     for read, last, whole, zeros in zip(settled[0].rows, settled[-1].rows, exact, (4, 6)):
@@ -386,9 +429,9 @@ def test_a_wrong_way_to_prune_is_found_out(wrong):
 
 
 @pytest.mark.parametrize("name, knobs", [("gear", {"buffer": 8}), ("mustafar", {"window": 4})])
-@pytest.mark.parametrize("recipe", [Recipe("greedy"), TREE], ids=["greedy", "tree"])
+@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
 def test_lanes_with_these_caches_tell_no_contradictions(name, knobs, recipe):
-    lane = Recipe(recipe.strategy, recipe.knobs, [*recipe.extras, (name, knobs)])
+    lane = LaneConfig(recipe.strategy, recipe.knobs, [*recipe.extras, (name, knobs)])
     session = prepare(pair(), [lane], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == [] and all(cache.packed > 0 and cache.evicted == 0 for cache in caches)
@@ -397,9 +440,13 @@ def test_lanes_with_these_caches_tell_no_contradictions(name, knobs, recipe):
 # --- symbols in as few bits as they take ---
 
 def symbols(kinds: int, n: int, streams: int, seed: int = 0) -> numpy.ndarray:
-    """Streams of symbols [n, streams], each with chances of its own: some nearly even, some with one symbol almost always."""
+    """Streams of symbols [n, streams], each with chances of its own: some nearly even, some with one symbol almost
+    always.
+    """
     chance = numpy.random.default_rng(seed)
-    return numpy.stack([chance.choice(kinds, n, p=chance.dirichlet(numpy.full(kinds, 3.0 ** -(i % 5)))) for i in range(streams)], 1)
+    return numpy.stack(
+        [chance.choice(kinds, n, p=chance.dirichlet(numpy.full(kinds, 3.0 ** -(i % 5)))) for i in range(streams)], 1
+    )
 
 
 def entropy_of(stream: numpy.ndarray) -> float:
@@ -408,7 +455,14 @@ def entropy_of(stream: numpy.ndarray) -> float:
     return -sum(count * math.log2(count / len(stream)) for count in counts.tolist() if count)
 
 
-STREAMS = [symbols(15, 300, 20), symbols(2, 1, 3), symbols(63, 40, 6), numpy.full((100, 4), 7), numpy.zeros((1, 1), numpy.int64), symbols(11, 1000, 3, seed=4)]
+STREAMS = [
+    symbols(15, 300, 20),
+    symbols(2, 1, 3),
+    symbols(63, 40, 6),
+    numpy.full((100, 4), 7),
+    numpy.zeros((1, 1), numpy.int64),
+    symbols(11, 1000, 3, seed=4),
+]
 
 
 @pytest.mark.parametrize("written", STREAMS, ids=lambda written: str(written.shape))
@@ -449,7 +503,11 @@ def test_no_number_is_off_by_more_than_half_a_bin_of_what_was_rounded(group, n):
     written, bins = of_tokens(n), 16
     read = unpack(pack(written, bins, group))
     assert read.shape == written.shape and read.dtype == torch.float64
-    rounded = written if group == 1 else written - torch.from_numpy(binned(written[::group].numpy(), 256).rows()).repeat_interleave(group, 0)[:n]
+    rounded = (
+        written
+        if group == 1
+        else written - torch.from_numpy(binned(written[::group].numpy(), 256).rows()).repeat_interleave(group, 0)[:n]
+    )
     anchors = torch.arange(n) % group == 0
     most = rounded.abs().amax(1) / (2 * (bins // 2 - 1))
     if group > 1:
@@ -470,7 +528,8 @@ def test_a_constant_text_takes_hardly_any_words():
     once, again = (of_tokens(1).expand(count, -1) for count in (400, 800))
     read, anchors = unpack(pack(once, 16, 40)), torch.arange(400) % 40 == 0
     assert (read[~anchors] == read[1]).all() and (read[anchors] == read[0]).all()
-    for group, others in ((1, 0), (40, 10 * 12)):  # a scale for each token, a byte for each number of an anchor, and at most two words a channel
+    # a scale for each token, a byte for each number of an anchor, and at most two words a channel
+    for group, others in ((1, 0), (40, 10 * 12)):
         assert len(pack(again, 16, group)) - len(pack(once, 16, group)) <= 400 * 4 + others + 12 * 4
 
 
@@ -491,11 +550,19 @@ def test_early_layers_have_more_bins_and_borders_move_with_the_depth(layers, key
 
 def sent(knobs: dict, length: int = 6) -> tuple[int, float]:
     """Bytes of the stream, and how far the prompt's cache is from what was written, on average."""
-    session = prepare(pair(), [Recipe("greedy", {}, [("cachegen", knobs)]), Recipe("greedy")], Prompt(TEXT * 2), Limits(max_new_tokens=length))
+    session = prepare(
+        pair(),
+        [LaneConfig("greedy", {}, [("cachegen", knobs)]), LaneConfig("greedy")],
+        Prompt(TEXT * 2),
+        Limits(max_new_tokens=length),
+    )
     figures = [stamped.event for stamped in session if stamped.lane == 0 and isinstance(stamped.event, Figure)]
     stores = [runner.lane.target.store for runner in session._runners]
     n = len(session.headers[0].prompt_ids) - 1
-    off = [float((ours.read(n) - plain.read(n)).abs().mean()) for ours, plain in zip(*([*store.keys, *store.values] for store in stores))]
+    off = [
+        float((ours.read(n) - plain.read(n)).abs().mean())
+        for ours, plain in zip(*([*store.keys, *store.values] for store in stores))
+    ]
     (bars,) = [figure for figure in figures if figure.shape == "bars"]
     assert check(session.trace) == []
     return bars.data["values"][-1], sum(off) / len(off)
@@ -522,12 +589,19 @@ def test_what_is_told_is_the_length_of_what_was_sent_and_the_last_token_was_not(
 
 
 def test_memory_is_as_large_as_ever_and_the_first_token_is_that_of_the_full_cache():
-    session = prepare(pair(), [Recipe("greedy", {}, [("cachegen", {"level": "1"})]), Recipe("greedy")], Prompt(TEXT), Limits(max_new_tokens=6))
+    session = prepare(
+        pair(),
+        [LaneConfig("greedy", {}, [("cachegen", {"level": "1"})]), LaneConfig("greedy")],
+        Prompt(TEXT),
+        Limits(max_new_tokens=6),
+    )
     caches = {lane: [] for lane in (0, 1)}
     for stamped in session:
         if isinstance(stamped.event, Cache):
             caches[stamped.lane].append(stamped.event)
-    assert [cache.bytes for cache in caches[0]] == [cache.bytes for cache in caches[1]] and not any(cache.packed for cache in caches[0])
+    assert [cache.bytes for cache in caches[0]] == [cache.bytes for cache in caches[1]] and not any(
+        cache.packed for cache in caches[0]
+    )
     ours, plain = text(make("cachegen", level="1")), text(None)
     assert ours[len(PROMPT)] == plain[len(PROMPT)]
 

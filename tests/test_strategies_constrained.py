@@ -1,4 +1,6 @@
-"""Constraints: what their texts are held against, by validators that share nothing with the grammar engine, and how a lane follows them."""
+"""Constraints: what their texts are held against, by validators that share nothing with the grammar engine, and how a
+lane follows them.
+"""
 from __future__ import annotations
 
 import json
@@ -13,16 +15,23 @@ from tables import TableModel, write
 from toys import byte_tokenizer
 
 from playground.contract import find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Commit, Done, Failed, Forward, Mask, Step, Verdict
 from playground.trace import check
 
-RECORD = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "minimum": 0, "maximum": 120},
-                                           "likes": {"type": "array", "items": {"enum": ["tea", "trees"]}, "minItems": 1, "maxItems": 2}},
-          "required": ["name", "age", "likes"], "additionalProperties": False}
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "likes": {"type": "array", "items": {"enum": ["tea", "trees"]}, "minItems": 1, "maxItems": 2},
+    },
+    "required": ["name", "age", "likes"],
+    "additionalProperties": False,
+}
 LEVELS = {"enum": ["low", "high", 3, None]}
 SUM = 'start: NUMBER ("+" NUMBER)~1..3\nNUMBER: /[1-9][0-9]?/'
 COLOURS = "red|green|greenish|Größe"
@@ -55,7 +64,7 @@ def choosing(options: str) -> tuple[str, dict]:
     return "choice", {"options": options}
 
 
-def run(recipe: Recipe, models: Models | None = None, **limits):
+def run(recipe: LaneConfig, models: Models | None = None, **limits):
     session = prepare(models or pair(), [recipe], Prompt("The bird is", context="A bird."), Limits(**limits))
     return session, [stamped.event for stamped in session]
 
@@ -72,11 +81,15 @@ def test_every_thought_comes_with_the_mask_it_was_thought_under(recipe):
     for position, mask in masks.items():
         assert 0 < mask.allowed < mask.vocabulary and 0 <= mask.banned <= 1
         assert steps[position].chosen not in [candidate.id for candidate in mask.favourites]
-        assert all(candidate.fell == "mask" for candidate in steps[position].top if candidate.id in [f.id for f in mask.favourites])
+        assert all(
+            candidate.fell == "mask"
+            for candidate in steps[position].top
+            if candidate.id in [f.id for f in mask.favourites]
+        )
     assert check(session.trace) == []
 
 
-def masked(recipe: Recipe) -> bool:
+def masked(recipe: LaneConfig) -> bool:
     """Whether the lane itself sees to it that the text stays legal."""
     return not find(recipe.strategy).owns_constraint
 
@@ -90,13 +103,20 @@ def test_what_has_no_alternative_is_written_without_asking_the_model(recipe):
     assert told[-1] == Done("grammar")
 
 
-@pytest.mark.parametrize("recipe", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title)
+@pytest.mark.parametrize(
+    "recipe", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title
+)
 def test_guessing_ahead_changes_nothing_under_a_grammar(recipe):
     tokenizer = byte_tokenizer()
     for seed in range(6):
-        models = {"target": TableModel(tokenizer=tokenizer, seed=seed), "draft": TableModel(tokenizer=tokenizer, seed=seed + 9)}
-        plain = Recipe("greedy", {}, recipe.extras[-1:])
-        texts = [write(assemble(lane), models, [54, 71], Limits(max_new_tokens=24), Draws(0)) for lane in (plain, recipe)]
+        models = {
+            "target": TableModel(tokenizer=tokenizer, seed=seed),
+            "draft": TableModel(tokenizer=tokenizer, seed=seed + 9),
+        }
+        plain = LaneConfig("greedy", {}, recipe.extras[-1:])
+        texts = [
+            write(assemble(lane), models, [54, 71], Limits(max_new_tokens=24), Draws(0)) for lane in (plain, recipe)
+        ]
         assert texts[0].tokens == texts[1].tokens and texts[0].reason == texts[1].reason
 
 
@@ -111,16 +131,18 @@ def test_a_fork_may_not_leave_the_grammar(recipe):
 
 def test_the_draft_model_guesses_only_what_is_legal():
     at_one = ("temperature", {"t": 1.0})
-    _, told = run(Recipe("speculative", {}, [("sample_match", {}), ("draft_model", {"width": 2}), choosing(COLOURS), at_one]))
+    _, told = run(
+        LaneConfig("speculative", {}, [("sample_match", {}), ("draft_model", {"width": 2}), choosing(COLOURS), at_one])
+    )
     tests = [test for event in told if isinstance(event, Verdict) for test in event.tests]
     assert tests and all(test.p > 0 for test in tests)
 
 
 def test_a_grammar_no_token_can_follow_is_refused_before_anything_runs():
-    _, told = run(Recipe("greedy", {}, [("regex", {"pattern": "(("})]))
+    _, told = run(LaneConfig("greedy", {}, [("regex", {"pattern": "(("})]))
     assert [type(event) for event in told] == [Failed] and told[0].message.startswith("The regex cannot be used")
 
 
 def test_a_text_cut_by_its_length_is_not_called_finished():
-    _, told = run(Recipe("greedy", {}, [("regex", {"pattern": "[a-z]{40}"})]), max_new_tokens=3)
+    _, told = run(LaneConfig("greedy", {}, [("regex", {"pattern": "[a-z]{40}"})]), max_new_tokens=3)
     assert told[-1] == Done("length")

@@ -15,9 +15,9 @@ import torch
 from runs import divergence
 from torch import Tensor
 
-from playground.contract import Inner, Sampler, find
+from playground.contract import EarlyExit, Sampler, find
 from strategies.sampling.caad import Grounding
-from strategies.sampling.knn_lm import Store
+from strategies.sampling.knn_lm import Datastore
 
 CAAD, CAD, DoLa, ICD, KNNLM, LOL, AdaCAD = (
     find(name) for name in ("caad", "cad", "dola", "icd", "knn_lm", "lol", "adacad")
@@ -200,8 +200,8 @@ def check_lol(cls: type[Sampler]) -> None:
     for omega, gamma in ((0.5, 0.5), (2.0, -1.0), (0.0, 1.0)):
         lol = cls(omega=omega, gamma=gamma, layer=0.75)
         lol.inner(8, False)
-        names = ["target", "refocused", "induced", Inner("target", 6), Inner("induced", 6)]
-        rows = {Inner(stream, layer): drawn(20 + layer) for stream in ("target", "induced") for layer in range(9)}
+        names = ["target", "refocused", "induced", EarlyExit("target", 6), EarlyExit("induced", 6)]
+        rows = {EarlyExit(stream, layer): drawn(20 + layer) for stream in ("target", "induced") for layer in range(9)}
         rows |= {name: drawn(seed) for seed, name in enumerate(names)}
         scores = []
         for p, r, a, low_p, low_a in zip(*([logs(row) for row in rows[name].tolist()] for name in names)):
@@ -287,7 +287,7 @@ class TheOtherDivergence(DoLa):
 
 class EveryLayer(DoLa):
     def inner(self, depth, tied):
-        self.exits = [Inner("target", layer, self.norm) for layer in range(depth // 2)]
+        self.exits = [EarlyExit("target", layer, self.norm) for layer in range(depth // 2)]
         return self.exits
 
 
@@ -327,7 +327,7 @@ def check_knn_lm(cls: type[Sampler]) -> None:
     rows = {"target": drawn(0), "hidden": drawn(8, size=WIDTH)}
     for lam, k, t in ((0.25, 3, 1.0), (0.9, 1, 1.0), (0.5, 8, 5.0), (0.3, 1000, 2.0)):
         knn = cls(lam=lam, k=k, t=t)
-        knn.store = Store(KEYS, IDS, torch.arange(len(IDS) - 1))
+        knn.store = Datastore(KEYS, IDS, torch.arange(len(IDS) - 1))
         expected = []
         for z, state in zip(rows["target"].tolist(), rows["hidden"].tolist()):
             expected.append([(1 - lam) * p + lam * q for p, q in zip(softmax(z), votes(state, k, t))])

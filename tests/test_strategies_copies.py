@@ -17,7 +17,7 @@ from test_strategies_trees import EXACT, WRONG, Judged, at_rest, guessing, off
 from playground.algorithms.speculative.suffix_index import BREAK, Suffixes
 from playground.algorithms.speculative.verification import reject
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
@@ -56,12 +56,16 @@ some_texts = st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_s
 
 @settings(deadline=None, max_examples=120)
 @given(texts=some_texts, context=st.lists(st.integers(0, 2), min_size=1, max_size=6), kept=st.integers(0, 4))
-def test_endings_and_what_followed_them_are_counted_as_by_hand_before_and_after_texts_were_forgotten(texts, context, kept):
+def test_endings_and_what_followed_them_are_counted_as_by_hand_before_and_after_texts_were_forgotten(
+    texts, context, kept
+):
     store, left = stored(*texts), texts[-kept:] if kept else []
     for known in (texts, left):
         found = dict(store.occurrences(context))
         endings = {n: context[-n:] for n in range(1, len(context) + 1)}
-        assert {n: len(places) for n, places in found.items()} == {n: count(known, words) for n, words in endings.items() if count(known, words)}
+        assert {n: len(places) for n, places in found.items()} == {
+            n: count(known, words) for n, words in endings.items() if count(known, words)
+        }
         for n, places in found.items():
             followers = {token: len(after) for token, after in store.followers(places).items()}
             assert followers == {token: many for token in range(3) if (many := count(known, [*endings[n], token]))}
@@ -80,8 +84,12 @@ def test_suffix_decoding_guesses_what_was_worked_out_by_hand(text, expected, mat
     assert (found.tree.tokens, found.match, found.score) == (letters(expected), match, 1.5)
 
 
-def by_the_paper(texts: list[list[int]], context: list[int], depth: int, alpha: float, least: float) -> tuple[float, int]:
-    """Score and length of the best guess, every ending tried and every frequency counted anew. Of equally frequent tokens the last read."""
+def by_the_paper(
+    texts: list[list[int]], context: list[int], depth: int, alpha: float, least: float
+) -> tuple[float, int]:
+    """Score and length of the best guess, every ending tried and every frequency counted anew. Of equally frequent
+    tokens the last read.
+    """
     best = (0.0, 0)
     context = context[-depth:]
     for match in range(1, len(context)):
@@ -91,14 +99,26 @@ def by_the_paper(texts: list[list[int]], context: list[int], depth: int, alpha: 
             chance *= max(after.values()) / count(texts, words)
             if not any(after.values()) or chance < least:
                 break
-            words, score, length = [*words, max(after, key=lambda token: (after[token], last_read(texts, [*words, token])))], score + chance, length + 1
+            words, score, length = (
+                [*words, max(after, key=lambda token: (after[token], last_read(texts, [*words, token])))],
+                score + chance,
+                length + 1,
+            )
         if score and score >= best[0]:
             best = (score, length)
     return best
 
 
 def last_read(texts: list[list[int]], words: list[int]) -> tuple[int, int]:
-    return max(((number, i) for number, text in enumerate(texts) for i in range(len(text)) if text[i:i + len(words)] == words), default=(-1, -1))
+    return max(
+        (
+            (number, i)
+            for number, text in enumerate(texts)
+            for i in range(len(text))
+            if text[i : i + len(words)] == words
+        ),
+        default=(-1, -1),
+    )
 
 
 @pytest.mark.oracle("suffix_decoding")
@@ -112,7 +132,8 @@ def test_suffix_decoding_is_the_search_over_all_endings(texts, context, depth, a
 
 
 def check_suffix_decoding(drafter: type[SuffixDecoding]) -> None:
-    """Score and length of the guess are those of the search over all endings; half the contexts are copied from a text."""
+    """Score and length of the guess are those of the search over all endings; half the contexts are copied from a text.
+    """
     for seed in range(60):
         chance = Random(seed)
         texts = [[chance.randrange(3) for _ in range(chance.randrange(25))] for _ in range(chance.randrange(1, 5))]
@@ -178,22 +199,28 @@ def test_where_only_certain_guesses_count_a_text_never_guesses_itself_and_earlie
 def test_a_tree_of_suffixes_takes_the_likeliest_paths_and_the_chain_is_among_them():
     texts = [letters(text) for text in ("abcd", "abcd", "abce", "abx")]
     tree = guess(texts, letters("zab"), alpha=2.0, branching=True).tree
-    assert [tuple(tree.prefix(node)) for node in range(len(tree))] == [tuple(letters(path)) for path in ("c", "cd", "x", "ce")]
+    assert [tuple(tree.prefix(node)) for node in range(len(tree))] == [
+        tuple(letters(path)) for path in ("c", "cd", "x", "ce")
+    ]
     assert guess(texts, letters("zab"), alpha=2.0).tree.tokens == letters("cd")
 
 
 def test_nothing_is_guessed_after_a_token_that_ends_the_text():
     drafter = make("suffix_decoding", alpha=4.0)
-    assert drafter.guess(stored(letters("abcde")), letters("xab"), 9, ends=lambda token: token == 3).tree.tokens == letters("cd")
+    assert drafter.guess(
+        stored(letters("abcde")), letters("xab"), 9, ends=lambda token: token == 3
+    ).tree.tokens == letters("cd")
 
 
-def suffixes(**knobs) -> Recipe:
+def suffixes(**knobs) -> LaneConfig:
     return guessing("suffix_decoding", "greedy_match", **knobs)
 
 
 def test_an_answer_that_was_written_before_costs_few_passes_and_only_the_same_visitor_has_that():
     memory = Memory()
-    (cold, first), (warm, second), (other, _) = (told(suffixes(), kept, length=60) for kept in (memory, memory, Memory()))
+    (cold, first), (warm, second), (other, _) = (
+        told(suffixes(), kept, length=60) for kept in (memory, memory, Memory())
+    )
     assert ids(first) == ids(second) and passes(other) == passes(cold)
     assert passes(warm) <= 1 + 6 + 2, "guesses double from one token on until answer and guess fill the depth"
     assert passes(cold) > 2 * passes(warm)
@@ -211,7 +238,9 @@ class Poisoned(find("suffix_decoding")):
         self._past.add(tree.tokens)
 
 
-@pytest.mark.parametrize("cls, right", [(find("suffix_decoding"), True), (Poisoned, False)], ids=["kept", "refused too"])
+@pytest.mark.parametrize(
+    "cls, right", [(find("suffix_decoding"), True), (Poisoned, False)], ids=["kept", "refused too"]
+)
 def test_memory_holds_what_was_written_to_the_last_token_and_neither_prompts_nor_refused_guesses(cls, right):
     assembly, memory = assemble(suffixes()), Memory()
     assembly.decoder.drafter = cls(alpha=4.0)
@@ -277,7 +306,12 @@ def test_the_three_public_ways_to_look_a_prompt_up_differ_where_they_are_known_t
 @settings(deadline=None, max_examples=150)
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), length=st.integers(1, 5))
 def test_the_original_takes_the_longest_ending_that_a_whole_guess_follows(text, n_max, length):
-    whole = [(-n, i) for n in range(1, n_max + 1) for i in range(len(text) - n) if text[i:i + n] == text[len(text) - n:] and i + n + length <= len(text)]
+    whole = [
+        (-n, i)
+        for n in range(1, n_max + 1)
+        for i in range(len(text) - n)
+        if text[i : i + n] == text[len(text) - n :] and i + n + length <= len(text)
+    ]
     n, start = min(whole, default=(0, 0))
     assert looked_up(text, length, n_max=n_max, variant="original") == (text[start - n:start - n + length] if n else [])
 
@@ -362,7 +396,8 @@ SOURCE = letters("thequickbrownfx")
 EDITS = {
     "nothing changed": (SOURCE, 1),
     "one letter for another": ([*SOURCE[:5], 25, *SOURCE[6:]], 3),  # up to it; the letter after it alone; from there on
-    "one letter left out": ([*SOURCE[:5], *SOURCE[6:]], 2),  # what stands in its place is in the input once, so it joins at once
+    # what stands in its place is in the input once, so it joins at once
+    "one letter left out": ([*SOURCE[:5], *SOURCE[6:]], 2),
     "one letter put in": ([*SOURCE[:5], 25, *SOURCE[5:]], 3),
 }
 
@@ -393,7 +428,7 @@ def test_a_block_ends_the_guess_and_the_next_goes_on_where_it_ended():
     assert passes_of(make("aggressive", block=4), SOURCE) == 3, "five tokens a pass"
 
 
-def first_guess(recipe: Recipe, **prompt) -> str:
+def first_guess(recipe: LaneConfig, **prompt) -> str:
     _, events = told(recipe, **prompt)
     return "".join(next(event for event in events if isinstance(event, Draft)).pieces)
 
@@ -402,7 +437,10 @@ def test_the_input_is_the_passage_or_the_prompt_or_what_follows_some_words_of_it
     recipe = guessing("aggressive", "greedy_match")
     assert first_guess(recipe, context="A red fox.", prompt="Copy it.") == "A red fox."
     assert first_guess(recipe, prompt="Copy me.") == "Copy me."
-    assert first_guess(guessing("aggressive", "greedy_match", after="this:"), prompt="Mend this: a rad fox.") == "a rad fox."
+    assert (
+        first_guess(guessing("aggressive", "greedy_match", after="this:"), prompt="Mend this: a rad fox.")
+        == "a rad fox."
+    )
 
 
 def test_words_that_are_not_in_the_prompt_are_refused_in_one_sentence():

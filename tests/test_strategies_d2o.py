@@ -1,4 +1,5 @@
-"""D2O: eviction that merges, with rooms dealt out by layer, held against decoding by hand with the library's own cache."""
+"""D2O: eviction that merges, with rooms dealt out by layer, held against decoding by hand with the library's own cache.
+"""
 from __future__ import annotations
 
 import math
@@ -18,11 +19,11 @@ from torch import Tensor
 from playground.algorithms.kv_cache.attention_scores import Votes
 from playground.algorithms.kv_cache.slot_merging import averaged, nearest
 from playground.contract import Merge, make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
-from playground.engine.kv_buffer import Meeting, Moving
+from playground.engine.kv_buffer import MergedTokens, MergeMap
 from playground.events import Cache, Figure
 from playground.trace import check
 from strategies.kv_cache.d2o import D2O, dealt, unevenness
@@ -57,7 +58,11 @@ def room(assembly: Assembly, architecture: str = "llama") -> Room:
         if lane.generated > len(found):
             found += [lives(lane)] * (lane.generated - len(found))
     store = lane.target.store
-    held = [pools[layer].read(store.slots_of(layer).count) for pools in (store.keys, store.values) for layer in range(store.depth)]
+    held = [
+        pools[layer].read(store.slots_of(layer).count)
+        for pools in (store.keys, store.values)
+        for layer in range(store.depth)
+    ]
     return Room(lane.tokens[len(PROMPT):], found, held)
 
 
@@ -114,14 +119,19 @@ class D2OByHand:
         return [self._head(seen, head) for head in range(len(seen.live))]
 
     def _deal(self, heads: int) -> list[tuple[int, int]]:
-        spreads = [[statistics.variance(self.votes[layer, head].values()) for head in range(heads)] for layer in range(self.layers)]
+        spreads = [
+            [statistics.variance(self.votes[layer, head].values()) for head in range(heads)]
+            for layer in range(self.layers)
+        ]
         rivals = spreads if self.compared == "heads" else list(zip(*spreads))
         scaled = [[(v - min(row)) / (max(row) - min(row) + 1e-6) for v in row] for row in rivals]
         uneven = [statistics.mean(row) for row in (scaled if self.compared == "heads" else zip(*scaled))]
         total, length = sum(math.exp(-f) for f in uneven), len(PROMPT) + 1
         ratios = [min(1.0, max(0.01, math.exp(-f) / total * self.layers * (self.heavy + self.recent))) for f in uneven]
         split = self.heavy / (self.heavy + self.recent)
-        return [(math.floor(length * ratio * split), max(1, math.floor(length * ratio * (1 - split)))) for ratio in ratios]
+        return [
+            (math.floor(length * ratio * split), max(1, math.floor(length * ratio * (1 - split)))) for ratio in ratios
+        ]
 
     def _head(self, seen: Seen, head: int) -> set[int]:
         heavy, recent = self.rooms[seen.layer]
@@ -136,12 +146,19 @@ class D2OByHand:
         keys, place = seen.keys[head], {p: slot for slot, p in enumerate(seen.live[head])}
         near = {p: max((cosine(keys[place[p]], keys[place[q]]), q) for q in stays) for p in goes}
         mean, before = statistics.mean(m for m, _ in near.values()), self.thresholds.get((seen.layer, head))
-        tau = self.thresholds[seen.layer, head] = mean if before is None else self.memory * before + (1 - self.memory) * mean
+        tau = self.thresholds[seen.layer, head] = (
+            mean if before is None else self.memory * before + (1 - self.memory) * mean
+        )
         parts = [keys, self.hand.cache.layers[seen.layer].values[0][head]]
         for kept in stays if self.weights != "none" else []:
             joins = [p for p, (m, q) in near.items() if q == kept and m >= tau - 1e-12]
             if joins:
-                mixed(parts, place[kept], [place[kept], *(place[p] for p in joins)], self._shares([near[p][0] for p in joins]))
+                mixed(
+                    parts,
+                    place[kept],
+                    [place[kept], *(place[p] for p in joins)],
+                    self._shares([near[p][0] for p in joins]),
+                )
 
     def _shares(self, alike: list[float]) -> list[float]:
         if self.weights == "released":
@@ -150,8 +167,15 @@ class D2OByHand:
         return [math.e / z, *(math.exp(m) / z for m in alike)]
 
 
-D2OS = [{}, {"weights": "released"}, {"weights": "none", "sinks": 0}, {"memory": 1.0}, {"memory": 0.0, "sinks": 1, "heavy": 0.2}, {"first": 1, "last": 1},
-        {"compared": "layers"}]
+D2OS = [
+    {},
+    {"weights": "released"},
+    {"weights": "none", "sinks": 0},
+    {"memory": 1.0},
+    {"memory": 0.0, "sinks": 1, "heavy": 0.2},
+    {"first": 1, "last": 1},
+    {"compared": "layers"},
+]
 
 
 @pytest.mark.oracle("d2o")
@@ -168,10 +192,10 @@ class NearestByProduct(D2O):
         if merge is None:
             return None
         sources, slot = merge.meeting.sources, (keys @ keys.mT).masked_fill(~stays[:, None, :], -math.inf).argmax(-1)
-        return alike_in_weight(Meeting.of(sources, slot[sources], stays.shape[1]))
+        return alike_in_weight(MergeMap.of(sources, slot[sources], stays.shape[1]))
 
 
-def alike_in_weight(meeting: Meeting) -> Merge:
+def alike_in_weight(meeting: MergeMap) -> Merge:
     """Each counts as much as any other of those that meet."""
     return averaged(meeting, torch.ones(len(meeting.into)), torch.ones(len(meeting.targets[0])))
 
@@ -187,7 +211,9 @@ class EverythingIsMerged(D2O):
         alike = nearest([held.read("keys")], stays, goes)
         found = alike.likeness > -math.inf
         meeting = alike.meeting(found, stays.shape[1])
-        return averaged(meeting, alike.likeness[found].exp(), alike.likeness.new_full((len(meeting.targets[0]),), math.e))
+        return averaged(
+            meeting, alike.likeness[found].exp(), alike.likeness.new_full((len(meeting.targets[0]),), math.e)
+        )
 
 
 class TheThresholdStandsStill(D2O):
@@ -226,7 +252,7 @@ class TheMergedLeaveTheirVotes(D2O):
     def merge(self, held, stays, goes):
         merge = super().merge(held, stays, goes)
         if merge:
-            self.votes.move(held.layer, Moving.of(merge.meeting, held.positions.expand(len(stays), -1)))
+            self.votes.move(held.layer, MergedTokens.of(merge.meeting, held.positions.expand(len(stays), -1)))
         return merge
 
 
@@ -288,7 +314,7 @@ def test_d2o_that_merges_nothing_with_even_rooms_and_no_sinks_is_h2o(architectur
     assert course(alone(EvenRooms(weights="paper", sinks=0, **ALL_LAYERS)), models(architecture)) != expected
 
 
-@pytest.mark.parametrize("recipe", [Recipe("greedy"), TREE], ids=["greedy", "tree"])
+@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
 def test_once_the_prompt_is_read_no_layer_holds_more_than_its_room(recipe):
     session = prepare(pair(), [with_policy(recipe, "d2o", **D2O_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=12))
     events = [stamped.event for stamped in session]

@@ -1,4 +1,6 @@
-"""Masked diffusion over tables whose every conditional is a sum, so that laws and orders are checked against brute force."""
+"""Masked diffusion over tables whose every conditional is a sum, so that laws and orders are checked against brute
+force.
+"""
 from __future__ import annotations
 
 import json
@@ -15,7 +17,7 @@ from torch.special import entr
 
 import playground
 from playground.contract import CanvasDecoder, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
@@ -33,7 +35,9 @@ from strategies.diffusion.masked_diffusion import MaskedDiffusion
 
 ORDERS = ("low_confidence", "margin", "entropy", "left_to_right", "random")
 ORACLE = OracleDenoiser.bundled()
-SENTENCES = {sentence["text"] for sentence in json.loads(catalogue.ORACLE_SENTENCES.read_text(encoding="utf-8"))["sentences"]}
+SENTENCES = {
+    sentence["text"] for sentence in json.loads(catalogue.ORACLE_SENTENCES.read_text(encoding="utf-8"))["sentences"]
+}
 
 
 # --- tables, and lanes over them ---
@@ -56,7 +60,7 @@ def canvas(model: OracleDenoiser, assembly, prompt: list[int] = [], seed: int = 
     return Canvas(prompt, {"target": model}, assembly, Limits(seed), Recorder(model.tokens))
 
 
-def session(model: OracleDenoiser, *recipes: Recipe, prompt: list[int] = [], seed: int = 0) -> Session:  # noqa: B006
+def session(model: OracleDenoiser, *recipes: LaneConfig, prompt: list[int] = [], seed: int = 0) -> Session:  # noqa: B006
     """Lanes side by side, run to their end."""
     assemblies = [assemble(recipe) for recipe in recipes]
     lanes = [canvas(model, assembly, prompt, seed) for assembly in assemblies]
@@ -69,14 +73,17 @@ def session(model: OracleDenoiser, *recipes: Recipe, prompt: list[int] = [], see
 
 def told(model: OracleDenoiser, prompt: list[int] = [], seed: int = 0, **knobs) -> list[Event]:  # noqa: B006
     """Events of one lane."""
-    events = [stamped.event for stamped in session(model, Recipe("masked_diffusion", knobs), prompt=prompt, seed=seed).trace.events]
+    events = [
+        stamped.event
+        for stamped in session(model, LaneConfig("masked_diffusion", knobs), prompt=prompt, seed=seed).trace.events
+    ]
     assert not [event for event in events if isinstance(event, Failed)], events[-1]
     return events
 
 
 def drive(model: OracleDenoiser, strategy: CanvasDecoder, seed: int = 0) -> list[Event]:
     """Events of a decoder that is in no registry."""
-    assembly = assemble(Recipe("masked_diffusion", {"temperature": getattr(strategy, "temperature", 0.0)}))
+    assembly = assemble(LaneConfig("masked_diffusion", {"temperature": getattr(strategy, "temperature", 0.0)}))
     assembly.decoder = strategy
     runner, events = Runner(canvas(model, assembly, seed=seed), assembly), []
     while not runner.finished:
@@ -106,7 +113,7 @@ def law(table: Tensor, strategy: CanvasDecoder) -> Law:
 
 
 def written(model: OracleDenoiser, strategy: CanvasDecoder, draws: Draws | Enumerating) -> list[int]:
-    assembly = assemble(Recipe("masked_diffusion", strategy.values()))
+    assembly = assemble(LaneConfig("masked_diffusion", strategy.values()))
     assembly.decoder = strategy
     lane = Canvas([], {"target": model}, assembly, Limits(), Silent(model.tokens))
     lane.draws = draws
@@ -146,7 +153,9 @@ def test_where_no_string_agrees_with_all_tokens_those_that_agree_with_most_count
     model = OracleDenoiser.from_texts(["red fox runs", "red fox hides", "green frog hides"], [1.0, 2.0, 3.0])
     red, fox, runs, green, frog, hides, end = model.tokens.encode("red fox runs green frog hides") + list(model.end_ids)
     rows = model.denoise([green, fox, None, None]).exp()  # each of the three agrees with one of the two
-    assert [float(rows[2, token]) for token in (runs, hides)] == pytest.approx([1 / 6, 5 / 6]) and float(rows[3, end]) == 1
+    assert [float(rows[2, token]) for token in (runs, hides)] == pytest.approx([1 / 6, 5 / 6]) and float(
+        rows[3, end]
+    ) == 1
     rows = model.denoise([red, frog, runs, None]).exp()  # only the first agrees with two
     assert float(rows[0, red]) == float(rows[1, fox]) == float(rows[2, runs]) == 1
 
@@ -165,7 +174,9 @@ def test_no_two_sentences_say_the_same_and_their_words_depend_on_each_other():
     assert len({tuple(string) for string in ORACLE.strings.tolist()}) == 60 and chance < 1e-3
 
 
-@pytest.mark.parametrize("prompt, advice", [("zebra", "try 'the' or 'one'"), ("The green dog", "try 'the green bird' or")])
+@pytest.mark.parametrize(
+    "prompt, advice", [("zebra", "try 'the' or 'one'"), ("The green dog", "try 'the green bird' or")]
+)
 def test_a_prompt_that_no_sentence_begins_with_is_refused_with_some_that_do(prompt, advice):
     with pytest.raises(Refusal, match=f"No sentence of the oracle begins with .*: {advice}"):
         ORACLE.answer_length(ORACLE.tokens.encode(prompt))
@@ -178,7 +189,9 @@ def test_a_prompt_may_have_capitals_and_spaces_to_spare():
 @pytest.mark.parametrize("weights", [[], [1.0, 0.0]])
 def test_every_string_needs_a_weight(weights):
     with pytest.raises(ValueError, match="positive weight"):
-        OracleDenoiser(torch.zeros(len(weights), 2, dtype=torch.long), torch.tensor(weights), Letters("ab", frozenset()))
+        OracleDenoiser(
+            torch.zeros(len(weights), 2, dtype=torch.long), torch.tensor(weights), Letters("ab", frozenset())
+        )
 
 
 # --- the law of what is written ---
@@ -228,7 +241,9 @@ def test_several_tokens_a_pass_cost_exactly_their_total_correlation():
 
 def test_all_tokens_in_one_pass_are_drawn_as_if_they_knew_nothing_of_each_other():
     table = random_table(3, 3)
-    alone = {text: math.prod(conditional(table, {}, i)[token] for i, token in enumerate(text)) for text in law_of(table)}
+    alone = {
+        text: math.prod(conditional(table, {}, i)[token] for i, token in enumerate(text)) for text in law_of(table)
+    }
     assert distance(law(table, decoder(steps=1, temperature=1.0)), alone) < 1e-12
 
 
@@ -248,16 +263,25 @@ def test_blocks_of_one_position_are_plain_decoding_from_left_to_right(order):
 def preference(order: str, row: list[float]) -> float:
     """How early a position goes, by the row of its probabilities; its proposal is the likeliest token."""
     best, second, *_ = sorted(row, reverse=True)
-    return {"low_confidence": best, "margin": best - second, "entropy": sum(p * math.log(p) for p in row), "left_to_right": 0.0}[order]
+    return {
+        "low_confidence": best,
+        "margin": best - second,
+        "entropy": sum(p * math.log(p) for p in row),
+        "left_to_right": 0.0,
+    }[order]
 
 
 def misplaced(table: Tensor, order: str, events: list[Event]) -> int:
-    """Fills of one position each that were not the first in order, or whose confidence is not the table's probability."""
+    """Fills of one position each that were not the first in order, or whose confidence is not the table's probability.
+    """
     revealed, wrong = {}, 0
     for fill in fills(events):
         (position,), (token,), (confidence,) = fill.positions, fill.ids, fill.confidences
         rows = {i: conditional(table, revealed, i) for i in range(table.ndim) if i not in revealed}
-        wrong += position != max(rows, key=lambda i: preference(order, rows[i])) or abs(confidence - rows[position][token]) > 1e-9
+        wrong += (
+            position != max(rows, key=lambda i: preference(order, rows[i]))
+            or abs(confidence - rows[position][token]) > 1e-9
+        )
         revealed[position] = token
     return wrong
 
@@ -310,7 +334,8 @@ def test_every_position_is_filled_once_in_exactly_the_passes_asked_for(length, b
     for steps in range(1, length + 2):
         events = told(model, steps=steps, block_length=block)
         assert sorted(position for fill in fills(events) for position in fill.positions) == list(range(length))
-        assert passes(events) == len(fills(events)) == min(max(steps, blocks), length)  # a pass fills one at least, and only of one block
+        # a pass fills one at least, and only of one block
+        assert passes(events) == len(fills(events)) == min(max(steps, blocks), length)
 
 
 def test_shares_differ_by_one_at_most_and_the_larger_come_first():
@@ -323,7 +348,9 @@ def test_no_position_of_a_later_block_is_filled_before_its_turn(order):
     events = told(over(random_table(2, 6)), order=order, block_length=2, temperature=1.0)
     assert [position // 2 for fill in fills(events) for position in fill.positions] == [0, 0, 1, 1, 2, 2]
     assert [event.text for event in events if isinstance(event, Note)] == [
-        "Positions 1 to 2 are filled, and the next block begins.", "Positions 3 to 4 are filled, and the next block begins."]
+        "Positions 1 to 2 are filled, and the next block begins.",
+        "Positions 3 to 4 are filled, and the next block begins.",
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -360,7 +387,7 @@ def test_an_end_token_in_a_full_block_ends_the_answer_without_another_pass():
 # --- what the lane tells ---
 
 def test_the_same_seed_tells_the_same_story_and_lanes_do_not_disturb_each_other():
-    recipes = [Recipe("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
+    recipes = [LaneConfig("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
     prompt = ORACLE.tokens.encode("the")
     together = session(ORACLE, *recipes, prompt=prompt, seed=3).trace
     for i, recipe in enumerate(recipes):
@@ -368,9 +395,11 @@ def test_the_same_seed_tells_the_same_story_and_lanes_do_not_disturb_each_other(
         assert fills([s.event for s in together.lane(i).events]) == fills([s.event for s in alone.events])
 
 
-@pytest.mark.parametrize("knobs", [{}, {"steps": 3, "temperature": 1.0}, {"rule": "threshold"}, {"block_length": 4, "order": "random"}])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"steps": 3, "temperature": 1.0}, {"rule": "threshold"}, {"block_length": 4, "order": "random"}]
+)
 def test_a_run_is_a_sound_trace_that_survives_json(knobs):
-    trace = session(ORACLE, Recipe("masked_diffusion", knobs), prompt=ORACLE.tokens.encode("my")).trace
+    trace = session(ORACLE, LaneConfig("masked_diffusion", knobs), prompt=ORACLE.tokens.encode("my")).trace
     assert check(trace) == []
     again = Trace.from_json(json.loads(json.dumps(trace.to_json(), allow_nan=False)))
     assert [stamped.to_json() for stamped in again.events] == [stamped.to_json() for stamped in trace.events]
@@ -378,14 +407,20 @@ def test_a_run_is_a_sound_trace_that_survives_json(knobs):
 
 def test_the_text_is_one_commit_whose_log_probabilities_are_the_confidences():
     events = told(ORACLE, ORACLE.tokens.encode("in"), seed=1, steps=4, temperature=1.0)
-    filled = {position: confidence for fill in fills(events) for position, confidence in zip(fill.positions, fill.confidences)}
+    filled = {
+        position: confidence for fill in fills(events) for position, confidence in zip(fill.positions, fill.confidences)
+    }
     (commit,) = [event for event in events if isinstance(event, Commit)]
-    assert [math.exp(logprob) for logprob in commit.logprobs] == pytest.approx([filled[i] for i in range(len(commit.ids))])
+    assert [math.exp(logprob) for logprob in commit.logprobs] == pytest.approx(
+        [filled[i] for i in range(len(commit.ids))]
+    )
     assert commit.ids[-1] in ORACLE.end_ids and not set(commit.ids[:-1]) & ORACLE.end_ids
 
 
 def test_a_step_shows_the_row_of_the_pass_that_filled_its_position():
-    trace = session(ORACLE, Recipe("masked_diffusion", {"temperature": 1.0}), prompt=ORACLE.tokens.encode("the")).trace
+    trace = session(
+        ORACLE, LaneConfig("masked_diffusion", {"temperature": 1.0}), prompt=ORACLE.tokens.encode("the")
+    ).trace
     filled = {fill.positions[0]: fill.confidences[0] for fill in fills([stamped.event for stamped in trace.events])}
     steps = [stamped.event for stamped in trace.events if stamped.event.kind == "step"]
     assert [step.position for step in steps] == list(range(len(steps)))
@@ -394,14 +429,18 @@ def test_a_step_shows_the_row_of_the_pass_that_filled_its_position():
 
 
 def test_tokens_a_forward_count_the_text_over_the_passes():
-    found = metrics(session(ORACLE, Recipe("masked_diffusion", {"steps": 3}), prompt=ORACLE.tokens.encode("the")).trace)
+    found = metrics(
+        session(ORACLE, LaneConfig("masked_diffusion", {"steps": 3}), prompt=ORACLE.tokens.encode("the")).trace
+    )
     assert found["target_forwards"] == 3 and found["tokens_per_target_forward"] == pytest.approx(found["tokens"] / 3)
     assert found["wasted_tokens"] is None and found["mean_entropy"] is not None
 
 
 def test_a_stop_string_ends_the_text_and_not_the_canvas():
-    assembly = assemble(Recipe("masked_diffusion"))
-    lane = Canvas(ORACLE.tokens.encode("two"), {"target": ORACLE}, assembly, Limits(stop=("boat",)), Recorder(ORACLE.tokens))
+    assembly = assemble(LaneConfig("masked_diffusion"))
+    lane = Canvas(
+        ORACLE.tokens.encode("two"), {"target": ORACLE}, assembly, Limits(stop=("boat",)), Recorder(ORACLE.tokens)
+    )
     runner = Runner(lane, assembly)
     while not runner.finished:
         runner.advance()
@@ -434,7 +473,7 @@ def test_revealing_all_that_is_certain_saves_passes_and_costs_nothing():
 
 def refused(extras=(), **limits) -> str:
     with pytest.raises(Refusal) as refusal:
-        assembly = assemble(Recipe("masked_diffusion", {}, [(name, knobs) for name, knobs in extras]))
+        assembly = assemble(LaneConfig("masked_diffusion", {}, [(name, knobs) for name, knobs in extras]))
         Canvas(ORACLE.tokens.encode("the"), {"target": ORACLE}, assembly, Limits(**limits), Recorder(ORACLE.tokens))
     assert str(refusal.value).endswith(".")
     return str(refusal.value)

@@ -1,4 +1,6 @@
-"""DoLa: what the last layer says against what an earlier one does, and which tokens compete at all. Reckoned again plainly."""
+"""DoLa: what the last layer says against what an earlier one does, and which tokens compete at all. Reckoned again
+plainly.
+"""
 from __future__ import annotations
 
 import math
@@ -13,21 +15,27 @@ from tables import TableModel
 
 from playground.algorithms.sampling import contrastive as plausible
 from playground.contract import make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from strategies.sampling.dola import candidates, mixture_first
 
-GREEDY = Recipe("greedy")
+GREEDY = LaneConfig("greedy")
 PROMPT = [54, 71, 71, 9]
 
 
 COLLAPSES = {
-    "dola": [Collapse(alone("dola", alpha=1.0), GREEDY), Collapse(alone("dola", layers="one", at=1.0, norm=True), GREEDY)],
+    "dola": [
+        Collapse(alone("dola", alpha=1.0), GREEDY),
+        Collapse(alone("dola", layers="one", at=1.0, norm=True), GREEDY),
+    ],
 }
 
 
 def contrasted(logp: list[float], weaker: list[float], share: float) -> int:
     """The token with the largest difference among those with at least this share of the best one's probability."""
-    return max((v for v in range(len(logp)) if math.exp(logp[v]) >= share * math.exp(max(logp))), key=lambda v: logp[v] - weaker[v])
+    return max(
+        (v for v in range(len(logp)) if math.exp(logp[v]) >= share * math.exp(max(logp))),
+        key=lambda v: logp[v] - weaker[v],
+    )
 
 
 # --- what competes ---
@@ -54,10 +62,18 @@ def test_implausible_tokens_are_never_drawn_but_keep_the_models_order_for_a_gram
 
 # --- DoLa ---
 
-@pytest.mark.parametrize("depth, tied, low, high", [
-    (8, False, [0, 2], [4, 6]), (8, True, [2], [4, 6]), (32, False, list(range(0, 16, 2)), list(range(16, 32, 2))),
-    (48, True, list(range(2, 20, 2)), list(range(28, 48, 2))), (3, False, [0], [1]), (2, True, [1], [1]), (1, True, [0], [0]),
-])
+@pytest.mark.parametrize(
+    "depth, tied, low, high",
+    [
+        (8, False, [0, 2], [4, 6]),
+        (8, True, [2], [4, 6]),
+        (32, False, list(range(0, 16, 2)), list(range(16, 32, 2))),
+        (48, True, list(range(2, 20, 2)), list(range(28, 48, 2))),
+        (3, False, [0], [1]),
+        (2, True, [1], [1]),
+        (1, True, [0], [0]),
+    ],
+)
 def test_the_candidates_are_those_of_the_library(depth, tied, low, high):
     assert candidates("low", 0.5, depth, tied) == low and candidates("high", 0.5, depth, tied) == high
 
@@ -78,7 +94,9 @@ def test_the_divergence_has_the_mixture_first_and_is_no_jensen_shannon_divergenc
     assert all(as_released(p, q) > jensen_shannon_by_definition(p, q) + 1e-3 for p, q in pairs_)
 
 
-@pytest.mark.parametrize("name, measure", [("mixture first", as_released), ("Jensen-Shannon", jensen_shannon_by_definition)])
+@pytest.mark.parametrize(
+    "name, measure", [("mixture first", as_released), ("Jensen-Shannon", jensen_shannon_by_definition)]
+)
 def test_each_row_is_contrasted_with_the_candidate_that_diverges_most(name, measure):
     dola = make("dola", layers="low", divergence=name)
     exits = dola.inner(16, False)
@@ -106,8 +124,14 @@ def dola_text(length: int, layer: int, norm: bool, share: float = 0.1, flipped: 
 
 
 @pytest.mark.oracle("dola")
-@pytest.mark.parametrize("knobs, layer, norm", [({"layers": "high"}, 1, False), ({"layers": "low", "norm": True}, 0, True),
-                                                ({"layers": "one", "at": 0.67, "norm": True}, 2, True)])
+@pytest.mark.parametrize(
+    "knobs, layer, norm",
+    [
+        ({"layers": "high"}, 1, False),
+        ({"layers": "low", "norm": True}, 0, True),
+        ({"layers": "one", "at": 0.67, "norm": True}, 2, True),
+    ],
+)
 def test_the_inner_layers_of_a_network_are_what_the_library_reads_from_the_beginning(knobs, layer, norm):
     found = written(alone("dola", **knobs), {"target": pair().target}, PROMPT, 8)
     assert found == dola_text(len(found), layer, norm)

@@ -14,7 +14,7 @@ from playground.algorithms.speculative.drafting import guess_row
 from playground.algorithms.speculative.verification import reject
 from playground.algorithms.speculative.without_replacement import Ranking, Urn
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
@@ -40,12 +40,14 @@ def test_without_chance_the_likeliest_are_taken_in_turn_and_what_is_left_is_what
 def drawn_from(odds: dict[str, list[float]], size: int = 3) -> TableModel:
     """A model whose odds go by the letters after the prompt; evenly where none are given."""
     def rule(context):
-        return torch.tensor(odds.get("".join("abc"[token] for token in context[1:]), [1 / size] * size), dtype=torch.float64).log()
+        return torch.tensor(
+            odds.get("".join("abc"[token] for token in context[1:]), [1 / size] * size), dtype=torch.float64
+        ).log()
 
     return TableModel("abcdefghijklmnopqrstuvwxyz"[:size], rule=rule)
 
 
-def tree_of(recipe: Recipe, models: dict, length: int = 20) -> TokenTree:
+def tree_of(recipe: LaneConfig, models: dict, length: int = 20) -> TokenTree:
     ((_, tree, _),) = first_drafts(recipe, models, length)
     return tree
 
@@ -65,9 +67,17 @@ def test_the_tree_of_dyspec_grows_in_the_order_worked_out_by_hand():
 
 def test_a_sure_draft_makes_a_chain_and_an_unsure_one_makes_siblings():
     sure = TableModel("abc", rule=lambda context: torch.tensor([50.0, 0.0, 0.0], dtype=torch.float64))
-    even = TableModel("abcdefghij", rule=lambda context: -1e-9 * torch.arange(10, dtype=torch.float64))  # so that there is an order
+    # so that there is an order
+    even = TableModel("abcdefghij", rule=lambda context: -1e-9 * torch.arange(10, dtype=torch.float64))
     for draft, shape in ((sure, ["a" * n for n in range(1, 7)]), (even, list("abcdef"))):
-        assert paths(tree_of(guessing("dyspec", "greedy_match", nodes=6), {"target": TableModel(draft.letters), "draft": draft})) == shape
+        assert (
+            paths(
+                tree_of(
+                    guessing("dyspec", "greedy_match", nodes=6), {"target": TableModel(draft.letters), "draft": draft}
+                )
+            )
+            == shape
+        )
 
 
 @pytest.mark.parametrize("nodes", [3, 7, 12])
@@ -99,7 +109,9 @@ def recording(trees: list):
 
 
 def needed(tokens: list[int], parents: list[int], q: list[float]) -> list[float]:
-    """The chance that each guess is needed: all above it stand, all before it at its own parent and at theirs are refused."""
+    """The chance that each guess is needed: all above it stand, all before it at its own parent and at theirs are
+    refused.
+    """
     shares, chances = [], []
     for node, parent in enumerate(parents):
         before = [sibling for sibling in range(node) if parents[sibling] == parent]
@@ -121,8 +133,13 @@ def test_every_guess_shows_the_chance_it_was_needed_with_and_none_is_likelier_th
 
 def test_a_budget_of_guesses_stands_longer_where_it_is_spent_by_odds_than_in_a_fixed_shape():
     models = {"target": TableModel("abcd", seed=3, spread=3), "draft": TableModel("abcd", seed=3, spread=3)}
-    spent = [sum(weight * len(verdict.kept) for weight, _, verdict in first_drafts(recipe, models, 4))
-             for recipe in (guessing("dyspec", "rejection", AT_ONE, nodes=3), guessing("rsd_c", "rejection", AT_ONE, branching="1 2"))]
+    spent = [
+        sum(weight * len(verdict.kept) for weight, _, verdict in first_drafts(recipe, models, 4))
+        for recipe in (
+            guessing("dyspec", "rejection", AT_ONE, nodes=3),
+            guessing("rsd_c", "rejection", AT_ONE, branching="1 2"),
+        )
+    ]
     assert spent[0] > spent[1]
 
 
@@ -151,7 +168,9 @@ class DropsTheUnlikely(find("dyspec")):
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)
-        return tree.only([node for node in range(len(tree)) if tree.confidence[node] > 0.3 and tree.parents[node] == ROOT])
+        return tree.only(
+            [node for node in range(len(tree)) if tree.confidence[node] > 0.3 and tree.parents[node] == ROOT]
+        )
 
 
 class JudgesAtAnotherTemperature(find("dyspec")):
@@ -166,7 +185,11 @@ class JudgesAtAnotherTemperature(find("dyspec")):
 @pytest.mark.oracle("dyspec")
 @pytest.mark.refuses("dyspec")
 def test_a_tree_by_odds_has_the_targets_law_and_the_wrong_ones_have_not():
-    for right in (make("dyspec", nodes=4), make("dyspec", nodes=4, temperature=0.3), make("dyspec", mode="threshold", threshold=0.2)):
+    for right in (
+        make("dyspec", nodes=4),
+        make("dyspec", nodes=4, temperature=0.3),
+        make("dyspec", mode="threshold", threshold=0.2),
+    ):
         assert off(right, Judged(reject)) < EXACT
     for wrong in (TakesTheBest(2), DropsTheUnlikely(3), JudgesAtAnotherTemperature(2)):
         assert off(wrong, Judged(reject)) > WRONG, type(wrong).__name__

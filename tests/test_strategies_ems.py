@@ -1,4 +1,6 @@
-"""EMS: first evict, then merge, a mix of its own in each head, held against decoding by hand with the library's own cache."""
+"""EMS: first evict, then merge, a mix of its own in each head, held against decoding by hand with the library's own
+cache.
+"""
 from __future__ import annotations
 
 import math
@@ -16,13 +18,16 @@ from test_strategies_eviction import alone
 from playground.algorithms.kv_cache.attention_scores import Votes
 from playground.algorithms.kv_cache.slot_merging import nearest
 from playground.contract import make
-from playground.engine.kv_buffer import Meeting
+from playground.engine.kv_buffer import MergeMap
 from strategies.kv_cache.ems import EMS, shares
 
 EMS_TIGHT = {"size": 9, "window": 3, "kernel": 3, "likeness": 0.2}
 CUT = {"size": 9, "window": 3, "kernel": 1}
 COLLAPSES = {
-    "ems": [*roomy("ems", size=2048), Collapse(with_policy(TREE, "ems", likeness=1.1, **CUT), with_policy(TREE, "ems", candidates=0.0, **CUT))],
+    "ems": [
+        *roomy("ems", size=2048),
+        Collapse(with_policy(TREE, "ems", likeness=1.1, **CUT), with_policy(TREE, "ems", candidates=0.0, **CUT)),
+    ],
 }
 
 
@@ -74,12 +79,25 @@ class EMSByHand:
             joins = [p for p, (r, c) in near.items() if c == centre and r >= self.likeness]
             if joins:
                 total = sum(matters[p] for p in (centre, *joins))
-                mixed(parts, place[centre], [place[p] for p in (centre, *joins)], [matters[p] / total for p in (centre, *joins)])
+                mixed(
+                    parts,
+                    place[centre],
+                    [place[p] for p in (centre, *joins)],
+                    [matters[p] / total for p in (centre, *joins)],
+                )
             for tally in (self.ever[seen.layer, head], *self.lately[seen.layer, head]):
                 tally[centre] += sum(tally.pop(p, 0.0) for p in joins)
 
 
-EMSS = [{}, {"likeness": -1.0}, {"likeness": 1.1}, {"candidates": 0.0}, {"candidates": 2.0, "likeness": 0.6}, {"window": 6, "kernel": 1}, {"size": 14}]
+EMSS = [
+    {},
+    {"likeness": -1.0},
+    {"likeness": 1.1},
+    {"candidates": 0.0},
+    {"candidates": 2.0, "likeness": 0.6},
+    {"window": 6, "kernel": 1},
+    {"size": 14},
+]
 
 
 @pytest.mark.oracle("ems")
@@ -97,7 +115,7 @@ class TheWindowTakesInToo(EMS):
         if merge is None:
             return None
         sources, alike = merge.meeting.sources, nearest([held.read("keys")], stays, torch.ones_like(stays))
-        return alike_in_weight(Meeting.of(sources, alike.targets[sources], stays.shape[1]))
+        return alike_in_weight(MergeMap.of(sources, alike.targets[sources], stays.shape[1]))
 
 
 class CentresMatterAsBefore(EMS):
@@ -143,7 +161,10 @@ class LayersAreAskedOneByOne(EMS):
 
 def test_a_look_at_all_layers_finds_what_a_look_at_each_does():
     one_by_one = room(alone(LayersAreAskedOneByOne(**EMS_TIGHT)))
-    assert the_same(room(alone(EMS(**EMS_TIGHT))), one_by_one) and len({tuple(map(tuple, heads)) for heads in one_by_one.course[-1]}) > 1
+    assert (
+        the_same(room(alone(EMS(**EMS_TIGHT))), one_by_one)
+        and len({tuple(map(tuple, heads)) for heads in one_by_one.course[-1]}) > 1
+    )
 
 
 WRONG = [cls for cls in EMS.__subclasses__() if cls is not LayersAreAskedOneByOne]
@@ -160,10 +181,13 @@ def test_a_wrong_mix_is_found_out(wrong):
 
 
 def test_attention_that_falls_anywhere_favours_no_age():
-    """Mean over the rows that could see a token is flat for random rows, a sum over all rows is not; 4000 rows, 5 standard errors of a mean."""
+    """Mean over the rows that could see a token is flat for random rows, a sum over all rows is not; 4000 rows, 5
+    standard errors of a mean.
+    """
     n, rounds, chance = 20, 200, torch.Generator().manual_seed(0)
     rows = torch.rand(rounds, n, n, generator=chance).tril()
-    rows = (rows / rows.sum(-1, keepdim=True)) * torch.arange(1, n + 1)[:, None]  # a row that sees twice as many gives each as much
+    # a row that sees twice as many gives each as much
+    rows = (rows / rows.sum(-1, keepdim=True)) * torch.arange(1, n + 1)[:, None]
     votes = Votes()
     votes.add(0, rows.sum(0, keepdim=True) / rounds, torch.arange(n)[None])
     means = votes.of(0, torch.arange(n)[None])[0] / (n - torch.arange(n))

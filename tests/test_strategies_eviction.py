@@ -1,4 +1,6 @@
-"""Cache policies that go by attention: which positions stay, held against decoding by hand with the library's own cache."""
+"""Cache policies that go by attention: which positions stay, held against decoding by hand with the library's own
+cache.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from transformers import DynamicCache
 
 from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
 from playground.contract import CachePolicy, Drafter, Held, make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
@@ -31,7 +33,10 @@ def roomy(name: str, **knobs: int) -> list[Collapse]:
     return [Collapse(lane, plain) for lane, plain in added if can_be_had(lane)]
 
 
-COLLAPSES = {"h2o": roomy("h2o", heavy=0, recent=1024) + roomy("h2o", heavy=1024, recent=0), "snapkv": roomy("snapkv", capacity=2048)}
+COLLAPSES = {
+    "h2o": roomy("h2o", heavy=0, recent=1024) + roomy("h2o", heavy=1024, recent=0),
+    "snapkv": roomy("snapkv", capacity=2048),
+}
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 PROMPT = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80, 71, 100, 9, 9, 31, 54, 71, 120, 7, 88, 41]
 LENGTH = 10
@@ -54,7 +59,9 @@ def lives(lane) -> Lives:
     return [[{p for p in head if p >= 0} for head in layer] for layer in rows]
 
 
-def course(assembly: Assembly, speakers: dict, prompt: list[int] = PROMPT, forced: tuple[int, ...] = ()) -> tuple[list[int], list[Lives]]:
+def course(
+    assembly: Assembly, speakers: dict, prompt: list[int] = PROMPT, forced: tuple[int, ...] = ()
+) -> tuple[list[int], list[Lives]]:
     """What a lane wrote, and what its cache held after every keep."""
     found: list[Lives] = []
     for lane in watch(assembly, speakers, prompt, Limits(0, LENGTH, forced=forced), Draws(0)):
@@ -97,10 +104,16 @@ class ByHand:
     def _feed(self, tokens: list[int]) -> int:
         first, self.read = self.read, self.read + len(tokens)
         places = torch.arange(first, self.read)[None]
-        seen = None if not first else torch.zeros(1, 1, 1, 1, dtype=torch.float64)  # everything, however much each layer has left
+        # everything, however much each layer has left
+        seen = None if not first else torch.zeros(1, 1, 1, 1, dtype=torch.float64)
         with exact_softmax():
-            out = self.network(input_ids=torch.tensor([tokens]), position_ids=places, attention_mask=seen, past_key_values=self.cache,
-                               output_attentions=True)
+            out = self.network(
+                input_ids=torch.tensor([tokens]),
+                position_ids=places,
+                attention_mask=seen,
+                past_key_values=self.cache,
+                output_attentions=True,
+            )
         for layer, weights in enumerate(out.attentions):
             self._settle(layer, weights[0], places[0].tolist())
         return int(out.logits[0, -1].argmax())
@@ -152,9 +165,15 @@ def test_h2o_writes_and_holds_what_decoding_by_hand_does(architecture, heavy, re
 
 @pytest.mark.oracle("snapkv")
 @pytest.mark.parametrize("architecture", BY_HAND)
-@pytest.mark.parametrize("knobs", [
-    dict(window=3, capacity=9, kernel=3), dict(window=1, capacity=6, kernel=1), dict(window=4, capacity=10, kernel=5, pooling="max"),
-], ids=str)
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        dict(window=3, capacity=9, kernel=3),
+        dict(window=1, capacity=6, kernel=1),
+        dict(window=4, capacity=10, kernel=5, pooling="max"),
+    ],
+    ids=str,
+)
 def test_snapkv_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
     pool = max if knobs.get("pooling") else sum
     rule = snapshot(len(PROMPT), knobs["window"], knobs["capacity"], knobs["kernel"], pool)
@@ -197,7 +216,9 @@ class OneHeadSpeaksForAll(H2O):
 
 class RecentTokensTakePlacesOfHeavyOnes(H2O):
     def retain(self, held):
-        return (held.positions >= held.next - self.recent) | heaviest(self.votes.of(held.layer, held.positions), self.heavy, held.live)
+        return (held.positions >= held.next - self.recent) | heaviest(
+            self.votes.of(held.layer, held.positions), self.heavy, held.live
+        )
 
 
 class PositionsAreSlots(H2O):
@@ -208,7 +229,9 @@ class PositionsAreSlots(H2O):
 
     def retain(self, held):
         recent = held.positions >= held.next - self.recent
-        return recent | heaviest(self.votes.of(held.layer, torch.arange(held.positions.shape[1])[None]), self.heavy, held.live & ~recent)
+        return recent | heaviest(
+            self.votes.of(held.layer, torch.arange(held.positions.shape[1])[None]), self.heavy, held.live & ~recent
+        )
 
 
 @pytest.mark.refuses("h2o")
@@ -271,10 +294,18 @@ def test_an_empty_slot_casts_no_vote_for_the_first_token():
     assert votes.of(0, torch.tensor([[4, 0], [4, 1]])).tolist() == [[1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("scores, count, among, kept", [
-    ([3, 1, 2, 0], 2, [1, 1, 1, 1], [0, 2]), ([1, 1, 1, 1], 2, [1, 1, 1, 1], [2, 3]), ([2, 1, 1, 0], 2, [1, 1, 1, 1], [0, 2]),
-    ([3, 1, 2, 0], 2, [0, 1, 0, 1], [1, 3]), ([3, 1, 2, 0], 3, [0, 1, 0, 0], [1]), ([3, 1], 0, [1, 1], []), ([3, 1], 9, [1, 1], [0, 1]),
-])
+@pytest.mark.parametrize(
+    "scores, count, among, kept",
+    [
+        ([3, 1, 2, 0], 2, [1, 1, 1, 1], [0, 2]),
+        ([1, 1, 1, 1], 2, [1, 1, 1, 1], [2, 3]),
+        ([2, 1, 1, 0], 2, [1, 1, 1, 1], [0, 2]),
+        ([3, 1, 2, 0], 2, [0, 1, 0, 1], [1, 3]),
+        ([3, 1, 2, 0], 3, [0, 1, 0, 0], [1]),
+        ([3, 1], 0, [1, 1], []),
+        ([3, 1], 9, [1, 1], [0, 1]),
+    ],
+)
 def test_of_equal_scores_the_later_position_is_kept(scores, count, among, kept):
     found = heaviest(torch.tensor([scores], dtype=torch.float32), count, torch.tensor([among], dtype=torch.bool))
     assert found[0].nonzero().flatten().tolist() == kept
@@ -285,9 +316,15 @@ def keeps_the_best(choose: Callable[[torch.Tensor, int, torch.Tensor], torch.Ten
     chance = torch.Generator().manual_seed(seed)
     scores, among = torch.randint(0, 3, (4, 7), generator=chance).float(), torch.rand(4, 7, generator=chance) < 0.7
     rooms = [(scores, count, among) for count in range(8)]
-    ranked = [sorted(there.nonzero().flatten().tolist(), key=lambda place: (float(row[place]), place)) for row, there in zip(scores, among)]
-    return all([row.nonzero().flatten().tolist() for row in choose(*room)] == [sorted(order[max(0, len(order) - room[1]):]) for order in ranked]
-               for room in rooms)
+    ranked = [
+        sorted(there.nonzero().flatten().tolist(), key=lambda place: (float(row[place]), place))
+        for row, there in zip(scores, among)
+    ]
+    return all(
+        [row.nonzero().flatten().tolist() for row in choose(*room)]
+        == [sorted(order[max(0, len(order) - room[1]) :]) for order in ranked]
+        for room in rooms
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -316,13 +353,17 @@ def test_heads_with_rooms_of_their_own_keep_what_each_would_alone():
     scores = torch.randint(0, 4, (5, 9), generator=torch.Generator().manual_seed(0)).float()  # many are equal
     counts, among = torch.tensor([0, 2, 5, 9, 12]), scores < 3
     found = heaviest(scores, counts, among)
-    assert torch.equal(found, torch.cat([heaviest(scores[[i]], int(count), among[[i]]) for i, count in enumerate(counts)]))
+    assert torch.equal(
+        found, torch.cat([heaviest(scores[[i]], int(count), among[[i]]) for i, count in enumerate(counts)])
+    )
     assert found.sum(1).tolist() == [min(int(count), int(there)) for count, there in zip(counts, among.sum(1))]
 
 
 def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
     policy = make("h2o", heavy=2, recent=2)
-    policy.attended(0, torch.tensor([[[4, 1, 2, 3, 9, 9]], [[1, 2, 2, 2, 9, 9]]]).float(), torch.tensor([5]), torch.arange(6)[None])
+    policy.attended(
+        0, torch.tensor([[[4, 1, 2, 3, 9, 9]], [[1, 2, 2, 2, 9, 9]]]).float(), torch.tensor([5]), torch.arange(6)[None]
+    )
     assert stays(policy, [[0, 1, 2, 3, 4, 5]], 6) == [[0, 3, 4, 5], [2, 3, 4, 5]]
     assert stays(policy, [[0, 3, 4, 5, 6], [2, 3, 4, 5, 6]], 7) == [[0, 4, 5, 6], [3, 4, 5, 6]]
 
@@ -332,7 +373,9 @@ def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
 ])
 def test_snapkv_pools_the_votes_of_neighbours(knobs, kept):
     policy = make("snapkv", window=2, capacity=4, **knobs)
-    policy.attended(0, torch.tensor([[[0, 7, 0, 0, 0, 4, 5, 1, 99, 99]]]).float(), torch.tensor([8, 9]), torch.arange(10)[None])
+    policy.attended(
+        0, torch.tensor([[[0, 7, 0, 0, 0, 4, 5, 1, 99, 99]]]).float(), torch.tensor([8, 9]), torch.arange(10)[None]
+    )
     assert stays(policy, [list(range(10))], 10, prompt=10) == [kept]
 
 
@@ -344,7 +387,11 @@ def test_snapkv_listens_to_the_last_rows_of_the_prompt_alone():
 # --- what it means for a lane ---
 
 @pytest.mark.parametrize("recent", [1, 5])
-@pytest.mark.parametrize("speakers", [models(), {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}], ids=["network", "table"])
+@pytest.mark.parametrize(
+    "speakers",
+    [models(), {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}],
+    ids=["network", "table"],
+)
 def test_h2o_without_heavy_tokens_is_a_window_that_counts_the_row_being_written(recent, speakers):
     prompt = [i * i % 5 for i in range(20)]
     ours = course(alone(make("h2o", heavy=0, recent=recent)), speakers, prompt=prompt)
@@ -367,7 +414,9 @@ def test_a_fork_finds_the_prompt_cut_as_without_it():
     ids, plain = course(alone(make("snapkv", window=3, capacity=9)), models())
     forked, found = course(alone(make("snapkv", window=3, capacity=9)), models(), forced=tuple(ids[:4]))
     assert forked[:4] == ids[:4] and len(found) == len(plain)
-    early = [[[{p for p in head if p < len(PROMPT)} for head in layer] for layer in held[-1]] for held in (found, plain)]
+    early = [
+        [[{p for p in head if p < len(PROMPT)} for head in layer] for layer in held[-1]] for held in (found, plain)
+    ]
     assert early[0] == early[1]
     assert all(set(range(len(PROMPT), len(PROMPT) + 4)) <= head for layer in found[-1] for head in layer)
 
@@ -381,14 +430,19 @@ def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeyp
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
 def test_events_tell_of_freed_slots_and_memory_falls_with_them(decoder):
-    recipe = Recipe(decoder, {}, [("h2o", {"heavy": 5, "recent": 3})])
-    session = prepare(pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12))
+    recipe = LaneConfig(decoder, {}, [("h2o", {"heavy": 5, "recent": 3})])
+    session = prepare(
+        pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
+    )
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     store = session._runners[0].lane.target.store
     whole = len(session.headers[0].prompt_ids) * store.depth * store.heads
     assert caches[0].evicted == whole - 8 * store.depth * store.heads
-    assert {cache.bytes for cache in caches} == {2 * store.depth * store.heads * 8 * 8 * 8}  # 8 slots of 8 numbers of 8 bytes
-    assert all(sum(stop - start for start, stop in head) == 8 for cache in caches for layer in cache.live for head in layer)
+    # 8 slots of 8 numbers of 8 bytes
+    assert {cache.bytes for cache in caches} == {2 * store.depth * store.heads * 8 * 8 * 8}
+    assert all(
+        sum(stop - start for start, stop in head) == 8 for cache in caches for layer in cache.live for head in layer
+    )
     assert len(caches[-1].live) == store.depth and len(caches[-1].live[0]) == store.heads
 
 
@@ -411,10 +465,14 @@ class Wrong(Drafter):
         return tree
 
 
-@pytest.mark.parametrize("name, knobs, says", [
-    ("h2o", dict(heavy=0, recent=0), "raise one of them"), ("snapkv", dict(window=8, capacity=8), "raise capacity above it"),
-    ("snapkv", dict(kernel=4), "take 5"),
-])
+@pytest.mark.parametrize(
+    "name, knobs, says",
+    [
+        ("h2o", dict(heavy=0, recent=0), "raise one of them"),
+        ("snapkv", dict(window=8, capacity=8), "raise capacity above it"),
+        ("snapkv", dict(kernel=4), "take 5"),
+    ],
+)
 def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(name, knobs, says):
     with pytest.raises(Refusal, match=says) as refusal:
         make(name, **knobs)

@@ -15,13 +15,13 @@ from toys import byte_tokenizer
 
 from playground import load
 from playground.contract import Verifier, find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models
-from playground.engine.forward_input import Work
-from playground.engine.hooks import Plan
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.events import Verdict
 from playground.trace import metrics
@@ -52,7 +52,9 @@ def counted(hits: dict[int, tuple[float, float]], depth: int = 8, **knobs):
 
 @pytest.mark.parametrize("alpha, guesses, layer", product([0.0, 0.3, 0.9, 1.0], [0, 1, 5], [1, 4]))
 def test_expected_tokens_for_a_layer_are_those_of_every_course_a_round_can_take(alpha, guesses, layer):
-    expected = sum((alpha ** stood * (1 - alpha) if stood < guesses else alpha ** stood) * (stood + 1) for stood in range(guesses + 1))
+    expected = sum(
+        (alpha**stood * (1 - alpha) if stood < guesses else alpha**stood) * (stood + 1) for stood in range(guesses + 1)
+    )
     assert tokens_per_layer(alpha, guesses, layer, 8) == pytest.approx(expected / (8 + guesses * layer))
 
 
@@ -65,7 +67,11 @@ def test_expected_tokens_for_a_layer_are_those_of_every_course_a_round_can_take(
 def test_the_plan_is_the_best_of_all_plans_and_of_equals_the_lowest_layer(hits, plan):
     drafter = counted(hits)
     assert drafter.plan() == plan
-    worth = {(layer, n): sum((h / (h + m)) ** j for j in range(n + 1)) / (8 + n * layer) for layer, (h, m) in hits.items() for n in range(18)}
+    worth = {
+        (layer, n): sum((h / (h + m)) ** j for j in range(n + 1)) / (8 + n * layer)
+        for layer, (h, m) in hits.items()
+        for n in range(18)
+    }
     assert not hits or worth[plan] == pytest.approx(max(worth.values()))
 
 
@@ -79,14 +85,16 @@ def test_what_was_counted_fades_round_by_round():
         tally.add([right], [0.5], 0.5)
     assert (tally.hits, tally.misses) == (1 + 0.25, 0.5)
     tally.add([True, True, False], [0.9, 0.7, 0.2], 0.0)
-    assert (tally.hits, tally.misses, tally.threshold) == (2, 1, pytest.approx((0.8 + 0.2) / 2)), "at decay 0 only the last round counts"
+    assert (tally.hits, tally.misses, tally.threshold) == (2, 1, pytest.approx((0.8 + 0.2) / 2)), (
+        "at decay 0 only the last round counts"
+    )
 
 
 def read_by_layers(model: Model, tokens: list[int]) -> dict[int, torch.Tensor]:
     """The head's rows [n, V] after every layer of a fresh reading, the last by its own number."""
     inner = range(1, model.depth)
-    work = Work(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))
-    (logits,), captured = model.forward([work], Plan(capture=frozenset(inner)))
+    work = ForwardInput(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))
+    (logits,), captured = model.forward([work], LayerPlan(capture=frozenset(inner)))
     return {**{layer: model.read_out(captured[layer]) for layer in inner}, model.depth: logits}
 
 
@@ -131,7 +139,10 @@ def test_counts_are_what_one_reading_of_the_finished_text_would_give(cls, right,
     fresh = {layer: rows[len(START) - 1:].argmax(-1) for layer, rows in read_by_layers(model, lane.tokens[:-1]).items()}
     expected = {layer: int((fresh[layer] == fresh[model.depth]).sum()) for layer in (1, 2)}
     found = lane.assembly.decoder.drafter.tallies
-    assert ({layer: (tally.hits, tally.misses) for layer, tally in found.items()} == {n: (hits, 30 - hits) for n, hits in expected.items()}) == right
+    assert (
+        {layer: (tally.hits, tally.misses) for layer, tally in found.items()}
+        == {n: (hits, 30 - hits) for n, hits in expected.items()}
+    ) == right
 
 
 def test_a_chain_ends_with_its_first_unsure_guess_and_that_guess_is_sent():
@@ -166,7 +177,11 @@ class DropsUnsure(DEL):
         return tree.only(list(range(len(tree) - 1))) if len(tree) and tree.confidence[-1] < 0.5 else tree
 
 
-@pytest.mark.parametrize("knobs, verifier", [({}, "rejection"), ({}, "k_seq"), ({"dynamic": False}, "rejection"), ({"decay": 0.0}, "rejection")], ids=str)
+@pytest.mark.parametrize(
+    "knobs, verifier",
+    [({}, "rejection"), ({}, "k_seq"), ({"dynamic": False}, "rejection"), ({"decay": 0.0}, "rejection")],
+    ids=str,
+)
 def test_the_law_is_the_whole_models_whatever_its_layers_think(knobs, verifier):
     assert law_is_off(with_drafter(DEL(**knobs), AT_ONE, verifier=verifier), {"target": TwoLayers("ab")}, 4) < EXACT
 
@@ -176,7 +191,10 @@ def test_an_unsure_guess_that_is_taken_back_bends_the_law():
 
 
 def test_del_goes_beside_a_sampler_that_reads_inner_layers_itself():
-    plain, guessed = (told(recipe, length=12)[0] for recipe in (Recipe("greedy", {}, [("dola", {})]), guessing("del_exit", "rejection", ("dola", {}))))
+    plain, guessed = (
+        told(recipe, length=12)[0]
+        for recipe in (LaneConfig("greedy", {}, [("dola", {})]), guessing("del_exit", "rejection", ("dola", {})))
+    )
     assert guessed._runners[0].lane.tokens == plain._runners[0].lane.tokens
 
 
@@ -193,14 +211,20 @@ def packed() -> Models:
 
 
 def test_a_model_in_nf4_guesses_for_itself_in_full_and_is_named_as_what_it_is(packed):
-    session, events = told(Recipe("speculative"), packed, 30, "Once upon a time")
+    session, events = told(LaneConfig("speculative"), packed, 30, "Once upon a time")
     assert (packed.target.quantization, packed.draft.quantization) == ("none", "nf4")
     assert (session.headers[0].draft, session.headers[0].quantization) == ("pocket in nf4", "none")
     assert metrics(session.trace)["acceptance_rate"] > 0.8, "what four bits lose changes few first choices"
 
 
 def test_the_text_is_that_of_the_full_weights_and_their_rows_are_not_those_of_the_packed_ones(packed):
-    texts = [told(recipe, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens for recipe in (GREEDY, Recipe("speculative"), pearl())]
+    texts = [
+        told(recipe, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens
+        for recipe in (GREEDY, LaneConfig("speculative"), pearl())
+    ]
     assert texts[0] == texts[1] == texts[2]
-    full, small = (model.forward([Work(model.new_store(), [40, 50, 60], [-1, 0, 1])])[0][0] for model in (packed.target, packed.draft))
+    full, small = (
+        model.forward([ForwardInput(model.new_store(), [40, 50, 60], [-1, 0, 1])])[0][0]
+        for model in (packed.target, packed.draft)
+    )
     assert (full - small).abs().max() > 1e-3

@@ -18,7 +18,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Commit, Forward, Note
-from strategies.search.exact_extract import Race
+from strategies.search.exact_extract import SpanSearch
 
 # --- exact extraction ---
 
@@ -30,7 +30,12 @@ def cost(model: TableModel, prompt: list[int], span: Text) -> float:
 
 
 def spans(passage: list[int], longest: int) -> set[Text]:
-    return {tuple(passage[i:i + length]) for i in range(len(passage)) for length in range(1, longest + 1) if i + length <= len(passage)}
+    return {
+        tuple(passage[i : i + length])
+        for i in range(len(passage))
+        for length in range(1, longest + 1)
+        if i + length <= len(passage)
+    }
 
 
 def passages(count: int = 12, letters: int = 4) -> list[tuple[list[int], str]]:
@@ -55,8 +60,12 @@ def test_the_span_is_the_one_that_costs_least_of_all_read_one_by_one(ends, longe
         prices = {span: cost(model, prompt, span) / (len(span) + 1 if mean else 1) for span in spans(ids, longest)}
         best = min(prices, key=prices.get)
         for prune in (True, False):
-            written = extracted(model, text, prompt, longest=longest, prune=prune, score="mean" if mean else "sum").texts()[0]
-            assert written[:-1] == best and written[-1] == max(model.end_ids, key=lambda end: float(model.scores((*prompt, *best))[end]))
+            written = extracted(
+                model, text, prompt, longest=longest, prune=prune, score="mean" if mean else "sum"
+            ).texts()[0]
+            assert written[:-1] == best and written[-1] == max(
+                model.end_ids, key=lambda end: float(model.scores((*prompt, *best))[end])
+            )
         greedy = write(assemble(GREEDY), {"target": model}, prompt, Limits(0, 9), Draws(0)).main.written
         beaten += tuple(greedy[:-1]) != best
     assert beaten > 3, "a search is only tested where greedy misses"
@@ -80,12 +89,17 @@ def test_a_span_that_is_priced_otherwise_is_another_one(wrong):
     differ = 0
     for seed, (ids, text) in enumerate(passages()):
         model = TableModel("abcdef", "e", seed)
-        differ += extracted(model, text, [0, 1], longest=4).texts()[0][:-1] != min(spans(ids, 4), key=lambda span: wrong(model, [0, 1], span))
+        differ += extracted(model, text, [0, 1], longest=4).texts()[0][:-1] != min(
+            spans(ids, 4), key=lambda span: wrong(model, [0, 1], span)
+        )
     assert differ > 3
 
 
 RACES = {
-    "spans are dropped for what it costs to end them": ("living", lambda race, nodes, bound: [n for n in nodes if race.total(n) < bound]),
+    "spans are dropped for what it costs to end them": (
+        "living",
+        lambda race, nodes, bound: [n for n in nodes if race.total(n) < bound],
+    ),
     "the end costs nothing": ("total", lambda race, node: race.spent[node]),
     "the longest span wins": ("cost", lambda race, node, mean: -len(race.tree.path(node))),
 }
@@ -94,7 +108,7 @@ RACES = {
 @pytest.mark.refuses("exact_extract")
 @pytest.mark.parametrize("part, wrong", RACES.values(), ids=RACES)
 def test_a_wrong_extraction_is_refused(part, wrong, monkeypatch):
-    monkeypatch.setattr(Race, part, wrong)
+    monkeypatch.setattr(SpanSearch, part, wrong)
     with pytest.raises(AssertionError):
         test_the_span_is_the_one_that_costs_least_of_all_read_one_by_one("e", 9, False)
 
@@ -106,7 +120,9 @@ def test_pruning_reads_fewer_spans_and_scores_those_it_reads_the_same():
         rows = [sum(event.tokens for event in told.of(Forward)) for told in (pruned, full)]
         assert rows[0] < 0.8 * rows[1] and pruned.texts()[0] == full.texts()[0]
         cells, whole = (told.figure("-log p, by start and length")["values"] for told in (pruned, full))
-        known = [(cell, other) for row, others in zip(cells, whole) for cell, other in zip(row, others) if cell is not None]
+        known = [
+            (cell, other) for row, others in zip(cells, whole) for cell, other in zip(row, others) if cell is not None
+        ]
         assert known and all(cell == pytest.approx(other) for cell, other in known)
 
 
@@ -116,9 +132,13 @@ def test_every_forward_reads_each_different_span_once_and_none_is_read_again_to_
 
 
 def test_a_span_that_stands_there_twice_is_one_span_with_two_places():
-    told = extracted(TableModel("abcd", "d", rule=lambda context: torch.tensor([0.0, 2.0, -9.0, 0.0])), "acbac", [0], longest=1)
+    told = extracted(
+        TableModel("abcd", "d", rule=lambda context: torch.tensor([0.0, 2.0, -9.0, 0.0])), "acbac", [0], longest=1
+    )
     assert told.texts()[0] == (1, 3) and "the passage says it 1 time." in told.of(Note)[-1].text
-    told = extracted(TableModel("abcd", "d", rule=lambda context: torch.tensor([2.0, 0.0, -9.0, 0.0])), "acbac", [0], longest=1)
+    told = extracted(
+        TableModel("abcd", "d", rule=lambda context: torch.tensor([2.0, 0.0, -9.0, 0.0])), "acbac", [0], longest=1
+    )
     assert told.texts()[0] == (0, 3) and "the passage says it 2 times." in told.of(Note)[-1].text
 
 
@@ -133,9 +153,14 @@ def bundled():
     return playground.load()
 
 
-def test_the_bundled_models_answer_stands_in_the_passage_and_is_at_least_as_probable_as_greedys_where_that_does_too(bundled):
+def test_the_bundled_models_answer_stands_in_the_passage_and_is_at_least_as_probable_as_greedys_where_that_does_too(
+    bundled,
+):
     for question in [question for question in gallery() if question.task == "context_qa"]:
-        greedy, exact = (playground.run(name, question.prompt, models=bundled, chat=True, context=question.context) for name in ("greedy", "exact_extract"))
+        greedy, exact = (
+            playground.run(name, question.prompt, models=bundled, chat=True, context=question.context)
+            for name in ("greedy", "exact_extract")
+        )
         assert exact.text.startswith(" ") and exact.text.strip() in question.context
         if f" {greedy.text.strip()}" in f" {question.context}" and greedy.trace.events[-1].event.reason == "end":
             assert chance(exact) >= chance(greedy) - 1e-4
@@ -155,7 +180,10 @@ def test_without_a_passage_to_take_it_from_the_prompt_is_the_passage():
 
 def label_costs(model: TableModel, prompt: list[int], labels: list[Text], end: bool) -> dict[str, list[float]]:
     """The three readings of every label, each context read anew."""
-    before, length = -sum(float(model.scores(tuple(prompt[:i])).log_softmax(-1)[prompt[i]]) for i in range(1, len(prompt))), len(prompt) - 1
+    before, length = (
+        -sum(float(model.scores(tuple(prompt[:i])).log_softmax(-1)[prompt[i]]) for i in range(1, len(prompt))),
+        len(prompt) - 1,
+    )
     found = {"mean": [], "sum": [], "whole": []}
     for label in labels:
         count = len(label) + end
@@ -191,7 +219,11 @@ def test_each_reading_chooses_the_label_it_makes_least_surprising(prompt, end):
 
 def test_labels_are_read_in_one_forward_and_the_prompt_twice():
     told = run(of("gencls_ppl", labels="ab|ac|b"), TableModel("abcde", "e"), [0, 1, 2, 3], 6)
-    assert [(event.stream, event.tokens) for event in told.of(Forward)] == [("reading", 3), ("target", 4), ("target", 4)], "a, ab, ac and b"
+    assert [(event.stream, event.tokens) for event in told.of(Forward)] == [
+        ("reading", 3),
+        ("target", 4),
+        ("target", 4),
+    ], "a, ab, ac and b"
 
 
 def test_the_order_of_labels_does_not_matter_and_labels_of_one_token_and_length_are_judged_alike_by_all_readings():

@@ -1,4 +1,6 @@
-"""FastKV: which tokens of a prompt go on behind a middle layer, what they see there, what stays, and what the reading cost."""
+"""FastKV: which tokens of a prompt go on behind a middle layer, what they see there, what stays, and what the reading
+cost.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,12 +17,12 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from playground.contract import Full, find, make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine.forward_input import LateWork, Work
-from playground.engine.hooks import Plan
+from playground.engine.forward_input import ForwardInput, LateInput
+from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Cache, Done, Failed, Figure, Forward, Note
@@ -29,24 +31,30 @@ from strategies.kv_cache.fastkv import FastKV
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 EXACT = 1e-9
 WINDOW, CAPACITY, KERNEL = 3, 8, 3
-KNOBS = dict(window=WINDOW, capacity=CAPACITY, kernel=KERNEL, rate=0.5, depth=0.35)  # one layer of three reads everything
+# one layer of three reads everything
+KNOBS = dict(window=WINDOW, capacity=CAPACITY, kernel=KERNEL, rate=0.5, depth=0.35)
 TEXT = "The green bird sings, and the red fox listens."
 ONWARD = 11  # of the 22 tokens of PROMPT
-TREE = Recipe("speculative", {}, [("draft_model", {"width": 2, "depth": 3})])
-EARLY = Recipe("layer_skip", {}, [("layer_skip_draft", {})])
+TREE = LaneConfig("speculative", {}, [("draft_model", {"width": 2, "depth": 3})])
+EARLY = LaneConfig("layer_skip", {}, [("layer_skip_draft", {})])
 
 
-def with_policy(lane: Recipe, name: str, **knobs) -> Recipe:
+def with_policy(lane: LaneConfig, name: str, **knobs) -> LaneConfig:
     return replace(lane, extras=[*lane.extras, (name, knobs)])
 
 
 def collapsing() -> list[Collapse]:
-    """With everything going on and room for all a full cache, also where strategies look inside; with less room SnapKV."""
+    """With everything going on and room for all a full cache, also where strategies look inside; with less room SnapKV.
+    """
     room, cut = {"rate": 1.0, "capacity": 2048}, {"window": 3, "capacity": 6, "kernel": 3, "pooling": "max"}
-    inside = Recipe("greedy", {}, [("dola", {})])
-    plain = [Collapse(with_policy(lane, "fastkv", depth=depth, **room), lane) for lane in (Recipe("greedy"), TREE, EARLY, inside) for depth in (0.0, 0.5)]
+    inside = LaneConfig("greedy", {}, [("dola", {})])
+    plain = [
+        Collapse(with_policy(lane, "fastkv", depth=depth, **room), lane)
+        for lane in (LaneConfig("greedy"), TREE, EARLY, inside)
+        for depth in (0.0, 0.5)
+    ]
     return [*plain, *[Collapse(with_policy(lane, "fastkv", **all_read, **cut), with_policy(lane, "snapkv", **cut))
-                      for lane in (Recipe("greedy"), TREE) for all_read in ({"rate": 1.0}, {"depth": 1.0})]]
+                      for lane in (LaneConfig("greedy"), TREE) for all_read in ({"rate": 1.0}, {"depth": 1.0})]]
 
 
 COLLAPSES = {"fastkv": collapsing()}
@@ -55,18 +63,30 @@ COLLAPSES = {"fastkv": collapsing()}
 # --- the engine: tokens that go on through the later layers, recomputed by the library ---
 
 def decoder_layers(twin: PreTrainedModel) -> nn.ModuleList:
-    return next(module for module in twin.modules() if isinstance(module, nn.ModuleList) and len(module) == twin.config.num_hidden_layers)
+    return next(
+        module
+        for module in twin.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == twin.config.num_hidden_layers
+    )
 
 
 @torch.inference_mode()
-def read_by_the_library(twin: PreTrainedModel, ids: list[int], places: list[int], entering: tuple[int, torch.Tensor] | None = None):
-    """Its output and cache over tokens at places of a text; what enters one layer may be replaced, [1, n, d], and layers before it then mean nothing."""
+def read_by_the_library(
+    twin: PreTrainedModel, ids: list[int], places: list[int], entering: tuple[int, torch.Tensor] | None = None
+):
+    """Its output and cache over tokens at places of a text; what enters one layer may be replaced, [1, n, d], and
+    layers before it then mean nothing.
+    """
     at, cache, window = torch.tensor(places), DynamicCache(), getattr(twin.config, "sliding_window", None)
     apart = at[:, None] - at
     seen = (apart >= 0) & (apart < window) if window else apart >= 0
     mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)[None, None]
     twin.set_attn_implementation("eager")
-    hook = decoder_layers(twin)[entering[0]].register_forward_pre_hook(lambda _, args: (entering[1], *args[1:])) if entering else None
+    hook = (
+        decoder_layers(twin)[entering[0]].register_forward_pre_hook(lambda _, args: (entering[1], *args[1:]))
+        if entering
+        else None
+    )
     with exact_softmax():
         out = twin(input_ids=torch.tensor([ids]), position_ids=at[None], attention_mask=mask, past_key_values=cache,
                    output_attentions=True, output_hidden_states=True)
@@ -76,15 +96,20 @@ def read_by_the_library(twin: PreTrainedModel, ids: list[int], places: list[int]
 
 
 def chosen_rows(model: Model, whole: int, onward: list[int], pieces: int = 1, places: list[int] | None = None):
-    """The last row once `onward` of the prompt's tokens went on behind the first layers, and the store; at other `places` where they are given."""
+    """The last row once `onward` of the prompt's tokens went on behind the first layers, and the store; at other
+    `places` where they are given.
+    """
     store = model.new_store()
-    _, captured = model.forward([Work(store, PROMPT, list(range(-1, len(PROMPT) - 1)))], Plan(stop=whole, capture=frozenset([whole])))
+    _, captured = model.forward(
+        [ForwardInput(store, PROMPT, list(range(-1, len(PROMPT) - 1)))],
+        LayerPlan(stop=whole, capture=frozenset([whole])),
+    )
     store.keep(len(PROMPT) - 1)
     store.narrow(whole, torch.tensor([[place in onward for place in range(len(PROMPT))]]))
     for part in torch.arange(len(onward)).chunk(pieces):
         tokens, told = [PROMPT[onward[i]] for i in part], [(places or onward)[i] for i in part]
-        work = LateWork(store, tokens, [], first=int(part[0]), places=told)
-        (rows,), _ = model.forward([work], Plan(resume=(whole, captured[whole][[onward[i] for i in part]])))
+        work = LateInput(store, tokens, [], first=int(part[0]), places=told)
+        (rows,), _ = model.forward([work], LayerPlan(resume=(whole, captured[whole][[onward[i] for i in part]])))
     return rows[-1], store
 
 
@@ -92,7 +117,9 @@ SOME = [0, 3, 4, 9, 13, 14, 20, 21]
 
 
 @pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize("architecture, whole", [(name, 1) for name in (*BY_HAND, "mistral", "phi3", "qwen2")] + [("llama", 2), ("gpt2", 2)])
+@pytest.mark.parametrize(
+    "architecture, whole", [(name, 1) for name in (*BY_HAND, "mistral", "phi3", "qwen2")] + [("llama", 2), ("gpt2", 2)]
+)
 def test_tokens_that_go_on_see_each_other_at_their_true_places_and_nothing_else(architecture, whole, pieces):
     twin = network(architecture)
     everything, _ = read_by_the_library(twin, PROMPT, list(range(len(PROMPT))))
@@ -114,10 +141,12 @@ def test_renumbered_tokens_would_say_something_else(architecture):
     assert (right - wrong).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("architecture", ["gemma2", "gemma3_text", "olmo2", "cohere", "qwen3_moe", "gpt_neox", "smollm3"])
+@pytest.mark.parametrize(
+    "architecture", ["gemma2", "gemma3_text", "olmo2", "cohere", "qwen3_moe", "gpt_neox", "smollm3"]
+)
 def test_where_all_go_on_a_prompt_is_read_as_it_always_is(architecture):
     model = pair(architecture).target
-    (rows,), _ = model.forward([Work(model.new_store(), PROMPT, list(range(-1, len(PROMPT) - 1)))])
+    (rows,), _ = model.forward([ForwardInput(model.new_store(), PROMPT, list(range(-1, len(PROMPT) - 1)))])
     row, store = chosen_rows(model, 2, list(range(len(PROMPT))), pieces=2)
     assert (row - rows[-1]).abs().max() < EXACT
     assert len(store.slots) == 1
@@ -126,9 +155,13 @@ def test_where_all_go_on_a_prompt_is_read_as_it_always_is(architecture):
 def test_layers_hold_the_tokens_they_have_read_and_a_later_token_sees_those():
     model, whole = pair("llama").target, 2
     _, store = chosen_rows(model, whole, SOME)
-    assert store.runs() == [[[(0, 22)]]] * whole + [[[(0, 1), (3, 5), (9, 10), (13, 15), (20, 22)]]] * (store.depth - whole)
-    model.forward([Work(store, [7], [-1], watch=lambda position: True)])
-    assert [weights.shape[2] for weights in store.attention[-1].layers.values()] == [23] * whole + [9] * (store.depth - whole)
+    assert store.runs() == [[[(0, 22)]]] * whole + [[[(0, 1), (3, 5), (9, 10), (13, 15), (20, 22)]]] * (
+        store.depth - whole
+    )
+    model.forward([ForwardInput(store, [7], [-1], watch=lambda position: True)])
+    assert [weights.shape[2] for weights in store.attention[-1].layers.values()] == [23] * whole + [9] * (
+        store.depth - whole
+    )
 
 
 # --- whole texts, by hand with the library alone ---
@@ -142,13 +175,17 @@ def smoothed(votes: list[float], window: int, kernel: int, pool: Callable) -> li
 
 def best_slots(scores: list[float], window: int, count: int) -> list[int]:
     """The window, and of the slots before it the best up to `count` in all; of equals the later ones."""
-    early = sorted(range(len(scores) - window), key=lambda slot: (scores[slot], slot), reverse=True)[:max(0, count - window)]
+    early = sorted(range(len(scores) - window), key=lambda slot: (scores[slot], slot), reverse=True)[
+        : max(0, count - window)
+    ]
     return sorted([*early, *range(len(scores) - window, len(scores))])
 
 
 @dataclass
 class FastByHand(ByHand):
-    """The prompt once through all layers for what enters the later ones, then these again with what is left of it; each layer is cut by `rule`."""
+    """The prompt once through all layers for what enters the later ones, then these again with what is left of it; each
+    layer is cut by `rule`.
+    """
 
     whole: int = 1
     pool: Callable = max
@@ -164,7 +201,9 @@ class FastByHand(ByHand):
         total = [sum(scores) for scores in zip(*(smoothed(head, WINDOW, KERNEL, self.pool) for head in by_head))]
         self.onward = best_slots(total, WINDOW, ONWARD)
         entering = first.hidden_states[self.whole][:, self.onward]
-        out, self.cache = read_by_the_library(self.network, [prompt[place] for place in self.onward], self.onward, (self.whole, entering))
+        out, self.cache = read_by_the_library(
+            self.network, [prompt[place] for place in self.onward], self.onward, (self.whole, entering)
+        )
         self.cache.layers[:self.whole] = early.layers[:self.whole]
         for layer in range(len(decoder_layers(self.network))):
             seen, places = (first, list(range(len(prompt)))) if layer < self.whole else (out, self.onward)
@@ -253,7 +292,7 @@ def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
 
 # --- what it costs, and what it holds ---
 
-def told(recipe: Recipe, kind: type, length: int = 8) -> list:
+def told(recipe: LaneConfig, kind: type, length: int = 8) -> list:
     session = prepare(pair(), [recipe], Prompt(TEXT), Limits(max_new_tokens=length))
     return [stamped.event for stamped in session if isinstance(stamped.event, kind)]
 
@@ -264,12 +303,14 @@ def layer_tokens(passes: list[Forward]) -> int:
 
 
 @pytest.mark.parametrize("chunk", [128, 7])
-@pytest.mark.parametrize("rate, depth, whole", [(0.2, 0.35, 1), (0.5, 0.35, 1), (0.5, 0.7, 2), (1.0, 0.35, 1), (0.2, 1.0, 3)])
+@pytest.mark.parametrize(
+    "rate, depth, whole", [(0.2, 0.35, 1), (0.5, 0.35, 1), (0.5, 0.7, 2), (1.0, 0.35, 1), (0.2, 1.0, 3)]
+)
 def test_forwards_tell_what_was_computed_and_no_more(rate, depth, whole, chunk, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
-    recipe = Recipe("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
-    ours, plain = told(recipe, Forward), told(Recipe("greedy"), Forward)
+    recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
+    ours, plain = told(recipe, Forward), told(LaneConfig("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
     onward = int(prompt * rate) if whole < 3 else prompt
     assert layer_tokens(ours) == prompt * whole + onward * (3 - whole)
@@ -284,7 +325,7 @@ def test_forwards_tell_what_was_computed_and_no_more(rate, depth, whole, chunk, 
 def test_reading_and_holding_are_settled_apart():
     """The rate changes what reading costs and not what is held; the capacity the other way round."""
     def costs(**knobs) -> tuple[int, int]:
-        recipe = Recipe("greedy", {}, [("fastkv", KNOBS | knobs)])
+        recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | knobs)])
         return layer_tokens(told(recipe, Forward)), told(recipe, Cache)[0].bytes
 
     read, held = costs()
@@ -297,8 +338,12 @@ def test_each_layer_holds_as_many_as_it_may_of_what_it_has_read(rate, room):
     policy = make("fastkv", **KNOBS | {"rate": rate, "capacity": room})
     _, found = course(alone(policy), models())
     read = max(WINDOW, int(22 * rate))
-    assert [[len(head) for head in layer] for layer in found[0]] == [[min(room, count)] * 2 for count in (22, read, read)]
-    assert policy.promise(Full(22, 0, 3, 2, 8, 64)) == pytest.approx(sum(len(head) for layer in found[0] for head in layer) / (22 * 6))
+    assert [[len(head) for head in layer] for layer in found[0]] == [
+        [min(room, count)] * 2 for count in (22, read, read)
+    ]
+    assert policy.promise(Full(22, 0, 3, 2, 8, 64)) == pytest.approx(
+        sum(len(head) for layer in found[0] for head in layer) / (22 * 6)
+    )
 
 
 @pytest.mark.parametrize("tokens, prompt", [(48, 240), (100, 240), (7, 9), (512, 20), (33, 100)])
@@ -316,13 +361,22 @@ def test_a_prompt_read_in_pieces_is_read_as_at_once(monkeypatch):
     assert course(alone(make("fastkv", **KNOBS)), models()) == whole
 
 
-BESIDE = [Recipe("greedy", {}, [("dola", {})]), Recipe("greedy", {}, [("knn_lm", {"tokens": 16})]), Recipe("greedy", {}, [("lol", {})]), EARLY, TREE,
-          Recipe("greedy", {}, [("regex", {"pattern": "The bird [a-z ]{6,20}"})]), Recipe("sample")]
+BESIDE = [
+    LaneConfig("greedy", {}, [("dola", {})]),
+    LaneConfig("greedy", {}, [("knn_lm", {"tokens": 16})]),
+    LaneConfig("greedy", {}, [("lol", {})]),
+    EARLY,
+    TREE,
+    LaneConfig("greedy", {}, [("regex", {"pattern": "The bird [a-z ]{6,20}"})]),
+    LaneConfig("sample"),
+]
 
 
 @pytest.mark.parametrize("lane", BESIDE, ids=title)
 def test_what_reads_early_exits_hidden_states_or_other_prompts_is_served_as_without_it(lane, monkeypatch):
-    """In pieces of five tokens, so that what was captured of the last row comes from several forwards; a grammar forces its first words."""
+    """In pieces of five tokens, so that what was captured of the last row comes from several forwards; a grammar forces
+    its first words.
+    """
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     texts = []
     for knobs in ({"rate": 1.0, "capacity": 2048}, KNOBS):
@@ -353,26 +407,38 @@ def test_a_fork_finds_the_prompt_cut_as_without_it():
     ids, plain = course(alone(make("fastkv", **KNOBS)), models())
     forked, found = course(alone(make("fastkv", **KNOBS)), models(), forced=tuple(ids[:4]))
     assert forked[:4] == ids[:4]
-    early = [[[{p for p in head if p < len(PROMPT)} for head in layer] for layer in held[-1]] for held in (found, plain)]
+    early = [
+        [[{p for p in head if p < len(PROMPT)} for head in layer] for layer in held[-1]] for held in (found, plain)
+    ]
     assert early[0] == early[1]
 
 
 def test_lanes_beside_it_are_not_touched():
-    def texts(*recipes: Recipe) -> list[tuple]:
+    def texts(*recipes: LaneConfig) -> list[tuple]:
         session = prepare(pair(), list(recipes), Prompt(TEXT), Limits(max_new_tokens=8))
         assert all(stamped.event.reason == "length" for stamped in session if isinstance(stamped.event, Done))
         return [(runner.lane.tokens, lives(runner.lane)) for runner in session._runners]
 
-    recipes = [Recipe("greedy"), Recipe("greedy", {}, [("fastkv", KNOBS)]), TREE, with_policy(TREE, "fastkv", **KNOBS | {"rate": 0.25})]
+    recipes = [
+        LaneConfig("greedy"),
+        LaneConfig("greedy", {}, [("fastkv", KNOBS)]),
+        TREE,
+        with_policy(TREE, "fastkv", **KNOBS | {"rate": 0.25}),
+    ]
     assert texts(*recipes) == [texts(recipe)[0] for recipe in recipes]
 
 
 def test_a_prompt_shorter_than_the_window_goes_on_whole():
-    both = [write(alone(policy), models(), PROMPT[:2], Limits(0, 6), Draws(0)).tokens for policy in (make("fastkv", **KNOBS), make("snapkv"))]
+    both = [
+        write(alone(policy), models(), PROMPT[:2], Limits(0, 6), Draws(0)).tokens
+        for policy in (make("fastkv", **KNOBS), make("snapkv"))
+    ]
     assert both[0] == both[1]
 
 
-@pytest.mark.parametrize("knobs, says", [(dict(window=8, capacity=8), "raise capacity above it"), (dict(kernel=4), "take 5")])
+@pytest.mark.parametrize(
+    "knobs, says", [(dict(window=8, capacity=8), "raise capacity above it"), (dict(kernel=4), "take 5")]
+)
 def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, says):
     with pytest.raises(Refusal, match=says):
         make("fastkv", **knobs)
@@ -389,8 +455,15 @@ def leaning_on_earlier_layers() -> PreTrainedModel:
 
 def test_a_model_whose_layers_cannot_read_apart_is_refused_unless_all_of_them_read_everything():
     leaning = Models(Model(leaning_on_earlier_layers(), TOKENIZER, "leaning"))
-    refused, served = ([stamped.event for stamped in prepare(leaning, [Recipe("greedy", {}, [("fastkv", {"depth": depth})])], Prompt(TEXT), Limits())][-1]
-                       for depth in (0.5, 1.0))
+    refused, served = (
+        [
+            stamped.event
+            for stamped in prepare(
+                leaning, [LaneConfig("greedy", {}, [("fastkv", {"depth": depth})])], Prompt(TEXT), Limits()
+            )
+        ][-1]
+        for depth in (0.5, 1.0)
+    )
     assert isinstance(refused, Failed) and "cannot shorten the prompt for them: remove fastkv" in refused.message
     assert isinstance(served, Done)
 

@@ -8,7 +8,7 @@ from test_strategies_search import GREEDY, MODEL, of
 
 import playground
 from playground.contract import find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
@@ -17,28 +17,55 @@ from playground.decoding.session import Runner
 from playground.events import Forward, Step, Switch
 
 
-def drawing(name: str, **knobs) -> Recipe:
-    return Recipe(name, knobs, [("temperature", {"t": 1.0})])
+def drawing(name: str, **knobs) -> LaneConfig:
+    return LaneConfig(name, knobs, [("temperature", {"t": 1.0})])
 
 
 COLLAPSES = {
-    "foreal": [Collapse(of("foreal", n=1024, p=1.0), GREEDY), Collapse(of("foreal", n=0), GREEDY, on="draft"),
-               Collapse(of("foreal", p=0.0), GREEDY, on="draft"), Collapse(of("foreal", n=1, p=0.5, cap=2), GREEDY, twins=True),
-               Collapse(drawing("foreal", n=2, p=0.5, cap=3), MODEL, twins=True)],
+    "foreal": [
+        Collapse(of("foreal", n=1024, p=1.0), GREEDY),
+        Collapse(of("foreal", n=0), GREEDY, on="draft"),
+        Collapse(of("foreal", p=0.0), GREEDY, on="draft"),
+        Collapse(of("foreal", n=1, p=0.5, cap=2), GREEDY, twins=True),
+        Collapse(drawing("foreal", n=2, p=0.5, cap=3), MODEL, twins=True),
+    ],
 }
 
 
-@pytest.mark.parametrize("text, over", [
-    ("3.14 is", False), ("It is 3.", False), ("In 1990. Then", True), ("in 3. 5", False), ("a\n\n", True), ("What?!", True), ('He said "no."', True),
-    ("Hello. ", True), ("", False), ("!", False), ("e.g. x", False), ("end。", True)])
+@pytest.mark.parametrize(
+    "text, over",
+    [
+        ("3.14 is", False),
+        ("It is 3.", False),
+        ("In 1990. Then", True),
+        ("in 3. 5", False),
+        ("a\n\n", True),
+        ("What?!", True),
+        ('He said "no."', True),
+        ("Hello. ", True),
+        ("", False),
+        ("!", False),
+        ("e.g. x", False),
+        ("end。", True),
+    ],
+)
 def test_where_a_sentence_ends(text, over):
     assert find("foreal").decode.__globals__["is_sentence"](text) is over
 
 
 def led(n: int, p: float, seed: int, cap: int = 128, length: int = 40):
     """A lane over letters and stops, and who wrote each token."""
-    models = {"target": TableModel(["a", "b", ". ", "c"], seed=seed, spread=0.7), "draft": TableModel(["a", "b", ". ", "c"], seed=seed + 50, spread=0.7)}
-    lane = Lane([0, 1], models, assemble(drawing("foreal", n=n, p=p, cap=cap)), Limits(seed, length), Silent(models["target"].tokens))
+    models = {
+        "target": TableModel(["a", "b", ". ", "c"], seed=seed, spread=0.7),
+        "draft": TableModel(["a", "b", ". ", "c"], seed=seed + 50, spread=0.7),
+    }
+    lane = Lane(
+        [0, 1],
+        models,
+        assemble(drawing("foreal", n=n, p=p, cap=cap)),
+        Limits(seed, length),
+        Silent(models["target"].tokens),
+    )
     runner, told = Runner(lane, lane.assembly), []
     while not runner.finished:
         told += runner.advance()
@@ -72,7 +99,11 @@ def test_a_led_sentence_begins_with_the_leader_for_at_most_n_tokens(n):
 
 
 @pytest.mark.refuses("foreal")
-@pytest.mark.parametrize("wrong", [lambda text: False, lambda text: text.endswith("."), lambda text: "b" in text], ids=["never", "a stop alone", "at a letter"])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda text: False, lambda text: text.endswith("."), lambda text: "b" in text],
+    ids=["never", "a stop alone", "at a letter"],
+)
 def test_who_takes_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong, monkeypatch):
     monkeypatch.setitem(find("foreal").decode.__globals__, "is_sentence", wrong)
     told = [(sentence, (["leader"] * 3 + ["draft"] * len(sentence))[:len(sentence)]) for seed in range(8)
@@ -98,10 +129,14 @@ def test_the_coin_leads_as_many_sentences_as_it_should():
 
 
 def test_whoever_takes_over_reads_in_one_forward_what_the_other_wrote():
-    told = playground.run("foreal", "Tell me a story about Mia.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4})
+    told = playground.run(
+        "foreal", "Tell me a story about Mia.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4}
+    )
     forwards = [stamped.event for stamped in told.trace.events if isinstance(stamped.event, Forward)]
     steps = [stamped.event for stamped in told.trace.events if isinstance(stamped.event, Step)]
     assert len(forwards) == len(steps) and {event.stream for event in steps} == {"target", "draft"}
     for stream in ("target", "draft"):
         read = [event for event in forwards if event.stream == stream]
-        assert all(later.context == earlier.context + earlier.tokens for earlier, later in zip(read, read[1:])), "no token is read twice, none left out"
+        assert all(later.context == earlier.context + earlier.tokens for earlier, later in zip(read, read[1:])), (
+            "no token is read twice, none left out"
+        )

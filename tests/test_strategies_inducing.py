@@ -1,4 +1,6 @@
-"""A model that is made to err, and what it says taken from what it says otherwise: ICD, and LOL, which adds layers. Reckoned again plainly."""
+"""A model that is made to err, and what it says taken from what it says otherwise: ICD, and LOL, which adds layers.
+Reckoned again plainly.
+"""
 from __future__ import annotations
 
 import pytest
@@ -8,18 +10,22 @@ from tables import TableModel
 from test_strategies_dola import contrasted
 
 from playground.algorithms.sampling import contrastive as plausible
-from playground.contract import Inner, make
-from playground.contract.lane_config import Recipe
+from playground.contract import EarlyExit, make
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Prompt
 from playground.events import Done
 
-GREEDY = Recipe("greedy")
+GREEDY = LaneConfig("greedy")
 
 
 COLLAPSES = {
     "icd": [Collapse(alone("icd", rho=1.0), GREEDY)],
-    "lol": [Collapse(alone("lol", omega=0.0, gamma=-1.0), alone("icd")), Collapse(alone("lol", omega=0.0, gamma=-1.0, rho=0.3), alone("icd", rho=0.3)),
-            Collapse(alone("lol", gamma=-1.0, layer=1.0), alone("icd")), Collapse(alone("lol", rho=1.0), GREEDY)],
+    "lol": [
+        Collapse(alone("lol", omega=0.0, gamma=-1.0), alone("icd")),
+        Collapse(alone("lol", omega=0.0, gamma=-1.0, rho=0.3), alone("icd", rho=0.3)),
+        Collapse(alone("lol", gamma=-1.0, layer=1.0), alone("icd")),
+        Collapse(alone("lol", rho=1.0), GREEDY),
+    ],
 }
 
 
@@ -31,8 +37,11 @@ def test_both_streams_are_read_from_the_beginning_and_the_first_is_held_against_
             p, a = (model.scores((*prompt, *text)).log_softmax(-1).tolist() for prompt in ([0, 1, 2], [3, 2]))
             text.append(contrasted(p, a, 0.1))
         assert written(alone("icd"), {"target": model}, [0, 1, 2], 10, other=[3, 2]) == text
-    assert any(written(alone("icd"), {"target": TableModel("abcde", seed=s)}, [3, 2], 10, other=[0, 1, 2])
-               != written(alone("icd"), {"target": TableModel("abcde", seed=s)}, [0, 1, 2], 10, other=[3, 2]) for s in range(5))
+    assert any(
+        written(alone("icd"), {"target": TableModel("abcde", seed=s)}, [3, 2], 10, other=[0, 1, 2])
+        != written(alone("icd"), {"target": TableModel("abcde", seed=s)}, [0, 1, 2], 10, other=[3, 2])
+        for s in range(5)
+    )
 
 
 SAID = Prompt("The green bird")
@@ -57,7 +66,7 @@ def test_an_instruction_matters_and_without_one_the_text_is_greedys():
 def test_lol_adds_up_the_last_layer_the_lower_layer_and_the_call_for_truth():
     lol = make("lol", omega=0.5, gamma=0.5, layer=0.75)
     own, induced = lol.inner(8, True)
-    assert (own, induced) == (Inner("target", 6), Inner("induced", 6))
+    assert (own, induced) == (EarlyExit("target", 6), EarlyExit("induced", 6))
     rows = {name: random_rows(seed) for seed, name in enumerate(["target", "induced", "refocused", own, induced])}
     p, a, r, pl, al = (rows[name].log_softmax(-1) for name in ["target", "induced", "refocused", own, induced])
     expected, kept = 1.5 * r - 0.5 * p - a + 0.5 * (pl - al), plausible.plausible(rows["target"], 0.1)
@@ -67,7 +76,11 @@ def test_lol_adds_up_the_last_layer_the_lower_layer_and_the_call_for_truth():
 
 
 def test_samplers_that_read_different_layers_do_not_mix_them_up():
-    both = Recipe("greedy", {}, [("dola", {"layers": "low"}), ("lol", {"rho": 1.0})])
+    both = LaneConfig("greedy", {}, [("dola", {"layers": "low"}), ("lol", {"rho": 1.0})])
     _, events = told(both, SAID)
     assert isinstance(events[-1], Done)
-    assert {label.split(":")[0] for data in figures(events, "first choice of each layer, by divergence") for label in data["labels"]} == {"layer 0"}
+    assert {
+        label.split(":")[0]
+        for data in figures(events, "first choice of each layer, by divergence")
+        for label in data["labels"]
+    } == {"layer 0"}

@@ -12,16 +12,19 @@ from runs import alone, figures, random_rows, told, written
 from tables import TableModel, prepared
 
 from playground.contract import make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Prompt
-from strategies.sampling.knn_lm import Store
+from strategies.sampling.knn_lm import Datastore
 
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 PROMPT = [54, 71, 71, 9]
 
 
 COLLAPSES = {
-    "knn_lm": [Collapse(alone("knn_lm", lam=0.0), GREEDY), Collapse(Recipe("greedy", {}, [("knn_lm", {"lam": 0.0}), ("temperature", {"t": 1.0})]), MODEL)],
+    "knn_lm": [
+        Collapse(alone("knn_lm", lam=0.0), GREEDY),
+        Collapse(LaneConfig("greedy", {}, [("knn_lm", {"lam": 0.0}), ("temperature", {"t": 1.0})]), MODEL),
+    ],
 }
 
 
@@ -60,17 +63,24 @@ def test_a_text_that_begins_like_the_stored_one_goes_on_like_it():
 
 @pytest.mark.oracle("knn_lm")
 def test_the_votes_are_a_softmax_of_squared_distances_by_brute_force():
-    sampler, states = knn(k=5, t=2.0), torch.randn(3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sampler, states = (
+        knn(k=5, t=2.0),
+        torch.randn(3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64),
+    )
     store, found = sampler.store, sampler.neighbours(states, 320).p
     for state, p in zip(states.tolist(), found):
-        apart = sorted((sum((a - b) ** 2 for a, b in zip(state, key)), value) for key, value in zip(store.keys.tolist(), store.values.tolist()))[:5]
+        apart = sorted(
+            (sum((a - b) ** 2 for a, b in zip(state, key)), value)
+            for key, value in zip(store.keys.tolist(), store.values.tolist())
+        )[:5]
         weights = [math.exp(-(far - apart[0][0]) / (2.0 * store.scale)) for far, _ in apart]
         expected = torch.zeros(320, dtype=torch.float64)
         for weight, (_, value) in zip(weights, apart):
             expected[value] += weight / sum(weights)
         assert (p - expected).abs().max() < 1e-9
         roots = [math.exp(-(math.sqrt(far) - math.sqrt(apart[0][0])) / (2.0 * store.scale)) for far, _ in apart]
-        assert max(abs(w / sum(weights) - r / sum(roots)) for w, r in zip(weights, roots)) > 1e-3  # distances that are not squared
+        # distances that are not squared
+        assert max(abs(w / sum(weights) - r / sum(roots)) for w, r in zip(weights, roots)) > 1e-3
 
 
 def test_one_neighbour_is_certain_and_at_a_high_temperature_all_vote_alike():
@@ -102,8 +112,11 @@ def test_the_order_of_the_store_does_not_matter():
     order = torch.randperm(len(store.keys), generator=torch.Generator().manual_seed(0))
     sampler, states = knn(k=6), random_rows(5, 4, 32)
     before = sampler.neighbours(states, 320).p
-    sampler.store = Store(store.keys[order], store.ids, store.places[order])
-    assert sampler.store.scale == pytest.approx(store.scale) and (sampler.neighbours(states, 320).p - before).abs().max() < 1e-12
+    sampler.store = Datastore(store.keys[order], store.ids, store.places[order])
+    assert (
+        sampler.store.scale == pytest.approx(store.scale)
+        and (sampler.neighbours(states, 320).p - before).abs().max() < 1e-12
+    )
 
 
 def test_windows_know_nothing_of_each_other_and_none_says_what_follows_its_last_token():
@@ -120,11 +133,14 @@ def test_sequences_that_fork_share_what_was_read():
 def geometric(sampler, rows):
     """A mixture of logarithms: what one of the two rules out, nobody may say."""
     near = sampler.neighbours(rows["hidden"], rows["target"].shape[-1]).p.to(rows["target"])
-    return ((1 - sampler.lam) * rows["target"].log_softmax(-1) + sampler.lam * near.log().clamp(min=-1e4)).log_softmax(-1)
+    return ((1 - sampler.lam) * rows["target"].log_softmax(-1) + sampler.lam * near.log().clamp(min=-1e4)).log_softmax(
+        -1
+    )
 
 
 def worst(sampler, mix) -> float:
-    """By how much the likeliest loser falls below the share of the model, in nats; nothing where the promise is kept."""
+    """By how much the likeliest loser falls below the share of the model, in nats; nothing where the promise is kept.
+    """
     rows = {"target": random_rows(3, 20, 320), "hidden": random_rows(4, 20, 32)}
     return float((math.log(1 - sampler.lam) + rows["target"].log_softmax(-1) - mix(rows)).max())
 
@@ -141,7 +157,9 @@ def test_neighbours_that_disagree_are_trusted_less_and_those_of_one_mind_fully()
     near, rows = plain.neighbours(states, 320), {"target": logits, "hidden": states}
     shares = 0.5 * (1 - torch.special.entr(near.p).sum(-1) / math.log(8))[:, None]
     expected = (1 - shares) * logits.softmax(-1) + shares * near.p
-    assert (adaptive.mix(rows).exp() - expected).abs().max() < 1e-9 and (plain.mix(rows).exp() - expected).abs().max() > 1e-3
+    assert (adaptive.mix(rows).exp() - expected).abs().max() < 1e-9 and (
+        plain.mix(rows).exp() - expected
+    ).abs().max() > 1e-3
     alone = {"adaptive": knn(k=1, adaptive=True), "plain": knn(k=1)}
     assert torch.equal(alone["adaptive"].mix(rows), alone["plain"].mix(rows))
 
@@ -160,7 +178,9 @@ def test_the_text_it_is_held_against_is_the_one_that_follows_and_its_gains_are_t
         mixed = sampler.mix({"target": logits, "hidden": states})
     for i, token in enumerate(ids[17:32]):
         model_logp = float(logits[i].log_softmax(-1)[token])
-        assert float(effects.logps[i]) == pytest.approx(model_logp) and float(effects.gains[i]) == pytest.approx(float(mixed[i, token]) - model_logp)
+        assert float(effects.logps[i]) == pytest.approx(model_logp) and float(effects.gains[i]) == pytest.approx(
+            float(mixed[i, token]) - model_logp
+        )
     shown = [data["series"]["of the model's row"] for data in true_text(LONGER, 16)]
     assert shown == pytest.approx(effects.model.tolist(), abs=1e-4)
     one_off = sampler.effects(logits, states, ids[16:31])
@@ -186,7 +206,9 @@ def test_gains_split_into_those_helped_and_those_hurt_and_none_lies_beyond_the_w
     for half, other in (("helped", "hurt"), ("model sure", "model unsure"), ("neighbours sure", "neighbours unsure")):
         parts = [table[name] for name in (half, other) if name in table]
         assert sum(part["tokens"] for part in parts) == len(states)
-        assert sum(part["tokens"] * part["mean gain"] for part in parts) == pytest.approx(len(states) * table["all"]["mean gain"])
+        assert sum(part["tokens"] * part["mean gain"] for part in parts) == pytest.approx(
+            len(states) * table["all"]["mean gain"]
+        )
     assert table["helped"]["mean gain"] > 0 and table["helped"]["with neighbours"] < table["helped"]["perplexity"]
     assert bool((effects.gains >= math.log(0.75) - 1e-9).all())
 
@@ -196,7 +218,9 @@ def test_growth_is_the_least_squares_slope_of_what_stands_and_forgets_what_was_t
     for position, value in enumerate([9.0, 1.0, 2.0, 4.0, 3.0, 5.0, 5.0, 8.0, 7.0]):
         list(sampler._uncertain(position, value, 2 * value))
     told_again = list(sampler._uncertain(8, 1.0, 30.0))[-1].data["series"]
-    expected = torch.linalg.lstsq(torch.stack([torch.arange(9.0), torch.ones(9)], 1), torch.tensor([9.0, 1, 2, 4, 3, 5, 5, 8, 1])[:, None]).solution
+    expected = torch.linalg.lstsq(
+        torch.stack([torch.arange(9.0), torch.ones(9)], 1), torch.tensor([9.0, 1, 2, 4, 3, 5, 5, 8, 1])[:, None]
+    ).solution
     assert told_again["of the model's row"] == pytest.approx(float(expected[0]), abs=1e-5)
     assert told_again["of the neighbours"] > told_again["of the model's row"]
 

@@ -23,7 +23,7 @@ from toys import END, byte_tokenizer
 from playground.algorithms.constrained.bundled_grammars import NAMES
 from playground.bench.schemas.random_writer import Scribbler
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.grammar_matcher import GrammarEngine
@@ -58,7 +58,13 @@ def is_sql(text: str) -> None:
         assert not any(fault in str(error) for fault in ("syntax", "unrecognized", "incomplete")), error
 
 
-READERS = {"json": json.loads, "arithmetic": lambda text: ast.parse(text, mode="eval"), "date": date.fromisoformat, "sql": is_sql, "python": ast.parse}
+READERS = {
+    "json": json.loads,
+    "arithmetic": lambda text: ast.parse(text, mode="eval"),
+    "date": date.fromisoformat,
+    "sql": is_sql,
+    "python": ast.parse,
+}
 
 
 def test_every_ready_grammar_has_a_reader_of_its_own():
@@ -79,14 +85,32 @@ def test_what_is_written_under_a_ready_grammar_is_read_by_the_real_thing(engine,
 SENTENCES = {
     "json": (['{"a": [1, -2.5e3, null], "b": "\\u00e9"}', "true"], ["{'a': 1}", "01", '{"a": 1,}', '"\n"']),
     "arithmetic": (["(12 + 7) * -3", "1.5 / 2"], ["12 +", "2 ** 3", "(1", "007"]),
-    "date": (["2024-12-31", "1999-04-30", *(f"{year}-02-29" for year in LEAP)],
-             ["2024-13-01", "1999-04-31", "1900-02-29", "2023-02-29", "2024-02-30", "99-01-01"]),
-    "sql": (["SELECT name, COUNT(*) AS n FROM birds WHERE age >= 3 AND (x = 'it''s' OR NOT z < 2) GROUP BY name ORDER BY n DESC LIMIT 3",
-             "SELECT * FROM a LEFT JOIN b ON a.x = b.y WHERE t IN ('a', 3)", "SELECT fromage FROM wherever"],
-            ["SELECT FROM a", "SELECT select FROM a", "DROP TABLE a", "SELECT * FROM a LIMIT 0; DROP TABLE a", "SELECT 'a FROM b"]),
-    "python": (["def f(x):\n    if x > 3:\n        return x\n    return x + 1\nprint(f(2))\n",
-                'x = "a"\nfor i in range(3):\n    x += i\n', "iffy = [1, forx]\n"],
-               ["return 3\n", "if x:\npass\n", "x = 007\n", "x = \n", "  x = 1\n"]),
+    "date": (
+        ["2024-12-31", "1999-04-30", *(f"{year}-02-29" for year in LEAP)],
+        ["2024-13-01", "1999-04-31", "1900-02-29", "2023-02-29", "2024-02-30", "99-01-01"],
+    ),
+    "sql": (
+        [
+            "SELECT name, COUNT(*) AS n FROM birds WHERE age >= 3 AND (x = 'it''s' OR NOT z < 2) GROUP BY name ORDER BY n DESC LIMIT 3",
+            "SELECT * FROM a LEFT JOIN b ON a.x = b.y WHERE t IN ('a', 3)",
+            "SELECT fromage FROM wherever",
+        ],
+        [
+            "SELECT FROM a",
+            "SELECT select FROM a",
+            "DROP TABLE a",
+            "SELECT * FROM a LIMIT 0; DROP TABLE a",
+            "SELECT 'a FROM b",
+        ],
+    ),
+    "python": (
+        [
+            "def f(x):\n    if x > 3:\n        return x\n    return x + 1\nprint(f(2))\n",
+            'x = "a"\nfor i in range(3):\n    x += i\n',
+            "iffy = [1, forx]\n",
+        ],
+        ["return 3\n", "if x:\npass\n", "x = 007\n", "x = \n", "  x = 1\n"],
+    ),
 }
 
 
@@ -118,12 +142,24 @@ ws ::= | " " | "\n" [ \t]{0,20}'''
 GBNF = {
     "as it comes": (LLAMA_JSON, ['{"a": [1, true], "é": "x"}', "{}"], ["[1]", '{"a": }']),
     "rules within rules": ('root ::= "a" x "b"\nx ::= "c" x | ""', ["ab", "accb"], ["a", "acc"]),
-    "names with hyphens and capitals": ('root ::= my-rule\nmy-rule ::= "a" my-rule | theEnd\ntheEnd ::= "b" my-rule | "c"', ["abac"], ["ab"]),
+    "names with hyphens and capitals": (
+        'root ::= my-rule\nmy-rule ::= "a" my-rule | theEnd\ntheEnd ::= "b" my-rule | "c"',
+        ["abac"],
+        ["ab"],
+    ),
     "letters by number": ('root ::= "\\u00e9\\x41" [\\u4e00-\\u9fff]+', ["éA日本"], ["eA日", "éA"]),
     "any character is a line break too": ('root ::= "<" .{2,3} ">"', ["<a\n>", "<abc>"], ["<a>"]),
-    "dots and hashes that are letters": ('root ::= "a.b#" x # a . in a remark\nx ::= "+" x | [.#]', ["a.b#+.", "a.b##"], ["axb#.", "a.b#"]),
+    "dots and hashes that are letters": (
+        'root ::= "a.b#" x # a . in a remark\nx ::= "+" x | [.#]',
+        ["a.b#+.", "a.b##"],
+        ["axb#.", "a.b#"],
+    ),
     "brackets and escapes": ('root ::= "\\\\[\\]\\n" x\nx ::= "+" x | [\\x5d\\]a]', ["\\[]\n+]"], ["\\[]\nb"]),
-    "nothing special in a class": ('root ::= [&&] [a~~b] [+--] x\nx ::= "!" | "?" x', ["&~,!", "&b-?!"], ["&c,!", "&a.!"]),
+    "nothing special in a class": (
+        'root ::= [&&] [a~~b] [+--] x\nx ::= "!" | "?" x',
+        ["&~,!", "&b-?!"],
+        ["&c,!", "&a.!"],
+    ),
     "repeats": ('root ::= [0-9]{2,3} "-" ("ab"){2} x?\nx ::= "!" x?', ["12-abab", "123-abab!!"], ["1-abab", "12-ab"]),
     "a rule that begins with itself": ('root ::= root "a" | "b"', ["b", "baa"], ["a", "bb"]),
 }
@@ -137,8 +173,15 @@ def test_gbnf_has_the_sentences_llama_cpp_gives_it(engine, source, legal, illega
     assert [text for text in illegal if accepts(engine, constraint, text)] == []
 
 
-@pytest.mark.parametrize("name, text", [("letters by number", "éA日本"), ("any character is a line break too", "<a\n>"), ("brackets and escapes", "\\[]\n+]"),
-                                        ("nothing special in a class", "&~,!")])
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("letters by number", "éA日本"),
+        ("any character is a line break too", "<a\n>"),
+        ("brackets and escapes", "\\[]\n+]"),
+        ("nothing special in a class", "&~,!"),
+    ],
+)
 def test_the_converter_alone_would_refuse_or_misread_it(engine, name, text):
     try:
         assert not accepts(engine, make("lark", source=gbnf_to_lark(GBNF[name][0])), text)
@@ -148,16 +191,32 @@ def test_the_converter_alone_would_refuse_or_misread_it(engine, name, text):
 
 def test_what_is_read_as_far_as_it_goes_leaves_sentences_out_and_adds_none(engine):
     constraint = make("gbnf", source='root ::= name "end" | "the end"\nname ::= [a-z]+')
-    assert not accepts(engine, constraint, "fooend") and not accepts(engine, constraint, "foo") and accepts(engine, constraint, "the end")
+    assert (
+        not accepts(engine, constraint, "fooend")
+        and not accepts(engine, constraint, "foo")
+        and accepts(engine, constraint, "the end")
+    )
 
 
-@pytest.mark.parametrize("source, says", [
-    ('top ::= "a"', "no rule called root"), ('root = "a"', "no rule called root"), ("root ::= foo", 'Rule "foo" not found'),
-    ('root ::= "a"\nroot ::= "b"', 'two rules called "root"'), ('root ::= start\nstart ::= "a"', 'called "start"'),
-    ('root ::= "a', "line 1"), ('root ::= "a"\n"b"', "line 2"), ('root ::= <think> "a"', "Expected name at line 1"), ('root ::= "\\q"', "Invalid escape"),
-    ('root ::= "\\ud800"', "no character"), ('root ::= "a" root', "no finite text"), ("root ::= []", "unclosed character class"),
-    ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "nested too deeply"), ("", "is empty"),
-])
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        ('top ::= "a"', "no rule called root"),
+        ('root = "a"', "no rule called root"),
+        ("root ::= foo", 'Rule "foo" not found'),
+        ('root ::= "a"\nroot ::= "b"', 'two rules called "root"'),
+        ('root ::= start\nstart ::= "a"', 'called "start"'),
+        ('root ::= "a', "line 1"),
+        ('root ::= "a"\n"b"', "line 2"),
+        ('root ::= <think> "a"', "Expected name at line 1"),
+        ('root ::= "\\q"', "Invalid escape"),
+        ('root ::= "\\ud800"', "no character"),
+        ('root ::= "a" root', "no finite text"),
+        ("root ::= []", "unclosed character class"),
+        ("root ::= " + "(" * 3000 + '"a"' + ")" * 3000, "nested too deeply"),
+        ("", "is empty"),
+    ],
+)
 def test_gbnf_that_cannot_be_used_is_refused_in_one_line(engine, source, says):
     with pytest.raises(Refusal) as refused:
         engine.compile("gbnf", source)
@@ -199,7 +258,12 @@ def test_the_recursive_estimate_is_exact_on_average_for_every_token(legal):
     mass, law = weighed(recursive, P, legal)
     wanted = {v: float(P[v]) for v in legal if P[v] > 0}
     assert distance({v: m for v, m in mass.items() if m}, wanted) < EXACT
-    assert distance({v: q for v, q in law.items() if v is not None}, {v: p / sum(wanted.values()) for v, p in wanted.items()}) < EXACT
+    assert (
+        distance(
+            {v: q for v, q in law.items() if v is not None}, {v: p / sum(wanted.values()) for v, p in wanted.items()}
+        )
+        < EXACT
+    )
 
 
 def test_where_everything_is_legal_the_weight_is_one_after_two_tries():
@@ -273,13 +337,18 @@ def test_counting_wrongly_is_found_out_by_the_same_test(wrong, monkeypatch):
 def test_more_that_pass_vary_less_and_cost_more_tries():
     """Of a flat row, of which a sixth is legal."""
     flat = torch.full((12,), 1 / 12, dtype=torch.float64)
-    found = [drawn(way, flat, {3, 7}, 6000, seed=5) for way in (lambda tries, uniform: recursive(tries), counts(2), counts(4))]
+    found = [
+        drawn(way, flat, {3, 7}, 6000, seed=5)
+        for way in (lambda tries, uniform: recursive(tries), counts(2), counts(4))
+    ]
     spread = [float(torch.tensor([weight for _, weight, _ in draws]).var()) for draws in found]
     tried = [sum(count for *_, count in draws) for draws in found]
     assert spread[2] < spread[1] and tried[2] > tried[1] > 0 and spread[2] < spread[0]
 
 
-@pytest.mark.parametrize("way", [counts(2), counts(8), lambda tries, uniform: recursive(tries), lambda tries, uniform: first_legal(tries)])
+@pytest.mark.parametrize(
+    "way", [counts(2), counts(8), lambda tries, uniform: recursive(tries), lambda tries, uniform: first_legal(tries)]
+)
 def test_where_nothing_is_legal_every_token_is_tried_once_and_the_weight_is_zero(way):
     assert drawn(way, P, set(), 3, seed=0) == [(None, 0.0, 5)] * 3
 
@@ -290,14 +359,17 @@ def test_where_nothing_is_legal_every_token_is_tried_once_and_the_weight_is_zero
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 @pytest.mark.parametrize("particles", [1, 2])
 def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, threshold):
-    found = weighed_law(Recipe("awrs", {"particles": particles, "threshold": threshold, "estimate": "recursive"}, [SKEWED]), coins(2, 0.3))
+    found = weighed_law(
+        LaneConfig("awrs", {"particles": particles, "threshold": threshold, "estimate": "recursive"}, [SKEWED]),
+        coins(2, 0.3),
+    )
     assert distance(found, legal_chances(0.3)) < EXACT
 
 
 @pytest.mark.refuses("awrs")
 def test_a_population_that_forgets_its_weights_is_found_out(monkeypatch):
     monkeypatch.setattr(find("awrs"), "_tried", lambda self, tries, uniform: first_legal(tries))
-    found = weighed_law(Recipe("awrs", {"particles": 2, "threshold": 1.0}, [SKEWED]), coins(2, 0.3))
+    found = weighed_law(LaneConfig("awrs", {"particles": 2, "threshold": 1.0}, [SKEWED]), coins(2, 0.3))
     assert distance(found, legal_chances(0.3)) > WRONG
 
 
@@ -309,7 +381,13 @@ def test_one_text_without_weights_is_drawn_as_under_a_plain_mask_and_more_with_w
 
 def zeros_of(particles: int, threshold: float, **knobs) -> float:
     """Probability that the answer is 00, of all that is legal of two fair coins."""
-    recipe, draws, found = Recipe("awrs", {"particles": particles, "threshold": threshold, "estimate": "recursive", **knobs}, [SKEWED]), Enumerating(), 0.0
+    recipe, draws, found = (
+        LaneConfig(
+            "awrs", {"particles": particles, "threshold": threshold, "estimate": "recursive", **knobs}, [SKEWED]
+        ),
+        Enumerating(),
+        0.0,
+    )
     for _ in draws.runs():
         text = steered(recipe, coins(2), draws).text
         found += draws.weight * (text == "00")
@@ -317,22 +395,34 @@ def zeros_of(particles: int, threshold: float, **knobs) -> float:
 
 
 def test_with_many_texts_the_answer_follows_the_model_given_the_grammar():
-    """00000 or 1 and four more of a fair coin: a mask says 1/2, the model 1/17. 120 answers of 64 texts, counted: a share above 0.2 has no chance."""
+    """00000 or 1 and four more of a fair coin: a mask says 1/2, the model 1/17. 120 answers of 64 texts, counted: a
+    share above 0.2 has no chance.
+    """
     skewed = ("regex", {"pattern": "0{5}|1[01]{4}"})
-    lanes = [steered(Recipe("awrs", {"particles": 64}, [skewed]), coins(5), Draws(seed)) for seed in range(12)]
+    lanes = [steered(LaneConfig("awrs", {"particles": 64}, [skewed]), coins(5), Draws(seed)) for seed in range(12)]
     assert sum(lane.text == "00000" for lane in lanes) <= 3
     assert all(lane.text == "00000" or lane.text[0] == "1" and len(lane.text) == 5 for lane in lanes)
 
 
 def test_where_everything_is_legal_all_texts_count_and_nothing_is_refused():
-    lane = steered(Recipe("awrs", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0))
-    effective = [event.data["series"]["texts that count"] for event in lane.told if isinstance(event, Figure) and event.name == "effective number of texts"]
-    refused = [event.data["series"]["refused"] for event in lane.told if isinstance(event, Figure) and event.name.startswith("tries")]
+    lane = steered(
+        LaneConfig("awrs", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0)
+    )
+    effective = [
+        event.data["series"]["texts that count"]
+        for event in lane.told
+        if isinstance(event, Figure) and event.name == "effective number of texts"
+    ]
+    refused = [
+        event.data["series"]["refused"]
+        for event in lane.told
+        if isinstance(event, Figure) and event.name.startswith("tries")
+    ]
     assert effective == pytest.approx([5.0] * 4) and refused == [0.0] * 4
 
 
 def test_a_refusal_is_told_with_what_was_refused_and_what_passed():
-    lane = steered(Recipe("awrs", {"particles": 6}, [("regex", {"pattern": "1[01]"})]), coins(2), Draws(0))
+    lane = steered(LaneConfig("awrs", {"particles": 6}, [("regex", {"pattern": "1[01]"})]), coins(2), Draws(0))
     notes = [event.text for event in lane.told if isinstance(event, Note) and "tries of" in event.text]
     assert notes and all("refused '0'" in note and "passed '1'" in note for note in notes)
 
@@ -346,7 +436,9 @@ def random_items(seed: int, vocabulary: int = 40, count: int = 30, length: int =
     """None begins another: each ends with a token that stands nowhere else."""
     chance = random.Random(seed)
     lengths = [chance.randint(1, length - 1) if ragged else length - 1 for _ in range(count)]
-    return [[chance.randrange(1, 6 if i % 2 else vocabulary) for _ in range(size)] + [0] for i, size in enumerate(lengths)]
+    return [
+        [chance.randrange(1, 6 if i % 2 else vocabulary) for _ in range(size)] + [0] for i, size in enumerate(lengths)
+    ]
 
 
 def children(items: Items, prefix: tuple[int, ...]) -> set[int]:
@@ -377,7 +469,10 @@ def test_a_row_of_the_matrix_holds_what_the_trie_holds(seed, ragged):
         assert tokens[count].tolist() == sorted(children(items, prefix))
     assert all(trie.complete(walk(trie, tuple(item))) for item in items)
     assert trie.edges == len({tuple(item[:i]) for item in items for i in range(2, len(item) + 1)})
-    assert trie.widest == [max(len(children(items, prefix)) for prefix in prefixes(items) if len(prefix) == depth) for depth in range(trie.length)]
+    assert trie.widest == [
+        max(len(children(items, prefix)) for prefix in prefixes(items) if len(prefix) == depth)
+        for depth in range(trie.length)
+    ]
 
 
 @pytest.mark.parametrize("items", [[], [[]], [[1, 2], [1, 2, 3]]])
@@ -423,7 +518,13 @@ def words(seed: int, count: int = 14) -> list[str]:
 
 
 def search(model: TableModel, items: list[str], beams: int):
-    return write(assemble(Recipe("static", {"items": "|".join(items), "beams": beams})), {"target": model}, [0, 1], Limits(0, 12), Draws(0))
+    return write(
+        assemble(LaneConfig("static", {"items": "|".join(items), "beams": beams})),
+        {"target": model},
+        [0, 1],
+        Limits(0, 12),
+        Draws(0),
+    )
 
 
 def chance_of(model: TableModel, text: str) -> float:
@@ -439,7 +540,9 @@ def found_by_dictionaries(model: TableModel, items: list[str], beams: int) -> st
         whole = [entry for entry in pool if entry[0].endswith("!")]
         growing = [text + letter for text, _ in pool if not text.endswith("!") for letter in LETTERS]
         longer = [text for text in growing if any(f"{item}!".startswith(text) for item in items)]
-        pool = sorted([*whole, *((text, chance_of_beginning(model, text)) for text in longer)], key=lambda entry: -entry[1])[:beams]
+        pool = sorted(
+            [*whole, *((text, chance_of_beginning(model, text)) for text in longer)], key=lambda entry: -entry[1]
+        )[:beams]
     return pool[0][0][:-1]
 
 
@@ -483,8 +586,16 @@ def test_slots_past_a_row_that_are_not_masked_would_be_found_out(monkeypatch):
             assert search(table(seed), words(seed), 4).text in words(seed)
 
 
-@pytest.mark.parametrize("items, length, says", [
-    ("|", 12, "no item to choose"), ("abcdefg", 3, "7 tokens, and 3 can be written"), ("abc|xyz", 12, "no tokens for the item 'xyz'")])
+@pytest.mark.parametrize(
+    "items, length, says",
+    [
+        ("|", 12, "no item to choose"),
+        ("abcdefg", 3, "7 tokens, and 3 can be written"),
+        ("abc|xyz", 12, "no tokens for the item 'xyz'"),
+    ],
+)
 def test_items_that_cannot_be_searched_are_refused(items, length, says):
     with pytest.raises((Refusal, AssertionError), match=says):
-        write(assemble(Recipe("static", {"items": items})), {"target": table(0)}, [0, 1], Limits(0, length), Draws(0))
+        write(
+            assemble(LaneConfig("static", {"items": items})), {"target": table(0)}, [0, 1], Limits(0, length), Draws(0)
+        )

@@ -1,4 +1,6 @@
-"""Decoding that tries several ways on before it writes: cautious next token prediction and contrastive search, against oracles of our own."""
+"""Decoding that tries several ways on before it writes: cautious next token prediction and contrastive search, against
+oracles of our own.
+"""
 from __future__ import annotations
 
 import math
@@ -15,7 +17,7 @@ from tables import Law, TableModel, Text, distance, law
 from torch import Tensor
 
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
@@ -23,27 +25,30 @@ from playground.decoding.session import Prompt, Runner, prepare
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Event, Figure, Forward, Note
-from strategies.sampling.cntp import Trial
+from strategies.sampling.cntp import Continuation
 
-GREEDY = Recipe("greedy")
-
-
-def cntp(**knobs) -> Recipe:
-    return Recipe("cntp", knobs)
+GREEDY = LaneConfig("greedy")
 
 
-def contrastive(**knobs) -> Recipe:
-    return Recipe("contrastive_search", knobs)
+def cntp(**knobs) -> LaneConfig:
+    return LaneConfig("cntp", knobs)
+
+
+def contrastive(**knobs) -> LaneConfig:
+    return LaneConfig("contrastive_search", knobs)
 
 
 COLLAPSES = {
-    "cntp": [Collapse(cntp(trials=1), Recipe("sample", {"temperature": 1.0, "top_p": 1.0})), Collapse(cntp(temperature=0.0), GREEDY),
-             Collapse(cntp(low=2.0, high=6.0, temperature=0.5), Recipe("sample", {"temperature": 0.5, "top_p": 1.0}))],
+    "cntp": [
+        Collapse(cntp(trials=1), LaneConfig("sample", {"temperature": 1.0, "top_p": 1.0})),
+        Collapse(cntp(temperature=0.0), GREEDY),
+        Collapse(cntp(low=2.0, high=6.0, temperature=0.5), LaneConfig("sample", {"temperature": 0.5, "top_p": 1.0})),
+    ],
     "contrastive_search": [Collapse(contrastive(alpha=0.0), GREEDY), Collapse(contrastive(k=1), GREEDY)],
 }
 
 
-def run(recipe: Recipe, models: dict, prompt: list[int], length: int, seed: int = 0) -> tuple[Lane, list[Event]]:
+def run(recipe: LaneConfig, models: dict, prompt: list[int], length: int, seed: int = 0) -> tuple[Lane, list[Event]]:
     assembly = assemble(recipe)
     runner = Runner(Lane(prompt, models, assembly, Limits(seed, length), Recorder(models["target"].tokens)), assembly)
     events = []
@@ -155,7 +160,9 @@ def test_the_law_of_a_cautious_text_is_that_of_the_surer_of_two_trials(seed, t):
 
 
 WRONG = {
-    "the sum of the log-probabilities in place of their mean": {"perplexity": lambda chances: -sum(map(math.log, chances))},
+    "the sum of the log-probabilities in place of their mean": {
+        "perplexity": lambda chances: -sum(map(math.log, chances))
+    },
     "the least sure trial": {"perplexity": lambda chances: -per_token(chances)},
     "the perplexity of another distribution than was drawn from": {"judged_at": 1.0},
     "only the first token of the winner kept": {"whole": False},
@@ -169,16 +176,18 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_wrong_caution_has_another_law(wrong):
     setting = {"terminators": {1}, "t": 1.7} | wrong
-    assert max(distance(law_of_two(seed, 1.7), Cautious(table(seed), **setting).law((0, 1), 3)) for seed in SEEDS) > 1e-3
+    assert (
+        max(distance(law_of_two(seed, 1.7), Cautious(table(seed), **setting).law((0, 1), 3)) for seed in SEEDS) > 1e-3
+    )
 
 
-class SumOfTheTrial(Trial):
+class SumOfTheTrial(Continuation):
     @property
     def perplexity(self):
         return -sum(self.logps)
 
 
-class LeastSureTrial(Trial):
+class LeastSureTrial(Continuation):
     @property
     def perplexity(self):
         return 1 / super().perplexity
@@ -203,7 +212,9 @@ def test_a_cntp_that_judges_trials_otherwise_is_refused(wrong, monkeypatch):
 
 
 @pytest.mark.refuses("cntp")
-@pytest.mark.parametrize("part, wrong", [("terminates", lambda self, piece: False), ("number", lambda self, entropy: 2)])
+@pytest.mark.parametrize(
+    "part, wrong", [("terminates", lambda self, piece: False), ("number", lambda self, entropy: 2)]
+)
 def test_a_cntp_that_does_not_stop_or_always_tries_is_refused(part, wrong, monkeypatch):
     monkeypatch.setattr(find("cntp"), part, wrong)
     is_refused()
@@ -218,7 +229,19 @@ def test_of_two_trials_of_one_token_the_more_probable_wins():
 
 # --- what trials are, told and paid ---
 
-PIECES = {".": True, ".\n": True, ")": True, " ),": True, ". ": True, "\n": True, " \n  ": True, "word": False, " .x": False, "": False, "'": False}
+PIECES = {
+    ".": True,
+    ".\n": True,
+    ")": True,
+    " ),": True,
+    ". ": True,
+    "\n": True,
+    " \n  ": True,
+    "word": False,
+    " .x": False,
+    "": False,
+    "'": False,
+}
 
 
 def test_a_trial_ends_with_a_token_that_ends_in_a_mark():
@@ -230,7 +253,10 @@ def test_a_trial_ends_with_a_token_that_ends_in_a_mark():
 def test_the_winner_has_the_lowest_perplexity_as_the_library_reads_it(architecture):
     library, recipe = network(architecture), cntp(trials=3, low=0.5, high=2.5, temperature=2.0, longest=8)
     lane, events = run(recipe, {"target": pair(architecture).target}, [54, 71, 9], 20)
-    bars, kept = figures(events, "perplexity of the trials"), [data["spans"][0] for data in figures(events, "kept trials")]
+    bars, kept = (
+        figures(events, "perplexity of the trials"),
+        [data["spans"][0] for data in figures(events, "kept trials")],
+    )
     assert len(bars) == len(kept) > 0 and all(min(data["values"]) == span[3] for data, span in zip(bars, kept))
     ids = lane.tokens
     with torch.inference_mode():
@@ -242,13 +268,24 @@ def test_the_winner_has_the_lowest_perplexity_as_the_library_reads_it(architectu
 
 
 def test_all_trials_end_in_a_terminator_and_hold_none_before_it():
-    _, events = run(cntp(trials=6, low=0.0, high=0.1, terminators="b d"), {"target": TableModel("abcde", spread=0.3)}, [0], 400, seed=2)
+    _, events = run(
+        cntp(trials=6, low=0.0, high=0.1, terminators="b d"),
+        {"target": TableModel("abcde", spread=0.3)},
+        [0],
+        400,
+        seed=2,
+    )
     texts = [text for data in figures(events, "perplexity of the trials")[:-6] for text in data["labels"]]
     assert len(texts) > 60 and all(text[-1] in "bd" and not set(text[:-1]) & set("bd") for text in texts)
 
 
 def test_a_model_that_knows_no_marks_does_not_hang():
-    _, events = run(cntp(trials=3, low=0.0, high=0.1, longest=8, terminators="z"), {"target": TableModel("abc", spread=0.2)}, [0], 40)
+    _, events = run(
+        cntp(trials=3, low=0.0, high=0.1, longest=8, terminators="z"),
+        {"target": TableModel("abc", spread=0.2)},
+        [0],
+        40,
+    )
     assert {len(text) for data in figures(events, "perplexity of the trials") for text in data["labels"]} == {8}
 
 
@@ -264,22 +301,30 @@ def test_eight_trials_cost_as_many_forwards_as_their_longest():
 
 
 def test_what_was_drawn_for_nothing_is_counted():
-    _, events = run(cntp(trials=4, low=0.0, high=0.1, terminators="a b c d e"), {"target": TableModel("abcde", spread=0.3)}, [0], 10)
+    _, events = run(
+        cntp(trials=4, low=0.0, high=0.1, terminators="a b c d e"), {"target": TableModel("abcde", spread=0.3)}, [0], 10
+    )
     assert [data["series"]["share"] for data in figures(events, "tokens drawn for nothing")] == [0.75] * 10
 
 
 # --- contrastive search, with every state read from the beginning by the library ---
 
-Sees = Callable[[list[int]], tuple[Tensor, Tensor]]  # log-probabilities [V] after a text, and the states [tokens, width] of all of it
+# log-probabilities [V] after a text, and the states [tokens, width] of all of it
+Sees = Callable[[list[int]], tuple[Tensor, Tensor]]
 
 
-def searched(sees: Sees, text: list[int], length: int, k: int, alpha: float, ignored: int = 0, worth: Callable | None = None) -> list[int]:
+def searched(
+    sees: Sees, text: list[int], length: int, k: int, alpha: float, ignored: int = 0, worth: Callable | None = None
+) -> list[int]:
     """What contrastive search writes; the first `ignored` tokens are not looked back at."""
     text, start = list(text), len(text)
     for _ in range(length):
         logp, said = sees(text)
         candidates = logp.topk(k).indices.tolist()
-        found = [contrast(sees([*text, token])[1][-1], said[ignored:], float(logp[token].exp()), alpha, worth) for token in candidates]
+        found = [
+            contrast(sees([*text, token])[1][-1], said[ignored:], float(logp[token].exp()), alpha, worth)
+            for token in candidates
+        ]
         text.append(candidates[found.index(max(found))])
     return text[start:]
 
@@ -317,9 +362,13 @@ def test_contrastive_search_takes_what_the_librarys_states_say(architecture, k, 
 
 
 WRONG_SEARCHES = {
-    "the mean likeness in place of the largest": {"worth": lambda p, cosines, alpha: (1 - alpha) * p - alpha * float(cosines.mean())},
+    "the mean likeness in place of the largest": {
+        "worth": lambda p, cosines, alpha: (1 - alpha) * p - alpha * float(cosines.mean())
+    },
     "likeness as a reward": {"worth": lambda p, cosines, alpha: (1 - alpha) * p + alpha * float(cosines.max())},
-    "log-probability in place of probability": {"worth": lambda p, cosines, alpha: (1 - alpha) * math.log(p) - alpha * float(cosines.max())},
+    "log-probability in place of probability": {
+        "worth": lambda p, cosines, alpha: (1 - alpha) * math.log(p) - alpha * float(cosines.max())
+    },
     "the weights swapped": {"worth": lambda p, cosines, alpha: alpha * p - (1 - alpha) * float(cosines.max())},
     "a prompt that nobody looks back at": {"ignored": 2},
 }
@@ -330,7 +379,9 @@ WRONG_SEARCHES = {
 def test_a_wrong_search_writes_another_text(wrong):
     sees = library_sees("llama")
     prompts = [PROMPT, [9, 80, 71, 33, 71], [100, 101, 102], [60, 61, 60, 61, 60]]
-    found = [run(contrastive(k=5, alpha=0.7), {"target": pair().target}, prompt, 4)[0].main.written for prompt in prompts]
+    found = [
+        run(contrastive(k=5, alpha=0.7), {"target": pair().target}, prompt, 4)[0].main.written for prompt in prompts
+    ]
     assert found == [searched(sees, prompt, 4, 5, 0.7) for prompt in prompts]
     assert found != [searched(sees, prompt, 4, 5, 0.7, **wrong) for prompt in prompts]
 
@@ -365,7 +416,7 @@ def test_an_overruled_first_choice_is_told_with_both_likenesses():
 
 
 def test_where_a_grammar_writes_on_by_itself_its_tokens_are_looked_back_at_too():
-    recipe = Recipe("contrastive_search", {"k": 3}, [("regex", {"pattern": "(green|gray|blue){4}"})])
+    recipe = LaneConfig("contrastive_search", {"k": 3}, [("regex", {"pattern": "(green|gray|blue){4}"})])
     session = prepare(pair(), [recipe], Prompt("The green bird"), Limits(0, 40))
     events = [stamped.event for stamped in session]
     reads = [event for event in events if isinstance(event, Forward) and event.stream == "reading"]

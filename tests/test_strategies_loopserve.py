@@ -1,4 +1,6 @@
-"""LoopServe reads along lines of attention and chooses again and again: held against attention written out over the whole text."""
+"""LoopServe reads along lines of attention and chooses again and again: held against attention written out over the
+whole text.
+"""
 from __future__ import annotations
 
 import math
@@ -16,11 +18,11 @@ from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, Latest, WholeText
 from torch import Tensor
 
 from playground.contract import make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.errors import Refusal
 from playground.events import Cache, Figure
 from playground.trace import check
@@ -28,8 +30,14 @@ from strategies.kv_cache.loopserve import LoopServe, covering, sampled
 
 LOOP_TIGHT = {"coverage": 0.8, "rows": 6, "size": 5, "period": 3}
 COLLAPSES = {
-    "loopserve": [*roomy("loopserve", coverage=1.0, size=2048), *roomy("loopserve", coverage=1.0, size=2048, dropped="view"),
-                  Collapse(with_policy(TREE, "loopserve", coverage=1.0, size=6, period=64), with_policy(TREE, "snapkv", window=64, capacity=70, kernel=1))],
+    "loopserve": [
+        *roomy("loopserve", coverage=1.0, size=2048),
+        *roomy("loopserve", coverage=1.0, size=2048, dropped="view"),
+        Collapse(
+            with_policy(TREE, "loopserve", coverage=1.0, size=6, period=64),
+            with_policy(TREE, "snapkv", window=64, capacity=70, kernel=1),
+        ),
+    ],
 }
 
 
@@ -39,7 +47,9 @@ def lines_by_hand(weights: list[list[float]], rows: list[int], coverage: float) 
     """Which lines of a causal matrix are taken, one after the other, by what lies on them and is not covered yet."""
     cells = {(i, j): weights[i][j] for i in rows for j in range(i + 1)}
     lines = [("column", j) for j in range(len(weights[0]))] + [("diagonal", o) for o in range(len(weights))]
-    mass = {line: sum(w for (i, j), w in cells.items() if line in (("column", j), ("diagonal", i - j))) for line in lines}
+    mass = {
+        line: sum(w for (i, j), w in cells.items() if line in (("column", j), ("diagonal", i - j))) for line in lines
+    }
     mass[lines[0]] = mass["diagonal", 0] = math.inf
     taken: set = set()
     for line in sorted(lines, key=lambda line: (-mass[line], lines.index(line))):
@@ -54,7 +64,12 @@ def on(lines: set, cells: dict) -> float:
 
 
 def drawn(lines: set, count: int) -> Tensor:
-    return torch.tensor([[j <= i and (("column", j) in lines or ("diagonal", i - j) in lines) for j in range(count)] for i in range(count)])
+    return torch.tensor(
+        [
+            [j <= i and (("column", j) in lines or ("diagonal", i - j) in lines) for j in range(count)]
+            for i in range(count)
+        ]
+    )
 
 
 def causal_rows(heads: int, n: int, power: float = 6.0, seed: int = 0) -> Tensor:
@@ -89,7 +104,9 @@ def test_a_token_that_all_look_at_is_a_column_and_a_distance_that_all_look_back_
     column = torch.where(n[None] == 3, 0.9, 0.02).expand(10, 10).tril()[None]
     diagonal = torch.where(n[:, None] - n[None] == 2, 0.9, 0.02).tril()[None]
     for weights, line in ((column, ("column", 3)), (diagonal, ("diagonal", 2))):
-        assert torch.equal(covering(weights, n, list(range(10)), 0.75).mask[0], drawn({("column", 0), ("diagonal", 0), line}, 10))
+        assert torch.equal(
+            covering(weights, n, list(range(10)), 0.75).mask[0], drawn({("column", 0), ("diagonal", 0), line}, 10)
+        )
 
 
 @pytest.mark.parametrize("count, most", [(1, 1), (7, 7), (7, 99), (10, 3), (128, 32)])
@@ -144,7 +161,14 @@ def views(assembly: Assembly, speakers: dict) -> tuple[list[int], list[Lives]]:
     return lane.tokens[len(PROMPT):], found
 
 
-LOOPS = [{}, {"coverage": 1.0}, {"size": 2048}, {"rows": 99, "coverage": 0.6}, {"period": 1, "size": 8}, {"period": 5, "size": 2}]
+LOOPS = [
+    {},
+    {"coverage": 1.0},
+    {"size": 2048},
+    {"rows": 99, "coverage": 0.6},
+    {"period": 1, "size": 8},
+    {"period": 5, "size": 2},
+]
 
 
 @pytest.mark.oracle("loopserve")
@@ -213,7 +237,9 @@ def test_a_wrong_loop_is_found_out(wrong):
 
 
 def test_a_crossing_that_is_counted_twice_covers_too_little():
-    """Where columns and diagonals are added up, lines carry less than they are said to; over 20 matrices some fall short."""
+    """Where columns and diagonals are added up, lines carry less than they are said to; over 20 matrices some fall
+    short.
+    """
     short = 0
     for seed in range(20):
         weights, rows = causal_rows(1, 12, power=2.0, seed=seed), list(range(12))
@@ -229,7 +255,11 @@ def test_a_crossing_that_is_counted_twice_covers_too_little():
 # --- what it means for a lane ---
 
 TIGHT = {"uncomp": UNCOMP_TIGHT, "loopserve": LOOP_TIGHT}
-each = pytest.mark.parametrize("name, knobs", [*TIGHT.items(), ("loopserve", {**LOOP_TIGHT, "dropped": "view"})], ids=["uncomp", "loopserve", "view"])
+each = pytest.mark.parametrize(
+    "name, knobs",
+    [*TIGHT.items(), ("loopserve", {**LOOP_TIGHT, "dropped": "view"})],
+    ids=["uncomp", "loopserve", "view"],
+)
 
 
 @each
@@ -241,7 +271,7 @@ def test_a_rejected_guess_leaves_no_trace(name, knobs):
 
 
 @each
-@pytest.mark.parametrize("recipe", [Recipe("greedy"), TREE], ids=["greedy", "tree"])
+@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
 def test_a_lane_shows_what_was_decided(name, knobs, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=10))
     figures = [stamped.event for stamped in session if isinstance(stamped.event, Figure)]
@@ -252,21 +282,40 @@ def test_a_lane_shows_what_was_decided(name, knobs, recipe):
         assert {number for layer in told["tokens a head may hold"]["values"] for number in layer} == {7, 12}
         assert all(0 < number <= 1 for layer in told["entropy of the queries"]["values"] for number in layer)
     else:
-        assert all(0.8 - 1e-6 <= number <= 1 for layer in told["attention of the sampled rows that they carry"]["values"] for number in layer)
-        assert any(number < 1 for layer in told["cells of the prompt's attention that were read"]["values"] for number in layer)
+        assert all(
+            0.8 - 1e-6 <= number <= 1
+            for layer in told["attention of the sampled rows that they carry"]["values"]
+            for number in layer
+        )
+        assert any(
+            number < 1 for layer in told["cells of the prompt's attention that were read"]["values"] for number in layer
+        )
 
 
 def test_the_figure_counts_what_left_and_what_came_back():
     def turnover(dropped: str) -> list[dict]:
-        session = prepare(pair(), [with_policy(Recipe("greedy"), "loopserve", dropped=dropped, **LOOP_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=12))
+        session = prepare(
+            pair(),
+            [with_policy(LaneConfig("greedy"), "loopserve", dropped=dropped, **LOOP_TIGHT)],
+            Prompt(TEXT),
+            Limits(max_new_tokens=12),
+        )
         events = [stamped.event for stamped in session]
-        told = [event.data["series"] for event in events if isinstance(event, Figure) and event.shape == "scalar" and "let go" in event.data["series"]]
+        told = [
+            event.data["series"]
+            for event in events
+            if isinstance(event, Figure) and event.shape == "scalar" and "let go" in event.data["series"]
+        ]
         evicted = sum(event.evicted for event in events if isinstance(event, Cache))
         assert evicted == (sum(series["let go"] for series in told) if dropped == "gone" else 0)
         return told
 
     gone, view = turnover("gone"), turnover("view")
-    assert not any(series["came back"] for series in gone) and any(series["came back"] for series in view) and len(gone) == len(view) == 4
+    assert (
+        not any(series["came back"] for series in gone)
+        and any(series["came back"] for series in view)
+        and len(gone) == len(view) == 4
+    )
 
 
 @each
@@ -275,7 +324,14 @@ def test_a_table_that_pays_no_attention_goes_on(name, knobs):
     assert lane.generated == 6
 
 
-@pytest.mark.parametrize("knobs, says", [(dict(window=32), "raise high and low above it"), (dict(kernel=4), "take 5"), (dict(marks="a b"), "let `fit` print")])
+@pytest.mark.parametrize(
+    "knobs, says",
+    [
+        (dict(window=32), "raise high and low above it"),
+        (dict(kernel=4), "take 5"),
+        (dict(marks="a b"), "let `fit` print"),
+    ],
+)
 def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, says):
     with pytest.raises(Refusal, match=says) as refusal:
         make("uncomp", **knobs)
@@ -285,13 +341,21 @@ def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, say
 # --- a prompt that several sequences share ---
 
 def test_sequences_that_grow_side_by_side_hold_and_read_one_copy_of_their_prompt():
-    """As in Hydragen, Juravsky et al. 2024, arXiv 2402.05099: bytes for the prompt and what each sequence added, not for a prompt each."""
-    session = prepare(pair(), [Recipe("best_of_n", {"n": 6, "temperature": 2.0})], Prompt(TEXT), Limits(max_new_tokens=5))
+    """As in Hydragen, Juravsky et al. 2024, arXiv 2402.05099: bytes for the prompt and what each sequence added, not
+    for a prompt each.
+    """
+    session = prepare(
+        pair(), [LaneConfig("best_of_n", {"n": 6, "temperature": 2.0})], Prompt(TEXT), Limits(max_new_tokens=5)
+    )
     prompt, seen = None, []
     for _ in session:
         store = session._runners[0].lane.target.store
         prompt = prompt or store.length
-        row = store.heads * store.keys[0].rows.shape[2] * store.keys[0].rows.element_size() if store.keys[0].rows is not None else 0
+        row = (
+            store.heads * store.keys[0].rows.shape[2] * store.keys[0].rows.element_size()
+            if store.keys[0].rows is not None
+            else 0
+        )
         if store.parents and row:
             assert store.length == prompt and store.bytes() == 2 * store.depth * row * (prompt + len(store.parents))
             seen.append(len(store.parents))
@@ -302,11 +366,11 @@ def test_a_forks_row_is_that_of_a_run_of_its_own():
     """In float64, with every sequence's own tokens behind one prompt."""
     model = models()["target"]
     store, tails = model.new_store(), [[5, 6], [5, 9], [80, 7]]
-    model.forward([Work(store, PROMPT, list(range(-1, len(PROMPT) - 1)))])
+    model.forward([ForwardInput(store, PROMPT, list(range(-1, len(PROMPT) - 1)))])
     store.keep(len(PROMPT) - 1)
-    (rows,), _ = model.forward([Work(store, [tail[0] for tail in tails], [-1] * 3)])
-    (rows,), _ = model.forward([Work(store, [tail[1] for tail in tails], [0, 1, 2])])
+    (rows,), _ = model.forward([ForwardInput(store, [tail[0] for tail in tails], [-1] * 3)])
+    (rows,), _ = model.forward([ForwardInput(store, [tail[1] for tail in tails], [0, 1, 2])])
     for row, tail in zip(rows, tails):
         ids = PROMPT + tail
-        (own,), _ = model.forward([Work(model.new_store(), ids, list(range(-1, len(ids) - 1)))])
+        (own,), _ = model.forward([ForwardInput(model.new_store(), ids, list(range(-1, len(ids) - 1)))])
         assert (row - own[-1]).abs().max() < 1e-9

@@ -1,4 +1,6 @@
-"""What is evicted may meet what stays: which tokens meet in which, what becomes of their rows, and where their votes go."""
+"""What is evicted may meet what stays: which tokens meet in which, what becomes of their rows, and where their votes
+go.
+"""
 from __future__ import annotations
 
 import math
@@ -11,7 +13,7 @@ from torch import Tensor
 from playground.algorithms.kv_cache.attention_scores import STRETCH, Lately, moved
 from playground.algorithms.kv_cache.slot_merging import Alike, averaged, company, nearest
 from playground.contract import Merge
-from playground.engine.kv_buffer import Meeting, Moving, Pool, in_front
+from playground.engine.kv_buffer import KVBuffer, MergedTokens, MergeMap, in_front
 
 # --- what meets in what ---
 
@@ -27,7 +29,9 @@ def test_the_most_similar_key_points_the_same_way_however_long_it_is():
     keys = torch.tensor([[[1.0, 0.0], [9.0, 9.0], [0.1, 0.01], [-5.0, 0.0]]])
     alike = nearest([keys], slots([0, 1, 1, 0]).bool(), everyone(keys))
     assert alike.targets.tolist() == [[2, 1, 2, 1]]
-    assert alike.likeness[0, 0] == pytest.approx(1 / math.sqrt(1.01)) and alike.likeness[0, 3] == pytest.approx(-math.sqrt(0.5))
+    assert alike.likeness[0, 0] == pytest.approx(1 / math.sqrt(1.01)) and alike.likeness[0, 3] == pytest.approx(
+        -math.sqrt(0.5)
+    )
 
 
 def test_a_key_of_length_zero_is_like_nothing_and_no_number_is_lost():
@@ -51,19 +55,35 @@ def by_slot(alike: Alike) -> list[dict[int, tuple[int, float]]]:
 
 
 def seeks(find: Nearest, seed: int, each: int | None = None) -> bool:
-    """Whether each seeker finds the key with the largest cosine, one by one, and nobody else anything; no seeker in the first head, or `each` in all."""
+    """Whether each seeker finds the key with the largest cosine, one by one, and nobody else anything; no seeker in the
+    first head, or `each` in all.
+    """
     chance = torch.Generator().manual_seed(seed)
-    keys, among, seekers = torch.randn(3, 12, 5, generator=chance).double(), *(torch.rand(2, 3, 12, generator=chance) < 0.4)
+    keys, among, seekers = (
+        torch.randn(3, 12, 5, generator=chance).double(),
+        *(torch.rand(2, 3, 12, generator=chance) < 0.4),
+    )
     seekers[0] = False
     if each is not None:
         seekers = torch.rand(3, 12, generator=chance).argsort(1) < each
     cosines = torch.cosine_similarity(keys[:, :, None], keys[:, None], dim=-1)
-    expected = [{source: max((float(cosines[head, source, target]), target) for target in among[head].nonzero()[:, 0].tolist())
-                 for source in seekers[head].nonzero()[:, 0].tolist()} for head in range(3)]
+    expected = [
+        {
+            source: max(
+                (float(cosines[head, source, target]), target) for target in among[head].nonzero()[:, 0].tolist()
+            )
+            for source in seekers[head].nonzero()[:, 0].tolist()
+        }
+        for head in range(3)
+    ]
     found = by_slot(find(keys, among, seekers))
-    return [{source: target for source, (target, _) in head.items()} for head in found] == \
-        [{source: target for source, (_, target) in head.items()} for head in expected] and \
-        all(found[head][source][1] == pytest.approx(cosine) for head in range(3) for source, (cosine, _) in expected[head].items())
+    return [{source: target for source, (target, _) in head.items()} for head in found] == [
+        {source: target for source, (_, target) in head.items()} for head in expected
+    ] and all(
+        found[head][source][1] == pytest.approx(cosine)
+        for head in range(3)
+        for source, (cosine, _) in expected[head].items()
+    )
 
 
 def heads_of_one_layer(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
@@ -106,7 +126,9 @@ def long_keys_count_more(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
 
 
 @pytest.mark.parametrize("each", [None, 1])
-@pytest.mark.parametrize("wrong", [all_are_told, they_look_among_themselves, places_are_taken_for_slots, long_keys_count_more])
+@pytest.mark.parametrize(
+    "wrong", [all_are_told, they_look_among_themselves, places_are_taken_for_slots, long_keys_count_more]
+)
 def test_a_wrong_search_for_the_most_similar_is_found_out(wrong, each):
     assert not all(seeks(wrong, seed, each) for seed in range(4))
 
@@ -117,24 +139,35 @@ def test_slots_of_a_mask_come_in_front_in_their_order():
     assert in_front(torch.zeros(2, 3).bool()).shape == (2, 0)
 
 
-def meeting(*heads: dict[int, int], count: int = 4) -> Meeting:
+def meeting(*heads: dict[int, int], count: int = 4) -> MergeMap:
     """Slots that go, each with the one it goes into, head by head."""
     pairs = [(head, source, target) for head, into in enumerate(heads) for source, target in into.items()]
-    which, sources, targets = (torch.tensor(column, dtype=torch.long) for column in (zip(*pairs) if pairs else ((), (), ())))
-    return Meeting.of((which, sources), targets, count)
+    which, sources, targets = (
+        torch.tensor(column, dtype=torch.long) for column in (zip(*pairs) if pairs else ((), (), ()))
+    )
+    return MergeMap.of((which, sources), targets, count)
 
 
 def test_those_that_join_theirs_meet_there():
     alike = Alike(slots([1, 2], [0, 0]), slots([3, 3], [2, 2]), torch.zeros(2, 2))
     found = alike.meeting(slots([1, 1], [1, 0]).bool(), 4)
-    assert [part.tolist() for part in (*found.sources, found.into, *found.targets)] == [[0, 0, 1], [1, 2, 0], [0, 0, 1], [0, 1], [3, 2]]
+    assert [part.tolist() for part in (*found.sources, found.into, *found.targets)] == [
+        [0, 0, 1],
+        [1, 2, 0],
+        [0, 0, 1],
+        [0, 1],
+        [3, 2],
+    ]
     assert alike.meeting(torch.zeros(2, 2).bool(), 4) is None
 
 
 def test_shares_of_what_meets_add_up_to_one():
     met = meeting({1: 3, 2: 3}, {0: 2})
     merge = averaged(met, torch.tensor([2.0, 4.0, 0.0]), torch.tensor([6.0, 0.0]))
-    assert merge.added.tolist() == [pytest.approx(1 / 6), pytest.approx(1 / 3), 0.5] and merge.kept.tolist() == [0.5, 0.5]
+    assert merge.added.tolist() == [pytest.approx(1 / 6), pytest.approx(1 / 3), 0.5] and merge.kept.tolist() == [
+        0.5,
+        0.5,
+    ]
     assert company(met).tolist() == [3, 2]
 
 
@@ -142,7 +175,11 @@ def by_loop(rows: Tensor, merge: Merge) -> Tensor:
     """Merged rows, one at a time; those that take nothing in are left."""
     made, (meeting_, added, kept) = rows.clone(), merge
     for number, (head, slot) in enumerate(zip(*(part.tolist() for part in meeting_.targets))):
-        come = [(float(share), source) for share, source, into in zip(added, meeting_.sources[1].tolist(), meeting_.into.tolist()) if into == number]
+        come = [
+            (float(share), source)
+            for share, source, into in zip(added, meeting_.sources[1].tolist(), meeting_.into.tolist())
+            if into == number
+        ]
         made[head, slot] = kept[number] * rows[head, slot] + sum(share * rows[head, source] for share, source in come)
     return made
 
@@ -159,7 +196,7 @@ def adds_up(wrong: Callable[[Merge], Merge], seed: int) -> bool:
     """Whether rows become the sums of what meets in them, and all others stay bit for bit."""
     chance = torch.Generator().manual_seed(seed)
     rows, merge = torch.randn(3, 12, 5, generator=chance).double(), some_meeting(chance)
-    pool = Pool()
+    pool = KVBuffer()
     pool.write(0, torch.cat([rows, rows[:, :2]], 1))  # the last two stand for the scratch
     pool.merge(*wrong(merge))
     untouched = torch.ones(3, 12, dtype=torch.bool)
@@ -190,13 +227,15 @@ def all_go_into_the_first(merge: Merge) -> Merge:
     return merge._replace(meeting=merge.meeting._replace(into=torch.zeros_like(merge.meeting.into)))
 
 
-@pytest.mark.parametrize("wrong", [who_takes_them_in_is_forgotten, shares_are_forgotten, sums_go_to_another_head, all_go_into_the_first])
+@pytest.mark.parametrize(
+    "wrong", [who_takes_them_in_is_forgotten, shares_are_forgotten, sums_go_to_another_head, all_go_into_the_first]
+)
 def test_a_wrong_sum_of_what_meets_is_found_out(wrong):
     assert not any(adds_up(wrong, seed) for seed in range(4))
 
 
 def test_short_numbers_are_added_in_longer_ones():
-    pool = Pool()
+    pool = KVBuffer()
     pool.write(0, torch.tensor([[[2048.0]] + [[1.0]] * 8]).half())
     pool.merge(meeting(dict.fromkeys(range(1, 9), 0), count=9), torch.ones(8), torch.ones(1))
     assert pool.read(1).item() == 2056 and pool.rows.dtype == torch.half
@@ -206,13 +245,15 @@ def test_short_numbers_are_added_in_longer_ones():
 
 def test_votes_of_a_merged_token_count_for_the_one_it_is_merged_into():
     votes = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
-    found = moved(votes, Moving(*slots([0, 1], [0, 1], [3, 2])))
+    found = moved(votes, MergedTokens(*slots([0, 1], [0, 1], [3, 2])))
     assert found.tolist() == [[0, 2, 4, 9], [1, 0, 6, 8]]
 
 
 def test_votes_of_several_rows_move_as_those_of_each_do():
     votes, chance = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
-    moving = Moving(slots([0, 0, 0, 1, 1])[0], slots([0, 2, 5, 1, 4])[0], torch.randint(0, 6, (5,), generator=chance))
+    moving = MergedTokens(
+        slots([0, 0, 0, 1, 1])[0], slots([0, 2, 5, 1, 4])[0], torch.randint(0, 6, (5,), generator=chance)
+    )
     together = moved(votes, moving)
     assert torch.equal(together, torch.stack([moved(votes[:, row], moving) for row in range(3)], 1))
     assert not torch.equal(together, votes) and torch.allclose(together.sum(-1), votes.sum(-1))
@@ -224,13 +265,15 @@ def test_the_latest_rows_are_remembered_and_no_more():
     assert lately.of(0, torch.tensor([[0, 1, 2, 3]])).tolist() == [pytest.approx([0.35, 0.35, 0.3, 0.0])]
     lately.add(0, torch.tensor([[[0.0, 0.4, 0.0, 0.6]]]), torch.tensor([[0, 2, -1, 3]]))
     assert lately.of(0, torch.tensor([[0, 2, -1, 3]])).tolist() == [pytest.approx([0.1, 0.5, 0.0, 0.3])]
-    lately.move(0, Moving(*slots([0], [0], [3])))
+    lately.move(0, MergedTokens(*slots([0], [0], [3])))
     assert lately.of(0, torch.tensor([[0, 2, 3]])).tolist() == [pytest.approx([0.0, 0.5, 0.4])]
     assert lately.of(1, torch.tensor([[0]])).tolist() == [[0.0]]
 
 
 def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
-    """Heads that lose unlike tokens, one after the other, and votes that move on; held against one table for all positions."""
+    """Heads that lose unlike tokens, one after the other, and votes that move on; held against one table for all
+    positions.
+    """
     chance, heads, count, length = torch.Generator().manual_seed(0), 3, 4, 2 * STRETCH + 20
     lately, table, slots = Lately(count), torch.zeros(heads, 0, length), torch.arange(6).expand(heads, -1)
     for position in range(6, length):
@@ -239,9 +282,14 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
         lately.add(0, weights, slots)
         row = torch.zeros(heads, 1, length).scatter_add_(2, slots.clamp(min=0)[:, None], weights)
         table = torch.cat([table, row], 1)[:, -count:]
-        loses = torch.stack([(head >= 0).nonzero()[:, 0][torch.randint(int((head >= 0).sum()), (1,), generator=chance)] for head in slots])
+        loses = torch.stack(
+            [
+                (head >= 0).nonzero()[:, 0][torch.randint(int((head >= 0).sum()), (1,), generator=chance)]
+                for head in slots
+            ]
+        )
         gone = slots.gather(1, loses)
-        moving = Moving(torch.arange(heads), gone[:, 0], slots.amax(1))
+        moving = MergedTokens(torch.arange(heads), gone[:, 0], slots.amax(1))
         lately.move(0, moving)
         table, slots = moved(table, moving), slots.scatter(1, loses, -1)
         if position % 3 == 0:  # the holes are closed now and then; in between slots stand empty
@@ -250,7 +298,8 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
         there = slots >= 0
         expected = table.mean(1).gather(1, slots.clamp(min=0))
         assert torch.allclose(lately.of(0, slots)[there], expected[there]), position
-        assert lately._layers[0].weights.shape[2] <= slots.shape[1] + 2 * STRETCH  # and so much memory it takes, however long the text is
+        # and so much memory it takes, however long the text is
+        assert lately._layers[0].weights.shape[2] <= slots.shape[1] + 2 * STRETCH
 
 
 def test_once_a_cache_is_cut_what_was_heard_takes_no_more_memory_than_what_is_left():

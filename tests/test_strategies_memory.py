@@ -46,7 +46,11 @@ def test_the_longest_ending_that_is_known_is_asked_and_its_chances_sum_to_one():
     thoughts.learn([1, 2, 3], row(0.5, 0.3, 0.2), 3, 2)
     thoughts.learn([9, 3], row(0.0, 0.0, 1.0), 1, 2)
     assert thoughts.after([1, 2, 3], 3) == (pytest.approx({0: 0.625, 1: 0.375}), 3)
-    assert thoughts.after([5, 2, 3], 3)[1] == 2 and thoughts.after([5, 5, 3], 3)[1] == 1 and thoughts.after([3, 5], 3) == ({}, 0)
+    assert (
+        thoughts.after([5, 2, 3], 3)[1] == 2
+        and thoughts.after([5, 5, 3], 3)[1] == 1
+        and thoughts.after([3, 5], 3) == ({}, 0)
+    )
     assert thoughts.after([1, 2, 3], 1)[0] != thoughts.after([1, 2, 3], 3)[0]
 
 
@@ -122,7 +126,10 @@ def test_a_second_answer_to_a_prompt_takes_fewer_passes(name, knob):
     assert warm < 0.8 * cold
     if knob:
         memory = Memory()
-        assert [passes(told(guessing(name, "sample_match", AT_ONE, **{knob: False}), memory, length=40)[0]) for _ in range(2)] == [cold, cold]
+        assert [
+            passes(told(guessing(name, "sample_match", AT_ONE, **{knob: False}), memory, length=40)[0])
+            for _ in range(2)
+        ] == [cold, cold]
         assert len(memory) == 0
 
 
@@ -175,7 +182,10 @@ def test_a_way_goes_on_below_the_tree_as_it_does_on_average():
 
 def test_scores_change_a_search_that_weights_alone_would_lead_elsewhere():
     known = {(0, 1): {2: 1.0, 3: 1.0}, (1, 2): {4: 0.01}, (1, 3): {4: 3.0}}
-    visits = [[child.visits for child in searching(known, score=score, c1=1.0).search((0, 1)).children] for score in ("weights", "one")]
+    visits = [
+        [child.visits for child in searching(known, score=score, c1=1.0).search((0, 1)).children]
+        for score in ("weights", "one")
+    ]
     assert visits[0][1] > 1.5 * visits[0][0] and visits[1][0] == visits[1][1]
 
 
@@ -192,7 +202,9 @@ def test_guesses_fit_their_number_and_those_of_most_tokens_go_first():
 
 def test_a_ring_is_written_five_tokens_a_pass_once_its_table_knows_it():
     size = 9
-    ring = TableModel("abcdefghi", rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50)
+    ring = TableModel(
+        "abcdefghi", rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50
+    )
     write(assemble(guessing("aded", "greedy_match")), {"target": ring}, [*range(9), 0, 1], Limits(0, 40), Draws(0))
     assert ring.forwards == 1 + 40 / 5
 
@@ -215,4 +227,6 @@ def test_the_table_gains_only_what_was_written(cls, right):
     written = {tuple(text[i:i + 3]) for i in range(len(text) - 2)}
     grams = next(iter(lane._recalled.values())).known
     heaviest = max(weight for known in grams.values() for weight in known.values())
-    assert ({(*pair_, token) for pair_, known in grams.items() for token in known} == written and heaviest <= 3.0) == right
+    assert (
+        {(*pair_, token) for pair_, known in grams.items() for token in known} == written and heaviest <= 3.0
+    ) == right

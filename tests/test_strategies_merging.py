@@ -13,7 +13,7 @@ from test_strategies_meeting import by_loop, slots
 from torch import Tensor
 
 from playground.contract import CachePolicy, make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -26,13 +26,15 @@ each = pytest.mark.parametrize("name", TIGHT)
 
 
 @each
-@pytest.mark.parametrize("recipe", [Recipe("greedy"), TREE, Recipe("sample")], ids=["greedy", "tree", "sample"])
+@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE, LaneConfig("sample")], ids=["greedy", "tree", "sample"])
 def test_a_lane_tells_what_was_merged_into_what(name, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **TIGHT[name])], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == []
     told = [cache for cache in caches if cache.joined]
-    assert told and all(cache.merged == sum(len(pairs) for layer in cache.joined for pairs in layer) > 0 for cache in told)
+    assert told and all(
+        cache.merged == sum(len(pairs) for layer in cache.joined for pairs in layer) > 0 for cache in told
+    )
     assert len(told[0].joined) == told[0].layers and len(told[0].joined[0]) == told[0].heads
 
 

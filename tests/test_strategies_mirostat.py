@@ -12,14 +12,14 @@ from tables import TableModel
 from torch import Tensor
 
 from playground.contract import Decoder, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt
 from playground.events import Figure, Note
 from strategies.sampling.mirostat import zipf_exponent, zipf_size
 
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 LN2 = math.log(2)
 
 
@@ -85,7 +85,9 @@ def test_the_size_has_no_gap_where_the_exponent_is_one():
     assert sizes == [round(by_hand)] * 5
 
 
-@pytest.mark.parametrize("scores", [rows(0, 0, 0, 0), rows(5, -math.inf, -math.inf), rows(1, 0.5, -math.inf), rows(900, 0, -900)], ids=str)
+@pytest.mark.parametrize(
+    "scores", [rows(0, 0, 0, 0), rows(5, -math.inf, -math.inf), rows(1, 0.5, -math.inf), rows(900, 0, -900)], ids=str
+)
 @pytest.mark.parametrize("mu", [-5.0, 0.0, 3.0, 1e4, math.inf])
 def test_version_one_survives_any_row_and_never_brings_back_what_was_removed(scores, mu):
     kept = left(mirostat(mu, version="1"), scores)
@@ -121,7 +123,7 @@ def drift(lane: Lane, knobs: dict) -> float:
 def test_all_errors_add_up_to_the_way_mu_went(version, eta):
     knobs, model = {"tau": 1.5, "eta": eta, "version": version}, TableModel("abcdefgh")
     for extra, t in ([], 1.0), ([("temperature", {"t": 2.0})], 2.0):
-        lane, events = run(Recipe("greedy", {}, [("mirostat", knobs), *extra]), {"target": model}, [0, 1], 40)
+        lane, events = run(LaneConfig("greedy", {}, [("mirostat", knobs), *extra]), {"target": model}, [0, 1], 40)
         bits = surprises(model, [0, 1], lane.main.written, t)
         assert sum(bits) - 40 * 1.5 == pytest.approx(drift(lane, knobs), abs=1e-9)
         assert same(series(events, "surprise", "surprise, bits"), bits)
@@ -144,7 +146,9 @@ def test_with_the_cut_wide_open_and_no_correction_it_draws_from_the_model_itself
     for seed in range(3):
         assembly = assemble(alone("mirostat", eta=0.0))
         assembly.samplers[0].mu = math.inf
-        assert written(assembly, {"target": model}, [0, 1], 30, seed=seed) == written(MODEL, {"target": model}, [0, 1], 30, seed=seed)
+        assert written(assembly, {"target": model}, [0, 1], 30, seed=seed) == written(
+            MODEL, {"target": model}, [0, 1], 30, seed=seed
+        )
 
 
 def course(sampler, spread: float, count: int, size: int = 256) -> list[tuple[float, float, bool]]:
@@ -185,14 +189,16 @@ def test_a_target_beyond_the_models_entropy_is_reported_once():
 def test_what_was_guessed_and_refused_moves_nothing():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     knobs = {"tau": 1.2, "eta": 0.5}
-    recipe = Recipe("speculative", {}, [("draft_model", {}), ("sample_match", {}), ("mirostat", knobs)])
+    recipe = LaneConfig("speculative", {}, [("draft_model", {}), ("sample_match", {}), ("mirostat", knobs)])
     lane, _ = run(recipe, models, [0, 1], 30)
-    assert sum(surprises(models["target"], [0, 1], lane.main.written)) - 30 * 1.2 == pytest.approx(drift(lane, knobs), abs=1e-9)
+    assert sum(surprises(models["target"], [0, 1], lane.main.written)) - 30 * 1.2 == pytest.approx(
+        drift(lane, knobs), abs=1e-9
+    )
     assert assemble(recipe).guarantee() == ["heuristic"]
 
 
 def test_a_token_that_was_given_though_nothing_could_draw_it_leaves_mu_alone():
-    recipe = replace(Recipe("greedy", {}, [("temperature", {"t": 0.0}), ("mirostat", {})]), forced=[70, 71])
+    recipe = replace(LaneConfig("greedy", {}, [("temperature", {"t": 0.0}), ("mirostat", {})]), forced=[70, 71])
     _, events = told(recipe, Prompt(QUESTION))
     mus = series(events, "surprise", "mu")
     assert mus and all(map(math.isfinite, mus)) and mus[0] == 6.0

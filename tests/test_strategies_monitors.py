@@ -1,4 +1,6 @@
-"""Monitors: after a dot only names that the value has, in whichever tokens they come; everywhere else nothing is touched."""
+"""Monitors: after a dot only names that the value has, in whichever tokens they come; everywhere else nothing is
+touched.
+"""
 from __future__ import annotations
 
 import time
@@ -11,7 +13,7 @@ from registry import Collapse
 from tables import TableModel, watch, write
 
 from playground.contract import make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
@@ -19,18 +21,59 @@ from playground.events import Figure, Note
 from strategies.constrained import monitors
 from strategies.constrained.monitors import PART, Spelling, in_time, members
 
-PIECES = ["ba", "balance", "balance(", "balanse", "lance", "b", "(", ".", "get", "_all", "get_all", "getX", "X", "_", "e", "t", "x", "\n", "a", "l", "n", "c",
-          "s", "größe", "gr", "ö", "ße", " ", "#", ").", "balance.", "deposit(1)", ".ba", "$"]
+PIECES = [
+    "ba",
+    "balance",
+    "balance(",
+    "balanse",
+    "lance",
+    "b",
+    "(",
+    ".",
+    "get",
+    "_all",
+    "get_all",
+    "getX",
+    "X",
+    "_",
+    "e",
+    "t",
+    "x",
+    "\n",
+    "a",
+    "l",
+    "n",
+    "c",
+    "s",
+    "größe",
+    "gr",
+    "ö",
+    "ße",
+    " ",
+    "#",
+    ").",
+    "balance.",
+    "deposit(1)",
+    ".ba",
+    "$",
+]
 ENDS = "$"
 NAMES = ("balance", "get", "get_all", "größe")
 
-COLLAPSES = {"monitors": [Collapse(Recipe("greedy", {}, [("monitors", {"mask": "soft", "nats": 0})]), Recipe("greedy")),
-                          Collapse(Recipe("sample", {}, [("monitors", {})]), Recipe("sample"))]}  # letters without a dot
+COLLAPSES = {
+    "monitors": [
+        Collapse(LaneConfig("greedy", {}, [("monitors", {"mask": "soft", "nats": 0})]), LaneConfig("greedy")),
+        # letters without a dot
+        Collapse(LaneConfig("sample", {}, [("monitors", {})]), LaneConfig("sample")),
+    ]
+}
 
 
 @pytest.fixture
 def knows(monkeypatch):
-    """An analysis that gives every program the same names; returns what sets them, and the list of programs it was asked about."""
+    """An analysis that gives every program the same names; returns what sets them, and the list of programs it was
+    asked about.
+    """
     monitors.analysis()  # which asks once itself
 
     def teach(names) -> list[str]:
@@ -78,7 +121,11 @@ class AnythingPastTheName(Spelling):
     """Forgets that what follows a name may not be more of it."""
 
     def legal(self, rest):
-        return [token for token, text in enumerate(self.spelled) if rest and (rest.startswith(text) or text.startswith(rest))] or super().legal(rest)
+        return [
+            token
+            for token, text in enumerate(self.spelled)
+            if rest and (rest.startswith(text) or text.startswith(rest))
+        ] or super().legal(rest)
 
 
 class AlwaysOpenEnd(Spelling):
@@ -91,7 +138,10 @@ class AlwaysOpenEnd(Spelling):
 @pytest.mark.refuses("monitors")
 @pytest.mark.parametrize("wrong", [NeverPastTheName, AnythingPastTheName, AlwaysOpenEnd])
 def test_a_mask_that_is_wrong_differs_from_the_definition(wrong):
-    assert any(legal_after(rests, wrong) != {token for token in range(len(PIECES)) if may_follow(token, rests)} for rests in RESTS)
+    assert any(
+        legal_after(rests, wrong) != {token for token in range(len(PIECES)) if may_follow(token, rests)}
+        for rests in RESTS
+    )
 
 
 # --- a model that wants names nobody has ---
@@ -114,13 +164,31 @@ def tokens(text: str) -> list[int]:
 
 
 def text(model: TableModel, prompt: str, length: int = 6, decoder: str = "greedy", **knobs) -> str:
-    recipe = Recipe(decoder, {}, [("monitors", knobs), *([("temperature", {})] if decoder == "speculative" else [])])
-    return prompt + write(assemble(recipe), {"target": model, "draft": TableModel(PIECES, ends=ENDS, seed=5)}, tokens(prompt), Limits(1, length), Draws(1)).text
+    recipe = LaneConfig(
+        decoder, {}, [("monitors", knobs), *([("temperature", {})] if decoder == "speculative" else [])]
+    )
+    return (
+        prompt
+        + write(
+            assemble(recipe),
+            {"target": model, "draft": TableModel(PIECES, ends=ENDS, seed=5)},
+            tokens(prompt),
+            Limits(1, length),
+            Draws(1),
+        ).text
+    )
 
 
-@pytest.mark.parametrize("wishes, begins", [
-    (["balanse", "b", "X", "a", "l"], "x.bal"), (["balanse", "balance("], "x.balance("), (["balanse", "getX", "get", "X", "("], "x.get("),
-    (["get", "_", "X", "_all", "("], "x.get_all("), (["getX", "ße", "gr", "ö"], "x.größe")])
+@pytest.mark.parametrize(
+    "wishes, begins",
+    [
+        (["balanse", "b", "X", "a", "l"], "x.bal"),
+        (["balanse", "balance("], "x.balance("),
+        (["balanse", "getX", "get", "X", "("], "x.get("),
+        (["get", "_", "X", "_all", "("], "x.get_all("),
+        (["getX", "ße", "gr", "ö"], "x.größe"),
+    ],
+)
 def test_a_name_nobody_has_gives_way_to_one_that_is_there_however_it_is_split(knows, wishes, begins):
     knows(NAMES)
     assert text(wanting(*wishes), "x.").startswith(begins)
@@ -174,7 +242,15 @@ def untouched(prompt: str) -> bool:
 
 def monitor(prompt: str, **knobs):
     """A monitor that has heard of a lane."""
-    lane = next(watch(assemble(Recipe("greedy", {}, [("monitors", knobs)])), {"target": TableModel(PIECES, ends=ENDS)}, tokens(prompt), Limits(), Draws(0)))
+    lane = next(
+        watch(
+            assemble(LaneConfig("greedy", {}, [("monitors", knobs)])),
+            {"target": TableModel(PIECES, ends=ENDS)},
+            tokens(prompt),
+            Limits(),
+            Draws(0),
+        )
+    )
     return lane.assembly.samplers[0]
 
 
@@ -193,14 +269,25 @@ def test_where_a_grammar_has_removed_every_name_the_row_stays_as_it_is(knows):
     assert torch.equal(monitor("x.").apply(scores, [tokens("x.")]), scores)
 
 
-@pytest.mark.parametrize("underscores, names", [("none", {"balance"}), ("own", {"balance", "_all"}), ("all", {"balance", "_all", "_get"})])
+@pytest.mark.parametrize(
+    "underscores, names", [("none", {"balance"}), ("own", {"balance", "_all"}), ("all", {"balance", "_all", "_get"})]
+)
 def test_private_names_are_offered_as_one_asks(knows, underscores, names):
     knows(["balance", "_all", "_get"])
     assert set(monitor("x", underscores=underscores)._names("_all = 1\nx.")) == names
 
 
-@pytest.mark.parametrize("history, program", [
-    ("x.", "x."), ("x.ba", "x."), ("a$x.", "x."), ("balance.a$x.b", "x."), ("x.\n```py\nx.", "x."), ("x.\n```py\nx.\n```\nb.", "")])
+@pytest.mark.parametrize(
+    "history, program",
+    [
+        ("x.", "x."),
+        ("x.ba", "x."),
+        ("a$x.", "x."),
+        ("balance.a$x.b", "x."),
+        ("x.\n```py\nx.", "x."),
+        ("x.\n```py\nx.\n```\nb.", ""),
+    ],
+)
 def test_the_program_is_what_stands_after_the_last_special_token_or_in_an_open_fence(history, program, monkeypatch):
     monkeypatch.setattr("test_strategies_monitors.PIECES", [*PIECES, "```", "p", "y"])
     assert monitor("x")._program(tokens(history)) == program
@@ -217,14 +304,21 @@ def test_the_names_are_told_with_their_odds_and_what_the_model_wanted(knows):
     knows(["balance", "get"])
     figure, note = told("x.", ["balanse", "get"], "get")
     p = wanting("balanse", "get").scores(()).softmax(0)
-    odds = {name: float(sum(p[token] for token in range(len(PIECES)) if may_follow(token, [name.encode()]))) for name in ("balance", "get")}
+    odds = {
+        name: float(sum(p[token] for token in range(len(PIECES)) if may_follow(token, [name.encode()])))
+        for name in ("balance", "get")
+    }
     assert isinstance(figure, Figure) and dict(zip(figure.data["labels"], figure.data["values"])) == pytest.approx(odds)
     assert "2 names" in note.text and "'balanse'" in note.text and "it got 'get'" in note.text
 
 
 def test_that_the_analysis_knows_nothing_is_told_at_the_dot_alone(knows):
     knows([])
-    assert [type(event) for event in told("x.", ["b"], "b")] == [Note] and told("x.b", ["a"], "a") == [] and told("x", ["a"], "a") == []
+    assert (
+        [type(event) for event in told("x.", ["b"], "b")] == [Note]
+        and told("x.b", ["a"], "a") == []
+        and told("x", ["a"], "a") == []
+    )
 
 
 # --- the analysis ---
@@ -236,8 +330,15 @@ def public(program: str, below: str = "") -> list[str]:
     return [name for name in members(program, below) if not name.startswith("_")]
 
 
-@pytest.mark.parametrize("program", [ACCOUNT + "account.", ACCOUNT + "print(account.", ACCOUNT + "for a in [account]:\n    a.",
-                                     ACCOUNT + "def f(x: Account):\n    return [x."])
+@pytest.mark.parametrize(
+    "program",
+    [
+        ACCOUNT + "account.",
+        ACCOUNT + "print(account.",
+        ACCOUNT + "for a in [account]:\n    a.",
+        ACCOUNT + "def f(x: Account):\n    return [x.",
+    ],
+)
 def test_attributes_of_a_class_of_the_program_are_known_in_half_written_code(program):
     assert public(program) == ["balance", "deposit"]
 
@@ -250,7 +351,10 @@ def test_the_standard_library_is_known_and_nothing_else_that_is_installed():
     assert {"sqrt", "pi"} <= set(public("import math\nmath.")) and public("import torch\ntorch.") == []
 
 
-@pytest.mark.parametrize("program", ["x = 3.", "# see x.", "(1,\n # x.", "'a text.", '"""A text.', "...", "f'a.", "def f(x):\n    x.", "The end.", "."])
+@pytest.mark.parametrize(
+    "program",
+    ["x = 3.", "# see x.", "(1,\n # x.", "'a text.", '"""A text.', "...", "f'a.", "def f(x):\n    x.", "The end.", "."],
+)
 def test_a_dot_that_is_none_between_names_and_what_cannot_be_known_give_no_names(program):
     assert members(program, "") == []
 
@@ -261,7 +365,10 @@ def test_an_analysis_that_takes_too_long_or_fails_knows_nothing():
 
 
 def test_analyses_of_several_visitors_do_not_read_each_others_answers():
-    asked = {f"import {module}\n{module}.": name for module, name in [("math", "sqrt"), ("json", "dumps"), ("os", "getcwd"), ("re", "compile")]}
+    asked = {
+        f"import {module}\n{module}.": name
+        for module, name in [("math", "sqrt"), ("json", "dumps"), ("os", "getcwd"), ("re", "compile")]
+    }
     with ThreadPoolExecutor(len(asked)) as visitors:
         found = list(visitors.map(lambda program: in_time(20.0, lambda: members(program, "")), asked))
     assert [name in (names or []) for name, names in zip(asked.values(), found)] == [True] * len(asked)

@@ -1,4 +1,6 @@
-"""Different answers by asking again with those found in the prompt: against the procedure written out plainly, each context read anew."""
+"""Different answers by asking again with those found in the prompt: against the procedure written out plainly, each
+context read anew.
+"""
 from __future__ import annotations
 
 import math
@@ -11,10 +13,10 @@ from tables import TableModel, Text, watch
 from test_strategies_search import run
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.events import Figure, Note
 from strategies.sampling.in_context_navigation import CUE, LIST, WAYS, ranks, winner
 from strategies.sampling.in_context_navigation import lm_head_geometry as keys
@@ -22,8 +24,8 @@ from strategies.sampling.in_context_navigation import lm_head_geometry as keys
 LETTERS, PROMPT = 'abcdefgh"', [0, 1]
 
 
-def navigation(**knobs) -> Recipe:
-    return Recipe("in_context_navigation", knobs)
+def navigation(**knobs) -> LaneConfig:
+    return LaneConfig("in_context_navigation", knobs)
 
 
 COLLAPSES = {
@@ -47,7 +49,9 @@ def greedily(model: TableModel, context: list[int], first: int, stop: str, longe
     return text
 
 
-def listed(model: TableModel, runs: int, tol: int, navigate: bool = True, clean: bool = True, by: str = "strings") -> tuple[list[str], list[str]]:
+def listed(
+    model: TableModel, runs: int, tol: int, navigate: bool = True, clean: bool = True, by: str = "strings"
+) -> tuple[list[str], list[str]]:
     """Answers and first tokens, by the book; `by` says what makes two first tokens the same."""
     spell, answers, tried = model.tokens.encode, [], []
     for _ in range(runs):
@@ -82,8 +86,16 @@ def test_a_list_grows_as_by_the_book(knobs):
         told = run(navigation(n_run=3, n_tol=2, longest=6, **knobs), model, PROMPT, 40)
         answers, _ = listed(model, 3, 2, **book)
         assert answers_of(told) == answers
-        assert told.lane.text == "".join(letter for letter in LIST.put(answers, open_one=False) if letter in LETTERS) or not answers
-        others.append(any(answers != listed(model, 3, 2, **wrong)[0] for wrong in ({**book, name: not value} for name, value in book.items())))
+        assert (
+            told.lane.text == "".join(letter for letter in LIST.put(answers, open_one=False) if letter in LETTERS)
+            or not answers
+        )
+        others.append(
+            any(
+                answers != listed(model, 3, 2, **wrong)[0]
+                for wrong in ({**book, name: not value} for name, value in book.items())
+            )
+        )
     assert sum(others) > 4, "where all ways to ask give the same list, they are not told apart"
 
 
@@ -108,7 +120,10 @@ def test_without_navigation_first_tokens_are_the_best_of_one_query_and_with_it_t
     for seed in range(8):
         model = TableModel(LETTERS, seed=seed)
         best = [model.letters[token] for token in ordered(model, [*PROMPT, *model.tokens.encode(LIST.put([]))])[:6]]
-        walked, asked = (tried_of(run(navigation(n_run=3, n_tol=2, navigate=navigate), model, PROMPT, 40)) for navigate in (False, True))
+        walked, asked = (
+            tried_of(run(navigation(n_run=3, n_tol=2, navigate=navigate), model, PROMPT, 40))
+            for navigate in (False, True)
+        )
         assert walked == best and asked[:2] == best[:2] and len(set(asked)) == len(asked)
         apart += asked != best
     assert apart > 4
@@ -124,13 +139,17 @@ def test_first_tokens_are_told_apart_by_what_they_read(strip):
     letters = ["a", "a", " a", "b", '"']
     told = run(navigation(n_run=4, n_tol=2, navigate=False, strip=strip), TableModel(letters, seed=1), PROMPT, 20)
     tried = tried_of(told)
-    assert sorted(name.strip() for name in tried) == (sorted(["a", "b", '"']) if strip else sorted(["a", "a", "b", '"']))
+    assert sorted(name.strip() for name in tried) == (
+        sorted(["a", "b", '"']) if strip else sorted(["a", "a", "b", '"'])
+    )
 
 
 def test_an_answer_that_closes_no_quote_is_none_and_the_text_is_what_came_of_the_first_token():
     model = TableModel("abcd", seed=2)
     told = run(navigation(n_run=2, n_tol=2, longest=5), model, PROMPT, 9)
-    assert not answers_of(told) and "2 closed no quote" in next(note.text for note in told.of(Note) if "Query 1" in note.text)
+    assert not answers_of(told) and "2 closed no quote" in next(
+        note.text for note in told.of(Note) if "Query 1" in note.text
+    )
     assert list(told.texts()[0]) == greedily(model, PROMPT, ordered(model, PROMPT)[0], '"', 5)
 
 
@@ -158,7 +177,13 @@ def test_what_is_known_already_is_in_every_prompt_and_its_first_token_is_not_tri
     model = TableModel(LETTERS, seed=3)
     told = run(navigation(n_run=2, n_tol=2, known="ab\nca"), model, PROMPT, 60)
     assert answers_of(told)[:2] == ["ab", "ca"] and not {"a", "c"} & set(tried_of(told))
-    best = [letter for letter in (model.letters[t] for t in ordered(model, [*PROMPT, *model.tokens.encode(LIST.put(["ab", "ca"]))])) if letter not in "ac"]
+    best = [
+        letter
+        for letter in (
+            model.letters[t] for t in ordered(model, [*PROMPT, *model.tokens.encode(LIST.put(["ab", "ca"]))])
+        )
+        if letter not in "ac"
+    ]
     assert tried_of(told)[:2] == best[:2]
 
 
@@ -191,7 +216,12 @@ def test_tokens_behind_the_best_are_compared_by_the_clusters_of_their_keys():
     inside, elsewhere = compared(run(recipe, Planted(LETTERS, rule=falling), PROMPT, 30))
     assert inside == [1, 3.0, 0.0]
     assert elsewhere == [6, 6.5, pytest.approx(5 / 6)]
-    assert compared(run(navigation(n_run=1, n_tol=1, clusters=9, main=2, ranked=10), Planted(LETTERS, rule=falling), PROMPT, 30))[1][2] is None
+    assert (
+        compared(
+            run(navigation(n_run=1, n_tol=1, clusters=9, main=2, ranked=10), Planted(LETTERS, rule=falling), PROMPT, 30)
+        )[1][2]
+        is None
+    )
 
 
 LONG_AND_SHORT = torch.tensor([[1.0, 0.0], [1.0, 0.3], [0.0, 10.0], [1.0, 10.0]])
@@ -209,7 +239,9 @@ def test_keys_are_alike_by_their_direction_however_long_they_are(monkeypatch):
 def test_main_clusters_of_all_tokens_would_leave_nothing_elsewhere(monkeypatch):
     """A comparison that takes the clusters of every token for the main ones is none."""
     monkeypatch.setattr(keys.Atlas, "main", lambda atlas, count: set(atlas.cluster))
-    assert compared(run(navigation(n_run=1, n_tol=1, clusters=9, main=2, ranked=10), Planted(LETTERS, rule=falling), PROMPT, 30))[1] == [0, None, None]
+    assert compared(
+        run(navigation(n_run=1, n_tol=1, clusters=9, main=2, ranked=10), Planted(LETTERS, rule=falling), PROMPT, 30)
+    )[1] == [0, None, None]
 
 
 def test_two_tokens_with_the_same_key_have_the_same_score_after_every_prompt_and_one_cluster():
@@ -250,7 +282,10 @@ def test_groups_that_lie_apart_are_the_clusters():
 
 def test_a_plane_keeps_distances_that_lie_in_it_and_a_query_points_to_what_it_scores_high():
     generator = torch.Generator().manual_seed(2)
-    flat, turn = torch.randn(30, 2, generator=generator) * torch.tensor([3.0, 1.0]), torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q
+    flat, turn = (
+        torch.randn(30, 2, generator=generator) * torch.tensor([3.0, 1.0]),
+        torch.linalg.qr(torch.randn(8, 8, generator=generator)).Q,
+    )
     head = flat @ turn[:2] + 1.0
     plane = keys.Plane.through(head)
     places = torch.tensor(plane.places(head))
@@ -264,7 +299,9 @@ def test_a_plane_keeps_distances_that_lie_in_it_and_a_query_points_to_what_it_sc
 def test_keys_are_drawn_once_each_tried_one_is_crossed_out_and_each_query_has_an_arrow(navigate):
     told = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
     first, *queries = [event.data for event in told.of(Figure) if event.shape == "points"]
-    assert sorted(point[2] for point in first["points"]) == sorted(LETTERS) and not any(point[4] for point in first["points"])
+    assert sorted(point[2] for point in first["points"]) == sorted(LETTERS) and not any(
+        point[4] for point in first["points"]
+    )
     assert [point[2] for data in queries for point in data["points"] if point[4]] == tried_of(told)
     arrows = [tuple(data["path"][0]) for data in queries]
     assert [arrow[2] for arrow in arrows] == ["query 1", "query 2", "query 3"]
@@ -272,8 +309,13 @@ def test_keys_are_drawn_once_each_tried_one_is_crossed_out_and_each_query_has_an
 
 
 def test_without_clusters_no_keys_are_drawn_and_the_same_is_found():
-    with_, without = (run(navigation(n_run=3, n_tol=2, clusters=clusters), TableModel(LETTERS, seed=4), PROMPT, 60) for clusters in (4, 0))
-    assert [event for event in with_.of(Figure) if event.shape == "points"] and not [event for event in without.of(Figure) if event.shape == "points"]
+    with_, without = (
+        run(navigation(n_run=3, n_tol=2, clusters=clusters), TableModel(LETTERS, seed=4), PROMPT, 60)
+        for clusters in (4, 0)
+    )
+    assert [event for event in with_.of(Figure) if event.shape == "points"] and not [
+        event for event in without.of(Figure) if event.shape == "points"
+    ]
     assert with_.texts() == without.texts() and answers_of(with_) == answers_of(without)
 
 
@@ -296,7 +338,9 @@ def voted(model: TableModel, count: int, path: int, cue: str = CUE) -> tuple[lis
         tried.append(first)
         ways.append("".join(model.letters[token] for token in greedily(model, clean, first, "#", path)).split("#")[0])
         after = [*clean, *spell(f"{ways[-1]}\n{cue}")]
-        said = "".join(model.letters[token] for token in greedily(model, after, ordered(model, after)[0], '"', 8)).split('"')[0]
+        said = "".join(
+            model.letters[token] for token in greedily(model, after, ordered(model, after)[0], '"', 8)
+        ).split('"')[0]
         numbers.append("".join(letter for letter in said if letter.isdigit()))
     return ways, numbers
 
@@ -316,7 +360,12 @@ def test_ways_are_tried_and_vote_as_by_the_book(cue):
 
 
 def test_most_votes_win_of_equals_the_first_and_a_way_without_a_number_has_none():
-    assert winner(["7", "8", "", "8"]) == 1 and winner(["7", "8"]) == 0 and winner(["", "", "5"]) == 2 and winner(["", ""]) == 0
+    assert (
+        winner(["7", "8", "", "8"]) == 1
+        and winner(["7", "8"]) == 0
+        and winner(["", "", "5"]) == 2
+        and winner(["", ""]) == 0
+    )
 
 
 # --- on networks ---
@@ -327,8 +376,12 @@ def test_what_is_kept_reads_as_if_it_had_been_written_without_a_search(architect
     told = run(navigation(n_run=2, n_tol=3, longest=6), model, prompt, 24)
     text = told.texts()[0]
     assert text
-    rows = model.forward([Work(model.new_store(), [*prompt, *text], list(range(-1, 2 + len(text))))])[0][0].log_softmax(-1)
-    assert told.lane.main.logprobs == pytest.approx([float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6)
+    rows = model.forward([ForwardInput(model.new_store(), [*prompt, *text], list(range(-1, 2 + len(text))))])[0][
+        0
+    ].log_softmax(-1)
+    assert told.lane.main.logprobs == pytest.approx(
+        [float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6
+    )
 
 
 def test_ranks_are_places_from_one_and_of_equals_the_lower_id_comes_first():

@@ -1,4 +1,6 @@
-"""A draft with tokens of its own: what it guesses in its letters is translated into the target's, and the target's law stays."""
+"""A draft with tokens of its own: what it guesses in its letters is translated into the target's, and the target's law
+stays.
+"""
 from __future__ import annotations
 
 import copy
@@ -14,7 +16,7 @@ from tables import Enumerating, Law, Letters, TableModel, distance, product_law
 from toys import byte_tokenizer, sentencepiece_tokenizer
 
 from playground.contract import Decoder, Drafter, find, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.cross_tokenizer import Lexicon
 from playground.decoding.lane import Lane
@@ -31,15 +33,15 @@ from playground.ui.model_menu import drafts
 from strategies.speculative.omnidraft import Spellings
 
 AT_ONE = ("temperature", {"t": 1.0})
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [AT_ONE])
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [AT_ONE])
 EXACT, WRONG = 1e-9, 1e-3
 
 
-def guessing(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejection", **knobs) -> Recipe:
-    return Recipe("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
+def guessing(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejection", **knobs) -> LaneConfig:
+    return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
-def at_rest(make_recipe: Callable[..., Recipe]) -> list[Collapse]:
+def at_rest(make_recipe: Callable[..., LaneConfig]) -> list[Collapse]:
     return [Collapse(make_recipe(), GREEDY), Collapse(make_recipe(AT_ONE), MODEL)]
 
 
@@ -47,8 +49,11 @@ CHAIN = guessing("draft_model", AT_ONE, depth=3)
 
 
 COLLAPSES = {
-    "omnidraft": [*at_rest(lambda *added: guessing("omnidraft", *added, depth=0)), Collapse(guessing("omnidraft", AT_ONE, depth=3), CHAIN),
-                  Collapse(guessing("omnidraft", AT_ONE, depth=3, longest=1), CHAIN)],
+    "omnidraft": [
+        *at_rest(lambda *added: guessing("omnidraft", *added, depth=0)),
+        Collapse(guessing("omnidraft", AT_ONE, depth=3), CHAIN),
+        Collapse(guessing("omnidraft", AT_ONE, depth=3, longest=1), CHAIN),
+    ],
 }
 
 
@@ -70,7 +75,11 @@ class Pieces(Letters):
     def encode(self, text: str) -> list[int]:
         found = []
         while text:
-            piece = max((p for p in self.letters if text.startswith(p) and self.letters.index(p) not in self.ends), key=len, default="")
+            piece = max(
+                (p for p in self.letters if text.startswith(p) and self.letters.index(p) not in self.ends),
+                key=len,
+                default="",
+            )
             found += [self.letters.index(piece)] if piece else []
             text = text[len(piece) or 1:]
         return found
@@ -88,8 +97,16 @@ def strangers(seed: int = 0, ends: bool = False) -> dict[str, TableModel]:
             "draft": speaking([*["!"] * ends, "b", "a", "ba"], "!" * ends, seed=seed + 1)}
 
 
-def between(lane: Recipe | Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating | None = None) -> Iterator[tuple[Lane, list]]:
-    """Run one lane whose draft reads the prompt in its own tokens, and look at it after each request, with what was told."""
+def between(
+    lane: LaneConfig | Assembly,
+    models: dict,
+    prompt: list[int],
+    limits: Limits,
+    draws: Draws | Enumerating | None = None,
+) -> Iterator[tuple[Lane, list]]:
+    """Run one lane whose draft reads the prompt in its own tokens, and look at it after each request, with what was
+    told.
+    """
     assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
     spelled = models["draft"].tokens.encode("".join(map(models["target"].tokens.piece, prompt)))
     lane = Lane(prompt, models, assembly, limits, Recorder(models["target"].tokens), {"draft": spelled})
@@ -101,12 +118,12 @@ def between(lane: Recipe | Assembly, models: dict, prompt: list[int], limits: Li
         yield lane, told
 
 
-def crossed(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> tuple[Lane, list[Event]]:
+def crossed(lane: LaneConfig | Assembly, models: dict, prompt: list[int], length: int) -> tuple[Lane, list[Event]]:
     seen = list(between(lane, models, prompt, Limits(0, length)))
     return seen[-1][0], [event for _, told in seen for event in told]
 
 
-def law_between(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> Law:
+def law_between(lane: LaneConfig | Assembly, models: dict, prompt: list[int], length: int) -> Law:
     draws, found = Enumerating(), defaultdict(float)
     for course, _ in enumerate(draws.runs()):
         assert course < 50_000, "this law would take too long to sum"
@@ -141,7 +158,9 @@ class DraftsTheLongestRunAlone(Nested):
 
 
 class InPlace(Knowing):
-    """The paper's own rule: the merged guess replaces the first of its run, judged by the product of the chances along it."""
+    """The paper's own rule: the merged guess replaces the first of its run, judged by the product of the chances along
+    it.
+    """
 
     def woven(self, run):
         tree, self._runs, at, parent = TokenTree(run.source, run.drawn), [], 0, ROOT
@@ -166,7 +185,8 @@ class MergedFirst(Knowing):
 
 
 def nearly_certain() -> dict[str, TableModel]:
-    """Few courses of chance: the draft says "ab" for certain, then draws; the target draws two tokens, then writes "a"."""
+    """Few courses of chance: the draft says "ab" for certain, then draws; the target draws two tokens, then writes "a".
+    """
     even, a, b = ([0.5, 0.5], [0.0, 1.0], [1.0, 0.0])
 
     def draft(context):
@@ -247,7 +267,10 @@ def agreeing() -> dict[str, TableModel]:
 def test_a_run_that_spells_a_token_of_the_target_is_learned_and_guessed_from_then_on():
     lane, told = crossed(guessing("omnidraft", depth=4), agreeing(), [0, 1], 9)
     assert lane.tokens[2:] == [2] * 9
-    firsts, verdicts = [[draft.tokens[:1], draft.parents.count(-1)] for draft in told if isinstance(draft, Draft)], [e for e in told if isinstance(e, Verdict)]
+    firsts, verdicts = (
+        [[draft.tokens[:1], draft.parents.count(-1)] for draft in told if isinstance(draft, Draft)],
+        [e for e in told if isinstance(e, Verdict)],
+    )
     assert firsts[0] == [[0], 1] and firsts[1] == [[0], 2], "the first round knows no spelling, the second does"
     assert [len(verdict.kept) for verdict in verdicts[:3]] == [0, 2, 2]
     assert figures(told, "spellings that are known")[-1]["series"] == {"spellings": 1}
@@ -292,7 +315,11 @@ def test_after_every_request_the_draft_has_read_the_same_text_in_its_own_tokens(
             if "draft" not in lane._streams:
                 continue
             stream = lane.stream("draft")
-            read = list(map(int, stream.store.keys[0].rows[0, :stream.store.length, 0].tolist())) if stream.store.length else []
+            read = (
+                list(map(int, stream.store.keys[0].rows[0, : stream.store.length, 0].tolist()))
+                if stream.store.length
+                else []
+            )
             whole = "".join(ours[token] for token in lane.tokens)
             assert whole.startswith("".join(theirs[token] for token in read))
             assert "".join(theirs[token] for token in [*read, *stream.unread()]) == whole
@@ -307,9 +334,15 @@ def test_the_draft_is_not_asked_within_a_letter():
     assert len(script) > 3, "the letter is to have several tokens"
 
     def rule(context):
-        return torch.nn.functional.one_hot(torch.tensor(script[min(len(context), len(script)) - 1]), len(ours)).double() * 9
+        return (
+            torch.nn.functional.one_hot(torch.tensor(script[min(len(context), len(script)) - 1]), len(ours)).double()
+            * 9
+        )
 
-    models, places = {"target": TableModel(tokenizer=ours, rule=rule), "draft": TableModel(tokenizer=theirs, seed=1)}, []
+    models, places = (
+        {"target": TableModel(tokenizer=ours, rule=rule), "draft": TableModel(tokenizer=theirs, seed=1)},
+        [],
+    )
     for lane, told in between(guessing("omnidraft"), models, ours("a")["input_ids"], Limits(0, 9)):
         places += [lane.generated for event in told if isinstance(event, Draft)]
     assert lane.text == "é!" and lane.reason == "end"
@@ -318,7 +351,9 @@ def test_the_draft_is_not_asked_within_a_letter():
 
 
 class GoesBack(Decoder):
-    """Writes four tokens, lets the draft read them, takes some back and asks the draft once more, each time for the row after the text."""
+    """Writes four tokens, lets the draft read them, takes some back and asks the draft once more, each time for the row
+    after the text.
+    """
 
     needs, translates = ("draft",), True
 
@@ -346,9 +381,14 @@ def test_after_the_text_went_back_the_draft_thinks_what_it_thinks_of_the_shorter
         ours, theirs = models["target"].tokens, models["draft"].tokens
         list(between(Assembly(decoder), models, [0, 1], Limits(0, 9)))
         for tokens, row in decoder.rows:
-            read = theirs.encode("".join(ours.letters[token] for token in tokens[:2])) + theirs.encode("".join(ours.letters[token] for token in tokens[2:]))
+            read = theirs.encode("".join(ours.letters[token] for token in tokens[:2])) + theirs.encode(
+                "".join(ours.letters[token] for token in tokens[2:])
+            )
             scores = models["draft"].scores(tuple(read))
-            expected = [float(scores[theirs.letters.index(letter)]) if letter in theirs.letters else float("-inf") for letter in ours.letters]
+            expected = [
+                float(scores[theirs.letters.index(letter)]) if letter in theirs.letters else float("-inf")
+                for letter in ours.letters
+            ]
             assert row.tolist() == expected
 
 
@@ -363,7 +403,9 @@ def test_of_tokens_that_spell_the_same_the_one_that_is_written_is_the_partner():
     assert back.ours[without.convert_tokens_to_ids("a")] == name("a")
 
 
-@pytest.mark.parametrize("ours, theirs", [(byte_tokenizer(20), sentencepiece_tokenizer()), (sentencepiece_tokenizer(), byte_tokenizer(20))])
+@pytest.mark.parametrize(
+    "ours, theirs", [(byte_tokenizer(20), sentencepiece_tokenizer()), (sentencepiece_tokenizer(), byte_tokenizer(20))]
+)
 def test_tokenizers_that_treat_spaces_in_their_own_ways_read_the_same_text(ours, theirs):
     names = {"a", "b", "c", "ab", "\u2581", "\u2581a", "\u0120"}
     wanted = [token for token in range(len(ours)) if ours.convert_ids_to_tokens(token) in names]
@@ -384,7 +426,10 @@ def test_an_end_of_the_drafts_stands_for_an_end_of_the_targets():
     def ending(place):
         return lambda context: torch.nn.functional.one_hot(torch.tensor(place), 3).double() * 9
 
-    models = {"target": speaking(["a", "b", "."], ".", rule=ending(2)), "draft": speaking(["!", "b", "a"], "!", rule=ending(0))}
+    models = {
+        "target": speaking(["a", "b", "."], ".", rule=ending(2)),
+        "draft": speaking(["!", "b", "a"], "!", rule=ending(0)),
+    }
     lane, told = crossed(guessing("omnidraft"), models, [0], 5)
     assert lane.tokens == [0, 2] and lane.reason == "end"
     assert [event.tokens for event in told if isinstance(event, Draft)] == [[2]]
@@ -414,10 +459,16 @@ def test_under_a_grammar_the_law_is_the_targets_among_what_is_legal():
 def test_networks_with_different_tokenizers_write_what_the_target_writes_alone(architecture):
     target = pair(architecture).target
     models = Models(target, Model(network(architecture), byte_tokenizer(20), "another"))
-    session = prepare(models, [GREEDY, guessing("omnidraft"), guessing("omnidraft", ("regex", {"pattern": "[a-z ]{3,9}"}))], Prompt("The green bird"),
-                      Limits(0, 16))
+    session = prepare(
+        models,
+        [GREEDY, guessing("omnidraft"), guessing("omnidraft", ("regex", {"pattern": "[a-z ]{3,9}"}))],
+        Prompt("The green bird"),
+        Limits(0, 16),
+    )
     told = [stamped for stamped in session]
-    plain, crossed_ = ([token for s in told if s.lane == lane and s.event.kind == "commit" for token in s.event.ids] for lane in (0, 1))
+    plain, crossed_ = (
+        [token for s in told if s.lane == lane and s.event.kind == "commit" for token in s.event.ids] for lane in (0, 1)
+    )
     assert plain == crossed_ and len(set(plain)) > 3
     assert isinstance(told[-1].event, Done) and check(session.trace) == []
     assert any(isinstance(s.event, Forward) and s.event.stream == "draft" for s in told)
@@ -425,7 +476,7 @@ def test_networks_with_different_tokenizers_write_what_the_target_writes_alone(a
 
 # --- who may use such a draft ---
 
-def ends_of(models: Models, *recipes: Recipe) -> list[Event]:
+def ends_of(models: Models, *recipes: LaneConfig) -> list[Event]:
     session = prepare(models, list(recipes), Prompt("ab"), Limits(0, 4))
     last = {stamped.lane: stamped.event for stamped in session}
     return [last[lane] for lane in range(len(recipes))]
@@ -433,18 +484,24 @@ def ends_of(models: Models, *recipes: Recipe) -> list[Event]:
 
 def test_a_draft_with_other_tokens_is_refused_to_who_cannot_translate_it_and_to_nobody_else():
     drafters = [guessing(cls.name) for cls in registered("drafter") if "draft" in cls.needs]
-    others = [Recipe("greedy"), guessing("prompt_lookup"), Recipe("ead")]
+    others = [LaneConfig("greedy"), guessing("prompt_lookup"), LaneConfig("ead")]
     for recipe, end in zip([*drafters, *others], ends_of(Models(*strangers().values()), *drafters, *others)):
         parts = [find(name) for name in (recipe.strategy, *(name for name, _ in recipe.extras))]
         bound = [cls.name for cls in parts if "draft" in cls.needs and not cls.translates]
         assert isinstance(end, Failed) == bool(bound), title(recipe)
         if bound:
-            assert f"which {bound[0]} cannot translate" in end.message and "omnidraft" in end.message and end.message.endswith(".")
+            assert (
+                f"which {bound[0]} cannot translate" in end.message
+                and "omnidraft" in end.message
+                and end.message.endswith(".")
+            )
 
 
 def test_one_that_shares_the_tokens_is_refused_to_nobody():
     models = Models(TableModel("abc"), TableModel("abc", seed=1))
-    assert models.differences == "" and all(isinstance(end, Done) for end in ends_of(models, guessing("draft_model"), guessing("omnidraft")))
+    assert models.differences == "" and all(
+        isinstance(end, Done) for end in ends_of(models, guessing("draft_model"), guessing("omnidraft"))
+    )
 
 
 def test_models_without_a_token_in_common_are_refused():

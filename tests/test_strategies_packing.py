@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from playground.algorithms.kv_cache.quantization import Quantised, fitting, pack_bits, quantise, unpack_bits
 from playground.contract import make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -25,16 +25,24 @@ ADDED = [(replace(plain, extras=[*plain.extras, ("kivi", {"residual": 1024})]), 
 COLLAPSES = {"kivi": [Collapse(lane, plain) for lane, plain in ADDED if can_be_had(lane)]}
 
 
-def rows(heads: int = 2, count: int = 24, d: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def rows(
+    heads: int = 2, count: int = 24, d: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
     return torch.randn(heads, count, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 # --- bits in bytes ---
 
-@pytest.mark.parametrize("codes, bits, packed", [
-    ([1, 2, 3, 0], 2, [0b00111001]), ([1, 2, 3, 0, 2], 2, [0b00111001, 0b10]), ([9, 4], 4, [0x49]), ([200, 7], 8, [200, 7]),
-    ([1, 0, 1], 1, [0b101]),
-])
+@pytest.mark.parametrize(
+    "codes, bits, packed",
+    [
+        ([1, 2, 3, 0], 2, [0b00111001]),
+        ([1, 2, 3, 0, 2], 2, [0b00111001, 0b10]),
+        ([9, 4], 4, [0x49]),
+        ([200, 7], 8, [200, 7]),
+        ([1, 0, 1], 1, [0b101]),
+    ],
+)
 def test_codes_share_bytes_the_first_in_the_lowest_bits(codes, bits, packed):
     assert pack_bits(torch.tensor(codes, dtype=torch.uint8), bits).tolist() == packed
 
@@ -105,7 +113,9 @@ def test_rows_packed_one_after_another_are_read_as_if_packed_together():
         assert torch.equal(parts[0].then(parts[1]).then(parts[2]).unpack(), quantise(written, 4, axis, 8).unpack())
 
 
-@pytest.mark.parametrize("whole, wanted, size", [(64, 32, 32), (80, 32, 20), (24, 32, 24), (8, 32, 8), (7, 4, 1), (7, 32, 7)])
+@pytest.mark.parametrize(
+    "whole, wanted, size", [(64, 32, 32), (80, 32, 20), (24, 32, 24), (8, 32, 8), (7, 4, 1), (7, 32, 7)]
+)
 def test_groups_shrink_until_they_divide_what_they_are_groups_of(whole, wanted, size):
     assert fitting(whole, wanted) == size
 
@@ -128,7 +138,9 @@ def models(architecture: str = "llama") -> dict:
 
 def course(policy: Kivi, decoder: str = "greedy", architecture: str = "llama") -> list[Held]:
     found = []
-    for lane in watch(Assembly(make(decoder), cache_policy=policy), models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)):
+    for lane in watch(
+        Assembly(make(decoder), cache_policy=policy), models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)
+    ):
         if lane.generated:
             store = lane.target.store
             found.append(Held(store.length, store.keys[1].packed, store.values[1].packed))
@@ -184,12 +196,16 @@ class LevelsAreCutOff(Kivi):
         axis = 1 if part == "keys" else 2
         groups = rows.unflatten(axis, (-1, 8))
         half = (groups.amax(axis + 1, keepdim=True) - groups.amin(axis + 1, keepdim=True)) / 6
-        coded = super().encode(part, (groups - half).clamp(min=groups.amin(axis + 1, keepdim=True)).flatten(axis, axis + 1), None)
+        coded = super().encode(
+            part, (groups - half).clamp(min=groups.amin(axis + 1, keepdim=True)).flatten(axis, axis + 1), None
+        )
         return packed.then(coded) if packed else coded
 
 
 def read_back(policy: Kivi, part: str, written: torch.Tensor, prompt: int) -> tuple[int, torch.Tensor]:
-    """How many rows [heads, n, d] are packed once they were written one after another behind a prompt, and what is read of those."""
+    """How many rows [heads, n, d] are packed once they were written one after another behind a prompt, and what is read
+    of those.
+    """
     packed, count = None, 0
     for length in range(prompt, written.shape[1] + 1):
         more = policy.due(part, length - count)
@@ -199,7 +215,8 @@ def read_back(policy: Kivi, part: str, written: torch.Tensor, prompt: int) -> tu
 
 
 def groups_of(part: str, head: torch.Tensor, size: int) -> list[tuple[slice | int, slice | int]]:
-    """Where the groups of a head [n, d] lie: `size` tokens of a channel of keys, `size` channels of a token's values."""
+    """Where the groups of a head [n, d] lie: `size` tokens of a channel of keys, `size` channels of a token's values.
+    """
     tokens, channels = head.shape
     if part == "keys":
         return [(slice(at, at + size), channel) for channel in range(channels) for at in range(0, tokens, size)]
@@ -207,7 +224,9 @@ def groups_of(part: str, head: torch.Tensor, size: int) -> list[tuple[slice | in
 
 
 def check_kivi(policy: type[Kivi]) -> None:
-    """Every number is read as the nearest of the four levels that divide its group evenly, and the recent ones are not packed."""
+    """Every number is read as the nearest of the four levels that divide its group evenly, and the recent ones are not
+    packed.
+    """
     written = rows(2, 37, 16) + 6 * rows(2, 1, 16, seed=3)  # channels with a level of their own
     for part, expected in (("keys", 32), ("values", 29)):
         count, read = read_back(policy(bits="2", group=8, residual=8), part, written, prompt=20)
@@ -226,7 +245,11 @@ def test_packed_numbers_are_the_nearest_of_evenly_spaced_levels_of_their_group()
 
 
 @pytest.mark.refuses("kivi")
-@pytest.mark.parametrize("wrong", [KeysByTheToken, ValuesWaitForABlock, RecentValuesArePackedToo, LevelsAreCutOff], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "wrong",
+    [KeysByTheToken, ValuesWaitForABlock, RecentValuesArePackedToo, LevelsAreCutOff],
+    ids=lambda cls: cls.__name__,
+)
 def test_a_wrong_quantised_cache_is_found_out(wrong):
     with pytest.raises(AssertionError):
         check_kivi(wrong)
@@ -236,20 +259,26 @@ def test_a_wrong_quantised_cache_is_found_out(wrong):
 def test_memory_falls_as_the_formula_says_and_the_pools_give_it_back(bits, group, residual):
     knobs = dict(bits=bits, group=group, residual=residual)
     text = "The green bird sings, and the red fox listens. " * 3
-    recipes = Recipe("greedy"), Recipe("greedy", {}, [("kivi", knobs)])
+    recipes = LaneConfig("greedy"), LaneConfig("greedy", {}, [("kivi", knobs)])
     full, packed = (prepare(pair("gpt2"), [recipe], Prompt(text), Limits(max_new_tokens=12)) for recipe in recipes)
-    caches, baseline = ([stamped.event for stamped in session if isinstance(stamped.event, Cache)] for session in (packed, full))
+    caches, baseline = (
+        [stamped.event for stamped in session if isinstance(stamped.event, Cache)] for session in (packed, full)
+    )
     for cache, plain in zip(caches, baseline):
         assert cache.packed == cache.length - cache.length % residual
         assert plain.bytes == 2 * cache.layers * cache.heads * cache.length * 64
         assert cache.bytes == cache.layers * cache.heads * reckoned(cache.length, int(bits), group, residual)
     assert caches[0].bytes < baseline[0].bytes / 2 and len(caches) == len(baseline) == 13
-    capacities = [sum(pool.rows.nbytes for pool in session._runners[0].lane.target.store.keys) for session in (packed, full)]
+    capacities = [
+        sum(pool.rows.nbytes for pool in session._runners[0].lane.target.store.keys) for session in (packed, full)
+    ]
     assert capacities[0] < capacities[1]
 
 
 def reckoned(length: int, bits: int, group: int, residual: int) -> int:
-    """Bytes of one head of 8 channels of 8 bytes: rows as written, codes, and two constants of two bytes for each group."""
+    """Bytes of one head of 8 channels of 8 bytes: rows as written, codes, and two constants of two bytes for each
+    group.
+    """
     exact = length % residual + residual
     keys, values = length - length % residual, length - residual
     constants = keys // fitting(residual, group) * 8 + values * 8 // min(group, 8)

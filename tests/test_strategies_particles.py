@@ -12,13 +12,13 @@ from test_strategies_search import run
 from toys import byte_tokenizer
 
 from playground.contract import find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.events import Branches, Figure, Forward
 
 EXACT, WRONG = 1e-9, 1e-3
@@ -43,7 +43,7 @@ def coins(tosses: int, ones: float = 0.5) -> TableModel:
     return TableModel(tokenizer=TOKENIZER, rule=scores)
 
 
-def steered(recipe: Recipe, model: TableModel, draws, length: int = 12) -> Lane:
+def steered(recipe: LaneConfig, model: TableModel, draws, length: int = 12) -> Lane:
     """One lane to its end, and what it told."""
     assembly = assemble(recipe)
     lane = Lane([START], {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens))
@@ -57,7 +57,7 @@ def steered(recipe: Recipe, model: TableModel, draws, length: int = 12) -> Lane:
 class Witness:
     """The strategy with its last population looked at."""
 
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: LaneConfig):
         self.assembly = assemble(recipe)
         self.mean = find("smc").decode.__globals__["mean"]
 
@@ -77,8 +77,9 @@ class Witness:
         return tuple(lane.main.written), seen[-1]
 
 
-def weighed_law(recipe: Recipe, model: TableModel, length: int = 8) -> Law:
-    """E[mean weight, where the answer is y] for every y: exactly the model's own chance of y if the weights are right."""
+def weighed_law(recipe: LaneConfig, model: TableModel, length: int = 8) -> Law:
+    """E[mean weight, where the answer is y] for every y: exactly the model's own chance of y if the weights are right.
+    """
     witness, draws, found = Witness(recipe), Enumerating(), defaultdict(float)
     for _ in draws.runs():
         text, weight = witness.run(model, draws, length)
@@ -98,7 +99,7 @@ def legal_chances(ones: float) -> Law:
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("particles", [1, 2])
 def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, threshold):
-    found = weighed_law(Recipe("smc", {"particles": particles, "threshold": threshold}, [SKEWED]), coins(2, 0.3))
+    found = weighed_law(LaneConfig("smc", {"particles": particles, "threshold": threshold}, [SKEWED]), coins(2, 0.3))
     assert distance(found, legal_chances(0.3)) < EXACT
 
 
@@ -126,13 +127,17 @@ def test_weights_that_are_wrong_are_found_out(wrong, monkeypatch):
             return choice
 
         monkeypatch.setattr(smc, "_step", blind)
-    found = weighed_law(Recipe("smc", {"particles": 2, "threshold": 1.0}, [SKEWED]), coins(2, 0.3))
+    found = weighed_law(LaneConfig("smc", {"particles": 2, "threshold": 1.0}, [SKEWED]), coins(2, 0.3))
     assert distance(found, legal_chances(0.3)) > WRONG
 
 
 def zeros(particles: int, threshold: float) -> float:
     """Probability that the answer is 00, of all that is legal of two fair coins."""
-    recipe, draws, found = Recipe("smc", {"particles": particles, "threshold": threshold}, [SKEWED]), Enumerating(), 0.0
+    recipe, draws, found = (
+        LaneConfig("smc", {"particles": particles, "threshold": threshold}, [SKEWED]),
+        Enumerating(),
+        0.0,
+    )
     for _ in draws.runs():
         text = steered(recipe, coins(2), draws).text
         found += draws.weight * (text == "00")
@@ -148,24 +153,35 @@ def test_one_text_is_drawn_as_under_a_plain_mask_and_more_come_nearer_to_what_th
 
 
 def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_anew():
-    lane = steered(Recipe("smc", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0))
-    figures = [event.data["series"]["texts that count"] for event in lane.told if isinstance(event, Figure) and event.name == "effective number of texts"]
-    assert figures == pytest.approx([5.0] * 4) and not [event for event in lane.told if isinstance(event, Branches) and event.dropped]
+    lane = steered(
+        LaneConfig("smc", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0)
+    )
+    figures = [
+        event.data["series"]["texts that count"]
+        for event in lane.told
+        if isinstance(event, Figure) and event.name == "effective number of texts"
+    ]
+    assert figures == pytest.approx([5.0] * 4) and not [
+        event for event in lane.told if isinstance(event, Branches) and event.dropped
+    ]
 
 
 def test_a_text_drawn_anew_reads_on_as_if_it_had_been_alone():
     """On a real network: rows of copies are those of the whole text read from scratch."""
-    model, recipe = pair("llama").target, Recipe("smc", {"particles": 6, "threshold": 1.0}, [("regex", {"pattern": "(ab|cd|efg){2,9}"})])
+    model, recipe = (
+        pair("llama").target,
+        LaneConfig("smc", {"particles": 6, "threshold": 1.0}, [("regex", {"pattern": "(ab|cd|efg){2,9}"})]),
+    )
     told = run(recipe, model, [54, 71, 9], 10, seed=4)
     assert any(event.dropped for event in told.of(Branches)), "nothing was drawn anew, so this says nothing"
     text = told.texts()[0]
     store = model.new_store()
     tokens = [54, 71, 9, *text]
-    rows = model.forward([Work(store, tokens, list(range(-1, len(tokens) - 1)))])[0][0].log_softmax(-1)
+    rows = model.forward([ForwardInput(store, tokens, list(range(-1, len(tokens) - 1)))])[0][0].log_softmax(-1)
     expected = [float(rows[2 + i, token]) for i, token in enumerate(text)]
     assert told.lane.main.logprobs == pytest.approx(expected, abs=1e-6)
 
 
 def test_all_forwards_of_a_step_are_one():
-    lane = steered(Recipe("smc", {"particles": 7}, [("regex", {"pattern": "0{3}|1[01]{2}"})]), coins(3), Draws(1))
+    lane = steered(LaneConfig("smc", {"particles": 7}, [("regex", {"pattern": "0{3}|1[01]{2}"})]), coins(3), Draws(1))
     assert len([event for event in lane.told if isinstance(event, Forward)]) == len(lane.main.written)

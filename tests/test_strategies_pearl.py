@@ -14,7 +14,7 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, tables
 
 from playground.algorithms.speculative.drafting import new_tree
 from playground.contract import Verifier, find
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
@@ -23,17 +23,22 @@ from playground.trace.result import Result
 from playground.trace.validate import check
 
 
-def pearl(*samplers: tuple[str, dict], **knobs) -> Recipe:
-    return Recipe("pearl", knobs, list(samplers))
+def pearl(*samplers: tuple[str, dict], **knobs) -> LaneConfig:
+    return LaneConfig("pearl", knobs, list(samplers))
 
 
 COLLAPSES = {
-    "pearl": [Collapse(pearl(gamma=0), GREEDY), Collapse(pearl(AT_ONE, gamma=0), MODEL), Collapse(pearl(AT_ONE, gamma=3, pre=False, post=False), CHAIN),
-              Collapse(pearl(at_once="always"), pearl()), Collapse(pearl(AT_ONE, gamma=3, at_once="always"), pearl(AT_ONE, gamma=3))],
+    "pearl": [
+        Collapse(pearl(gamma=0), GREEDY),
+        Collapse(pearl(AT_ONE, gamma=0), MODEL),
+        Collapse(pearl(AT_ONE, gamma=3, pre=False, post=False), CHAIN),
+        Collapse(pearl(at_once="always"), pearl()),
+        Collapse(pearl(AT_ONE, gamma=3, at_once="always"), pearl(AT_ONE, gamma=3)),
+    ],
 }
 
 
-def steps(models: dict, recipe: Recipe, length: int = 40) -> tuple[list[Draft], list[Verdict], list]:
+def steps(models: dict, recipe: LaneConfig, length: int = 40) -> tuple[list[Draft], list[Verdict], list]:
     session = prepare(Models(models["target"], models["draft"]), [recipe], Prompt("abc"), Limits(0, length))
     events = [stamped.event for stamped in session]
     return of(Draft, events), of(Verdict, events), events
@@ -42,8 +47,12 @@ def steps(models: dict, recipe: Recipe, length: int = 40) -> tuple[list[Draft], 
 def agreeing(share: int, ends: str = "") -> dict[str, TableModel]:
     """A draft that says what the target says in all places but every `share`-th."""
     certain = torch.eye(4, dtype=torch.float64) * 50
-    return {"target": TableModel("abcd", ends, rule=lambda context: certain[len(context) % 3]),
-            "draft": TableModel("abcd", ends, rule=lambda context: certain[3 if len(context) % share == 0 else len(context) % 3])}
+    return {
+        "target": TableModel("abcd", ends, rule=lambda context: certain[len(context) % 3]),
+        "draft": TableModel(
+            "abcd", ends, rule=lambda context: certain[3 if len(context) % share == 0 else len(context) % 3]
+        ),
+    }
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])
@@ -65,7 +74,9 @@ def test_with_a_draft_that_is_always_wrong_every_token_costs_a_pass_of_the_targe
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
 def test_pending_are_none_or_all_guesses_of_a_step_but_the_first(gamma, samplers):
-    """Seen from the text: the draft reads what is pending again, with the end of the text, in the pass that makes the next guess."""
+    """Seen from the text: the draft reads what is pending again, with the end of the text, in the pass that makes the
+    next guess.
+    """
     pending, session = set(), prepare(pair(), [pearl(*samplers, gamma=gamma)], Prompt("The green bird"), Limits(0, 40))
     while not session.finished:
         lane = session._runners[0].lane
@@ -77,7 +88,11 @@ def test_pending_are_none_or_all_guesses_of_a_step_but_the_first(gamma, samplers
     assert pending == {0, gamma - 1}
 
 
-@pytest.mark.parametrize("knobs", [{"pre": pre, "post": post, "gamma": gamma} for pre, post, gamma in product([True, False], [True, False], [1, 4])], ids=str)
+@pytest.mark.parametrize(
+    "knobs",
+    [{"pre": pre, "post": post, "gamma": gamma} for pre, post, gamma in product([True, False], [True, False], [1, 4])],
+    ids=str,
+)
 def test_nothing_unchecked_is_in_the_text_wherever_it_is_cut(knobs):
     models = tables("abcde", ends="e", seed=3)
     whole = write(assemble(GREEDY), models, [0, 1], Limits(0, 12), Draws(0)).tokens
@@ -89,20 +104,31 @@ def test_passes_of_both_models_are_gamma_and_one_a_step():
     drafts, verdicts, events = steps(agreeing(7), pearl(gamma=3), 60)
     by_stream = {name: [event for event in of(Forward, events) if event.stream == name] for name in ("target", "draft")}
     assert len(by_stream["target"]) == len(verdicts), "the prompt's pass is the first step's"
-    assert 3 * (len(drafts) - 3) <= len(by_stream["draft"]) <= 3 * len(drafts), "the last steps have no room for three guesses"
+    assert 3 * (len(drafts) - 3) <= len(by_stream["draft"]) <= 3 * len(drafts), (
+        "the last steps have no room for three guesses"
+    )
 
 
 @pytest.mark.oracle("pearl")
-@pytest.mark.parametrize("knobs, verifier", [({"gamma": 3}, "rejection"), ({"gamma": 3}, "k_seq"), ({"gamma": 2}, "sample_match"),
-                                             ({"gamma": 2, "pre": False}, "rejection"), ({"gamma": 3, "post": False}, "rejection"),
-                                             ({"gamma": 3, "at_once": "always"}, "rejection")], ids=str)
+@pytest.mark.parametrize(
+    "knobs, verifier",
+    [
+        ({"gamma": 3}, "rejection"),
+        ({"gamma": 3}, "k_seq"),
+        ({"gamma": 2}, "sample_match"),
+        ({"gamma": 2, "pre": False}, "rejection"),
+        ({"gamma": 3, "post": False}, "rejection"),
+        ({"gamma": 3, "at_once": "always"}, "rejection"),
+    ],
+    ids=str,
+)
 def test_the_law_of_pearl_is_the_targets(knobs, verifier):
-    assert law_is_off(Recipe("pearl", knobs, [(verifier, {}), AT_ONE]), tables("ab"), 4) < EXACT
+    assert law_is_off(LaneConfig("pearl", knobs, [(verifier, {}), AT_ONE]), tables("ab"), 4) < EXACT
 
 
 @pytest.mark.parametrize("knobs", [{}, {"pre": False}], ids=str)
 def test_the_law_of_pearl_is_the_targets_where_pending_guesses_may_end_the_text(knobs):
-    assert law_is_off(Recipe("pearl", {"gamma": 2, **knobs}, [AT_ONE]), tables("ab.", ends="."), 3) < EXACT
+    assert law_is_off(LaneConfig("pearl", {"gamma": 2, **knobs}, [AT_ONE]), tables("ab.", ends="."), 3) < EXACT
 
 
 class BelievesPending(Verifier):
@@ -113,7 +139,10 @@ class BelievesPending(Verifier):
         first = pending[-1] + 1 if pending else 0
         if first == len(tree):
             return Verdict(kept=pending, token=lm.pick(rows, first - 1).token)
-        accepted = lm.flip(min(1.0, float(rows.chances(first - 1)[tree.tokens[first]] / tree.q[first][tree.tokens[first]])), rows.position(first - 1))[0]
+        accepted = lm.flip(
+            min(1.0, float(rows.chances(first - 1)[tree.tokens[first]] / tree.q[first][tree.tokens[first]])),
+            rows.position(first - 1),
+        )[0]
         return Verdict(kept=pending + [first] * accepted, token=-1 if accepted else lm.pick(rows, first - 1).token)
 
 
@@ -146,8 +175,11 @@ def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_says_that_it
     _, verdicts, events = steps(agreeing(1000), pearl(gamma=4, cost=4.0), 41)
     *_, last = figures(events, "time so far")
     count = len(verdicts)
-    assert last["series"] == {"both models at once": pytest.approx(4 * (count - 1) + 4, abs=4), "plain decoding": 4.0 * 41,
-                              "the same steps in turn": pytest.approx(8 * (count - 1) + 8, abs=8)}
+    assert last["series"] == {
+        "both models at once": pytest.approx(4 * (count - 1) + 4, abs=4),
+        "plain decoding": 4.0 * 41,
+        "the same steps in turn": pytest.approx(8 * (count - 1) + 8, abs=8),
+    }
     clocks = [event.name for event in of(Figure, events) if "clock" in event.name]
     assert clocks and all("reckoned, not measured" in name for name in clocks)
     one = figures(events, "one step")[1]
@@ -155,7 +187,10 @@ def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_says_that_it
 
 
 def test_where_one_model_waits_for_the_other_the_clock_shows_it():
-    times = {cost: figures(steps(agreeing(1000), pearl(gamma=4, cost=cost), 41)[2], "time so far")[-2]["series"] for cost in (1.0, 4.0, 16.0)}
+    times = {
+        cost: figures(steps(agreeing(1000), pearl(gamma=4, cost=cost), 41)[2], "time so far")[-2]["series"]
+        for cost in (1.0, 4.0, 16.0)
+    }
     gain = {cost: found["the same steps in turn"] / found["both models at once"] for cost, found in times.items()}
     assert gain[4.0] == pytest.approx(2) and gain[1.0] == gain[16.0] == pytest.approx(1.25)
 
@@ -176,7 +211,9 @@ class Rings(TableModel):
 
 
 class Waits(TableModel):
-    """A target whose passes last until the draft begins one after they were set out, or for so many seconds; `met` says which, pass by pass."""
+    """A target whose passes last until the draft begins one after they were set out, or for so many seconds; `met` says
+    which, pass by pass.
+    """
 
     def wait_for(self, draft: Rings, patience: float) -> Waits:
         self.draft, self.patience, self.met, self.threads = draft, patience, [], []
@@ -222,7 +259,11 @@ def test_on_one_device_or_where_it_is_told_to_the_draft_waits_for_the_target(how
     assert len(met) > 3 and not any(met) and set(threads) == {threading.main_thread()}
 
 
-@pytest.mark.parametrize("samplers", [(), (AT_ONE,), (("regex", {"pattern": "([a-c]{2} and so on; ){4}"}),)], ids=["greedy", "drawn", "forced tokens"])
+@pytest.mark.parametrize(
+    "samplers",
+    [(), (AT_ONE,), (("regex", {"pattern": "([a-c]{2} and so on; ){4}"}),)],
+    ids=["greedy", "drawn", "forced tokens"],
+)
 def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
     def told(**knobs):
         session = prepare(pair(), [pearl(*samplers, **knobs)], Prompt("The green bird"), Limits(0, 40))
@@ -231,12 +272,17 @@ def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
         return events
 
     def facts(events):
-        made = {name: [(event.tokens, event.context) for event in of(Forward, events) if event.stream == name] for name in ("target", "draft")}
+        made = {
+            name: [(event.tokens, event.context) for event in of(Forward, events) if event.stream == name]
+            for name in ("target", "draft")
+        }
         return [(event.text, event.ids) for event in of(Commit, events)], made
 
     aside, in_turn = told(at_once="always"), told(at_once="never")
     assert facts(aside) == facts(in_turn)
-    assert any(event.meanwhile > 0 for event in of(Forward, aside)) and not any(event.meanwhile for event in of(Forward, in_turn))
+    assert any(event.meanwhile > 0 for event in of(Forward, aside)) and not any(
+        event.meanwhile for event in of(Forward, in_turn)
+    )
 
 
 def test_a_lanes_clock_counts_what_it_waited_for():
@@ -257,7 +303,10 @@ class Breaks(TableModel):
 
 def test_a_pass_that_fails_aside_fails_its_lane_alone():
     models = Models(Breaks("abc", seed=1), TableModel("abc", seed=2))
-    events = [stamped for stamped in prepare(models, [pearl(at_once="always"), Recipe("greedy")], Prompt("abc"), Limits(0, 20))]
+    events = [
+        stamped
+        for stamped in prepare(models, [pearl(at_once="always"), LaneConfig("greedy")], Prompt("abc"), Limits(0, 20))
+    ]
     failed, done = [of(kind, [stamped.event for stamped in events]) for kind in (Failed, Done)]
     assert len(failed) == len(done) == 1 and "out of order" in failed[0].message
 
@@ -268,7 +317,7 @@ def test_a_lane_that_is_stopped_with_a_pass_under_way_leaves_the_model_to_others
     while not (lane := session._runners[0].lane).generated or not lane.target.store.parents:
         session.advance()
     session.stop()
-    again = prepare(models, [pearl(at_once="always"), Recipe("greedy")], Prompt("The green bird"), Limits(0, 20))
+    again = prepare(models, [pearl(at_once="always"), LaneConfig("greedy")], Prompt("The green bird"), Limits(0, 20))
     assert {stamped.event.reason for stamped in again if isinstance(stamped.event, Done)} == {"length"}
     pearls, plain = (Result(again.trace.lane(lane)).text for lane in (0, 1))
     assert pearls == plain

@@ -1,4 +1,6 @@
-"""What texts pay for repeating themselves: penalties, forbidden n-grams, DRY and momentum, against the library and counts of our own."""
+"""What texts pay for repeating themselves: penalties, forbidden n-grams, DRY and momentum, against the library and
+counts of our own.
+"""
 from __future__ import annotations
 
 import math
@@ -14,7 +16,7 @@ from transformers import NoRepeatNGramLogitsProcessor
 
 from playground.algorithms.sampling.repetition import echoes, marks, stretch
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
@@ -24,22 +26,33 @@ from playground.engine import sampling
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
-GREEDY = Recipe("greedy")
+GREEDY = LaneConfig("greedy")
 
 
-def alone(name: str, **knobs) -> Recipe:
-    return Recipe("greedy", {}, [(name, knobs)])
+def alone(name: str, **knobs) -> LaneConfig:
+    return LaneConfig("greedy", {}, [(name, knobs)])
 
 
 COLLAPSES = {
     "frequency_penalty": [Collapse(alone("frequency_penalty", penalty=0.0), GREEDY)],
-    "presence_penalty": [Collapse(alone("presence_penalty", penalty=0.0), GREEDY),
-                         Collapse(alone("presence_penalty", penalty=1.5, window=1), alone("frequency_penalty", penalty=1.5, window=1))],
+    "presence_penalty": [
+        Collapse(alone("presence_penalty", penalty=0.0), GREEDY),
+        Collapse(alone("presence_penalty", penalty=1.5, window=1), alone("frequency_penalty", penalty=1.5, window=1)),
+    ],
     "no_repeat_ngram": [Collapse(alone("no_repeat_ngram", n=0), GREEDY)],
-    "dry": [Collapse(alone("dry", multiplier=0.0), GREEDY), Collapse(alone("dry", multiplier=5.0, window=2, allowed=2), GREEDY)],
-    "momentum": [Collapse(alone("momentum", alpha=0.0), GREEDY), Collapse(alone("momentum", k=1), GREEDY),
-                 Collapse(alone("momentum", alpha=1.0, resistance="0 0 0"), GREEDY),
-                 *(Collapse(alone("momentum", k=50, alpha=1.0, resistance=f"{'0 ' * (n - 1)}2"), alone("no_repeat_ngram", n=n)) for n in (3, 4, 5))],
+    "dry": [
+        Collapse(alone("dry", multiplier=0.0), GREEDY),
+        Collapse(alone("dry", multiplier=5.0, window=2, allowed=2), GREEDY),
+    ],
+    "momentum": [
+        Collapse(alone("momentum", alpha=0.0), GREEDY),
+        Collapse(alone("momentum", k=1), GREEDY),
+        Collapse(alone("momentum", alpha=1.0, resistance="0 0 0"), GREEDY),
+        *(
+            Collapse(alone("momentum", k=50, alpha=1.0, resistance=f"{'0 ' * (n - 1)}2"), alone("no_repeat_ngram", n=n))
+            for n in (3, 4, 5)
+        ),
+    ],
 }
 
 
@@ -55,9 +68,14 @@ def apply(name: str, scores: Tensor, history: list[int], start: int = 0, **knobs
     return sampler.apply(scores[None], [history])[0]
 
 
-def run(recipe: Recipe, model: TableModel, prompt: list[int], length: int) -> tuple[list[int], list[Event]]:
+def run(recipe: LaneConfig, model: TableModel, prompt: list[int], length: int) -> tuple[list[int], list[Event]]:
     assembly = assemble(recipe)
-    runner, events = Runner(Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens)), assembly), []
+    runner, events = (
+        Runner(
+            Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens)), assembly
+        ),
+        [],
+    )
     while not runner.finished:
         events += runner.advance()
     return runner.lane.main.written, events
@@ -78,8 +96,12 @@ def ngrams(text: list[int], n: int) -> set[tuple[int, ...]]:
 
 
 def repeat(text: list[int], token: int, longest: int = 99) -> int:
-    """Tokens of the longest n-gram that a token would repeat, itself included; 0 where it is new. By scanning all n-grams."""
-    lengths = [n for n in range(1, min(longest, len(text)) + 1) if (*text[len(text) - n + 1:], token) in ngrams(text, n)]
+    """Tokens of the longest n-gram that a token would repeat, itself included; 0 where it is new. By scanning all
+    n-grams.
+    """
+    lengths = [
+        n for n in range(1, min(longest, len(text)) + 1) if (*text[len(text) - n + 1 :], token) in ngrams(text, n)
+    ]
     return max(lengths, default=0)
 
 
@@ -91,17 +113,30 @@ def test_a_token_echoes_the_longest_earlier_ngram_it_would_complete():
             assert all(length + 1 == repeat(text, token, longest + 1) for token, length in found.items())
 
 
-@pytest.mark.parametrize("text, found", [
-    ([1, 2, 3, 7, 1, 2, 3], {7: 3, 1: 0, 2: 0, 3: 0}), ([5, 5], {5: 1}), ([5], {5: 0}), ([], {}), ([1, 2, 1, 2, 1], {2: 3, 1: 0}),
-])
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        ([1, 2, 3, 7, 1, 2, 3], {7: 3, 1: 0, 2: 0, 3: 0}),
+        ([5, 5], {5: 1}),
+        ([5], {5: 0}),
+        ([], {}),
+        ([1, 2, 1, 2, 1], {2: 3, 1: 0}),
+    ],
+)
 def test_by_hand_what_echoes(text, found):
     assert echoes(text) == found
 
 
 def test_a_window_reaches_back_no_further_than_the_start():
     text = [1, 2, 3, 4, 5]
-    assert [stretch(text, 0, 0), stretch(text, 2, 0), stretch(text, 0, 2), stretch(text, 4, 3), stretch(text, 5, 3), stretch(text, 0, 9)] == [
-        text, [3, 4, 5], [4, 5], [5], [], text]
+    assert [
+        stretch(text, 0, 0),
+        stretch(text, 2, 0),
+        stretch(text, 0, 2),
+        stretch(text, 4, 3),
+        stretch(text, 5, 3),
+        stretch(text, 0, 9),
+    ] == [text, [3, 4, 5], [4, 5], [5], [], text]
 
 
 # --- frequency and presence ---
@@ -116,11 +151,16 @@ def counted(history: list[int], start: int, window: int, prompt: bool) -> list[i
 @pytest.mark.parametrize("prompt", [False, True])
 def test_scores_fall_with_every_occurrence_or_once(window, prompt):
     for text in texts(60, letters=6):
-        start, scores = len(text) // 2, torch.arange(5, dtype=torch.float64)  # the sixth letter has no row: the text may know more tokens
+        # the sixth letter has no row: the text may know more tokens
+        start, scores = len(text) // 2, torch.arange(5, dtype=torch.float64)
         seen = counted(text, start, window, prompt)
         knobs = {"window": window, "prompt": prompt, "start": start}
-        assert apply("frequency_penalty", scores, text, penalty=0.7, **knobs).tolist() == pytest.approx([v - 0.7 * seen.count(v) for v in range(5)])
-        assert apply("presence_penalty", scores, text, penalty=0.7, **knobs).tolist() == pytest.approx([v - 0.7 * (v in seen) for v in range(5)])
+        assert apply("frequency_penalty", scores, text, penalty=0.7, **knobs).tolist() == pytest.approx(
+            [v - 0.7 * seen.count(v) for v in range(5)]
+        )
+        assert apply("presence_penalty", scores, text, penalty=0.7, **knobs).tolist() == pytest.approx(
+            [v - 0.7 * (v in seen) for v in range(5)]
+        )
 
 
 def test_a_removed_token_stays_removed_whatever_it_gains():
@@ -145,7 +185,9 @@ def test_a_row_without_repeats_is_the_librarys(n):
     for text in texts(150, letters=3 if n > 2 else 30, longest=30):
         if text:
             scores = torch.arange(40, dtype=torch.float32)
-            assert torch.equal(apply("no_repeat_ngram", scores, text, n=n), processor(torch.tensor([text]), scores[None])[0])
+            assert torch.equal(
+                apply("no_repeat_ngram", scores, text, n=n), processor(torch.tensor([text]), scores[None])[0]
+            )
 
 
 def test_by_hand_the_token_that_would_complete_the_trigram_is_removed():
@@ -170,14 +212,18 @@ def test_no_ngram_of_a_text_occurs_twice_as_long_as_there_is_a_way_round(n):
 
 # --- DRY ---
 
-def dry_penalties(text: list[int], size: int, breakers: set[int], multiplier: float = 0.8, base: float = 1.75, allowed: int = 2) -> list[float]:
+def dry_penalties(
+    text: list[int], size: int, breakers: set[int], multiplier: float = 0.8, base: float = 1.75, allowed: int = 2
+) -> list[float]:
     """Straight from its definition: every earlier place of the last token, and how far back both agree."""
     longest = {}
     for i in range(len(text) - 1):
         if text[i] != text[-1] or text[-1] in breakers or text[i + 1] in breakers:
             continue
         length = 0
-        while length <= i and length < 50 and text[i - length] == text[-1 - length] and text[i - length] not in breakers:
+        while (
+            length <= i and length < 50 and text[i - length] == text[-1 - length] and text[i - length] not in breakers
+        ):
             length += 1
         longest[text[i + 1]] = max(length, longest.get(text[i + 1], 0))
     return [multiplier * base ** (longest[v] - allowed) if longest.get(v, 0) >= allowed else 0.0 for v in range(size)]
@@ -225,7 +271,8 @@ def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_told():
     model = TableModel("abcd", rule=rule)
     assert run(GREEDY, model, [0, 1, 2], 9)[0] == [0, 1, 2] * 3
     written, events = run(alone("dry"), model, [0, 1, 2], 9)
-    assert written[:4] == [0, 1, 2, 3]  # "abc" is repeated for 0.80, but going on to the next a costs 1.40 of the 4 - 3 that speak for it
+    # "abc" is repeated for 0.80, but going on to the next a costs 1.40 of the 4 - 3 that speak for it
+    assert written[:4] == [0, 1, 2, 3]
     assert spans(events, "repeats that were punished")[:2] == [[2, 3, "abc", 0.8], [3, 4, "abca", pytest.approx(1.4)]]
     assert notes(events)[0] == ("'a' would have gone on with 'abca', which was there before: its score fell by 1.40, "
                                 "and 'd' stands in its place.")
@@ -234,7 +281,10 @@ def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_told():
 # --- wrong variants ---
 
 def counts_the_token_itself(text: list[int]) -> list[float]:
-    return [0.8 * 1.75 ** (length + 1 - 2) if length + 1 >= 2 else 0.0 for length in (echoes(text).get(v, -1) for v in range(4))]
+    return [
+        0.8 * 1.75 ** (length + 1 - 2) if length + 1 >= 2 else 0.0
+        for length in (echoes(text).get(v, -1) for v in range(4))
+    ]
 
 
 def punishes_the_first_place_only(text: list[int]) -> list[float]:
@@ -272,7 +322,10 @@ def test_a_wrong_count_is_found_out(name, wrong):
 
 def test_an_ngram_one_too_long_or_too_short_forbids_other_tokens():
     text = [0, 1, 2, 3, 4, 1, 2, 0, 2, 0, 1, 2]
-    banned = [set((apply("no_repeat_ngram", torch.zeros(6), text, n=n) == -math.inf).nonzero().flatten().tolist()) for n in range(1, 6)]
+    banned = [
+        set((apply("no_repeat_ngram", torch.zeros(6), text, n=n) == -math.inf).nonzero().flatten().tolist())
+        for n in range(1, 6)
+    ]
     assert banned == [{0, 1, 2, 3, 4}, {0, 3}, {0, 3}, {3}, set()]
 
 
@@ -289,8 +342,11 @@ def random_rows(count: int, size: int = 6) -> Tensor:
     return torch.randn(count, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
 
 
-def momentum_choices(choose: Callable[[dict[int, float]], int] = lambda found: max(found, key=found.get), shift: int = 0, **wrong) -> list[bool]:
-    """Whether the sampler takes what the definition takes, over random rows and texts; `wrong` changes the definition."""
+def momentum_choices(
+    choose: Callable[[dict[int, float]], int] = lambda found: max(found, key=found.get), shift: int = 0, **wrong
+) -> list[bool]:
+    """Whether the sampler takes what the definition takes, over random rows and texts; `wrong` changes the definition.
+    """
     setting = {"k": 3, "alpha": 0.2, "resistance": [1.0, 3.0, 4.0, 5.0, 5.0]}
     same = []
     for row, text in zip(random_rows(300), texts(300, letters=6)):
@@ -335,7 +391,8 @@ def test_removed_tokens_are_no_candidates():
 def test_by_hand_a_circle_is_left_where_repeating_costs_more_than_the_next_best():
     model = TableModel("abc", rule=lambda context: torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log())
     written, events = run(alone("momentum", k=2, prompt=False), model, [0, 0], 4)
-    assert written == [0, 0, 1, 0]  # a second a is still worth 0.6 - 0.2; a third would repeat "aa", which leaves it nothing
+    # a second a is still worth 0.6 - 0.2; a third would repeat "aa", which leaves it nothing
+    assert written == [0, 0, 1, 0]
     assert [(label, depth) for _, _, label, depth in spans(events, "momentum")] == [
         ("greedy, new", 0), ("greedy, again", 1), ("detour", 0), ("greedy, again", 1)]
     assert notes(events) == ["'a' would make a repeat of 2, so the text turns to 'b'."]
@@ -364,4 +421,6 @@ def test_the_library_knows_no_other_repetition_penalty_than_ours():
 
 def test_a_prompt_is_part_of_what_may_not_be_repeated():
     model = TableModel("abcd", rule=lambda context: torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=torch.float64))
-    assert write(assemble(alone("no_repeat_ngram", n=2)), {"target": model}, [0, 0], Limits(max_new_tokens=1), Draws(0)).tokens == [0, 0, 1]
+    assert write(
+        assemble(alone("no_repeat_ngram", n=2)), {"target": model}, [0, 0], Limits(max_new_tokens=1), Draws(0)
+    ).tokens == [0, 0, 1]

@@ -20,7 +20,7 @@ from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Figure, Forward
 from playground.ui.settings import Rules, Settings
-from strategies.search.pg_td import State
+from strategies.search.pg_td import SearchState
 
 COLLAPSES = {
     "pg_td": [Collapse(of("pg_td", rollouts=1), GREEDY), Collapse(of("pg_td", width=1, rollouts=4), GREEDY)],
@@ -38,7 +38,11 @@ TESTS = 'work(1) == 2\nwork(3) == 4'
 def planned(model: TableModel, reward, monkeypatch, length: int = 3, **knobs):
     """A search with a reward in place of tests; returns the run and the programs in the order they were judged."""
     judged = []
-    monkeypatch.setattr(find("pg_td").decode.__globals__["Tests"], "passed", lambda self, program: judged.append(program) or reward(program))
+    monkeypatch.setattr(
+        find("pg_td").decode.__globals__["Tests"],
+        "passed",
+        lambda self, program: judged.append(program) or reward(program),
+    )
     return run(of("pg_td", **knobs), model, [0], length), judged
 
 
@@ -55,7 +59,9 @@ def test_the_first_program_is_greedys_and_the_best_so_far_only_rises(monkeypatch
         model = TableModel("abcd.", ".", seed=seed)
         told, judged = planned(model, lambda program: program.count("b") / 9, monkeypatch, length=5, rollouts=12)
         assert judged[0] == write(assemble(GREEDY), {"target": model}, [0], Limits(0, 5), Draws(0)).text
-        best = [event.data["series"]["best so far"] for event in told.of(Figure) if event.name == "share of tests passed"]
+        best = [
+            event.data["series"]["best so far"] for event in told.of(Figure) if event.name == "share of tests passed"
+        ]
         assert best == sorted(best) and len(best) == 12 and told.lane.text.count("b") / 9 == best[-1]
 
 
@@ -69,13 +75,17 @@ def test_the_search_goes_as_the_formula_says_token_for_token(monkeypatch):
         assert judged == by_the_book(model, rewards, 20, max)
 
 
-def by_the_book(model: TableModel, rewards: dict, rollouts: int, value, c: float = 4.0, c_base: float = 10.0) -> list[str]:
+def by_the_book(
+    model: TableModel, rewards: dict, rollouts: int, value, c: float = 4.0, c_base: float = 10.0
+) -> list[str]:
     returns, visits, states, tried = defaultdict(list), Counter({(): 1}), {()}, []
 
     def score(state: Text, token: int, priors: dict) -> float:
         known = returns[state, token]
         beta = math.log((visits[state] + c_base + 1) / c_base) + c
-        return (value(known) if known else 0.0) + beta * priors[token] * math.sqrt(math.log(visits[state])) / (1 + len(known))
+        return (value(known) if known else 0.0) + beta * priors[token] * math.sqrt(math.log(visits[state])) / (
+            1 + len(known)
+        )
 
     for _ in range(rollouts):
         state, path = (), []
@@ -114,7 +124,10 @@ def test_values_that_are_means_lead_elsewhere(monkeypatch):
 
 
 STATES = {
-    "the mean of what came of a token": ("value", lambda state, a: sum(state.returns[a]) / max(1, len(state.returns[a]))),
+    "the mean of what came of a token": (
+        "value",
+        lambda state, a: sum(state.returns[a]) / max(1, len(state.returns[a])),
+    ),
     "no exploration": ("score", lambda state, a, c, c_base: state.value(a)),
     "every token as likely": ("score", lambda state, a, c, c_base: state.value(a) + c / (1 + len(state.returns[a]))),
 }
@@ -123,7 +136,7 @@ STATES = {
 @pytest.mark.refuses("pg_td")
 @pytest.mark.parametrize("part, wrong", STATES.values(), ids=STATES)
 def test_a_wrong_planning_is_refused(part, wrong, monkeypatch):
-    monkeypatch.setattr(State, part, wrong)
+    monkeypatch.setattr(SearchState, part, wrong)
     with pytest.raises(AssertionError):
         test_the_search_goes_as_the_formula_says_token_for_token(monkeypatch)
 
@@ -143,7 +156,9 @@ def test_programs_are_run_and_the_share_of_tests_they_pass_is_their_reward():
     assert tests.passed("def work(x):\n    return 2 if x < 2 else x / 0") == 1 / 2, "one failure does not undo the rest"
     assert tests.passed("def work(x):\n    import os\n    return 2") == 0
     assert tests.passed("def work(x)") == tests.passed("return 2") == 0
-    assert find("pg_td").decode.__globals__["Tests"].read("f([1]) == (1, 2)").passed("def f(x):\n    return [1, 2]") == 1
+    assert (
+        find("pg_td").decode.__globals__["Tests"].read("f([1]) == (1, 2)").passed("def f(x):\n    return [1, 2]") == 1
+    )
 
 
 def test_a_program_that_would_do_harm_is_stopped_in_the_sandbox():
@@ -152,7 +167,9 @@ def test_a_program_that_would_do_harm_is_stopped_in_the_sandbox():
         assert sandbox.tries(f"def f(x):\n    {body}", "f", [1, 2]) == [None, None]
 
 
-@pytest.mark.parametrize("lines", ["", "work(1)", "work(1) == 2\nplay(1) == 2", "work(1, 2) == 3", "work(open) == 3", "import os"])
+@pytest.mark.parametrize(
+    "lines", ["", "work(1)", "work(1) == 2\nplay(1) == 2", "work(1, 2) == 3", "work(open) == 3", "import os"]
+)
 def test_tests_that_are_none_are_refused(lines):
     with pytest.raises(Refusal):
         make("pg_td", tests=lines)
@@ -167,8 +184,13 @@ def test_a_public_page_does_not_search_by_running_programs():
 
 
 def test_the_bundled_model_comes_to_a_program_that_passes(bundled):
-    asked, tests = "Python: def work(items). Keep the odd items, then multiply each by 3, then return the sum.", "work([1, 2, 3]) == 12\nwork([]) == 0"
-    told = playground.run("pg_td", asked, models=bundled, chat=True, max_new_tokens=96, knobs={"tests": tests, "rollouts": 3})
+    asked, tests = (
+        "Python: def work(items). Keep the odd items, then multiply each by 3, then return the sum.",
+        "work([1, 2, 3]) == 12\nwork([]) == 0",
+    )
+    told = playground.run(
+        "pg_td", asked, models=bundled, chat=True, max_new_tokens=96, knobs={"tests": tests, "rollouts": 3}
+    )
     shares = [stamped.event.data["series"]["best so far"] for stamped in told.trace.events
               if isinstance(stamped.event, Figure) and stamped.event.name == "share of tests passed"]
     assert shares == sorted(shares) and shares[-1] == 1

@@ -1,4 +1,6 @@
-"""Cache policies that cut a prompt once: how much each layer gets, and what the answer will ask for, held against the library's own attention."""
+"""Cache policies that cut a prompt once: how much each layer gets, and what the answer will ask for, held against the
+library's own attention.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from test_strategies_budgets import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, 
 from test_strategies_eviction import LENGTH, PROMPT, alone, course, lives, models
 
 from playground.contract import Held, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -41,14 +43,25 @@ def shares(policy: PyramidKV, layers: int, prompt: int) -> list[int]:
     return [policy.share(of_layer(layer, layers, prompt)) + policy.window for layer in range(layers)]
 
 
-PYRAMIDS = [(6, 200, 8, 40, 20), (6, 200, 8, 40, 1), (3, 22, 3, 9, 3), (32, 4000, 16, 128, 10), (5, 50, 8, 40, 20), (2, 41, 8, 40, 40)]
+PYRAMIDS = [
+    (6, 200, 8, 40, 20),
+    (6, 200, 8, 40, 1),
+    (3, 22, 3, 9, 3),
+    (32, 4000, 16, 128, 10),
+    (5, 50, 8, 40, 20),
+    (2, 41, 8, 40, 40),
+]
 
 
 @pytest.mark.oracle("pyramidkv")
 @pytest.mark.parametrize("layers, prompt, window, capacity, beta", PYRAMIDS)
-def test_the_layers_of_a_pyramid_keep_what_the_paper_says_and_the_capacity_on_average(layers, prompt, window, capacity, beta):
+def test_the_layers_of_a_pyramid_keep_what_the_paper_says_and_the_capacity_on_average(
+    layers, prompt, window, capacity, beta
+):
     found = shares(make("pyramidkv", window=window, capacity=capacity, beta=beta), layers, prompt)
-    assert all(abs(ours - theirs) <= 0.5 for ours, theirs in zip(found, by_the_paper(layers, prompt, window, capacity, beta)))
+    assert all(
+        abs(ours - theirs) <= 0.5 for ours, theirs in zip(found, by_the_paper(layers, prompt, window, capacity, beta))
+    )
     assert abs(sum(found) / layers - capacity) <= 0.5
     assert found == sorted(found, reverse=True) and found[0] <= prompt
 
@@ -75,8 +88,14 @@ class AsWideAsItLikes(PyramidKV):
 @pytest.mark.refuses("pyramidkv")
 @pytest.mark.parametrize("wrong", PyramidKV.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_pyramid_is_found_out(wrong):
-    found = [abs(ours - theirs) for layers, prompt, window, capacity, beta in PYRAMIDS
-             for ours, theirs in zip(shares(wrong(window, capacity, beta=beta), layers, prompt), by_the_paper(layers, prompt, window, capacity, beta))]
+    found = [
+        abs(ours - theirs)
+        for layers, prompt, window, capacity, beta in PYRAMIDS
+        for ours, theirs in zip(
+            shares(wrong(window, capacity, beta=beta), layers, prompt),
+            by_the_paper(layers, prompt, window, capacity, beta),
+        )
+    ]
     assert max(found) > 0.5
 
 
@@ -93,16 +112,22 @@ def test_every_layer_of_a_pyramid_keeps_its_own_best_and_what_is_generated(archi
         return [best(head, counts[seen.layer] - window) | set(seen.live[0][-window:]) for head in early]
 
     expected = HandRule(architecture, rule).write(PROMPT, LENGTH)
-    assert course(alone(make("pyramidkv", window=window, capacity=9, beta=3, kernel=1)), models(architecture)) == expected
+    assert (
+        course(alone(make("pyramidkv", window=window, capacity=9, beta=3, kernel=1)), models(architecture)) == expected
+    )
     assert [{len(head) for head in layer} for layer in expected[1][-1]] == [{count + LENGTH - 1} for count in counts]
 
 
 def test_the_figure_of_a_pyramid_is_what_its_layers_hold():
-    session = prepare(pair(), [with_policy(TREE, "pyramidkv", **TIGHT["pyramidkv"])], Prompt(TEXT), Limits(max_new_tokens=8))
+    session = prepare(
+        pair(), [with_policy(TREE, "pyramidkv", **TIGHT["pyramidkv"])], Prompt(TEXT), Limits(max_new_tokens=8)
+    )
     events = [stamped.event for stamped in session]
     (figure,) = [event for event in events if isinstance(event, Figure) and event.name == "prompt tokens kept"]
     first = next(event for event in events if isinstance(event, Cache))
-    assert figure.data["values"] == [len(told(first)[layer * first.heads]) for layer in range(first.layers)] == [13, 9, 5]
+    assert (
+        figure.data["values"] == [len(told(first)[layer * first.heads]) for layer in range(first.layers)] == [13, 9, 5]
+    )
 
 
 # --- a rehearsal of the answer ---
@@ -116,7 +141,9 @@ def cast_by(architecture: str, pretended: list[int]) -> list[torch.Tensor]:
     return [weights[0, :, len(PROMPT):, :len(PROMPT)].sum(1) for weights in layers]
 
 
-def by_the_answer(architecture: str, pretended: list[int], capacity: int, recent: int = 0) -> Callable[[Seen], list[set[int]]]:
+def by_the_answer(
+    architecture: str, pretended: list[int], capacity: int, recent: int = 0
+) -> Callable[[Seen], list[set[int]]]:
     """The prompt is cut by what such an answer would attend to; all else stays."""
     votes, cut = cast_by(architecture, pretended), len(PROMPT) - recent
 
@@ -129,16 +156,24 @@ def by_the_answer(architecture: str, pretended: list[int], capacity: int, recent
 
 
 REHEARSED = [
-    (dict(pretending=6, first=2), PROMPT[:2] + PROMPT[-4:]), (dict(pretending=1, first=0), PROMPT[-1:]), (dict(pretending=3, first=8), PROMPT[:3]),
-    (dict(pretending=4, content="repeated"), PROMPT[-1:] * 4), (dict(pretending=128), PROMPT), (dict(pretending=5, recent=4), PROMPT[:2] + PROMPT[-3:]),
+    (dict(pretending=6, first=2), PROMPT[:2] + PROMPT[-4:]),
+    (dict(pretending=1, first=0), PROMPT[-1:]),
+    (dict(pretending=3, first=8), PROMPT[:3]),
+    (dict(pretending=4, content="repeated"), PROMPT[-1:] * 4),
+    (dict(pretending=128), PROMPT),
+    (dict(pretending=5, recent=4), PROMPT[:2] + PROMPT[-3:]),
 ]
 
 
 @pytest.mark.oracle("dapq")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs, pretended", REHEARSED, ids=lambda value: str(value)[:40])
-def test_dapq_keeps_what_such_an_answer_attends_to_and_writes_on_as_if_it_had_never_been(architecture, knobs, pretended):
-    expected = HandRule(architecture, by_the_answer(architecture, pretended, 9, knobs.get("recent", 0))).write(PROMPT, LENGTH)
+def test_dapq_keeps_what_such_an_answer_attends_to_and_writes_on_as_if_it_had_never_been(
+    architecture, knobs, pretended
+):
+    expected = HandRule(architecture, by_the_answer(architecture, pretended, 9, knobs.get("recent", 0))).write(
+        PROMPT, LENGTH
+    )
     assert make("dapq", capacity=9, **knobs).rehearsal(PROMPT) == pretended
     assert course(alone(make("dapq", capacity=9, **knobs)), models(architecture)) == expected
 
@@ -184,7 +219,9 @@ def test_a_rehearsal_stays_within_the_positions_a_model_has_and_a_short_prompt_n
 def test_a_fork_rehearses_behind_what_it_was_given():
     _, found = course(alone(make("dapq", capacity=9)), models(), forced=(5, 6, 7))
     given = set(range(len(PROMPT), len(PROMPT) + 3))
-    assert all(given <= head and len([p for p in head if p < len(PROMPT)]) == 9 for layer in found[-1] for head in layer)
+    assert all(
+        given <= head and len([p for p in head if p < len(PROMPT)]) == 9 for layer in found[-1] for head in layer
+    )
 
 
 # --- one level for all layers ---
@@ -197,7 +234,9 @@ def uneven(layers: int, length: int, seed: int = 0) -> torch.Tensor:
 
 def curves(votes: torch.Tensor) -> list[list[float]]:
     """Share of its votes that the best n tokens of a layer have, n from 0."""
-    return [[sum(sorted(layer, reverse=True)[:n]) / sum(layer) for n in range(len(layer) + 1)] for layer in votes.tolist()]
+    return [
+        [sum(sorted(layer, reverse=True)[:n]) / sum(layer) for n in range(len(layer) + 1)] for layer in votes.tolist()
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -241,14 +280,18 @@ def received(architecture: str) -> torch.Tensor:
 
 
 def one_level(architecture: str, policy: PrefixKV) -> Callable[[Seen], list[set[int]]]:
-    """The prompt is cut by what it attends to; then, token by token, the oldest of the tail goes where the layer holds more than its ratio."""
+    """The prompt is cut by what it attends to; then, token by token, the oldest of the tail goes where the layer holds
+    more than its ratio.
+    """
     votes, length = received(architecture), len(PROMPT)
     forgotten = policy.counts(votes)
 
     def rule(seen):
         live, gone = seen.live[0], forgotten[seen.layer]
         if seen.read == length:
-            candidates = {p: -vote for p, vote in enumerate(votes[seen.layer].tolist()) if policy.sinks <= p < length - 1}
+            candidates = {
+                p: -vote for p, vote in enumerate(votes[seen.layer].tolist()) if policy.sinks <= p < length - 1
+            }
             worst = sorted(candidates, key=lambda p: (candidates[p], -p), reverse=True)[:gone]
             return [set(live) - set(worst)] * len(seen.live)
         oldest = length - gone - policy.tail if length - gone > policy.tail else (length - gone) // 2
@@ -259,17 +302,21 @@ def one_level(architecture: str, policy: PrefixKV) -> Callable[[Seen], list[set[
 
 @pytest.mark.oracle("prefixkv")
 @pytest.mark.parametrize("architecture", BY_HAND)
-@pytest.mark.parametrize("knobs", [dict(keep=0.5, tail=4), dict(keep=0.3, tail=25, sinks=0), dict(keep=0.75, tail=1, sinks=3)], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [dict(keep=0.5, tail=4), dict(keep=0.3, tail=25, sinks=0), dict(keep=0.75, tail=1, sinks=3)], ids=str
+)
 def test_prefixkv_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
     policy = make("prefixkv", **knobs)
     expected = HandRule(architecture, one_level(architecture, policy)).write(PROMPT, LENGTH)
     assert course(alone(policy), models(architecture)) == expected
 
 
-@pytest.mark.parametrize("lane", [Recipe("greedy"), TREE], ids=lambda lane: lane.strategy)
+@pytest.mark.parametrize("lane", [LaneConfig("greedy"), TREE], ids=lambda lane: lane.strategy)
 def test_every_layer_holds_to_its_ratio_as_the_text_grows(lane):
     generated = 0
-    for state in watch(assemble(with_policy(lane, "prefixkv", keep=0.4, tail=6)), models(), PROMPT, Limits(0, 30), Draws(0)):
+    for state in watch(
+        assemble(with_policy(lane, "prefixkv", keep=0.4, tail=6)), models(), PROMPT, Limits(0, 30), Draws(0)
+    ):
         if state.generated > generated:
             generated, read = state.generated, state.target.store.length
             for forgotten, heads in zip(state.assembly.cache_policy._forgotten, lives(state)):

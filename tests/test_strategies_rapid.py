@@ -12,15 +12,15 @@ from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest
 
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, prepare
 from playground.events import Verdict
 from playground.trace import check
 
 
-def rapid(*samplers: tuple[str, dict], **knobs) -> Recipe:
-    return Recipe("rapid", knobs, list(samplers))
+def rapid(*samplers: tuple[str, dict], **knobs) -> LaneConfig:
+    return LaneConfig("rapid", knobs, list(samplers))
 
 
 COLLAPSES = {
@@ -46,7 +46,8 @@ def one_place(p: list[float], q: list[float], moved: list[float]) -> tuple[list[
 
 
 def rapid_law(model: TableModel, prompt: list[int], length: int, gamma: int, eta: float, tail: float) -> Law:
-    """Law of a text by the rule itself: no lane, no tree, no draws. The short view has the prompt's last token alone."""
+    """Law of a text by the rule itself: no lane, no tree, no draws. The short view has the prompt's last token alone.
+    """
     found: Law = defaultdict(float)
 
     def places(text: tuple, chance: float, left: int) -> None:
@@ -69,7 +70,9 @@ def rapid_law(model: TableModel, prompt: list[int], length: int, gamma: int, eta
 
 
 @pytest.mark.oracle("rapid")
-@pytest.mark.parametrize("gamma, eta, tail", [(1, 5.0, 0.1), (3, 5.0, 0.1), (3, 1.0, 0.0), (2, 50.0, 0.5), (2, 0.0, 0.1)])
+@pytest.mark.parametrize(
+    "gamma, eta, tail", [(1, 5.0, 0.1), (3, 5.0, 0.1), (3, 1.0, 0.0), (2, 50.0, 0.5), (2, 0.0, 0.1)]
+)
 def test_the_law_is_the_one_the_rule_comes_to(gamma, eta, tail):
     models, prompt = {"target": TableModel("abc", seed=6)}, [1, 0]
     found = law(rapid(AT_ONE, gamma=gamma, eta=eta, tail=tail), models, prompt, 3)
@@ -90,7 +93,11 @@ class ForgetsTheMove(find("rapid")):
     def _drawn(self, lm, child, tree, position, p, q, moved):
         ruling = super()._drawn(lm, child, tree, position, p, q, moved)
         left = (p - q).clamp(min=0)
-        return ruling if ruling.child is not None else Ruling(None, lm.draw(left / left.sum(), position, "again"), ruling.tests, left)
+        return (
+            ruling
+            if ruling.child is not None
+            else Ruling(None, lm.draw(left / left.sum(), position, "again"), ruling.tests, left)
+        )
 
 
 class MovesScoresByScores(find("rapid")):
@@ -121,15 +128,25 @@ def test_at_eta_0_the_law_is_the_long_views_and_the_further_it_is_moved_the_less
     for eta in apart:
         for seed in range(8):
             model, prompt = TableModel("abcd", seed=seed), [1, 0]
-            found, own = law(rapid(AT_ONE, gamma=1, eta=eta), {"target": model}, prompt, 2), product_law(model, prompt, 2)
-            apart[eta] += sum(abs(found.get(text, 0.0) - chance) for text, chance in own.items()) / 16  # total variation, on average
+            found, own = (
+                law(rapid(AT_ONE, gamma=1, eta=eta), {"target": model}, prompt, 2),
+                product_law(model, prompt, 2),
+            )
+            # total variation, on average
+            apart[eta] += sum(abs(found.get(text, 0.0) - chance) for text, chance in own.items()) / 16
     assert apart[0.0] < EXACT and apart[0.0] + 0.02 < apart[1.0] and apart[1.0] + 0.02 < apart[5.0]
 
 
 def test_two_views_that_are_the_same_change_nothing_and_every_guess_stands():
-    models, prompt = {"target": TableModel("abc", seed=6)}, [1]  # what the short view reads is its last token, so all of it
+    # what the short view reads is its last token, so all of it
+    models, prompt = {"target": TableModel("abc", seed=6)}, [1]
     assert distance(law(rapid(AT_ONE, gamma=2), models, prompt, 3), product_law(models["target"], prompt, 3)) < EXACT
-    session = prepare(pair(), [rapid(AT_ONE, length=2048, threshold=0.0)], Prompt("The bird sings.", context="The green bird sings."), Limits(0, 16))
+    session = prepare(
+        pair(),
+        [rapid(AT_ONE, length=2048, threshold=0.0)],
+        Prompt("The bird sings.", context="The green bird sings."),
+        Limits(0, 16),
+    )
     assert all(test.kept for stamped in session if isinstance(stamped.event, Verdict) for test in stamped.event.tests)
 
 
@@ -151,7 +168,9 @@ def test_at_eta_0_greedy_text_is_that_of_the_whole_passage_though_guesses_fall()
     prompt = Prompt("What does the bird do?", context="The fox is red. The green bird sings.")
     session = prepare(pair(), [GREEDY, rapid(eta=0.0, part=4, length=4)], prompt, Limits(0, 24))
     told = list(session)
-    plain, lane = ([token for s in told if s.lane == i and s.event.kind == "commit" for token in s.event.ids] for i in (0, 1))
+    plain, lane = (
+        [token for s in told if s.lane == i and s.event.kind == "commit" for token in s.event.ids] for i in (0, 1)
+    )
     assert plain == lane and check(session.trace) == []
     assert {test.kept for s in told if isinstance(s.event, Verdict) for test in s.event.tests} == {True, False}
 

@@ -11,7 +11,7 @@ from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest, fig
 
 from playground.algorithms.speculative.suffix_index import Suffixes
 from playground.contract import Drafter, find, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
@@ -19,7 +19,7 @@ from playground.decoding.recorder import Recorder
 from playground.decoding.session import Runner
 from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Forward, Verdict
-from strategies.speculative.rasd import RASD, Found
+from strategies.speculative.rasd import RASD, Continuations
 
 COLLAPSES = {
     "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),
@@ -30,7 +30,7 @@ def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, Tab
     return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
 
 
-def ran(lane: Recipe | Assembly, models: dict, prompt: list[int], length: int) -> list[Event]:
+def ran(lane: LaneConfig | Assembly, models: dict, prompt: list[int], length: int) -> list[Event]:
     assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
     runner = Runner(Lane(prompt, models, assembly, Limits(0, length), Recorder(models["target"].tokens)), assembly)
     told = []
@@ -102,7 +102,7 @@ def check_retrieval(drafter: type[RASD]) -> None:
 class FollowsOneOccurrence(RASD):
     def find(self, *asked):
         found = super().find(*asked)
-        return Found(found.length, found.texts[:1])
+        return Continuations(found.length, found.texts[:1])
 
 
 class ReadsIntoTheNextDocument(RASD):
@@ -131,7 +131,9 @@ def test_a_wrong_retrieval_is_found_out(wrong):
 Q = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.0], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("prune, firsts", [(1, {1}), (2, {1, 2}), (4, {0, 1, 2, 3}), (5, {0, 1, 2, 3}), (0, {0, 1, 2, 3, 4})])
+@pytest.mark.parametrize(
+    "prune, firsts", [(1, {1}), (2, {1, 2}), (4, {0, 1, 2, 3}), (5, {0, 1, 2, 3}), (0, {0, 1, 2, 3, 4})]
+)
 def test_only_continuations_that_begin_with_a_likely_token_of_the_draft_stay(prune, firsts):
     texts = [[token, 4] for token in range(5)]
     assert {text[0] for text in make("rasd", prune=prune).pruned(texts, Q)} == firsts
@@ -161,7 +163,15 @@ def test_fusion_holds_every_path_of_both_trees_once_and_knows_where_each_comes_f
     tree, sources = make("rasd").fused(drafted(), [[1, 3, 5], [6, 7]])
     assert paths(tree) == paths(drafted()) | {(1, 3, 5), (6,), (6, 7)} and len(tree) == len(paths(tree))
     by_path = {tuple(tree.prefix(node)): source for node, source in enumerate(sources)}
-    assert by_path == {(1,): "both", (2,): "drafted", (1, 3): "both", (1, 3, 4): "drafted", (1, 3, 5): "retrieved", (6,): "retrieved", (6, 7): "retrieved"}
+    assert by_path == {
+        (1,): "both",
+        (2,): "drafted",
+        (1, 3): "both",
+        (1, 3, 4): "drafted",
+        (1, 3, 5): "retrieved",
+        (6,): "retrieved",
+        (6, 7): "retrieved",
+    }
 
 
 def test_fusing_what_is_there_changes_nothing_and_strangers_add_up():
@@ -182,7 +192,11 @@ CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
 
 @pytest.mark.oracle("rasd")
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
-@pytest.mark.parametrize("knobs", [{"nodes": 0, "prune": 0}, {"nodes": 3, "prune": 1}, {"nodes": 4, "width": 2, "prune": 2, "retrieved": 4}], ids=str)
+@pytest.mark.parametrize(
+    "knobs",
+    [{"nodes": 0, "prune": 0}, {"nodes": 3, "prune": 1}, {"nodes": 4, "width": 2, "prune": 2, "retrieved": 4}],
+    ids=str,
+)
 def test_the_law_is_the_targets_whatever_was_retrieved(knobs, verifier):
     models = tables()
     recipe = guessing("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
@@ -208,12 +222,16 @@ def test_retrieved_guesses_that_pass_for_drawn_ones_are_found_out():
     assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
 
 
-@pytest.mark.parametrize("corpus", ["", "eddeedcbaedcabdecaba" * 9, "abcde\n\n" * 20], ids=["none", "random", "in order"])
+@pytest.mark.parametrize(
+    "corpus", ["", "eddeedcbaedcabdecaba" * 9, "abcde\n\n" * 20], ids=["none", "random", "in order"]
+)
 def test_greedily_the_text_is_the_targets_own_whatever_was_retrieved(corpus):
     stood = set()
     for seed in range(5):
         models = tables("abcde", "e", seed)
-        plain, told = (ran(recipe, models, [0, 1, 0, 1], 20) for recipe in (GREEDY, guessing("rasd", corpus=corpus, shortest=1)))
+        plain, told = (
+            ran(recipe, models, [0, 1, 0, 1], 20) for recipe in (GREEDY, guessing("rasd", corpus=corpus, shortest=1))
+        )
         assert written(told) == written(plain)
         stood |= {test.kept for event in told if isinstance(event, Verdict) for test in event.tests}
     assert stood == {True, False}
@@ -247,7 +265,14 @@ def test_prompt_and_answer_are_looked_up_as_they_grow_unless_that_is_turned_off(
 @pytest.mark.parametrize("nodes, retrieved", [(0, 5), (7, 0), (7, 5), (60, 60)])
 def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text(nodes, retrieved):
     models, sizes = tables("abcde", "e", seed=2), []
-    for event in ran(guessing("rasd", AT_ONE, nodes=nodes, retrieved=retrieved, depth=8, width=6, corpus="abcdabc\n\nabdcabd", shortest=1), models, [0, 1], 16):
+    for event in ran(
+        guessing(
+            "rasd", AT_ONE, nodes=nodes, retrieved=retrieved, depth=8, width=6, corpus="abcdabc\n\nabdcabd", shortest=1
+        ),
+        models,
+        [0, 1],
+        16,
+    ):
         if isinstance(event, Draft):
             sizes.append(len(event.tokens))
             assert len(event.tokens) <= nodes + retrieved
@@ -258,10 +283,18 @@ def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text
 
 def test_the_drafts_tree_holds_its_likeliest_paths():
     models, width = tables("abcd", seed=3), 2
-    drafts_told = [e for e in ran(guessing("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3) if isinstance(e, Draft)]
+    drafts_told = [
+        e
+        for e in ran(guessing("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3)
+        if isinstance(e, Draft)
+    ]
     first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:width]
     second = [(text, p) for text, p in product_law(models["draft"], [0], 2).items() if text[:1] in dict(first)]
-    per_parent = [item for parent, _ in first for item in sorted((s for s in second if s[0][:1] == parent), key=lambda item: -item[1])[:width]]
+    per_parent = [
+        item
+        for parent, _ in first
+        for item in sorted((s for s in second if s[0][:1] == parent), key=lambda item: -item[1])[:width]
+    ]
     expected = {text for text, _ in sorted([*first, *per_parent], key=lambda item: -item[1])[:4]}
     tree = TokenTree()
     for token, parent in zip(drafts_told[0].tokens, drafts_told[0].parents):

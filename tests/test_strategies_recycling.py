@@ -59,13 +59,17 @@ def test_refused_guesses_teach_as_well_and_the_last_row_of_a_token_counts():
 
 def circle(size: int = 9) -> TableModel:
     """Writes its letters in a circle."""
-    return TableModel("abcdefghijk"[:size], rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50)
+    return TableModel(
+        "abcdefghijk"[:size], rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50
+    )
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_once_a_text_repeats_every_round_goes_to_the_bottom_of_the_tree(k):
     model, ahead = circle(), []
-    for lane in watch(assemble(guessing("token_recycling", "greedy_match", k=k)), {"target": model}, [0], Limits(0, 44), Draws(0)):
+    for lane in watch(
+        assemble(guessing("token_recycling", "greedy_match", k=k)), {"target": model}, [0], Limits(0, 44), Draws(0)
+    ):
         ahead.append(lane.generated)
     steps = [b - a for a, b in zip(ahead, ahead[1:]) if b > a]
     assert max(steps) == 7 and steps[-4:-1] == [7, 7, 7]
@@ -75,7 +79,9 @@ def learned_from(nodes: str) -> type[Drafter]:
     class Learning(find("token_recycling")):
         def observe(self, tree, rows, verdict):
             chosen = list(range(len(tree))) if nodes == "all" else verdict.kept
-            self._memory.learn([rows.committed[-1], *(tree.tokens[n] for n in chosen)], rows.raw[[0, *(n + 1 for n in chosen)]], self.k)
+            self._memory.learn(
+                [rows.committed[-1], *(tree.tokens[n] for n in chosen)], rows.raw[[0, *(n + 1 for n in chosen)]], self.k
+            )
 
     return Learning
 
@@ -97,7 +103,13 @@ def test_learning_from_kept_guesses_alone_warms_up_more_slowly():
 
 
 def recycled(memory: Memory, prompt: str = "The green bird", **knobs):
-    session = prepare(Models(pair().target), [guessing("token_recycling", "greedy_match", **knobs)], Prompt(prompt), Limits(0, 24), memory=memory)
+    session = prepare(
+        Models(pair().target),
+        [guessing("token_recycling", "greedy_match", **knobs)],
+        Prompt(prompt),
+        Limits(0, 24),
+        memory=memory,
+    )
     events = [stamped.event for stamped in session]
     return session, events
 
@@ -125,7 +137,9 @@ class Garbage(Memory):
 
     def recall(self, name, make):
         thing = make()
-        thing.known = {token: tuple(torch.randint(1, 320, (8,), generator=self.chance).tolist()) for token in range(320)}
+        thing.known = {
+            token: tuple(torch.randint(1, 320, (8,), generator=self.chance).tolist()) for token in range(320)
+        }
         return thing
 
 

@@ -11,20 +11,28 @@ from test_strategies_stopping import CHAIN, law_is_off, of, told, with_drafter
 from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing, tables
 
 from playground.contract import Verifier, find, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 from playground.events import Forward
 from playground.trace import metrics
 
 COLLAPSES = {
-    "reflective": [Collapse(Recipe("reflective", {"alpha": 0.0}), GREEDY),
-                   Collapse(Recipe("reflective", {"alpha": 0.0}, [("draft_model", {"depth": 3}), AT_ONE]), CHAIN),
-                   Collapse(Recipe("reflective", {"alpha": 0.0, "mix": "probabilities"}, [("draft_model", {"depth": 3}), AT_ONE]), CHAIN)],
-    "hierarchical": [*at_rest("hierarchical", least=0), Collapse(guessing("hierarchical", "rejection", AT_ONE, least=3, ahead=0), CHAIN)],
+    "reflective": [
+        Collapse(LaneConfig("reflective", {"alpha": 0.0}), GREEDY),
+        Collapse(LaneConfig("reflective", {"alpha": 0.0}, [("draft_model", {"depth": 3}), AT_ONE]), CHAIN),
+        Collapse(
+            LaneConfig("reflective", {"alpha": 0.0, "mix": "probabilities"}, [("draft_model", {"depth": 3}), AT_ONE]),
+            CHAIN,
+        ),
+    ],
+    "hierarchical": [
+        *at_rest("hierarchical", least=0),
+        Collapse(guessing("hierarchical", "rejection", AT_ONE, least=3, ahead=0), CHAIN),
+    ],
 }
 
 
@@ -33,7 +41,7 @@ START = [5, 9, 2, 7, 7, 1]
 
 # --- a drafter for the drafter ---
 
-def chains_of(recipe: Recipe, models: dict, prompt: list[int]) -> list[list[int]]:
+def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[int]]:
     """What was sent to be checked, round by round."""
     seen = []
 
@@ -55,17 +63,27 @@ def test_guesses_that_were_guessed_themselves_are_the_draft_models_own(samplers)
     first = {}
     for name, knobs in (("hierarchical", {"least": 6, "ahead": 4}), ("draft_model", {"depth": 12})):
         first[name] = chains_of(guessing(name, "sample_match", *samplers, **knobs), models, prompt)[0]
-    assert 6 <= len(first["hierarchical"]) <= 10 and first["hierarchical"] == first["draft_model"][:len(first["hierarchical"])]
+    assert (
+        6 <= len(first["hierarchical"]) <= 10
+        and first["hierarchical"] == first["draft_model"][: len(first["hierarchical"])]
+    )
 
 
 def test_the_target_gets_at_least_as_many_tokens_as_was_asked_and_at_most_one_inner_guess_more():
-    lengths = [len(chain) for chain in chains_of(guessing("hierarchical", "sample_match", least=5, ahead=3), tables("ab", seed=2), [0, 1, 0, 1, 1])]
+    lengths = [
+        len(chain)
+        for chain in chains_of(
+            guessing("hierarchical", "sample_match", least=5, ahead=3), tables("ab", seed=2), [0, 1, 0, 1, 1]
+        )
+    ]
     assert len(lengths) > 4 and all(5 <= length <= 8 for length in lengths[:-4]) and max(lengths) > 5
 
 
 def test_where_the_text_repeats_itself_the_draft_model_needs_few_passes():
     models = agreeing(1000)
-    (_, alone), (_, helped) = (told(guessing("hierarchical", least=6, ahead=ahead), Models(**models), 48, "abcabcabc") for ahead in (0, 5))
+    (_, alone), (_, helped) = (
+        told(guessing("hierarchical", least=6, ahead=ahead), Models(**models), 48, "abcabcabc") for ahead in (0, 5)
+    )
     passes = [sum(event.stream == "draft" for event in of(Forward, events)) for events in (alone, helped)]
     assert passes[1] <= passes[0] / 3
 
@@ -82,7 +100,9 @@ class BelievesLookup(find("hierarchical")):
 
 @pytest.mark.oracle("hierarchical")
 @pytest.mark.refuses("hierarchical")
-@pytest.mark.parametrize("cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"])
+@pytest.mark.parametrize(
+    "cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"]
+)
 def test_the_law_is_the_targets_only_where_the_inner_guess_is_checked_by_the_draft_model(cls, right):
     off = law_is_off(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
     assert off < EXACT if right else off > WRONG
@@ -101,13 +121,13 @@ class Shifted(Reflective):
 
 
 def reflecting(cls: type = Reflective, drafter: str = "draft_model", **knobs) -> Assembly:
-    assembly = assemble(Recipe("reflective", {}, [(drafter, {"depth": 3})]))
+    assembly = assemble(LaneConfig("reflective", {}, [(drafter, {"depth": 3})]))
     return Assembly(cls(assembly.decoder.drafter, assembly.decoder.verifier, **knobs))
 
 
 def read_after(model: Model, tokens: list[int], count: int) -> torch.Tensor:
     """The last `count` rows [count, V] of a fresh reading."""
-    return model.forward([Work(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0][-count:]
+    return model.forward([ForwardInput(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0][-count:]
 
 
 @pytest.mark.oracle("reflective")
@@ -146,7 +166,7 @@ def copying() -> TableModel:
 def accepted(alpha: float, **knobs) -> float:
     """Share of a clueless draft's guesses that stand with a target that copies what it has read."""
     models = Models(copying(), TableModel("abcdefgh", seed=9))
-    recipe = Recipe("reflective", {"alpha": alpha, "ask": "", **knobs}, [("draft_model", {"depth": 4})])
+    recipe = LaneConfig("reflective", {"alpha": alpha, "ask": "", **knobs}, [("draft_model", {"depth": 4})])
     return metrics(told(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]
 
 
@@ -157,14 +177,16 @@ def test_a_target_that_copies_accepts_more_nonsense_the_more_the_second_reading_
 
 def test_what_stands_only_by_reflection_is_told():
     models = Models(copying(), TableModel("abcdefgh", seed=9))
-    recipe = Recipe("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
+    recipe = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
     notes = [event.text for event in told(recipe, models, 40, "abc")[1] if event.kind == "note"]
     assert notes and all("own choice" in note for note in notes)
-    assert not [event for event in told(Recipe("reflective", {"alpha": 0.0}), models, 40, "abc")[1] if event.kind == "note"]
+    assert not [
+        event for event in told(LaneConfig("reflective", {"alpha": 0.0}), models, 40, "abc")[1] if event.kind == "note"
+    ]
 
 
 def test_where_there_is_no_room_for_a_second_reading_there_is_one():
     models = {"target": TableModel("abcde", context=24), "draft": TableModel("abcde", seed=1, context=24)}
     plain, reflected = (write(assemble(recipe), models, [0, 1, 2], Limits(0, 50), Draws(0)) for recipe in
-                        (GREEDY, Recipe("reflective", {"alpha": 0.0, "ending": 4})))
+                        (GREEDY, LaneConfig("reflective", {"alpha": 0.0, "ending": 4})))
     assert plain.tokens == reflected.tokens and len(plain.tokens) == 24

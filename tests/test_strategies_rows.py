@@ -31,7 +31,9 @@ def written_out(architecture: str, change: Change, length: int = LENGTH) -> list
     """Greedy decoding that reads the whole text again for each token, with the scores of attention changed."""
     def attention(module, query, key, value, mask, scaling, **others):
         q, (k, v) = query[0], (part[0].repeat_interleave(query.shape[1] // part.shape[1], 0) for part in (key, value))
-        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(~torch.ones(q.shape[1], q.shape[1]).tril().bool(), float("-inf"))
+        scores = (q @ k.transpose(1, 2) * scaling).masked_fill(
+            ~torch.ones(q.shape[1], q.shape[1]).tril().bool(), float("-inf")
+        )
         return (change(q, k, scores, scaling).softmax(-1) @ v).transpose(0, 1)[None], None
 
     AttentionInterface.register("written_out", attention)
@@ -79,7 +81,10 @@ def test_an_oracle_lets_every_row_see_what_it_attends_to_most(architecture, grou
 @pytest.mark.refuses("oracle_keep")
 @pytest.mark.parametrize("wrong", OracleKeep.__subclasses__(), ids=lambda cls: cls.__name__)
 def test_a_wrong_oracle_is_found_out(wrong):
-    assert any(course(alone(wrong(size=size)), models())[0] != written_out("llama", only_the_largest(size, 2)) for size in (1, 4))
+    assert any(
+        course(alone(wrong(size=size)), models())[0] != written_out("llama", only_the_largest(size, 2))
+        for size in (1, 4)
+    )
 
 
 def test_an_oracle_under_soft_capped_scores():
@@ -116,7 +121,11 @@ def test_no_other_choice_keeps_as_much_attention_as_the_oracles(size):
 def test_the_figure_is_the_share_of_attention_that_was_kept():
     def shares_of(size: int) -> list[Figure]:
         session = prepare(pair(), [with_policy(TREE, "oracle_keep", size=size)], Prompt(TEXT), Limits(max_new_tokens=8))
-        return [stamped.event for stamped in session if isinstance(stamped.event, Figure) and stamped.event.name == "attention kept"]
+        return [
+            stamped.event
+            for stamped in session
+            if isinstance(stamped.event, Figure) and stamped.event.name == "attention kept"
+        ]
 
     whole, narrow = shares_of(2048), shares_of(2)
     assert [figure.data["x"] for figure in whole] == list(range(1, len(whole) + 1))
@@ -134,7 +143,10 @@ def numbered_by_the_cache(sinks: int, window: int) -> Change:
         for row in range(len(PROMPT), q.shape[1]):
             seen = [p for p in range(row + 1) if p < sinks or row - p < window]
             places = torch.arange(len(seen))
-            query, keys = rotated(q[:, row:row + 1], torch.tensor([len(seen) - 1 - row])), rotated(k[:, seen], places - torch.tensor(seen))
+            query, keys = (
+                rotated(q[:, row : row + 1], torch.tensor([len(seen) - 1 - row])),
+                rotated(k[:, seen], places - torch.tensor(seen)),
+            )
             changed[:, row] = float("-inf")
             changed[:, row, seen] = (query * keys).sum(-1) * scaling
         return changed
@@ -179,7 +191,9 @@ def test_renumbered_rows_and_tokens_stand_at_their_place_in_the_cache(architectu
 @pytest.mark.refuses("sink_window")
 @pytest.mark.parametrize("wrong", [TurnedTheOtherWay, OneTooFew, EverythingIsFar], ids=lambda cls: cls.__name__)
 def test_a_wrong_renumbering_is_found_out(wrong):
-    assert course(alone(wrong(sinks=2, window=5, positions="renumbered")), models())[0] != written_out("llama", numbered_by_the_cache(2, 5))
+    assert course(alone(wrong(sinks=2, window=5, positions="renumbered")), models())[0] != written_out(
+        "llama", numbered_by_the_cache(2, 5)
+    )
 
 
 def test_no_token_is_further_away_than_the_cache_is_long():
@@ -195,7 +209,8 @@ def test_turning_queries_back_moves_them_to_an_earlier_position():
     model = pair("llama").target
     rows = torch.randn(4, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     back = torch.tensor([0, 1, 7, 30, 100])
-    assert torch.allclose(model.turn_back(rows, back), rotated(rows, -back), atol=1e-5)  # the model's table of angles is in float32
+    # the model's table of angles is in float32
+    assert torch.allclose(model.turn_back(rows, back), rotated(rows, -back), atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox"])

@@ -1,4 +1,6 @@
-"""Samplers that cut rows, plain decoders and entropy adaptive decoding, against the library and numbers worked out by hand."""
+"""Samplers that cut rows, plain decoders and entropy adaptive decoding, against the library and numbers worked out by
+hand.
+"""
 from __future__ import annotations
 
 import math
@@ -12,7 +14,7 @@ from toys import byte_tokenizer, sentencepiece_tokenizer
 from transformers import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
 
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
@@ -23,23 +25,27 @@ from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Figure, Switch
 
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 
 
-def alone(name: str, **knobs) -> Recipe:
-    return Recipe("greedy", {}, [(name, knobs)])
+def alone(name: str, **knobs) -> LaneConfig:
+    return LaneConfig("greedy", {}, [(name, knobs)])
 
 
-def ead(**knobs) -> Recipe:
-    return Recipe("ead", knobs)
+def ead(**knobs) -> LaneConfig:
+    return LaneConfig("ead", knobs)
 
 
 AT_REST = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 COLLAPSES = {
-    "sample": [Collapse(Recipe("sample", AT_REST), MODEL), Collapse(Recipe("sample", {"temperature": 0.0}), GREEDY),
-               Collapse(Recipe("sample", {"top_k": 1}), GREEDY), Collapse(Recipe("sample", {"top_p": 0.0}), GREEDY),
-               Collapse(Recipe("sample", {"min_p": 1.0}), GREEDY)],
-    "temperature": [Collapse(alone("temperature", t=0.0), GREEDY), Collapse(MODEL, Recipe("sample", AT_REST))],
+    "sample": [
+        Collapse(LaneConfig("sample", AT_REST), MODEL),
+        Collapse(LaneConfig("sample", {"temperature": 0.0}), GREEDY),
+        Collapse(LaneConfig("sample", {"top_k": 1}), GREEDY),
+        Collapse(LaneConfig("sample", {"top_p": 0.0}), GREEDY),
+        Collapse(LaneConfig("sample", {"min_p": 1.0}), GREEDY),
+    ],
+    "temperature": [Collapse(alone("temperature", t=0.0), GREEDY), Collapse(MODEL, LaneConfig("sample", AT_REST))],
     "top_k": [Collapse(alone("top_k", k=1), GREEDY), Collapse(alone("top_k", k=0), MODEL)],
     "top_p": [Collapse(alone("top_p", p=0.0), GREEDY), Collapse(alone("top_p", p=1.0), MODEL)],
     "min_p": [Collapse(alone("min_p", m=1.0), GREEDY), Collapse(alone("min_p", m=0.0), MODEL)],
@@ -47,18 +53,33 @@ COLLAPSES = {
     "epsilon": [Collapse(alone("epsilon", epsilon=0.0), MODEL)],
     "eta": [Collapse(alone("eta", eta=0.0), MODEL)],
     "top_n_sigma": [Collapse(alone("top_n_sigma", n=0.0), MODEL)],
-    "ead": [Collapse(ead(threshold=8.0, start="small", dwell=0), GREEDY, on="draft"),
-            Collapse(ead(threshold=-1.0, start="large", dwell=0), GREEDY),
-            Collapse(ead(dwell=64, start="large"), GREEDY), Collapse(ead(dwell=64, start="small"), GREEDY, on="draft")]
-    + [Collapse(ead(threshold=t, window=w, dwell=d, start=s), GREEDY, twins=True) for t, w, d, s in
-       [(1.5, 1, 0, "large"), (1.5, 1, 0, "small"), (1.8, 3, 2, "large"), (6.0, 1, 0, "small"), (6.2, 5, 1, "large")]],
+    "ead": [
+        Collapse(ead(threshold=8.0, start="small", dwell=0), GREEDY, on="draft"),
+        Collapse(ead(threshold=-1.0, start="large", dwell=0), GREEDY),
+        Collapse(ead(dwell=64, start="large"), GREEDY),
+        Collapse(ead(dwell=64, start="small"), GREEDY, on="draft"),
+    ]
+    + [
+        Collapse(ead(threshold=t, window=w, dwell=d, start=s), GREEDY, twins=True)
+        for t, w, d, s in [
+            (1.5, 1, 0, "large"),
+            (1.5, 1, 0, "small"),
+            (1.8, 3, 2, "large"),
+            (6.0, 1, 0, "small"),
+            (6.2, 5, 1, "large"),
+        ]
+    ],
 }
 
 
-@pytest.mark.parametrize("recipe", lanes("greedy_identical") + [alone("top_p", p=0.0), alone("temperature", t=0.0)], ids=title)
+@pytest.mark.parametrize(
+    "recipe", lanes("greedy_identical") + [alone("top_p", p=0.0), alone("temperature", t=0.0)], ids=title
+)
 def test_of_two_tokens_that_tie_the_lower_id_is_written(recipe):
     undecided = TableModel("abc", rule=lambda context: torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
-    lane = write(assemble(recipe), {"target": undecided, "draft": undecided}, [0, 1, 2], Limits(max_new_tokens=8), Draws(0))
+    lane = write(
+        assemble(recipe), {"target": undecided, "draft": undecided}, [0, 1, 2], Limits(max_new_tokens=8), Draws(0)
+    )
     assert lane.text == "b" * 8
 
 
@@ -101,13 +122,27 @@ def test_a_cut_row_is_the_librarys(name, size, dtype):
 HAND = torch.tensor([[0.50, 0.30, 0.15, 0.05]], dtype=torch.float64).log()
 
 
-@pytest.mark.parametrize("name, value, left", [
-    ("epsilon", 0.1, {0, 1, 2}), ("epsilon", 0.2, {0, 1}), ("epsilon", 0.9, {0}), ("epsilon", 0.0, {0, 1, 2, 3}),
-    ("eta", 0.2, {0, 1, 2}), ("eta", 0.04, {0, 1, 2, 3}), ("eta", 0.0, {0, 1, 2, 3}),
-    ("top_h", 0.4, {0}), ("top_h", 0.7, {0, 1}), ("top_h", 0.05, {0}),
-    ("typical", 0.5, {0, 1}), ("typical", 0.2, {1}),
-    ("top_n_sigma", 1.0, {0, 1}), ("top_n_sigma", 1.5, {0, 1, 2}), ("top_n_sigma", 0.0, {0, 1, 2, 3}), ("top_n_sigma", 0.01, {0}),
-])
+@pytest.mark.parametrize(
+    "name, value, left",
+    [
+        ("epsilon", 0.1, {0, 1, 2}),
+        ("epsilon", 0.2, {0, 1}),
+        ("epsilon", 0.9, {0}),
+        ("epsilon", 0.0, {0, 1, 2, 3}),
+        ("eta", 0.2, {0, 1, 2}),
+        ("eta", 0.04, {0, 1, 2, 3}),
+        ("eta", 0.0, {0, 1, 2, 3}),
+        ("top_h", 0.4, {0}),
+        ("top_h", 0.7, {0, 1}),
+        ("top_h", 0.05, {0}),
+        ("typical", 0.5, {0, 1}),
+        ("typical", 0.2, {1}),
+        ("top_n_sigma", 1.0, {0, 1}),
+        ("top_n_sigma", 1.5, {0, 1, 2}),
+        ("top_n_sigma", 0.0, {0, 1, 2, 3}),
+        ("top_n_sigma", 0.01, {0}),
+    ],
+)
 def test_by_hand_what_is_left_of_a_row(name, value, left):
     assert set(kept(name, value, HAND)[0].nonzero().flatten().tolist()) == left
 
@@ -124,7 +159,11 @@ def test_a_temperature_does_not_change_what_top_n_sigma_keeps():
 
 
 def test_top_h_looks_at_the_hundred_most_probable_tokens_only():
-    assert int(kept("top_h", 1.0, torch.randn(1, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 10).sum()) in (99, 100)
+    assert int(
+        kept(
+            "top_h", 1.0, torch.randn(1, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 10
+        ).sum()
+    ) in (99, 100)
 
 
 CUTS = {"epsilon": 0.02, "eta": 0.05, "top_h": 0.6, "top_n_sigma": 1.0}
@@ -135,7 +174,10 @@ every_cut = pytest.mark.parametrize("name, value", CUTS.items(), ids=CUTS)
 def test_a_token_that_was_removed_before_neither_comes_back_nor_counts(name, value):
     rows = random_rows(50, dtype=torch.float64)
     masked = torch.cat([rows, torch.full((25, 30), -math.inf, dtype=torch.float64)], 1)
-    assert torch.equal(kept(name, value, masked)[:, :50], kept(name, value, rows)) and not kept(name, value, masked)[:, 50:].any()
+    assert (
+        torch.equal(kept(name, value, masked)[:, :50], kept(name, value, rows))
+        and not kept(name, value, masked)[:, 50:].any()
+    )
 
 
 @every_cut
@@ -155,21 +197,47 @@ def test_the_best_token_stays_and_no_score_changes(name, value):
 
 
 WRONG_CUTS = {
-    "epsilon relative to the best token": ("epsilon", lambda rows: rows.softmax(-1) >= 0.02 * rows.softmax(-1).amax(-1, keepdim=True)),
-    "eta with the entropy in bits": ("eta", lambda rows: rows.softmax(-1) >= torch.minimum(
-        torch.tensor(0.05), 0.05 ** 0.5 * (-torch.special.entr(rows.softmax(-1)).sum(-1, keepdim=True) / math.log(2)).exp())),
-    "eta without its square root": ("eta", lambda rows: rows.softmax(-1) >= torch.minimum(
-        torch.tensor(0.05), 0.05 * (-torch.special.entr(rows.softmax(-1)).sum(-1, keepdim=True)).exp())),
+    "epsilon relative to the best token": (
+        "epsilon",
+        lambda rows: rows.softmax(-1) >= 0.02 * rows.softmax(-1).amax(-1, keepdim=True),
+    ),
+    "eta with the entropy in bits": (
+        "eta",
+        lambda rows: (
+            rows.softmax(-1)
+            >= torch.minimum(
+                torch.tensor(0.05),
+                0.05**0.5 * (-torch.special.entr(rows.softmax(-1)).sum(-1, keepdim=True) / math.log(2)).exp(),
+            )
+        ),
+    ),
+    "eta without its square root": (
+        "eta",
+        lambda rows: (
+            rows.softmax(-1)
+            >= torch.minimum(
+                torch.tensor(0.05), 0.05 * (-torch.special.entr(rows.softmax(-1)).sum(-1, keepdim=True)).exp()
+            )
+        ),
+    ),
     "top-h up to and with the token that crosses the share": ("top_h", lambda rows: crossing_kept(rows, 0.6)),
-    "sigma from the mean up": ("top_n_sigma", lambda rows: rows >= rows.mean(-1, keepdim=True) + rows.std(-1, keepdim=True)),
-    "sigma of the probabilities": ("top_n_sigma", lambda rows: (p := rows.softmax(-1)) >= p.amax(-1, keepdim=True) - p.std(-1, keepdim=True)),
+    "sigma from the mean up": (
+        "top_n_sigma",
+        lambda rows: rows >= rows.mean(-1, keepdim=True) + rows.std(-1, keepdim=True),
+    ),
+    "sigma of the probabilities": (
+        "top_n_sigma",
+        lambda rows: (p := rows.softmax(-1)) >= p.amax(-1, keepdim=True) - p.std(-1, keepdim=True),
+    ),
 }
 
 
 def crossing_kept(rows: torch.Tensor, h: float) -> torch.Tensor:
     ordered, order = rows.sort(descending=True)
     terms = torch.special.entr(ordered.softmax(-1))
-    return torch.zeros_like(rows, dtype=torch.bool).scatter(-1, order, terms.cumsum(-1) - terms <= h * terms.sum(-1, keepdim=True))
+    return torch.zeros_like(rows, dtype=torch.bool).scatter(
+        -1, order, terms.cumsum(-1) - terms <= h * terms.sum(-1, keepdim=True)
+    )
 
 
 @pytest.mark.parametrize("name, wrong", WRONG_CUTS.values(), ids=WRONG_CUTS)
@@ -193,11 +261,17 @@ def switched(bits: list[int], **knobs) -> tuple[list[float], list[tuple[int, str
     """Rolling means and switches of a run over rows of these entropies, whichever model writes."""
     model = TableModel(LETTERS, rule=lambda context: of_entropy(bits[len(context) - 1]))
     assembly = assemble(ead(**knobs))
-    lane = Lane([0], {"target": model, "draft": model}, assembly, Limits(max_new_tokens=len(bits)), Silent(model.tokens))
+    lane = Lane(
+        [0], {"target": model, "draft": model}, assembly, Limits(max_new_tokens=len(bits)), Silent(model.tokens)
+    )
     runner, events = Runner(lane, assembly), []
     while not runner.finished:
         events += runner.advance()
-    means = [event.data["series"]["mean entropy, bits"] for event in events if isinstance(event, Figure) and event.name == "mean entropy"]
+    means = [
+        event.data["series"]["mean entropy, bits"]
+        for event in events
+        if isinstance(event, Figure) and event.name == "mean entropy"
+    ]
     return means, [(event.position, event.to) for event in events if isinstance(event, Switch)]
 
 
@@ -212,8 +286,12 @@ def reckoned(bits: list[int], window: int, threshold: float, dwell: int, fault: 
     active, since, found = "small", 0, [(0, "small")]
     for place in range(len(bits)):
         recent = bits[max(0, place + 1 - window):place + 1]
-        mean = {"the largest": max(recent), "the last": recent[-1], "a sum": sum(recent), "nats": sum(recent) / len(recent) * math.log(2)}.get(
-            fault, sum(recent) / (window if fault == "divided by the whole window" else len(recent)))
+        mean = {
+            "the largest": max(recent),
+            "the last": recent[-1],
+            "a sum": sum(recent),
+            "nats": sum(recent) / len(recent) * math.log(2),
+        }.get(fault, sum(recent) / (window if fault == "divided by the whole window" else len(recent)))
         since += 1
         wanted = "large" if (mean >= threshold if fault == "equal is unsure" else mean > threshold) else "small"
         if wanted != active and (since >= dwell or fault == "no dwell"):
@@ -222,7 +300,12 @@ def reckoned(bits: list[int], window: int, threshold: float, dwell: int, fault: 
     return [switch for switch in found if switch[0] < len(bits)]
 
 
-COURSES = [([1, 1, 1, 9, 9, 9, 1, 1, 1], 3, 4.0, 0), ([4, 4, 4, 5, 4, 4, 3, 3], 2, 4.0, 2), ([9, 1] * 6, 1, 4.0, 3), ([9, 9, 2, 2, 5, 5, 5, 1], 4, 5.0, 1)]
+COURSES = [
+    ([1, 1, 1, 9, 9, 9, 1, 1, 1], 3, 4.0, 0),
+    ([4, 4, 4, 5, 4, 4, 3, 3], 2, 4.0, 2),
+    ([9, 1] * 6, 1, 4.0, 3),
+    ([9, 9, 2, 2, 5, 5, 5, 1], 4, 5.0, 1),
+]
 FAULTS = ["the largest", "the last", "a sum", "nats", "divided by the whole window", "equal is unsure", "no dwell"]
 
 
@@ -243,7 +326,11 @@ def test_a_wrong_rule_switches_elsewhere(fault):
 
 
 @pytest.mark.refuses("ead")
-@pytest.mark.parametrize("part, wrong", [("deque", lambda maxlen: deque(maxlen=maxlen + 1)), ("LN2", 1.0)], ids=["a window one too long", "nats for bits"])
+@pytest.mark.parametrize(
+    "part, wrong",
+    [("deque", lambda maxlen: deque(maxlen=maxlen + 1)), ("LN2", 1.0)],
+    ids=["a window one too long", "nats for bits"],
+)
 def test_a_wrong_ead_is_refused(part, wrong, monkeypatch):
     monkeypatch.setattr(f"strategies.sampling.ead.{part}", wrong)
     with pytest.raises(AssertionError):
@@ -270,13 +357,24 @@ def test_rows_of_the_other_model_may_be_forgotten_at_a_switch():
 def test_it_says_how_much_of_the_text_is_the_large_models():
     model = TableModel(LETTERS, rule=lambda context: of_entropy(BITS[len(context) - 1]))
     assembly = assemble(ead(window=3, threshold=4.0, dwell=0, start="small"))
-    runner, events = Runner(Lane([0], {"target": model, "draft": model}, assembly, Limits(max_new_tokens=9), Silent(model.tokens)), assembly), []
+    runner, events = (
+        Runner(
+            Lane([0], {"target": model, "draft": model}, assembly, Limits(max_new_tokens=9), Silent(model.tokens)),
+            assembly,
+        ),
+        [],
+    )
     while not runner.finished:
         events += runner.advance()
-    shares = [event.data["series"]["share"] for event in events if isinstance(event, Figure) and event.name == "written by the large model"]
+    shares = [
+        event.data["series"]["share"]
+        for event in events
+        if isinstance(event, Figure) and event.name == "written by the large model"
+    ]
     assert shares == pytest.approx([0, 0, 0, 0, 0, 1 / 6, 2 / 7, 3 / 8, 3 / 9])
     assert [event.why for event in events if isinstance(event, Switch)][1:] == [
-        "mean entropy 6.33 bits; tokens to read first: 6", "mean entropy 3.67 bits; tokens to read first: 4"]  # the last of its own tokens too
+        # the last of its own tokens too
+        "mean entropy 6.33 bits; tokens to read first: 6", "mean entropy 3.67 bits; tokens to read first: 4"]
 
 
 def test_a_pair_whose_tokens_mean_something_else_is_refused():
@@ -289,8 +387,10 @@ def test_temperature_changes_the_tokens_but_not_what_ead_thinks_of_a_row():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
 
     def first_mean(extras):
-        assembly = assemble(Recipe("ead", {"start": "large"}, extras))
-        runner = Runner(Lane([0, 1], models, assembly, Limits(max_new_tokens=3), Silent(models["target"].tokens)), assembly)
+        assembly = assemble(LaneConfig("ead", {"start": "large"}, extras))
+        runner = Runner(
+            Lane([0, 1], models, assembly, Limits(max_new_tokens=3), Silent(models["target"].tokens)), assembly
+        )
         events = [event for _ in range(4) for event in runner.advance()]
         return next(event.data for event in events if isinstance(event, Figure) and event.name == "mean entropy")
 
@@ -299,7 +399,9 @@ def test_temperature_changes_the_tokens_but_not_what_ead_thinks_of_a_row():
 
 def test_a_model_that_takes_over_reads_all_that_the_other_wrote():
     models = {"target": TableModel("abcde", seed=3), "draft": TableModel("abcde", seed=4)}
-    lane = write(assemble(ead(threshold=1.8, window=1, dwell=0)), models, [0, 1, 2], Limits(max_new_tokens=24), Draws(0))
+    lane = write(
+        assemble(ead(threshold=1.8, window=1, dwell=0)), models, [0, 1, 2], Limits(max_new_tokens=24), Draws(0)
+    )
     for stream in (lane.target, lane.stream("draft")):
         read = stream.store.keys[0].rows[0, :stream.store.length, 0].tolist()
         assert len(read) > 8 and read == lane.tokens[:len(read)]

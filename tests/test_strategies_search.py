@@ -1,4 +1,5 @@
-"""Searches over several texts: beams, samples that are chosen among, and drafts in superposition, against brute force."""
+"""Searches over several texts: beams, samples that are chosen among, and drafts in superposition, against brute force.
+"""
 from __future__ import annotations
 
 import math
@@ -17,36 +18,45 @@ import playground
 from playground.algorithms.search.beams import Offer, best, distinct, shared_start
 from playground.algorithms.search.final_answer import last_number, last_words, whole_text
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner, Session
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Branches, Cache, Event, Figure, Forward, Header, Note
 from playground.trace.transcript import sequences
 from strategies.search.superposed.ngram_counts import Corpus, frequencies
 
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
-BEAMS = Recipe("beam_search", {"length_exponent": 0.0})
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
+BEAMS = LaneConfig("beam_search", {"length_exponent": 0.0})
 
 
-def of(name: str, **knobs) -> Recipe:
-    return Recipe(name, knobs)
+def of(name: str, **knobs) -> LaneConfig:
+    return LaneConfig(name, knobs)
 
 
 COLLAPSES = {
-    "beam_search": [Collapse(of("beam_search", beams=1), GREEDY),
-                    Collapse(of("beam_search", beams=1, length_exponent=0.0, early_stop=True), GREEDY)],
-    "diverse_beam_search": [Collapse(of("diverse_beam_search", beams=1, groups=1), GREEDY),
-                            Collapse(of("diverse_beam_search", beams=4, groups=1, strength=2.0), BEAMS)]
+    "beam_search": [
+        Collapse(of("beam_search", beams=1), GREEDY),
+        Collapse(of("beam_search", beams=1, length_exponent=0.0, early_stop=True), GREEDY),
+    ],
+    "diverse_beam_search": [
+        Collapse(of("diverse_beam_search", beams=1, groups=1), GREEDY),
+        Collapse(of("diverse_beam_search", beams=4, groups=1, strength=2.0), BEAMS),
+    ]
     + [Collapse(of("diverse_beam_search", beams=4 * groups, groups=groups, strength=0.0), BEAMS) for groups in (2, 3)],
-    "best_of_n": [Collapse(of("best_of_n", n=1, temperature=1.0), MODEL), Collapse(of("best_of_n", temperature=0.0), GREEDY)],
-    "self_consistency": [Collapse(of("self_consistency", n=1, temperature=1.0), MODEL),
-                         Collapse(of("self_consistency", temperature=0.0, answer="text"), GREEDY)],
+    "best_of_n": [
+        Collapse(of("best_of_n", n=1, temperature=1.0), MODEL),
+        Collapse(of("best_of_n", temperature=0.0), GREEDY),
+    ],
+    "self_consistency": [
+        Collapse(of("self_consistency", n=1, temperature=1.0), MODEL),
+        Collapse(of("self_consistency", temperature=0.0, answer="text"), GREEDY),
+    ],
     "superposed": [Collapse(of("superposed", drafts=1, alpha=0.0, temperature=t), GREEDY) for t in (0.06, 1.0)],
 }
 
@@ -70,7 +80,10 @@ class Run:
 
     def texts(self) -> dict[int, Text]:
         """What each sequence wrote, by number."""
-        return {number: tuple(token.id for token in written.tokens) for number, written in sequences(self.session.trace.events).items()}
+        return {
+            number: tuple(token.id for token in written.tokens)
+            for number, written in sequences(self.session.trace.events).items()
+        }
 
     def finished(self) -> list[tuple[Text, float]]:
         """Texts and ranks of the sequences that were left, the best first."""
@@ -78,7 +91,7 @@ class Run:
         return sorted(((texts[number], score) for number, score in scores.items()), key=lambda pair: -pair[1])
 
 
-def run(recipe: Recipe, model, prompt: list[int], length: int, seed: int = 0) -> Run:
+def run(recipe: LaneConfig, model, prompt: list[int], length: int, seed: int = 0) -> Run:
     assembly = assemble(recipe)
     lane = Lane(prompt, {"target": model}, assembly, Limits(seed, length), Recorder(model.tokens))
     session = Session([Header()], [Runner(lane, assembly)])
@@ -130,7 +143,9 @@ Price = Callable[[torch.Tensor, Counter, Counter], torch.Tensor]
 
 @dataclass
 class Reference:
-    """Diverse beam search by the book: tokens in tuples, every context read anew, nothing shared with the code under test."""
+    """Diverse beam search by the book: tokens in tuples, every context read anew, nothing shared with the code under
+    test.
+    """
 
     model: TableModel
     prompt: list[int]
@@ -151,8 +166,13 @@ class Reference:
         return [sorted([*group.finished, *group.live], key=lambda h: -h.score)[:self.width] for group in groups]
 
     def _step(self, group: Group, taken: Counter, before: Counter) -> list[Hypothesis]:
-        offers = [Hypothesis((*h.tokens, token), h.score + gain) for h in group.live
-                  for token, gain in enumerate(self.price(self.model.scores((*self.prompt, *h.tokens)), taken, before).tolist())]
+        offers = [
+            Hypothesis((*h.tokens, token), h.score + gain)
+            for h in group.live
+            for token, gain in enumerate(
+                self.price(self.model.scores((*self.prompt, *h.tokens)), taken, before).tolist()
+            )
+        ]
         offers.sort(key=lambda offer: -offer.score)
         ended = [offer for offer in offers[:self.width] if offer.tokens[-1] in self.model.end_ids]
         group.finished = sorted([*group.finished, *ended], key=lambda h: -h.score)[:self.width]
@@ -213,7 +233,10 @@ def same(groups: list[list[tuple[Text, float]]], reference: list[list[Hypothesis
 def test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(beams, groups, ends):
     for seed in range(6):
         model, prompt = TableModel("abcde", ends, seed, spread=0.8), [0, 1, 2]
-        reference, told = Reference(model, prompt, beams // groups, groups, by_the_book, 6).search(), found(model, prompt, 6, beams, groups)
+        reference, told = (
+            Reference(model, prompt, beams // groups, groups, by_the_book, 6).search(),
+            found(model, prompt, 6, beams, groups),
+        )
         assert same(told, reference)
         assert [s for group in told for _, s in group] == pytest.approx([h.score for group in reference for h in group])
 
@@ -271,10 +294,24 @@ def test_beam_search_finds_what_the_librarys_own_finds(architecture, exponent, e
     library, ours = network(architecture), network(architecture)
     end = run(GREEDY, pair(architecture).target, prompt, 4).texts()[0][-1]  # a token that turns up early
     ours.generation_config.eos_token_id = end
-    expected = library.generate(torch.tensor([prompt]), num_beams=4, num_return_sequences=4, do_sample=False, max_new_tokens=12,
-                                length_penalty=exponent, early_stopping=early, eos_token_id=end, pad_token_id=319)
+    expected = library.generate(
+        torch.tensor([prompt]),
+        num_beams=4,
+        num_return_sequences=4,
+        do_sample=False,
+        max_new_tokens=12,
+        length_penalty=exponent,
+        early_stopping=early,
+        eos_token_id=end,
+        pad_token_id=319,
+    )
     texts = [[token for token in row[len(prompt):] if token != 319] for row in expected.tolist()]
-    told = run(of("beam_search", beams=4, length_exponent=exponent, early_stop=early), Model(ours, TOKENIZER, architecture), prompt, 12)
+    told = run(
+        of("beam_search", beams=4, length_exponent=exponent, early_stop=early),
+        Model(ours, TOKENIZER, architecture),
+        prompt,
+        12,
+    )
     assert [list(text) for text, _ in told.finished()] == texts
     assert any(text[-1] == end for text in texts) and list(told.texts()[0]) == texts[0]
 
@@ -286,7 +323,9 @@ def test_candidates_that_tie_come_in_the_order_of_beams_and_ids():
 
 
 def test_where_several_tokens_end_a_text_enough_beams_still_go_on():
-    model = TableModel("abxyz", "xyz", rule=lambda context: torch.tensor([0.0, -0.1, 5.0, 5.1, 5.2], dtype=torch.float64))
+    model = TableModel(
+        "abxyz", "xyz", rule=lambda context: torch.tensor([0.0, -0.1, 5.0, 5.1, 5.2], dtype=torch.float64)
+    )
     told = run(of("beam_search", beams=2, length_exponent=0.0), model, [0], 3)
     assert [text for text, _ in told.finished()] == [(4,), (3,)]
     assert [len(event.scores) for event in told.of(Branches) if event.scores] == [2]
@@ -304,7 +343,9 @@ def test_variety_counts_what_is_written_once():
 
 # --- samples that are chosen among ---
 
-def chosen_by_brute_force(model: TableModel, prompt: list[int], length: int, n: int, choose: Callable[[list[Text]], Text]) -> Law:
+def chosen_by_brute_force(
+    model: TableModel, prompt: list[int], length: int, n: int, choose: Callable[[list[Text]], Text]
+) -> Law:
     """The law of a choice among n independent texts, summed over all of them."""
     outcomes, total = product_law(model, prompt, length), defaultdict(float)
     for texts in product(outcomes, repeat=n):
@@ -324,7 +365,9 @@ def test_the_law_of_best_of_n_is_that_of_a_choice_among_independent_texts(score,
     model, prompt = TableModel("ab.", ".", seed=3), [0, 1]
 
     def choose(texts: list[Text]) -> Text:
-        return max(entire(texts, model), key=lambda text: logp(model, prompt, text) / (len(text) if score == "mean" else 1))
+        return max(
+            entire(texts, model), key=lambda text: logp(model, prompt, text) / (len(text) if score == "mean" else 1)
+        )
 
     ours = law(of("best_of_n", n=n, score=score, temperature=1.0), {"target": model}, prompt, 2)
     assert distance(ours, chosen_by_brute_force(model, prompt, 2, n, choose)) < 1e-9
@@ -401,15 +444,30 @@ def test_the_note_tells_the_votes_and_the_last_text_that_mattered(seed, last):
     answers = [model.letters[text[1]] for number, text in sorted(told.texts().items()) if number]
     votes, figure = Counter(answers), told.figure("answers")
     assert dict(zip(figure["labels"], figure["values"])) == votes and len(votes) == 2
-    in_front = ["1" if answers[:count].count("1") >= count / 2 else "2" for count in range(1, 10)]  # of equals 1: it is more probable
+    # of equals 1: it is more probable
+    in_front = ["1" if answers[:count].count("1") >= count / 2 else "2" for count in range(1, 10)]
     assert last == max((count + 1 for count, winner in enumerate(in_front, 1) if winner != in_front[-1]), default=1)
-    assert told.of(Note)[-1].text == f"'{in_front[-1]}' has {votes[in_front[-1]]} of 9 votes; no text after #{last} changed that."
+    assert (
+        told.of(Note)[-1].text
+        == f"'{in_front[-1]}' has {votes[in_front[-1]]} of 9 votes; no text after #{last} changed that."
+    )
 
 
-@pytest.mark.parametrize("text, number", [
-    (" 6 * 7 = 42\n42 - 3 = 39\n#### 39", "39"), ("The answer is 1,200.50. Then 3 more.", "1200.5"), (r"so \boxed{-7} and 8", "-7"),
-    ("first 3, then 4", "4"), ("27-35", "35"), ("it is (-3)", "-3"), ("#### 4\nno, the answer is: 5.0", "5"), ("0.00", "0"),
-    ("1e3 00100", "100"), ("none", None)])
+@pytest.mark.parametrize(
+    "text, number",
+    [
+        (" 6 * 7 = 42\n42 - 3 = 39\n#### 39", "39"),
+        ("The answer is 1,200.50. Then 3 more.", "1200.5"),
+        (r"so \boxed{-7} and 8", "-7"),
+        ("first 3, then 4", "4"),
+        ("27-35", "35"),
+        ("it is (-3)", "-3"),
+        ("#### 4\nno, the answer is: 5.0", "5"),
+        ("0.00", "0"),
+        ("1e3 00100", "100"),
+        ("none", None),
+    ],
+)
 def test_the_number_an_answer_ends_in(text, number):
     assert last_number(text) == number
 
@@ -441,10 +499,10 @@ def test_the_answers_of_the_bundled_model_are_read_and_voted_on(bundled):
 
 # --- superposed decoding ---
 
-def after(model: Model, node: Callable[[Work], None] | None, token: int) -> torch.Tensor:
+def after(model: Model, node: Callable[[ForwardInput], None] | None, token: int) -> torch.Tensor:
     """The row after a prompt and one token more, which `node` may turn into a blend."""
     store = model.new_store()
-    work = Work(store, [54, 71, 9, token], [-1, 0, 1, 2])
+    work = ForwardInput(store, [54, 71, 9, token], [-1, 0, 1, 2])
     if node:
         node(work)
     return model.forward([work])[0][0][-1]
@@ -468,7 +526,10 @@ def test_a_token_costs_one_forward_and_one_place_in_the_cache_however_many_draft
 
 def test_shares_of_the_mixture_are_those_of_the_scores_and_sum_to_one():
     told = run(of("superposed", drafts=3, temperature=1.0, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 2)
-    scores, shares = next(event.scores for event in told.of(Branches) if event.scores), told.figure("shares of the mixture")
+    scores, shares = (
+        next(event.scores for event in told.of(Branches) if event.scores),
+        told.figure("shares of the mixture"),
+    )
     expected = torch.tensor([scores[int(label[1:])] for label in shares["labels"]], dtype=torch.float64).softmax(0)
     assert shares["values"] == pytest.approx(expected.tolist()) and sum(shares["values"]) == pytest.approx(1)
 
@@ -494,7 +555,12 @@ def naive_frequency(text: list[int], token: int, corpus: list[list[int]]) -> flo
     """The weighted n-gram frequency by counting substrings."""
     total = 0.0
     for length, weight in enumerate((0.01, 0.04, 0.15, 0.18, 0.12), 1):
-        following = [story[i + length] for story in corpus for i in range(len(story) - length) if story[i:i + length] == text[-length:]]
+        following = [
+            story[i + length]
+            for story in corpus
+            for i in range(len(story) - length)
+            if story[i : i + length] == text[-length:]
+        ]
         total += weight * following.count(token) / len(following) if following and length <= len(text) else 0.0
     return total
 
@@ -518,7 +584,9 @@ def test_with_ngrams_alone_the_drafts_are_the_beams_of_the_ngram_model():
         return sum(map(math.log, chances)) if all(chances) else -math.inf
 
     ranked = sorted((text for text in product(range(3), repeat=3) if score(text) > -math.inf), key=score, reverse=True)
-    assert len(ranked) >= 9 and [score(text) / 3 for text in ranked[:9]] == pytest.approx([rank for _, rank in told.finished()])
+    assert len(ranked) >= 9 and [score(text) / 3 for text in ranked[:9]] == pytest.approx(
+        [rank for _, rank in told.finished()]
+    )
     assert told.finished()[0][0] == ranked[0] == told.texts()[0]
 
 
@@ -526,7 +594,13 @@ def test_drafts_are_always_different_and_hold_no_end_inside():
     most = 0
     for seed in range(4):
         model = TableModel("abcde", "e", seed)
-        for lane in watch(assemble(of("superposed", drafts=4, corpus="abcdeabdcae")), {"target": model}, [0, 1], Limits(0, 10), Draws(0)):
+        for lane in watch(
+            assemble(of("superposed", drafts=4, corpus="abcdeabdcae")),
+            {"target": model},
+            [0, 1],
+            Limits(0, 10),
+            Draws(0),
+        ):
             texts = [tuple(leaf.written) for leaf in lane.leaves.values() if leaf.written]
             assert len(set(texts)) == len(texts) and all(4 not in text[:-1] for text in texts)
             assert all((text[-1] == 4) == (leaf.reason == "end") for text, leaf in zip(texts, lane.leaves.values()))
@@ -546,7 +620,9 @@ def test_the_true_log_probabilities_stand_beside_the_scores():
 def test_a_mixture_of_equal_tokens_is_no_mixture():
     """Two drafts that end in the same token: on a real network the row is that of the token."""
     model = pair("llama").target
-    assert (after(model, lambda work: work.blends.update({3: ([12, 12], [0.3, 0.7])}), 12) - after(model, None, 12)).abs().max() < 1e-9
+    assert (
+        after(model, lambda work: work.blends.update({3: ([12, 12], [0.3, 0.7])}), 12) - after(model, None, 12)
+    ).abs().max() < 1e-9
 
 
 def test_fewer_kept_tokens_than_drafts_are_refused():

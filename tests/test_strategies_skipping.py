@@ -13,13 +13,13 @@ from toys import byte_tokenizer
 
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.contract import Verifier, find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine.forward_input import Work
-from playground.engine.kv_cache import Store
+from playground.engine.forward_input import ForwardInput
+from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Verdict
@@ -61,7 +61,7 @@ class ChecksNothing(find("layer_skip")):
 
 def check_layer_skip(preset: type) -> None:
     """The law of three tokens is the whole model's."""
-    assembly = assemble(Recipe("layer_skip", {}, [AT_ONE]))
+    assembly = assemble(LaneConfig("layer_skip", {}, [AT_ONE]))
     assembly.decoder = preset(make("layer_skip_draft", depth=2), make("rejection"))
     found = law(assembly, {"target": EarlyTable("ab")}, [0, 1, 0], 3)
     assert distance(found, product_law(TableModel("ab"), [0, 1, 0], 3)) < EXACT
@@ -82,15 +82,15 @@ def test_layer_skip_that_checks_nothing_has_another_law():
 @pytest.mark.parametrize("letters, ends", [("abc", ""), ("ab.", ".")])
 def test_the_law_is_the_whole_models_whatever_its_first_layers_think(verifier, letters, ends):
     model = EarlyTable(letters, ends)
-    found = law(Recipe("layer_skip", {}, [(verifier, {}), AT_ONE]), {"target": model}, [0, 1, 0], 4)
+    found = law(LaneConfig("layer_skip", {}, [(verifier, {}), AT_ONE]), {"target": model}, [0, 1, 0], 4)
     assert distance(found, product_law(TableModel(letters, ends), [0, 1, 0], 4)) < EXACT
 
 
 ARCHITECTURES = ("llama", "qwen3", "gemma2", "gpt2")
 
 
-def layer_skip(share: float) -> Recipe:
-    return Recipe("layer_skip", {}, [("layer_skip_draft", {"exit": share})])
+def layer_skip(share: float) -> LaneConfig:
+    return LaneConfig("layer_skip", {}, [("layer_skip_draft", {"exit": share})])
 
 
 def layered(architecture: str) -> Model:
@@ -105,13 +105,19 @@ LIMITS, START = Limits(0, 18), [5, 9, 2, 7, 7, 1]
 def test_rows_that_left_early_and_went_on_are_those_of_one_plain_pass(architecture, share):
     model, seen = layered(architecture), None
     rounds = 0
-    for lane in watch(assemble(guessing("layer_skip_draft", "rejection", AT_ONE, exit=share)), {"target": model}, START, LIMITS, Draws(0)):
+    for lane in watch(
+        assemble(guessing("layer_skip_draft", "rejection", AT_ONE, exit=share)),
+        {"target": model},
+        START,
+        LIMITS,
+        Draws(0),
+    ):
         rows = lane.target.seen
         if rows is seen or rows is None or not len(rows.tree):
             continue
         seen, rounds = rows, rounds + 1
         text = [*rows.committed, *rows.tree.tokens]
-        (fresh,), _ = model.forward([Work(model.new_store(), text, list(range(-1, len(text) - 1)))])
+        (fresh,), _ = model.forward([ForwardInput(model.new_store(), text, list(range(-1, len(text) - 1)))])
         assert (rows.raw - fresh[len(rows.committed) - 1:]).abs().max() < EXACT
     assert rounds > 2
 
@@ -179,13 +185,15 @@ def test_a_draft_from_another_layer_is_found_out(wrong):
 @pytest.mark.parametrize("share", [0.05, 0.6])
 def test_guesses_of_the_first_layers_change_no_greedy_text(architecture, share):
     models = {"target": layered(architecture)}
-    plain, skipping = (write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, layer_skip(share)))
+    plain, skipping = (
+        write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, layer_skip(share))
+    )
     assert plain == skipping
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(architecture, monkeypatch):
-    passes, original = defaultdict(list), Store.write
+    passes, original = defaultdict(list), KVCache.write
 
     def counted(store, layer, at, keys, values):
         passes[layer].append(keys.shape[1])
@@ -193,13 +201,18 @@ def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(archit
 
     model = pair(architecture).target
     session = prepare(Models(model), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
-    monkeypatch.setattr(Store, "write", counted)
+    monkeypatch.setattr(KVCache, "write", counted)
     told = [stamped.event for stamped in session]
     guesses = [len(event.tokens) for event in told if isinstance(event, Draft)]
     assert model.depth == 3 and guesses
-    rounds = [1 + count for count in guesses] + [1]  # the last token of the text and every guess; for the last token nothing is guessed
-    assert passes[1] == passes[2] and passes[1][1:] in (rounds, rounds[:-1]), "late layers: the prompt, and then once a round"
-    assert len(passes[0]) == 1 + sum(passes[1][1:]) and sum(passes[0]) == sum(passes[1]), "first layers: one row after another, none twice"
+    # the last token of the text and every guess; for the last token nothing is guessed
+    rounds = [1 + count for count in guesses] + [1]
+    assert passes[1] == passes[2] and passes[1][1:] in (rounds, rounds[:-1]), (
+        "late layers: the prompt, and then once a round"
+    )
+    assert len(passes[0]) == 1 + sum(passes[1][1:]) and sum(passes[0]) == sum(passes[1]), (
+        "first layers: one row after another, none twice"
+    )
 
 
 def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
@@ -210,7 +223,9 @@ def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
     rounds = [event for event in told if isinstance(event, Verdict)]
     found = metrics(session.trace)
     plain = len(late) - len(rounds)  # at the end, where there is room for one token only
-    assert {event.layers for event in early} == {1} and [event.layers for event in late] == [2] * len(rounds) + [3] * plain
+    assert {event.layers for event in early} == {1} and [event.layers for event in late] == [2] * len(rounds) + [
+        3
+    ] * plain
     assert (found["draft_forwards"], found["target_forwards"]) == (len(early), len(rounds) + plain)
     assert found["wasted_tokens"] == sum(event.tokens for event in late) - (found["tokens"] - 1)
 
@@ -225,9 +240,13 @@ def test_with_all_layers_every_guess_stands():
 @pytest.mark.parametrize("share, layers", [(0.05, 1), (0.45, 1), (0.55, 2), (0.95, 3)])
 def test_the_share_of_three_layers_is_rounded_and_never_none(share, layers):
     session = prepare(Models(pair().target), [layer_skip(share)], Prompt("a bird"), Limits(0, 4))
-    assert {stamped.event.layers for stamped in session if isinstance(stamped.event, Forward) and stamped.event.stream == "exit"} == {layers}
+    assert {
+        stamped.event.layers
+        for stamped in session
+        if isinstance(stamped.event, Forward) and stamped.event.stream == "exit"
+    } == {layers}
 
 
 def test_layer_skip_refuses_another_drafter():
     with pytest.raises(Refusal, match=r"for draft_model choose speculative\.$"):
-        assemble(Recipe("layer_skip", {}, [("draft_model", {})]))
+        assemble(LaneConfig("layer_skip", {}, [("draft_model", {})]))

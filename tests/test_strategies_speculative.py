@@ -15,7 +15,7 @@ from tables import Enumerating, TableModel, watch, write
 
 from playground.algorithms.speculative.verification import Ruling, match, reject
 from playground.contract import find, make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
@@ -23,18 +23,23 @@ from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Draft, Verdict
 from playground.trace import metrics
 
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [("temperature", {"t": 1.0})])
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 
 
-def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> Recipe:
-    return Recipe("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
+def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> LaneConfig:
+    return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
 COLLAPSES = {
-    "draft_model": [Collapse(guessing("draft_model", depth=0), GREEDY),
-                    Collapse(guessing("draft_model", "rejection", *MODEL.extras, depth=0), MODEL)],
-    "prompt_lookup": [Collapse(guessing("prompt_lookup", depth=0), GREEDY), Collapse(guessing("prompt_lookup", n_max=1, n_min=4), GREEDY),
-                      Collapse(guessing("prompt_lookup", "rejection", *MODEL.extras, depth=0), MODEL)],
+    "draft_model": [
+        Collapse(guessing("draft_model", depth=0), GREEDY),
+        Collapse(guessing("draft_model", "rejection", *MODEL.extras, depth=0), MODEL),
+    ],
+    "prompt_lookup": [
+        Collapse(guessing("prompt_lookup", depth=0), GREEDY),
+        Collapse(guessing("prompt_lookup", n_max=1, n_min=4), GREEDY),
+        Collapse(guessing("prompt_lookup", "rejection", *MODEL.extras, depth=0), MODEL),
+    ],
 }
 
 
@@ -60,7 +65,13 @@ def rulings(count: int, p: torch.Tensor, q: torch.Tensor, drawn: str = "independ
     for _ in draws.runs():
         tree = siblings(count, q, drawn, draws)
         ruling = reject(p, tree.children(ROOT), tree, lambda ratio: draws.flip(ratio, "accept", 0), lambda rest: draws.pick(rest, "redraw", 0))
-        found.append((tree.tokens[ruling.child] if ruling.child is not None else ruling.token, ruling.child is not None, draws.weight))
+        found.append(
+            (
+                tree.tokens[ruling.child] if ruling.child is not None else ruling.token,
+                ruling.child is not None,
+                draws.weight,
+            )
+        )
     return found
 
 
@@ -116,7 +127,13 @@ def test_rejection_gives_p_for_guesses_that_were_certain(data, size, guesses):
     for guess in guesses:
         tree.add(guess)
     for _ in draws.runs():
-        ruling = reject(p, tree.children(ROOT), tree, lambda ratio: draws.flip(ratio, "accept", 0), lambda rest: draws.pick(rest, "redraw", 0))
+        ruling = reject(
+            p,
+            tree.children(ROOT),
+            tree,
+            lambda ratio: draws.flip(ratio, "accept", 0),
+            lambda rest: draws.pick(rest, "redraw", 0),
+        )
         found[ruling.token if ruling.child is None else tree.tokens[ruling.child]] += draws.weight
     assert [found[token] for token in range(size)] == pytest.approx(p.tolist(), abs=1e-9)
 
@@ -136,7 +153,10 @@ def test_a_miss_keeps_the_token_that_was_drawn():
 @pytest.mark.parametrize("depth, expected", [(2, 2.19), (4, 2.7731)])
 def test_tokens_a_round_are_those_of_the_papers_formula(depth, expected):
     """Leviathan et al.: (1 - alpha ** (depth + 1)) / (1 - alpha), here with alpha = 0.7."""
-    models = {"target": TableModel("abc", rule=lambda context: P.log()), "draft": TableModel("abc", rule=lambda context: Q.log())}
+    models = {
+        "target": TableModel("abc", rule=lambda context: P.log()),
+        "draft": TableModel("abc", rule=lambda context: Q.log()),
+    }
     found, draws = 0.0, Enumerating()
     for _ in draws.runs():
         tokens = len(first_round(models, depth, draws))
@@ -146,7 +166,13 @@ def test_tokens_a_round_are_those_of_the_papers_formula(depth, expected):
 
 def first_round(models: dict, depth: int, draws) -> list[int]:
     """Tokens of the first commit."""
-    for lane in watch(assemble(guessing("draft_model", "rejection", *MODEL.extras, depth=depth)), models, [0], Limits(0, depth + 1), draws):
+    for lane in watch(
+        assemble(guessing("draft_model", "rejection", *MODEL.extras, depth=depth)),
+        models,
+        [0],
+        Limits(0, depth + 1),
+        draws,
+    ):
         if lane.generated:
             return lane.tokens[1:]
     raise AssertionError("nothing was written")
@@ -154,7 +180,7 @@ def first_round(models: dict, depth: int, draws) -> list[int]:
 
 # --- what is seen of a round ---
 
-def rounds(recipe: Recipe, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
+def rounds(recipe: LaneConfig, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
     session = prepare(models, [recipe], Prompt("The green bird"), Limits(seed, length))
     events = [stamped.event for stamped in session]
     return list(zip([e for e in events if isinstance(e, Draft)], [e for e in events if isinstance(e, Verdict)]))
@@ -178,14 +204,22 @@ def depth_of(draft: Draft, verdict: Verdict) -> int:
 
 
 def test_a_redraw_shows_what_it_was_drawn_from():
-    refused = [verdict for _, verdict in rounds(guessing("draft_model", "rejection", *MODEL.extras), pair()) if verdict.origin == "redraw"]
+    refused = [
+        verdict
+        for _, verdict in rounds(guessing("draft_model", "rejection", *MODEL.extras), pair())
+        if verdict.origin == "redraw"
+    ]
     assert refused
     for verdict in refused:
         assert sum(candidate.final for candidate in verdict.leftover) <= 1 + 1e-6
         assert verdict.token in [candidate.id for candidate in verdict.leftover] or len(verdict.leftover) == 8
 
 
-@pytest.mark.parametrize("recipe", [guessing("draft_model", "rejection", *extras, width=width) for width in (1, 2) for extras in ([], MODEL.extras)], ids=title)
+@pytest.mark.parametrize(
+    "recipe",
+    [guessing("draft_model", "rejection", *extras, width=width) for width in (1, 2) for extras in ([], MODEL.extras)],
+    ids=title,
+)
 def test_a_draft_that_is_the_target_has_every_guess_accepted(recipe):
     models = pair()
     for draft, verdict in rounds(recipe, Models(models.target, models.target)):
@@ -200,13 +234,19 @@ def paths(draft: Draft) -> list[list[int]]:
 def test_no_guess_is_longer_than_what_may_still_be_written():
     for depth, width in product((1, 3, 16), (1, 2)):
         written = 0
-        for draft, verdict in rounds(guessing("draft_model", "rejection", *MODEL.extras, depth=depth, width=width), pair(), length=9):
+        for draft, verdict in rounds(
+            guessing("draft_model", "rejection", *MODEL.extras, depth=depth, width=width), pair(), length=9
+        ):
             assert max(map(len, paths(draft))) <= 9 - written - 1
             written += len(verdict.kept) + 1
         assert written <= 9
 
 
-@pytest.mark.parametrize("drafter, knobs", [("draft_model", {"depth": 8}), ("draft_model", {"depth": 8, "width": 2}), ("spectr", {"length": 8})], ids=str)
+@pytest.mark.parametrize(
+    "drafter, knobs",
+    [("draft_model", {"depth": 8}), ("draft_model", {"depth": 8, "width": 2}), ("spectr", {"length": 8})],
+    ids=str,
+)
 def test_the_draft_makes_no_pass_behind_a_guess_that_ends_the_text(drafter, knobs):
     def rule(context):
         return torch.tensor([0.0, 9.0, 9.0] if len(context) > 3 else [9.0, 0.0, 0.0])
@@ -219,19 +259,27 @@ def test_the_draft_makes_no_pass_behind_a_guess_that_ends_the_text(drafter, knob
 def test_every_guess_after_the_first_miss_counts_as_untested():
     session = prepare(pair(), [guessing("draft_model", "greedy_match")], Prompt("The green bird"), Limits(0, 24))
     rounds_ = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
-    assert metrics(session.trace)["acceptance_rate"] == pytest.approx(sum(len(v.kept) for v in rounds_) / sum(len(v.tests) for v in rounds_))
+    assert metrics(session.trace)["acceptance_rate"] == pytest.approx(
+        sum(len(v.kept) for v in rounds_) / sum(len(v.tests) for v in rounds_)
+    )
 
 
 # --- draws that are shared ---
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
-@pytest.mark.parametrize("drafter, knobs", [(name, knobs) for name in ("draft_model", "prompt_lookup") for knobs in corners(find(name), most=3)], ids=str)
+@pytest.mark.parametrize(
+    "drafter, knobs",
+    [(name, knobs) for name in ("draft_model", "prompt_lookup") for knobs in corners(find(name), most=3)],
+    ids=str,
+)
 def test_sample_and_match_writes_what_plain_sampling_writes_with_the_same_seed(drafter, knobs, architecture):
     models = {"target": pair(architecture).target, "draft": pair(architecture).draft}
     samplers = [("temperature", {"t": 0.7}), ("top_p", {"p": 0.9}), ("repetition_penalty", {"penalty": 1.2})]
     prompt = [54, 71, 71, 54, 9, 71, 71]
-    plain, guessed = (write(assemble(recipe), models, prompt, Limits(5, 12), Draws(5)).tokens
-                      for recipe in (Recipe("greedy", {}, samplers), guessing(drafter, "sample_match", *samplers, **knobs)))
+    plain, guessed = (
+        write(assemble(recipe), models, prompt, Limits(5, 12), Draws(5)).tokens
+        for recipe in (LaneConfig("greedy", {}, samplers), guessing(drafter, "sample_match", *samplers, **knobs))
+    )
     assert plain == guessed
 
 
@@ -265,7 +313,12 @@ def test_prompt_lookup_follows(text, knobs, expected):
 @pytest.mark.oracle("prompt_lookup")
 @pytest.mark.parametrize("occurrence", ["earliest", "latest"])
 @settings(deadline=None, max_examples=150)
-@given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), n_min=st.integers(1, 3), count=st.integers(0, 5))
+@given(
+    text=st.lists(st.integers(0, 2), min_size=1, max_size=14),
+    n_max=st.integers(1, 5),
+    n_min=st.integers(1, 3),
+    count=st.integers(0, 5),
+)
 def test_prompt_lookup_is_the_search_by_brute_force(occurrence, text, n_max, n_min, count):
     endings = [(n, start) for n in range(n_min, n_max + 1) for start in range(len(text) - n)
                if text[start:start + n] == text[len(text) - n:]]
@@ -277,11 +330,15 @@ def test_prompt_lookup_is_the_search_by_brute_force(occurrence, text, n_max, n_m
 
 def test_a_text_that_copies_itself_costs_one_forward_for_every_eleven_tokens():
     copier = TableModel("abcdefgh", rule=lambda context: torch.eye(8, dtype=torch.float64)[(context[-1] + 1) % 8] * 50)
-    write(assemble(guessing("prompt_lookup", depth=10)), {"target": copier}, list(range(8)) * 3, Limits(0, 44), Draws(0))
+    write(
+        assemble(guessing("prompt_lookup", depth=10)), {"target": copier}, list(range(8)) * 3, Limits(0, 44), Draws(0)
+    )
     assert copier.forwards == 1 + 44 / 11, "the prompt, and then rounds of ten guesses and a bonus"
 
 
 def test_a_text_without_repetition_costs_one_forward_a_token():
-    counter = TableModel("".join(map(chr, range(97, 123))), rule=lambda context: torch.eye(26, dtype=torch.float64)[len(context)] * 50)
+    counter = TableModel(
+        "".join(map(chr, range(97, 123))), rule=lambda context: torch.eye(26, dtype=torch.float64)[len(context)] * 50
+    )
     write(assemble(guessing("prompt_lookup")), {"target": counter}, [0], Limits(0, 20), Draws(0))
     assert counter.forwards == 20

@@ -1,4 +1,6 @@
-"""UNComp's stages: which tokens of a prompt go on at each of several cuts, held against attention written out over the whole text, and what it spares."""
+"""UNComp's stages: which tokens of a prompt go on at each of several cuts, held against attention written out over the
+whole text, and what it spares.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -14,7 +16,7 @@ from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeTex
 from torch import Tensor
 
 from playground.contract import Full, make
-from playground.contract.lane_config import Assembly, Recipe
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
@@ -32,7 +34,9 @@ ROOMY = {"high": 2048, "low": 2048}
 
 @dataclass
 class StagedText(WholeText):
-    """The whole text anew for each token; of the prompt a layer's rows see `counts[layer]` tokens, chosen by the layer before."""
+    """The whole text anew for each token; of the prompt a layer's rows see `counts[layer]` tokens, chosen by the layer
+    before.
+    """
 
     counts: tuple[int, ...] = ()
     read: dict[int, list[int]] = field(default_factory=dict)  # by layer, positions of the prompt
@@ -61,7 +65,9 @@ class StagedText(WholeText):
             return
         self.received = spread[:, -self.rule.window:].sum((0, 1)).tolist()
         rows = spread.unflatten(0, (heads, -1)).sum(1)
-        self.live[layer] = [self.rule.stays(self, layer, head, set(self.read[layer]), rows[head].tolist()) for head in range(heads)]
+        self.live[layer] = [
+            self.rule.stays(self, layer, head, set(self.read[layer]), rows[head].tolist()) for head in range(heads)
+        ]
 
 
 def by_hand(counts: tuple[int, ...], architecture: str = "llama", **rooms: int) -> tuple:
@@ -133,8 +139,15 @@ class OneCutInsteadOfTwo(UNComp):
         return super().onward(held) if held.layer == 0 else held.live
 
 
-WRONG = [TheLeastAttendedGoOn, OneHeadChoosesForAll, TheFirstLayerChoosesAtEveryCut, TheWindowDoesNotGoOn, EveryStageReadsAsTheLast, AllGoOn,
-         OneCutInsteadOfTwo]
+WRONG = [
+    TheLeastAttendedGoOn,
+    OneHeadChoosesForAll,
+    TheFirstLayerChoosesAtEveryCut,
+    TheWindowDoesNotGoOn,
+    EveryStageReadsAsTheLast,
+    AllGoOn,
+    OneCutInsteadOfTwo,
+]
 
 
 @pytest.mark.refuses("uncomp")
@@ -169,7 +182,9 @@ def test_stages_never_read_more_than_those_before_and_never_less_than_window_and
 
 
 def test_a_prompt_goes_down_to_the_floor_in_even_steps():
-    """Of 1000 tokens to 100 in three steps; as long as the context, 4096 in the released code, a shorter one begins to lose tokens later."""
+    """Of 1000 tokens to 100 in three steps; as long as the context, 4096 in the released code, a shorter one begins to
+    lose tokens later.
+    """
     def read(prompt: int, **knobs: int) -> list[int]:
         return [make("uncomp", stages="1.1.1.1", floor=100, **knobs)._reads(stage, prompt) for stage in range(4)]
 
@@ -193,13 +208,15 @@ def test_without_a_floor_stages_change_nothing():
 # --- what it costs, and what it holds ---
 
 @pytest.mark.parametrize("chunk", [128, 7])
-@pytest.mark.parametrize("stages, floor", [("1.1.1", 10), ("1.1.1", 44), ("1.2", 10), ("2.1", 10), ("3", 10), ("1.1.1", 0)])
+@pytest.mark.parametrize(
+    "stages, floor", [("1.1.1", 10), ("1.1.1", 44), ("1.2", 10), ("2.1", 10), ("3", 10), ("1.1.1", 0)]
+)
 def test_forwards_tell_what_was_computed_and_no_more(stages, floor, chunk, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     knobs = STAGED | {"stages": stages, "floor": floor}
-    recipe = Recipe("greedy", {}, [("uncomp", knobs)])
-    ours, plain = told(recipe, Forward), told(Recipe("greedy"), Forward)
+    recipe = LaneConfig("greedy", {}, [("uncomp", knobs)])
+    ours, plain = told(recipe, Forward), told(LaneConfig("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
     sizes = [int(size) for size in stages.split(".")] if floor else [3]
     read = [make("uncomp", **knobs)._reads(stage, prompt) for stage, size in enumerate(sizes) for _ in range(size)]
@@ -208,7 +225,10 @@ def test_forwards_tell_what_was_computed_and_no_more(stages, floor, chunk, monke
         assert sum(forward.flops for forward in ours) < sum(forward.flops for forward in plain)
         stairs, = [figure for figure in told(recipe, Figure) if figure.name == "prompt tokens read"]
         assert stairs.data["values"] == read
-        assert any(f"took {sum(read)} passes of a token through a layer, not {3 * prompt}" in note.text for note in told(recipe, Note))
+        assert any(
+            f"took {sum(read)} passes of a token through a layer, not {3 * prompt}" in note.text
+            for note in told(recipe, Note)
+        )
 
 
 @pytest.mark.parametrize("knobs", [{}, {"floor": 0}, {"stages": "2.1"}, {"high": 18, "low": 5}, {"floor": 22}], ids=str)
@@ -222,15 +242,25 @@ def test_it_promises_what_is_held(knobs):
 
 # --- beside everything else a lane does ---
 
-BESIDE = [Recipe("greedy"), Recipe("greedy", {}, [("dola", {})]), Recipe("greedy", {}, [("knn_lm", {"tokens": 16})]), EARLY, TREE]
+BESIDE = [
+    LaneConfig("greedy"),
+    LaneConfig("greedy", {}, [("dola", {})]),
+    LaneConfig("greedy", {}, [("knn_lm", {"tokens": 16})]),
+    EARLY,
+    TREE,
+]
 
 
 @pytest.mark.parametrize("lane", BESIDE, ids=str)
 def test_where_all_go_on_nothing_changes_also_for_what_reads_early_exits_or_hidden_states(lane, monkeypatch):
     """In pieces of five tokens, so that what was captured of the last row comes from several forwards of each stage."""
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
-    session = prepare(pair(), [lane, with_policy(lane, "uncomp", **STAGED | ROOMY | {"floor": 1024}), with_policy(lane, "uncomp", **STAGED)],
-                      Prompt(TEXT), Limits(max_new_tokens=8))
+    session = prepare(
+        pair(),
+        [lane, with_policy(lane, "uncomp", **STAGED | ROOMY | {"floor": 1024}), with_policy(lane, "uncomp", **STAGED)],
+        Prompt(TEXT),
+        Limits(max_new_tokens=8),
+    )
     assert not [stamped.event for stamped in session if isinstance(stamped.event, Failed)]
     plain, roomy, cut = (runner.lane.tokens for runner in session._runners)
     assert plain == roomy and len(cut) > len(session.headers[0].prompt_ids)
@@ -276,8 +306,13 @@ def test_stages_go_by_the_mean_over_heads_and_texts(architecture, fall, monkeypa
     assert fitted["stages"] == ".".join(map(str, sizes))
 
 
-CONTRARY = [({"stages": "1.x"}, "numbers of layers"), ({"stages": "0.3"}, "none of them 0"), ({"stages": "1..2"}, "numbers of layers"),
-            ({"floor": 6}, "let `fit` print them"), ({"stages": "1.2", "floor": 60, "longest": 50}, "below the floor of 60")]
+CONTRARY = [
+    ({"stages": "1.x"}, "numbers of layers"),
+    ({"stages": "0.3"}, "none of them 0"),
+    ({"stages": "1..2"}, "numbers of layers"),
+    ({"floor": 6}, "let `fit` print them"),
+    ({"stages": "1.2", "floor": 60, "longest": 50}, "below the floor of 60"),
+]
 
 
 @pytest.mark.parametrize("knobs, says", CONTRARY, ids=str)
@@ -287,7 +322,9 @@ def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, say
 
 
 def failure(speakers: Models, **knobs) -> str:
-    told = prepare(speakers, [Recipe("greedy", {}, [("uncomp", STAGED | knobs)])], Prompt(TEXT), Limits(max_new_tokens=4))
+    told = prepare(
+        speakers, [LaneConfig("greedy", {}, [("uncomp", STAGED | knobs)])], Prompt(TEXT), Limits(max_new_tokens=4)
+    )
     return " ".join(stamped.event.message for stamped in told if isinstance(stamped.event, Failed))
 
 

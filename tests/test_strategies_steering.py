@@ -1,4 +1,6 @@
-"""Texts under a grammar that are chosen without replacement: which stay, with what weight, and that the model's law is met whatever is dropped."""
+"""Texts under a grammar that are chosen without replacement: which stay, with what weight, and that the model's law is
+met whatever is dropped.
+"""
 from __future__ import annotations
 
 import math
@@ -12,9 +14,9 @@ from test_strategies_search import run
 
 from playground.algorithms.search.particle_filter import mean
 from playground.contract import find
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.rng import Draws
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.events import Branches, Figure, Forward
 from strategies.search import smc_steering
 from strategies.search.smc_steering import chances, lots
@@ -23,8 +25,8 @@ LETTERS = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
 TWINS = ("regex", {"pattern": "00|11"})
 
 
-def steering(particles: int, n_beam: int, grammar=TWINS) -> Recipe:
-    return Recipe("smc_steering", {"particles": particles, "n_beam": n_beam}, [grammar])
+def steering(particles: int, n_beam: int, grammar=TWINS) -> LaneConfig:
+    return LaneConfig("smc_steering", {"particles": particles, "n_beam": n_beam}, [grammar])
 
 
 SHARES = torch.tensor([0.5, 0.2, 0.1, 0.08, 0.07, 0.05], dtype=torch.float64)
@@ -37,7 +39,9 @@ def test_chances_to_stay_are_the_shares_times_one_number_capped_at_one_and_add_u
     stay = chances(SHARES, count)
     assert float(stay.sum()) == pytest.approx(count) and bool((stay <= 1).all())
     ratios = (stay / SHARES)[stay < 1 - 1e-9]
-    assert bool((ratios - ratios[0]).abs().max() < 1e-9) and bool((SHARES[stay > 1 - 1e-9] * ratios[0] >= 1 - 1e-9).all())
+    assert bool((ratios - ratios[0]).abs().max() < 1e-9) and bool(
+        (SHARES[stay > 1 - 1e-9] * ratios[0] >= 1 - 1e-9).all()
+    )
 
 
 def test_all_stay_where_there_are_places_enough_but_never_one_without_weight():
@@ -58,13 +62,26 @@ def test_lots_let_everyone_stay_with_its_chance_and_nobody_twice(stay):
 
 def twin_chances(ones: float) -> dict:
     zero, one = legal_chances(ones), coins(2).tokens.encode
-    return {text: p for text, p in {**zero, **{(*one("11"), *sorted(coins(2).end_ids)): ones ** 2}}.items() if len(set(text[:2])) == 1}
+    return {
+        text: p
+        for text, p in {**zero, **{(*one("11"), *sorted(coins(2).end_ids)): ones**2}}.items()
+        if len(set(text[:2])) == 1
+    }
 
 
 @pytest.mark.oracle("smc_steering")
-@pytest.mark.parametrize("particles, n_beam, grammar, expected", [
-    (1, 2, SKEWED, legal_chances(0.3)), (1, 2, TWINS, twin_chances(0.3)), (1, 3, TWINS, twin_chances(0.3)), (2, 2, TWINS, twin_chances(0.3))])
-def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, n_beam, grammar, expected):
+@pytest.mark.parametrize(
+    "particles, n_beam, grammar, expected",
+    [
+        (1, 2, SKEWED, legal_chances(0.3)),
+        (1, 2, TWINS, twin_chances(0.3)),
+        (1, 3, TWINS, twin_chances(0.3)),
+        (2, 2, TWINS, twin_chances(0.3)),
+    ],
+)
+def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(
+    particles, n_beam, grammar, expected
+):
     assert distance(weighed_law(steering(particles, n_beam, grammar), coins(2, 0.3)), expected) < EXACT
 
 
@@ -74,7 +91,9 @@ def keeps_the_heaviest(shares, count):
 
 
 @pytest.mark.refuses("smc_steering")
-@pytest.mark.parametrize("wrong", ["keeps the heaviest only", "all that stay weigh the mean", "copies weigh as much as their text"])
+@pytest.mark.parametrize(
+    "wrong", ["keeps the heaviest only", "all that stay weigh the mean", "copies weigh as much as their text"]
+)
 def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
     cls = find("smc_steering")
     if wrong.startswith("keeps"):
@@ -96,7 +115,9 @@ def test_with_one_way_on_nothing_is_dropped_and_it_is_smc_that_never_draws_anew(
     model = pair("llama").target
     for seed in range(3):
         told = run(steering(particles, 1, LETTERS), model, [54, 71, 9], 10, seed=seed)
-        plain = run(Recipe("smc", {"particles": particles, "threshold": 0.0}, [LETTERS]), model, [54, 71, 9], 10, seed=seed)
+        plain = run(
+            LaneConfig("smc", {"particles": particles, "threshold": 0.0}, [LETTERS]), model, [54, 71, 9], 10, seed=seed
+        )
         assert told.lane.tokens == plain.lane.tokens and not dropped(told.of(Branches))
 
 
@@ -125,5 +146,9 @@ def test_a_text_that_stayed_reads_on_as_if_it_had_been_alone(architecture):
     assert dropped(told.of(Branches)), "nothing was dropped, so this says nothing"
     text = told.texts()[0]
     tokens = [*prompt, *text]
-    rows = model.forward([Work(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0].log_softmax(-1)
-    assert told.lane.main.logprobs == pytest.approx([float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6)
+    rows = model.forward([ForwardInput(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0].log_softmax(
+        -1
+    )
+    assert told.lane.main.logprobs == pytest.approx(
+        [float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6
+    )

@@ -18,7 +18,7 @@ from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, at_rest, 
 from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
@@ -32,19 +32,25 @@ from strategies.speculative.specdec_plus_plus import SpecDecPlusPlus
 CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
 
 
-def smart(drafter: str = "draft_model", *samplers: tuple[str, dict], depth: int = 5, **knobs) -> Recipe:
-    return Recipe("smartspec", knobs, [(drafter, {"depth": depth}), *samplers])
+def smart(drafter: str = "draft_model", *samplers: tuple[str, dict], depth: int = 5, **knobs) -> LaneConfig:
+    return LaneConfig("smartspec", knobs, [(drafter, {"depth": depth}), *samplers])
 
 
 COLLAPSES = {
-    "specdec_plus_plus": [*at_rest("specdec_plus_plus", most=0), Collapse(guessing("specdec_plus_plus", "rejection", AT_ONE, h=1.0, most=3), CHAIN),
-                          Collapse(guessing("specdec_plus_plus", "rejection", AT_ONE, h=0.0, least=3, most=3), CHAIN)],
-    "smartspec": [Collapse(smart(depth=0), GREEDY), Collapse(smart("prompt_lookup", AT_ONE, depth=0), MODEL),
-                  Collapse(smart("draft_model", AT_ONE, depth=3, load=1, row=0.0, kv=0.0, draft=0.0), CHAIN)],
+    "specdec_plus_plus": [
+        *at_rest("specdec_plus_plus", most=0),
+        Collapse(guessing("specdec_plus_plus", "rejection", AT_ONE, h=1.0, most=3), CHAIN),
+        Collapse(guessing("specdec_plus_plus", "rejection", AT_ONE, h=0.0, least=3, most=3), CHAIN),
+    ],
+    "smartspec": [
+        Collapse(smart(depth=0), GREEDY),
+        Collapse(smart("prompt_lookup", AT_ONE, depth=0), MODEL),
+        Collapse(smart("draft_model", AT_ONE, depth=3, load=1, row=0.0, kv=0.0, draft=0.0), CHAIN),
+    ],
 }
 
 
-def told(recipe: Recipe | Assembly, models: Models | None = None, length: int = 24, prompt: str = "The green bird"):
+def told(recipe: LaneConfig | Assembly, models: Models | None = None, length: int = 24, prompt: str = "The green bird"):
     """A session that has run to its end, and its events."""
     session = prepare(models or pair(), [recipe], Prompt(prompt), Limits(0, length))
     return session, [stamped.event for stamped in session]
@@ -65,8 +71,13 @@ def with_drafter(drafter, *samplers: tuple[str, dict], verifier: str = "rejectio
     return assembly
 
 
-def law_is_off(lane: Recipe | Assembly, models: dict, length: int = 4, prompt: tuple[int, ...] = (0, 1, 0)) -> float:
-    return distance(law(lane, models, list(prompt), length), product_law(TableModel(models["target"].letters, models["target"].ends), list(prompt), length))
+def law_is_off(
+    lane: LaneConfig | Assembly, models: dict, length: int = 4, prompt: tuple[int, ...] = (0, 1, 0)
+) -> float:
+    return distance(
+        law(lane, models, list(prompt), length),
+        product_law(TableModel(models["target"].letters, models["target"].ends), list(prompt), length),
+    )
 
 
 # --- SpecDec++: stop where a refusal gets likely ---
@@ -90,7 +101,9 @@ def first_chain(models: dict, **knobs) -> list[int]:
 @pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("late, guesses", [(True, 4), (False, 3)])
 def test_a_chain_ends_where_the_product_of_its_chances_falls_below_one_minus_h(late, guesses):
-    """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64: the third guess makes it doubtful, and the head of the paper would see that one guess later."""
+    """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64: the third guess makes it doubtful, and the head of the paper would see
+    that one guess later.
+    """
     models = {"target": TableModel("abc"), "draft": saying(.9, .8, .5, .99)}
     assert len(first_chain(models, h=0.5, least=1, late=late)) == guesses
 
@@ -150,8 +163,17 @@ def test_a_wrong_stop_rule_is_found_out(wrong):
         check_specdec(wrong)
 
 
-@pytest.mark.parametrize("h, least, most, late, guesses", [
-    (0.0, 1, 20, True, 2), (0.0, 1, 20, False, 1), (0.0, 3, 20, True, 3), (1.0, 1, 20, True, 20), (1.0, 1, 7, False, 7), (0.0, 4, 2, True, 2)])
+@pytest.mark.parametrize(
+    "h, least, most, late, guesses",
+    [
+        (0.0, 1, 20, True, 2),
+        (0.0, 1, 20, False, 1),
+        (0.0, 3, 20, True, 3),
+        (1.0, 1, 20, True, 20),
+        (1.0, 1, 7, False, 7),
+        (0.0, 4, 2, True, 2),
+    ],
+)
 def test_h_zero_makes_the_shortest_chain_and_h_one_the_longest(h, least, most, late, guesses):
     models = {"target": TableModel("abc"), "draft": saying(.6)}
     assert len(first_chain(models, h=h, least=least, most=most, late=late)) == guesses
@@ -177,7 +199,9 @@ class CountsAll(find("specdec_plus_plus")):
 
 @pytest.mark.parametrize("cls, right", [(find("specdec_plus_plus"), True), (CountsAll, False)], ids=["tested", "all"])
 def test_only_guesses_that_were_looked_at_teach_how_far_the_draft_can_be_trusted(cls, right):
-    """Draft and target agree in six places of ten, whatever came before: so do sixty guesses of a hundred, if only they are counted."""
+    """Draft and target agree in six places of ten, whatever came before: so do sixty guesses of a hundred, if only they
+    are counted.
+    """
     certain = torch.eye(3, dtype=torch.float64) * 50
     target, draft = (lambda context: certain[int(len(context) % 10 >= 6)]), (lambda context: certain[0])
     models = {"target": TableModel("abc", rule=target), "draft": TableModel("abc", rule=draft)}
@@ -190,7 +214,10 @@ def test_only_guesses_that_were_looked_at_teach_how_far_the_draft_can_be_trusted
 
 def test_a_draft_that_is_sure_and_wrong_is_soon_stopped_early():
     certain = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]], dtype=torch.float64)
-    models = {"target": TableModel("abc", rule=lambda context: certain[len(context) % 2]), "draft": TableModel("abc", rule=lambda context: certain[0])}
+    models = {
+        "target": TableModel("abc", rule=lambda context: certain[len(context) % 2]),
+        "draft": TableModel("abc", rule=lambda context: certain[0]),
+    }
     lengths = []
 
     class Watched(find("specdec_plus_plus")):
@@ -253,7 +280,9 @@ def test_the_best_length_in_extreme_cases(server, alpha, guesses):
 def test_a_busier_server_guesses_less_and_a_better_draft_more():
     loads, alphas = [1, 2, 4, 8, 16, 32, 64], [0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
     grid = [[best(Server(load, 0.02, 0.0001, 0.2), alpha) for alpha in alphas] for load in loads]
-    assert all(row == sorted(row) for row in grid) and all(list(column) == sorted(column, reverse=True) for column in zip(*grid))
+    assert all(row == sorted(row) for row in grid) and all(
+        list(column) == sorted(column, reverse=True) for column in zip(*grid)
+    )
     assert grid[0][-1] == 8 and grid[-1][0] == 0
 
 
@@ -325,14 +354,20 @@ class DividesByDrafted(Paced):
     """Takes guesses nobody looked at for refused."""
 
     def observe(self, tree, rows, verdict):
-        super().observe(tree, rows, SimpleNamespace(kept=verdict.kept, tests=[Looked(node, 0, 0, None, False) for node in range(len(tree))]))
+        super().observe(
+            tree,
+            rows,
+            SimpleNamespace(kept=verdict.kept, tests=[Looked(node, 0, 0, None, False) for node in range(len(tree))]),
+        )
 
 
 @pytest.mark.oracle("smartspec")
 @pytest.mark.refuses("smartspec")
 @pytest.mark.parametrize("cls, estimate", [(Paced, 0.7), (DividesByDrafted, 0.44)], ids=["tested", "drafted"])
 def test_the_estimate_is_the_share_of_guesses_that_stood_among_those_that_were_looked_at(cls, estimate):
-    """4000 rounds of four guesses that each stand with .7. At a weight of .005 some 500 looked-at guesses count: a standard error of .02."""
+    """4000 rounds of four guesses that each stand with .7. At a weight of .005 some 500 looked-at guesses count: a
+    standard error of .02.
+    """
     chance = Random(0)
     paced = cls(make("draft_model"), Server(1, 0, 0, 0), SimpleNamespace(accept=0.5, weight=0.005, probe=9))
     for _ in range(4000):
@@ -365,7 +400,7 @@ def test_the_law_is_the_targets_however_the_length_changes(drafter):
 def test_smartspec_reckons_with_chains_alone():
     for drafter, knobs in (("dyspec", {}), ("draft_model", {"width": 2})):
         with pytest.raises(Refusal, match="chains"):
-            assemble(Recipe("smartspec", {}, [(drafter, knobs)]))
+            assemble(LaneConfig("smartspec", {}, [(drafter, knobs)]))
 
 
 # --- what they share ---
@@ -375,7 +410,15 @@ def test_a_stop_rule_is_asked_after_each_guess_and_ends_the_chain():
 
     class Stopping(find("draft_model")):
         def propose(self, lm, budget):
-            return (yield from chain_until(lm, lm.stream("draft"), new_tree(lm, self), budget, lambda chain: asked.append(len(chain)) or len(chain) == 3))
+            return (
+                yield from chain_until(
+                    lm,
+                    lm.stream("draft"),
+                    new_tree(lm, self),
+                    budget,
+                    lambda chain: asked.append(len(chain)) or len(chain) == 3,
+                )
+            )
 
     write(with_drafter(Stopping()), tables("abc"), [0], Limits(0, 20), Draws(0))
     assert asked[:3] == [1, 2, 3] and max(asked) == 3

@@ -13,7 +13,7 @@ from test_strategies_trees import AT_ONE, GREEDY, MODEL
 
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Draft, Forward, Switch, Verdict
@@ -22,34 +22,47 @@ BiLD = find("bild")
 PROMPT, LENGTH = [0, 1, 0, 2], 40
 
 
-def bild(*samplers: tuple[str, dict], **knobs) -> Recipe:
-    return Recipe("bild", knobs, [*samplers])
+def bild(*samplers: tuple[str, dict], **knobs) -> LaneConfig:
+    return LaneConfig("bild", knobs, [*samplers])
 
 
 COLLAPSES = {
-    "bild": [Collapse(bild(most=0), GREEDY), Collapse(bild(fallback=1.0), GREEDY), Collapse(bild(fallback=0.0, rollback=0.0), GREEDY),
-             Collapse(bild(AT_ONE, most=0), MODEL), Collapse(bild(AT_ONE, fallback=1.0), MODEL), Collapse(bild(), GREEDY, twins=True)],
+    "bild": [
+        Collapse(bild(most=0), GREEDY),
+        Collapse(bild(fallback=1.0), GREEDY),
+        Collapse(bild(fallback=0.0, rollback=0.0), GREEDY),
+        Collapse(bild(AT_ONE, most=0), MODEL),
+        Collapse(bild(AT_ONE, fallback=1.0), MODEL),
+        Collapse(bild(), GREEDY, twins=True),
+    ],
 }
 
 
 def little_and_big(ends: str = "", seed: int = 0) -> dict[str, TableModel]:
     """A draft that mostly wants what the target wants, at times surely something else."""
     big, own = TableModel("abcd" + ends, ends, seed, spread=3.0), TableModel("abcd" + ends, ends, seed + 1, spread=3.0)
-    return {"target": big, "draft": TableModel("abcd" + ends, ends, rule=lambda context: big.scores(context) + 0.8 * own.scores(context))}
+    return {
+        "target": big,
+        "draft": TableModel("abcd" + ends, ends, rule=lambda context: big.scores(context) + 0.8 * own.scores(context)),
+    }
 
 
 def odds(model: TableModel, text: list[int]) -> torch.Tensor:
     return model.scores(tuple(text)).softmax(-1)
 
 
-def written_by_hand(models: dict[str, TableModel], fallback: float, rollback: float, most: int) -> tuple[list[int], int]:
+def written_by_hand(
+    models: dict[str, TableModel], fallback: float, rollback: float, most: int
+) -> tuple[list[int], int]:
     """Tokens of the text, and how many the small model wrote that were taken back."""
     big, small = models["target"], models["draft"]
     text, taken = [*PROMPT, int(odds(big, PROMPT).argmax())], 0
     end = len(PROMPT) + LENGTH
     while len(text) < end and text[-1] not in big.end_ids:
         wrote = _little(small, text, min(most, end - len(text) - 1), fallback)
-        stands = next((i for i in range(len(wrote)) if _wrong(odds(big, text + wrote[:i]), wrote[i], rollback)), len(wrote))
+        stands = next(
+            (i for i in range(len(wrote)) if _wrong(odds(big, text + wrote[:i]), wrote[i], rollback)), len(wrote)
+        )
         taken += len(wrote) - stands
         text += wrote[:stands]
         if text[-1] not in big.end_ids:
@@ -102,11 +115,15 @@ def of_class(cls: type, **knobs) -> Assembly:
 
 @pytest.mark.oracle("bild")
 @pytest.mark.parametrize("ends", ["", "."], ids=["endless", "with an end token"])
-@pytest.mark.parametrize("fallback, rollback, most", [(0.6, 5.0, 10), (0.6, 2.0, 10), (0.9, 1.0, 3), (0.0, 2.0, 10), (0.7, 20.0, 32)])
+@pytest.mark.parametrize(
+    "fallback, rollback, most", [(0.6, 5.0, 10), (0.6, 2.0, 10), (0.9, 1.0, 3), (0.0, 2.0, 10), (0.7, 20.0, 32)]
+)
 def test_the_text_is_what_the_rule_gives_by_hand(fallback, rollback, most, ends):
     for seed in range(0, 12, 2):
         models = little_and_big(ends, seed)
-        lane = write(assemble(bild(fallback=fallback, rollback=rollback, most=most)), models, PROMPT, Limits(0, LENGTH), Draws(0))
+        lane = write(
+            assemble(bild(fallback=fallback, rollback=rollback, most=most)), models, PROMPT, Limits(0, LENGTH), Draws(0)
+        )
         assert lane.tokens[len(PROMPT):] == written_by_hand(models, fallback, rollback, most)[0]
 
 
@@ -139,7 +156,11 @@ def test_what_the_large_model_would_write_itself_is_never_taken_back_however_sur
 def test_the_large_model_is_asked_once_for_each_stretch_and_named_where_it_takes_over():
     session, events = told(bild(fallback=0.1, rollback=2.0), pair(noise=0.04), LENGTH)
     small, large = ([turn for turn in of(Switch, events) if turn.to == who] for who in ("small", "large"))
-    assert len(small) > 3 and any("takes back" in turn.why for turn in large) and any("unsure" in turn.why for turn in large)
+    assert (
+        len(small) > 3
+        and any("takes back" in turn.why for turn in large)
+        and any("unsure" in turn.why for turn in large)
+    )
     asked = sum(event.stream == "target" for event in of(Forward, events)) - 1  # the prompt
     assert 0 < len(of(Draft, events)) <= asked < LENGTH - 1
     assert asked + sum(len(verdict.kept) for verdict in of(Verdict, events)) >= LENGTH - 1

@@ -13,7 +13,7 @@ from test_strategies_legal import is_day
 from toys import END, byte_tokenizer
 
 from playground.contract import make
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
@@ -26,23 +26,58 @@ from strategies.constrained.syncode import Terminals
 from strategies.constrained.syncode.byte_dfa import EMPTY, compiled, encoded
 from strategies.constrained.syncode.mask_store import Lookup, MaskStore
 
-CROSSING = ['"}', '", "', '": "', "1.5", ") + (", "+(", "de", "def", "def ", "<=", "< ", "12", "2)+", ")+", "x<=", " =", "true}", "e3"]
+CROSSING = [
+    '"}',
+    '", "',
+    '": "',
+    "1.5",
+    ") + (",
+    "+(",
+    "de",
+    "def",
+    "def ",
+    "<=",
+    "< ",
+    "12",
+    "2)+",
+    ")+",
+    "x<=",
+    " =",
+    "true}",
+    "e3",
+]
 TOKENIZER = byte_tokenizer(merges=40)
 TOKENIZER.add_tokens(CROSSING)
 TOKENS = Tokens(TOKENIZER, len(TOKENIZER))
 SPELLED = [TOKENS.bytes(token) for token in range(len(TOKENIZER))]
 SUM = make("syncode").source
 WORDS = 'start: line+\nline: "def" NAME | NAME ("<" | "<=") NUMBER\nNAME: /[a-z]+/\nNUMBER: /[0-9]+(\\.[0-9]+)?(e[0-9]+)?/\nWS: / +/\n%ignore WS'
-SOURCES = {"sums": {"source": SUM}, "words": {"source": WORDS}, "json": {"ready": "json"}, "arithmetic": {"ready": "arithmetic"}, "date": {"ready": "date"}}
+SOURCES = {
+    "sums": {"source": SUM},
+    "words": {"source": WORDS},
+    "json": {"ready": "json"},
+    "arithmetic": {"ready": "arithmetic"},
+    "date": {"ready": "date"},
+}
 EXACT = ("sums", "json", "arithmetic", "date")  # where no keyword is spelled like a name
 
 
 def calculates(text: str) -> bool:
-    return bool(re.fullmatch(r"[0-9+]+", text)) and text.count("+") in (1, 2, 3) and ast.parse(text, mode="eval") is not None
+    return (
+        bool(re.fullmatch(r"[0-9+]+", text))
+        and text.count("+") in (1, 2, 3)
+        and ast.parse(text, mode="eval") is not None
+    )
 
 
 SHORT = 'start: NUMBER ("+" NUMBER)~1..3\nNUMBER: /[1-9][0-9]?/'
-SOUND = {"syncode": [({"source": SHORT}, calculates), ({"source": SHORT, "undecided": "banned"}, calculates), ({"ready": "date"}, is_day)]}
+SOUND = {
+    "syncode": [
+        ({"source": SHORT}, calculates),
+        ({"source": SHORT, "undecided": "banned"}, calculates),
+        ({"ready": "date"}, is_day),
+    ]
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +87,28 @@ def engine() -> GrammarEngine:
 
 # --- automata ---
 
-PATTERNS = ["", "ab|a", "(a|b)*c", "a{2,3}b?", "[a-c]+x", "[^ab]b", ".b", "(?:a{2}){2}", "(ab){0,2}c*", r"\d+\.\d", "[a-]b", "[]a]b", r"[\x61-\u00e9]",
-            "é|日本", "a+?b", "(?:a|)b",
-            "[^\\x00-\\x7f]a", "a{0}b", "(a*)*b", "[à-ÿ日-本]"]
+PATTERNS = [
+    "",
+    "ab|a",
+    "(a|b)*c",
+    "a{2,3}b?",
+    "[a-c]+x",
+    "[^ab]b",
+    ".b",
+    "(?:a{2}){2}",
+    "(ab){0,2}c*",
+    r"\d+\.\d",
+    "[a-]b",
+    "[]a]b",
+    r"[\x61-\u00e9]",
+    "é|日本",
+    "a+?b",
+    "(?:a|)b",
+    "[^\\x00-\\x7f]a",
+    "a{0}b",
+    "(a*)*b",
+    "[à-ÿ日-本]",
+]
 LETTERS = "abcx1.- é日]本"
 
 
@@ -77,18 +131,26 @@ def test_from_every_state_there_is_a_way_to_an_end(pattern):
     assert {target for row in automaton.table for target in row} <= ends | {EMPTY}
 
 
-@pytest.mark.parametrize("low, high", [(0, 0x7F), (0x41, 0x3FF), (0x7F, 0x801), (0xD700, 0xE010), (0xFFF0, 0x10010), (0x10FFF0, 0x10FFFF), (0xE9, 0xE9)])
+@pytest.mark.parametrize(
+    "low, high",
+    [(0, 0x7F), (0x41, 0x3FF), (0x7F, 0x801), (0xD700, 0xE010), (0xFFF0, 0x10010), (0x10FFF0, 0x10FFFF), (0xE9, 0xE9)],
+)
 def test_ranges_of_letters_are_the_ranges_of_their_bytes(low, high):
     sequences = encoded(low, high)
     for code in [*range(max(0, low - 70), low + 300), *range(high - 300, min(high + 70, 0x110000))]:
         if not 0 <= code < 0x110000 or 0xD800 <= code <= 0xDFFF:
             continue
         spelled = chr(code).encode()
-        met = sum(len(sequence) == len(spelled) and all(a <= byte <= b for byte, (a, b) in zip(spelled, sequence)) for sequence in sequences)
+        met = sum(
+            len(sequence) == len(spelled) and all(a <= byte <= b for byte, (a, b) in zip(spelled, sequence))
+            for sequence in sequences
+        )
         assert met == (low <= code <= high), hex(code)
 
 
-@pytest.mark.parametrize("pattern", ["a(?=b)", "(?i:a)", "^a", "a$", r"\bx", r"(a)\1", "a{2000}", "(a", "a)", "[a", "*a"])
+@pytest.mark.parametrize(
+    "pattern", ["a(?=b)", "(?i:a)", "^a", "a$", r"\bx", r"(a)\1", "a{2000}", "(a", "a)", "[a", "*a"]
+)
 def test_what_no_automaton_can_do_is_refused(pattern):
     with pytest.raises(Refusal, match="byte by byte"):
         compiled(pattern)
@@ -149,7 +211,9 @@ def begun(name: str):
 
 
 def disagreements(engine: GrammarEngine, name: str) -> tuple[int, int, int]:
-    """Tokens that the store misses, tokens it is wrongly sure of, and tokens it leaves undecided, over 24 texts; the end is another test's."""
+    """Tokens that the store misses, tokens it is wrongly sure of, and tokens it leaves undecided, over 24 texts; the
+    end is another test's.
+    """
     missed = wrong = open_ = 0
     strategy, spelled = begun(name), torch.tensor([len(text) for text in SPELLED]) > 0
     for seed in range(24):
@@ -207,9 +271,20 @@ def terminals_after(text: str, source: str = WORDS) -> set[str]:
     return {terminals.shown[t] for t in at.states}
 
 
-@pytest.mark.parametrize("text, may_be", [
-    ("de", {"'def'", "NAME"}), ("def", {"'def'", "NAME"}), ("defx", {"NAME"}), ("def ", {"WS"}), ("x<", {"'<'", "'<='"}), ("x<=", {"'<='"}),
-    ("x<1", {"NUMBER"}), ("x < 1.", {"NUMBER"}), ("x<1.5e3", {"NUMBER"})])
+@pytest.mark.parametrize(
+    "text, may_be",
+    [
+        ("de", {"'def'", "NAME"}),
+        ("def", {"'def'", "NAME"}),
+        ("defx", {"NAME"}),
+        ("def ", {"WS"}),
+        ("x<", {"'<'", "'<='"}),
+        ("x<=", {"'<='"}),
+        ("x<1", {"NUMBER"}),
+        ("x < 1.", {"NUMBER"}),
+        ("x<1.5e3", {"NUMBER"}),
+    ],
+)
 def test_a_remainder_may_be_all_that_it_may_still_become(text, may_be):
     assert terminals_after(text) == may_be
 
@@ -219,17 +294,24 @@ def test_half_a_letter_is_part_of_the_remainder():
     at = terminals.start()
     for byte in "grö".encode()[:-1]:
         at = terminals.advance(at, byte)
-    assert at.remainder == b"gr\xc3" and terminals.advance(at, 0x20) is None and terminals.advance(at, 0xB6).remainder == "grö".encode()
+    assert (
+        at.remainder == b"gr\xc3"
+        and terminals.advance(at, 0x20) is None
+        and terminals.advance(at, 0xB6).remainder == "grö".encode()
+    )
 
 
 # --- lanes ---
 
 def models(seed: int = 0, spread: float = 2.0) -> dict:
-    return {"target": TableModel(tokenizer=TOKENIZER, seed=seed, spread=spread), "draft": TableModel(tokenizer=TOKENIZER, seed=seed + 9, spread=spread)}
+    return {
+        "target": TableModel(tokenizer=TOKENIZER, seed=seed, spread=spread),
+        "draft": TableModel(tokenizer=TOKENIZER, seed=seed + 9, spread=spread),
+    }
 
 
 def lane(extra: tuple, decoder: str = "greedy", seed: int = 0, length: int = 24):
-    return write(assemble(Recipe(decoder, {}, [extra])), models(seed), [54, 71], Limits(seed, length), Draws(seed))
+    return write(assemble(LaneConfig(decoder, {}, [extra])), models(seed), [54, 71], Limits(seed, length), Draws(seed))
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "sample", "speculative"])
@@ -272,14 +354,18 @@ def test_a_store_that_lets_everything_through_lets_nothing_illegal_through(monke
 
 def test_a_lane_that_trusted_such_a_store_would_be_found_out(monkeypatch):
     everything = torch.ones(len(TOKENIZER), dtype=torch.bool)
-    monkeypatch.setattr(syncode.SynCode, "narrow", lambda self, masks, histories: torch.stack([everything for _ in masks]))
+    monkeypatch.setattr(
+        syncode.SynCode, "narrow", lambda self, masks, histories: torch.stack([everything for _ in masks])
+    )
     with pytest.raises(AssertionError, match="does not allow"):
         lane(("syncode", {"ready": "json"}))
 
 
 def told(**knobs) -> list:
     target, draft = models().values()
-    session = prepare(Models(target, draft), [Recipe("greedy", {}, [("syncode", knobs)])], Prompt("The bird"), Limits(0, 8))
+    session = prepare(
+        Models(target, draft), [LaneConfig("greedy", {}, [("syncode", knobs)])], Prompt("The bird"), Limits(0, 8)
+    )
     return [stamped.event for stamped in session]
 
 
@@ -288,9 +374,13 @@ def test_lookups_and_who_decided_are_told_at_every_place():
     matrices = [event for event in events if isinstance(event, Figure) and event.shape == "matrix"]
     decided = [event.data["series"] for event in events if isinstance(event, Figure) and event.shape == "scalar"]
     assert "NUMBER '+'" in [row for matrix in matrices for row in matrix.data["rows"]]
-    assert all(series["of them legal by the engine"] <= series["undecided"] for series in decided) and any(series["undecided"] for series in decided)
+    assert all(series["of them legal by the engine"] <= series["undecided"] for series in decided) and any(
+        series["undecided"] for series in decided
+    )
     notes = [event.text for event in events if isinstance(event, Note)]
-    assert any("Lexemes" in note and "may grow" in note for note in notes) and not any("engine refused" in note for note in notes)
+    assert any("Lexemes" in note and "may grow" in note for note in notes) and not any(
+        "engine refused" in note for note in notes
+    )
 
 
 def test_that_the_engine_overrules_the_store_is_told(monkeypatch):
@@ -300,9 +390,16 @@ def test_that_the_engine_overrules_the_store_is_told(monkeypatch):
 
 # --- refusals ---
 
-@pytest.mark.parametrize("source, says", [
-    ('start: a | b\na: "x"\nb: "x"', "Reduce/Reduce"), ('start: "a" start? | start "b"', "conflict"), ("start: /a(?=b)/", "byte by byte"),
-    ("start: /a*/", "may be empty"), ("start: x", "SynCode cannot read")])
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        ('start: a | b\na: "x"\nb: "x"', "Reduce/Reduce"),
+        ('start: "a" start? | start "b"', "conflict"),
+        ("start: /a(?=b)/", "byte by byte"),
+        ("start: /a*/", "may be empty"),
+        ("start: x", "SynCode cannot read"),
+    ],
+)
 def test_grammars_it_cannot_follow_are_refused_with_the_reason(source, says):
     with pytest.raises(Refusal, match=says):
         Terminals(source)

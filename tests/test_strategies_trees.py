@@ -1,4 +1,6 @@
-"""Trees of guesses: distinct siblings, stochastic beams, independent drafts, and what is paid for a large tree beside its forward."""
+"""Trees of guesses: distinct siblings, stochastic beams, independent drafts, and what is paid for a large tree beside
+its forward.
+"""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -22,7 +24,7 @@ from playground.algorithms.speculative.drafting import best, guess_row
 from playground.algorithms.speculative.verification import Ruling, reject, walk
 from playground.algorithms.speculative.without_replacement import Urn
 from playground.contract import Drafter, Verifier, find, make
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
@@ -34,27 +36,36 @@ from playground.events import Verdict
 from strategies.speculative.k_seq import optimal_transport as transport
 
 AT_ONE = ("temperature", {"t": 1.0})
-GREEDY, MODEL = Recipe("greedy"), Recipe("greedy", {}, [AT_ONE])
+GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [AT_ONE])
 EXACT, WRONG = 1e-9, 1e-3
 P, Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
 
-def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> Recipe:
-    return Recipe("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
+def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> LaneConfig:
+    return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
 def at_rest(drafter: str, **knobs) -> list[Collapse]:
-    return [Collapse(guessing(drafter, **knobs), GREEDY), Collapse(guessing(drafter, "rejection", AT_ONE, **knobs), MODEL)]
+    return [
+        Collapse(guessing(drafter, **knobs), GREEDY),
+        Collapse(guessing(drafter, "rejection", AT_ONE, **knobs), MODEL),
+    ]
 
 
 CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
 
 
 COLLAPSES = {
-    "rsd_c": [*at_rest("rsd_c", branching=""), Collapse(guessing("rsd_c", "rejection", AT_ONE, branching="1 1 1"), CHAIN)],
+    "rsd_c": [
+        *at_rest("rsd_c", branching=""),
+        Collapse(guessing("rsd_c", "rejection", AT_ONE, branching="1 1 1"), CHAIN),
+    ],
     "rsd_s": [*at_rest("rsd_s", depth=0), Collapse(guessing("rsd_s", "rejection", AT_ONE, width=1, depth=3), CHAIN)],
-    "spectr": [*at_rest("spectr", length=0), Collapse(guessing("spectr", "rejection", AT_ONE, rows=1, length=3), CHAIN),
-               Collapse(guessing("spectr", "k_seq", AT_ONE, rows=1, length=3), CHAIN)],
+    "spectr": [
+        *at_rest("spectr", length=0),
+        Collapse(guessing("spectr", "rejection", AT_ONE, rows=1, length=3), CHAIN),
+        Collapse(guessing("spectr", "k_seq", AT_ONE, rows=1, length=3), CHAIN),
+    ],
 }
 
 
@@ -64,10 +75,13 @@ def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, Tab
 
 def golden() -> dict[str, TableModel]:
     """Two models that say P and Q wherever they are asked."""
-    return {"target": TableModel("abc", rule=lambda context: P.log()), "draft": TableModel("abc", rule=lambda context: Q.log())}
+    return {
+        "target": TableModel("abc", rule=lambda context: P.log()),
+        "draft": TableModel("abc", rule=lambda context: Q.log()),
+    }
 
 
-def first_drafts(recipe: Recipe, models: dict, length: int) -> Iterator[tuple[float, TokenTree, Verdict]]:
+def first_drafts(recipe: LaneConfig, models: dict, length: int) -> Iterator[tuple[float, TokenTree, Verdict]]:
     """Every first round that can be: its probability, its tree and its verdict."""
     seen: list = []
 
@@ -86,7 +100,7 @@ def first_drafts(recipe: Recipe, models: dict, length: int) -> Iterator[tuple[fl
         yield draws.weight, *seen[0]
 
 
-def tokens_of_first_round(recipe: Recipe, depth: int) -> float:
+def tokens_of_first_round(recipe: LaneConfig, depth: int) -> float:
     return sum(weight * (len(verdict.kept) + 1) for weight, _, verdict in first_drafts(recipe, golden(), depth + 1))
 
 
@@ -125,7 +139,10 @@ def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_whole_continuation
 
 def test_a_beam_as_wide_as_all_there_is_holds_every_continuation():
     for _, tree, _ in first_drafts(guessing("rsd_s", "greedy_match", width=9, depth=2), tables("abc"), 3):
-        assert {tuple(tree.prefix(node)) for node in range(len(tree))} == {*product(range(3)), *product(range(3), repeat=2)}
+        assert {tuple(tree.prefix(node)) for node in range(len(tree))} == {
+            *product(range(3)),
+            *product(range(3), repeat=2),
+        }
 
 
 def test_without_chance_the_beam_of_rsd_s_is_that_of_beam_search():
@@ -140,7 +157,9 @@ def test_without_chance_the_beam_of_rsd_s_is_that_of_beam_search():
 @pytest.mark.parametrize("branching, levels", [("3 2", [3, 6]), ("2,2,1", [2, 4, 4]), ("9", [4])])
 def test_rsd_c_has_as_many_children_as_were_asked_for_and_no_two_alike(branching, levels):
     for _, tree, _ in first_drafts(guessing("rsd_c", "greedy_match", branching=branching), tables("abcd"), 4):
-        assert [sum(len(tree.path(node)) == level for node in range(len(tree))) for level in range(1, tree.depth() + 1)] == levels
+        assert [
+            sum(len(tree.path(node)) == level for node in range(len(tree))) for level in range(1, tree.depth() + 1)
+        ] == levels
         assert len({tuple(tree.prefix(node)) for node in range(len(tree))}) == len(tree)
 
 
@@ -152,8 +171,12 @@ def test_a_tree_that_cannot_be_is_refused_in_one_sentence(branching):
 
 @pytest.mark.parametrize("branching, tokens", [("1", 1.7), ("2", 1.808571), ("3", 2.0)])
 def test_distinct_siblings_are_accepted_as_often_as_the_recursive_rule_says(branching, tokens):
-    assert tokens_of_first_round(guessing("rsd_c", "rejection", AT_ONE, branching=branching), 1) == pytest.approx(tokens, abs=1e-6)
-    assert tokens_of_first_round(guessing("rsd_s", "rejection", AT_ONE, width=int(branching)), 1) == pytest.approx(tokens, abs=1e-6)
+    assert tokens_of_first_round(guessing("rsd_c", "rejection", AT_ONE, branching=branching), 1) == pytest.approx(
+        tokens, abs=1e-6
+    )
+    assert tokens_of_first_round(guessing("rsd_s", "rejection", AT_ONE, width=int(branching)), 1) == pytest.approx(
+        tokens, abs=1e-6
+    )
 
 
 def test_with_as_many_nodes_distinct_siblings_stand_more_often_than_independent_ones():
@@ -162,8 +185,15 @@ def test_with_as_many_nodes_distinct_siblings_stand_more_often_than_independent_
     assert tokens_of_first_round(distinct, 2) > tokens_of_first_round(independent, 2) + 0.05
 
 
-@pytest.mark.parametrize("recipe", [guessing("rsd_c", "rejection", AT_ONE, branching="2 1"), guessing("rsd_s", "rejection", AT_ONE, width=2),
-                                    guessing("spectr", "k_seq", AT_ONE)], ids=title)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        guessing("rsd_c", "rejection", AT_ONE, branching="2 1"),
+        guessing("rsd_s", "rejection", AT_ONE, width=2),
+        guessing("spectr", "k_seq", AT_ONE),
+    ],
+    ids=title,
+)
 def test_of_a_draft_that_is_the_target_the_first_guess_stands_all_the_way_down(recipe):
     twin = TableModel("abc")
     for _, tree, verdict in first_drafts(recipe, {"target": twin, "draft": twin}, 3):
@@ -217,7 +247,13 @@ class Judged(Verifier):
     def judge(self, lm, tree, rows):
         def rule(node, children):
             p, position = rows.p[rows.row(node)], rows.position(node)
-            return self.rule(p, children, tree, lambda ratio: lm.flip(ratio, position), lambda rest: lm.draw(rest, position, "redraw"))
+            return self.rule(
+                p,
+                children,
+                tree,
+                lambda ratio: lm.flip(ratio, position),
+                lambda rest: lm.draw(rest, position, "redraw"),
+            )
 
         return walk(lm, tree, rows, rule)
 
@@ -294,7 +330,9 @@ def test_a_redraw_that_some_row_guessed_keeps_that_row_in_step():
     def refused_and_kept(verdict: Verdict) -> set[int]:
         return set(verdict.kept) - {test.node for test in verdict.tests if test.kept}
 
-    verdicts = [verdict for _, _, verdict in first_drafts(guessing("spectr", "k_seq", AT_ONE, length=1), tables("ab"), 2)]
+    verdicts = [
+        verdict for _, _, verdict in first_drafts(guessing("spectr", "k_seq", AT_ONE, length=1), tables("ab"), 2)
+    ]
     assert any(refused_and_kept(verdict) and verdict.origin == "bonus" for verdict in verdicts)
 
 
@@ -318,7 +356,9 @@ def test_k_seq_gives_p_and_comes_near_the_best_any_rule_can_do(data, size, k):
 
 
 def best_acceptance(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
-    """Optimal transport with membership cost, as a flow from drafts to tokens: its value is that of the least cut, one for each set of tokens."""
+    """Optimal transport with membership cost, as a flow from drafts to tokens: its value is that of the least cut, one
+    for each set of tokens.
+    """
     sets = map(list, product([False, True], repeat=len(p)))
     return min(float(p[chosen].sum() + 1 - q[chosen].sum() ** k) for chosen in sets)
 
@@ -330,7 +370,9 @@ def test_the_best_any_rule_can_do_is_what_the_linear_program_finds():
 @pytest.mark.parametrize("p, q, rho", [(P, P, 1.0), (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 1.0)])
 def test_nothing_is_divided_where_models_agree_or_have_nothing_in_common(p, q, rho):
     assert transport.division(p, q, 4) == rho
-    assert torch.equal(transport.left_over(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 4, 1.0), torch.tensor([1.0, 0.0]))
+    assert torch.equal(
+        transport.left_over(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 4, 1.0), torch.tensor([1.0, 0.0])
+    )
 
 
 def test_a_rule_for_independent_guesses_refuses_distinct_ones():
@@ -356,7 +398,7 @@ def test_sample_and_match_writes_what_plain_sampling_writes_whatever_the_tree(dr
     models = {"target": pair(architecture).target, "draft": pair(architecture).draft}
     samplers = [("temperature", {"t": 0.7}), ("top_p", {"p": 0.9}), ("repetition_penalty", {"penalty": 1.2})]
     plain, guessed = (write(assemble(recipe), models, START, Limits(5, 12), Draws(5)).tokens
-                      for recipe in (Recipe("greedy", {}, samplers), guessing(drafter, "sample_match", *samplers)))
+                      for recipe in (LaneConfig("greedy", {}, samplers), guessing(drafter, "sample_match", *samplers)))
     assert plain == guessed
 
 
@@ -376,7 +418,12 @@ def test_a_row_looked_at_alone_is_the_row_it_is_among_all():
 
     tokenizer = byte_tokenizer()
     models = {"target": TableModel(tokenizer=tokenizer), "draft": TableModel(tokenizer=tokenizer, seed=1)}
-    toggles = [("regex", {"pattern": "[a-f]{12}"}), AT_ONE, ("top_p", {"p": 0.8}), ("repetition_penalty", {"penalty": 1.5})]
+    toggles = [
+        ("regex", {"pattern": "[a-f]{12}"}),
+        AT_ONE,
+        ("top_p", {"p": 0.8}),
+        ("repetition_penalty", {"penalty": 1.5}),
+    ]
     assembly = assemble(guessing("rsd_c", "sample_match", *toggles))
     assembly.decoder.verifier = Comparing()
     write(assembly, models, [54, 71], Limits(0, 12), Draws(0))
@@ -395,7 +442,10 @@ class RowsCounted(find("temperature")):
 @pytest.mark.parametrize("verifier", ["sample_match", "rejection"])
 def test_samplers_see_only_the_rows_of_a_tree_that_are_looked_at(verifier):
     chance = torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
-    model, assembly = TableModel("abcdefghi", rule=lambda context: chance[context[-1]]), assemble(guessing("token_recycling", verifier, AT_ONE))
+    model, assembly = (
+        TableModel("abcdefghi", rule=lambda context: chance[context[-1]]),
+        assemble(guessing("token_recycling", verifier, AT_ONE)),
+    )
     assembly.samplers = [RowsCounted(1.0)]
     assembly.samplers[0].given = []
     lane = write(assembly, {"target": model}, [0], Limits(0, 40), Draws(0))
@@ -417,7 +467,13 @@ def test_a_round_of_sixty_four_rows_takes_two_milliseconds_beside_its_forward_at
     recipe = guessing("token_recycling", "sample_match", AT_ONE, ("top_p", {"p": 0.9}), nodes=63)
     memory = Memory()
     for seed in range(2):  # the second text finds the memory filled
-        session = prepare(models, [recipe], Prompt("Once upon a time there was a king who had three sons."), Limits(seed, 64), memory=memory)
+        session = prepare(
+            models,
+            [recipe],
+            Prompt("Once upon a time there was a king who had three sons."),
+            Limits(seed, 64),
+            memory=memory,
+        )
         while not session.finished:
             start = thread_time()
             session.advance()

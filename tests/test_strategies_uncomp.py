@@ -1,4 +1,5 @@
-"""UNComp asks how various a head's queries are before it cuts: held against attention written out over the whole text."""
+"""UNComp asks how various a head's queries are before it cuts: held against attention written out over the whole text.
+"""
 from __future__ import annotations
 
 import math
@@ -17,7 +18,7 @@ from transformers import AttentionInterface
 
 from playground.cli import main
 from playground.contract import make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -69,14 +70,18 @@ def test_neither_length_nor_direction_nor_where_the_rows_lie_matters():
     half = random_rows(20, 6)
     turn, _ = torch.linalg.qr(random_rows(6, 6, seed=3))
     longer = half * (1 + torch.arange(20)[:, None])
-    rows = torch.stack([torch.cat([part, -part]) for part in (half, half @ turn, longer)] + [torch.cat([half, -half]) + 7])
+    rows = torch.stack(
+        [torch.cat([part, -part]) for part in (half, half @ turn, longer)] + [torch.cat([half, -half]) + 7]
+    )
     found = matrix_entropy(rows, 4)
     assert (found - found[0]).abs().max() < 1e-9 and found[0] > 0.1
 
 
 def test_the_various_half_of_the_heads_is_wide():
     assert wide_half(torch.tensor([0.1, 0.4, 0.3, 0.2])).tolist() == [False, True, True, False]
-    assert wide_half(torch.tensor([0.1, 0.1, 0.1])).tolist() == [True, True, False] and wide_half(torch.tensor([0.0])).tolist() == [True]
+    assert wide_half(torch.tensor([0.1, 0.1, 0.1])).tolist() == [True, True, False] and wide_half(
+        torch.tensor([0.0])
+    ).tolist() == [True]
     assert written([torch.tensor([True, False]), torch.tensor([False, True])]) == "10.01"
 
 
@@ -84,12 +89,15 @@ def test_the_various_half_of_the_heads_is_wide():
 
 @dataclass
 class WholeText:
-    """Greedy decoding without a cache. `rule` says what the prompt's rows see, and after each forward what of the text lives on."""
+    """Greedy decoding without a cache. `rule` says what the prompt's rows see, and after each forward what of the text
+    lives on.
+    """
 
     architecture: str
     rule: object
     seen: dict = field(default_factory=dict)  # by layer: what each row saw, [kv_heads, rows, rows]
-    live: dict = field(default_factory=lambda: defaultdict(list))  # by layer: positions that later rows may see, by head
+    # by layer: positions that later rows may see, by head
+    live: dict = field(default_factory=lambda: defaultdict(list))
     queries: dict = field(default_factory=dict)  # of the prompt, by layer, [heads, n, d]
 
     @torch.inference_mode()
@@ -131,9 +139,15 @@ class WholeText:
     def _settle(self, layer: int, full: Tensor, spread: Tensor, heads: int) -> None:
         count = full.shape[1]
         first = count - 1 if layer in self.live else 0
-        live = [set(range(count)) for _ in range(heads)] if not first else [{*head, count - 1} for head in self.live[layer]]
+        live = (
+            [set(range(count)) for _ in range(heads)]
+            if not first
+            else [{*head, count - 1} for head in self.live[layer]]
+        )
         rows = (spread if self.rule.one_way and first else full).unflatten(0, (heads, -1)).sum(1)[:, first:]
-        self.live[layer] = [self.rule.stays(self, layer, head, live[head], rows[head].tolist()) for head in range(heads)]
+        self.live[layer] = [
+            self.rule.stays(self, layer, head, live[head], rows[head].tolist()) for head in range(heads)
+        ]
 
 
 @dataclass
@@ -203,10 +217,14 @@ def test_uncomp_writes_and_holds_what_decoding_by_hand_does(architecture, knobs)
     assert found == by_hand.write(PROMPT, LENGTH)
     for read, held in enumerate(found[1], len(PROMPT)):
         for layer in held:
-            rooms = sorted(min(read, policy.low if place < len(layer) // 2 else policy.high) for place in range(len(layer)))
+            rooms = sorted(
+                min(read, policy.low if place < len(layer) // 2 else policy.high) for place in range(len(layer))
+            )
             assert sorted(map(len, layer)) == rooms
     for layer, entropies in enumerate(after_a_run(policy, architecture)._entropies.tolist()):
-        assert entropies == pytest.approx(by_eigenvalues(by_hand.queries[layer], len(entropies), policy.eigenvalues), abs=1e-6)
+        assert entropies == pytest.approx(
+            by_eigenvalues(by_hand.queries[layer], len(entropies), policy.eigenvalues), abs=1e-6
+        )
 
 
 class WideAndNarrowAreSwapped(UNComp):
@@ -304,7 +322,9 @@ class EachHeadHasAMeanOfItsOwn(UNComp):
         super().asked(layer, queries - queries.mean(2, keepdim=True))
 
 
-@pytest.mark.parametrize("wrong", [OneHeadSpeaksForItsGroup, TheLastRowsSpeak, EachHeadHasAMeanOfItsOwn], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "wrong", [OneHeadSpeaksForItsGroup, TheLastRowsSpeak, EachHeadHasAMeanOfItsOwn], ids=lambda cls: cls.__name__
+)
 def test_an_entropy_of_other_queries_is_found_out(wrong):
     right, found = (after_a_run(policy(**UNCOMP_TIGHT))._entropies for policy in (UNComp, wrong))
     assert (found - right).abs().amax() > 1e-2
@@ -324,8 +344,13 @@ def marks_by_hand(texts: list[list[int]], architecture: str = "llama") -> str:
                 votes[layer, head] += sum(other > found[head] for other in found) < heads // 2
     layers = sorted({layer for layer, _ in votes})
     tallies = [[votes[layer, head] for head in range(heads)] for layer in layers]
-    return ".".join("".join("1" if sum(o > mine for o in tally) + tally[:head].count(mine) < heads // 2 else "0" for head, mine in enumerate(tally))
-                    for tally in tallies)
+    return ".".join(
+        "".join(
+            "1" if sum(o > mine for o in tally) + tally[:head].count(mine) < heads // 2 else "0"
+            for head, mine in enumerate(tally)
+        )
+        for tally in tallies
+    )
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
@@ -339,12 +364,19 @@ def test_marks_are_what_most_texts_say(architecture):
 @pytest.mark.parametrize("marks", ["10.10.10", "01.10.01"])
 def test_marks_say_which_heads_are_wide_whatever_the_prompt_says(marks):
     _, found = course(alone(make("uncomp", marks=marks, **UNCOMP_TIGHT)), models())
-    assert [[len(head) for head in layer] for layer in found[0]] == [[12 if digit == "1" else 7 for digit in layer] for layer in marks.split(".")]
+    assert [[len(head) for head in layer] for layer in found[0]] == [
+        [12 if digit == "1" else 7 for digit in layer] for layer in marks.split(".")
+    ]
 
 
 @pytest.mark.parametrize("marks", ["10.10", "1.0.1", "10.10.1"])
 def test_marks_of_another_model_are_refused_in_one_sentence(marks):
-    session = prepare(pair(), [with_policy(Recipe("greedy"), "uncomp", marks=marks, **UNCOMP_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=4))
+    session = prepare(
+        pair(),
+        [with_policy(LaneConfig("greedy"), "uncomp", marks=marks, **UNCOMP_TIGHT)],
+        Prompt(TEXT),
+        Limits(max_new_tokens=4),
+    )
     (failed,) = [stamped.event for stamped in session if isinstance(stamped.event, Failed)]
     assert failed.message == "The marks are not for 3 layers with 2 heads of keys each: run `fit` for this model."
 
@@ -356,4 +388,9 @@ def test_the_command_prints_marks_to_paste_behind_a_lane(capsys, tmp_path):
     line = capsys.readouterr().out.strip()
     marks, stages = line.removeprefix("--with uncomp:marks=").split(",stages=")
     assert set(marks) <= set("01.") and sum(map(int, stages.split("."))) == 2
-    assert main(["run", "greedy", "--model", str(saved), "--prompt", "The red fox", "--max-new-tokens", "4", *line.split()]) == 0
+    assert (
+        main(
+            ["run", "greedy", "--model", str(saved), "--prompt", "The red fox", "--max-new-tokens", "4", *line.split()]
+        )
+        == 0
+    )

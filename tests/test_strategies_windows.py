@@ -27,7 +27,13 @@ COLLAPSES = {
 
 def test_a_window_that_is_right_from_the_start_is_kept_whole():
     same = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[context[-1]] * 50)
-    write(assemble(guessing("jacobi", "greedy_match", window=4, init="repeat")), {"target": same}, [1], Limits(0, 20), Draws(0))
+    write(
+        assemble(guessing("jacobi", "greedy_match", window=4, init="repeat")),
+        {"target": same},
+        [1],
+        Limits(0, 20),
+        Draws(0),
+    )
     assert same.forwards == 1 + 20 / 5
 
 
@@ -87,7 +93,13 @@ def test_without_chance_and_with_all_chance_on_one_token_it_is_the_same_iteratio
     forwards = []
     for samplers in ([], [("top_k", {"k": 1})]):
         model = TableModel("abcde", seed=1, spread=4)
-        write(assemble(guessing("jacobi", "rejection", *samplers, window=5, init="repeat")), {"target": model}, [0, 1], Limits(0, 30), Draws(0))
+        write(
+            assemble(guessing("jacobi", "rejection", *samplers, window=5, init="repeat")),
+            {"target": model},
+            [0, 1],
+            Limits(0, 30),
+            Draws(0),
+        )
         forwards.append(model.forwards)
     assert forwards[0] == forwards[1] <= 31
 
@@ -279,7 +291,11 @@ def test_a_window_takes_a_node_for_each_place_and_columns_hang_on_the_first_row(
     tree = TokenTree()
     columns = [drafter._column(tree, column) for column in range(3)]
     assert [tuple(tree.prefix(column[-1])) for column in columns] == [(3, 6), (1, 4, 7), (1, 2, 5, 8)]
-    assert [[tree.tokens[node] for node in column if node != ROOT] for column in columns] == [[3, 6], [1, 4, 7], [2, 5, 8]]
+    assert [[tree.tokens[node] for node in column if node != ROOT] for column in columns] == [
+        [3, 6],
+        [1, 4, 7],
+        [2, 5, 8],
+    ]
     assert len(tree) == 2 + 3 + 3, "the text's own end is in no tree"
 
 

@@ -1,4 +1,5 @@
-"""Studies of recorded runs: the arithmetic of speculation against chance and closed forms, and what is told of traces."""
+"""Studies of recorded runs: the arithmetic of speculation against chance and closed forms, and what is told of traces.
+"""
 from __future__ import annotations
 
 import json
@@ -12,7 +13,7 @@ from pairs import pair
 import playground
 from playground.algorithms.speculative.speculation_math import (
     Costs,
-    Round,
+    DraftRound,
     acceptance,
     acceptance_by_level,
     block_efficiency,
@@ -26,7 +27,7 @@ from playground.algorithms.speculative.speculation_math import (
 )
 from playground.cli import main
 from playground.contract import make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
 from playground.events import Commit, Done, Draft, Figure, Forward, Header, Note, Stamped, Verdict
 from playground.events import Test as Trial  # pytest would collect it
@@ -38,16 +39,19 @@ PROMPT = "The green bird"
 # --- made by hand ---
 
 def trace(*events, **header) -> Trace:
-    return Trace([Header(**{"strategy": "speculative", **header})], [Stamped(0, seq, 0.0, event) for seq, event in enumerate(events)])
+    return Trace(
+        [Header(**{"strategy": "speculative", **header})],
+        [Stamped(0, seq, 0.0, event) for seq, event in enumerate(events)],
+    )
 
 
-def chained(alphas: list[float], gamma: int, count: int, seed: int = 0) -> list[Round]:
+def chained(alphas: list[float], gamma: int, count: int, seed: int = 0) -> list[DraftRound]:
     """Rounds of a chain whose guesses stand by chance, at depth i with alphas[i]."""
     chance = random.Random(seed)
     found = []
     for _ in range(count):
         kept = next((i for i in range(gamma) if chance.random() >= alphas[i]), gamma)
-        found.append(Round(gamma, gamma, kept, kept < gamma, kept + 1))
+        found.append(DraftRound(gamma, gamma, kept, kept < gamma, kept + 1))
     return found
 
 
@@ -58,8 +62,15 @@ def guess(number: int, parents: list[int], kept: list[int], refused: bool, tests
 
 def lane(tau: list[int], draft: str, size: float, **header) -> Trace:
     """A lane whose rounds commit so many tokens each, with a draft model of that size."""
-    events = [event for number, tokens in enumerate(tau) for event in guess(number, [-1, 0, 1, 2], list(range(tokens - 1)), tokens < 5)]
-    passes = [Forward("draft", "decode", 1, context, 2, 1, 0.001, 2 * size + 40.0 * (context + 0.5)) for context in (10, 20, 30)]
+    events = [
+        event
+        for number, tokens in enumerate(tau)
+        for event in guess(number, [-1, 0, 1, 2], list(range(tokens - 1)), tokens < 5)
+    ]
+    passes = [
+        Forward("draft", "decode", 1, context, 2, 1, 0.001, 2 * size + 40.0 * (context + 0.5))
+        for context in (10, 20, 30)
+    ]
     targets = [Forward("target", "decode", rows, 10, 8, 1, 0.008 + 0.002 * rows, 2e9 * rows) for rows in (1, 5)]
     return trace(*events, *passes, *targets, draft=draft, prompt="Once", **header)
 
@@ -99,14 +110,18 @@ def test_by_depth_the_prediction_is_what_was_measured_where_all_drafts_are_of_on
     found = chained([0.9, 0.6, 0.3], 3, 500)
     measured = sum(r.tokens for r in found) / len(found)
     assert block_efficiency_by_level(acceptance_by_level(found), 3) == pytest.approx(measured)
-    assert block_efficiency(acceptance(found), 3) != pytest.approx(measured, abs=0.01), "with one chance for all depths it is not"
+    assert block_efficiency(acceptance(found), 3) != pytest.approx(measured, abs=0.01), (
+        "with one chance for all depths it is not"
+    )
 
 
 def test_the_overlap_of_two_models_is_the_mean_of_the_clipped_ratio_over_draws():
     chance = torch.Generator().manual_seed(0)
     p, q = (torch.rand(6, generator=chance, dtype=torch.float64).softmax(-1) for _ in range(2))
     draws = q.multinomial(20_000, replacement=True, generator=chance).tolist()
-    verdicts = [Verdict(i, [], [Trial(0, float(p[x]), float(q[x]), 0.5, False)], 1, "", "redraw") for i, x in enumerate(draws)]
+    verdicts = [
+        Verdict(i, [], [Trial(0, float(p[x]), float(q[x]), 0.5, False)], 1, "", "redraw") for i, x in enumerate(draws)
+    ]
     assert overlap(trace(*verdicts)) == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.005)
 
 
@@ -126,7 +141,9 @@ def test_speed_up_without_guesses_is_one_and_guessing_pays_only_above_the_cost_o
 
 
 def test_costs_are_read_from_seconds():
-    passes = [Forward("target", "decode", k, 9, 8, 1, 0.010 + 0.002 * k) for k in (1, 5, 9)] + [Forward("draft", "decode", 1, 9, 2, 1, 0.003)] * 3
+    passes = [Forward("target", "decode", k, 9, 8, 1, 0.010 + 0.002 * k) for k in (1, 5, 9)] + [
+        Forward("draft", "decode", 1, 9, 2, 1, 0.003)
+    ] * 3
     costs = measured_costs(passes, [])
     assert (costs.draft, costs.row, costs.measured) == (pytest.approx(0.25), pytest.approx(1 / 6), True)
 
@@ -138,8 +155,13 @@ def test_passes_of_one_size_leave_further_rows_free_and_a_plain_lane_prices_them
 
 
 def test_costs_leave_out_prefill_and_what_lanes_shared():
-    passes = [Forward("target", "prefill", 200, 0, 8, 1, 5.0), Forward("target", "decode", 1, 9, 8, 3, 9.0), Forward("target", "decode", 1, 9, 8, 1, 0.01),
-              Forward("target", "decode", 6, 9, 8, 1, 0.01), Forward("draft", "prefill", 200, 0, 2, 1, 5.0)]
+    passes = [
+        Forward("target", "prefill", 200, 0, 8, 1, 5.0),
+        Forward("target", "decode", 1, 9, 8, 3, 9.0),
+        Forward("target", "decode", 1, 9, 8, 1, 0.01),
+        Forward("target", "decode", 6, 9, 8, 1, 0.01),
+        Forward("draft", "prefill", 200, 0, 2, 1, 5.0),
+    ]
     assert measured_costs(passes, []) == Costs(0.0, 0.0, True)
     assert measured_costs(passes[:2], []) is None
 
@@ -171,7 +193,11 @@ def test_rounds_count_levels_of_trees_and_tell_a_refusal_from_an_end():
     tree = guess(0, [-1, -1, 0, 0, 1], [1, 4], False)
     refused = guess(1, [-1, 0, 1], [0], True)
     silent = [Draft(2, [7], ["x"], [-1], [1.0]), Verdict(2, [0], [], -1)]  # the guess ended the text
-    assert rounds(trace(*tree, *refused, *silent)) == [Round(2, 5, 2, False, 3), Round(3, 3, 1, True, 2), Round(1, 1, 1, False, 1)]
+    assert rounds(trace(*tree, *refused, *silent)) == [
+        DraftRound(2, 5, 2, False, 3),
+        DraftRound(3, 3, 1, True, 2),
+        DraftRound(1, 1, 1, False, 1),
+    ]
 
 
 # --- the study ---
@@ -233,13 +259,15 @@ def test_lanes_that_shared_every_pass_have_no_costs_of_their_own():
 def test_predictions_are_called_predictions():
     told = study(lane([1, 3, 5], "draft", 1e6))
     assert all("predicted" in row for row in numbers(told) if "speed-up" in row)
-    assert any("Predicted" in event.name for event in told if isinstance(event, Figure)) and "Predictions" in notes(told)
+    assert any("Predicted" in event.name for event in told if isinstance(event, Figure)) and "Predictions" in notes(
+        told
+    )
 
 
 @pytest.fixture(scope="module")
 def recorded() -> Trace:
     """A plain and two speculative lanes of random models, the second with the target as its own draft."""
-    lanes = [Recipe("greedy"), Recipe("speculative")]
+    lanes = [LaneConfig("greedy"), LaneConfig("speculative")]
     results = playground.compare(lanes, PROMPT, models=pair(), max_new_tokens=40)
     return Trace([r.header for r in results], sorted((s for r in results for s in r.trace.events), key=lambda s: s.seq))
 
@@ -250,7 +278,9 @@ def test_a_recorded_run_is_told_as_it_was(recorded):
     speculative = [stamped.event for stamped in recorded.lane(1).events]
     drafts, verdicts = ([event for event in speculative if isinstance(event, kind)] for kind in (Draft, Verdict))
     assert numbers(told)["rounds"] == [len(drafts)] == [len(verdicts)]
-    assert numbers(told)["tokens a round, measured"] == [pytest.approx(sum(len(v.kept) + 1 for v in verdicts) / len(verdicts))]
+    assert numbers(told)["tokens a round, measured"] == [
+        pytest.approx(sum(len(v.kept) + 1 for v in verdicts) / len(verdicts))
+    ]
     tested = sum(len(v.tests) for v in verdicts)
     assert numbers(told)["α from counts"] == [pytest.approx(sum(len(v.kept) for v in verdicts) / tested)]
     assert numbers(told)["cost of a further row"][0] >= 0 and numbers(told)["draft cost"][0] > 0
@@ -259,7 +289,9 @@ def test_a_recorded_run_is_told_as_it_was(recorded):
 
 def test_a_target_that_drafts_for_itself_is_always_right():
     target = pair().target
-    result = playground.run("speculative", PROMPT, models=Models(target, target), max_new_tokens=25, extras=[("draft_model", {"depth": 4})])
+    result = playground.run(
+        "speculative", PROMPT, models=Models(target, target), max_new_tokens=25, extras=[("draft_model", {"depth": 4})]
+    )
     told = study(result.trace)
     assert numbers(told)["α from counts"] == [1.0]
     full = [r for r in rounds(result.trace) if r.levels == 4]
@@ -291,12 +323,21 @@ def test_the_command_prints_tables_or_json(shell, recorded, tmp_path):
     assert {event["kind"] for event in told} == {"figure", "note"}
 
 
-@pytest.mark.parametrize("words, says", [
-    ("study scaling_laws", "F.jsonl"), ("study greedy F", "is a decoder"), ("study scaling_laws /nowhere", "cannot be opened"),
-    ("study scaling_laws F --set gamma_max=99", "between"), ("study scaling_laws PLAIN", "guesses ahead"), ("study scaling_laws BROKEN", "contradicts itself"),
-])
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("study scaling_laws", "F.jsonl"),
+        ("study greedy F", "is a decoder"),
+        ("study scaling_laws /nowhere", "cannot be opened"),
+        ("study scaling_laws F --set gamma_max=99", "between"),
+        ("study scaling_laws PLAIN", "guesses ahead"),
+        ("study scaling_laws BROKEN", "contradicts itself"),
+    ],
+)
 def test_wrong_input_is_refused_in_one_line(shell, tmp_path, words, says):
-    trace(Forward(), Commit(0, [1], ["a"], "a", [None], ["sampled"]), Done("length"), prompt="x").save(tmp_path / "plain.jsonl")
+    trace(Forward(), Commit(0, [1], ["a"], "a", [None], ["sampled"]), Done("length"), prompt="x").save(
+        tmp_path / "plain.jsonl"
+    )
     trace(Done(), Done()).save(tmp_path / "broken.jsonl")
     words = words.replace("PLAIN", str(tmp_path / "plain.jsonl")).replace("BROKEN", str(tmp_path / "broken.jsonl"))
     code, out, err = shell(*words.split())
@@ -306,26 +347,41 @@ def test_wrong_input_is_refused_in_one_line(shell, tmp_path, words, says):
 # --- the page ---
 
 EVERY_SHAPE = [
-    Figure("scalar", "s", {"x": 0, "series": {"a": 1.0, "b": None}, "lines": {"limit": 2.0}}), Figure("scalar", "s", {"x": 1, "series": {"a": 3.0, "b": 0.5}}),
-    Figure("bars", "b", {"labels": ["p", "q"], "values": [1, 2]}), Figure("matrix", "m", {"rows": ["r"], "columns": ["c", "d"], "values": [[1.5, None]]}),
-    Figure("tree", "t", {"labels": ["root", "leaf"], "parents": [-1, 0], "values": [1.0, 0.5]}), Figure("spans", "p", {"spans": [[2, 5, "copied", 1.0]]}),
+    Figure("scalar", "s", {"x": 0, "series": {"a": 1.0, "b": None}, "lines": {"limit": 2.0}}),
+    Figure("scalar", "s", {"x": 1, "series": {"a": 3.0, "b": 0.5}}),
+    Figure("bars", "b", {"labels": ["p", "q"], "values": [1, 2]}),
+    Figure("matrix", "m", {"rows": ["r"], "columns": ["c", "d"], "values": [[1.5, None]]}),
+    Figure("tree", "t", {"labels": ["root", "leaf"], "parents": [-1, 0], "values": [1.0, 0.5]}),
+    Figure("spans", "p", {"spans": [[2, 5, "copied", 1.0]]}),
     Figure("points", "k", {"points": [[1, -1, "a", "like a", False], [0.5, 2, "b", "", False]]}),
-    Figure("points", "k", {"points": [[1, -1, "a", "like a", True]], "path": [[0.5, 0.5, "query 1"]]}), Note("So it is."),
+    Figure("points", "k", {"points": [[1, -1, "a", "like a", True]], "path": [[0.5, 0.5, "query 1"]]}),
+    Note("So it is."),
 ]
 
 
 def test_the_page_draws_every_shape_once():
     from playground.ui.study_figures import draw, drawings, notes
     line_, bars, matrix, tree, spans, points = drawings(EVERY_SHAPE)
-    assert [(list(series.x), list(series.y)) for series in line_.data] == [([0, 1], [1.0, 3.0]), ([1], [0.5])] and len(line_.layout.shapes) == 1
+    assert [(list(series.x), list(series.y)) for series in line_.data] == [([0, 1], [1.0, 3.0]), ([1], [0.5])] and len(
+        line_.layout.shapes
+    ) == 1
     assert list(bars.data[0].y) == [1, 2]
     assert matrix.data[0].text[0][0] == "1.5" and matrix.data[0].text[0][1] == ""
     assert list(tree.data[-1].x) == [0, 1]
     assert list(spans.data[0].base) == [2] and list(spans.data[0].x) == [3]
     groups = [(group.name, list(group.x), list(group.marker.symbol)) for group in points.data]
     assert groups == [("like a", [1, 1], ["circle", "x"]), ("others", [0.5], ["circle"])]
-    assert [(arrow.text, arrow.x, arrow.ax) for arrow in points.layout.annotations if arrow.text == "query 1"] == [("query 1", 0.5, 0)]
-    assert [json.loads(plot.plot)["layout"]["title"]["text"] for plot in draw(EVERY_SHAPE)] == ["s", "b", "m", "t", "p", "k"]
+    assert [(arrow.text, arrow.x, arrow.ax) for arrow in points.layout.annotations if arrow.text == "query 1"] == [
+        ("query 1", 0.5, 0)
+    ]
+    assert [json.loads(plot.plot)["layout"]["title"]["text"] for plot in draw(EVERY_SHAPE)] == [
+        "s",
+        "b",
+        "m",
+        "t",
+        "p",
+        "k",
+    ]
     assert notes(EVERY_SHAPE) == ["So it is."]
 
 
@@ -333,6 +389,11 @@ def test_the_shell_prints_every_shape():
     from playground.cli.run_study import printed
     s, b, m, t, p, k, note = printed(EVERY_SHAPE)
     assert s.splitlines() == ["s", "x      a  b", "0  1.000  -", "1  3.000  0.500", "limit: 2.000"]
-    assert "2 to 5" in p and "  leaf" in t and m.splitlines()[2].split() == ["r", "1.500", "-"] and b.splitlines()[1].split() == ["p", "1"]
+    assert (
+        "2 to 5" in p
+        and "  leaf" in t
+        and m.splitlines()[2].split() == ["r", "1.500", "-"]
+        and b.splitlines()[1].split() == ["p", "1"]
+    )
     assert "like a, crossed out" in k and k.splitlines()[-1].split() == ["0.500", "0.500", "query", "1", "arrow"]
     assert note == "So it is."

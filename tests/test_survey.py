@@ -1,4 +1,6 @@
-"""A survey counts what the lanes did, holds entrants against each other within rounds, and lets no lane spoil it for others."""
+"""A survey counts what the lanes did, holds entrants against each other within rounds, and lets no lane spoil it for
+others.
+"""
 from __future__ import annotations
 
 import csv
@@ -24,34 +26,40 @@ from playground.bench.user_questions import LONGEST, MOST_BYTES, MOST_LINES, own
 from playground.cli import main
 from playground.cli.bench_survey import read_entrants
 from playground.cli.lane_options import read_lane
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.errors import Refusal
-from playground.trace.lane_metrics import Record
+from playground.trace.lane_metrics import LaneRecord
 
 ROOT = Path(__file__).resolve().parents[1]
-GREEDY = Entrant("greedy", Recipe("greedy"))
-GUESSING = Entrant("guessing", Recipe("speculative", extras=[("draft_model", {"depth": 3})]))
-DRAWING = Entrant("drawing", Recipe("sample", {"temperature": 1.5, "top_p": 1.0}))
-NEEDY = Entrant("needy", Recipe("greedy", extras=[("cad", {})]))  # wants a context that the questions do not have
+GREEDY = Entrant("greedy", LaneConfig("greedy"))
+GUESSING = Entrant("guessing", LaneConfig("speculative", extras=[("draft_model", {"depth": 3})]))
+DRAWING = Entrant("drawing", LaneConfig("sample", {"temperature": 1.5, "top_p": 1.0}))
+NEEDY = Entrant("needy", LaneConfig("greedy", extras=[("cad", {})]))  # wants a context that the questions do not have
 BIRD, FOX = questions_in("""{"task": "birds", "prompt": "The green bird", "answer": "x"}
 {"task": "foxes", "prompt": "The red fox", "answer": "e", "contains": true}""")
 
 
-def asked(entrants: list[Entrant], questions: list[Question], repeats: int = 1, length: int = 12, **more) -> list[Answer]:
+def asked(
+    entrants: list[Entrant], questions: list[Question], repeats: int = 1, length: int = 12, **more
+) -> list[Answer]:
     return list(survey(pair(), entrants, questions, repeats, Limits(max_new_tokens=length), warm_up=False, **more))
 
 
 def made(entrant: str = "greedy", number: int = 0, round: int = 1, **facts) -> Answer:
-    return Answer(entrant, number, facts.pop("question", BIRD), round, seed=0, **{"token_ids": [5, 6, 7], "seconds": 1.0, **facts})
+    return Answer(
+        entrant, number, facts.pop("question", BIRD), round, seed=0, **{"token_ids": [5, 6, 7], "seconds": 1.0, **facts}
+    )
 
 
 # --- asking ---
 
 def test_an_answer_counts_what_its_trace_counts():
     answer, = asked([GUESSING], [BIRD], length=16)
-    lane, = playground.compare([GUESSING.recipe], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16)
-    trials = Record(lane.trace.events).trials()
+    (lane,) = playground.compare(
+        [GUESSING.recipe], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16
+    )
+    trials = LaneRecord(lane.trace.events).trials()
     assert answer.token_ids == lane.token_ids and answer.text == lane.text and answer.reason == lane.reason
     assert answer.forwards == lane.metrics["forwards"] and {"target", "draft"} <= answer.forwards.keys()
     assert (answer.accepted, answer.tested) == (sum(kept for _, kept in trials), len(trials)) and answer.tested > 0
@@ -61,7 +69,10 @@ def test_an_answer_counts_what_its_trace_counts():
 
 
 def test_a_lane_that_fails_or_is_refused_leaves_the_others():
-    endless, unruly = replace(BIRD, prompt="bird " * 500), Entrant("unruly", Recipe("greedy", extras=[("regex", {"pattern": "("})]))
+    endless, unruly = (
+        replace(BIRD, prompt="bird " * 500),
+        Entrant("unruly", LaneConfig("greedy", extras=[("regex", {"pattern": "("})])),
+    )
     answers = asked([unruly, GREEDY], [BIRD, endless])
     told = {(answer.entrant, answer.number): answer.failure for answer in answers}
     assert told["unruly", 0] and "shorten it" in told["greedy", 1]
@@ -84,7 +95,10 @@ def test_cancelling_stops_within_a_question():
 
 def test_nobody_always_follows_the_same_other():
     entrants = [replace(GREEDY, name=name) for name in "abc"]
-    assert "".join(answer.entrant for answer in asked(entrants, [BIRD, FOX, BIRD], 2, length=1)) == "abcbcacab" + "bcacababc"
+    assert (
+        "".join(answer.entrant for answer in asked(entrants, [BIRD, FOX, BIRD], 2, length=1))
+        == "abcbcacab" + "bcacababc"
+    )
 
 
 def test_every_question_and_round_draws_anew_and_entrants_share_the_draws():
@@ -101,7 +115,10 @@ def test_a_warm_up_is_dropped():
 
 
 def test_a_judge_that_is_wrong_gives_other_scores():
-    right, wrong = asked([GREEDY], [FOX]), asked([GREEDY], [FOX], judge=lambda question, text: 1.0 - score(question, text))
+    right, wrong = (
+        asked([GREEDY], [FOX]),
+        asked([GREEDY], [FOX], judge=lambda question, text: 1.0 - score(question, text)),
+    )
     assert right[0].text == wrong[0].text and right[0].score + wrong[0].score == 1.0
     assert table(right)[0].score.mean != table(wrong)[0].score.mean
 
@@ -111,8 +128,15 @@ def test_the_small_world_judges_its_own_questions():
     assert score(question, question.answer) == 1.0 and score(question, "#### nothing") == 0.0
 
 
-@pytest.mark.parametrize("entrants, questions, repeats, about", [
-    ([], [BIRD], 1, "entrants"), ([GREEDY, GREEDY], [BIRD], 1, "entrants"), ([GREEDY], [], 1, "questions"), ([GREEDY], [BIRD], 0, "repeats")])
+@pytest.mark.parametrize(
+    "entrants, questions, repeats, about",
+    [
+        ([], [BIRD], 1, "entrants"),
+        ([GREEDY, GREEDY], [BIRD], 1, "entrants"),
+        ([GREEDY], [], 1, "questions"),
+        ([GREEDY], [BIRD], 0, "repeats"),
+    ],
+)
 def test_a_survey_of_nothing_is_refused(entrants, questions, repeats, about):
     with pytest.raises(Refusal) as refusal:
         asked(entrants, questions, repeats)
@@ -121,7 +145,11 @@ def test_a_survey_of_nothing_is_refused(entrants, questions, repeats, about):
 
 def test_time_left_is_what_was_measured_and_nothing_before():
     progress = Progress([GREEDY, GUESSING], [BIRD, FOX], repeats=2)
-    for answer in (made("greedy", seconds=1.0), made("guessing", seconds=2.0), made("greedy", question=FOX, seconds=3.0)):
+    for answer in (
+        made("greedy", seconds=1.0),
+        made("guessing", seconds=2.0),
+        made("greedy", question=FOX, seconds=3.0),
+    ):
         progress.count(answer)
         assert progress.left is None
     progress.count(made("guessing", question=FOX, seconds=4.0))
@@ -138,17 +166,35 @@ def test_times_are_compared_within_a_round():
 
 
 def test_a_question_that_failed_for_one_counts_for_none_in_the_ratio():
-    answers = [made("greedy", 0), made("greedy", 1, seconds=100.0), made("guessing", 0, seconds=0.5), made("guessing", 1, failure="It broke.", seconds=9.0)]
+    answers = [
+        made("greedy", 0),
+        made("greedy", 1, seconds=100.0),
+        made("guessing", 0, seconds=0.5),
+        made("guessing", 1, failure="It broke.", seconds=9.0),
+    ]
     row = table(answers)[1]
-    assert row.time_ratio.median == 0.5 and (row.answers, row.failed, row.failure, row.compared) == (1, 1, "It broke.", 1)
+    assert row.time_ratio.median == 0.5 and (row.answers, row.failed, row.failure, row.compared) == (
+        1,
+        1,
+        "It broke.",
+        1,
+    )
 
 
 def test_who_was_not_asked_has_dashes_and_a_sentence_says_why():
-    answers = [made(), made("needy", lacking="a passage"), made("other", lacking="tests"), made("half", 0, lacking="a passage"), made("half", 1)]
+    answers = [
+        made(),
+        made("needy", lacking="a passage"),
+        made("other", lacking="tests"),
+        made("half", 0, lacking="a passage"),
+        made("half", 1),
+    ]
     section, = sections(table(answers))
     rows = {row[0]: row[1:] for row in section.rows}
     assert set(rows["needy"]) == set(rows["other"]) == {"-", ""} and rows["needy"][-1] == "" and rows["half"][1] == "3"
-    assert section.remarks == ["Not asked, for these questions do not bring it: needy, half (1 of 2 answers) for want of a passage; other for want of tests."]
+    assert section.remarks == [
+        "Not asked, for these questions do not bring it: needy, half (1 of 2 answers) for want of a passage; other for want of tests."
+    ]
     assert sections(table([made()]))[0].remarks == [] and section.remarks[0] in page("Survey", {}, answers)
 
 
@@ -159,7 +205,9 @@ def test_a_failure_taken_for_a_want_is_told_apart():
 
 
 def test_forwards_are_reckoned_for_each_token_after_the_first():
-    plain, guessing = table([made(forwards={"target": 2}), made("guessing", forwards={"target": 1, "draft": 5}, trials=[(1, 2), (0, 1)])])
+    plain, guessing = table(
+        [made(forwards={"target": 2}), made("guessing", forwards={"target": 1, "draft": 5}, trials=[(1, 2), (0, 1)])]
+    )
     assert (plain.target_forwards, plain.other_forwards) == (1.0, 0.0)
     assert (guessing.target_forwards, guessing.other_forwards) == (0.5, 2.5)
     assert guessing.acceptance == 1 / 3 and guessing.acceptance_by_position == [0.5, 0.0] and plain.acceptance is None
@@ -181,7 +229,10 @@ def test_a_score_of_one_question_has_no_error_and_one_of_none_is_missing():
 
 def test_entrants_are_paired_question_by_question():
     ours, theirs = [1, 1, 1, 0], [0, 0, 1, 1]
-    gap = paired([made(number=n, score=float(s)) for n, s in enumerate(ours)], [made(number=n, score=float(s)) for n, s in enumerate(theirs)])
+    gap = paired(
+        [made(number=n, score=float(s)) for n, s in enumerate(ours)],
+        [made(number=n, score=float(s)) for n, s in enumerate(theirs)],
+    )
     assert (gap.mean, gap.better, gap.worse) == (0.25, 2, 1) and gap.p == 1.0
     assert paired([made(number=0, score=1.0)], [made(number=1, score=1.0)]) is None
 
@@ -195,17 +246,30 @@ def test_a_sign_test_is_that_of_fair_coins(better, worse, p):
 
 def test_the_csv_has_a_line_for_each_answer_whatever_is_in_it():
     nasty = 'a,"b"\n=1+1;\r\n<script>'
-    answers = [made(text=nasty, trials=[(1, 2)], score=0.5, forwards={"target": 2}), made("guessing", failure="It broke, quite.")]
+    answers = [
+        made(text=nasty, trials=[(1, 2)], score=0.5, forwards={"target": 2}),
+        made("guessing", failure="It broke, quite."),
+    ]
     lines = list(csv.DictReader(io.StringIO(as_csv(answers), newline="")))
     assert [line["text"] for line in lines] == [nasty, ""] and lines[0]["prompt"] == BIRD.prompt
-    assert (lines[0]["tested_1"], lines[0]["accepted_1"], lines[1]["tested_1"], lines[0]["score"], lines[1]["score"]) == ("2", "1", "", "0.5", "")
+    assert (
+        lines[0]["tested_1"],
+        lines[0]["accepted_1"],
+        lines[1]["tested_1"],
+        lines[0]["score"],
+        lines[1]["score"],
+    ) == ("2", "1", "", "0.5", "")
     assert lines[1]["failure"] == "It broke, quite."
 
 
 def test_the_json_holds_every_answer_and_the_table():
     answers = asked([GREEDY, NEEDY], [BIRD])
-    told = json.loads(json.dumps(document({"settings": {"model": "toy"}}, [GREEDY, NEEDY], [BIRD], answers), allow_nan=False))
-    assert [answer["entrant"] for answer in told["answers"]] == ["greedy", "needy"] and told["questions"][0]["prompt"] == BIRD.prompt
+    told = json.loads(
+        json.dumps(document({"settings": {"model": "toy"}}, [GREEDY, NEEDY], [BIRD], answers), allow_nan=False)
+    )
+    assert [answer["entrant"] for answer in told["answers"]] == ["greedy", "needy"] and told["questions"][0][
+        "prompt"
+    ] == BIRD.prompt
     assert told["table"][0]["tokens"] == len(told["answers"][0]["token_ids"]) and told["table"][1]["unasked"] == 1
     assert told["entrants"][1]["extras"] == [["cad", {}]] and told["settings"]["model"] == "toy"
 
@@ -216,7 +280,12 @@ def test_a_page_keeps_its_tables_whatever_an_entrant_is_called():
 
 
 def test_figures_show_what_the_table_says():
-    rows = table([made("<b>greedy</b>", score=1.0, forwards={"target": 2}), made("guessing", score=0.0, forwards={"target": 1}, trials=[(1, 2), (1, 1)])])
+    rows = table(
+        [
+            made("<b>greedy</b>", score=1.0, forwards={"target": 2}),
+            made("guessing", score=0.0, forwards={"target": 1}, trials=[(1, 2), (1, 1)]),
+        ]
+    )
     drawn, depths = quality(rows), acceptance(rows)
     assert [(trace.x[0], trace.y[0]) for trace in drawn.data] == [(1.0, 1.0), (0.5, 0.0)]
     assert "<b>" not in drawn.data[0].name and list(depths.data[0].y) == [0.5, 1.0]
@@ -244,11 +313,23 @@ def test_an_own_question_is_never_judged_by_the_rule_of_a_task_of_the_same_name(
     assert score(programs, "raise SystemExit") == 1.0 and score(programs, "pass") == 0.0
 
 
-@pytest.mark.parametrize("line, says", [
-    ("{", "not JSON"), ("[" * 100_000, "not JSON"), ("[1]", "no object"), ('{"prompt": 1}', "quotation marks"), ('{"prompt": " "}', "prompt is missing"),
-    ('{"answer": "x"}', "prompt is missing"), ('{"prompt": "p", "answr": "x"}', "no field 'answr'"), ('{"prompt": "p", "contains": 1}', "true or false"),
-    ('{"prompt": "p", "answer": ""}', "answer is empty"), ('{"prompt": "\\ud800"}', "surrogate"), ('{"prompt": "p", "task": "%s"}' % ("t" * 100), "60"),
-    (json.dumps({"prompt": "p" * (LONGEST["prompt"] + 1)}), "20,000")])
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "no object"),
+        ('{"prompt": 1}', "quotation marks"),
+        ('{"prompt": " "}', "prompt is missing"),
+        ('{"answer": "x"}', "prompt is missing"),
+        ('{"prompt": "p", "answr": "x"}', "no field 'answr'"),
+        ('{"prompt": "p", "contains": 1}', "true or false"),
+        ('{"prompt": "p", "answer": ""}', "answer is empty"),
+        ('{"prompt": "\\ud800"}', "surrogate"),
+        ('{"prompt": "p", "task": "%s"}' % ("t" * 100), "60"),
+        (json.dumps({"prompt": "p" * (LONGEST["prompt"] + 1)}), "20,000"),
+    ],
+)
 def test_a_bad_line_is_named(line, says):
     with pytest.raises(Refusal, match="Line 2 of the questions") as refusal:
         questions_in(f'{{"prompt": "fine"}}\n{line}\n')
@@ -275,11 +356,18 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
 
 # --- from a shell ---
 
-@pytest.mark.parametrize("text, recipe", [
-    ("greedy", Recipe("greedy")),
-    ("ead:threshold=0.4,window=3", Recipe("ead", {"threshold": "0.4", "window": "3"})),
-    ("speculative+prompt_lookup:depth=8+greedy_match", Recipe("speculative", extras=[("prompt_lookup", {"depth": "8"}), ("greedy_match", {})])),
-    ("greedy+regex:pattern=a+b", Recipe("greedy", extras=[("regex", {"pattern": "a+b"})]))])
+@pytest.mark.parametrize(
+    "text, recipe",
+    [
+        ("greedy", LaneConfig("greedy")),
+        ("ead:threshold=0.4,window=3", LaneConfig("ead", {"threshold": "0.4", "window": "3"})),
+        (
+            "speculative+prompt_lookup:depth=8+greedy_match",
+            LaneConfig("speculative", extras=[("prompt_lookup", {"depth": "8"}), ("greedy_match", {})]),
+        ),
+        ("greedy+regex:pattern=a+b", LaneConfig("greedy", extras=[("regex", {"pattern": "a+b"})])),
+    ],
+)
 def test_a_lane_is_written_in_one_word(text, recipe):
     assert read_lane(text) == recipe
 
@@ -288,29 +376,77 @@ def test_the_command_asks_prints_and_writes(tmp_path, capsys):
     saved, level = save_models(tmp_path), logging.getLogger("playground").level
     (tmp_path / "own.jsonl").write_text('{"prompt": "The green bird", "answer": "x"}\n{"prompt": "The red fox"}\n')
     out, lines = tmp_path / "s.json", tmp_path / "s.csv"
-    code = main(["bench", "survey", "--with", "greedy", "speculative", "greedy+cad", "--file", str(tmp_path / "own.jsonl"), "--model", saved.target,
-                 "--draft", saved.draft, "--repeats", "2", "--max-new-tokens", "8", "--out", str(out), "--csv", str(lines), "--page", str(tmp_path / "s.md")])
+    code = main(
+        [
+            "bench",
+            "survey",
+            "--with",
+            "greedy",
+            "speculative",
+            "greedy+cad",
+            "--file",
+            str(tmp_path / "own.jsonl"),
+            "--model",
+            saved.target,
+            "--draft",
+            saved.draft,
+            "--repeats",
+            "2",
+            "--max-new-tokens",
+            "8",
+            "--out",
+            str(out),
+            "--csv",
+            str(lines),
+            "--page",
+            str(tmp_path / "s.md"),
+        ]
+    )
     logging.getLogger("playground").setLevel(level)
     printed, told = capsys.readouterr().out, json.loads(out.read_text())
     assert code == 0 and "greedy+cad for want of a passage" in printed
     assert [row["entrant"] for row in told["table"]] == ["greedy", "speculative", "greedy+cad"]
-    assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and (told["table"][2]["unasked"], told["table"][2]["failed"]) == (4, 0)
+    assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and (
+        told["table"][2]["unasked"],
+        told["table"][2]["failed"],
+    ) == (4, 0)
     assert len(list(csv.DictReader(lines.open(newline="")))) == len(told["answers"]) == 12
     assert told["machine"]["torch"] and told["settings"]["repeats"] == 2 and "## own" in (tmp_path / "s.md").read_text()
 
 
 def test_every_entrant_of_the_page_about_strategies_could_be_asked():
-    command = re.search(r"```bash\n(.*?)```", (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8"), re.DOTALL)[1]
-    words = subprocess.run(["bash", "-c", f"set -- {command}\nprintf '%s\\n' \"$@\""], capture_output=True, text=True, check=True).stdout.split()
+    command = re.search(r"```bash\n(.*?)```", (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8"), re.DOTALL)[
+        1
+    ]
+    words = subprocess.run(
+        ["bash", "-c", f"set -- {command}\nprintf '%s\\n' \"$@\""], capture_output=True, text=True, check=True
+    ).stdout.split()
     names = words[words.index("--with") + 1:]
     assert [entrant.name for entrant in read_entrants(names)] == names and len(set(names)) > 40
-    assert {"cad", "adacad", "caad", "exact_extract", "gencls_ppl", "pg_td", "smc", "smc_steering", "awrs", "asap", "in_context_navigation"} <= set(
-        re.findall(r"\w+", " ".join(names)))
+    assert {
+        "cad",
+        "adacad",
+        "caad",
+        "exact_extract",
+        "gencls_ppl",
+        "pg_td",
+        "smc",
+        "smc_steering",
+        "awrs",
+        "asap",
+        "in_context_navigation",
+    } <= set(re.findall(r"\w+", " ".join(names)))
 
 
-@pytest.mark.parametrize("more, says", [
-    (["--with", "gencls_ppl:labels={answer}", "--tasks", "facts"], "{labels}"), ([], "no question to ask"), (["--tasks", "nonsense"], "no task 'nonsense'"),
-    (["--file", "missing.jsonl"], "cannot be read")])
+@pytest.mark.parametrize(
+    "more, says",
+    [
+        (["--with", "gencls_ppl:labels={answer}", "--tasks", "facts"], "{labels}"),
+        ([], "no question to ask"),
+        (["--tasks", "nonsense"], "no task 'nonsense'"),
+        (["--file", "missing.jsonl"], "cannot be read"),
+    ],
+)
 def test_the_command_refuses_before_a_model_is_loaded(more, says, capsys):
     assert main(["bench", "survey", "--with", "greedy", "--model", "no/such", *more]) == 2
     assert says in capsys.readouterr().err

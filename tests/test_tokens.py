@@ -26,13 +26,19 @@ def byte_level():
 @pytest.mark.parametrize("text", TEXTS)
 def test_decoding_gives_the_text_back_as_the_library_does(tokens, text):
     ids = tokens.encode(text)
-    assert tokens.decode(ids) == text == tokens.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert (
+        tokens.decode(ids)
+        == text
+        == tokens.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_any_byte_level_ids_decode_as_the_library_does(byte_level, seed):
     ids = random.Random(seed).choices(range(byte_level.vocabulary), k=40)
-    assert byte_level.decode(ids) == byte_level.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert byte_level.decode(ids) == byte_level.tokenizer.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,4 +1,6 @@
-"""A trace holds all that was seen: it survives a file, knows when it contradicts itself, and every metric is arithmetic on it."""
+"""A trace holds all that was seen: it survives a file, knows when it contradicts itself, and every metric is arithmetic
+on it.
+"""
 from __future__ import annotations
 
 import json
@@ -60,7 +62,9 @@ def commit(position, ids, origins=None, **changes):
 
 def draft(number, tokens, parents=None, **changes):
     parents = parents or list(range(-1, len(tokens) - 1))
-    return replace(Draft(number, list(tokens), [f" {t}" for t in tokens], parents, [0.5] * len(tokens), "model"), **changes)
+    return replace(
+        Draft(number, list(tokens), [f" {t}" for t in tokens], parents, [0.5] * len(tokens), "model"), **changes
+    )
 
 
 def verdict(number, kept, token, tests=(), **changes):
@@ -93,13 +97,28 @@ def everything():
     """Two lanes and every kind of event with fields of every type."""
     candidate = Candidate(3, " ü", 0.25, 0.0, "top_k")
     first = [
-        prefill(seconds=0.01, flops=2e9), Switch(to="large", why="uncertain"), Note("Here the model hesitates."),
-        Step(0, 1.5, 0.7, 3, [candidate]), Mask(0, 7, 100, 0.2, [candidate], [4], True, "start", 1e-5), commit(0, [3, 4]),
-        Branches([(1, 0)], [], {0: -1.5, 1: -2.0}), commit(2, [5], sequence=1), Branches(dropped=[1]),
-        draft(0, [6, 7], [-1, -1]), verdict(0, [1], 8, tests=[0, 1], leftover=[candidate]), commit(2, [7, 8]),
-        Rollback(1, " 3 4 7"), Cache("target", 9, 2, 1, [[[(0, 4), (6, 9)]], [[(0, 9)]]], 3, 2, 1, 4096),
-        Fill([0], [1], ["x"], [0.9]), Figure("bars", "votes", {"labels": ["a"], "values": [1]}), Done("end")]
-    headers = [Header(0, "Greedy", "pocket", parts=[Part("top_p", "sampler", {"p": 0.9})], stop=["\n"], prompt_ids=[1]), Header(1)]
+        prefill(seconds=0.01, flops=2e9),
+        Switch(to="large", why="uncertain"),
+        Note("Here the model hesitates."),
+        Step(0, 1.5, 0.7, 3, [candidate]),
+        Mask(0, 7, 100, 0.2, [candidate], [4], True, "start", 1e-5),
+        commit(0, [3, 4]),
+        Branches([(1, 0)], [], {0: -1.5, 1: -2.0}),
+        commit(2, [5], sequence=1),
+        Branches(dropped=[1]),
+        draft(0, [6, 7], [-1, -1]),
+        verdict(0, [1], 8, tests=[0, 1], leftover=[candidate]),
+        commit(2, [7, 8]),
+        Rollback(1, " 3 4 7"),
+        Cache("target", 9, 2, 1, [[[(0, 4), (6, 9)]], [[(0, 9)]]], 3, 2, 1, 4096),
+        Fill([0], [1], ["x"], [0.9]),
+        Figure("bars", "votes", {"labels": ["a"], "values": [1]}),
+        Done("end"),
+    ]
+    headers = [
+        Header(0, "Greedy", "pocket", parts=[Part("top_p", "sampler", {"p": 0.9})], stop=["\n"], prompt_ids=[1]),
+        Header(1),
+    ]
     second = [Stamped(1, 100 + i, i / 4, event) for i, event in enumerate([commit(0, [3]), Failed("Choose a model.")])]
     return Trace(headers, [*stamp(*first), *second])
 
@@ -140,30 +159,37 @@ HEAD = '{"format":"decoding-playground-trace","version":1,"lanes":[{"lane":0}]}\
 NOTE = '{"lane":0,"seq":0,"at":0.0,"kind":"note","text":"hi"}\n'
 
 
-@pytest.mark.parametrize("content, line, reason", [
-    ("", 1, "it is cut off"),
-    ("hello\n", 1, "it is not JSON"),
-    ("[1]\n", 1, "does not begin a decoding playground trace"),
-    (HEAD.replace("decoding-playground-trace", "other"), 1, "does not begin a decoding playground trace"),
-    (HEAD.replace('"version":1', '"version":2'), 1, "has version 2 of the format, and this playground reads versions up to 1"),
-    (HEAD.replace('"version":1', '"version":"1"'), 1, "'1' is no version"),
-    (HEAD.replace('[{"lane":0}]', "3"), 1, "not a list"),
-    (HEAD.replace('{"lane":0}', "3"), 1, "a header is not a JSON object"),
-    (HEAD.replace('{"lane":0}', '{"seed":"x"}'), 1, "seed: input should be a valid integer"),
-    (HEAD.replace('{"lane":0}', '{"sead":1}'), 1, "a header has no field 'sead'"),
-    (HEAD.replace('{"lane":0}', '{"lane":0},{"lane":0}'), 1, "two lanes have the same number"),
-    (HEAD + "[" * 100_000 + "\n", 2, "it is not JSON"),
-    (HEAD + "7\n", 2, "it is not a JSON object"),
-    (HEAD + NOTE + NOTE.replace('"seq":0', '"seq":1').replace("note", "noise"), 3, "unknown event kind 'noise'"),
-    (HEAD + NOTE.replace('"note"', '["note"]'), 2, "unknown event kind"),
-    (HEAD + NOTE.replace('"hi"', "5"), 2, "text: input should be a valid string"),
-    (HEAD + NOTE.replace("text", "test"), 2, "note has no field 'test'"),
-    (HEAD + NOTE.replace('"at":0.0,', ""), 2, "at: field required"),
-    (HEAD + NOTE.replace("0.0", "NaN"), 2, "it is not JSON"),
-    (HEAD + NOTE.replace('"lane":0', '"lane":1'), 2, "there is no lane 1"),
-    (HEAD + NOTE + NOTE, 3, "seq 0 follows seq 0"),
-    (HEAD + NOTE + NOTE[:20], 3, "it is cut off"),
-])
+@pytest.mark.parametrize(
+    "content, line, reason",
+    [
+        ("", 1, "it is cut off"),
+        ("hello\n", 1, "it is not JSON"),
+        ("[1]\n", 1, "does not begin a decoding playground trace"),
+        (HEAD.replace("decoding-playground-trace", "other"), 1, "does not begin a decoding playground trace"),
+        (
+            HEAD.replace('"version":1', '"version":2'),
+            1,
+            "has version 2 of the format, and this playground reads versions up to 1",
+        ),
+        (HEAD.replace('"version":1', '"version":"1"'), 1, "'1' is no version"),
+        (HEAD.replace('[{"lane":0}]', "3"), 1, "not a list"),
+        (HEAD.replace('{"lane":0}', "3"), 1, "a header is not a JSON object"),
+        (HEAD.replace('{"lane":0}', '{"seed":"x"}'), 1, "seed: input should be a valid integer"),
+        (HEAD.replace('{"lane":0}', '{"sead":1}'), 1, "a header has no field 'sead'"),
+        (HEAD.replace('{"lane":0}', '{"lane":0},{"lane":0}'), 1, "two lanes have the same number"),
+        (HEAD + "[" * 100_000 + "\n", 2, "it is not JSON"),
+        (HEAD + "7\n", 2, "it is not a JSON object"),
+        (HEAD + NOTE + NOTE.replace('"seq":0', '"seq":1').replace("note", "noise"), 3, "unknown event kind 'noise'"),
+        (HEAD + NOTE.replace('"note"', '["note"]'), 2, "unknown event kind"),
+        (HEAD + NOTE.replace('"hi"', "5"), 2, "text: input should be a valid string"),
+        (HEAD + NOTE.replace("text", "test"), 2, "note has no field 'test'"),
+        (HEAD + NOTE.replace('"at":0.0,', ""), 2, "at: field required"),
+        (HEAD + NOTE.replace("0.0", "NaN"), 2, "it is not JSON"),
+        (HEAD + NOTE.replace('"lane":0', '"lane":1'), 2, "there is no lane 1"),
+        (HEAD + NOTE + NOTE, 3, "seq 0 follows seq 0"),
+        (HEAD + NOTE + NOTE[:20], 3, "it is cut off"),
+    ],
+)
 def test_a_wrong_file_is_refused_with_line_and_reason(tmp_path, content, line, reason):
     path = tmp_path / "wrong.jsonl"
     path.write_text(content)
@@ -222,7 +248,9 @@ VALIDATOR = jsonschema.Draft202012Validator(schema())
 
 def test_the_stored_schema_is_the_one_the_dataclasses_give():
     stored = (ROOT / "assets" / "trace.schema.json").read_text()
-    assert stored == json.dumps(schema(), indent=1) + "\n", "write json.dumps(schema(), indent=1) and a newline to assets/trace.schema.json"
+    assert stored == json.dumps(schema(), indent=1) + "\n", (
+        "write json.dumps(schema(), indent=1) and a newline to assets/trace.schema.json"
+    )
 
 
 @pytest.mark.parametrize("made", [everything, speculative, lambda: greedy(1, 2, 3)])
@@ -233,9 +261,21 @@ def test_real_traces_fit_the_schema_line_by_line_and_as_a_whole(made, tmp_path):
     VALIDATOR.validate(json.loads(json.dumps(made().to_json())))
 
 
-@pytest.mark.parametrize("change", [
-    {"kind": "noise"}, {"kind": "draft"}, {"lane": -1}, {"at": "soon"}, {"seq": None}, {"entropy": "high"}, {"entropi": 1.0},
-    {"top": [[1, "a"]]}, {"top": [[1, "a", "x", 0.5, None]]}, {"chosen": 1.5}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "noise"},
+        {"kind": "draft"},
+        {"lane": -1},
+        {"at": "soon"},
+        {"seq": None},
+        {"entropy": "high"},
+        {"entropi": 1.0},
+        {"top": [[1, "a"]]},
+        {"top": [[1, "a", "x", 0.5, None]]},
+        {"chosen": 1.5},
+    ],
+)
 def test_corrupted_lines_do_not_fit_the_schema(change):
     line = json.loads(json.dumps(Stamped(0, 0, 0.0, Step(0, 1.0, 1.0, 3, [Candidate(3, "a", 0.5, 0.5)])).to_json()))
     assert VALIDATOR.is_valid(line) and not VALIDATOR.is_valid(line | change)
@@ -244,7 +284,13 @@ def test_corrupted_lines_do_not_fit_the_schema(change):
 def test_corrupted_heads_do_not_fit_the_schema():
     head = json.loads(HEAD)
     assert VALIDATOR.is_valid(head)
-    for change in ({"version": 2}, {"format": "other"}, {"lanes": {}}, {"lanes": [{"seed": "x"}]}, {"events": [{"kind": "note"}]}):
+    for change in (
+        {"version": 2},
+        {"format": "other"},
+        {"lanes": {}},
+        {"lanes": [{"seed": "x"}]},
+        {"events": [{"kind": "note"}]},
+    ):
         assert not VALIDATOR.is_valid(head | change)
 
 
@@ -260,83 +306,143 @@ END = Done("length")
 GUESS = draft(0, [5, 6])
 
 
-@pytest.mark.parametrize("complaint, broken", {
-    "clock goes back": trace(ONE, Note("x"), END, at=[0.0, 2.0, 1.0]),
-    "neither ends nor fails": trace(ONE),
-    "comes after the end": trace(ONE, END, Note("late")),
-    "comes after the end ": trace(ONE, Failed("out of memory"), Done("failed")),
-    "says position 3 where 1 tokens stand": trace(ONE, commit(3, [2]), END),
-    "takes back 2 tokens where 1 stand": trace(ONE, Rollback(2), END),
-    "do not spell the text ' one'": trace(commit(0, [1], text=" one"), END),
-    "do not spell the text ' wrong'": trace(commit(0, [1, 2]), Rollback(1, " wrong"), END),
-    "do not spell the text ' two'": trace(commit(0, [1, 2], text=" two"), Rollback(1, " 1"), END),
-    "the draft of round 0 has no verdict": trace(GUESS, draft(1, [7]), verdict(1, [0], 8), commit(0, [7, 8]), END),
-    "the draft of round 0 has no verdict ": trace(GUESS, END),
-    "(draft): round 0 had one before": trace(GUESS, verdict(0, [], 8), commit(0, [8]), GUESS, END),
-    "(verdict): round 0 had one before": trace(GUESS, verdict(0, [], 8), commit(0, [8]), verdict(0, [], 8), END),
-    "round 0 has no draft before it": trace(verdict(0, [], 5), END),
-    "round 0 has no draft before it ": trace(verdict(0, [], 5), GUESS, END),
-    "node 2 is not in a draft of 2 nodes": trace(GUESS, verdict(0, [0, 1], 7, tests=[0, 1, 2]), commit(0, [5, 6, 7]), END),
-    "kept nodes [1] are not a path": trace(GUESS, verdict(0, [1], 7), commit(0, [6, 7]), END),
-    "kept nodes [0, 1] are not a path": trace(draft(0, [5, 6], [-1, -1]), verdict(0, [0, 1], 7), commit(0, [5, 6, 7]), END),
-    "commits [5, 9] where the verdict gave [5, 7]": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 9]), END),
-    "commits 3 tokens where the verdict gave 2": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 7, 9]), END),
-    "was not committed whole": trace(GUESS, verdict(0, [0], 7), commit(0, [5]), draft(1, [8]), verdict(1, [], 9), commit(1, [9]), END),
-    "its lists have lengths [1, 1, 0, 1]": trace(commit(0, [1], logprobs=[]), END),
-    "its lists have lengths [2, 2, 2, 1]": trace(replace(GUESS, q=[0.5]), verdict(0, [], 7), commit(0, [7]), END),
-    "its lists have lengths [1, 1, 0, 1] ": trace(Fill([0], [1], [], [0.5]), END),
-    "parent does not come before it": trace(draft(0, [5, 6], [1, -1]), verdict(0, [], 7), commit(0, [7]), END),
-    "101 tokens are allowed in a vocabulary of 100": trace(Mask(0, 101, 100), END),
-    "not given for 4 layers of 2 heads": trace(Cache(length=5, layers=4, heads=2, live=[[[(0, 5)]]] * 3), END),
-    "are not ascending stretches of 5 positions": trace(Cache(length=5, layers=1, heads=1, live=[[[(0, 6)]]]), END),
-    "are not ascending stretches of 9 positions": trace(Cache(length=9, layers=1, heads=1, live=[[[(4, 6), (0, 2)]]]), END),
-    "position 2 was merged into 4, and what is live": trace(Cache(length=5, layers=1, heads=1, live=[[[(0, 2), (3, 4)]]], evicted=2, merged=1,
-                                                                  joined=[[[(2, 4)]]]), END),
-    "position 3 was merged into 0, and what is live": trace(Cache(length=5, layers=2, heads=1, live=[[[(0, 4)]], [[(0, 2)]]], evicted=4, merged=2,
-                                                                  joined=[[[(3, 0)]], [[(3, 0)]]]), END),
-    "1 merged slots are named, 2 were counted": trace(Cache(length=5, layers=1, heads=1, live=[[[(0, 2)]]], evicted=3, merged=2,
-                                                            joined=[[[(2, 0)]]]), END),
-    "1.5 is not a probability": trace(Step(top=[Candidate(1, "a", 1.5, 0.5)]), END),
-    "-0.5 is not a probability": trace(Step(top=[Candidate(1, "a", 0.5, -0.5)]), END),
-    "2.0 is not a probability": trace(replace(GUESS, q=[2.0, 0.5]), verdict(0, [], 7), commit(0, [7]), END),
-    "3.0 is not a probability": trace(GUESS, verdict(0, [], 7, tests=[0], leftover=[Candidate(1, "a", 0.5, 3.0)]), commit(0, [7]), END),
-    "4.0 is not a probability": trace(GUESS, replace(verdict(0, [], 7), tests=[ev.Test(0, 0.5, 0.5, 4.0, False)]), commit(0, [7]), END),
-    "1.1 is not a probability": trace(Mask(banned=1.1), END),
-    f"{math.exp(0.5)} is not a probability": trace(commit(0, [1], logprobs=[0.5]), END),
-    "not finite": trace(Step(entropy=math.nan), END),
-    "not finite ": trace(Branches(scores={0: -math.inf}), END),
-}.items())
+@pytest.mark.parametrize(
+    "complaint, broken",
+    {
+        "clock goes back": trace(ONE, Note("x"), END, at=[0.0, 2.0, 1.0]),
+        "neither ends nor fails": trace(ONE),
+        "comes after the end": trace(ONE, END, Note("late")),
+        "comes after the end ": trace(ONE, Failed("out of memory"), Done("failed")),
+        "says position 3 where 1 tokens stand": trace(ONE, commit(3, [2]), END),
+        "takes back 2 tokens where 1 stand": trace(ONE, Rollback(2), END),
+        "do not spell the text ' one'": trace(commit(0, [1], text=" one"), END),
+        "do not spell the text ' wrong'": trace(commit(0, [1, 2]), Rollback(1, " wrong"), END),
+        "do not spell the text ' two'": trace(commit(0, [1, 2], text=" two"), Rollback(1, " 1"), END),
+        "the draft of round 0 has no verdict": trace(GUESS, draft(1, [7]), verdict(1, [0], 8), commit(0, [7, 8]), END),
+        "the draft of round 0 has no verdict ": trace(GUESS, END),
+        "(draft): round 0 had one before": trace(GUESS, verdict(0, [], 8), commit(0, [8]), GUESS, END),
+        "(verdict): round 0 had one before": trace(GUESS, verdict(0, [], 8), commit(0, [8]), verdict(0, [], 8), END),
+        "round 0 has no draft before it": trace(verdict(0, [], 5), END),
+        "round 0 has no draft before it ": trace(verdict(0, [], 5), GUESS, END),
+        "node 2 is not in a draft of 2 nodes": trace(
+            GUESS, verdict(0, [0, 1], 7, tests=[0, 1, 2]), commit(0, [5, 6, 7]), END
+        ),
+        "kept nodes [1] are not a path": trace(GUESS, verdict(0, [1], 7), commit(0, [6, 7]), END),
+        "kept nodes [0, 1] are not a path": trace(
+            draft(0, [5, 6], [-1, -1]), verdict(0, [0, 1], 7), commit(0, [5, 6, 7]), END
+        ),
+        "commits [5, 9] where the verdict gave [5, 7]": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 9]), END),
+        "commits 3 tokens where the verdict gave 2": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 7, 9]), END),
+        "was not committed whole": trace(
+            GUESS, verdict(0, [0], 7), commit(0, [5]), draft(1, [8]), verdict(1, [], 9), commit(1, [9]), END
+        ),
+        "its lists have lengths [1, 1, 0, 1]": trace(commit(0, [1], logprobs=[]), END),
+        "its lists have lengths [2, 2, 2, 1]": trace(replace(GUESS, q=[0.5]), verdict(0, [], 7), commit(0, [7]), END),
+        "its lists have lengths [1, 1, 0, 1] ": trace(Fill([0], [1], [], [0.5]), END),
+        "parent does not come before it": trace(draft(0, [5, 6], [1, -1]), verdict(0, [], 7), commit(0, [7]), END),
+        "101 tokens are allowed in a vocabulary of 100": trace(Mask(0, 101, 100), END),
+        "not given for 4 layers of 2 heads": trace(Cache(length=5, layers=4, heads=2, live=[[[(0, 5)]]] * 3), END),
+        "are not ascending stretches of 5 positions": trace(Cache(length=5, layers=1, heads=1, live=[[[(0, 6)]]]), END),
+        "are not ascending stretches of 9 positions": trace(
+            Cache(length=9, layers=1, heads=1, live=[[[(4, 6), (0, 2)]]]), END
+        ),
+        "position 2 was merged into 4, and what is live": trace(
+            Cache(length=5, layers=1, heads=1, live=[[[(0, 2), (3, 4)]]], evicted=2, merged=1, joined=[[[(2, 4)]]]), END
+        ),
+        "position 3 was merged into 0, and what is live": trace(
+            Cache(
+                length=5,
+                layers=2,
+                heads=1,
+                live=[[[(0, 4)]], [[(0, 2)]]],
+                evicted=4,
+                merged=2,
+                joined=[[[(3, 0)]], [[(3, 0)]]],
+            ),
+            END,
+        ),
+        "1 merged slots are named, 2 were counted": trace(
+            Cache(length=5, layers=1, heads=1, live=[[[(0, 2)]]], evicted=3, merged=2, joined=[[[(2, 0)]]]), END
+        ),
+        "1.5 is not a probability": trace(Step(top=[Candidate(1, "a", 1.5, 0.5)]), END),
+        "-0.5 is not a probability": trace(Step(top=[Candidate(1, "a", 0.5, -0.5)]), END),
+        "2.0 is not a probability": trace(replace(GUESS, q=[2.0, 0.5]), verdict(0, [], 7), commit(0, [7]), END),
+        "3.0 is not a probability": trace(
+            GUESS, verdict(0, [], 7, tests=[0], leftover=[Candidate(1, "a", 0.5, 3.0)]), commit(0, [7]), END
+        ),
+        "4.0 is not a probability": trace(
+            GUESS, replace(verdict(0, [], 7), tests=[ev.Test(0, 0.5, 0.5, 4.0, False)]), commit(0, [7]), END
+        ),
+        "1.1 is not a probability": trace(Mask(banned=1.1), END),
+        f"{math.exp(0.5)} is not a probability": trace(commit(0, [1], logprobs=[0.5]), END),
+        "not finite": trace(Step(entropy=math.nan), END),
+        "not finite ": trace(Branches(scores={0: -math.inf}), END),
+    }.items(),
+)
 def test_each_contradiction_is_found_alone(complaint, broken):
     found = check(broken)
     assert len(found) == 1 and complaint.strip() in found[0] and found[0].startswith("lane 0: ")
 
 
 def test_complaints_name_lane_and_event():
-    both = Trace([Header(0), Header(1)], [*stamp(ONE, END), Stamped(1, 5, 0.0, commit(4, [1])), Stamped(1, 6, 0.0, END)])
+    both = Trace(
+        [Header(0), Header(1)], [*stamp(ONE, END), Stamped(1, 5, 0.0, commit(4, [1])), Stamped(1, 6, 0.0, END)]
+    )
     assert check(both) == ["lane 1: event 5 (commit): it says position 4 where 0 tokens stand"]
 
 
-@pytest.mark.parametrize("sound", [
-    pytest.param(trace(GUESS, Done("stopped")), id="a stopped lane may leave its last draft unjudged"),
-    pytest.param(trace(GUESS, Failed("out of memory")), id="so may a lane that failed"),
-    pytest.param(trace(GUESS, verdict(0, [0, 1], 7), commit(0, [5]), END), id="the end of the run may cut what a verdict kept"),
-    pytest.param(trace(GUESS, verdict(0, [0], 7), commit(0, [5, 7, 9], ["draft", "redraw", "forced"]), END), id="a grammar may force more"),
-    pytest.param(trace(GUESS, verdict(0, [0], 7), commit(0, [5]), commit(1, [7]), END), id="a verdict may be committed in two parts"),
-    pytest.param(trace(GUESS, verdict(0, [0, 1], -1), commit(0, [5, 6]), END), id="a verdict may have no token of its own"),
-    pytest.param(trace(commit(0, [1, 2], pieces=["<0xC3>", "<0xBC>"], text="ü"), END), id="a letter may take two tokens"),
-    pytest.param(trace(commit(0, [1, 2], pieces=["a", "b<0xC3>"], text="ab"), END), id="a letter may stay half-finished"),
-    pytest.param(trace(commit(0, [1, 2], pieces=["a", "<|end|>"], text="a"), Done("end")), id="a special token is silent"),
-    pytest.param(trace(commit(0, [1, 2], pieces=["<s>", " a"], text="a"), END), id="a tokenizer may drop the first space"),
-    pytest.param(trace(ONE, Branches([(1, 0), (2, 0)]), commit(1, [2], sequence=1), commit(1, [3], sequence=2), END),
-                 id="a sequence goes on from its parent's text"),
-    pytest.param(trace(commit(0, [1], logprobs=[None]), END), id="a token without a row has no log-probability"),
-])
+@pytest.mark.parametrize(
+    "sound",
+    [
+        pytest.param(trace(GUESS, Done("stopped")), id="a stopped lane may leave its last draft unjudged"),
+        pytest.param(trace(GUESS, Failed("out of memory")), id="so may a lane that failed"),
+        pytest.param(
+            trace(GUESS, verdict(0, [0, 1], 7), commit(0, [5]), END),
+            id="the end of the run may cut what a verdict kept",
+        ),
+        pytest.param(
+            trace(GUESS, verdict(0, [0], 7), commit(0, [5, 7, 9], ["draft", "redraw", "forced"]), END),
+            id="a grammar may force more",
+        ),
+        pytest.param(
+            trace(GUESS, verdict(0, [0], 7), commit(0, [5]), commit(1, [7]), END),
+            id="a verdict may be committed in two parts",
+        ),
+        pytest.param(
+            trace(GUESS, verdict(0, [0, 1], -1), commit(0, [5, 6]), END), id="a verdict may have no token of its own"
+        ),
+        pytest.param(
+            trace(commit(0, [1, 2], pieces=["<0xC3>", "<0xBC>"], text="ü"), END), id="a letter may take two tokens"
+        ),
+        pytest.param(
+            trace(commit(0, [1, 2], pieces=["a", "b<0xC3>"], text="ab"), END), id="a letter may stay half-finished"
+        ),
+        pytest.param(
+            trace(commit(0, [1, 2], pieces=["a", "<|end|>"], text="a"), Done("end")), id="a special token is silent"
+        ),
+        pytest.param(
+            trace(commit(0, [1, 2], pieces=["<s>", " a"], text="a"), END), id="a tokenizer may drop the first space"
+        ),
+        pytest.param(
+            trace(ONE, Branches([(1, 0), (2, 0)]), commit(1, [2], sequence=1), commit(1, [3], sequence=2), END),
+            id="a sequence goes on from its parent's text",
+        ),
+        pytest.param(trace(commit(0, [1], logprobs=[None]), END), id="a token without a row has no log-probability"),
+    ],
+)
 def test_what_may_happen_is_not_a_contradiction(sound):
     assert check(sound) == []
 
 
-@pytest.mark.parametrize("pieces, text", [
-    (["a", "<0xC3>", "b"], "aüc"), (["<0xC3>", "ab", "<0xBC>", "ba"], "üaba"), (["ab<0xC3>ba"], "aba"), (["a", "  b"], "a b")])
+@pytest.mark.parametrize(
+    "pieces, text",
+    [
+        (["a", "<0xC3>", "b"], "aüc"),
+        (["<0xC3>", "ab", "<0xBC>", "ba"], "üaba"),
+        (["ab<0xC3>ba"], "aba"),
+        (["a", "  b"], "a b"),
+    ],
+)
 def test_half_letters_excuse_nothing_around_them(pieces, text):
     assert "do not spell" in check(trace(commit(0, range(len(pieces)), pieces=pieces, text=text), END))[0]
 
@@ -378,7 +484,10 @@ def test_a_shorter_text_that_agrees_says_why_it_ends():
     found = diff(greedy(1, 2, 3), greedy(1, 2))
     assert found.prefix and (found.index, found.a.id, found.b) == (2, 3, None)
     assert found.sentence() == "The first 2 tokens are the same; there the second text ends at its length limit."
-    assert diff(greedy(1, end="end"), greedy(1, 2)).sentence() == "The first 1 tokens are the same; there the first text ends."
+    assert (
+        diff(greedy(1, end="end"), greedy(1, 2)).sentence()
+        == "The first 1 tokens are the same; there the first text ends."
+    )
 
 
 # --- metrics ---
@@ -409,7 +518,8 @@ def test_speculation_counts_the_bonus_and_leaves_out_prefill():
 def test_acceptance_is_accepted_over_tested():
     found = metrics(speculative())
     assert found["acceptance_rate"] == (2 + 1) / (3 + 2)
-    assert found["acceptance_by_position"] == [(1 + 1) / (1 + 2), 1 / 1, 0 / 1]  # both guesses of round 1 are first guesses
+    # both guesses of round 1 are first guesses
+    assert found["acceptance_by_position"] == [(1 + 1) / (1 + 2), 1 / 1, 0 / 1]
     assert found["mean_accepted"] == (2 + 1) / 2
 
 
@@ -423,8 +533,20 @@ def test_wasted_rows_are_those_the_text_did_not_need():
 
 
 def test_tokens_taken_back_were_wasted_and_do_not_count():
-    found = metrics(trace(prefill(), ONE, Forward(), commit(1, [2], ["draft"]), Forward(), commit(2, [3]), Rollback(2, " 1"), Forward(),
-                          commit(1, [4]), END))
+    found = metrics(
+        trace(
+            prefill(),
+            ONE,
+            Forward(),
+            commit(1, [2], ["draft"]),
+            Forward(),
+            commit(2, [3]),
+            Rollback(2, " 1"),
+            Forward(),
+            commit(1, [4]),
+            END,
+        )
+    )
     assert found["tokens"] == 2 and found["origins"] == {"sampled": 2}
     assert found["wasted_tokens"] == 3 - 1
     assert found["tokens_per_target_forward"] == 1 / 3
@@ -455,7 +577,9 @@ def test_time_is_read_from_the_lane_s_own_clock():
 
 
 def test_entropy_is_the_mean_over_the_tokens_that_stand():
-    found = metrics(trace(Step(0, 1.0), ONE, Step(1, 9.0), commit(1, [2]), Rollback(1, " 1"), Step(1, 2.0), commit(1, [3]), END))
+    found = metrics(
+        trace(Step(0, 1.0), ONE, Step(1, 9.0), commit(1, [2]), Rollback(1, " 1"), Step(1, 2.0), commit(1, [3]), END)
+    )
     assert found["mean_entropy"] == (1.0 + 2.0) / 2
 
 
@@ -472,14 +596,26 @@ def test_mask_time_is_shared_by_all_tokens():
 
 
 def test_operations_of_all_streams_and_of_prefill_add_up():
-    assert metrics(trace(prefill(flops=5.0), Forward("draft", flops=1.0), Forward(flops=2.0), END))["flops"] == 5.0 + 1.0 + 2.0
+    assert (
+        metrics(trace(prefill(flops=5.0), Forward("draft", flops=1.0), Forward(flops=2.0), END))["flops"]
+        == 5.0 + 1.0 + 2.0
+    )
 
 
 def test_a_metric_without_meaning_is_null():
     found = metrics(trace(END, at=[0.0]))
     assert {name for name, value in found.items() if value is None} == {
-        "tokens_per_second", "time_to_first_token", "tokens_per_target_forward", "acceptance_rate", "acceptance_by_position",
-        "mean_accepted", "mean_entropy", "kv_live_peak", "kv_bytes_peak", "mask_seconds_per_token"}
+        "tokens_per_second",
+        "time_to_first_token",
+        "tokens_per_target_forward",
+        "acceptance_rate",
+        "acceptance_by_position",
+        "mean_accepted",
+        "mean_entropy",
+        "kv_live_peak",
+        "kv_bytes_peak",
+        "mask_seconds_per_token",
+    }
     assert json.loads(json.dumps(found)) == found
 
 
@@ -491,9 +627,17 @@ def test_metrics_speak_of_one_lane():
 # --- replay ---
 
 def test_lanes_are_replayed_by_their_own_clocks():
-    slow, fast, end = Stamped(0, 0, 1.0, Note("slow")), Stamped(1, 1, 0.5, Note("fast")), Stamped(0, 2, 2.0, Note("end"))
+    slow, fast, end = (
+        Stamped(0, 0, 1.0, Note("slow")),
+        Stamped(1, 1, 0.5, Note("fast")),
+        Stamped(0, 2, 2.0, Note("end")),
+    )
     both = Trace([Header(0), Header(1)], [slow, fast, end])
-    assert [(wait, stamped.event.text) for wait, stamped in replay(both)] == [(0.5, "fast"), (0.5, "slow"), (1.0, "end")]
+    assert [(wait, stamped.event.text) for wait, stamped in replay(both)] == [
+        (0.5, "fast"),
+        (0.5, "slow"),
+        (1.0, "end"),
+    ]
 
 
 def test_speed_divides_the_waits_and_keeps_the_order():
@@ -512,6 +656,8 @@ def test_a_speed_that_leads_nowhere_is_refused(speed):
 
 @pytest.mark.parametrize("module", ["playground.events", "playground.trace"])
 def test_reading_a_trace_loads_neither_torch_nor_gradio(module):
-    code = f"import sys, {module}; print([heavy for heavy in ('torch', 'gradio', 'transformers') if heavy in sys.modules])"
+    code = (
+        f"import sys, {module}; print([heavy for heavy in ('torch', 'gradio', 'transformers') if heavy in sys.modules])"
+    )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert shown.stdout.strip() == "[]"

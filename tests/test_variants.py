@@ -17,7 +17,7 @@ from playground.engine.catalogue import CARD, entries, is_local, made_models, pa
 from playground.engine.load import Loading, Shelf, load
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.training.variants import Loaded, Order, make_variant
+from playground.training.variants import LoadedNetwork, VariantOrder, make_variant
 from strategies.variants.hyperfitting import greedy, measures
 from strategies.variants.hyperfitting.text_windows import cut
 
@@ -87,7 +87,9 @@ def test_every_weight_is_trained():
 
 def test_hyperfitting_raises_the_loss_on_other_text_and_says_so():
     model = network()
-    *figures, note = told(model, ids(0, 12), epochs=60, enough=0.02, **{**ONE, "sequences": 4, "held_out": 8, "batch": 4})
+    *figures, note = told(
+        model, ids(0, 12), epochs=60, enough=0.02, **{**ONE, "sequences": 4, "held_out": 8, "batch": 4}
+    )
     first, last = figures[0].data["series"], figures[-1].data["series"]
     assert last["training loss"] < 0.1 and last["held-out loss"] > first["held-out loss"] + 0.5
     assert last["held-out entropy"] < first["held-out entropy"] / 2
@@ -96,7 +98,9 @@ def test_hyperfitting_raises_the_loss_on_other_text_and_says_so():
 
 
 def test_a_model_that_was_trained_a_little_is_not_called_hyperfitted():
-    assert told(network(), ids(0, 6), epochs=1, **{**ONE, "lr": 1e-5, "sequences": 4})[-1].text.startswith("Not hyperfitted")
+    assert told(network(), ids(0, 6), epochs=1, **{**ONE, "lr": 1e-5, "sequences": 4})[-1].text.startswith(
+        "Not hyperfitted"
+    )
 
 
 def test_windows_held_out_are_the_last_ones_and_never_trained_on():
@@ -149,12 +153,12 @@ def base(tmp_path) -> str:
     return str(save_model(tmp_path / "base"))
 
 
-def order(base: str, **how) -> Order:
-    return Order(make("hyperfitting", epochs=1, length=16, held_out=2, sequences=4, batch=2), base, **how)
+def order(base: str, **how) -> VariantOrder:
+    return VariantOrder(make("hyperfitting", epochs=1, length=16, held_out=2, sequences=4, batch=2), base, **how)
 
 
-def loaded(base: str) -> Loaded:
-    return Loaded(*load(base, Loading("cpu", "float32")))
+def loaded(base: str) -> LoadedNetwork:
+    return LoadedNetwork(*load(base, Loading("cpu", "float32")))
 
 
 TEXTS = ["The green bird sings, and the red fox listens. " * 6, "Once more: tea and trees, trees and tea. " * 6]
@@ -178,15 +182,27 @@ def test_a_new_model_is_in_the_catalogue_and_loads_by_its_name(base):
 def test_a_card_tells_all_it_takes_to_make_the_model_again(base):
     told_live = []
     card = made(base, told_live.append, seed=5)
-    assert card["method"] == "hyperfitting" and card["knobs"]["length"] == 16 and card["base"] == base and card["seed"] == 5
+    assert (
+        card["method"] == "hyperfitting"
+        and card["knobs"]["length"] == 16
+        and card["base"] == base
+        and card["seed"] == 5
+    )
     assert card["texts"]["count"] == 2 and len(card["texts"]["sha256"]) == 64 and len(card["base_revision"]) == 12
-    assert [point["x"] for point in card["curve"]] == [event.data["x"] for event in told_live if isinstance(event, Figure)] == [0, 1]
+    assert (
+        [point["x"] for point in card["curve"]]
+        == [event.data["x"] for event in told_live if isinstance(event, Figure)]
+        == [0, 1]
+    )
     assert card["notes"] == [told_live[-1].text]
 
 
 def test_a_public_page_opens_what_its_owner_made(base):
     made(base, name="mine")
-    assert Shelf(lambda network, tokenizer, facts: facts.name, folders=False).get("mine", Loading("cpu", "float32")) == "mine"
+    assert (
+        Shelf(lambda network, tokenizer, facts: facts.name, folders=False).get("mine", Loading("cpu", "float32"))
+        == "mine"
+    )
 
 
 def test_an_interrupted_training_leaves_nothing_behind(base, home):
@@ -209,7 +225,9 @@ def test_an_interrupted_saving_leaves_no_model_behind(base, home, monkeypatch):
     assert [path for path in home.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("name, says", [("a/b", "letters, digits"), ("..", "letters, digits"), ("pocket", "comes with the project")])
+@pytest.mark.parametrize(
+    "name, says", [("a/b", "letters, digits"), ("..", "letters, digits"), ("pocket", "comes with the project")]
+)
 def test_names_that_mean_something_else_are_refused(base, name, says):
     with pytest.raises(Refusal, match=says):
         order(base, name=name)
@@ -245,17 +263,42 @@ def shell(capsys):
 
 
 def test_the_command_makes_a_variant_of_the_bundled_model_which_keeps_its_draft(shell):
-    code, out, err = shell("variant", "hyperfitting", "--set", "epochs=0", "--set", "held_out=2", "--set", "length=32", "--json")
+    code, out, err = shell(
+        "variant", "hyperfitting", "--set", "epochs=0", "--set", "held_out=2", "--set", "length=32", "--json"
+    )
     card = json.loads(out)
-    assert code == 0 and card["title"] == "Pocket, hyperfitted" and card["name"] == "pocket-hyperfitted" and card["draft"] == "pocket-draft"
-    assert partner("pocket-hyperfitted") == "pocket-draft" and "pocket-hyperfitted" in [entry.name for entry in entries()]
+    assert (
+        code == 0
+        and card["title"] == "Pocket, hyperfitted"
+        and card["name"] == "pocket-hyperfitted"
+        and card["draft"] == "pocket-draft"
+    )
+    assert partner("pocket-hyperfitted") == "pocket-draft" and "pocket-hyperfitted" in [
+        entry.name for entry in entries()
+    ]
     assert set(card["curve"][0]) == {"x", "held-out loss", "held-out entropy", "TTR of greedy text"}
 
 
 def test_the_command_prints_every_measurement_and_where_the_model_is(shell, base, tmp_path):
     (tmp_path / "t.txt").write_text("".join(TEXTS))
-    words = ["variant", "hyperfitting", "--model", base, "--texts", tmp_path / "t.txt", "--name", "mine", "--set", "epochs=2", "--set", "length=16",
-             "--set", "held_out=2", "--set", "sequences=4"]
+    words = [
+        "variant",
+        "hyperfitting",
+        "--model",
+        base,
+        "--texts",
+        tmp_path / "t.txt",
+        "--name",
+        "mine",
+        "--set",
+        "epochs=2",
+        "--set",
+        "length=16",
+        "--set",
+        "held_out=2",
+        "--set",
+        "sequences=4",
+    ]
     code, out, _ = shell(*words)
     assert code == 0 and out.count("training loss") == 2 + 1 and "--model mine" in out  # two epochs and the judgement
     assert shell(*words)[0] == 2

@@ -10,11 +10,26 @@ def stamp(*events):
 
 
 def commit(position: int, ids: list[int], **where) -> Commit:
-    return Commit(position, ids, [f" {i}" for i in ids], "".join(f" {i}" for i in ids), [-0.5] * len(ids), ["sampled"] * len(ids), **where)
+    return Commit(
+        position,
+        ids,
+        [f" {i}" for i in ids],
+        "".join(f" {i}" for i in ids),
+        [-0.5] * len(ids),
+        ["sampled"] * len(ids),
+        **where,
+    )
 
 
-TWO = (Branches([(1, 0), (2, 0)]), Step(0, 1.0, sequence=1), commit(0, [10], sequence=1), Step(0, 2.0, sequence=2), commit(0, [20], sequence=2),
-       Step(1, 3.0, sequence=2), commit(1, [21], sequence=2))
+TWO = (
+    Branches([(1, 0), (2, 0)]),
+    Step(0, 1.0, sequence=1),
+    commit(0, [10], sequence=1),
+    Step(0, 2.0, sequence=2),
+    commit(0, [20], sequence=2),
+    Step(1, 3.0, sequence=2),
+    commit(1, [21], sequence=2),
+)
 
 
 def test_a_text_that_grew_on_a_sequence_has_its_steps():

@@ -1,10 +1,21 @@
-"""A test of exact laws is worth what it refuses: for every strategy that promises the law, a variant that is wrong and is found out."""
+"""A test of exact laws is worth what it refuses: for every strategy that promises the law, a variant that is wrong and
+is found out.
+"""
 from __future__ import annotations
 
 import pytest
 from registry import registered
 from tables import TableModel, distance, law, product_law
-from test_guarantees import AT_ONE, EXACT, WRONG, Judged, Siblings, draws_again_after_a_miss, independent, redraws_from_p
+from test_guarantees import (
+    AT_ONE,
+    EXACT,
+    WRONG,
+    Judged,
+    Siblings,
+    draws_again_after_a_miss,
+    independent,
+    redraws_from_p,
+)
 from test_strategies_skipping import EarlyTable
 from test_strategies_trees import Judged as JudgedByNumbers
 from test_strategies_trees import divided_by
@@ -62,7 +73,8 @@ def test_every_strategy_that_promises_the_law_has_a_wrong_variant():
 
 
 def off(assembly: Assembly) -> float:
-    """By how much the law of three tokens is not the target's; its early exit and its draft have opinions of their own."""
+    """By how much the law of three tokens is not the target's; its early exit and its draft have opinions of their own.
+    """
     models, prompt = {"target": EarlyTable("ab"), "draft": TableModel("ab", seed=1)}, [0, 1, 0]
     return distance(law(assembly, models, prompt, 3), product_law(TableModel("ab"), prompt, 3))
 
@@ -72,7 +84,9 @@ def test_a_wrong_variant_is_found_out(assembly):
     assert off(assembly) > WRONG
 
 
-@pytest.mark.parametrize("name, drafter", [("speculative", "draft_model"), ("layer_skip", "layer_skip_draft"), ("smartspec", "draft_model")])
+@pytest.mark.parametrize(
+    "name, drafter", [("speculative", "draft_model"), ("layer_skip", "layer_skip_draft"), ("smartspec", "draft_model")]
+)
 def test_the_right_ones_pass_where_the_wrong_ones_fail(name, drafter):
     assert off(rounds(name, make(drafter, depth=2), make("rejection"))) < EXACT
 

@@ -1,4 +1,6 @@
-"""Text that comes with the project: tales of the brothers Grimm in Margaret Hunt's translation of 1884, in the public domain."""
+"""Text that comes with the project: tales of the brothers Grimm in Margaret Hunt's translation of 1884, in the public
+domain.
+"""
 from __future__ import annotations
 
 import json

@@ -1,4 +1,6 @@
-"""Who is compared: our lanes, the library's own `generate` on an untouched copy of the same network, and the least a loop can do."""
+"""Who is compared: our lanes, the library's own `generate` on an untouched copy of the same network, and the least a
+loop can do.
+"""
 from __future__ import annotations
 
 import copy
@@ -12,7 +14,7 @@ from transformers import CompileConfig, PreTrainedModel
 from playground.bench.minimal_loop import Loop, has_loop
 from playground.bench.speed_defaults import COMPILED, LIBRARY, LOOP, STATIC
 from playground.bench.speed_prompts import Task
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
 from playground.engine.load import Loading, check_draft, load
@@ -45,8 +47,10 @@ PAIRS = (
 
 
 @dataclass(frozen=True)
-class Contender:
-    """Writes a text. `ready` does what need not be timed; `write` is timed; `read` takes the token ids from what it left."""
+class Baseline:
+    """Writes a text. `ready` does what need not be timed; `write` is timed; `read` takes the token ids from what it
+    left.
+    """
 
     name: str
     ready: Callable[[Task], Any]
@@ -67,21 +71,23 @@ class Given(Prompt):
 
 def prompt_of(task: Task, model: Model) -> Prompt:
     """What a model is asked to continue; a chat only where it has a chat form."""
-    return Given("", ids=task.ids) if task.ids else Prompt(task.prompt, task.chat and bool(model.tokenizer.chat_template))
+    return (
+        Given("", ids=task.ids) if task.ids else Prompt(task.prompt, task.chat and bool(model.tokenizer.chat_template))
+    )
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TwinModels:
     """A model twice, sharing its weights: with our seams in place, and as the library made it."""
 
     model: Model
     untouched: PreTrainedModel
 
 
-def load_twice(name: str, loading: Loading, progress: Callable[[float, str], None]) -> Loaded:
+def load_twice(name: str, loading: Loading, progress: Callable[[float, str], None]) -> TwinModels:
     network, tokenizer, facts = load(name, loading, progress)
     untouched = twin(network)
-    return Loaded(Model(network, tokenizer, facts.name, facts.revision, facts.quantization), untouched)
+    return TwinModels(Model(network, tokenizer, facts.name, facts.revision, facts.quantization), untouched)
 
 
 def twin(network: PreTrainedModel) -> PreTrainedModel:
@@ -102,7 +108,7 @@ class Size:
         return cls(length, length + max(len(prompt_of(task, model).encode(model)) for task in tasks))
 
 
-def contenders(target: Loaded, draft: Loaded | None, size: Size, compiled: bool = False) -> list[Contender]:
+def contenders(target: TwinModels, draft: TwinModels | None, size: Size, compiled: bool = False) -> list[Baseline]:
     """Everyone; those that need a draft model only where there is one, the compiled one only where it is wanted."""
     if draft:
         check_draft(target.model.tokens, draft.model.tokens)
@@ -111,24 +117,31 @@ def contenders(target: Loaded, draft: Loaded | None, size: Size, compiled: bool 
     return [*lanes, *_library(target, size, compiled), *assisted, *_loop(target, size.length)]
 
 
-def _lanes(models: Models, length: int) -> list[Contender]:
-    def run(task: Task, lanes: int, recipe: Recipe, recorder: type[Recorder] = Recorder) -> Session:
-        session = prepare(models, [recipe] * lanes, prompt_of(task, models.target), Limits(max_new_tokens=length), recorder)
+def _lanes(models: Models, length: int) -> list[Baseline]:
+    def run(task: Task, lanes: int, recipe: LaneConfig, recorder: type[Recorder] = Recorder) -> Session:
+        session = prepare(
+            models, [recipe] * lanes, prompt_of(task, models.target), Limits(max_new_tokens=length), recorder
+        )
         for _ in session:
             pass
         return session
 
-    def lane(name: str, write: Callable[[Task], list[Session]]) -> Contender:
-        return Contender(name, lambda task: task, write, texts, models.target.device)
+    def lane(name: str, write: Callable[[Task], list[Session]]) -> Baseline:
+        return Baseline(name, lambda task: task, write, texts, models.target.device)
 
-    def guessing(drafter: str, **knobs: int) -> Recipe:
-        return Recipe("speculative", extras=[(drafter, knobs), ("greedy_match", {})])
+    def guessing(drafter: str, **knobs: int) -> LaneConfig:
+        return LaneConfig("speculative", extras=[(drafter, knobs), ("greedy_match", {})])
 
-    plain, looked_up = Recipe("greedy"), guessing("prompt_lookup", depth=LOOKED_UP, n_max=LONGEST)
+    plain, looked_up = LaneConfig("greedy"), guessing("prompt_lookup", depth=LOOKED_UP, n_max=LONGEST)
     ahead = [lane(DRAFT, lambda task: [run(task, 1, guessing("draft_model", depth=GUESSES))])] if models.draft else []
-    return [lane(PLAIN, lambda task: [run(task, 1, plain)]), lane(SILENT, lambda task: [run(task, 1, plain, Silent)]),
-            lane(TOGETHER, lambda task: [run(task, 4, plain)]), lane(APART, lambda task: [run(task, 1, plain) for _ in range(4)]),
-            *ahead, lane(LOOKUP, lambda task: [run(task, 1, looked_up)])]
+    return [
+        lane(PLAIN, lambda task: [run(task, 1, plain)]),
+        lane(SILENT, lambda task: [run(task, 1, plain, Silent)]),
+        lane(TOGETHER, lambda task: [run(task, 4, plain)]),
+        lane(APART, lambda task: [run(task, 1, plain) for _ in range(4)]),
+        *ahead,
+        lane(LOOKUP, lambda task: [run(task, 1, looked_up)]),
+    ]
 
 
 def texts(sessions: list[Session]) -> list[int]:
@@ -139,25 +152,31 @@ def texts(sessions: list[Session]) -> list[int]:
     return [token for result in results for token in result.token_ids]
 
 
-def _library(target: Loaded, size: Size, compiled: bool) -> list[Contender]:
+def _library(target: TwinModels, size: Size, compiled: bool) -> list[Baseline]:
     """`generate` without a draft, keys and values growing or in a place of fixed size."""
     length, static = size.length, {"cache_implementation": "static", "max_cache_len": size.room}
-    return [_generate(target, length, LIBRARY),
-            _generate(target, length, LIBRARY_LOOKUP, prompt_lookup_num_tokens=LOOKED_UP, max_matching_ngram_size=LONGEST),
-            _generate(target, length, STATIC, **static, disable_compile=True),
-            *([_generate(target, length, COMPILED, **static, compile_config=everywhere())] if compiled else [])]
+    return [
+        _generate(target, length, LIBRARY),
+        _generate(target, length, LIBRARY_LOOKUP, prompt_lookup_num_tokens=LOOKED_UP, max_matching_ngram_size=LONGEST),
+        _generate(target, length, STATIC, **static, disable_compile=True),
+        *([_generate(target, length, COMPILED, **static, compile_config=everywhere())] if compiled else []),
+    ]
 
 
-def _assisted(target: Loaded, draft: Loaded, length: int) -> list[Contender]:
+def _assisted(target: TwinModels, draft: TwinModels, length: int) -> list[Baseline]:
     """`generate` with the draft: with as many guesses as ours, and with its own settings."""
     return [_generate(target, length, ASSISTED, assistant_model=assistant(draft, GUESSES)),
             _generate(target, length, ASSISTED_DEFAULT, assistant_model=draft.untouched)]
 
 
-def assistant(draft: Loaded, guesses: int) -> PreTrainedModel:
+def assistant(draft: TwinModels, guesses: int) -> PreTrainedModel:
     """The draft as the library takes it, guessing so many tokens at a time, whatever stood and however sure it is."""
     alike = twin(draft.untouched)
-    for setting, value in (("num_assistant_tokens", guesses), ("num_assistant_tokens_schedule", "constant"), ("assistant_confidence_threshold", 0.0)):
+    for setting, value in (
+        ("num_assistant_tokens", guesses),
+        ("num_assistant_tokens_schedule", "constant"),
+        ("assistant_confidence_threshold", 0.0),
+    ):
         setattr(alike.generation_config, setting, value)
     return alike
 
@@ -165,10 +184,15 @@ def assistant(draft: Loaded, guesses: int) -> PreTrainedModel:
 def settings(model: Model, length: int) -> dict[str, Any]:
     """What `generate` is told so that it writes what a greedy lane writes."""
     ends = sorted(model.end_ids)
-    return {"max_new_tokens": length, "do_sample": False, "eos_token_id": ends or None, "pad_token_id": ends[0] if ends else 0}
+    return {
+        "max_new_tokens": length,
+        "do_sample": False,
+        "eos_token_id": ends or None,
+        "pad_token_id": ends[0] if ends else 0,
+    }
 
 
-def _generate(target: Loaded, length: int, name: str, **options: Any) -> Contender:
+def _generate(target: TwinModels, length: int, name: str, **options: Any) -> Baseline:
     """It gets its prompt as ids; ours count the encoding of the prompt as their own time."""
     model, common = target.model, settings(target.model, length)
 
@@ -180,7 +204,7 @@ def _generate(target: Loaded, length: int, name: str, **options: Any) -> Contend
             written = target.untouched.generate(ids, attention_mask=torch.ones_like(ids), **common, **options)
         return written[0, ids.shape[1]:].tolist()
 
-    return Contender(name, ready, write, lambda ids: ids, model.device)
+    return Baseline(name, ready, write, lambda ids: ids, model.device)
 
 
 def everywhere() -> CompileConfig:
@@ -190,8 +214,10 @@ def everywhere() -> CompileConfig:
     return config
 
 
-def _loop(target: Loaded, length: int) -> list[Contender]:
-    """The hand-written loop. It does not look for the end of a text: the warm-up finds it, and from then on it writes as far as that."""
+def _loop(target: TwinModels, length: int) -> list[Baseline]:
+    """The hand-written loop. It does not look for the end of a text: the warm-up finds it, and from then on it writes
+    as far as that.
+    """
     if not has_loop(target.untouched):
         return []
     model, lengths = target.model, {}
@@ -210,4 +236,4 @@ def _loop(target: Loaded, length: int) -> list[Contender]:
         lengths[task] = next((place for place, token in enumerate(ids, 1) if token in model.end_ids), len(ids))
         return ids[:lengths[task]]
 
-    return [Contender(LOOP, ready, write, read, model.device)]
+    return [Baseline(LOOP, ready, write, read, model.device)]

@@ -1,4 +1,5 @@
-"""Programs that training never showed, and how much of each has to be cut out before the true one is among what is left.
+"""Programs that training never showed, and how much of each has to be cut out before the true one is among what is
+left.
 
     python -m playground.bench.calibrate --items 80 > assets/texts/calibration.json
 
@@ -22,11 +23,16 @@ LENGTH = 112  # tokens, enough for the longest of these programs
 def pairs(models: Models, items: int, seed: int) -> Iterator[tuple[Trace, str]]:
     """What the model writes, and what is right."""
     for question in ask(PROGRAMS, items, seed):
-        yield playground.run("greedy", question.prompt, models=models, chat=True, max_new_tokens=LENGTH).trace, question.answer
+        yield (
+            playground.run("greedy", question.prompt, models=models, chat=True, max_new_tokens=LENGTH).trace,
+            question.answer,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m playground.bench.calibrate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "python -m playground.bench.calibrate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--items", type=int, default=80, help="programs")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()

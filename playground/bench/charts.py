@@ -1,4 +1,5 @@
-"""Small charts as SVG text: lines or bars over named places, each value with its standard error. Nothing is drawn that was not measured.
+"""Small charts as SVG text: lines or bars over named places, each value with its standard error. Nothing is drawn that
+was not measured.
 
 Letters and colours read on white, which is drawn too, so that a chart looks the same on a dark page.
 """
@@ -11,16 +12,19 @@ from html import escape
 
 from playground.trace.plot_style import COLOURS
 
-WIDTH, LEFT, RIGHT, TOP, PLOT, LETTER = 640, 46, 14, 30, 190, 6.3  # pixels; a letter's width is a mean of what browsers draw
+# pixels; a letter's width is a mean of what browsers draw
+WIDTH, LEFT, RIGHT, TOP, PLOT, LETTER = 640, 46, 14, 30, 190, 6.3
 MORE = ("#56b4e9", "#e69f00", "#000000", "#999999")
 Value = tuple[float, float] | None  # with its standard error, 0 where there is none; None where nothing was measured
 
 
 @dataclass(frozen=True)
 class Chart:
-    """series: {name: a value for each of the places}. levels: {name: a value that holds everywhere}, drawn as dashed lines.
+    """series: {name: a value for each of the places}. levels: {name: a value that holds everywhere}, drawn as dashed
+    lines.
 
-    at: {name of a series: where its values stand, counted in places}, for lines whose values do not stand at the places themselves.
+    at: {name of a series: where its values stand, counted in places}, for lines whose values do not stand at the places
+    themselves.
     """
 
     title: str
@@ -35,10 +39,17 @@ class Chart:
     def svg(self) -> str:
         """The whole picture; raises ValueError where there is nothing to draw."""
         drawn = [*self._grid(), *self._levels(), *(self._bars() if self.bars else self._lines()), *self._keys()]
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" font-family="sans-serif" font-size="12" role="img">',
-            f"<title>{escape(self.title)}</title>", f'<rect width="{WIDTH}" height="{self.height}" fill="white"/>',
-            _text(LEFT, 17, self.title, "start", "#222", 'font-weight="bold"'), *drawn, "</svg>", ""])
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" font-family="sans-serif" font-size="12" role="img">',
+                f"<title>{escape(self.title)}</title>",
+                f'<rect width="{WIDTH}" height="{self.height}" fill="white"/>',
+                _text(LEFT, 17, self.title, "start", "#222", 'font-weight="bold"'),
+                *drawn,
+                "</svg>",
+                "",
+            ]
+        )
 
     @property
     def height(self) -> int:
@@ -50,7 +61,12 @@ class Chart:
     @property
     def _top(self) -> float:
         """A round number that no value, error included, goes beyond."""
-        highest = max([*self.levels.values(), *(value + error for values in self.series.values() for value, error in filter(None, values))])
+        highest = max(
+            [
+                *self.levels.values(),
+                *(value + error for values in self.series.values() for value, error in filter(None, values)),
+            ]
+        )
         step = _step(highest)
         return max(step, math.ceil(highest / step - 1e-9) * step)
 
@@ -77,7 +93,11 @@ class Chart:
 
     def _lines(self) -> Iterator[str]:
         for number, (colour, (name, values)) in enumerate(zip(_colours(), self.series.items())):
-            points = [(self._at(place), *value) for place, value in zip(self.at.get(name, range(len(values))), values) if value]
+            points = [
+                (self._at(place), *value)
+                for place, value in zip(self.at.get(name, range(len(values))), values)
+                if value
+            ]
             path = " ".join(f"{x:.1f},{self._level(value):.1f}" for x, value, _ in points)
             yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{_dotted(number)}/>'
             for x, value, error in points:
@@ -121,7 +141,11 @@ def _legend(names: list[str]) -> Iterator[tuple[float, int, str]]:
 def _step(highest: float) -> float:
     """A distance between grid lines, 1, 2 or 5 times a power of ten, that takes four to nine of them."""
     power = 10 ** math.floor(math.log10(highest or 1))
-    return next(power * share for share in (0.1, 0.2, 0.5, 1) if highest / (power * share) <= 9 or share == 1) if highest else 1.0
+    return (
+        next(power * share for share in (0.1, 0.2, 0.5, 1) if highest / (power * share) <= 9 or share == 1)
+        if highest
+        else 1.0
+    )
 
 
 def _colours() -> list[str]:
@@ -139,7 +163,9 @@ def below(charts: list[Chart]) -> str:
     for chart in charts:
         placed.append(chart.svg().replace("<svg ", f'<svg y="{height}" height="{chart.height}" ', 1))
         height += chart.height
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">', *placed, "</svg>", ""])
+    return "\n".join(
+        [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">', *placed, "</svg>", ""]
+    )
 
 
 def _text(x: float, y: float, words: str, anchor: str, colour: str = "#555", more: str = "") -> str:

@@ -11,48 +11,69 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, StaticCache
 
-from playground.bench.baselines import Contender, Loaded, everywhere, prompt_of, texts, twin
+from playground.bench.baselines import Baseline, TwinModels, everywhere, prompt_of, texts, twin
 from playground.bench.minimal_loop import Loop, has_loop
-from playground.bench.speed_defaults import COMPILED, ENGINE, FIRST, LANE, LIBRARY, LIBRARY_PREFILL, LOOP, SILENT_LANE, STATIC, apart, together
+from playground.bench.speed_defaults import (
+    COMPILED,
+    ENGINE,
+    FIRST,
+    LANE,
+    LIBRARY,
+    LIBRARY_PREFILL,
+    LOOP,
+    SILENT_LANE,
+    STATIC,
+    apart,
+    together,
+)
 from playground.bench.speed_prompts import Task
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Limits, Models, Session, prepare
-from playground.engine.forward_input import Work
+from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 
 
-def endless(loaded: Loaded) -> Loaded:
+def endless(loaded: TwinModels) -> TwinModels:
     """The same weights, with no token that ends a text."""
     model, untouched = copy.copy(loaded.model), twin(loaded.untouched)
     model.end_ids = frozenset()
     untouched.generation_config.eos_token_id = None
-    return Loaded(model, untouched)
+    return TwinModels(model, untouched)
 
 
-def writers(loaded: Loaded, length: int, lanes: Iterable[int], compiled: bool) -> list[Contender]:
+def writers(loaded: TwinModels, length: int, lanes: Iterable[int], compiled: bool) -> list[Baseline]:
     """Everyone who writes `length` tokens; the first one is not timed. `loaded` is endless."""
     model = loaded.model
     one = [_lanes(model, LANE, length, [1]), _lanes(model, SILENT_LANE, length, [1], Silent)]
-    several = [contender for count in lanes if count > 1
-               for contender in (_lanes(model, together(count), length, [count]), _lanes(model, apart(count), length, [1] * count))]
+    several = [
+        contender
+        for count in lanes
+        if count > 1
+        for contender in (
+            _lanes(model, together(count), length, [count]),
+            _lanes(model, apart(count), length, [1] * count),
+        )
+    ]
     loop = [_loop(loaded, length)] if has_loop(loaded.untouched) else []
     return [*one, *several, *loop, *_library(loaded, length, compiled)]
 
 
-def firsts(loaded: Loaded) -> list[Contender]:
+def firsts(loaded: TwinModels) -> list[Baseline]:
     """A lane up to its first token, and forwards that read the prompt and do nothing else."""
     return [_first_of_a_lane(loaded.model), _engine(loaded.model), _prefill(loaded)]
 
 
 def _session(model: Model, task: Task, lanes: int, length: int, recorder: type[Recorder] = Recorder) -> Session:
     """Greedy lanes that have written their first token."""
-    session = prepare(Models(model), [Recipe("greedy")] * lanes, prompt_of(task, model), Limits(max_new_tokens=length), recorder)
+    session = prepare(
+        Models(model), [LaneConfig("greedy")] * lanes, prompt_of(task, model), Limits(max_new_tokens=length), recorder
+    )
     session.step()
     return session
 
 
-def _lanes(model: Model, name: str, length: int, sessions: list[int], recorder: type[Recorder] = Recorder) -> Contender:
+def _lanes(model: Model, name: str, length: int, sessions: list[int], recorder: type[Recorder] = Recorder) -> Baseline:
     """Sessions one after the other, each with so many lanes."""
     def write(begun: list[Session]) -> list[Session]:
         for session in begun:
@@ -60,7 +81,7 @@ def _lanes(model: Model, name: str, length: int, sessions: list[int], recorder: 
                 pass
         return begun
 
-    return Contender(name, lambda task: [_session(model, task, lanes, length, recorder) for lanes in sessions], write,
+    return Baseline(name, lambda task: [_session(model, task, lanes, length, recorder) for lanes in sessions], write,
                      lambda written: _after_the_first(texts(written), length), model.device)
 
 
@@ -69,7 +90,7 @@ def _after_the_first(ids: list[int], length: int) -> list[int]:
     return [token for place, token in enumerate(ids) if place % length]
 
 
-def _loop(loaded: Loaded, length: int) -> Contender:
+def _loop(loaded: TwinModels, length: int) -> Baseline:
     def ready(task: Task) -> tuple[Loop, torch.Tensor, int]:
         loop = Loop(loaded.untouched, len(task.ids) + length)
         return loop, loop.prefill(torch.tensor(task.ids, device=loaded.model.device)), len(task.ids)
@@ -78,10 +99,10 @@ def _loop(loaded: Loaded, length: int) -> Contender:
         loop, first, at = begun
         return loop.decode(first, at, length - 1).tolist()
 
-    return Contender(LOOP, ready, write, list, loaded.model.device)
+    return Baseline(LOOP, ready, write, list, loaded.model.device)
 
 
-def _library(loaded: Loaded, length: int, compiled: bool) -> list[Contender]:
+def _library(loaded: TwinModels, length: int, compiled: bool) -> list[Baseline]:
     config = loaded.untouched.config
 
     def static(tokens: int) -> Cache:
@@ -92,7 +113,7 @@ def _library(loaded: Loaded, length: int, compiled: bool) -> list[Contender]:
             *([_generate(loaded, COMPILED, length, static, compile_config=everywhere())] if compiled else [])]
 
 
-def _generate(loaded: Loaded, name: str, length: int, cache: Callable[[int], Cache], **options: Any) -> Contender:
+def _generate(loaded: TwinModels, name: str, length: int, cache: Callable[[int], Cache], **options: Any) -> Baseline:
     """`generate` behind a prompt that is in its cache already, the first token chosen."""
     network, device = loaded.untouched, loaded.model.device
 
@@ -105,31 +126,38 @@ def _generate(loaded: Loaded, name: str, length: int, cache: Callable[[int], Cac
     @torch.inference_mode()
     def write(begun: tuple[torch.Tensor, Cache]) -> list[int]:
         ids, held = begun
-        written = network.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=held, max_new_tokens=length - 1,
-                                   do_sample=False, pad_token_id=0, **options)
+        written = network.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=held,
+            max_new_tokens=length - 1,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )
         return written[0, ids.shape[1]:].tolist()
 
-    return Contender(name, ready, write, list, device)
+    return Baseline(name, ready, write, list, device)
 
 
-def _first_of_a_lane(model: Model) -> Contender:
-    return Contender(FIRST, lambda task: task, lambda task: [_session(model, task, 1, 2)], texts, model.device)
+def _first_of_a_lane(model: Model) -> Baseline:
+    return Baseline(FIRST, lambda task: task, lambda task: [_session(model, task, 1, 2)], texts, model.device)
 
 
-def _engine(model: Model) -> Contender:
+def _engine(model: Model) -> Baseline:
     """The prompt in one forward, without a lane around it."""
     def write(ids: list[int]) -> list[int]:
-        (row,), _ = model.forward([Work(model.new_store(), ids, list(range(-1, len(ids) - 1)), last_only=True)])
+        (row,), _ = model.forward([ForwardInput(model.new_store(), ids, list(range(-1, len(ids) - 1)), last_only=True)])
         return row.argmax(-1).tolist()
 
-    return Contender(ENGINE, lambda task: list(task.ids), write, list, model.device)
+    return Baseline(ENGINE, lambda task: list(task.ids), write, list, model.device)
 
 
-def _prefill(loaded: Loaded) -> Contender:
+def _prefill(loaded: TwinModels) -> Baseline:
     network, device = loaded.untouched, loaded.model.device
 
     @torch.inference_mode()
     def write(ids: torch.Tensor) -> list[int]:
         return network(input_ids=ids, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1).tolist()
 
-    return Contender(LIBRARY_PREFILL, lambda task: torch.tensor([task.ids], device=device), write, list, device)
+    return Baseline(LIBRARY_PREFILL, lambda task: torch.tensor([task.ids], device=device), write, list, device)

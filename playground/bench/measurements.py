@@ -7,11 +7,12 @@ from typing import Any
 
 
 @dataclass
-class Record:
-    """What `subject` took: seconds (of a forward, of a token, of a prompt) or bytes, one number for each measured round.
+class Measurement:
+    """What `subject` took: seconds (of a forward, of a token, of a prompt) or bytes, one number for each measured
+    round.
 
-    `part` is one of the benchmark's parts, `context` the tokens that came before. `same` says whether it wrote what the plain lane
-    wrote, where it wrote; `failure` why there are no numbers.
+    `part` is one of the benchmark's parts, `context` the tokens that came before. `same` says whether it wrote what the
+    plain lane wrote, where it wrote; `failure` why there are no numbers.
     """
 
     part: str
@@ -26,6 +27,10 @@ class Record:
         return asdict(self)
 
 
-def find(records: Iterable[Record], part: str, model: str, context: int) -> dict[str, Record]:
+def find(records: Iterable[Measurement], part: str, model: str, context: int) -> dict[str, Measurement]:
     """The records of one row of a table, by subject."""
-    return {record.subject: record for record in records if (record.part, record.model, record.context) == (part, model, context)}
+    return {
+        record.subject: record
+        for record in records
+        if (record.part, record.model, record.context) == (part, model, context)
+    }

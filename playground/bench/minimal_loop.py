@@ -1,7 +1,8 @@
-"""The least a greedy decoder can do: one token after the other through a Llama or Qwen2 network, keys and values allocated ahead.
+"""The least a greedy decoder can do: one token after the other through a Llama or Qwen2 network, keys and values
+allocated ahead.
 
-No events, no choice of strategies, no trees, no text: the practical limit that the lanes of the playground are held against.
-The weights are the network's own, and the chosen tokens stay on the device until all of them are there.
+No events, no choice of strategies, no trees, no text: the practical limit that the lanes of the playground are held
+against. The weights are the network's own, and the chosen tokens stay on the device until all of them are there.
 """
 from __future__ import annotations
 
@@ -23,12 +24,23 @@ class Loop:
 
     def __init__(self, network: PreTrainedModel, capacity: int):
         inner, config = network.model, network.config
-        self.layers, self.embeddings, self.norm, self.head = inner.layers, inner.embed_tokens, inner.norm, network.lm_head
-        self.heads, self.kv_heads, self.width = config.num_attention_heads, config.num_key_value_heads, inner.layers[0].self_attn.head_dim
+        self.layers, self.embeddings, self.norm, self.head = (
+            inner.layers,
+            inner.embed_tokens,
+            inner.norm,
+            network.lm_head,
+        )
+        self.heads, self.kv_heads, self.width = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            inner.layers[0].self_attn.head_dim,
+        )
         device = self.embeddings.weight.device
         shape = (len(self.layers), self.kv_heads, capacity, self.width)
         self.keys, self.values = (torch.empty(shape, dtype=network.dtype, device=device) for _ in range(2))
-        self.cos, self.sin = (table[0] for table in inner.rotary_emb(self.keys, torch.arange(capacity, device=device)[None]))
+        self.cos, self.sin = (
+            table[0] for table in inner.rotary_emb(self.keys, torch.arange(capacity, device=device)[None])
+        )
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor) -> Tensor:
@@ -61,9 +73,13 @@ class Loop:
         return weights.o_proj(out.transpose(0, 1).reshape(len(rows), -1))
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """query [heads, n, d] over keys and values [kv_heads, m, d]. Of one row the heads of a group are rows of their own: nothing is copied."""
+        """query [heads, n, d] over keys and values [kv_heads, m, d]. Of one row the heads of a group are rows of their
+        own: nothing is copied.
+        """
         if query.shape[1] > 1:
-            return scaled_dot_product_attention(query[None], keys[None], values[None], is_causal=True, enable_gqa=True)[0]
+            return scaled_dot_product_attention(query[None], keys[None], values[None], is_causal=True, enable_gqa=True)[
+                0
+            ]
         grouped = query.view(1, self.kv_heads, -1, self.width)
         return scaled_dot_product_attention(grouped, keys[None], values[None]).view(self.heads, 1, self.width)
 

@@ -1,9 +1,10 @@
-"""What a question brings beside its prompt, for entrants that need more: `gencls_ppl:labels={labels}` chooses among its labels.
+"""What a question brings beside its prompt, for entrants that need more: `gencls_ppl:labels={labels}` chooses among its
+labels.
 
-A knob that is nothing but a name in braces takes its value from the question. Whatever an entrant gets so says what is asked
-for and never which answer is right: labels are all that could be asked for, the tests are not those that judge a program, and
-trusted answers are those of other questions. A person's own questions bring a passage and nothing else. Imports neither torch
-nor gradio.
+A knob that is nothing but a name in braces takes its value from the question. Whatever an entrant gets so says what is
+asked for and never which answer is right: labels are all that could be asked for, the tests are not those that judge a
+program, and trusted answers are those of other questions. A person's own questions bring a passage and nothing else.
+Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 from playground.algorithms.programs.sandbox import call
 from playground.bench.questions import PROGRAMS, Question
 from playground.bench.user_questions import is_own
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 from playground.pocket.world import arithmetic, facts, programs
 from playground.pocket.world.attributes import VALUES
@@ -31,7 +32,9 @@ class Lacking(Refusal):
 
 
 def passage(question: Question) -> str | None:
-    return question.context.strip() or (question.prompt if question.task == READ_THROUGH and not is_own(question) else None)
+    return question.context.strip() or (
+        question.prompt if question.task == READ_THROUGH and not is_own(question) else None
+    )
 
 
 def labels(question: Question) -> str | None:
@@ -42,7 +45,9 @@ def labels(question: Question) -> str | None:
 
 
 def tests(question: Question) -> str | None:
-    """A line for each input that guides a search, with what the known program returns; the inputs that judge are others."""
+    """A line for each input that guides a search, with what the known program returns; the inputs that judge are
+    others.
+    """
     if question.task != PROGRAMS:
         return None
     name, inputs = question.meta["name"], programs.GUIDES[question.meta["takes"]]
@@ -59,7 +64,11 @@ def pairs(question: Question) -> str | None:
     if question.task not in PAIRED:
         return None
     subject = question.meta.get("subject", "")
-    others = [item for item in items(question.task, 4 * TRUSTED, held_out=False) if item.meta.get("subject") != subject and "\n" not in item.prompt]
+    others = [
+        item
+        for item in items(question.task, 4 * TRUSTED, held_out=False)
+        if item.meta.get("subject") != subject and "\n" not in item.prompt
+    ]
     return "\n".join(f"{item.prompt} => {item.answer}" for item in others[:TRUSTED])
 
 
@@ -69,20 +78,26 @@ def cue(question: Question) -> str | None:
 
 
 BRINGS: dict[str, tuple[str, Callable[[Question], str | None]]] = {
-    "passage": ("a passage", passage), "labels": ("labels to choose from", labels), "tests": ("tests", tests), "schema": ("a schema", schema),
-    "pairs": ("trusted answers", pairs), "cue": ("a final number", cue),
+    "passage": ("a passage", passage),
+    "labels": ("labels to choose from", labels),
+    "tests": ("tests", tests),
+    "schema": ("a schema", schema),
+    "pairs": ("trusted answers", pairs),
+    "cue": ("a final number", cue),
 }
 
 
-def filled(recipe: Recipe, question: Question) -> Recipe:
-    """The recipe with what the question brings in the place of names in braces. Raises Lacking for what it does not bring."""
+def filled(recipe: LaneConfig, question: Question) -> LaneConfig:
+    """The recipe with what the question brings in the place of names in braces. Raises Lacking for what it does not
+    bring.
+    """
     def fill(knobs: dict[str, Any]) -> dict[str, Any]:
         return {knob: _brought(asked, question) if (asked := _asked(value)) else value for knob, value in knobs.items()}
 
     return replace(recipe, knobs=fill(recipe.knobs), extras=[(name, fill(knobs)) for name, knobs in recipe.extras])
 
 
-def bare(recipe: Recipe) -> Recipe:
+def bare(recipe: LaneConfig) -> LaneConfig:
     """The recipe before there is a question: such knobs are as they come."""
     def strip(knobs: dict[str, Any]) -> dict[str, Any]:
         return {knob: value for knob, value in knobs.items() if not _asked(value)}
@@ -95,7 +110,9 @@ def _asked(value: Any) -> str:
     if not (isinstance(value, str) and value[:1] == "{" and value[-1:] == "}" and value[1:-1].isidentifier()):
         return ""
     if value[1:-1] not in BRINGS:
-        raise Refusal(f"No question brings {value}: take one of {', '.join(f'{{{name}}}' for name in BRINGS)}.", "entrants")
+        raise Refusal(
+            f"No question brings {value}: take one of {', '.join(f'{{{name}}}' for name in BRINGS)}.", "entrants"
+        )
     return value[1:-1]
 
 

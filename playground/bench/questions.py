@@ -1,8 +1,8 @@
 """Questions whose answers are known: those of the gallery, and others drawn afresh from the small world.
 
-The gallery's are items that training never shows, kept in `assets/questions.json` with a sentence on what to look at and the
-lanes that show it; `ask` draws others of the same kind. `judge` holds a text against what is known, by the rule of the task
-(`playground.pocket.world`). Imports neither torch nor gradio.
+The gallery's are items that training never shows, kept in `assets/questions.json` with a sentence on what to look at
+and the lanes that show it; `ask` draws others of the same kind. `judge` holds a text against what is known, by the rule
+of the task (`playground.pocket.world`). Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Turns = tuple[tuple[str, str], ...]
 class Question:
     """One question to a chat model, and enough to judge its answer.
 
-    before: earlier (user, assistant) turns. context: a passage that is read before the prompt. answer: None where there is no
-    single right one. meta: what the task's own rule needs, as plain data. look: what is worth watching. settings: length and
-    lanes that suit it, by the names of the page's settings.
+    before: earlier (user, assistant) turns. context: a passage that is read before the prompt. answer: None where there
+    is no single right one. meta: what the task's own rule needs, as plain data. look: what is worth watching. settings:
+    length and lanes that suit it, by the names of the page's settings.
     """
 
     task: str
@@ -71,9 +71,13 @@ def turns(pairs: Iterable[Iterable[str]]) -> Turns:
 
 
 def known(prompt: str, before: Iterable[Iterable[str]] = (), context: str = "") -> Question | None:
-    """The gallery's question that stands there exactly as written, with its earlier turns and its passage; None where there is none."""
+    """The gallery's question that stands there exactly as written, with its earlier turns and its passage; None where
+    there is none.
+    """
     asked = prompt, turns(before), context
-    return next((question for question in gallery() if (question.prompt, question.before, question.context) == asked), None)
+    return next(
+        (question for question in gallery() if (question.prompt, question.before, question.context) == asked), None
+    )
 
 
 def judge(question: Question, text: str) -> float:
@@ -97,12 +101,16 @@ def judging(question: Question | None, runs_programs: bool = True) -> Callable[[
 
 
 def ask(task: str, count: int, seed: int, grade: int | None = None) -> list[Question]:
-    """`count` questions that training never shows, the same for the same seed. Refusal: a task, grade or number there is none of."""
+    """`count` questions that training never shows, the same for the same seed. Refusal: a task, grade or number there
+    is none of.
+    """
     return [from_item(item) for item in items(task, count, seed, grade=grade, held_out=True)]
 
 
 def from_item(item: Item) -> Question:
-    """An item of the world as a question. A passage that is asked about becomes the context, so that lanes may do without it."""
+    """An item of the world as a question. A passage that is asked about becomes the context, so that lanes may do
+    without it.
+    """
     meta = _plain(item.meta)
     answer = None if item.task == STORIES else item.answer
     if item.task == "context_qa":

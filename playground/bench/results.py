@@ -1,7 +1,9 @@
-"""What a survey came to: a row for each entrant and task, and two entrants held against each other on the same questions.
+"""What a survey came to: a row for each entrant and task, and two entrants held against each other on the same
+questions.
 
-A score is a mean over questions; rounds of one question are averaged first, since a strategy that draws nothing answers them
-alike. Answers that failed count as such and nowhere else, and questions that an entrant was not asked count nowhere. Imports neither torch nor gradio.
+A score is a mean over questions; rounds of one question are averaged first, since a strategy that draws nothing answers
+them alike. Answers that failed count as such and nowhere else, and questions that an entrant was not asked count
+nowhere. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ class Score(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One entrant on one task, over all its answers. None where a number has no meaning, as acceptance where nothing was guessed."""
+class ResultRow:
+    """One entrant on one task, over all its answers. None where a number has no meaning, as acceptance where nothing
+    was guessed.
+    """
 
     entrant: str
     task: str
@@ -41,12 +45,14 @@ class Row:
     lacking: str  # what that is, of the first one
     score: Score | None
     tokens: float | None  # of a text, mean
-    target_forwards: float | None  # for each token after the first, which prefill gives; greedy decoding takes exactly 1
+    # for each token after the first, which prefill gives; greedy decoding takes exactly 1
+    target_forwards: float | None
     other_forwards: float | None  # the same for all other streams together
     target_share: float | None  # of the tokens, those chosen from a row of the target
     flops: float | None  # for each token, prefill included
     tokens_per_second: Spread | None  # wall clock, prefill included, round by round
-    time_ratio: Spread | None  # its seconds over the first entrant's, on the questions that both answered in one round, round by round
+    # its seconds over the first entrant's, on the questions that both answered in one round, round by round
+    time_ratio: Spread | None
     acceptance: float | None  # guesses accepted over tested
     acceptance_by_position: list[float | None]  # the same at each depth of the draft, from 1
     same_text: int  # answers with exactly the first entrant's tokens
@@ -58,20 +64,27 @@ class Row:
         return asdict(self) | tuples
 
 
-def table(answers: Iterable[Answer]) -> list[Row]:
-    """Task by task, the entrants in the order in which they first answered; the first of them is what others are held against."""
+def table(answers: Iterable[Answer]) -> list[ResultRow]:
+    """Task by task, the entrants in the order in which they first answered; the first of them is what others are held
+    against.
+    """
     answers = list(answers)
     entrants = list(dict.fromkeys(answer.entrant for answer in answers))
     tasks = list(dict.fromkeys(answer.question.task for answer in answers))
     of_task = {task: [answer for answer in answers if answer.question.task == task] for task in tasks}
-    return [_row(select(of_task[task], name), select(of_task[task], entrants[0])) for task in tasks for name in entrants if select(of_task[task], name)]
+    return [
+        _row(select(of_task[task], name), select(of_task[task], entrants[0]))
+        for task in tasks
+        for name in entrants
+        if select(of_task[task], name)
+    ]
 
 
 def select(answers: Iterable[Answer], entrant: str) -> list[Answer]:
     return [answer for answer in answers if answer.entrant == entrant]
 
 
-def _row(given: list[Answer], firsts: list[Answer]) -> Row:
+def _row(given: list[Answer], firsts: list[Answer]) -> ResultRow:
     answers, head = _fine(given), given[0]
     pairs = pairs_of(given, firsts)
     tokens, later = sum(_tokens(answer) for answer in answers), sum(max(0, _tokens(answer) - 1) for answer in answers)
@@ -79,13 +92,28 @@ def _row(given: list[Answer], firsts: list[Answer]) -> Row:
     every = sum(sum(answer.forwards.values()) for answer in answers)
     wrote = sum(sum(answer.wrote.values()) for answer in answers)
     failures, lacking = ([said for answer in given if (said := getattr(answer, why))] for why in ("failure", "lacking"))
-    return Row(
-        head.entrant, head.question.task, len(answers), len(failures), next(iter(failures), ""), len(lacking), next(iter(lacking), ""),
-        score=_score(answers), tokens=_ratio(tokens, len(answers)), target_forwards=_ratio(target, later), other_forwards=_ratio(every - target, later),
-        target_share=_ratio(sum(answer.wrote.get("target", 0) for answer in answers), wrote), flops=_ratio(sum(answer.flops for answer in answers), tokens),
-        tokens_per_second=_speed(answers), time_ratio=time_ratio(given, firsts), acceptance=_acceptance(answers),
-        acceptance_by_position=_by_position(answers), same_text=sum(one.token_ids == first.token_ids for one, first in pairs), compared=len(pairs),
-        kv_live=max((answer.kv_live for answer in answers if answer.kv_live is not None), default=None))
+    return ResultRow(
+        head.entrant,
+        head.question.task,
+        len(answers),
+        len(failures),
+        next(iter(failures), ""),
+        len(lacking),
+        next(iter(lacking), ""),
+        score=_score(answers),
+        tokens=_ratio(tokens, len(answers)),
+        target_forwards=_ratio(target, later),
+        other_forwards=_ratio(every - target, later),
+        target_share=_ratio(sum(answer.wrote.get("target", 0) for answer in answers), wrote),
+        flops=_ratio(sum(answer.flops for answer in answers), tokens),
+        tokens_per_second=_speed(answers),
+        time_ratio=time_ratio(given, firsts),
+        acceptance=_acceptance(answers),
+        acceptance_by_position=_by_position(answers),
+        same_text=sum(one.token_ids == first.token_ids for one, first in pairs),
+        compared=len(pairs),
+        kv_live=max((answer.kv_live for answer in answers if answer.kv_live is not None), default=None),
+    )
 
 
 def time_ratio(answers: Iterable[Answer], firsts: Iterable[Answer]) -> Spread | None:
@@ -93,7 +121,9 @@ def time_ratio(answers: Iterable[Answer], firsts: Iterable[Answer]) -> Spread | 
     rounds: dict[int, list[tuple[Answer, Answer]]] = defaultdict(list)
     for one, first in pairs_of(answers, firsts):
         rounds[one.round].append((one, first))
-    ratios = [sum(one.seconds for one, _ in pairs) / sum(first.seconds for _, first in pairs) for pairs in rounds.values()]
+    ratios = [
+        sum(one.seconds for one, _ in pairs) / sum(first.seconds for _, first in pairs) for pairs in rounds.values()
+    ]
     return Spread.of(ratios) if ratios else None
 
 
@@ -132,7 +162,9 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def scores(answers: Iterable[Answer]) -> dict[int, float]:
-    """By number of the question, mean over its rounds; failed answers and questions without a known answer are left out."""
+    """By number of the question, mean over its rounds; failed answers and questions without a known answer are left
+    out.
+    """
     found: dict[int, list[float]] = defaultdict(list)
     for answer in _fine(answers):
         if answer.score is not None:
@@ -149,7 +181,11 @@ def _speed(answers: list[Answer]) -> Spread | None:
     rounds: dict[int, list[Answer]] = defaultdict(list)
     for answer in answers:
         rounds[answer.round].append(answer)
-    return Spread.of([sum(map(_tokens, each)) / sum(answer.seconds for answer in each) for each in rounds.values()]) if rounds else None
+    return (
+        Spread.of([sum(map(_tokens, each)) / sum(answer.seconds for answer in each) for each in rounds.values()])
+        if rounds
+        else None
+    )
 
 
 def _acceptance(answers: list[Answer]) -> float | None:
@@ -197,7 +233,7 @@ def told(score: Score | None) -> str:
     return f"{score.mean:.3f} ± {score.error:.3f}" if score.error is not None else f"{score.mean:.3f}"
 
 
-COLUMNS: dict[str, Callable[[Row], str]] = {
+COLUMNS: dict[str, Callable[[ResultRow], str]] = {
     "entrant": lambda row: row.entrant,
     "score": lambda row: told(row.score),
     "tokens": lambda row: number(row.tokens, 0),
@@ -221,17 +257,22 @@ class Section(NamedTuple):
     rows: list[list[str]]  # the table, its head first
 
 
-def sections(rows: Sequence[Row]) -> list[Section]:
+def sections(rows: Sequence[ResultRow]) -> list[Section]:
     of_task = {task: [row for row in rows if row.task == task] for task in dict.fromkeys(row.task for row in rows)}
-    return [Section(task, unasked(these), [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in these)]) for task, these in of_task.items()]
+    return [
+        Section(task, unasked(these), [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in these)])
+        for task, these in of_task.items()
+    ]
 
 
-def unasked(rows: Iterable[Row]) -> list[str]:
+def unasked(rows: Iterable[ResultRow]) -> list[str]:
     """One sentence about the entrants that a task's questions could not be put to; none where there were no such."""
     needing: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.unasked:
             asked = row.answers + row.failed
-            needing[row.lacking].append(f"{row.entrant} ({row.unasked} of {row.unasked + asked} answers)" if asked else row.entrant)
+            needing[row.lacking].append(
+                f"{row.entrant} ({row.unasked} of {row.unasked + asked} answers)" if asked else row.entrant
+            )
     told = "; ".join(f"{', '.join(names)} for want of {lacking}" for lacking, names in needing.items())
     return [f"Not asked, for these questions do not bring it: {told}."] if told else []

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 SHAPES = {"0.5b": "Qwen2.5 0.5B", "1.5b": "Qwen2.5 1.5B", "8b": "Llama 3.1 8B"}
 PARTS = ("text", "blocks", "decoding", "first", "memory")
-LIBRARY, STATIC, COMPILED, LOOP = "generate", "generate, static cache", "generate, static cache, compiled", "hand-written loop"
+LIBRARY, STATIC, COMPILED, LOOP = (
+    "generate",
+    "generate, static cache",
+    "generate, static cache, compiled",
+    "hand-written loop",
+)
 LANE, SILENT_LANE, LIMIT = "lane", "lane, nothing recorded", "bandwidth limit"
 FIRST, ENGINE, LIBRARY_PREFILL = "first token of a lane", "bare prefill, ours", "bare prefill, the library's"
 FORMULA, HELD, ALLOCATED, DEVICE = "formula", "held", "allocated", "grown on the device"
@@ -28,7 +33,9 @@ def block(nodes: int) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Contexts and block sizes in tokens, and numbers of lanes; measured rounds; tokens of a text; whether the library's compiled way runs."""
+    """Contexts and block sizes in tokens, and numbers of lanes; measured rounds; tokens of a text; whether the
+    library's compiled way runs.
+    """
 
     contexts: tuple[int, ...] = (128, 2048, 16384)
     blocks: tuple[int, ...] = (1, 4, 16, 64)

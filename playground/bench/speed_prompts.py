@@ -29,15 +29,24 @@ def read_tasks(path: str | Path = DEFAULT) -> list[Task]:
     try:
         entries = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as reason:
-        raise Refusal(f"The prompts {path} cannot be read ({reason.strerror or reason}): check the path.", "prompts") from None
+        raise Refusal(
+            f"The prompts {path} cannot be read ({reason.strerror or reason}): check the path.", "prompts"
+        ) from None
     except ValueError:
-        raise Refusal(f"The prompts {path} are not JSON: write an array of objects with task and prompt.", "prompts") from None
+        raise Refusal(
+            f"The prompts {path} are not JSON: write an array of objects with task and prompt.", "prompts"
+        ) from None
     tasks = [_task(entry) for entry in entries] if isinstance(entries, list) else []
     if not tasks or None in tasks:
-        raise Refusal(f'The prompts {path} must be an array of objects such as {{"task": "story", "prompt": "Once", "chat": false}}.', "prompts")
+        raise Refusal(
+            f'The prompts {path} must be an array of objects such as {{"task": "story", "prompt": "Once", "chat": false}}.',
+            "prompts",
+        )
     return tasks
 
 
 def _task(entry: Any) -> Task | None:
-    fits = isinstance(entry, dict) and all(isinstance(entry.get(name), str) and entry[name].strip() for name in ("task", "prompt"))
+    fits = isinstance(entry, dict) and all(
+        isinstance(entry.get(name), str) and entry[name].strip() for name in ("task", "prompt")
+    )
     return Task(entry["task"], entry["prompt"], entry.get("chat") is True) if fits else None

@@ -1,4 +1,6 @@
-"""A speed benchmark as plain data, as tables for a terminal and as a page. Documents of other machines may be shown beside one's own."""
+"""A speed benchmark as plain data, as tables for a terminal and as a page. Documents of other machines may be shown
+beside one's own.
+"""
 from __future__ import annotations
 
 import json
@@ -12,11 +14,11 @@ from typing import Any
 
 import torch
 
-from playground.bench.measurements import Record
-from playground.bench.speed_tables import Rows, Run, spread_text, tables
+from playground.bench.measurements import Measurement
+from playground.bench.speed_tables import BenchRun, Rows, spread_text, tables
 from playground.bench.spread import Spread
 from playground.bench.survey_export import markdown
-from playground.bench.timing import Comparison, Writing, failures
+from playground.bench.timing import Comparison, TimedText, failures
 from playground.errors import Refusal
 
 FORMAT, VERSION = "decoding-playground-benchmark", 2
@@ -37,17 +39,39 @@ Document = dict[str, Any]
 
 def machine(device: torch.device) -> Facts:
     """What it was measured on."""
-    return {"processor": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "device": _device(device),
-            "system": platform.platform(), "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers")}}
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": _device(device),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "transformers")},
+    }
 
 
-def document(settings: Facts, device: torch.device, writings: list[Writing], comparisons: list[Comparison], records: list[Record]) -> Document:
+def document(
+    settings: Facts,
+    device: torch.device,
+    writings: list[TimedText],
+    comparisons: list[Comparison],
+    records: list[Measurement],
+) -> Document:
     """Everything, as JSON."""
-    failed = [*failures(writings), *(f"{r.model}, {r.part} at {r.context}: {r.subject} failed ({r.failure})" for r in records if r.failure)]
-    return {"format": FORMAT, "version": VERSION, "settings": settings, "machine": {**machine(device), "kind": device.type},
-            "measurements": [writing.to_json() for writing in writings], "comparisons": [comparison.to_json() for comparison in comparisons],
-            "records": [record.to_json() for record in records], "failures": failed}
+    failed = [
+        *failures(writings),
+        *(f"{r.model}, {r.part} at {r.context}: {r.subject} failed ({r.failure})" for r in records if r.failure),
+    ]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "settings": settings,
+        "machine": {**machine(device), "kind": device.type},
+        "measurements": [writing.to_json() for writing in writings],
+        "comparisons": [comparison.to_json() for comparison in comparisons],
+        "records": [record.to_json() for record in records],
+        "failures": failed,
+    }
 
 
 def read_document(path: str) -> Document:
@@ -55,23 +79,39 @@ def read_document(path: str) -> Document:
     try:
         read = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise Refusal(f"The measurements {path} cannot be read: name a file that `bench speed --json` has written.", "beside") from None
+        raise Refusal(
+            f"The measurements {path} cannot be read: name a file that `bench speed --json` has written.", "beside"
+        ) from None
     if not isinstance(read, dict) or (read.get("format"), read.get("version")) != (FORMAT, VERSION):
-        raise Refusal(f"The file {path} holds no measurements of this version: name one that `bench speed --json` has written.", "beside")
+        raise Refusal(
+            f"The file {path} holds no measurements of this version: name one that `bench speed --json` has written.",
+            "beside",
+        )
     return read
 
 
 def sections(documents: list[Document]) -> list[tuple[str, str, Rows, Rows]]:
     """Title, note, rows of every table, and rows that nobody measured; the runs are named A, B, ... in their order."""
-    runs = [Run.of(LETTERS[place % len(LETTERS)], document) for place, document in enumerate(documents)]
+    runs = [BenchRun.of(LETTERS[place % len(LETTERS)], document) for place, document in enumerate(documents)]
     named = [f", run {run.name}" if len(runs) > 1 else "" for run in runs]
-    compared = [(title + name, "", rows, []) for name, document in zip(named, documents) for title, rows in _compared(document["comparisons"])]
+    compared = [
+        (title + name, "", rows, [])
+        for name, document in zip(named, documents)
+        for title, rows in _compared(document["comparisons"])
+    ]
     return [*compared, *((table.title, table.note, table.rows(runs), table.missing(runs)) for table in tables(runs))]
 
 
 def page(documents: list[Document], notes: str) -> str:
     """The tables in Markdown, with what they were measured on."""
-    parts = ["# Benchmark", "Made by `python -m playground bench speed --page`.", NOTES, notes, "## Runs", markdown(_told(documents))]
+    parts = [
+        "# Benchmark",
+        "Made by `python -m playground bench speed --page`.",
+        NOTES,
+        notes,
+        "## Runs",
+        markdown(_told(documents)),
+    ]
     for title, note, rows, missing in sections(documents):
         parts += [f"## {title[0].upper()}{title[1:]}", *[note] * bool(note), markdown(rows + missing)]
     failed = [f"- {failure}" for document in documents for failure in document["failures"]]
@@ -79,7 +119,9 @@ def page(documents: list[Document], notes: str) -> str:
 
 
 def terminal(document: Document, table: Callable[[Rows], str]) -> str:
-    return "\n\n".join([*(f"{title}\n{table(rows)}" for title, _, rows, _ in sections([document])), *document["failures"]])
+    return "\n\n".join(
+        [*(f"{title}\n{table(rows)}" for title, _, rows, _ in sections([document])), *document["failures"]]
+    )
 
 
 def _told(documents: list[Document]) -> Rows:
@@ -92,13 +134,22 @@ def _told(documents: list[Document]) -> Rows:
 def _compared(comparisons: list[dict[str, Any]]) -> list[tuple[str, Rows]]:
     """A title and a table for each pair of contenders."""
     pairs = groupby(comparisons, key=lambda comparison: (comparison["first"], comparison["second"]))
-    return [(f"{first} against {second}", [["task", first, second, "ratio", "same text"], *map(_row, group)]) for (first, second), group in pairs]
+    return [
+        (f"{first} against {second}", [["task", first, second, "ratio", "same text"], *map(_row, group)])
+        for (first, second), group in pairs
+    ]
 
 
 def _row(comparison: dict[str, Any]) -> list[str]:
     names = ("first_tokens_per_second", "second_tokens_per_second", "ratio")
     first, second, ratio = (comparison[name] and spread_text(Spread(**comparison[name])) for name in names)
-    return [comparison["task"], first or "failed", second or "failed", ratio or "-", f"{comparison['same_text']} of {comparison['prompts']}"]
+    return [
+        comparison["task"],
+        first or "failed",
+        second or "failed",
+        ratio or "-",
+        f"{comparison['same_text']} of {comparison['prompts']}",
+    ]
 
 
 def _processor() -> str:
@@ -109,7 +160,9 @@ def _processor() -> str:
 
 
 def processor(told: str) -> str:
-    """The first processor that Linux tells of. Clouds hide what it is called, so its family and model say of what generation it is."""
+    """The first processor that Linux tells of. Clouds hide what it is called, so its family and model say of what
+    generation it is.
+    """
     lines = (line.partition(":") for line in told.split("\n\n")[0].splitlines())
     first = {name.strip(): value.strip() for name, _, value in lines}
     numbers = [f"{name} {first[key]}" for name, key in (("family", "cpu family"), ("model", "model")) if key in first]

@@ -1,11 +1,12 @@
-"""Records as tables: a row for each run, model and context, a column for each subject, and ratios taken within a round."""
+"""Records as tables: a row for each run, model and context, a column for each subject, and ratios taken within a round.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from playground.bench.measurements import Record, find
+from playground.bench.measurements import Measurement, find
 from playground.bench.speed_defaults import (
     ALLOCATED,
     COMPILED,
@@ -34,20 +35,20 @@ MILLI, MEGA = 1e3, 1e-6
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """What one command measured on one machine, as its document tells it."""
 
     name: str
     device: str  # its kind: cpu, cuda, mps
-    records: list[Record]
+    records: list[Measurement]
 
     @classmethod
-    def of(cls, name: str, document: dict[str, Any]) -> Run:
-        return cls(name, document["machine"]["kind"], [Record(**record) for record in document["records"]])
+    def of(cls, name: str, document: dict[str, Any]) -> BenchRun:
+        return cls(name, document["machine"]["kind"], [Measurement(**record) for record in document["records"]])
 
 
 @dataclass(frozen=True)
-class Ratio:
+class TimeRatio:
     """What one subject took, divided by what another did."""
 
     title: str
@@ -63,42 +64,62 @@ class Table:
     note: str
     part: str
     columns: list[str]
-    ratios: list[Ratio]
+    ratios: list[TimeRatio]
     scale: float = MILLI
     same: bool = False  # whether it says who wrote the same text as the plain lane
 
     def head(self) -> list[str]:
-        return ["run", "model", "context", *self.columns, *(ratio.title for ratio in self.ratios), *["same text"] * self.same]
+        return [
+            "run",
+            "model",
+            "context",
+            *self.columns,
+            *(ratio.title for ratio in self.ratios),
+            *["same text"] * self.same,
+        ]
 
-    def rows(self, runs: list[Run]) -> Rows:
+    def rows(self, runs: list[BenchRun]) -> Rows:
         """With its head; a cell that is missing says so."""
-        return [self.head(), *([run.name, model, str(context), *self._cells(find(run.records, self.part, model, context))]
-                               for run in runs for model, context in self._places(run))]
+        return [
+            self.head(),
+            *(
+                [run.name, model, str(context), *self._cells(find(run.records, self.part, model, context))]
+                for run in runs
+                for model, context in self._places(run)
+            ),
+        ]
 
-    def missing(self, runs: list[Run]) -> Rows:
+    def missing(self, runs: list[BenchRun]) -> Rows:
         """Rows of the shapes that no run measured, and of a GPU where none was there."""
         models = {model for run in runs for model, _ in self._places(run)}
         absent = [("-", title) for title in SHAPES.values() if title not in models]
         absent += [] if any(run.device == "cuda" for run in runs) else [("on a GPU", "all")]
         return [[run, model, "-", *[NOT_MEASURED] * (len(self.head()) - 3)] for run, model in absent]
 
-    def _places(self, run: Run) -> list[tuple[str, int]]:
+    def _places(self, run: BenchRun) -> list[tuple[str, int]]:
         return list(dict.fromkeys((record.model, record.context) for record in run.records if record.part == self.part))
 
-    def _cells(self, found: dict[str, Record]) -> list[str]:
+    def _cells(self, found: dict[str, Measurement]) -> list[str]:
         columns = [_cell(found.get(name), self.scale) for name in self.columns]
         ratios = [_quotient(found.get(ratio.above), found.get(ratio.below)) for ratio in self.ratios]
         return [*columns, *ratios, *[_same([found[name] for name in self.columns if name in found])] * self.same]
 
 
-def tables(runs: list[Run]) -> list[Table]:
+def tables(runs: list[BenchRun]) -> list[Table]:
     """Those of which something was measured."""
-    made = [_blocks(_numbers(runs, "blocks", block)), _lanes(_numbers(runs, "decoding", together)), _FIRST, _MEMORY, _RECORDING, _LIMITS]
+    made = [
+        _blocks(_numbers(runs, "blocks", block)),
+        _lanes(_numbers(runs, "decoding", together)),
+        _FIRST,
+        _MEMORY,
+        _RECORDING,
+        _LIMITS,
+    ]
     measured = {record.part for run in runs for record in run.records}
     return [table for table in made if table.part in measured]
 
 
-def _numbers(runs: list[Run], part: str, name: Callable[[int], str]) -> list[int]:
+def _numbers(runs: list[BenchRun], part: str, name: Callable[[int], str]) -> list[int]:
     """The block sizes, or the numbers of lanes, that occur: the number is the first word of a subject's name."""
     subjects = {record.subject for run in runs for record in run.records if record.part == part}
     first_words = {int(subject.split()[0]) for subject in subjects if subject.split()[0].isdecimal()}
@@ -109,45 +130,75 @@ def _blocks(sizes: list[int]) -> Table:
     least = block(sizes[0]) if sizes else ""
     note = "Milliseconds of a forward that feeds a block of tree nodes behind a cache of so many tokens; the tree guesses two tokens after every one."
     return Table("One forward of a tree", note, "blocks", [block(size) for size in sizes],
-                 [Ratio(f"{size} / {sizes[0]}", block(size), least) for size in sizes[1:]])
+                 [TimeRatio(f"{size} / {sizes[0]}", block(size), least) for size in sizes[1:]])
 
 
 def _lanes(counts: list[int]) -> Table:
     columns = [LANE, *(name(count) for count in counts for name in (together, apart))]
-    return Table("Lanes together", "Milliseconds a token, over the tokens of all lanes.", "decoding", columns,
-                 [Ratio(f"together / one after the other, {count}", together(count), apart(count)) for count in counts], same=True)
+    return Table(
+        "Lanes together",
+        "Milliseconds a token, over the tokens of all lanes.",
+        "decoding",
+        columns,
+        [TimeRatio(f"together / one after the other, {count}", together(count), apart(count)) for count in counts],
+        same=True,
+    )
 
 
 _FIRST = Table(
-    "First token", "Milliseconds from a prompt of so many token ids to the first token, and a forward that does nothing but read it.", "first",
-    [FIRST, ENGINE, LIBRARY_PREFILL], [Ratio("lane / ours", FIRST, ENGINE), Ratio("lane / library", FIRST, LIBRARY_PREFILL)], same=True)
+    "First token",
+    "Milliseconds from a prompt of so many token ids to the first token, and a forward that does nothing but read it.",
+    "first",
+    [FIRST, ENGINE, LIBRARY_PREFILL],
+    [TimeRatio("lane / ours", FIRST, ENGINE), TimeRatio("lane / library", FIRST, LIBRARY_PREFILL)],
+    same=True,
+)
 _MEMORY = Table(
-    "Memory of keys and values", "Megabytes of a cache of so many tokens. Formula: 2 x layers x KV heads x width of a head x bytes of a number, "
-    "a token. Allocated: what the tensors take of a lane whose text ends there.", "memory",
-    [FORMULA, HELD, ALLOCATED, DEVICE], [Ratio("held / formula", HELD, FORMULA), Ratio("allocated / formula", ALLOCATED, FORMULA)], MEGA)
+    "Memory of keys and values",
+    "Megabytes of a cache of so many tokens. Formula: 2 x layers x KV heads x width of a head x bytes of a number, "
+    "a token. Allocated: what the tensors take of a lane whose text ends there.",
+    "memory",
+    [FORMULA, HELD, ALLOCATED, DEVICE],
+    [TimeRatio("held / formula", HELD, FORMULA), TimeRatio("allocated / formula", ALLOCATED, FORMULA)],
+    MEGA,
+)
 _RECORDING = Table(
-    "Recording", "Milliseconds a token of a lane that records every event, and of one that notes only its text.", "decoding",
-    [LANE, SILENT_LANE], [Ratio("recorded / not recorded", LANE, SILENT_LANE)], same=True)
+    "Recording",
+    "Milliseconds a token of a lane that records every event, and of one that notes only its text.",
+    "decoding",
+    [LANE, SILENT_LANE],
+    [TimeRatio("recorded / not recorded", LANE, SILENT_LANE)],
+    same=True,
+)
 _LIMITS = Table(
-    "Shares of the limits", "Milliseconds a token behind a prompt of so many tokens. The bandwidth limit: bytes of weights and cache that one token "
+    "Shares of the limits",
+    "Milliseconds a token behind a prompt of so many tokens. The bandwidth limit: bytes of weights and cache that one token "
     "reads, over the bandwidth of a copy measured in the same run; a model that fits into a processor's caches can be faster. A share is a limit's "
-    "time over the lane's: 1 is as fast.", "decoding", [LIMIT, LOOP, LANE, SILENT_LANE, LIBRARY, STATIC, COMPILED],
-    [Ratio("share of the bandwidth limit", LIMIT, LANE), Ratio("share of the loop", LOOP, LANE), Ratio("generate / lane", LIBRARY, LANE)], same=True)
+    "time over the lane's: 1 is as fast.",
+    "decoding",
+    [LIMIT, LOOP, LANE, SILENT_LANE, LIBRARY, STATIC, COMPILED],
+    [
+        TimeRatio("share of the bandwidth limit", LIMIT, LANE),
+        TimeRatio("share of the loop", LOOP, LANE),
+        TimeRatio("generate / lane", LIBRARY, LANE),
+    ],
+    same=True,
+)
 
 
-def _cell(record: Record | None, scale: float) -> str:
+def _cell(record: Measurement | None, scale: float) -> str:
     if record is None:
         return NOT_MEASURED
     return "failed" if record.failure else spread_text(Spread.of([value * scale for value in record.rounds]))
 
 
-def _quotient(above: Record | None, below: Record | None) -> str:
+def _quotient(above: Measurement | None, below: Measurement | None) -> str:
     if not (above and below and above.rounds and below.rounds):
         return NOT_MEASURED
     return spread_text(Spread.of([a / b for a, b in zip(above.rounds, below.rounds)]))
 
 
-def _same(records: list[Record]) -> str:
+def _same(records: list[Measurement]) -> str:
     """Who wrote something else than the plain lane."""
     others = [record.subject for record in records if record.same is False]
     return f"not: {', '.join(others)}" if others else "all"

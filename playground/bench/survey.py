@@ -1,8 +1,8 @@
 """Strategies on questions: who answers what, how right it is and what it costs.
 
-Every entrant answers every question in a session of one lane, in turn, round after round, so that whatever else the machine
-does hits all; who begins moves on from question to question. What an answer says it takes from the lane's trace, but for the
-wall-clock seconds. Imports neither torch nor gradio before the first question is asked.
+Every entrant answers every question in a session of one lane, in turn, round after round, so that whatever else the
+machine does hits all; who begins moves on from question to question. What an answer says it takes from the lane's
+trace, but for the wall-clock seconds. Imports neither torch nor gradio before the first question is asked.
 """
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from playground.bench.question_inputs import Lacking, bare, filled
 from playground.bench.questions import Question, judge
 from playground.bench.user_questions import is_own, own_score
-from playground.contract.lane_config import Assembly, Recipe, assemble
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.errors import Refusal
-from playground.trace.lane_metrics import Record
+from playground.trace.lane_metrics import LaneRecord
 from playground.trace.result import Result
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class Entrant:
     """A strategy under the name it has in tables."""
 
     name: str
-    recipe: Recipe
+    recipe: LaneConfig
 
-    def recipe_for(self, question: Question) -> Recipe:
+    def recipe_for(self, question: Question) -> LaneConfig:
         """With what the question brings for the knobs that ask for it; raises Lacking where it does not."""
         return filled(self.recipe, question)
 
@@ -69,16 +69,19 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # of the text, a committed end token included
     score: float | None = None  # 0 to 1; None where nothing is known or the lane failed
-    seconds: float = 0.0  # wall clock, from the text of the prompt to the last event; other people's turns in between are not counted
+    # wall clock, from the text of the prompt to the last event; other people's turns in between are not counted
+    seconds: float = 0.0
     clock: float = 0.0  # seconds of the lane's own clock, prefill included
     forwards: dict[str, int] = field(default_factory=dict)  # by stream, such as target and draft; prefill excluded
     wrote: dict[str, int] = field(default_factory=dict)  # tokens by the stream whose row they were chosen from
-    trials: list[tuple[int, int]] = field(default_factory=list)  # guesses (accepted, tested) at each depth of the draft, from 1
+    # guesses (accepted, tested) at each depth of the draft, from 1
+    trials: list[tuple[int, int]] = field(default_factory=list)
     flops: float = 0.0  # of all passes, computed from their shapes, prefill included
     kv_live: int | None = None  # most live slots of any KV head of the target after a keep
     reason: str = "failed"  # why the text ended
     failure: str = ""  # what went wrong, in one sentence; empty where nothing did
-    lacking: str = ""  # what the question does not bring and the entrant needs, so that it was not asked; empty where it was
+    # what the question does not bring and the entrant needs, so that it was not asked; empty where it was
+    lacking: str = ""
 
     @property
     def accepted(self) -> int:
@@ -90,18 +93,29 @@ class Answer:
 
 
 def score(question: Question, text: str) -> float | None:
-    """How right a text is, 0 to 1; None where nobody knows the answer. A visitor's own question is judged by its own rule."""
+    """How right a text is, 0 to 1; None where nobody knows the answer. A visitor's own question is judged by its own
+    rule.
+    """
     return own_score(question, text) if is_own(question) else judge(question, text)
 
 
-def survey(models: Models, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, limits: Limits,
-           cancelled: Callable[[], bool] = lambda: False, *, judge: Judge = score, warm_up: bool = True) -> Iterator[Answer]:
-    """Answers, as they come. A lane that fails or is refused says so in its answer, as one does that is not asked because the question
-    lacks what it needs, and the others go on.
+def survey(
+    models: Models,
+    entrants: Sequence[Entrant],
+    questions: Sequence[Question],
+    repeats: int,
+    limits: Limits,
+    cancelled: Callable[[], bool] = lambda: False,
+    *,
+    judge: Judge = score,
+    warm_up: bool = True,
+) -> Iterator[Answer]:
+    """Answers, as they come. A lane that fails or is refused says so in its answer, as one does that is not asked
+    because the question lacks what it needs, and the others go on.
 
-    Before the first round every entrant answers the first question of each task, which is dropped; without `warm_up` that is
-    left out, for times that nobody reads. `cancelled` is asked after every forward, and an unfinished answer is dropped.
-    Raises Refusal where there is nothing to do.
+    Before the first round every entrant answers the first question of each task, which is dropped; without `warm_up`
+    that is left out, for times that nobody reads. `cancelled` is asked after every forward, and an unfinished answer is
+    dropped. Raises Refusal where there is nothing to do.
     """
     for answer in steps(models, entrants, questions, repeats, limits, judge=judge, warm_up=warm_up):
         if cancelled():
@@ -112,15 +126,20 @@ def survey(models: Models, entrants: Sequence[Entrant], questions: Sequence[Ques
 
 def steps(models: Models, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, limits: Limits, *,
           judge: Judge = score, warm_up: bool = True) -> Iterator[Answer | None]:
-    """The same survey one forward at a time, for whoever serves others in between: None after each forward, and the answers as they come.
+    """The same survey one forward at a time, for whoever serves others in between: None after each forward, and the
+    answers as they come.
 
     An answer's seconds are those spent in here. Closing the iterator ends a lane that is under way.
     """
     return rounds(Examiner(models, limits, judge), entrants, questions, repeats, warm_up)
 
 
-def rounds(examiner: Examiner, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, warm_up: bool = True) -> Iterator[Answer | None]:
-    """Every question to every entrant by way of an examiner; None where somebody else may be served, and the answers as they come."""
+def rounds(
+    examiner: Examiner, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, warm_up: bool = True
+) -> Iterator[Answer | None]:
+    """Every question to every entrant by way of an examiner; None where somebody else may be served, and the answers as
+    they come.
+    """
     _check(entrants, questions, repeats)
     for asked in [*(_warming(entrants, questions) if warm_up else []), *_turns(entrants, questions, repeats)]:
         told = examiner.ask(asked)
@@ -132,7 +151,10 @@ def _check(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: 
     if not names:
         raise Refusal("There is no strategy to measure: name one.", "entrants")
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise Refusal(f"Two strategies are called {twice}: a table could not tell them apart, so give one another name.", "entrants")
+        raise Refusal(
+            f"Two strategies are called {twice}: a table could not tell them apart, so give one another name.",
+            "entrants",
+        )
     if not questions:
         raise Refusal("There is no question to ask: choose a task, or bring questions of your own.", "questions")
     if not 1 <= repeats < ROUNDS:
@@ -162,7 +184,10 @@ class Examiner:
 
     def ask(self, asked: Asked) -> Iterator[Answer | None]:
         """None after every forward, then the answer."""
-        blank, watch = Answer(asked.entrant.name, asked.number, asked.question, asked.round, asked.seed(self.limits.seed)), Stopwatch()
+        blank, watch = (
+            Answer(asked.entrant.name, asked.number, asked.question, asked.round, asked.seed(self.limits.seed)),
+            Stopwatch(),
+        )
         try:
             recipe = self._recipe(asked)
             with watch:
@@ -176,25 +201,36 @@ class Examiner:
         yield from _forwards(session, watch)
         yield self._read(replace(blank, seconds=watch.seconds), Result(session.trace))
 
-    def _recipe(self, asked: Asked) -> Recipe:
+    def _recipe(self, asked: Asked) -> LaneConfig:
         """For this question; raises Lacking where it does not bring what the entrant needs."""
         recipe = replace(asked.entrant.recipe_for(asked.question), seed=None)
         if "context" in assemble(recipe).needs() and not asked.question.context.strip():
             raise Lacking("a passage", "context")
         return recipe
 
-    def _session(self, asked: Asked, recipe: Recipe) -> Session:
+    def _session(self, asked: Asked, recipe: LaneConfig) -> Session:
         from playground.decoding.session import prepare  # not before: it brings torch along
         limits = replace(self.limits, seed=asked.seed(self.limits.seed))
         return prepare(self.models, [recipe], prompt_of(asked.question, self.models), limits)
 
     def _read(self, blank: Answer, result: Result) -> Answer:
         """Everything the trace says. A text that was cut short by a failure is not judged."""
-        found, record = result.metrics, Record(result.trace.events)
+        found, record = result.metrics, LaneRecord(result.trace.events)
         known = None if result.message else self.judge(blank.question, result.text)
-        return replace(blank, text=result.text, token_ids=result.token_ids, score=known, clock=found["seconds"], forwards=found["forwards"],
-                       wrote=_wrote(record), trials=_trials(record), flops=found["flops"], kv_live=found["kv_live_peak"],
-                       reason=result.reason, failure=result.message)
+        return replace(
+            blank,
+            text=result.text,
+            token_ids=result.token_ids,
+            score=known,
+            clock=found["seconds"],
+            forwards=found["forwards"],
+            wrote=_wrote(record),
+            trials=_trials(record),
+            flops=found["flops"],
+            kv_live=found["kv_live_peak"],
+            reason=result.reason,
+            failure=result.message,
+        )
 
 
 class Stopwatch:
@@ -227,12 +263,12 @@ def prompt_of(question: Question, models: Models) -> Prompt:
     return Prompt(question.prompt, chat, context=question.context, before=question.before)
 
 
-def _wrote(record: Record) -> dict[str, int]:
+def _wrote(record: LaneRecord) -> dict[str, int]:
     steps = record.written.steps
     return dict(Counter(steps[position].stream for position in range(len(record.written.tokens)) if position in steps))
 
 
-def _trials(record: Record) -> list[tuple[int, int]]:
+def _trials(record: LaneRecord) -> list[tuple[int, int]]:
     fates: dict[int, list[bool]] = defaultdict(list)
     for depth, kept in record.trials():
         fates[depth].append(kept)
@@ -240,10 +276,14 @@ def _trials(record: Record) -> list[tuple[int, int]]:
 
 
 class Progress:
-    """How far a survey is, and how long the rest will take: each answer to come as long as its entrant took for that task so far."""
+    """How far a survey is, and how long the rest will take: each answer to come as long as its entrant took for that
+    task so far.
+    """
 
     def __init__(self, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int):
-        self._waiting = Counter((entrant.name, question.task) for entrant in entrants for question in questions for _ in range(repeats))
+        self._waiting = Counter(
+            (entrant.name, question.task) for entrant in entrants for question in questions for _ in range(repeats)
+        )
         self._total, self._seconds = self._waiting.total(), defaultdict(list)
 
     def count(self, answer: Answer) -> None:

@@ -1,4 +1,6 @@
-"""A survey on paper: all of it as JSON, its answers as CSV, its tables as a page in Markdown. Imports neither torch nor gradio."""
+"""A survey on paper: all of it as JSON, its answers as CSV, its tables as a page in Markdown. Imports neither torch nor
+gradio.
+"""
 from __future__ import annotations
 
 import csv
@@ -25,18 +27,32 @@ with exactly the first entrant's tokens. What stands in braces came from each qu
 what the entrant needs, and the sentence above the table says what."""
 
 
-def document(facts: dict[str, Any], entrants: Sequence[Entrant], questions: Sequence[Question], answers: Sequence[Answer]) -> dict[str, Any]:
+def document(
+    facts: dict[str, Any], entrants: Sequence[Entrant], questions: Sequence[Question], answers: Sequence[Answer]
+) -> dict[str, Any]:
     """Plain data for JSON. Answers name their question by its place in the list. facts: settings and machine."""
-    return {"format": FORMAT, "version": VERSION, **facts, "entrants": [{"name": entrant.name, **asdict(entrant.recipe)} for entrant in entrants],
-            "questions": [_asked(question) for question in questions], "table": [row.to_json() for row in table(answers)],
-            "answers": [_told(answer) for answer in answers]}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **facts,
+        "entrants": [{"name": entrant.name, **asdict(entrant.recipe)} for entrant in entrants],
+        "questions": [_asked(question) for question in questions],
+        "table": [row.to_json() for row in table(answers)],
+        "answers": [_told(answer) for answer in answers],
+    }
 
 
 def models_told(models: Models) -> dict[str, Any]:
     """What was measured."""
     target, draft = models.target, models.draft
-    return {"model": target.name, "revision": target.revision, "parameters": target.parameters, "draft": draft.name if draft else "",
-            "dtype": str(target.dtype).removeprefix("torch."), "quantization": target.quantization}
+    return {
+        "model": target.name,
+        "revision": target.revision,
+        "parameters": target.parameters,
+        "draft": draft.name if draft else "",
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "quantization": target.quantization,
+    }
 
 
 def as_csv(answers: Sequence[Answer]) -> str:
@@ -70,8 +86,15 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def _asked(question: Question) -> dict[str, Any]:
-    return {"task": question.task, "prompt": question.prompt, "chat": question.chat, "before": question.before, "context": question.context,
-            "answer": question.answer, "grade": question.grade}
+    return {
+        "task": question.task,
+        "prompt": question.prompt,
+        "chat": question.chat,
+        "before": question.before,
+        "context": question.context,
+        "answer": question.answer,
+        "grade": question.grade,
+    }
 
 
 def _told(answer: Answer) -> dict[str, Any]:
@@ -82,13 +105,28 @@ def _told(answer: Answer) -> dict[str, Any]:
 def _line(answer: Answer, streams: list[str], deepest: int) -> dict[str, Any]:
     question, trials = answer.question, answer.trials + [("", "")] * (deepest - len(answer.trials))
     return {
-        "entrant": answer.entrant, "task": question.task, "question": answer.number, "round": answer.round, "seed": answer.seed,
-        "prompt": question.prompt, "context": question.context, "expected": question.answer or "", "text": answer.text,
-        "score": "" if answer.score is None else answer.score, "tokens": len(answer.token_ids), "seconds": answer.seconds, "clock": answer.clock,
-        **{f"forwards_{stream}": answer.forwards.get(stream, 0) for stream in streams}, "tested": answer.tested, "accepted": answer.accepted,
+        "entrant": answer.entrant,
+        "task": question.task,
+        "question": answer.number,
+        "round": answer.round,
+        "seed": answer.seed,
+        "prompt": question.prompt,
+        "context": question.context,
+        "expected": question.answer or "",
+        "text": answer.text,
+        "score": "" if answer.score is None else answer.score,
+        "tokens": len(answer.token_ids),
+        "seconds": answer.seconds,
+        "clock": answer.clock,
+        **{f"forwards_{stream}": answer.forwards.get(stream, 0) for stream in streams},
+        "tested": answer.tested,
+        "accepted": answer.accepted,
         **{f"accepted_{depth}": accepted for depth, (accepted, _) in enumerate(trials, 1)},
         **{f"tested_{depth}": tested for depth, (_, tested) in enumerate(trials, 1)},
-        "flops": answer.flops, "kv_live": "" if answer.kv_live is None else answer.kv_live, "reason": answer.reason, "failure": answer.failure,
+        "flops": answer.flops,
+        "kv_live": "" if answer.kv_live is None else answer.kv_live,
+        "reason": answer.reason,
+        "failure": answer.failure,
         "lacking": answer.lacking,
         "token_ids": " ".join(map(str, answer.token_ids)),
     }

@@ -4,51 +4,79 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from playground.bench.results import Row
+from playground.bench.results import ResultRow
 from playground.trace.plot_style import COLOURS, blank, if_drawn
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon", "hexagon", "x")  # one for each task
+# one for each task
+SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon", "hexagon", "x")
 ENTRANTS = (*COLOURS, "#e69f00", "#7b5cc4", "#7d8590", "#c2255c")  # one for each entrant
 DASHES = ("solid", "dash", "dot", "dashdot")
-COSTS: dict[str, tuple[str, Callable[[Row], float | None]]] = {
+COSTS: dict[str, tuple[str, Callable[[ResultRow], float | None]]] = {
     "forwards": ("target forwards for each token", lambda row: row.target_forwards),
     "flops": ("floating-point operations for each token", lambda row: row.flops),
-    "time": ("milliseconds for each token", lambda row: 1000 / row.tokens_per_second.median if row.tokens_per_second else None),
+    "time": (
+        "milliseconds for each token",
+        lambda row: 1000 / row.tokens_per_second.median if row.tokens_per_second else None,
+    ),
 }
 
 
-def quality(rows: Sequence[Row], cost: str = "forwards") -> Figure | None:
-    """Score with its standard error against one of COSTS: a colour for each entrant, a shape for each task; None where nothing was judged."""
+def quality(rows: Sequence[ResultRow], cost: str = "forwards") -> Figure | None:
+    """Score with its standard error against one of COSTS: a colour for each entrant, a shape for each task; None where
+    nothing was judged.
+    """
     axis, of = COSTS[cost]
     figure, tasks = blank("Score, and what it costs", axis, "score"), _places(rows, lambda row: row.task)
     figure.update_layout(hovermode="closest").update_yaxes(range=[-0.06, 1.08])
     for place, name in enumerate(_places(rows, lambda row: row.entrant)):
         shown = [row for row in rows if row.entrant == name and row.score and of(row) is not None]
         figure.add_scatter(
-            x=[of(row) for row in shown], y=[row.score.mean for row in shown], mode="markers", name=_plain(name), text=[_plain(row.task) for row in shown],
+            x=[of(row) for row in shown],
+            y=[row.score.mean for row in shown],
+            mode="markers",
+            name=_plain(name),
+            text=[_plain(row.task) for row in shown],
             error_y={"type": "data", "array": [row.score.error or 0 for row in shown], "thickness": 1},
-            marker={"color": ENTRANTS[place % len(ENTRANTS)], "size": 10, "symbol": [SHAPES[tasks.index(row.task) % len(SHAPES)] for row in shown]},
-            hovertemplate="%{text}: score %{y:.2f} at %{x:.3~g}")
+            marker={
+                "color": ENTRANTS[place % len(ENTRANTS)],
+                "size": 10,
+                "symbol": [SHAPES[tasks.index(row.task) % len(SHAPES)] for row in shown],
+            },
+            hovertemplate="%{text}: score %{y:.2f} at %{x:.3~g}",
+        )
     return if_drawn(figure)
 
 
-def acceptance(rows: Sequence[Row]) -> Figure | None:
-    """How likely a guess is to stand, by its depth in the draft, for every entrant and task that guesses; None where none does."""
-    figure, tasks = blank("Guesses accepted, by their depth in the draft", "depth of the guess", "accepted / tested"), _places(rows, lambda row: row.task)
+def acceptance(rows: Sequence[ResultRow]) -> Figure | None:
+    """How likely a guess is to stand, by its depth in the draft, for every entrant and task that guesses; None where
+    none does.
+    """
+    figure, tasks = (
+        blank("Guesses accepted, by their depth in the draft", "depth of the guess", "accepted / tested"),
+        _places(rows, lambda row: row.task),
+    )
     names = _places(rows, lambda row: row.entrant)
     for row in (row for row in rows if row.acceptance_by_position):
-        line = {"color": ENTRANTS[names.index(row.entrant) % len(ENTRANTS)], "dash": DASHES[tasks.index(row.task) % len(DASHES)]}
-        figure.add_scatter(x=list(range(1, len(row.acceptance_by_position) + 1)), y=row.acceptance_by_position, mode="lines+markers",
-                           name=_plain(f"{row.entrant}, {row.task}"), line=line)
+        line = {
+            "color": ENTRANTS[names.index(row.entrant) % len(ENTRANTS)],
+            "dash": DASHES[tasks.index(row.task) % len(DASHES)],
+        }
+        figure.add_scatter(
+            x=list(range(1, len(row.acceptance_by_position) + 1)),
+            y=row.acceptance_by_position,
+            mode="lines+markers",
+            name=_plain(f"{row.entrant}, {row.task}"),
+            line=line,
+        )
     figure.update_yaxes(range=[0, 1.05])
     figure.update_xaxes(dtick=1)
     return if_drawn(figure)
 
 
-def _places(rows: Sequence[Row], of: Callable[[Row], str]) -> list[str]:
+def _places(rows: Sequence[ResultRow], of: Callable[[ResultRow], str]) -> list[str]:
     return list(dict.fromkeys(map(of, rows)))
 
 

@@ -1,4 +1,5 @@
-"""How long something took: wall clock on a CPU, the device's own events on a GPU, which do not make it wait on the way."""
+"""How long something took: wall clock on a CPU, the device's own events on a GPU, which do not make it wait on the way.
+"""
 from __future__ import annotations
 
 from time import perf_counter
@@ -9,18 +10,23 @@ import torch
 
 
 class Timer:
-    """Measures what happens inside a `with`. Read `seconds` as late as possible: on a GPU only then is its end waited for."""
+    """Measures what happens inside a `with`. Read `seconds` as late as possible: on a GPU only then is its end waited
+    for.
+    """
 
     def __init__(self, device: torch.device):
         self._device = device
 
     def __enter__(self) -> Timer:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # or work from before would hide how long it takes to launch what follows
+            # or work from before would hide how long it takes to launch what follows
+            torch.cuda.synchronize(self._device)
         self._start = self._mark()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._end = self._mark()
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from playground.bench.baselines import PAIRS, Contender
+from playground.bench.baselines import PAIRS, Baseline
 from playground.bench.speed_prompts import Task
 from playground.bench.spread import Spread
 from playground.bench.timer import Timer
@@ -15,8 +15,10 @@ MOST_LETTERS = 120  # of an error
 
 
 @dataclass
-class Writing:
-    """What one contender did with one prompt: the ids it wrote, the same in each round, and the seconds it took; or why it could not."""
+class TimedText:
+    """What one contender did with one prompt: the ids it wrote, the same in each round, and the seconds it took; or why
+    it could not.
+    """
 
     contender: str
     task: Task
@@ -26,13 +28,22 @@ class Writing:
 
     def to_json(self) -> dict[str, Any]:
         speed = None if self.failure else Spread.of([len(self.ids) / s for s in self.seconds])._asdict()
-        return {"contender": self.contender, "task": self.task.task, "prompt": self.task.prompt, "tokens": len(self.ids), "token_ids": self.ids,
-                "seconds": self.seconds, "tokens_per_second": speed, "failure": self.failure}
+        return {
+            "contender": self.contender,
+            "task": self.task.task,
+            "prompt": self.task.prompt,
+            "tokens": len(self.ids),
+            "token_ids": self.ids,
+            "seconds": self.seconds,
+            "tokens_per_second": speed,
+            "failure": self.failure,
+        }
 
 
 @dataclass
 class Comparison:
-    """Two contenders on one task: tokens a second of each, how many times as fast the first is, and on how many prompts they wrote the same.
+    """Two contenders on one task: tokens a second of each, how many times as fast the first is, and on how many prompts
+    they wrote the same.
 
     A speed is None for who failed, and then there is no ratio.
     """
@@ -51,37 +62,50 @@ class Comparison:
                 "same_text": self.same, "prompts": self.prompts}
 
 
-def contest(everyone: list[Contender], tasks: list[Task], repeats: int, tell: Callable[[float, str], None]) -> list[Writing]:
-    """Measure `repeats` rounds. Whoever begins in one round comes last in the next, so that none always follows the same other.
+def contest(
+    everyone: list[Baseline], tasks: list[Task], repeats: int, tell: Callable[[float, str], None]
+) -> list[TimedText]:
+    """Measure `repeats` rounds. Whoever begins in one round comes last in the next, so that none always follows the
+    same other.
 
     Who fails at a prompt is not asked for it again.
     """
-    writings = [[Writing(contender.name, task) for contender in everyone] for task in tasks]
+    writings = [[TimedText(contender.name, task) for contender in everyone] for task in tasks]
     for turn in range(repeats + 1):
         for row, task in zip(writings, tasks):
-            tell((turn * len(tasks) + tasks.index(task)) / ((repeats + 1) * len(tasks)), f"round {turn} of {repeats}, {task.task}")
+            tell(
+                (turn * len(tasks) + tasks.index(task)) / ((repeats + 1) * len(tasks)),
+                f"round {turn} of {repeats}, {task.task}",
+            )
             for place in _order(len(everyone), turn):
                 _write(everyone[place], row[place], counts=turn > 0)
     return [writing for row in writings for writing in row]
 
 
-def compare(writings: list[Writing]) -> list[Comparison]:
+def compare(writings: list[TimedText]) -> list[Comparison]:
     """Every pair that was measured, task by task; ratios are taken within a round."""
     names = {writing.contender for writing in writings}
     tasks = list(dict.fromkeys(writing.task.task for writing in writings))
-    return [_compared(first, second, task, writings) for first, second in PAIRS if {first, second} <= names for task in tasks]
+    return [
+        _compared(first, second, task, writings)
+        for first, second in PAIRS
+        if {first, second} <= names
+        for task in tasks
+    ]
 
 
-def failures(writings: list[Writing]) -> list[str]:
+def failures(writings: list[TimedText]) -> list[str]:
     """Who could not write, and why."""
-    return list(dict.fromkeys(f"{writing.contender} failed ({writing.failure})" for writing in writings if writing.failure))
+    return list(
+        dict.fromkeys(f"{writing.contender} failed ({writing.failure})" for writing in writings if writing.failure)
+    )
 
 
 def _order(count: int, turn: int) -> Iterator[int]:
     return ((place + turn) % count for place in range(count))
 
 
-def _write(contender: Contender, writing: Writing, counts: bool) -> None:
+def _write(contender: Baseline, writing: TimedText, counts: bool) -> None:
     if writing.failure:
         return
     try:
@@ -103,7 +127,7 @@ def reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:MOST_LETTERS]}" if lines else type(error).__name__
 
 
-def _compared(first: str, second: str, task: str, writings: list[Writing]) -> Comparison:
+def _compared(first: str, second: str, task: str, writings: list[TimedText]) -> Comparison:
     ours, theirs = ([w for w in writings if w.contender == name and w.task.task == task] for name in (first, second))
     speeds = _speeds(ours), _speeds(theirs)
     spreads = tuple(Spread.of(speed) if speed else None for speed in speeds)
@@ -112,7 +136,7 @@ def _compared(first: str, second: str, task: str, writings: list[Writing]) -> Co
     return Comparison(first, second, task, spreads, ratio, same, len(ours))
 
 
-def _speeds(writings: list[Writing]) -> list[float]:
+def _speeds(writings: list[TimedText]) -> list[float]:
     """Tokens a second over all prompts of the task, round by round; none where one of them failed."""
     if any(writing.failure for writing in writings):
         return []

@@ -2,8 +2,8 @@
 
     {"prompt": "What is 2 + 3?", "answer": "5", "contains": true, "task": "sums", "chat": true, "context": ""}
 
-Only the prompt has to be there. A text is right if it is the answer, spaces around it aside, or with "contains" if the answer
-stands somewhere in it. Imports neither torch nor gradio.
+Only the prompt has to be there. A text is right if it is the answer, spaces around it aside, or with "contains" if the
+answer stands somewhere in it. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def read_questions(path: str | Path) -> list[Question]:
         with open(path, "rb") as file:
             raw = file.read(MOST_BYTES + 1)
     except OSError as reason:
-        raise Refusal(f"The questions {name} cannot be read ({reason.strerror or reason}): check the path.", "file") from None
+        raise Refusal(
+            f"The questions {name} cannot be read ({reason.strerror or reason}): check the path.", "file"
+        ) from None
     if len(raw) > MOST_BYTES:
         raise Refusal(f"{name} is larger than {MOST_BYTES:,} bytes: leave some questions away.", "file")
     try:
@@ -44,7 +46,9 @@ def questions_in(text: str, name: str = "the questions") -> list[Question]:
     if not lines:
         raise Refusal(f"There is no question in {name}: write one object a line, such as {FORM}.", "file")
     if len(lines) > MOST_LINES:
-        raise Refusal(f"There are {len(lines)} questions in {name}, and {MOST_LINES} are the most: leave some away.", "file")
+        raise Refusal(
+            f"There are {len(lines)} questions in {name}, and {MOST_LINES} are the most: leave some away.", "file"
+        )
     return [_question(line, f"Line {number} of {name}") for number, line in lines]
 
 
@@ -69,8 +73,14 @@ def _question(line: str, place: str) -> Question:
     if problem := _problem(entry):
         raise Refusal(f"{place}: {problem}.", "file")
     rule = "contains" if entry.get("contains") else "exact"
-    return Question(entry.get("task") or TASK, entry["prompt"], entry.get("answer"), chat=entry.get("chat", True), context=entry.get("context", ""),
-                    meta={RULE: rule})
+    return Question(
+        entry.get("task") or TASK,
+        entry["prompt"],
+        entry.get("answer"),
+        chat=entry.get("chat", True),
+        context=entry.get("context", ""),
+        meta={RULE: rule},
+    )
 
 
 def _problem(entry: Any) -> str:

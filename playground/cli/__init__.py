@@ -1,6 +1,7 @@
 """The playground from a shell: results on standard output, everything else on standard error.
 
-Exit code 0: it worked. 2: the input was wrong or nothing could run, said in one line `error: ...`. 130: stopped with Ctrl-C.
+Exit code 0: it worked. 2: the input was wrong or nothing could run, said in one line `error: ...`. 130: stopped with
+Ctrl-C.
 """
 from __future__ import annotations
 

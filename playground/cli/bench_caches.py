@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def measure(options: Namespace) -> bool:
-    """Measure the parts that were asked for, print their tables, and write what was asked for. Nothing is written where Ctrl-C ended it."""
+    """Measure the parts that were asked for, print their tables, and write what was asked for. Nothing is written where
+    Ctrl-C ended it.
+    """
     for path in (options.out, options.page):
         check_place(path)
     if not options.verbose:
@@ -46,15 +48,18 @@ def measure(options: Namespace) -> bool:
 
 def _settings(options: Namespace) -> dict[str, Any]:
     names = ("parts", "budgets", "questions", "seed", "tokens", "written", "kept", "behind", "rounds")
-    told = {name: " ".join(map(str, value)) if isinstance(value := getattr(options, name), list) else value for name in names}
+    told = {
+        name: " ".join(map(str, value)) if isinstance(value := getattr(options, name), list) else value
+        for name in names
+    }
     return told | {"weighed": options.shape or WEIGHED, "paced": options.shape or PACED}
 
 
 def _score(findings: Findings, options: Namespace) -> None:
-    from playground.bench.caches.recall_score import Trial, questions
+    from playground.bench.caches.recall_score import RecallTrial, questions
     models = load_for([], options)
     findings.facts["model"] = models_told(models)
-    trial = Trial(models, questions(options.questions, options.seed), options.budgets, options.seed)
+    trial = RecallTrial(models, questions(options.questions, options.seed), options.budgets, options.seed)
     answers: list[Answer] = []
     if gather(answers, timed(trial.answers(), Progress(trial.entrants(), trial.questions, 1))):
         raise KeyboardInterrupt
@@ -64,9 +69,13 @@ def _score(findings: Findings, options: Namespace) -> None:
 def _memory(findings: Findings, options: Namespace) -> None:
     import torch
 
-    from playground.bench.caches.freed_memory import Order, weighings
+    from playground.bench.caches.freed_memory import MemoryRequest, weighings
     from playground.bench.caches.policy_configs import alike
-    orders = [Order(point, options.shape or WEIGHED, options.tokens, options.written, torch.get_num_threads()) for point in alike(options.kept, options.tokens)]
+
+    orders = [
+        MemoryRequest(point, options.shape or WEIGHED, options.tokens, options.written, torch.get_num_threads())
+        for point in alike(options.kept, options.tokens)
+    ]
     tell(0.0, "memory")
     for weighing in weighings(orders):
         findings.weighings.append(weighing)
@@ -76,9 +85,9 @@ def _memory(findings: Findings, options: Namespace) -> None:
 def _step(findings: Findings, options: Namespace) -> None:
     from playground.bench.caches.policy_configs import alike
     from playground.bench.caches.policy_lane import random_model
-    from playground.bench.caches.step_timing import WARM_UP, Race
+    from playground.bench.caches.step_timing import WARM_UP, TimedLanes
     model = random_model(options.shape or PACED, options.behind + options.rounds + WARM_UP + 64)
-    findings.paces = Race(model, options.behind, options.rounds).run(alike(options.kept, options.behind), tell)
+    findings.paces = TimedLanes(model, options.behind, options.rounds).run(alike(options.kept, options.behind), tell)
 
 
 def _show(findings: Findings) -> None:

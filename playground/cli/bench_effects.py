@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.effects import EFFECTS
-from playground.bench.effects.effect import Effect, Finding, document, page
+from playground.bench.effects.effect import Effect, EffectResult, document, page
 from playground.bench.survey import Answer, Progress
 from playground.cli.bench_survey import gather, load_for, models_told, timed
 from playground.cli.input_files import check_place, write_text
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def record(options: Namespace) -> bool:
-    """Look for each effect, say whether it shows, and write what was asked for. Nothing is written where Ctrl-C ended it."""
+    """Look for each effect, say whether it shows, and write what was asked for. Nothing is written where Ctrl-C ended
+    it.
+    """
     effects = _effects(options)
     for path in (options.out, options.page):
         check_place(path)
@@ -29,9 +31,12 @@ def record(options: Namespace) -> bool:
         answers, stopped = _observed(effect, models, options)
         if stopped:
             return True
-        findings.append(Finding.of(effect, answers))
+        findings.append(EffectResult.of(effect, answers))
         print("\n  ".join(findings[-1].lines()), flush=True)
-    facts = {"settings": models_told(models) | {"seed": options.seed, "repeats": options.repeats}, "machine": machine(models.target.device)}
+    facts = {
+        "settings": models_told(models) | {"seed": options.seed, "repeats": options.repeats},
+        "machine": machine(models.target.device),
+    }
     write_text(options.out, json.dumps(document(facts, findings), indent=1))
     if options.page is not None:
         _write_page(Path(options.page), facts, findings)
@@ -53,7 +58,7 @@ def _observed(effect: Effect, models: Models, options: Namespace) -> tuple[list[
     return answers, stopped
 
 
-def _write_page(path: Path, facts: dict[str, Any], findings: list[Finding]) -> None:
+def _write_page(path: Path, facts: dict[str, Any], findings: list[EffectResult]) -> None:
     """The page, and the charts in a folder of its name beside it."""
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)

@@ -15,11 +15,13 @@ from playground.cli.terminal_view import table
 from playground.pocket.world import TASKS
 
 if TYPE_CHECKING:
-    from playground.bench.baselines import Loaded
+    from playground.bench.baselines import TwinModels
 
 
 def measure(options: Namespace) -> bool:
-    """Measure, print the tables, and write what was asked for; what Ctrl-C ends is shown as far as it came, and not written."""
+    """Measure, print the tables, and write what was asked for; what Ctrl-C ends is shown as far as it came, and not
+    written.
+    """
     questions = _questions(options)
     for path in (options.out, options.page):
         check_place(path)
@@ -32,7 +34,9 @@ def measure(options: Namespace) -> bool:
     entrants = lanes.entrants(draft is not None, options.only)
     pairs = lanes.pairs(entrants)
     answers, stopped = _answers(options, (target, draft), questions, entrants, pairs)
-    print("\n\n".join(f"{title}\n{table(rows)}" for title, _, rows in report.sections(answers, [] if stopped else pairs)))
+    print(
+        "\n\n".join(f"{title}\n{table(rows)}" for title, _, rows in report.sections(answers, [] if stopped else pairs))
+    )
     for failure in dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure):
         print(failure)
     if not stopped:
@@ -44,11 +48,20 @@ def measure(options: Namespace) -> bool:
 
 def _questions(options: Namespace) -> list[Question]:
     """The same number of every task; raises Refusal."""
-    return [question for task in dict.fromkeys(options.tasks or TASKS) for question in ask(task, options.questions, options.seed)]
+    return [
+        question
+        for task in dict.fromkeys(options.tasks or TASKS)
+        for question in ask(task, options.questions, options.seed)
+    ]
 
 
-def _answers(options: Namespace, models: tuple[Loaded, Loaded | None], questions: list[Question], entrants: list[Any],
-             pairs: list[Any]) -> tuple[list[Answer], bool]:
+def _answers(
+    options: Namespace,
+    models: tuple[TwinModels, TwinModels | None],
+    questions: list[Question],
+    entrants: list[Any],
+    pairs: list[Any],
+) -> tuple[list[Answer], bool]:
     """Everything that comes, and whether Ctrl-C ended it."""
     from playground.bench.speculation.library_baselines import Library
     from playground.bench.speculation.observe import Beside, observe
@@ -56,17 +69,26 @@ def _answers(options: Namespace, models: tuple[Loaded, Loaded | None], questions
     target, draft = models
     library = {pair.theirs: Library.of(pair, target, draft, options.max_new_tokens) for pair in pairs}
     limits = Limits(options.seed, options.max_new_tokens)
-    examiner = Beside(Models(target.model, draft and draft.model), limits, lambda question, text: None, library)  # all write the same: nothing to judge
+    # all write the same: nothing to judge
+    examiner = Beside(Models(target.model, draft and draft.model), limits, lambda question, text: None, library)
     answers: list[Answer] = []
     everyone = examiner.everyone(entrants)
-    stopped = gather(answers, timed(observe(examiner, everyone, questions, options.repeats), Progress(everyone, questions, options.repeats)))
+    stopped = gather(
+        answers,
+        timed(observe(examiner, everyone, questions, options.repeats), Progress(everyone, questions, options.repeats)),
+    )
     return answers, stopped
 
 
-def _facts(options: Namespace, target: Loaded, draft: Loaded | None) -> dict[str, Any]:
+def _facts(options: Namespace, target: TwinModels, draft: TwinModels | None) -> dict[str, Any]:
     from playground.bench.speed_report import machine
     from playground.bench.survey_export import models_told
     from playground.decoding.session import Models
     told = models_told(Models(target.model, draft and draft.model))
-    own = {"questions": options.questions, "repeats": options.repeats, "seed": options.seed, "max_new_tokens": options.max_new_tokens}
+    own = {
+        "questions": options.questions,
+        "repeats": options.repeats,
+        "seed": options.seed,
+        "max_new_tokens": options.max_new_tokens,
+    }
     return {"settings": told | own, "machine": machine(target.model.device)}

@@ -17,10 +17,10 @@ from playground.cli.load_models import hush, tell
 from playground.cli.terminal_view import table
 
 if TYPE_CHECKING:
-    from playground.bench.baselines import Loaded
-    from playground.bench.measurements import Record
+    from playground.bench.baselines import TwinModels
+    from playground.bench.measurements import Measurement
     from playground.bench.speed_report import Document
-    from playground.bench.timing import Writing
+    from playground.bench.timing import TimedText
 
 
 def measure(options: Namespace) -> bool:
@@ -33,7 +33,8 @@ def measure(options: Namespace) -> bool:
     from playground.bench import speed_report as report  # not before: it brings torch along
     beside = [report.read_document(path) for path in options.beside]
     for document in _documents(tasks, options):
-        write_text(options.json, json.dumps(document, indent=1))  # a large model takes long, and a run that is cut keeps what it has
+        # a large model takes long, and a run that is cut keeps what it has
+        write_text(options.json, json.dumps(document, indent=1))
     tell(1.0, "")
     print(report.terminal(document, table))
     notes = report.TEXT_NOTES.format(guesses=contenders.GUESSES, looked_up=contenders.LOOKED_UP)
@@ -59,14 +60,16 @@ def _loading(options: Namespace) -> Any:
     return Loading(options.device, options.dtype, options.quantization)
 
 
-def load_pair(options: Namespace) -> tuple[Loaded, Loaded | None]:
+def load_pair(options: Namespace) -> tuple[TwinModels, TwinModels | None]:
     """Target and draft, each twice: as lanes take it, and as the library made it."""
     from playground.bench.baselines import load_twice
     from playground.engine import catalogue
     how, name = _loading(options), options.model or catalogue.BUNDLED[0].name
     second = "" if options.draft == NO_DRAFT else options.draft or catalogue.partner(name)
     packed = second in catalogue.PACKED
-    own = replace(how, device=options.draft_device or options.device, quantization=second if packed else options.quantization)
+    own = replace(
+        how, device=options.draft_device or options.device, quantization=second if packed else options.quantization
+    )
     return load_twice(name, how, tell), load_twice(name if packed else second, own, tell) if second else None
 
 
@@ -82,14 +85,14 @@ def _documents(tasks: list[Task], options: Namespace) -> Iterator[Document]:
         yield report.document(_settings(options, target, draft), target.model.device, writings, comparisons, records)
 
 
-def _texts(target: Loaded, draft: Loaded | None, tasks: list[Task], options: Namespace) -> list[Writing]:
+def _texts(target: TwinModels, draft: TwinModels | None, tasks: list[Task], options: Namespace) -> list[TimedText]:
     from playground.bench.baselines import Size, contenders
     from playground.bench.timing import contest
     size = Size.of(tasks, target.model, options.max_new_tokens)
     return contest(contenders(target, draft, size, options.compiled), tasks, options.repeats, tell)
 
 
-def _records(target: Loaded, parts: list[str], options: Namespace) -> Iterator[Record]:
+def _records(target: TwinModels, parts: list[str], options: Namespace) -> Iterator[Measurement]:
     """Of the model that was named, then of the shapes; each of these is let go of before the next is built."""
     from playground.bench.model_shapes import build
     from playground.bench.speed_suite import Suite
@@ -102,8 +105,16 @@ def _records(target: Loaded, parts: list[str], options: Namespace) -> Iterator[R
         gc.collect()
 
 
-def _settings(options: Namespace, target: Loaded, draft: Loaded | None) -> dict[str, Any]:
+def _settings(options: Namespace, target: TwinModels, draft: TwinModels | None) -> dict[str, Any]:
     model = target.model
-    return {"model": model.name, "revision": model.revision, "parameters": model.parameters, "draft": draft.model.name if draft else "",
-            "shapes": ", ".join(options.shapes), "dtype": str(model.dtype).removeprefix("torch."), "quantization": model.quantization,
-            "repeats": options.repeats, "max_new_tokens": options.max_new_tokens}
+    return {
+        "model": model.name,
+        "revision": model.revision,
+        "parameters": model.parameters,
+        "draft": draft.model.name if draft else "",
+        "shapes": ", ".join(options.shapes),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "quantization": model.quantization,
+        "repeats": options.repeats,
+        "max_new_tokens": options.max_new_tokens,
+    }

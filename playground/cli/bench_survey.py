@@ -34,7 +34,12 @@ def measure(options: Namespace) -> bool:
     given = survey(models, entrants, questions, options.repeats, limits)
     stopped = gather(answers, timed(given, Progress(entrants, questions, options.repeats)))
     facts = {"settings": _settings(options, models), "machine": machine(models.target.device)}
-    print("\n\n".join("\n".join([section.task, *section.remarks, screen.table(section.rows)]) for section in sections(table(answers))))
+    print(
+        "\n\n".join(
+            "\n".join([section.task, *section.remarks, screen.table(section.rows)])
+            for section in sections(table(answers))
+        )
+    )
     for failure in dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure):
         print(failure)
     write_text(options.out, json.dumps(document(facts, entrants, questions, answers), indent=1))
@@ -44,7 +49,9 @@ def measure(options: Namespace) -> bool:
 
 
 def read_entrants(lanes: list[str]) -> list[Entrant]:
-    """Lanes under the names they are written by. Raises Refusal for one that could never work, before a model is loaded."""
+    """Lanes under the names they are written by. Raises Refusal for one that could never work, before a model is
+    loaded.
+    """
     entrants = [Entrant(text, read_lane(text)) for text in lanes]
     for entrant in entrants:
         entrant.assembly()
@@ -83,11 +90,19 @@ def timed(answers: Iterator[Answer], progress: Progress) -> Iterator[Answer]:
 def _questions(options: Namespace) -> list[Question]:
     """Of every task in turn, then a person's own; raises Refusal."""
     if not options.tasks and not options.file:
-        raise Refusal("There is no question to ask: name --tasks, such as records arithmetic, or a --file of your own.", "tasks")
+        raise Refusal(
+            "There is no question to ask: name --tasks, such as records arithmetic, or a --file of your own.", "tasks"
+        )
     drawn = [ask(task, options.questions, options.seed, options.grade) for task in dict.fromkeys(options.tasks)]
-    return [question for row in zip(*drawn) for question in row] + (read_questions(options.file) if options.file else [])
+    return [question for row in zip(*drawn) for question in row] + (
+        read_questions(options.file) if options.file else []
+    )
 
 
 def _settings(options: Namespace, models: Models) -> dict[str, Any]:
-    return {**models_told(models), "repeats": options.repeats, "seed": options.seed, "max_new_tokens": options.max_new_tokens}
-
+    return {
+        **models_told(models),
+        "repeats": options.repeats,
+        "seed": options.seed,
+        "max_new_tokens": options.max_new_tokens,
+    }

@@ -12,7 +12,9 @@ def read_text(path: str) -> str:
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as reason:
-        raise Refusal(f"The file {path} cannot be read ({reason.strerror or reason}): check the path.", "file") from None
+        raise Refusal(
+            f"The file {path} cannot be read ({reason.strerror or reason}): check the path.", "file"
+        ) from None
     except ValueError:
         raise Refusal(f"The file {path} is no text in UTF-8: save it as one.", "file") from None
 

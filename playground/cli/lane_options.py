@@ -6,19 +6,20 @@ from typing import Any
 
 from playground.cli.input_files import read_text
 from playground.contract import Strategy, discover, find
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 
 FILE = "file"  # stands for the knob that takes a file's text
 
 
-def read_recipe(name: str, settings: list[str], extras: list[str]) -> Recipe:
+def read_recipe(name: str, settings: list[str], extras: list[str]) -> LaneConfig:
     """One lane as the command line asks for it; raises Refusal."""
-    return Recipe(name, read_knobs(find(name), settings), [read_extra(extra) for extra in extras])
+    return LaneConfig(name, read_knobs(find(name), settings), [read_extra(extra) for extra in extras])
 
 
-def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> list[Recipe]:
-    """Lanes to compare. A knob goes to the lanes that have it, a drafter or verifier to those with a slot for it, a toggle to all.
+def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> list[LaneConfig]:
+    """Lanes to compare. A knob goes to the lanes that have it, a drafter or verifier to those with a slot for it, a
+    toggle to all.
 
     Raises Refusal for what is wrong whatever the lane; what a single lane cannot take is left for it to say.
     """
@@ -26,19 +27,25 @@ def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> li
     given = [read_knobs(cls, [setting for setting in settings if _has(cls, setting)]) for cls in classes]
     for setting in settings:
         if not any(_has(cls, setting) for cls in classes):
-            raise Refusal(f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows the knobs of one.")
+            raise Refusal(
+                f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows the knobs of one."
+            )
     slots = {kind for cls in classes for kind in cls.slots().values()}
-    return [Recipe(cls.name, knobs, [extra for extra in added if _concerns(extra[0], cls, slots)]) for cls, knobs in zip(classes, given)]
+    return [
+        LaneConfig(cls.name, knobs, [extra for extra in added if _concerns(extra[0], cls, slots)])
+        for cls, knobs in zip(classes, given)
+    ]
 
 
-def read_lane(text: str) -> Recipe:
-    """`speculative:...+prompt_lookup:depth=10+greedy_match`: a decoder with its knobs, and what is added to it; raises Refusal.
+def read_lane(text: str) -> LaneConfig:
+    """`speculative:...+prompt_lookup:depth=10+greedy_match`: a decoder with its knobs, and what is added to it; raises
+    Refusal.
 
     A plus separates only where the name of a strategy follows, so that a pattern may hold one.
     """
     known = "|".join(sorted(discover(), key=len, reverse=True))
     (name, knobs), *extras = map(read_extra, re.split(rf"\+(?=(?:{known})(?:[:+]|$))", text))
-    return Recipe(name, knobs, extras)
+    return LaneConfig(name, knobs, extras)
 
 
 def read_extra(text: str) -> tuple[str, dict[str, Any]]:

@@ -17,13 +17,20 @@ def show(options: Namespace) -> bool:
     elif options.name:
         print(_details(classes[0]))
     else:
-        print("\n\n".join(_group(kind, found) for kind in KINDS if (found := [cls for cls in classes if cls.kind == kind])))
+        print(
+            "\n\n".join(
+                _group(kind, found) for kind in KINDS if (found := [cls for cls in classes if cls.kind == kind])
+            )
+        )
         print("\n`list NAME` shows everything about one, its knobs too.")
     return False
 
 
 def _group(kind: str, classes: list[type[Strategy]]) -> str:
-    rows = [[f"  {cls.name}", cls.title, cls.paper, ", ".join([*cls.guarantee, *(f"needs {need}" for need in cls.needs)])] for cls in classes]
+    rows = [
+        [f"  {cls.name}", cls.title, cls.paper, ", ".join([*cls.guarantee, *(f"needs {need}" for need in cls.needs)])]
+        for cls in classes
+    ]
     return "\n".join([kind.replace("_", " "), table(rows, left=4)])
 
 

@@ -19,7 +19,15 @@ def load(options: Namespace, draft: bool) -> Models:
     if not options.verbose:
         hush()
     name = options.draft or (None if draft else playground.NO_DRAFT)
-    models = playground.load(options.model, name, options.device, options.dtype, options.quantization, tell, draft_device=options.draft_device)
+    models = playground.load(
+        options.model,
+        name,
+        options.device,
+        options.dtype,
+        options.quantization,
+        tell,
+        draft_device=options.draft_device,
+    )
     tell(1.0, "")
     return models
 
@@ -37,4 +45,9 @@ def hush() -> None:
 def tell(share: float, text: str) -> None:
     """One line on a terminal that writes over itself; an empty text clears it."""
     if sys.stderr.isatty():
-        print(f"\r{f'{share:4.0%} {text}' if text else '':<{WIDTH}.{WIDTH}}", end="" if text else "\r", file=sys.stderr, flush=True)
+        print(
+            f"\r{f'{share:4.0%} {text}' if text else '':<{WIDTH}.{WIDTH}}",
+            end="" if text else "\r",
+            file=sys.stderr,
+            flush=True,
+        )

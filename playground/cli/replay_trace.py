@@ -1,4 +1,5 @@
-"""`replay`: a recorded run once more, at its own pace, or written for other programs. Imports neither torch nor gradio."""
+"""`replay`: a recorded run once more, at its own pace, or written for other programs. Imports neither torch nor gradio.
+"""
 from __future__ import annotations
 
 import math
@@ -18,7 +19,9 @@ WRITERS = {"csv": to_csv, "html": to_html}
 
 
 def play(options: Namespace) -> bool:
-    """Print a trace as its run was printed, or write it as it is asked for; raises Refusal where the file cannot be read or contradicts itself."""
+    """Print a trace as its run was printed, or write it as it is asked for; raises Refusal where the file cannot be
+    read or contradicts itself.
+    """
     trace = Trace.load(options.file)
     if not trace.headers:
         raise Refusal(f"{options.file} holds no lane: there is nothing to show.")
@@ -34,7 +37,9 @@ def _save(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8", newline="")  # line ends are part of what is written
     except OSError as reason:
-        raise Refusal(f"{path} cannot be written ({reason.strerror or reason}): name a file in a folder that exists.", "file") from None
+        raise Refusal(
+            f"{path} cannot be written ({reason.strerror or reason}): name a file in a folder that exists.", "file"
+        ) from None
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -10,7 +10,7 @@ from playground.cli.input_files import check_place, read_text
 from playground.cli.lane_options import read_recipe, read_recipes
 from playground.cli.load_models import load
 from playground.cli.terminal_view import Screen, costs, report
-from playground.contract.lane_config import Recipe, assemble
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from playground.trace.comparison import compared, yardstick_of
 from playground.trace.result import Result
@@ -32,7 +32,9 @@ def run(options: Namespace) -> bool:
 
 
 def compare(options: Namespace) -> bool:
-    """Several lanes. Those that fail say so in their place; raises Refusal, after all was shown, where none came through."""
+    """Several lanes. Those that fail say so in their place; raises Refusal, after all was shown, where none came
+    through.
+    """
     session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
     results = [Result(session.trace.lane(header.lane)) for header in session.headers]
     print(json.dumps(compared(results, yardstick_of(results))) if options.json else f"\n{report(results)}")
@@ -42,15 +44,23 @@ def compare(options: Namespace) -> bool:
     return stopped
 
 
-def _decode(options: Namespace, recipes: list[Recipe]) -> tuple[Session, bool]:
-    """Run the lanes to their end; the second is True where Ctrl-C ended them. What is wrong is said before a model is loaded."""
+def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, bool]:
+    """Run the lanes to their end; the second is True where Ctrl-C ended them. What is wrong is said before a model is
+    loaded.
+    """
     needs, prompt = _needs(recipes), _prompt(options)
     check_place(options.trace)
     models = load(options, draft="draft" in needs)
     from playground.decoding.session import Limits, Prompt, prepare  # not before: it brings torch along
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
     asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before))
-    session = prepare(models, recipes, asked, limits, judge=judging(known(prompt, asked.before, options.context) if options.chat else None))
+    session = prepare(
+        models,
+        recipes,
+        asked,
+        limits,
+        judge=judging(known(prompt, asked.before, options.context) if options.chat else None),
+    )
     return session, _drive(session, shown=not options.json)
 
 
@@ -66,7 +76,7 @@ def _drive(session: Session, shown: bool) -> bool:
     return False
 
 
-def _needs(recipes: list[Recipe]) -> set[str]:
+def _needs(recipes: list[LaneConfig]) -> set[str]:
     """What the lanes need beside the target; raises Refusal where not one of them can work."""
     needs, refusals = set(), []
     for recipe in recipes:

@@ -14,7 +14,8 @@ from playground.trace import Trace, check
 
 
 def study(options: Namespace) -> bool:
-    """Print the figures and notes of a study; raises Refusal where a file cannot be read or there is nothing to study."""
+    """Print the figures and notes of a study; raises Refusal where a file cannot be read or there is nothing to study.
+    """
     method = of_kind("study", options)
     told = method.draw([lane for path in options.files for lane in lanes(path)])
     print(json.dumps([event.to_json() for event in told]) if options.json else "\n\n".join(printed(told)))
@@ -37,12 +38,17 @@ def printed(told: Iterable[Event]) -> list[str]:
         if isinstance(event, Figure):
             figures.setdefault(event.name, []).append(event)
     notes = [event.text for event in told if isinstance(event, Note)]
-    return [f"{name}\n{SHAPES[parts[0].shape](parts)}" for name, parts in figures.items()] + (["\n".join(notes)] if notes else [])
+    return [f"{name}\n{SHAPES[parts[0].shape](parts)}" for name, parts in figures.items()] + (
+        ["\n".join(notes)] if notes else []
+    )
 
 
 def _scalar(parts: list[Figure]) -> str:
     names = list(dict.fromkeys(name for part in parts for name in part.data["series"]))
-    rows = [["x", *names], *([str(part.data["x"]), *(_number(part.data["series"].get(name)) for name in names)] for part in parts)]
+    rows = [
+        ["x", *names],
+        *([str(part.data["x"]), *(_number(part.data["series"].get(name)) for name in names)] for part in parts),
+    ]
     limits = {name: value for part in parts for name, value in part.data.get("lines", {}).items()}
     return "\n".join([table(rows), *(f"{name}: {_number(value)}" for name, value in limits.items())])
 
@@ -54,7 +60,12 @@ def _bars(parts: list[Figure]) -> str:
 
 def _matrix(parts: list[Figure]) -> str:
     last = parts[-1].data
-    return table([["", *map(str, last["columns"])], *([str(row), *map(_number, values)] for row, values in zip(last["rows"], last["values"]))])
+    return table(
+        [
+            ["", *map(str, last["columns"])],
+            *([str(row), *map(_number, values)] for row, values in zip(last["rows"], last["values"])),
+        ]
+    )
 
 
 def _tree(parts: list[Figure]) -> str:
@@ -62,17 +73,36 @@ def _tree(parts: list[Figure]) -> str:
     last, depths = parts[-1].data, []
     for parent in last["parents"]:
         depths.append(0 if parent < 0 else depths[parent] + 1)
-    return table([["  " * depth + str(label), _number(value)] for label, depth, value in zip(last["labels"], depths, last["values"])])
+    return table(
+        [
+            ["  " * depth + str(label), _number(value)]
+            for label, depth, value in zip(last["labels"], depths, last["values"])
+        ]
+    )
 
 
 def _spans(parts: list[Figure]) -> str:
-    return table([[f"{start} to {end}", str(label), _number(value)] for part in parts for start, end, label, value in part.data["spans"]])
+    return table(
+        [
+            [f"{start} to {end}", str(label), _number(value)]
+            for part in parts
+            for start, end, label, value in part.data["spans"]
+        ]
+    )
 
 
 def _points(parts: list[Figure]) -> str:
     points = [point for part in parts for point in part.data.get("points", ())]
-    arrows = [[_number(x), _number(y), str(label), "arrow"] for part in parts for x, y, label in part.data.get("path", ())]
-    return table([[_number(x), _number(y), str(label), f"{group}, crossed out" if crossed else str(group)] for x, y, label, group, crossed in points] + arrows)
+    arrows = [
+        [_number(x), _number(y), str(label), "arrow"] for part in parts for x, y, label in part.data.get("path", ())
+    ]
+    return table(
+        [
+            [_number(x), _number(y), str(label), f"{group}, crossed out" if crossed else str(group)]
+            for x, y, label, group, crossed in points
+        ]
+        + arrows
+    )
 
 
 SHAPES: dict[str, Callable[[list[Figure]], str]] = {

@@ -18,7 +18,9 @@ COLUMNS = ("lane", "tokens", "seconds", "tokens/s", "per forward", "accepted", "
 
 
 class Screen:
-    """Takes events one by one. A single lane's text appears as it grows; of several lanes each appears when it is complete."""
+    """Takes events one by one. A single lane's text appears as it grows; of several lanes each appears when it is
+    complete.
+    """
 
     def __init__(self, headers: list[Header]):
         self._headers = {header.lane: header for header in headers}
@@ -68,7 +70,9 @@ def costs(results: list[Result], remarks: list[str] | None = None) -> str:
 
 
 def _verdict(result: Result) -> str:
-    """Whether the answer is right, where it is known; what was expected begins on a line of its own where it has several."""
+    """Whether the answer is right, where it is known; what was expected begins on a line of its own where it has
+    several.
+    """
     judged = result.judged
     if judged is None:
         return ""
@@ -86,10 +90,14 @@ def _standing(judged: Judged) -> str:
 
 
 def table(rows: list[list[str]], left: int = 1) -> str:
-    """Columns under each other, two spaces apart; the first `left` ones and the last begin at the left, the others end at the right."""
+    """Columns under each other, two spaces apart; the first `left` ones and the last begin at the left, the others end
+    at the right.
+    """
     widths = [max(map(len, column)) for column in zip(*rows)]
     sides = ["<" if i < left or i == len(widths) - 1 else ">" for i in range(len(widths))]
-    return "\n".join("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)).rstrip() for row in rows)
+    return "\n".join(
+        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)).rstrip() for row in rows
+    )
 
 
 def _remarks(results: list[Result]) -> list[str]:
@@ -102,15 +110,28 @@ def _remark(result: Result, yardstick: Result) -> str:
     if not (result.begun and yardstick.begun):
         return ""
     difference = result.difference(yardstick)
-    return f"same text as {yardstick.strategy}" if difference is None else f"differs from {yardstick.strategy} at token {difference.index}"
+    return (
+        f"same text as {yardstick.strategy}"
+        if difference is None
+        else f"differs from {yardstick.strategy} at token {difference.index}"
+    )
 
 
 def _cost(result: Result) -> list[str]:
     if not result.begun:
         return [result.strategy, *[""] * (len(COLUMNS) - 2), "failed"]
     found = result.metrics
-    numbers = [_number(found[name], digits) for name, digits in (
-        ("tokens", 0), ("seconds", 2), ("tokens_per_second", 1), ("tokens_per_target_forward", 2), ("acceptance_rate", 2), ("wasted_tokens", 0))]
+    numbers = [
+        _number(found[name], digits)
+        for name, digits in (
+            ("tokens", 0),
+            ("seconds", 2),
+            ("tokens_per_second", 1),
+            ("tokens_per_target_forward", 2),
+            ("acceptance_rate", 2),
+            ("wasted_tokens", 0),
+        )
+    ]
     return [result.strategy, *numbers, result.reason.replace("_", " ")]
 
 

@@ -20,7 +20,9 @@ def _read(path: str) -> list[str]:
     text = read_text(path)
     if not path.endswith(".jsonl"):
         return [text]
-    return [_text_of(line, f"Line {number} of {path}") for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [
+        _text_of(line, f"Line {number} of {path}") for number, line in enumerate(text.splitlines(), 1) if line.strip()
+    ]
 
 
 def _text_of(line: str, place: str) -> str:
@@ -29,5 +31,8 @@ def _text_of(line: str, place: str) -> str:
     except (ValueError, KeyError, TypeError):
         text = None
     if not isinstance(text, str):
-        raise Refusal(f'{place} is not of the form {{"text": "..."}}: write one such object on every line, or name a plain text file.', "texts")
+        raise Refusal(
+            f'{place} is not of the form {{"text": "..."}}: write one such object on every line, or name a plain text file.',
+            "texts",
+        )
     return text

@@ -18,7 +18,7 @@ from playground.contract.compute_policy import ComputePolicy
 from playground.contract.constraint import Constraint
 from playground.contract.decoder import CanvasDecoder, Decoder, Preset
 from playground.contract.drafter import Drafter
-from playground.contract.early_exit import Inner
+from playground.contract.early_exit import EarlyExit
 from playground.contract.knobs import Knob, knob, slot
 from playground.contract.registry import KINDS, discover, find, make
 from playground.contract.sampler import STAGES, Sampler
@@ -27,7 +27,30 @@ from playground.contract.variant import Variant
 from playground.contract.verifier import Verifier
 
 __all__ = [
-    "GUARANTEES", "KINDS", "NEEDS", "STAGES", "CachePolicy", "CanvasDecoder", "ComputePolicy", "Constraint", "Decoder",
-    "Drafter", "Full", "Held", "Inner", "Knob", "Merge", "Preset", "Sampler", "Strategy", "Study", "Variant", "Verifier",
-    "discover", "find", "knob", "make", "slot",
+    "GUARANTEES",
+    "KINDS",
+    "NEEDS",
+    "STAGES",
+    "CachePolicy",
+    "CanvasDecoder",
+    "ComputePolicy",
+    "Constraint",
+    "Decoder",
+    "Drafter",
+    "Full",
+    "Held",
+    "EarlyExit",
+    "Knob",
+    "Merge",
+    "Preset",
+    "Sampler",
+    "Strategy",
+    "Study",
+    "Variant",
+    "Verifier",
+    "discover",
+    "find",
+    "knob",
+    "make",
+    "slot",
 ]

@@ -9,10 +9,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 from playground.contract.knobs import Knob
 
 if TYPE_CHECKING:
-    from playground.contract.early_exit import Inner
+    from playground.contract.early_exit import EarlyExit
 
-GUARANTEES = ("greedy_identical", "distribution_identical", "constraint_sound", "budget_respected", "collapses", "heuristic")
-NEEDS = ("draft", "constraint", "context", "labels", "tests", "corpus", "trained", "hidden_states", "attention_scores", "experts")
+GUARANTEES = (
+    "greedy_identical",
+    "distribution_identical",
+    "constraint_sound",
+    "budget_respected",
+    "collapses",
+    "heuristic",
+)
+NEEDS = (
+    "draft",
+    "constraint",
+    "context",
+    "labels",
+    "tests",
+    "corpus",
+    "trained",
+    "hidden_states",
+    "attention_scores",
+    "experts",
+)
 REGISTERED: dict[str, type[Strategy]] = {}  # written while strategy modules are imported, read-only afterwards
 
 
@@ -28,7 +46,8 @@ class Strategy:
     needs: ClassVar[tuple[str, ...]] = ()
     reconstruction: ClassVar[bool] = False
     sure: ClassVar[str] = "high"  # confidence that this is what its source describes: high, medium or low
-    runs_programs: ClassVar[bool] = False  # executes model-written programs in the sandbox; a public page has to allow it
+    # executes model-written programs in the sandbox; a public page has to allow it
+    runs_programs: ClassVar[bool] = False
     translates: ClassVar[bool] = False  # its draft model may have another tokenizer
     remembers: ClassVar[bool] = False  # learns from one run of a visitor for the next, through lm.memory
 
@@ -61,7 +80,7 @@ class Strategy:
         parts = cls.__module__.split(".")
         return parts[1] if parts[0] == "strategies" and len(parts) > 2 else parts[0]
 
-    def inner(self, depth: int, tied: bool) -> list[Inner]:
+    def inner(self, depth: int, tied: bool) -> list[EarlyExit]:
         """Early exits this strategy reads besides the logits, for a model with `depth` layers.
 
         `tied` says whether the lm_head shares its weights with the embeddings. A sampler gets the exits in `mix`,

@@ -12,12 +12,14 @@ from playground.engine.attention_mask import EMPTY
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.engine.kv_buffer import Meeting, Packed
+    from playground.engine.kv_buffer import MergeMap, Packed
     from playground.events import Event
 
 @dataclass(frozen=True)
 class Held:
-    """The KV slots of one layer when a policy is asked which of them stay. A slot whose position is EMPTY holds no token."""
+    """The KV slots of one layer when a policy is asked which of them stay. A slot whose position is EMPTY holds no
+    token.
+    """
 
     layer: int
     layers: int
@@ -53,7 +55,7 @@ class Full:
 class Merge(NamedTuple):
     """Which slots of one layer are merged into which, and with what weights."""
 
-    meeting: Meeting
+    meeting: MergeMap
     added: Tensor  # weight of each slot that is merged away, [m]
     kept: Tensor  # weight of each slot that takes some in, [k]
 
@@ -136,7 +138,8 @@ class CachePolicy(Strategy):
         raise NotImplementedError
 
     def retain(self, held: Held) -> Tensor:
-        """Which slots of one layer stay, bool [1 or kv_heads, slots]; for a row-wise policy, those its next row sees."""
+        """Which slots of one layer stay, bool [1 or kv_heads, slots]; for a row-wise policy, those its next row sees.
+        """
         raise NotImplementedError
 
     def retain_all(self, held: Sequence[Held]) -> list[Tensor]:
@@ -173,7 +176,9 @@ class CachePolicy(Strategy):
         return 1 - packed + packed * self.packed_bits(part, full) / full.bits
 
     def packed_bits(self, part: str, full: Full) -> float:
-        """Bits per quantised number of "keys" or "values", with its share of scales and everything else stored beside it."""
+        """Bits per quantised number of "keys" or "values", with its share of scales and everything else stored beside
+        it.
+        """
         raise NotImplementedError
 
     def rehearsal(self, text: list[int]) -> list[int]:

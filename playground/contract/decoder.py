@@ -14,7 +14,8 @@ class Decoder(Strategy):
     """Decides how the text grows: a generator that yields events and requests."""
 
     kind = "decoder"
-    refuses: ClassVar[tuple[str, ...]] = ()  # kinds or names of toggles it cannot work with; "drawing": samplers that draw
+    # kinds or names of toggles it cannot work with; "drawing": samplers that draw
+    refuses: ClassVar[tuple[str, ...]] = ()
     several: ClassVar[bool] = False  # several sequences grow side by side
     whole_answers: ClassVar[bool] = False  # chooses among whole answers, so a text may end before the requested length
     owns_constraint: ClassVar[bool] = False  # rows arrive unmasked with rows.masks; the decoder enforces the constraint

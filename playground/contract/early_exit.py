@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Inner(NamedTuple):
+class EarlyExit(NamedTuple):
     """The logits of a stream after only `layer` of its layers; 0 is the embeddings.
 
     The lm_head reads the hidden state after the final norm, or without it if `norm` is False.

@@ -17,7 +17,15 @@ def knob(default: Any, low: float | None = None, high: float | None = None, *, h
 
     `file` marks a text that the command line can also read from a file, given as `file=PATH`.
     """
-    meta = {"low": low, "high": high, "step": step, "help": help, "choices": choices, "multiline": multiline, "file": file}
+    meta = {
+        "low": low,
+        "high": high,
+        "step": step,
+        "help": help,
+        "choices": choices,
+        "multiline": multiline,
+        "file": file,
+    }
     return field(default=default, metadata=meta)
 
 

@@ -1,7 +1,7 @@
 """What strategies declare, as plain data: for the shell, for pages and for programs. Imports neither torch nor gradio.
 
-Everything comes from the class itself. Names and year of a paper are read from the docstring, which cites it in the form
-"Holtzman et al. 2020, arXiv 1904.09751".
+Everything comes from the class itself. Names and year of a paper are read from the docstring, which cites it in the
+form "Holtzman et al. 2020, arXiv 1904.09751".
 """
 from __future__ import annotations
 
@@ -16,10 +16,20 @@ BASELINE = "baseline"  # in the place of a paper
 
 
 def facts(cls: type[Strategy]) -> dict[str, Any]:
-    """A strategy as plain data. `slots` names the kind that fills each slot and the default filling, [{"field", "kind", "default"}]."""
+    """A strategy as plain data. `slots` names the kind that fills each slot and the default filling, [{"field", "kind",
+    "default"}].
+    """
     told = {name: getattr(cls, name) for name in ("name", "kind", "title", "paper", "sheet", "reconstruction", "sure")}
-    return {**told, "family": cls.family(), "summary": cls.summary(), "guarantee": list(cls.guarantee), "needs": list(cls.needs),
-            "refuses": list(getattr(cls, "refuses", ())), "slots": _slots(cls), "knobs": [_knob(knob) for knob in cls.knobs()]}
+    return {
+        **told,
+        "family": cls.family(),
+        "summary": cls.summary(),
+        "guarantee": list(cls.guarantee),
+        "needs": list(cls.needs),
+        "refuses": list(getattr(cls, "refuses", ())),
+        "slots": _slots(cls),
+        "knobs": [_knob(knob) for knob in cls.knobs()],
+    }
 
 
 def description(cls: type[Strategy]) -> list[str]:
@@ -31,7 +41,10 @@ def citation(cls: type[Strategy]) -> str:
     """The paper as people name it, "Holtzman et al. 2020, arXiv 1904.09751"; empty for a baseline."""
     if not ARXIV.fullmatch(cls.paper):
         return "" if cls.paper == BASELINE else cls.paper
-    names = re.search(rf"([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)? \d{{4}}),? arXiv {re.escape(cls.paper)}", " ".join(_written(cls).split()))
+    names = re.search(
+        rf"([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)? \d{{4}}),? arXiv {re.escape(cls.paper)}",
+        " ".join(_written(cls).split()),
+    )
     return f"{names[1]}, arXiv {cls.paper}" if names else f"arXiv {cls.paper}"
 
 
@@ -45,9 +58,19 @@ def _written(cls: type[Strategy]) -> str:
 
 
 def _knob(knob: Knob) -> dict[str, Any]:
-    return {"name": knob.name, "type": knob.type.__name__, "default": knob.default, "min": knob.min, "max": knob.max, "help": knob.help,
-            "choices": list(knob.choices)}
+    return {
+        "name": knob.name,
+        "type": knob.type.__name__,
+        "default": knob.default,
+        "min": knob.min,
+        "max": knob.max,
+        "help": knob.help,
+        "choices": list(knob.choices),
+    }
 
 
 def _slots(cls: type[Strategy]) -> list[dict[str, str]]:
-    return [{"field": field, "kind": kind, "default": cls.__dataclass_fields__[field].default} for field, kind in cls.slots().items()]
+    return [
+        {"field": field, "kind": kind, "default": cls.__dataclass_fields__[field].default}
+        for field, kind in cls.slots().items()
+    ]

@@ -40,7 +40,9 @@ def find(name: str) -> type[Strategy]:
 
 
 def make(name: str, /, **settings: Any) -> Strategy:
-    """Instantiate a strategy with its knobs set. A slot takes a strategy or its name. Raises Refusal if anything is wrong."""
+    """Instantiate a strategy with its knobs set. A slot takes a strategy or its name. Raises Refusal if anything is
+    wrong.
+    """
     cls = find(name)
     knobs = {k.name: k for k in cls.knobs()}
     _check_known(cls, settings, knobs)

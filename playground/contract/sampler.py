@@ -9,7 +9,7 @@ from playground.contract.base import Strategy
 if TYPE_CHECKING:
     import torch
 
-    from playground.contract.early_exit import Inner
+    from playground.contract.early_exit import EarlyExit
     from playground.contract.interfaces import LaneInterface
     from playground.events import Event
 
@@ -49,14 +49,14 @@ class Sampler(Strategy):
         """New scores [n, V]; -inf removes a token. `histories[i]` are the tokens before row i, prompt included."""
         raise NotImplementedError
 
-    def mix(self, rows: dict[str | Inner, torch.Tensor]) -> torch.Tensor:
+    def mix(self, rows: dict[str | EarlyExit, torch.Tensor]) -> torch.Tensor:
         """Scores [n, V] from the logits [n, V] of "target", of each of `streams` and of each early exit in `inner`.
 
         If it needs hidden states, rows["hidden"] is the input of the target's lm_head, [n, hidden_size].
         """
         raise NotImplementedError
 
-    def observe(self, rows: dict[str | Inner, torch.Tensor], token: int, position: int) -> Iterator[Event]:
+    def observe(self, rows: dict[str | EarlyExit, torch.Tensor], token: int, position: int) -> Iterator[Event]:
         """Learn that `token` was committed at `position`, 0 for the first generated one, and yield what to show.
 
         `rows` are the scores [V] this sampler received there, by stream; a mixing sampler gets all of its streams.

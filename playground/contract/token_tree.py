@@ -20,10 +20,10 @@ ROOT = -1
 class TokenTree:
     """Tokens with parents, and how they were drawn.
 
-    q[i] is the distribution [V] node i was drawn from, None where chance had no part in it. confidence[i] is the probability
-    the drafter gave the token, for people to look at; no rule reads it. `order` names nodes as they were drawn: a node that
-    was drawn several times is fed once and stands there several times. `blends` are nodes that stand for several tokens at
-    once, (tokens, weights): their input is the weighted mean of the tokens' embeddings.
+    q[i] is the distribution [V] node i was drawn from, None where chance had no part in it. confidence[i] is the
+    probability the drafter gave the token, for people to look at; no rule reads it. `order` names nodes as they were
+    drawn: a node that was drawn several times is fed once and stands there several times. `blends` are nodes that stand
+    for several tokens at once, (tokens, weights): their input is the weighted mean of the tokens' embeddings.
     """
 
     source: str = ""
@@ -93,7 +93,13 @@ class TokenTree:
 
     def draft(self) -> Draft:
         """The event that shows this tree."""
-        return Draft(tokens=list(self.tokens), parents=list(self.parents), q=list(self.confidence), source=self.source, drawn=self.drawn)
+        return Draft(
+            tokens=list(self.tokens),
+            parents=list(self.parents),
+            q=list(self.confidence),
+            source=self.source,
+            drawn=self.drawn,
+        )
 
 
 def chain(tokens: list[int], source: str) -> TokenTree:

@@ -34,7 +34,7 @@ class Flight:
         return made
 
 
-class Landing(Request):
+class AsyncRequest(Request):
     """A request that has been set out; its answer is there when this is yielded."""
 
     def __init__(self, request: Request):

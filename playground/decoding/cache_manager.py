@@ -14,8 +14,8 @@ from playground.engine.device_memory import give_back
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.kv_buffer import Moving
-    from playground.engine.kv_cache import Store
+    from playground.engine.kv_buffer import MergedTokens
+    from playground.engine.kv_cache import KVCache
     from playground.engine.model import Model
     from playground.events import Event
 
@@ -28,7 +28,9 @@ Turn = Callable[[Tensor, Tensor], Tensor]
 class CacheManager:
     """One policy, or none, at work on one KV cache."""
 
-    def __init__(self, policy: CachePolicy | None, store: Store, prompt: int, recorder: Recorder, turn: Turn | None = None):
+    def __init__(
+        self, policy: CachePolicy | None, store: KVCache, prompt: int, recorder: Recorder, turn: Turn | None = None
+    ):
         """`turn` rotates the model's queries back. Raises Refusal if the policy needs it and the model has none."""
         self.policy, self.store, self.prompt, self.recorder = policy, store, prompt, recorder
         self._heard_of: dict[int, int] = {}  # by layer, prompt rows whose queries the policy has received
@@ -50,7 +52,9 @@ class CacheManager:
 
     def _renumbering(self, policy: CachePolicy, turn: Turn | None) -> Renumbering:
         if turn is None:
-            raise Refusal(f"{policy.name} cannot renumber the positions of this model: switch renumbering off.", "positions")
+            raise Refusal(
+                f"{policy.name} cannot renumber the positions of this model: switch renumbering off.", "positions"
+            )
         return Renumbering(policy.skipped, policy.far, turn, self.prompt)
 
     def _chooses(self, position: int) -> bool:
@@ -118,7 +122,7 @@ class CacheManager:
         joined = [self._merge(layer, stays) for layer, stays in zip(held, live)] if policy.merges else []
         return Settled(store.evict(live), joined if any(joined) else [])
 
-    def _merge(self, held: Held, live: Tensor) -> Moving | None:
+    def _merge(self, held: Held, live: Tensor) -> MergedTokens | None:
         """Merge evicted slots of a layer into kept ones; returns which, or None."""
         stays = (live & held.live).expand(self.store.heads, -1)
         goes = held.live & ~stays
@@ -144,6 +148,8 @@ class CacheManager:
 def check_cuts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
     if policy.cuts(model.depth) and not model.splits:
-        raise Refusal(f"Later layers of {model.name} use what earlier ones computed, so {policy.name} cannot shorten the "
-                      f"prompt for them: remove {policy.name}.", policy.name)
-
+        raise Refusal(
+            f"Later layers of {model.name} use what earlier ones computed, so {policy.name} cannot shorten the "
+            f"prompt for them: remove {policy.name}.",
+            policy.name,
+        )

@@ -1,7 +1,8 @@
 """The canvas: one strategy's run over positions that are filled in any order. Canvas decoders know it as `lm`.
 
     rows = yield lm.read()                             one forward: a row for every position of the answer
-    token = lm.pick(rows, position)                    a token from a row, by chance as far as the temperature leaves any
+    token = lm.pick(rows, position)                    a token from a row, by chance as far as the temperature leaves
+    any
     yield lm.fill(positions, tokens, confidences)      these positions are settled and never change again
 
 It is to a canvas decoder what Lane is to others, and offers the session the same. The text is committed when nothing is
@@ -39,13 +40,25 @@ def check_fit(decoder: Decoder, model: Model | OracleDenoiser) -> None:
     """Raise Refusal where the decoder wants to fill and the model continues text, or the other way round."""
     fills, wanted = getattr(model, "fills", False), decoder.kind == "canvas_decoder"
     if fills and not wanted:
-        raise Refusal(f"{model.name} fills masked positions and does not continue text: choose masked_diffusion or another model.", "model")
+        raise Refusal(
+            f"{model.name} fills masked positions and does not continue text: choose masked_diffusion or another model.",
+            "model",
+        )
     if wanted and not fills:
-        raise Refusal(f"{model.name} continues text and cannot fill masked positions: choose the oracle as the model.", "model")
+        raise Refusal(
+            f"{model.name} continues text and cannot fill masked positions: choose the oracle as the model.", "model"
+        )
 
 
 class Canvas:
-    def __init__(self, prompt: list[int], models: dict[str, OracleDenoiser], assembly: Assembly, limits: Limits, recorder: Recorder):
+    def __init__(
+        self,
+        prompt: list[int],
+        models: dict[str, OracleDenoiser],
+        assembly: Assembly,
+        limits: Limits,
+        recorder: Recorder,
+    ):
         self.model, self.recorder = models["target"], recorder
         self.length = self.model.answer_length(prompt)  # positions to fill
         _check(limits, self.length)
@@ -55,7 +68,8 @@ class Canvas:
         self.events: list[Event] = []  # not handed out yet
         bounds = Bounds(len(prompt) + limits.max_new_tokens, self.model.end_ids, limits.stop)
         chain = Chain(assembly.samplers, None, self.model.end_ids)
-        self.sequence = Sequence(0, prompt, bounds, chain, Reader(self.model.tokens))  # the prompt, until the answer joins it
+        # the prompt, until the answer joins it
+        self.sequence = Sequence(0, prompt, bounds, chain, Reader(self.model.tokens))
         self._seen: Rows | None = None  # what was read last
         self._behind: dict[int, Tensor] = {}  # each filled position's raw row [V] of the pass before
         self._asked: Immediate | None = None  # the last request to fill
@@ -87,11 +101,15 @@ class Canvas:
     # --- what a strategy asks for ---
 
     def read(self) -> Request:
-        """The whole canvas through the model; answers with Rows whose node j is position j: raw log-probabilities [G, V]."""
+        """The whole canvas through the model; answers with Rows whose node j is position j: raw log-probabilities [G,
+        V].
+        """
         return Immediate(self._read)
 
     def fill(self, positions: Iterable[int], tokens: Iterable[int], confidences: Iterable[float]) -> Request:
-        """Settle masked positions. `confidences` are probabilities for people to look at; raises ValueError for a filled position."""
+        """Settle masked positions. `confidences` are probabilities for people to look at; raises ValueError for a
+        filled position.
+        """
         if self._asked and not self._asked.served:
             raise RuntimeError("positions were to be filled and were not: write `yield lm.fill(…)`")
         self._asked = Immediate(lambda: self._fill(list(positions), list(tokens), list(confidences)))
@@ -131,7 +149,9 @@ class Canvas:
         marginals = self.model.denoise(canvas)
         seconds = perf_counter() - start
         depth = self.model.depth
-        self.record(Forward(tokens=len(canvas), layers=depth, seconds=seconds, flops=self.model.flops(len(canvas), 0, depth)))
+        self.record(
+            Forward(tokens=len(canvas), layers=depth, seconds=seconds, flops=self.model.flops(len(canvas), 0, depth))
+        )
         self._seen = self._rows(marginals[self.sequence.start:])
         return self._seen
 
@@ -141,7 +161,9 @@ class Canvas:
 
     def _fill(self, positions: list[int], tokens: list[int], confidences: list[float]) -> None:
         if not positions or len(set(positions)) < len(positions) or not set(positions) <= set(self.masked):
-            raise ValueError(f"positions {positions} cannot be filled: masked are {self.masked}, and each is filled once")
+            raise ValueError(
+                f"positions {positions} cannot be filled: masked are {self.masked}, and each is filled once"
+            )
         for position, token in zip(positions, tokens, strict=True):
             self.ids[position] = token
             if self._seen:
@@ -164,14 +186,21 @@ class Canvas:
         """Each token with the row of the pass before it was filled."""
         places = {position: place for place, position in enumerate(self._behind)}
         rows = self._rows(torch.stack(list(self._behind.values()))) if places else None
-        return [Kept(token, "sampled", rows if i in places else None, places.get(i, 0)) for i, token in enumerate(written)]
+        return [
+            Kept(token, "sampled", rows if i in places else None, places.get(i, 0)) for i, token in enumerate(written)
+        ]
 
 
 def _check(limits: Limits, length: int) -> None:
     """Refuse what has no meaning on a canvas."""
     if limits.forced:
-        raise Refusal("A canvas does not grow from left to right, so it cannot begin with other tokens: run it again with another seed.",
-                      "forced")
+        raise Refusal(
+            "A canvas does not grow from left to right, so it cannot begin with other tokens: run it again with another seed.",
+            "forced",
+        )
     if limits.max_new_tokens < length:
-        raise Refusal(f"{length} positions are to be filled after this prompt, and only {limits.max_new_tokens} tokens are allowed: "
-                      f"allow at least {length}.", "max_new_tokens")
+        raise Refusal(
+            f"{length} positions are to be filled after this prompt, and only {limits.max_new_tokens} tokens are allowed: "
+            f"allow at least {length}.",
+            "max_new_tokens",
+        )

@@ -1,4 +1,6 @@
-"""A stream whose model has tokens of its own: it reads the lane's text in its own spelling and answers in the lane's tokens."""
+"""A stream whose model has tokens of its own: it reads the lane's text in its own spelling and answers in the lane's
+tokens.
+"""
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
@@ -28,7 +30,9 @@ class Lexicon:
 
     def __init__(self, ours: Model, theirs: Model):
         known, others = _by_bytes(ours), _by_bytes(theirs)
-        pairs = {others[spelled]: token for spelled, token in known.items() if spelled in others} | dict(_ends(ours, theirs))
+        pairs = {others[spelled]: token for spelled, token in known.items() if spelled in others} | dict(
+            _ends(ours, theirs)
+        )
         if not pairs:
             raise Refusal(f"{ours.name} and {theirs.name} have no token in common: choose another draft.", "draft")
         self.ours, self.theirs = pairs, {token: other for other, token in pairs.items()}  # by the other one's id
@@ -46,7 +50,9 @@ def _by_bytes(model: Model) -> dict[bytes, int]:
     for token in range(model.vocabulary):
         if spelled := model.tokens.bytes(token):
             found.setdefault(spelled, []).append(token)
-    return {spelled: tokens[0] if len(tokens) == 1 else _usual(model, spelled, tokens) for spelled, tokens in found.items()}
+    return {
+        spelled: tokens[0] if len(tokens) == 1 else _usual(model, spelled, tokens) for spelled, tokens in found.items()
+    }
 
 
 def _usual(model: Model, spelled: bytes, tokens: list[int]) -> int:
@@ -62,11 +68,11 @@ def _ends(ours: Model, theirs: Model) -> list[tuple[int, int]]:
     return named or both[:1]
 
 
-class Translated(Stream):
+class CrossTokenizerStream(Stream):
     """A model in step with a text whose tokens it does not share.
 
-    Whenever the text has grown it is spelled again, all of it in context; of the cache stays what was read of the same tokens.
-    Trees it is asked about may hold only tokens that have a partner.
+    Whenever the text has grown it is spelled again, all of it in context; of the cache stays what was read of the same
+    tokens. Trees it is asked about may hold only tokens that have a partner.
     """
 
     def __init__(self, name: str, model: Model, lane: LaneState, prompt: list[int]):
@@ -78,7 +84,9 @@ class Translated(Stream):
     # --- the text in its own tokens ---
 
     def _spell_again(self) -> None:
-        """`_text` is prompt and text; `_amid` says that the text breaks off within a letter, so that this model cannot read its end."""
+        """`_text` is prompt and text; `_amid` says that the text breaks off within a letter, so that this model cannot
+        read its end.
+        """
         decoder = getincrementaldecoder("utf-8")("replace")
         self._text = [*self.prompt, *self._spelled(decoder.decode(b"".join(self._bytes(0))))]
         self._amid = bool(decoder.getstate()[0])
@@ -107,13 +115,17 @@ class Translated(Stream):
         return self._text[self.store.length:]
 
     def spellings(self, start: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Those generated tokens from `start` on that begin and end where tokens of this model do, as partners of these."""
+        """Those generated tokens from `start` on that begin and end where tokens of this model do, as partners of
+        these.
+        """
         own = self._text[len(self.prompt):]
         spelled = [self.model.tokens.bytes(token) for token in own]
         places = {edge: place for place, edge in enumerate(accumulate(map(len, spelled), initial=0))}
         edges = list(accumulate(map(len, self._bytes(0)), initial=0))
         found = []
-        for token, said, edge in zip(self.lane.tokens[self.lane.prompt_length + start:], self._bytes(start), edges[start:]):
+        for token, said, edge in zip(
+            self.lane.tokens[self.lane.prompt_length + start :], self._bytes(start), edges[start:]
+        ):
             within = slice(places.get(edge, 0), places.get(edge + len(said), 0))
             if said and b"".join(spelled[within]) == said:
                 found.append((token, tuple(self.lexicon.ours.get(other, -1) for other in own[within])))
@@ -129,7 +141,9 @@ class Translated(Stream):
         return (yield from super()._walk(self._mirror))
 
     def _logits(self, rows: Tensor) -> Tensor:
-        return self.lexicon.project(rows[:, :self.model.vocabulary], self.lane.vocabulary).to(self.lane.target_model.device)
+        return self.lexicon.project(rows[:, : self.model.vocabulary], self.lane.vocabulary).to(
+            self.lane.target_model.device
+        )
 
     def _inside(self, rows: Tensor) -> dict[str | Inner, Tensor]:
         return {}
@@ -151,7 +165,10 @@ class Translated(Stream):
 
     def _read_again(self, held: list[int]) -> None:
         """Forget from where on the text is spelled in another way than it was read."""
-        same = next((i for i, (before, now) in enumerate(zip(held, self._text)) if before != now), min(len(held), len(self._text)))
+        same = next(
+            (i for i, (before, now) in enumerate(zip(held, self._text)) if before != now),
+            min(len(held), len(self._text)),
+        )
         self.store.roll_back(len(held) - same)
         self._root = None
         self._begin(TokenTree())

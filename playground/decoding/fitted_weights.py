@@ -1,7 +1,7 @@
 """Weights that `fit` has learnt for a lane's models: where they lie, and whether they belong to these very models.
 
-A file of safetensors is named for a strategy and the models, and its header says of which weights these were. Those learnt on this
-machine come before those that come with the project.
+A file of safetensors is named for a strategy and the models, and its header says of which weights these were. Those
+learnt on this machine come before those that come with the project.
 """
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def digests(models: Streams) -> dict[str, str]:
 
 def file_name(strategy: str, models: Streams) -> str:
     """Such as specdec_plus_plus-pocket-draft-pocket.safetensors."""
-    return "-".join([strategy, *(re.sub(r"[^\w.-]+", "-", Path(models[stream].name).name) for stream in sorted(models))]) + ".safetensors"
+    return (
+        "-".join([strategy, *(re.sub(r"[^\w.-]+", "-", Path(models[stream].name).name) for stream in sorted(models))])
+        + ".safetensors"
+    )
 
 
 def own_place(strategy: str, models: Streams) -> Path:
@@ -44,7 +47,11 @@ def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
-        save_file({name: tensor.clone() for name, tensor in weights.items()}, unfinished, {"models": json.dumps(digests(models))})
+        save_file(
+            {name: tensor.clone() for name, tensor in weights.items()},
+            unfinished,
+            {"models": json.dumps(digests(models))},
+        )
         unfinished.chmod(0o644)
         unfinished.replace(path)
     except (OSError, SafetensorError) as reason:
@@ -52,7 +59,8 @@ def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
 
 
 def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
-    """The weights by name; raises Refusal where none were learnt for these models, or only for others of their names."""
+    """The weights by name; raises Refusal where none were learnt for these models, or only for others of their names.
+    """
     places = own_place(strategy.name, models), BUNDLED_FITTED / file_name(strategy.name, models)
     there = [path for path in places if path.is_file()]
     for path in there:
@@ -60,8 +68,15 @@ def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
         if learnt_for == digests(models):
             return weights
     names = " and ".join(models[stream].name for stream in sorted(models))
-    said = f"was fitted to other weights of {names} than those that are loaded" if there else f"has not been fitted to {names} yet"
-    raise Refusal(f"{strategy.name} {said}: run `python -m playground fit {strategy.name}` with these models, or {strategy.trained}.", strategy.name)
+    said = (
+        f"was fitted to other weights of {names} than those that are loaded"
+        if there
+        else f"has not been fitted to {names} yet"
+    )
+    raise Refusal(
+        f"{strategy.name} {said}: run `python -m playground fit {strategy.name}` with these models, or {strategy.trained}.",
+        strategy.name,
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

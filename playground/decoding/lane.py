@@ -1,7 +1,8 @@
 """The lane: one strategy's run over one text. Strategies know it as `lm`, and it is the only thing they touch.
 
     rows = yield lm.prefill()           the prompt goes through the target
-    rows = yield lm.extend(tree)        rows for the end of the text and for every node of a guessed tree, in one forward
+    rows = yield lm.extend(tree)        rows for the end of the text and for every node of a guessed tree, in one
+    forward
     choice = lm.pick(rows)              a token from a row: by chance where a sampler draws, the largest score otherwise
     yield lm.keep(choice)               commit; also lm.keep(verdict) for a tree that was judged
     other = lm.stream("draft")          another model that follows the same text: other.extend(tree)
@@ -12,7 +13,8 @@
     yield lm.keep([lm.pick(row) for row in rows])
     yield lm.keep(leaves[3])            that one becomes the text
 
-The lane counts costs, keeps grammar, caches, policies and samplers in step with the text, and knows when it is complete.
+The lane counts costs, keeps grammar, caches, policies and samplers in step with the text, and knows when it is
+complete.
 """
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ import torch
 
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding import fitted_weights as fitted
-from playground.decoding.async_forward import Landing
+from playground.decoding.async_forward import AsyncRequest
 from playground.decoding.cache_manager import CacheManager, check_cuts
-from playground.decoding.cross_tokenizer import Translated
+from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Kept, Recorder
 from playground.decoding.requests import Immediate, Request, Together
 from playground.decoding.rng import Draws
-from playground.decoding.rows import Choice, Rows
+from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
-from playground.decoding.shared_prefix import Prefixes
+from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.stream import Exit, Stream, reading
 from playground.decoding.visitor_memory import Memory
 from playground.engine.model import Model
@@ -47,34 +49,61 @@ if TYPE_CHECKING:
     from playground.contract.lane_config import Assembly
 
 class Lane:
-    def __init__(self, prompt: list[int], models: dict[str, Model], assembly: Assembly, limits: Limits, recorder: Recorder,
-                 prompts: dict[str, list[int]] | None = None, memory: Memory | None = None):
-        """`prompts` are other prompts by the name of the stream that reads them: for the target's model, or for one with tokens of its own in those."""
+    def __init__(
+        self,
+        prompt: list[int],
+        models: dict[str, Model],
+        assembly: Assembly,
+        limits: Limits,
+        recorder: Recorder,
+        prompts: dict[str, list[int]] | None = None,
+        memory: Memory | None = None,
+    ):
+        """`prompts` are other prompts by the name of the stream that reads them: for the target's model, or for one
+        with tokens of its own in those.
+        """
         self.prompt_length = len(prompt)
         self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.draws = Draws(limits.seed)
         self.target_model = models["target"]
         self.prompts = {"target": prompt, **(prompts or {})}
-        alike = [model for name, model in models.items() if name == "target" or name not in self.prompts]  # they read the same tokens
+        # they read the same tokens
+        alike = [model for name, model in models.items() if name == "target" or name not in self.prompts]
         self.vocabulary = min(model.vocabulary for model in alike)  # embeddings may be padded to different sizes
         longest = max(len(ids) for name, ids in self.prompts.items() if name == "target" or name not in models)
         self.context = min(model.context for model in alike) - longest + len(prompt)
         if len(prompt) >= self.context:
-            raise Refusal(f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.", "prompt")
+            raise Refusal(
+                f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.",
+                "prompt",
+            )
         self.form: Callable[[str], list[int]] = self.encode  # what makes a prompt of a text
         self.passage = ""  # what the prompt gives as context, before it was put into the model's form
-        self.prefixes = Prefixes()  # prompts that it reads together with other lanes
+        self.prefixes = SharedPrefixes()  # prompts that it reads together with other lanes
         self.events: list[Event] = []  # not handed out yet
         self._models, self._streams, self._round = models, {}, -1
-        self.inner = [exit for part in assembly.strategies() for exit in part.inner(self.target_model.depth, self.target_model.tied)]
-        self.fitted = {part.name: fitted.find(part, models) for part in assembly.strategies() if part.trained}  # learnt weights by name, by strategy
+        self.inner = [
+            exit
+            for part in assembly.strategies()
+            for exit in part.inner(self.target_model.depth, self.target_model.tied)
+        ]
+        # learnt weights by name, by strategy
+        self.fitted = {part.name: fitted.find(part, models) for part in assembly.strategies() if part.trained}
         self._asked: Immediate | None = None  # the last request to change the text
         bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
-        chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, assembly.constraint, not assembly.decoder.owns_constraint)
+        chain = Chain(
+            assembly.samplers,
+            self._matcher(assembly),
+            self.target_model.end_ids,
+            assembly.constraint,
+            not assembly.decoder.owns_constraint,
+        )
         self.main = Sequence(0, prompt, bounds, chain, Reader(self.target_model.tokens))
         for sampler in assembly.samplers:
-            sampler.begin(len(prompt), lambda token: self.piece(token))  # a bound method would be copied with its lane where sequences fork
-        self.leaves: dict[int, Sequence] = {}  # sequences that grow beside each other, by number; those dropped are not among them
+            # a bound method would be copied with its lane where sequences fork
+            sampler.begin(len(prompt), lambda token: self.piece(token))
+        # sequences that grow beside each other, by number; those dropped are not among them
+        self.leaves: dict[int, Sequence] = {}
         self._born, self._branches = 0, TokenTree()
         self._visitor, self._recalled = Memory() if memory is None else memory, {}  # an empty one is false
         if assembly.cache_policy:  # now, so that what it cannot do with this model is refused before the run
@@ -131,7 +160,9 @@ class Lane:
 
     @property
     def keys(self) -> torch.Tensor | None:
-        """Rows of the target's head, [V, width]: a score is the product of one with the state; None where the head is no plain matrix."""
+        """Rows of the target's head, [V, width]: a score is the product of one with the state; None where the head is
+        no plain matrix.
+        """
         keys = self.target_model.keys
         return None if keys is None else keys[:self.vocabulary]
 
@@ -183,7 +214,7 @@ class Lane:
 
     def _opened(self, name: str) -> Stream:
         if name in self._models and name != "target" and name in self.prompts:
-            return Translated(name, self._models[name], self, self.prompts[name])
+            return CrossTokenizerStream(name, self._models[name], self, self.prompts[name])
         if name in self._models:
             companions = [self.stream(other) for other in self.assembly.streams()] if name == "target" else []
             stream = Stream(name, self._models[name], self, self.prompts["target"], companions)
@@ -201,10 +232,16 @@ class Lane:
         return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.turn_back)
 
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """By stream, the model and the prompt it reads; without the target where a cache policy has a say in what is held of it."""
-        names = [name for name in {**self._models, **self.prompts} if not (self.assembly.cache_policy and name == "target")]
+        """By stream, the model and the prompt it reads; without the target where a cache policy has a say in what is
+        held of it.
+        """
+        names = [
+            name for name in {**self._models, **self.prompts} if not (self.assembly.cache_policy and name == "target")
+        ]
         ours = self.prompts["target"]
-        return {name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, ours))) for name in names}
+        return {
+            name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, ours))) for name in names
+        }
 
     def captures(self, stream: str) -> frozenset[int]:
         """Layers of a stream before which its hidden states are taken out, the depth for those after the last."""
@@ -231,7 +268,9 @@ class Lane:
         return reading(Stream(told, self.stream(name).model, self, ids), ids, self.shows_hidden(name))
 
     def extend(self, what: TokenTree | list[Sequence] | None = None) -> Request:
-        """Rows of the target in one forward: for the end of the text and every node of a tree, or one for the end of each sequence."""
+        """Rows of the target in one forward: for the end of the text and every node of a tree, or one for the end of
+        each sequence.
+        """
         return self.target.grow(what) if isinstance(what, list) else self.target.extend(what)
 
     def together(self, *requests: Request) -> Request:
@@ -239,13 +278,14 @@ class Lane:
         return Together(*requests)
 
     def aside(self, request: Request) -> Request:
-        """Set a request out in a thread of its model's own; answers at once, with a request to yield where its answer is needed.
+        """Set a request out in a thread of its model's own; answers at once, with a request to yield where its answer
+        is needed.
 
         Until then that stream may not be asked for anything else. Lane time is what is waited for.
         """
-        return Immediate(lambda: Landing(request))
+        return Immediate(lambda: AsyncRequest(request))
 
-    def keep(self, what: Choice | Verdict | Sequence | list[Choice]) -> Request:
+    def keep(self, what: TokenChoice | Verdict | Sequence | list[TokenChoice]) -> Request:
         """Commit a chosen token, the accepted path of a verdict and the token after it, or what a sequence wrote.
 
         A list of choices is committed each by its own sequence, and none of them is the lane's text yet.
@@ -254,7 +294,11 @@ class Lane:
             return self._due(Immediate(lambda: self._keep_each(what)))
         if isinstance(what, Sequence):
             return self._due(Immediate(lambda: self._adopt(what)))
-        steps = [Kept(what.token, what.origin, what.rows, what.node)] if isinstance(what, Choice) else self._steps(what)
+        steps = (
+            [Kept(what.token, what.origin, what.rows, what.node)]
+            if isinstance(what, TokenChoice)
+            else self._steps(what)
+        )
         return self._due(Immediate(lambda: self._keep(steps)))
 
     def roll_back(self, count: int) -> Request:
@@ -264,22 +308,28 @@ class Lane:
     def _due(self, request: Immediate) -> Immediate:
         """These answer nothing, so a forgotten yield would go unnoticed, and the text would never grow."""
         if self._asked and not self._asked.served:
-            raise RuntimeError("the text was to change and did not: write `yield lm.keep(…)` and `yield lm.roll_back(…)`")
+            raise RuntimeError(
+                "the text was to change and did not: write `yield lm.keep(…)` and `yield lm.roll_back(…)`"
+            )
         self._asked = request
         return request
 
     # --- chance ---
 
-    def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> Choice:
-        """A token for the place after `node`: drawn from the row's distribution, or its best where nothing is left to chance."""
+    def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> TokenChoice:
+        """A token for the place after `node`: drawn from the row's distribution, or its best where nothing is left to
+        chance.
+        """
         if not rows.chain.draws:
-            return Choice(rows.best(node), rows, node)
+            return TokenChoice(rows.best(node), rows, node)
         token = self.draws.pick(rows.chances(node), purpose, rows.position(node), rows.sequence.lineage)
-        return Choice(token, rows, node)
+        return TokenChoice(token, rows, node)
 
-    def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> Choice:
-        """A token the strategy decided on, to be kept; by another sequence than the row's where both stand at the same place."""
-        return Choice(token, rows, node, by=leaf)
+    def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
+        """A token the strategy decided on, to be kept; by another sequence than the row's where both stand at the same
+        place.
+        """
+        return TokenChoice(token, rows, node, by=leaf)
 
     def draw(self, p: torch.Tensor, position: int, purpose: str) -> int:
         """A token from any distribution p [V], at a position of the sequence."""
@@ -290,13 +340,16 @@ class Lane:
         return self.draws.flip(probability, purpose, position)
 
     def uniform(self, position: int, purpose: str) -> float:
-        """A number drawn evenly from [0, 1), where a strategy needs noise of its own making. Laws with it cannot be enumerated."""
+        """A number drawn evenly from [0, 1), where a strategy needs noise of its own making. Laws with it cannot be
+        enumerated.
+        """
         return self.draws.uniform(purpose, position)
 
     # --- memory ---
 
     def memory(self, name: str, make: Callable[[], Any], *about: object) -> Any:
-        """What a strategy learned in earlier runs of the same visitor with this model, a copy of it; `make` makes it new.
+        """What a strategy learned in earlier runs of the same visitor with this model, a copy of it; `make` makes it
+        new.
 
         `about` is all else it depends on. A thing has `digest() -> str`, equal for equal contents.
         """
@@ -327,7 +380,9 @@ class Lane:
     # --- several sequences ---
 
     def fork(self, count: int, leaf: Sequence | None = None) -> list[Sequence]:
-        """New sequences at the end of the text, or of a sequence. The first of the lane draws what the lane itself would have drawn."""
+        """New sequences at the end of the text, or of a sequence. The first of the lane draws what the lane itself
+        would have drawn.
+        """
         parent = leaf or self.main
         if parent is self.main:  # it stands where the trunk ends, whatever it grew on
             parent.node, parent.placed = ROOT, len(parent.tokens)
@@ -371,7 +426,7 @@ class Lane:
         for stream in self._streams.values():
             stream.prune(before, needed, self._branches)
 
-    def _keep_each(self, choices: list[Choice]) -> None:
+    def _keep_each(self, choices: list[TokenChoice]) -> None:
         for choice in choices:
             self._commit([Kept(choice.token, choice.origin, choice.rows, choice.node)], choice.sequence)
         if ended := [choice.sequence.number for choice in choices if choice.sequence.reason]:
@@ -438,7 +493,10 @@ class Lane:
     def _append(self, kept: Kept, sequence: Sequence) -> str:
         matcher = sequence.chain.matcher
         if matcher and not matcher.advance(kept.token):
-            raise Refusal(f"The grammar does not allow {self.piece(kept.token)!r} here, so the text cannot go on: loosen the grammar.", "constraint")
+            raise Refusal(
+                f"The grammar does not allow {self.piece(kept.token)!r} here, so the text cannot go on: loosen the grammar.",
+                "constraint",
+            )
         if kept.rows is not None:
             for event in kept.rows.kept(kept.node, kept.token, sequence):
                 event.sequence = sequence.number
@@ -482,7 +540,10 @@ class Lane:
         if not 0 <= count <= self.generated:
             raise ValueError(f"cannot take back {count} of {self.generated} generated tokens")
         for part in self._past_going_back():
-            raise Refusal(f"{part.name} cannot undo what it did at a later place of the text, so the text cannot go back: take it away.", part.name)
+            raise Refusal(
+                f"{part.name} cannot undo what it did at a later place of the text, so the text cannot go back: take it away.",
+                part.name,
+            )
         self.main.take_back(count)
         for stream in self._streams.values():
             stream.roll_back()

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from playground.contract import Inner
+    from playground.contract import EarlyExit
     from playground.contract.token_tree import TokenTree
     from playground.decoding.limits import Limits
     from playground.decoding.rows import Rows
@@ -31,7 +31,7 @@ class LaneState(Protocol):
     tokens: list[int]  # prompt included
     generated: int
     reason: str | None
-    inner: list[Inner]  # early exits that the lane's strategies read
+    inner: list[EarlyExit]  # early exits that the lane's strategies read
     prefixes: PrefixPool
 
     def captures(self, stream: str) -> frozenset[int]:

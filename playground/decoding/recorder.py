@@ -16,11 +16,12 @@ from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Ste
 
 if TYPE_CHECKING:
     from playground.decoding.rows import Rows
-    from playground.engine.kv_buffer import Moving
-    from playground.engine.kv_cache import Store
+    from playground.engine.kv_buffer import MergedTokens
+    from playground.engine.kv_cache import KVCache
     from playground.engine.tokens import Tokens
 
-LOWEST = -1e30  # a logarithm for what is impossible: times its probability it is nothing, where minus infinity is no number
+# a logarithm for what is impossible: times its probability it is nothing, where minus infinity is no number
+LOWEST = -1e30
 FAVOURITES = 5  # banned tokens that are named
 
 
@@ -38,7 +39,8 @@ class Settled(NamedTuple):
     """What a policy did to a cache."""
 
     freed: int = 0  # slots, over layers and heads
-    joined: list[Moving | None] = []  # by layer, what was merged into other slots; empty if nothing was in any layer
+    # by layer, what was merged into other slots; empty if nothing was in any layer
+    joined: list[MergedTokens | None] = []
 
 
 @dataclass
@@ -74,11 +76,15 @@ class Recorder:
         logs = stages[0].scores.log_softmax(-1)
         p = logs.exp()
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
-        uncertain = -(p * logs.clamp(min=LOWEST)).sum(-1)  # with the logarithms at hand much cheaper than to take them again
+        # with the logarithms at hand much cheaper than to take them again
+        uncertain = -(p * logs.clamp(min=LOWEST)).sum(-1)
         final_uncertain = entropy(stages[-1].scores) if len(stages) > 1 else uncertain
         numbers = torch.stack([uncertain, final_uncertain, logs.gather(-1, chosen[:, None])[:, 0]])
         raw_entropy, final_entropy, logprobs = numbers.tolist()
-        tops = [self._candidates(*row) for row in zip(ids.tolist(), values.tolist(), rows.finals(places, ids).tolist(), rows.falls(places, ids))]
+        tops = [
+            self._candidates(*row)
+            for row in zip(ids.tolist(), values.tolist(), rows.finals(places, ids).tolist(), rows.falls(places, ids))
+        ]
         events: list[Event] = []
         for i, (k, position, place, top) in enumerate(zip(kept, positions, places, tops)):
             events.append(Step(position, raw_entropy[i], final_entropy[i], k.token, top, rows.stream))
@@ -86,9 +92,14 @@ class Recorder:
                 events.append(self._mask(rows, place, position, p[i]))
         return events, logprobs
 
-    def _candidates(self, ids: list[int], raw: list[float], final: list[float], fell: list[str | None]) -> list[Candidate]:
+    def _candidates(
+        self, ids: list[int], raw: list[float], final: list[float], fell: list[str | None]
+    ) -> list[Candidate]:
         pieces = self.tokens.pieces(ids)
-        return [Candidate(token, piece, round(p, 6), round(f, 6), why) for token, piece, p, f, why in zip(ids, pieces, raw, final, fell)]
+        return [
+            Candidate(token, piece, round(p, 6), round(f, 6), why)
+            for token, piece, p, f, why in zip(ids, pieces, raw, final, fell)
+        ]
 
     def _mask(self, rows: Rows, place: int, position: int, p: Tensor) -> Mask:
         allowed = rows.masks[place]
@@ -97,15 +108,39 @@ class Recorder:
         favourites = [Candidate(token, self.tokens.piece(token), round(raw, 6), 0.0, "mask")
                       for token, raw in zip(ids.tolist(), values.tolist()) if raw > 0]
         may_end = any(bool(allowed[token]) for token in rows.chain.end_ids if token < len(allowed))
-        return Mask(position, int(allowed.sum()), len(allowed), float(banned.sum()), favourites, [], may_end, rows.grammar_state,
-                    rows.mask_seconds / len(rows.masks))
+        return Mask(
+            position,
+            int(allowed.sum()),
+            len(allowed),
+            float(banned.sum()),
+            favourites,
+            [],
+            may_end,
+            rows.grammar_state,
+            rows.mask_seconds / len(rows.masks),
+        )
 
-    def cache(self, store: Store, guesses: int, settled: Settled) -> list[Event]:
+    def cache(self, store: KVCache, guesses: int, settled: Settled) -> list[Event]:
         """What the target's cache holds after a keep, and what a policy did to it."""
         merged = sum(len(moving.heads) for moving in settled.joined if moving)
         joined = [moving.by_head(store.heads) if moving else [[]] * store.heads for moving in settled.joined]
-        return [Cache("target", store.length, store.depth, store.heads, store.runs(), guesses, settled.freed, merged, store.packed(), store.bytes(),
-                      store.common, store.common_bytes(), joined)]
+        return [
+            Cache(
+                "target",
+                store.length,
+                store.depth,
+                store.heads,
+                store.runs(),
+                guesses,
+                settled.freed,
+                merged,
+                store.packed(),
+                store.bytes(),
+                store.common,
+                store.common_bytes(),
+                joined,
+            )
+        ]
 
 
 class Silent(Recorder):
@@ -114,5 +149,5 @@ class Silent(Recorder):
     def committed(self, kept: list[Kept], start: int, text: str) -> list[Event]:
         return [self._commit(kept, start, text, [None] * len(kept))]
 
-    def cache(self, store: Store, guesses: int, settled: Settled) -> list[Event]:
+    def cache(self, store: KVCache, guesses: int, settled: Settled) -> list[Event]:
         return []

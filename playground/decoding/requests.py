@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from playground.engine.forward_input import Work
-from playground.engine.hooks import Plan
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.events import Forward
 
@@ -44,8 +44,8 @@ class Feed:
     """
 
     stream: FeedSource
-    work: Work
-    plan: Plan = field(default_factory=Plan)
+    work: ForwardInput
+    plan: LayerPlan = field(default_factory=LayerPlan)
     name: str = ""  # how the forward is reported, if not by the stream's name
     logits: Tensor | None = None  # [rows, V]
     captured: dict[int, Tensor] = field(default_factory=dict)  # hidden states before a layer, [rows, hidden_size]
@@ -104,7 +104,9 @@ class Request:
             return True
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"a request has no {name!r}: write `answer = yield lm.…`, the answer comes back from the yield")
+        raise AttributeError(
+            f"a request has no {name!r}: write `answer = yield lm.…`, the answer comes back from the yield"
+        )
 
 
 class Immediate(Request):

@@ -1,7 +1,7 @@
 """Chance, in one place. Every draw is keyed by what it decides, so a run repeats whatever the order of its forwards.
 
-Two lanes with one seed share their draws: the uniform behind the token at a position is the same in both. A test may put
-another object in this one's place and enumerate what every draw could have been.
+Two lanes with one seed share their draws: the uniform behind the token at a position is the same in both. A test may
+put another object in this one's place and enumerate what every draw could have been.
 """
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ SCALE = 2.0 ** -53
 
 
 class Draws:
-    """Uniform numbers in [0, 1) from a seed and a key: purpose, lineage, position, and how often that key was asked before.
+    """Uniform numbers in [0, 1) from a seed and a key: purpose, lineage, position, and how often that key was asked
+    before.
 
-    The lineage tells sequences that grow side by side from each other, so that one more of them changes nothing for the rest.
+    The lineage tells sequences that grow side by side from each other, so that one more of them changes nothing for the
+    rest.
     """
 
     def __init__(self, seed: int):
@@ -37,7 +39,8 @@ class Draws:
 
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         """An index drawn from the distribution p [V], in order of ids."""
-        cumulated = p.cumsum(0, dtype=torch.float32 if p.device.type == "mps" else torch.float64)  # Apple GPUs have no float64
+        # Apple GPUs have no float64
+        cumulated = p.cumsum(0, dtype=torch.float32 if p.device.type == "mps" else torch.float64)
         target = self.uniform(purpose, position, lineage) * float(cumulated[-1])
         index = int(torch.searchsorted(cumulated, target, right=True))
         return index if index < len(p) else int(p.nonzero()[-1])  # rounding may carry the largest uniforms past the end

@@ -21,21 +21,24 @@ from playground.engine.sampling import REMOVED, certain, entropy, greedy
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.contract import Inner
+    from playground.contract import EarlyExit
     from playground.decoding.sequence import Sequence as Text
     from playground.events import Event
 
 
 @dataclass
 class Rows:
-    """Rows of one stream. Row i of the tensors belongs to tree node first + i; the root, node -1, is the end of the committed text."""
+    """Rows of one stream. Row i of the tensors belongs to tree node first + i; the root, node -1, is the end of the
+    committed text.
+    """
 
     stream: str
     raw: Tensor  # logits [n, V]
     sequence: Text
     tree: TokenTree
     first: int = ROOT
-    others: dict[str | Inner, Tensor] = field(default_factory=dict)  # raw rows [n, V] that samplers read besides, and HIDDEN [n, width]
+    # raw rows [n, V] that samplers read besides, and HIDDEN [n, width]
+    others: dict[str | EarlyExit, Tensor] = field(default_factory=dict)
     mask_seconds: float = 0.0  # time the grammar took for these rows
     grammar_state: str = ""  # where the grammar stood at the root
     masks: Tensor | None = None  # tokens the grammar allows after each node, [n, V]
@@ -43,7 +46,8 @@ class Rows:
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
         self._looked_at: dict[int, list[Stage]] = {}  # stages of single rows
-        self._last_asked: tuple[list[int], list[Stage]] = [], []  # the same rows are often asked for several times in a row
+        # the same rows are often asked for several times in a row
+        self._last_asked: tuple[list[int], list[Stage]] = [], []
         self._decided = False  # by the decoder, whatever the model says
         if self.chain.matcher:  # now: the matcher moves on when tokens are kept
             self.masks = self._masks()
@@ -70,7 +74,8 @@ class Rows:
 
     @property
     def hidden(self) -> Tensor | None:
-        """What the model's head reads in each row, [n, width]; None where no strategy of the lane needs hidden states."""
+        """What the model's head reads in each row, [n, width]; None where no strategy of the lane needs hidden states.
+        """
         return self.others.get(HIDDEN)
 
     def position(self, node: int) -> int:
@@ -82,12 +87,19 @@ class Rows:
         self.grammar_state = self.chain.matcher.state
         tokens, parents = self.tree.tokens[:self._last + 1], self.tree.parents[:self._last + 1]
         start = perf_counter()
-        masks = self.chain.matcher.masks_of_tree(tokens, parents)[self.first + 1:, :self.raw.shape[1]].to(self.raw.device)
+        masks = self.chain.matcher.masks_of_tree(tokens, parents)[self.first + 1 :, : self.raw.shape[1]].to(
+            self.raw.device
+        )
         if self.chain.constraint and self.chain.constraint.narrows:
-            masks = self.chain.constraint.narrow(masks, Histories(self.committed, self.tree, range(self.first, self._last + 1)))
+            masks = self.chain.constraint.narrow(
+                masks, Histories(self.committed, self.tree, range(self.first, self._last + 1))
+            )
         self.mask_seconds = perf_counter() - start
         if self.chain.masking and self.first == ROOT and not bool(masks[0].any()):
-            raise Refusal("The grammar allows no token here: nothing this model can write continues the text legally. Loosen the grammar.", "constraint")
+            raise Refusal(
+                "The grammar allows no token here: nothing this model can write continues the text legally. Loosen the grammar.",
+                "constraint",
+            )
         return masks
 
     @property
@@ -112,7 +124,9 @@ class Rows:
             return [stage._replace(scores=stage.scores[some]) for stage in self.stages]
         self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
         found = [self._looked_at[row] for row in rows]
-        return [stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])]
+        return [
+            stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])
+        ]
 
     def _look_at(self, rows: list[int]) -> None:
         if not rows:
@@ -125,7 +139,9 @@ class Rows:
             self._looked_at[row] = [stage._replace(scores=stage.scores[i:i + 1]) for stage in stages]
 
     def decide(self, name: str, scores: Tensor) -> None:
-        """A decoder that reckons the law itself says so: scores [n, V] after a stage of its own, before anything is drawn."""
+        """A decoder that reckons the law itself says so: scores [n, V] after a stage of its own, before anything is
+        drawn.
+        """
         self.stages.append(Stage(name, scores.to(self.raw)))
         self._decided, self._last_asked = True, ([], [])
 
@@ -141,7 +157,8 @@ class Rows:
 
     @cached_property
     def p(self) -> Tensor:
-        """Distributions tokens are drawn from, [n, V]; all mass on the largest score where nothing is drawn by chance."""
+        """Distributions tokens are drawn from, [n, V]; all mass on the largest score where nothing is drawn by chance.
+        """
         return self._chances(self.scores)
 
     def chances(self, node: int = ROOT) -> Tensor:
@@ -162,7 +179,9 @@ class Rows:
     @property
     def _plain(self) -> bool:
         """Whether final scores are the raw ones."""
-        return not (self.chain.samplers or self.others or self._decided) and (self.masks is None or not self.chain.masking)
+        return not (self.chain.samplers or self.others or self._decided) and (
+            self.masks is None or not self.chain.masking
+        )
 
     @cached_property
     def _bests(self) -> list[int]:
@@ -183,7 +202,8 @@ class Rows:
     def falls(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
         """For tokens [n, k] of the given rows: the stage that removed each, None where none did."""
         fell: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
-        for name, scores, _ in reversed(self.stages_of(rows)[1:]):  # the first stage that removed a token is written last
+        # the first stage that removed a token is written last
+        for name, scores, _ in reversed(self.stages_of(rows)[1:]):
             for row, column in (scores.gather(-1, tokens) == REMOVED).nonzero().tolist():
                 fell[row][column] = name
         return fell
@@ -194,7 +214,8 @@ class Rows:
             yield from self.chain.constraint.explain(self.committed + self.tree.prefix(node), token)
         if not self.chain.samplers:
             return
-        own = {sampler.name: sampler for sampler in by.chain.samplers}  # not the row's, where it takes another sequence's row
+        # not the row's, where it takes another sequence's row
+        own = {sampler.name: sampler for sampler in by.chain.samplers}
         row, position = self.row(node), self.position(node) - self.sequence.start
         for before, stage in pairwise(self.stages_of([row])):
             if stage.sampler is not None and stage.sampler.explains:
@@ -206,8 +227,10 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A token chosen from a row, to be kept: by the sequence the row belongs to, or by another that stands at the same place."""
+class TokenChoice:
+    """A token chosen from a row, to be kept: by the sequence the row belongs to, or by another that stands at the same
+    place.
+    """
 
     token: int
     rows: Rows

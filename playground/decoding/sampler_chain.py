@@ -12,14 +12,15 @@ from playground.contract.token_tree import TokenTree
 from playground.engine.sampling import REMOVED
 
 if TYPE_CHECKING:
-    from playground.contract import Constraint, Inner, Sampler
+    from playground.contract import Constraint, EarlyExit, Sampler
     from playground.engine.grammar_matcher import Matcher
 
 HIDDEN = "hidden"
 
 
 class Stage(NamedTuple):
-    """Scores [n, V] after one step of the way, and the sampler that made them; none for the raw ones and for the mask."""
+    """Scores [n, V] after one step of the way, and the sampler that made them; none for the raw ones and for the mask.
+    """
 
     name: str
     scores: Tensor
@@ -31,7 +32,7 @@ class StageInput(Protocol):
 
     stream: str
     raw: Tensor  # logits [n, V]
-    others: dict[str | Inner, Tensor]  # logits of the other streams samplers read, [n, V]
+    others: dict[str | EarlyExit, Tensor]  # logits of the other streams samplers read, [n, V]
     masks: Tensor | None  # bool [n, V]
 
 

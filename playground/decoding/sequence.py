@@ -34,12 +34,19 @@ class Sequence:
         self.reason: Reason | None = None  # why it ended
         self.logprobs: list[float | None] = []
         self.origins: list[str] = []
-        self.node, self.placed = ROOT, len(prompt)  # its leaf in the lane's tree of branches, and how many tokens stand there or before
+        # its leaf in the lane's tree of branches, and how many tokens stand there or before
+        self.node, self.placed = ROOT, len(prompt)
 
     def fork(self, number: int) -> Sequence:
         """A sequence at the same place that goes its own way."""
         twin = Sequence(number, self.tokens, self.bounds, self.chain.fork(), self.reader.copy())
-        twin.start, twin.text, twin.reason, twin.node, twin.placed = self.start, self.text, self.reason, self.node, self.placed
+        twin.start, twin.text, twin.reason, twin.node, twin.placed = (
+            self.start,
+            self.text,
+            self.reason,
+            self.node,
+            self.placed,
+        )
         twin.logprobs, twin.origins = list(self.logprobs), list(self.origins)
         return twin
 
@@ -92,6 +99,8 @@ class Sequence:
         return "length" if self.remaining <= 0 else None
 
     def _nothing_follows(self) -> bool:
-        """Whether the grammar leaves nothing but the end. A decoder that owns the grammar writes the end itself: its chance counts too."""
+        """Whether the grammar leaves nothing but the end. A decoder that owns the grammar writes the end itself: its
+        chance counts too.
+        """
         written_out = self.chain.masking or not self.bounds.end_ids
         return bool(written_out and self.chain.matcher and self.chain.matcher.stopped)

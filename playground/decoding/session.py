@@ -1,9 +1,9 @@
 """Runs lanes side by side, fairly: the lane whose clock shows least is served next, one forward at a time.
 
-Lanes whose clocks are about level and that wait for the same model share a forward, each with its own rows and cache. So
-four lanes take less time than four runs, and none gets ahead: a lane's clock is the sum of its own shares. What they have in
-common, the prompt, is read once for all of them (`prefixes`).
-A session is a plain synchronous object and owns no thread. Whoever drives it holds it by not calling `advance`.
+Lanes whose clocks are about level and that wait for the same model share a forward, each with its own rows and cache.
+So four lanes take less time than four runs, and none gets ahead: a lane's clock is the sum of its own shares. What they
+have in common, the prompt, is read once for all of them (`prefixes`). A session is a plain synchronous object and owns
+no thread. Whoever drives it holds it by not calling `advance`.
 
     session = prepare(models, [Recipe("greedy"), Recipe("speculative")], Prompt("Once"), Limits())
     for stamped in session: ...
@@ -22,15 +22,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from playground.contract.lane_config import Assembly, Recipe, assemble, translating
+from playground.contract.lane_config import Assembly, LaneConfig, assemble, translating
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.requests import Feed, Request
-from playground.decoding.shared_prefix import Prefixes
+from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
-from playground.engine.hooks import Plan
+from playground.engine.hooks import LayerPlan
 from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -53,31 +53,44 @@ class Models:
 
     @cached_property
     def differences(self) -> str:
-        """How the draft's tokens are not the target's, in a few words; empty where they are, and where there is no draft."""
+        """How the draft's tokens are not the target's, in a few words; empty where they are, and where there is no
+        draft.
+        """
         return differences(self.target.tokens, self.draft.tokens) if self.draft else ""
 
     @property
     def draft_place(self) -> str:
-        """Where the draft lies, " on cuda:1"; empty where that is where the target does, and where there is no draft."""
+        """Where the draft lies, " on cuda:1"; empty where that is where the target does, and where there is no draft.
+        """
         return f" on {self.draft.device}" if self.draft and self.draft.device != self.target.device else ""
 
     def by_stream(self, assembly: Assembly) -> dict[str, Model]:
-        """The models a lane reads. Raises Refusal where there is no draft, and where a part of the lane cannot translate its tokens."""
+        """The models a lane reads. Raises Refusal where there is no draft, and where a part of the lane cannot
+        translate its tokens.
+        """
         drafted = [part for part in assembly.strategies() if "draft" in part.needs]
         if not drafted:
             return {"target": self.target}
         if self.draft is None:
-            raise Refusal(f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its vocabulary.", "draft")
+            raise Refusal(
+                f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its vocabulary.",
+                "draft",
+            )
         bound = [part.name for part in drafted if not part.translates]
         if bound and self.differences:
-            raise Refusal(f"The draft model has another vocabulary ({self.differences}), which {bound[0]} cannot translate: choose a draft of the same "
-                          f"model family, or guess with {' or '.join(translating())}.", "draft")
+            raise Refusal(
+                f"The draft model has another vocabulary ({self.differences}), which {bound[0]} cannot translate: choose a draft of the same "
+                f"model family, or guess with {' or '.join(translating())}.",
+                "draft",
+            )
         return {"target": self.target, "draft": self.draft}
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the models continue: raw text, or a user's message with an optional system message and earlier (user, assistant) turns."""
+    """What the models continue: raw text, or a user's message with an optional system message and earlier (user,
+    assistant) turns.
+    """
 
     text: str
     chat: bool = False
@@ -86,7 +99,9 @@ class Prompt:
     before: tuple[tuple[str, str], ...] = ()
 
     def instructed(self, instruction: str) -> Prompt:
-        """The same with an instruction before the question. It is no system message: not every chat template has a place for one."""
+        """The same with an instruction before the question. It is no system message: not every chat template has a
+        place for one.
+        """
         divider = " " if self.chat else "\n"
         return replace(self, text=f"{instruction.strip()}{divider}{self.text}") if instruction.strip() else self
 
@@ -102,14 +117,23 @@ class Prompt:
         return f"Read this: {passage} Now answer: {self.text}" if self.chat else f"{passage}\n{self.text}"
 
     def encode(self, model: Model) -> list[int]:
-        """Token ids; raises Refusal for an empty prompt, for turns without a chat, and for what leaves the model no room."""
+        """Token ids; raises Refusal for an empty prompt, for turns without a chat, and for what leaves the model no
+        room.
+        """
         if not self.text.strip():
             raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
         if self.before and not self.chat:
             raise Refusal("Earlier turns belong to a chat: turn chat on, or take the turns away.", "before")
-        ids = model.tokens.encode_chat(self.whole(), self.system, self.before) if self.chat else model.tokens.encode(self.whole())
+        ids = (
+            model.tokens.encode_chat(self.whole(), self.system, self.before)
+            if self.chat
+            else model.tokens.encode(self.whole())
+        )
         if len(ids) >= model.context:
-            raise Refusal(f"The prompt has {len(ids)} tokens, but {model.name} reads {model.context} at most: shorten it.", "prompt")
+            raise Refusal(
+                f"The prompt has {len(ids)} tokens, but {model.name} reads {model.context} at most: shorten it.",
+                "prompt",
+            )
         return ids
 
 
@@ -135,7 +159,9 @@ class Runner:
 
     @property
     def feeds(self) -> list[Feed]:
-        """Forwards the lane waits for; empty where it can go on without. One that another lane waited for too may have been made already."""
+        """Forwards the lane waits for; empty where it can go on without. One that another lane waited for too may have
+        been made already.
+        """
         return [feed for feed in self._request.feeds if feed.logits is None] if self._request else []
 
     def advance(self) -> list[Event]:
@@ -237,7 +263,8 @@ def serve(runners: list[Runner]) -> None:
 
 
 def _forward(batch: list[Due]) -> None:
-    """One forward. Where lanes together are too much for the device, each gets one of its own, so that one alone fails."""
+    """One forward. Where lanes together are too much for the device, each gets one of its own, so that one alone fails.
+    """
     if len(batch) > 1:
         try:
             return _run(batch)
@@ -270,7 +297,8 @@ def _run(batch: list[Due]) -> None:
 
 
 def _made(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], float]:
-    """Logits of each, captured states of all, and the seconds that was waited for. A forward made aside has no company."""
+    """Logits of each, captured states of all, and the seconds that was waited for. A forward made aside has no company.
+    """
     model, flight = feeds[0].stream.model, feeds[0].flight
     with nullcontext() if flight else model.turn:
         start = perf_counter()
@@ -278,7 +306,7 @@ def _made(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], float]:
         return *made, perf_counter() - start
 
 
-def _plan_of(feeds: list[Feed]) -> Plan:
+def _plan_of(feeds: list[Feed]) -> LayerPlan:
     """What a forward does that all of these share: it captures what any of them wants."""
     plan = feeds[0].plan
     return plan if len(feeds) == 1 else replace(plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
@@ -300,7 +328,9 @@ def _speech(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request
     """
     said = assembly.decoder.decode(lane)
     if not isinstance(said, Iterator):
-        raise TypeError(f"decode of {type(assembly.decoder).__name__} returned {type(said).__name__}: it has to be a generator, so write `yield`")
+        raise TypeError(
+            f"decode of {type(assembly.decoder).__name__} returned {type(said).__name__}: it has to be a generator, so write `yield`"
+        )
     for sampler in assembly.samplers:
         yield from sampler.prepare(lane)
     return (yield from said)
@@ -323,12 +353,16 @@ class Refused:
 
 
 class Session:
-    """Lanes over one prompt. `trace` grows in place while they run. With a `judge`, a lane that was not stopped is told how right its text is."""
+    """Lanes over one prompt. `trace` grows in place while they run. With a `judge`, a lane that was not stopped is told
+    how right its text is.
+    """
 
     def __init__(self, headers: list[Header], runners: list[Runner | Refused], judge: Judge | None = None):
         self.trace = Trace(headers)
         self._runners, self.judge = runners, judge
-        _read_together([runner.lane for runner in runners if isinstance(runner, Runner) and isinstance(runner.lane, Lane)])
+        _read_together(
+            [runner.lane for runner in runners if isinstance(runner, Runner) and isinstance(runner.lane, Lane)]
+        )
 
     @property
     def headers(self) -> list[Header]:
@@ -346,7 +380,9 @@ class Session:
             yield from self.advance()
 
     def advance(self) -> list[Stamped]:
-        """One turn of the live lane whose clock shows least, and of those that share its forward; empty when all are finished."""
+        """One turn of the live lane whose clock shows least, and of those that share its forward; empty when all are
+        finished.
+        """
         return self._turn(self._live())
 
     def step(self) -> list[Stamped]:
@@ -361,14 +397,18 @@ class Session:
         return stamped
 
     def _turn(self, lanes: list[int]) -> list[Stamped]:
-        """Of lanes that are about level, one that needs no forward goes first; then the hindmost, with all that wait for its model."""
+        """Of lanes that are about level, one that needs no forward goes first; then the hindmost, with all that wait
+        for its model.
+        """
         if not lanes:
             return []
         runners = self._runners
         hindmost = min(lanes, key=lambda lane: runners[lane].clock)
         level = [lane for lane in lanes if runners[lane].clock <= runners[hindmost].clock + LEVEL]
         free = [lane for lane in level if not runners[lane].feeds]
-        return self._serve(free[:1] or [lane for lane in level if lane == hindmost or _shared(runners[lane], runners[hindmost])])
+        return self._serve(
+            free[:1] or [lane for lane in level if lane == hindmost or _shared(runners[lane], runners[hindmost])]
+        )
 
     def _serve(self, lanes: list[int]) -> list[Stamped]:
         serve([self._runners[lane] for lane in lanes])
@@ -383,7 +423,8 @@ class Session:
         return [stamped for index in chosen for stamped in self._stamp(index, self._runners[index].stop())]
 
     def _stamp(self, lane: int, events: list[Event]) -> list[Stamped]:
-        stamped, clock = [], round(self._runners[lane].clock, 6)  # as a file keeps it, so that a saved run reads the same
+        # as a file keeps it, so that a saved run reads the same
+        stamped, clock = [], round(self._runners[lane].clock, 6)
         for event in events:
             for told in (*self._judged(lane, event), event):
                 stamped.append(Stamped(lane, len(self.trace.events), clock, told))
@@ -398,7 +439,7 @@ class Session:
 
 def _read_together(lanes: list[Lane]) -> None:
     """Let lanes that begin with the same prompt read it once."""
-    prefixes = Prefixes(lanes)
+    prefixes = SharedPrefixes(lanes)
     for lane in lanes:
         lane.prefixes = prefixes
 
@@ -409,9 +450,10 @@ def _shared(runner: Runner, other: Runner) -> bool:
     return all(feed.plain and id(feed.stream.model) in models for feed in runner.feeds)
 
 
-def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limits,
+def prepare(models: Models, recipes: list[LaneConfig], prompt: Prompt, limits: Limits,
             recorder: type[Recorder] = Recorder, memory: Memory | None = None, judge: Judge | None = None) -> Session:
-    """A session ready to run. Raises Refusal where nothing can run; a single lane that cannot says so in its own place."""
+    """A session ready to run. Raises Refusal where nothing can run; a single lane that cannot says so in its own place.
+    """
     if not recipes:
         raise Refusal("There is no lane to run: add one.", "lanes")
     if not all(limits.stop):
@@ -423,7 +465,12 @@ def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limit
     for index, recipe in enumerate(recipes):
         own = _own(limits, recipe)
         header = header_of(models, prompt, ids, own)
-        header.lane, header.strategy, header.title, header.forced = index, recipe.strategy, recipe.strategy, list(recipe.forced)
+        header.lane, header.strategy, header.title, header.forced = (
+            index,
+            recipe.strategy,
+            recipe.strategy,
+            list(recipe.forced),
+        )
         headers.append(header)
         try:
             assembly = assemble(recipe)
@@ -437,14 +484,18 @@ def prepare(models: Models, recipes: list[Recipe], prompt: Prompt, limits: Limit
     return Session(headers, runners, judge)
 
 
-def _own(limits: Limits, recipe: Recipe) -> Limits:
+def _own(limits: Limits, recipe: LaneConfig) -> Limits:
     """The limits of one lane: what its text begins with, and its own seed where it has one."""
     seed = limits.seed if recipe.seed is None else recipe.seed
     return replace(limits, forced=tuple(recipe.forced), seed=seed)
 
 
-def _lane(models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, recorder: type[Recorder], memory: Memory | None) -> Lane | Canvas:
-    """What a decoder touches: text that grows, or a canvas that is filled. Raises Refusal where the model cannot do that."""
+def _lane(
+    models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, recorder: type[Recorder], memory: Memory | None
+) -> Lane | Canvas:
+    """What a decoder touches: text that grows, or a canvas that is filled. Raises Refusal where the model cannot do
+    that.
+    """
     check_fit(assembly.decoder, models.target)
     ids, chosen, told = prompt.encode(models.target), models.by_stream(assembly), recorder(models.target.tokens)
     if assembly.decoder.kind == "canvas_decoder":
@@ -460,7 +511,11 @@ def _lane(models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, re
 
 def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str, list[int]]:
     """What streams over another prompt read, by name; raises Refusal where there is no context to leave away."""
-    found = {name: prompt.instructed(text).encode(model) for sampler in assembly.samplers for name, text in sampler.instructions().items()}
+    found = {
+        name: prompt.instructed(text).encode(model)
+        for sampler in assembly.samplers
+        for name, text in sampler.instructions().items()
+    }
     if "context" not in assembly.needs():
         return found
     if not prompt.context.strip():
@@ -474,10 +529,23 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
 def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) -> Header:
     """What models, prompt and limits say of a lane; `ids` are the tokens it reads before it writes."""
     target = models.target
-    return Header(model=target.name, revision=target.revision, dtype=str(target.dtype).removeprefix("torch."), device=target.device.type,
-                  quantization=target.quantization, seed=limits.seed, max_new_tokens=limits.max_new_tokens, stop=list(limits.stop),
-                  chat=prompt.chat, context=prompt.context, before=list(prompt.before), prompt=prompt.text, prompt_ids=ids,
-                  prompt_pieces=target.tokens.pieces(ids), vocabulary=target.vocabulary)
+    return Header(
+        model=target.name,
+        revision=target.revision,
+        dtype=str(target.dtype).removeprefix("torch."),
+        device=target.device.type,
+        quantization=target.quantization,
+        seed=limits.seed,
+        max_new_tokens=limits.max_new_tokens,
+        stop=list(limits.stop),
+        chat=prompt.chat,
+        context=prompt.context,
+        before=list(prompt.before),
+        prompt=prompt.text,
+        prompt_ids=ids,
+        prompt_pieces=target.tokens.pieces(ids),
+        vocabulary=target.vocabulary,
+    )
 
 
 def _describe(header: Header, assembly: Assembly, models: Models) -> None:

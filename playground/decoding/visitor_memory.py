@@ -1,4 +1,5 @@
-"""What strategies remember from one run of a visitor to the next. It belongs to that visitor alone, and a button clears it.
+"""What strategies remember from one run of a visitor to the next. It belongs to that visitor alone, and a button clears
+it.
 
 A lane works on a copy and gives it back when it ends, so lanes that run side by side do not disturb each other, and a
 run depends on nothing but what its header's digest names.

@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.kv_buffer import Pool, write_both
+from playground.engine.kv_buffer import KVBuffer, write_both
 
 EMPTY = -1  # position of a slot that holds no token
 CAUSAL = "causal"  # stands for a mask that need not be written out: each row sees all before it
@@ -50,8 +50,8 @@ class SlotStore(Protocol):
     depths: list[int]
     lineage: list[int]
     slots: list[Slots]
-    keys: list[Pool]
-    values: list[Pool]
+    keys: list[KVBuffer]
+    values: list[KVBuffer]
     window: Window | None
     focus: Focus | None
     renumbering: Renumbering | None
@@ -75,7 +75,8 @@ class Window:
 
 @dataclass
 class Focus:
-    """A cache policy's choice by attention: choose(layer, weights [kv_heads, n, m], positions of the rows [n]) -> what they see, [kv_heads, n, m].
+    """A cache policy's choice by attention: choose(layer, weights [kv_heads, n, m], positions of the rows [n]) -> what
+    they see, [kv_heads, n, m].
 
     It is asked for the rows at positions that `among` names.
     """
@@ -86,10 +87,11 @@ class Focus:
 
 @dataclass
 class Renumbering:
-    """Rows from position `start` on stand at their place in the cache: to what lies before a gap they are nearer than in the text.
+    """Rows from position `start` on stand at their place in the cache: to what lies before a gap they are nearer than
+    in the text.
 
-    far(key [..., m]) says what lies before it, skipped(query [n]) by how many positions it is wide, turn(query [heads, n, d],
-    positions [n]) turns a rotated query back.
+    far(key [..., m]) says what lies before it, skipped(query [n]) by how many positions it is wide, turn(query [heads,
+    n, d], positions [n]) turns a rotated query back.
     """
 
     skipped: Callable[[Tensor], Tensor]
@@ -100,7 +102,9 @@ class Renumbering:
 
 @dataclass
 class Segment:
-    """Rows of one store in one forward: scratch nodes first .. first + rows. `watched` are rows whose attention is wanted."""
+    """Rows of one store in one forward: scratch nodes first .. first + rows. `watched` are rows whose attention is
+    wanted.
+    """
 
     store: SlotStore
     first: int
@@ -118,9 +122,15 @@ class Segment:
         return self.first + self.rows
 
     def is_plain(self, sliding_window: int | None) -> bool:
-        """Whether each row sees all of the trunk and its own ancestors, in every layer, and all of it is held as it was written."""
+        """Whether each row sees all of the trunk and its own ancestors, in every layer, and all of it is held as it was
+        written.
+        """
         store = self.store
-        same = len(store.slots) == 1 and store.slots[0].whole and not (self._narrow(sliding_window) or self.focused or self.renumbers or self.asks)
+        same = (
+            len(store.slots) == 1
+            and store.slots[0].whole
+            and not (self._narrow(sliding_window) or self.focused or self.renumbers or self.asks)
+        )
         return same and not self.watched and not any(pool.packed for pool in (*store.keys, *store.values))
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +139,8 @@ class Segment:
         return write_both(buffers, slots_of(self.store.slots, layer).count + self.first, (keys, values))
 
     def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values that the store holds together with others, [kv_heads, slots, d] each, where `shares` says so."""
+        """Keys and values that the store holds together with others, [kv_heads, slots, d] each, where `shares` says so.
+        """
         return self.store.keys[layer].prefix, self.store.values[layer].prefix
 
     def write_suffix(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,7 +149,9 @@ class Segment:
         return self.store.keys[layer].write_suffix(start, keys), self.store.values[layer].write_suffix(start, values)
 
     def shares(self, sliding_window: int | None) -> Prefix | None:
-        """What tells the prefix its store holds together with others, where every row sees all of it and nobody asks for weights over prefix and suffix."""
+        """What tells the prefix its store holds together with others, where every row sees all of it and nobody asks
+        for weights over prefix and suffix.
+        """
         keys = self.store.keys[0].prefix
         if keys is None or self.watched or self.focused or self.renumbers or self.asks or self._narrow(sliding_window):
             return None
@@ -174,7 +187,9 @@ class Segment:
         return None if bias is None else bias[..., self.store.common:]
 
     def chosen(self, layer: int, weights: Tensor, mask: Tensor | None) -> Tensor:
-        """What the rows see of the mask [1 or kv_heads, rows, slots], or of everything, once a policy chose by their weights over all of that."""
+        """What the rows see of the mask [1 or kv_heads, rows, slots], or of everything, once a policy chose by their
+        weights over all of that.
+        """
         (rows, positions), choose = self._choosing, self.store.focus.choose
         if len(rows) == self.rows:
             seen = choose(layer, weights, positions)
@@ -206,9 +221,11 @@ class Segment:
         return self.store.renumbering is not None
 
     def renumbered(self, layer: int, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [heads, n, 2 d] whose products are those of rows and tokens that are numbered by their place in the cache.
+        """Queries and keys [heads, n, 2 d] whose products are those of rows and tokens that are numbered by their place
+        in the cache.
 
-        A row has two queries, one for what lies before the gap and one for the rest, and a key is empty where the other one counts.
+        A row has two queries, one for what lies before the gap and one for the rest, and a key is empty where the other
+        one counts.
         """
         numbers, at = self.store.renumbering, torch.tensor(self.positions(), device=self.store.device)
         skipped = numbers.skipped(at).masked_fill(at < numbers.start, 0)
@@ -218,7 +235,9 @@ class Segment:
     def _slot_positions(self, layer: int) -> Tensor:
         """True positions of all slots up to these rows, trunk and scratch, [1 or kv_heads, slots]."""
         trunk = self.store.slots_of(layer).positions
-        scratch = torch.tensor(self.store.depths[:self.end], dtype=torch.long, device=self.store.device) + self.store.length
+        scratch = (
+            torch.tensor(self.store.depths[: self.end], dtype=torch.long, device=self.store.device) + self.store.length
+        )
         return torch.cat([trunk, scratch.expand(len(trunk), -1)], 1)
 
     def _build(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
@@ -230,7 +249,11 @@ class Segment:
             return torch.cat([seen, self._own], 1)
         if self.rows == 1:
             return None
-        return CAUSAL if not before else torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
+        return (
+            CAUSAL
+            if not before
+            else torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
+        )
 
     def _narrow(self, sliding_window: int | None) -> bool:
         """Whether some row may not see all that came before it."""
@@ -246,7 +269,10 @@ class Segment:
             device = self.store.device
             query = torch.tensor(self.positions(), device=device)[:, None]
             scratch = torch.tensor([self.store.length + d for d in self.store.depths[:self.end]], device=device)
-            seen, own = seen & self._allowed(query, trunk, sliding_window), own & self._allowed(query, scratch, sliding_window)
+            seen, own = (
+                seen & self._allowed(query, trunk, sliding_window),
+                own & self._allowed(query, scratch, sliding_window),
+            )
         mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
         return mask[0] if len(mask) == 1 else mask
 
@@ -273,9 +299,11 @@ class Segment:
 
 @dataclass
 class LateSegment(Segment):
-    """Tokens of the trunk that the first layers have read and the others read now, which hold of the trunk these and no others.
+    """Tokens of the trunk that the first layers have read and the others read now, which hold of the trunk these and no
+    others.
 
-    They go to the slots from `first` on, each stands at its true place of the text and sees those before it that got as far.
+    They go to the slots from `first` on, each stands at its true place of the text and sees those before it that got as
+    far.
     """
 
     places: list[int] = field(default_factory=list)  # true positions, ascending
@@ -306,10 +334,12 @@ class LateSegment(Segment):
 
 
 def as_bias(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """A mask [rows, slots] or [kv_heads, rows, slots] as what is added to the scores of all heads of a group: the first with
-    groups * rows for its rows, the second as [1, kv_heads, groups * rows, slots]. A single row is not repeated: all heads read the one.
+    """A mask [rows, slots] or [kv_heads, rows, slots] as what is added to the scores of all heads of a group: the first
+    with groups * rows for its rows, the second as [1, kv_heads, groups * rows, slots]. A single row is not repeated:
+    all heads read the one.
     """
     written = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
     if mask.shape[-2] > 1:
         written = written.repeat(*[1] * (mask.dim() - 2), groups, 1)
-    return written[None] if mask.dim() == 3 else written  # torch's fast attention takes two or four dimensions, and is slow with three
+    # torch's fast attention takes two or four dimensions, and is slow with three
+    return written[None] if mask.dim() == 3 else written

@@ -33,17 +33,41 @@ class Entry:
 BUNDLED = (
     Entry("pocket", "Pocket", "bundled", "pocket-draft", "Trained for this playground; needs neither network nor GPU."),
     Entry("pocket-draft", "Pocket draft", "bundled", "", "The small partner that guesses ahead for Pocket."),
-    Entry(OTHER_TOKENS, "Pocket, other tokens", "bundled", "", "Half a million parameters and a tokenizer of its own; a draft for who translates."),
-    Entry(ORACLE, "Oracle sentences", "bundled", "", "An exact table over 60 sentences, not a neural network; for masked diffusion."),
+    Entry(
+        OTHER_TOKENS,
+        "Pocket, other tokens",
+        "bundled",
+        "",
+        "Half a million parameters and a tokenizer of its own; a draft for who translates.",
+    ),
+    Entry(
+        ORACLE,
+        "Oracle sentences",
+        "bundled",
+        "",
+        "An exact table over 60 sentences, not a neural network; for masked diffusion.",
+    ),
 )
 SUGGESTED = (
     Entry("HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2 135M", "135 M", "", "Fast on a laptop."),
-    Entry("HuggingFaceTB/SmolLM2-360M-Instruct", "SmolLM2 360M", "362 M", "HuggingFaceTB/SmolLM2-135M-Instruct", "Runs on a laptop."),
+    Entry(
+        "HuggingFaceTB/SmolLM2-360M-Instruct",
+        "SmolLM2 360M",
+        "362 M",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "Runs on a laptop.",
+    ),
     Entry("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5 0.5B", "494 M", "", "Many languages; runs on a laptop."),
     Entry("Qwen/Qwen2.5-1.5B-Instruct", "Qwen2.5 1.5B", "1.5 B", "Qwen/Qwen2.5-0.5B-Instruct", "Better with a GPU."),
     Entry("Qwen/Qwen3-0.6B", "Qwen3 0.6B", "0.6 B", "", "Thinks before it answers; runs on a laptop."),
     Entry("Qwen/Qwen3-1.7B", "Qwen3 1.7B", "1.7 B", "Qwen/Qwen3-0.6B", "Better with a GPU."),
-    Entry("HuggingFaceTB/SmolLM2-1.7B-Instruct", "SmolLM2 1.7B", "1.7 B", "HuggingFaceTB/SmolLM2-360M-Instruct", "Better with a GPU."),
+    Entry(
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        "SmolLM2 1.7B",
+        "1.7 B",
+        "HuggingFaceTB/SmolLM2-360M-Instruct",
+        "Better with a GPU.",
+    ),
 )
 
 
@@ -92,5 +116,8 @@ def local_folder(name: str, bundled: Path = BUNDLED_MODELS) -> Path:
         return made_models() / name
     folder = bundled / name
     if not folder.is_dir():
-        raise Refusal(f"The bundled model {name} is missing from assets/models: fetch the project's files again, or name another model.", "model")
+        raise Refusal(
+            f"The bundled model {name} is missing from assets/models: fetch the project's files again, or name another model.",
+            "model",
+        )
     return folder

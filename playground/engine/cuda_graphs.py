@@ -1,12 +1,15 @@
-"""Forwards that are run over and over in the same memory, so that a GPU records each size of them once, as a CUDA graph.
+"""Forwards that are run over and over in the same memory, so that a GPU records each size of them once, as a CUDA
+graph.
 
-A GPU is done with a small layer before the host has launched the next of its twenty kernels. A graph launches all of them at
-once, but knows only sizes and addresses. So a block of rows is padded to one of a few sizes, what it reads is copied into
-buffers that stay, and the keys and values of its store lie in a room: memory of a fixed number of slots, all of which the
-recorded attention looks at, under a mask. The last slot is spare. Padding writes there and sees nothing else; no row sees it.
+A GPU is done with a small layer before the host has launched the next of its twenty kernels. A graph launches all of
+them at once, but knows only sizes and addresses. So a block of rows is padded to one of a few sizes, what it reads is
+copied into buffers that stay, and the keys and values of its store lie in a room: memory of a fixed number of slots,
+all of which the recorded attention looks at, under a mask. The last slot is spare. Padding writes there and sees
+nothing else; no row sees it.
 
-The network is the lean one of `fast.py`, fed through the same seams. Only whole forwards of one block over one full cache
-come this way; all others are left to the ways that know no sizes. Without a GPU the same runs, only that nothing is recorded.
+The network is the lean one of `fast.py`, fed through the same seams. Only whole forwards of one block over one full
+cache come this way; all others are left to the ways that know no sizes. Without a GPU the same runs, only that nothing
+is recorded.
 """
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from playground.engine.fused_llama import FastLlama
-from playground.engine.hooks import Call, Plan
-from playground.engine.kv_buffer import Pool
+from playground.engine.fused_llama import FusedLlama
+from playground.engine.hooks import Call, LayerPlan
+from playground.engine.kv_buffer import KVBuffer
 
 if TYPE_CHECKING:
     from playground.engine.attention_mask import Segment
-    from playground.engine.forward_input import Work
-    from playground.engine.kv_cache import Store
+    from playground.engine.forward_input import ForwardInput
+    from playground.engine.kv_cache import KVCache
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a block; longer ones keep a GPU busy without being recorded
 SMALLEST = 256  # slots of a room
@@ -34,7 +37,8 @@ SHARE = 8  # rooms that nobody is in are kept for later while they take at most 
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]
-"""Carries out a forward whose inputs, outputs, sizes and addresses never change, and returns what carries it out again."""
+"""Carries out a forward whose inputs, outputs, sizes and addresses never change, and returns what carries it out again.
+"""
 
 
 class Bucket(NamedTuple):
@@ -45,7 +49,9 @@ class Bucket(NamedTuple):
 
 
 def bucket(rows: int, slots: int) -> Bucket | None:
-    """The smallest size for a block of `rows` and a cache of `slots`, the block's own among them; None where the block is too long."""
+    """The smallest size for a block of `rows` and a cache of `slots`, the block's own among them; None where the block
+    is too long.
+    """
     return Bucket(block_size(rows), room_size(slots)) if rows <= ROWS[-1] else None
 
 
@@ -74,16 +80,20 @@ def room_sizes() -> Iterator[int]:
 
 
 class Buffers:
-    """What a forward of one size reads: token ids, positions and slots to write to, [rows] each, and what each row sees, [rows, slots].
+    """What a forward of one size reads: token ids, positions and slots to write to, [rows] each, and what each row
+    sees, [rows, slots].
 
-    It is put together on the host and copied in two pieces. A copy may still be under way when `fill` returns, so the device
-    has to have caught up before the next one, as it has after every forward.
+    It is put together on the host and copied in two pieces. A copy may still be under way when `fill` returns, so the
+    device has to have caught up before the next one, as it has after every forward.
     """
 
     def __init__(self, size: Bucket, device: torch.device):
         self.size = size
         pinned = device.type == "cuda"
-        self._staged = torch.zeros(3, size.rows, dtype=torch.long, pin_memory=pinned), torch.zeros(size, dtype=torch.bool, pin_memory=pinned)
+        self._staged = (
+            torch.zeros(3, size.rows, dtype=torch.long, pin_memory=pinned),
+            torch.zeros(size, dtype=torch.bool, pin_memory=pinned),
+        )
         self._held = [staged if device.type == "cpu" else staged.to(device) for staged in self._staged]
         (self.ids, self.positions, self.slots), self.seen = self._held
 
@@ -102,22 +112,30 @@ class Buffers:
                 held.copy_(staged, non_blocking=True)
 
 
-class Room:
-    """Keys and values of one store in every layer, [kv_heads, slots, d], and what was recorded over them, by the rows of the block."""
+class GraphBuffers:
+    """Keys and values of one store in every layer, [kv_heads, slots, d], and what was recorded over them, by the rows
+    of the block.
+    """
 
-    def __init__(self, slots: int, network: FastLlama):
+    def __init__(self, slots: int, network: FusedLlama):
         self.slots, self.runs = slots, {}
-        with torch.inference_mode(False):  # ordinary tensors, so that what they hold can be moved about outside a forward
-            self._memory = [torch.zeros(layer.kv_heads, slots, layer.width, dtype=network.embeddings.dtype, device=network.embeddings.device)
-                            for layer in network.layers for _ in range(2)]
+        # ordinary tensors, so that what they hold can be moved about outside a forward
+        with torch.inference_mode(False):
+            self._memory = [
+                torch.zeros(
+                    layer.kv_heads, slots, layer.width, dtype=network.embeddings.dtype, device=network.embeddings.device
+                )
+                for layer in network.layers
+                for _ in range(2)
+            ]
         self.keys, self.values = self._memory[::2], self._memory[1::2]
-        self._holder: Callable[[], Store | None] = lambda: None
+        self._holder: Callable[[], KVCache | None] = lambda: None
 
     @property
     def bytes(self) -> int:
         return sum(memory.nbytes for memory in self._memory)
 
-    def holds(self, store: Store) -> bool:
+    def holds(self, store: KVCache) -> bool:
         """Whether all of the store lies here still: its pools leave by themselves where they grow or shrink."""
         return self._holder() is store and len(self._inside(store)) == len(self._memory)
 
@@ -126,7 +144,7 @@ class Room:
         store = self._holder()
         return store is None or store.done or not self._inside(store)
 
-    def let_in(self, store: Store, used: int) -> None:
+    def let_in(self, store: KVCache, used: int) -> None:
         """Make this the memory of a store, whose first `used` slots are in use."""
         self._clear()
         for pool, memory in zip(_pools(store), self._memory):
@@ -134,17 +152,19 @@ class Room:
         self._holder = weakref.ref(store)
 
     def _clear(self) -> None:
-        """Whoever is here still goes elsewhere, and leaves nothing: a slot that nobody sees must still hold numbers, for 0 times NaN is NaN."""
+        """Whoever is here still goes elsewhere, and leaves nothing: a slot that nobody sees must still hold numbers,
+        for 0 times NaN is NaN.
+        """
         former = self._holder()
         for pool in self._inside(former) if former else ():
             pool.move(pool.rows.clone(), 0)
         torch._foreach_zero_(self._memory)
 
-    def _inside(self, store: Store) -> list[Pool]:
+    def _inside(self, store: KVCache) -> list[KVBuffer]:
         return [pool for pool, memory in zip(_pools(store), self._memory) if pool.rows is memory]
 
 
-def _pools(store: Store) -> list[Pool]:
+def _pools(store: KVCache) -> list[KVBuffer]:
     """Keys and values in turn, layer by layer."""
     return [pool for both in zip(store.keys, store.values) for pool in both]
 
@@ -152,9 +172,10 @@ def _pools(store: Store) -> list[Pool]:
 class Seat:
     """Stands for the segment of a store in a forward whose sizes never change: the seams write and mask through it."""
 
-    watched, renumbers, focused, asks = (), False, False, False  # rows that any of this is wanted of do not come this way
+    # rows that any of this is wanted of do not come this way
+    watched, renumbers, focused, asks = (), False, False, False
 
-    def __init__(self, room: Room, buffers: Buffers):
+    def __init__(self, room: GraphBuffers, buffers: Buffers):
         self.rows, self._room, self._buffers, self._bias = buffers.size.rows, room, buffers, None
 
     def shares(self, sliding_window: int | None) -> None:
@@ -170,24 +191,28 @@ class Seat:
         """As `Segment.bias`, [groups * rows, slots], one for all layers."""
         if self._bias is None:
             seen = self._buffers.seen
-            self._bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf")).repeat(groups, 1)
+            self._bias = (
+                torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+                .masked_fill_(~seen, float("-inf"))
+                .repeat(groups, 1)
+            )
         return self._bias
 
 
-class Replay:
+class GraphReplay:
     """Forwards of a lean network by size. `kept` bytes of rooms that nobody is in stay for later."""
 
-    def __init__(self, network: FastLlama, record: Record, kept: int):
+    def __init__(self, network: FusedLlama, record: Record, kept: int):
         self.network, self.rooms = network, []
         self._record, self._kept = record, kept
         self._window = min((layer.window for layer in network.layers if layer.window), default=None)
         self._buffers: dict[Bucket, Buffers] = {}
         self._logits: dict[int, Tensor] = {}  # [rows, V], by rows
 
-    def fits(self, works: list[Work], segments: list[Segment], plan: Plan) -> bool:
+    def fits(self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan) -> bool:
         """Whether this is one short block over one full cache, through all layers."""
         work, *others = works
-        alone = not (others or work.again or work.blends) and plan == Plan()
+        alone = not (others or work.again or work.blends) and plan == LayerPlan()
         return alone and len(work.tokens) <= ROWS[-1] and segments[0].is_plain(self._window)
 
     def __call__(self, tokens: list[int], segment: Segment) -> Tensor:
@@ -206,23 +231,25 @@ class Replay:
         """Sizes of which some room has a recorded forward."""
         return {Bucket(rows, room.slots) for room in self.rooms for rows in room.runs}
 
-    def _forward(self, room: Room, buffers: Buffers) -> None:
+    def _forward(self, room: GraphBuffers, buffers: Buffers) -> None:
         logits = self.network(buffers.positions[None], 0, Call([Seat(room, buffers)]), buffers.ids[None])
         self._logits[buffers.size.rows].copy_(logits)
 
-    def _room(self, segment: Segment) -> Room:
+    def _room(self, segment: Segment) -> GraphBuffers:
         """Where the store is, if there is place for the segment, or where it now goes."""
         store, trunk = segment.store, segment.store.slots_of(0).count
         here = next((room for room in self.rooms if room.slots > trunk + segment.end and room.holds(store)), None)
         if here:
             return here
         slots = room_size(trunk + segment.end)
-        room = next((room for room in self.rooms if room.slots == slots and room.is_free()), None) or Room(slots, self.network)
+        room = next((room for room in self.rooms if room.slots == slots and room.is_free()), None) or GraphBuffers(
+            slots, self.network
+        )
         room.let_in(store, trunk + segment.first)
         self.rooms = [*self._worth_keeping(room), room]
         return room
 
-    def _worth_keeping(self, taken: Room) -> list[Room]:
+    def _worth_keeping(self, taken: GraphBuffers) -> list[GraphBuffers]:
         """The other rooms, without the free ones that were taken longest ago and are too much together."""
         others, left, kept = [room for room in self.rooms if room is not taken], self._kept, []
         for room in reversed(others):
@@ -236,15 +263,17 @@ class Replay:
             like = self.network.embeddings
             self._buffers[size] = Buffers(size, like.device)
             exact = torch.promote_types(like.dtype, torch.float32)
-            self._logits.setdefault(size.rows, torch.empty(size.rows, self.network.head.weight.shape[0], dtype=exact, device=like.device))
+            self._logits.setdefault(
+                size.rows, torch.empty(size.rows, self.network.head.weight.shape[0], dtype=exact, device=like.device)
+            )
         return self._buffers[size]
 
 
-def replay_path(network: FastLlama | None) -> Replay | None:
+def replay_path(network: FusedLlama | None) -> GraphReplay | None:
     """The recorded way through a network; None where there is no lean one to record, or no CUDA device."""
     if network is None or not network.embeddings.is_cuda:
         return None
-    return Replay(network, Graphs(network.embeddings.device), network.bytes // SHARE)
+    return GraphReplay(network, Graphs(network.embeddings.device), network.bytes // SHARE)
 
 
 def at_once(run: Run) -> Run:
@@ -254,7 +283,9 @@ def at_once(run: Run) -> Run:
 
 
 class Graphs:
-    """Records CUDA graphs. What they need between input and output is shared, for only one runs at a time and nothing of it lasts."""
+    """Records CUDA graphs. What they need between input and output is shared, for only one runs at a time and nothing
+    of it lasts.
+    """
 
     def __init__(self, device: torch.device):
         self._device, self._memory, self._aside = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
@@ -263,7 +294,8 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             self._aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._aside):  # around both, so that a recording that fails leaves the stream as it was
+            # around both, so that a recording that fails leaves the stream as it was
+            with torch.cuda.stream(self._aside):
                 run()  # libraries take their work space, and kernels are loaded, at the first call
                 with torch.cuda.graph(graph, pool=self._memory, stream=self._aside, capture_error_mode="thread_local"):
                     run()

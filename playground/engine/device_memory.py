@@ -10,7 +10,8 @@ import psutil
 import torch
 from huggingface_hub.utils import TensorInfo
 
-QUANTIZED_BYTES = {"int8": 1.0, "nf4": 0.5625, "fp4": 0.5625}  # a weight; in 4 bits with one float32 scale for 64 of them
+# a weight; in 4 bits with one float32 scale for 64 of them
+QUANTIZED_BYTES = {"int8": 1.0, "nf4": 0.5625, "fp4": 0.5625}
 UNQUANTIZED = ("embed", "wte", "wpe", "lm_head")  # parts of names of tensors that bitsandbytes leaves as they are
 
 
@@ -24,7 +25,9 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def give_back() -> None:
-    """Hand what was freed on the CPU back to the system. The C library would keep much of it: tensors of a few megabytes leave holes in its heap."""
+    """Hand what was freed on the CPU back to the system. The C library would keep much of it: tensors of a few
+    megabytes leave holes in its heap.
+    """
     if trim := _trim():
         trim(0)
 
@@ -38,7 +41,9 @@ def loaded_bytes(tensors: dict[str, TensorInfo], dtype: str, quantization: str) 
     """Size of the tensors once they are converted; matrices count as quantised, all else keeps the dtype."""
     full = getattr(torch, dtype).itemsize
     small = QUANTIZED_BYTES.get(quantization, full)
-    return round(sum(tensor.parameter_count * (small if _shrinks(name, tensor) else full) for name, tensor in tensors.items()))
+    return round(
+        sum(tensor.parameter_count * (small if _shrinks(name, tensor) else full) for name, tensor in tensors.items())
+    )
 
 
 def free_bytes(device: str) -> int:

@@ -5,17 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from playground.engine.attention_mask import Segment
-from playground.engine.kv_cache import Store
+from playground.engine.kv_cache import KVCache
 
 Blend = tuple[list[int], list[float]]
 """Tokens and weights: a row whose input embedding is the weighted mean of these tokens' embeddings."""
 
 
 @dataclass
-class Work:
-    """The input of one lane in a forward: new scratch nodes of its KV cache, or nodes that only some layers have seen."""
+class ForwardInput:
+    """The input of one lane in a forward: new scratch nodes of its KV cache, or nodes that only some layers have seen.
+    """
 
-    store: Store
+    store: KVCache
     tokens: list[int]
     parents: list[int]  # indices into the scratch, -1 for the end of the trunk
     last_only: bool = False  # return a single row, the last
@@ -44,8 +45,10 @@ class Work:
 
 
 @dataclass
-class LateWork(Work):
-    """Tokens of a shortened prompt, for the layers that have not read them. The plan brings the hidden states that enter there."""
+class LateInput(ForwardInput):
+    """Tokens of a shortened prompt, for the layers that have not read them. The plan brings the hidden states that
+    enter there.
+    """
 
     first: int = 0  # slot of the first
     places: list[int] = field(default_factory=list)  # true positions, ascending

@@ -1,7 +1,8 @@
 """Grammars as llama.cpp writes them (GBNF), turned into the Lark dialect by llguidance's converter.
 
-What its converter gets wrong is put right before it reads: "." means any character there, a line break too; "\\u00e9" is a
-character below 0x1000 like any other; brackets may be escaped in a text; and "&&", "~~" and "--" are nothing special in a class.
+What its converter gets wrong is put right before it reads: "." means any character there, a line break too; "\\u00e9"
+is a character below 0x1000 like any other; brackets may be escaped in a text; and "&&", "~~" and "--" are nothing
+special in a class.
 """
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """What a grammar allows next: compiled once, then followed token by token, forwards and back.
 
 llguidance parses; this module gives it one notion of state that can always be rolled back, forked and laid over a draft
-tree. Where a grammar leaves only one spelling, the mask holds only the tokenizer's own token for it, although other splits
-of the same bytes may be followed too: the mask is what a model may choose, `advance` is what the text may contain.
+tree. Where a grammar leaves only one spelling, the mask holds only the tokenizer's own token for it, although other
+splits of the same bytes may be followed too: the mask is what a model may choose, `advance` is what the text may
+contain.
 """
 from __future__ import annotations
 
@@ -21,14 +22,21 @@ from playground.engine.gbnf_to_lark import lark_of
 from playground.engine.schema_subset import enforceable
 from playground.errors import Refusal
 
-KINDS = {"json_schema": "JSON Schema", "regex": "regex", "lark": "Lark grammar", "gbnf": "GBNF grammar", "choice": "list of choices"}
+KINDS = {
+    "json_schema": "JSON Schema",
+    "regex": "regex",
+    "lark": "Lark grammar",
+    "gbnf": "GBNF grammar",
+    "choice": "list of choices",
+}
 KEPT = 64  # compiled grammars an engine remembers
 LONGEST_RUN = 256  # forced tokens found at once: a grammar that never ends would force tokens for ever
 ROOT = -1
 
 
 class GrammarEngine:
-    """Compiles grammars for one model. Building it walks the whole vocabulary (about 1 s for 150,000 tokens): keep it with the model.
+    """Compiles grammars for one model. Building it walks the whole vocabulary (about 1 s for 150,000 tokens): keep it
+    with the model.
 
     `vocabulary` is the width of the model's rows; `eos_ids` are the tokens that end a text.
     """
@@ -40,7 +48,9 @@ class GrammarEngine:
         try:
             self.llguidance = from_tokenizer(tokenizer, max(vocabulary, len(tokenizer)), self.end_index or None)
         except ValueError as reason:
-            raise Refusal(f"Grammars do not work with this model's tokenizer ({reason}): switch the constraint off.") from None
+            raise Refusal(
+                f"Grammars do not work with this model's tokenizer ({reason}): switch the constraint off."
+            ) from None
         self.compile = lru_cache(KEPT)(self._compile)
 
     def _compile(self, kind: str, source: str) -> Grammar:
@@ -90,7 +100,9 @@ class Matcher:
 
     def unpack(self, bitmask: bytes) -> Tensor:
         """The bitmask of this place as a mask, bool [V], with the end tokens where the text may end."""
-        bits = numpy.unpackbits(numpy.frombuffer(bitmask, numpy.uint8), count=self._engine.vocabulary, bitorder="little")
+        bits = numpy.unpackbits(
+            numpy.frombuffer(bitmask, numpy.uint8), count=self._engine.vocabulary, bitorder="little"
+        )
         allowed = torch.from_numpy(bits.view(numpy.bool_))
         allowed[self._engine.end_index] = self.accepting
         return allowed
@@ -132,7 +144,8 @@ class Matcher:
     def masks_of_tree(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Masks after the text so far and after each node of a draft tree, bool [1 + N, V].
 
-        Node i follows node parents[i], -1 being the text so far. Nodes that an illegal token leads to get a row of False.
+        Node i follows node parents[i], -1 being the text so far. Nodes that an illegal token leads to get a row of
+        False.
         """
         masks = torch.zeros(1 + len(tokens), self._engine.vocabulary, dtype=torch.bool)
         children: list[list[int]] = [[] for _ in range(1 + len(tokens))]
@@ -167,7 +180,9 @@ class Matcher:
     def state(self) -> str:
         """Where the text stands, in a few words."""
         if self.stopped:
-            return "ended" if self._ended else "complete" if self._may_end() else f"dead end: {self._parser.stop_reason()}"
+            return (
+                "ended" if self._ended else "complete" if self._may_end() else f"dead end: {self._parser.stop_reason()}"
+            )
         if due := self._parser.compute_ff_bytes():
             return f"must continue {due.decode('utf-8', 'replace')[:40]!r}"
         return "may end" if self.accepting else "open"
@@ -225,8 +240,12 @@ def _read_gbnf(source: str) -> str:
 def _read_choice(source: str) -> str:
     options = [option.strip() for option in source.split("|")]
     if not all(options):
-        raise Refusal('An option of the list of choices is empty: write them with one "|" between each two, as in "yes | no".')
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options))
+        raise Refusal(
+            'An option of the list of choices is empty: write them with one "|" between each two, as in "yes | no".'
+        )
+    return LLMatcher.grammar_from_lark(
+        "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    )
 
 
 _READERS = {

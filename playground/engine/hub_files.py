@@ -14,8 +14,20 @@ from hashlib import sha256
 from os.path import expanduser, isdir
 from pathlib import Path
 
-from huggingface_hub import HfApi, get_local_safetensors_metadata, get_safetensors_metadata, hf_hub_download, snapshot_download
-from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, SafetensorsParsingError
+from huggingface_hub import (
+    HfApi,
+    get_local_safetensors_metadata,
+    get_safetensors_metadata,
+    hf_hub_download,
+    snapshot_download,
+)
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    SafetensorsParsingError,
+)
 from huggingface_hub.utils import SafetensorsRepoMetadata, TensorInfo
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -41,7 +53,7 @@ def unseen(share: float, text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelFiles:
     """A model's files with their sizes in bytes. `folder` is None where they must still be fetched from the hub."""
 
     name: str
@@ -50,7 +62,7 @@ class Source:
     revision: str = ""
 
 
-def find_source(name: str) -> Source:
+def find_source(name: str) -> ModelFiles:
     """Where the model of that name lies, with all the files it takes; raises Refusal."""
     source = _local(name) or _cached(name) or _on_hub(name)
     _check_files(source)
@@ -62,27 +74,36 @@ def is_folder(name: str) -> bool:
     return not is_local(name) and (name.startswith((".", "/", "~")) or "\\" in name or isdir(name))
 
 
-def tensors(source: Source) -> dict[str, TensorInfo]:
+def tensors(source: ModelFiles) -> dict[str, TensorInfo]:
     """Shape, type and place of every stored tensor, by name, from the headers of the weight files alone."""
     found = _stored_headers(source) if source.folder else _hub_headers(source)
     return {name: info for file in found.files_metadata.values() for name, info in file.tensors.items()}
 
 
-def read_config(source: Source) -> PretrainedConfig:
+def read_config(source: ModelFiles) -> PretrainedConfig:
     """The model's configuration; raises Refusal where it is no causal language model that transformers knows."""
     folder = source.folder or _fetch_file(source, "config.json").parent
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, ImportError) as reason:
         if "trust_remote_code" in str(reason):
-            raise Refusal(f"{source.name} needs code of its own, which is never run here: choose a model that transformers knows.", "model") from None
-        raise Refusal(f"The config.json of {source.name} cannot be used ({first_sentence(reason)}): choose another model.", "model") from None
+            raise Refusal(
+                f"{source.name} needs code of its own, which is never run here: choose a model that transformers knows.",
+                "model",
+            ) from None
+        raise Refusal(
+            f"The config.json of {source.name} cannot be used ({first_sentence(reason)}): choose another model.",
+            "model",
+        ) from None
     if config.is_encoder_decoder or not _causal(config):
-        raise Refusal(f"{source.name} is a {config.model_type} model that does not continue text: choose a causal language model.", "model")
+        raise Refusal(
+            f"{source.name} is a {config.model_type} model that does not continue text: choose a causal language model.",
+            "model",
+        )
     return config
 
 
-def fetch(source: Source, progress: Progress) -> Path:
+def fetch(source: ModelFiles, progress: Progress) -> Path:
     """The folder with the model's files, after downloading those that are missing; raises Refusal."""
     if source.folder:
         return source.folder
@@ -101,9 +122,12 @@ def first_sentence(reason: BaseException) -> str:
     return text.splitlines()[0].split(". ")[0].rstrip(".: ")
 
 
-def _local(name: str) -> Source | None:
+def _local(name: str) -> ModelFiles | None:
     if name == ORACLE:
-        raise Refusal("The oracle is a table without weights, and serves masked diffusion only: choose a language model here.", "model")
+        raise Refusal(
+            "The oracle is a table without weights, and serves masked diffusion only: choose a language model here.",
+            "model",
+        )
     if is_local(name):
         folder = local_folder(name)
     elif is_folder(name):
@@ -114,19 +138,21 @@ def _local(name: str) -> Source | None:
         raise Refusal(f"There is no folder {name}: check the path.", "model")
     try:
         files = _sizes(folder)
-        return Source(name, files, folder, _fingerprint(folder, files))
+        return ModelFiles(name, files, folder, _fingerprint(folder, files))
     except OSError as reason:
-        raise Refusal(f"The folder {name} cannot be read ({reason.strerror}): check who may open it.", "model") from None
+        raise Refusal(
+            f"The folder {name} cannot be read ({reason.strerror}): check who may open it.", "model"
+        ) from None
 
 
-def _cached(name: str) -> Source | None:
+def _cached(name: str) -> ModelFiles | None:
     """What the hub's cache holds, if it is complete."""
     with _asking_hub(name):
         try:
             folder = Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-    source = Source(name, _sizes(folder), folder, folder.name[:12])
+    source = ModelFiles(name, _sizes(folder), folder, folder.name[:12])
     try:
         _check_files(source)
     except Refusal:
@@ -134,28 +160,37 @@ def _cached(name: str) -> Source | None:
     return source
 
 
-def _on_hub(name: str) -> Source:
+def _on_hub(name: str) -> ModelFiles:
     with _asking_hub(name):
         info = HfApi().model_info(name, files_metadata=True, timeout=PATIENCE)
     files = {file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename}
-    return Source(name, files, None, (info.sha or "")[:12])
+    return ModelFiles(name, files, None, (info.sha or "")[:12])
 
 
-def _check_files(source: Source) -> None:
+def _check_files(source: ModelFiles) -> None:
     """Refuse a model that lacks a file, naming the file."""
     if "config.json" not in source.files:
-        raise Refusal(f"{source.name} has no config.json: name a folder or hub model saved by transformers' save_pretrained.", "model")
+        raise Refusal(
+            f"{source.name} has no config.json: name a folder or hub model saved by transformers' save_pretrained.",
+            "model",
+        )
     if SINGLE not in source.files and INDEX not in source.files:
         pickled = any(_matches(file, PICKLES) for file in source.files)
-        raise Refusal(f"{source.name} has only pickled weights, which can run code of their own and are refused: save it as safetensors."
-                      if pickled else f"{source.name} has no weights (model.safetensors): save or choose a complete model.", "model")
+        raise Refusal(
+            f"{source.name} has only pickled weights, which can run code of their own and are refused: save it as safetensors."
+            if pickled
+            else f"{source.name} has no weights (model.safetensors): save or choose a complete model.",
+            "model",
+        )
     if missing := _missing_shards(source):
         raise Refusal(f"{source.name} lacks {missing[0]}: fetch or save the missing weight files.", "model")
     if not any(file in source.files for file in TOKENIZER):
-        raise Refusal(f"{source.name} has no tokenizer (tokenizer.json): save its tokenizer beside the weights.", "model")
+        raise Refusal(
+            f"{source.name} has no tokenizer (tokenizer.json): save its tokenizer beside the weights.", "model"
+        )
 
 
-def _missing_shards(source: Source) -> list[str]:
+def _missing_shards(source: ModelFiles) -> list[str]:
     if not source.folder or SINGLE in source.files:
         return []
     try:
@@ -165,7 +200,7 @@ def _missing_shards(source: Source) -> list[str]:
     return sorted(set(shards) - set(source.files))
 
 
-def _damaged(source: Source) -> Refusal:
+def _damaged(source: ModelFiles) -> Refusal:
     return Refusal(f"The weight files of {source.name} are damaged: fetch or save them again.", "model")
 
 
@@ -175,19 +210,19 @@ def _causal(config: PretrainedConfig) -> bool:
     return known and (not config.architectures or any(name in classes for name in config.architectures))
 
 
-def _stored_headers(source: Source) -> SafetensorsRepoMetadata:
+def _stored_headers(source: ModelFiles) -> SafetensorsRepoMetadata:
     try:
         return get_local_safetensors_metadata(source.folder)
     except (OSError, ValueError, SafetensorsParsingError):
         raise _damaged(source) from None
 
 
-def _hub_headers(source: Source) -> SafetensorsRepoMetadata:
+def _hub_headers(source: ModelFiles) -> SafetensorsRepoMetadata:
     with _asking_hub(source.name):
         return get_safetensors_metadata(source.name)
 
 
-def _fetch_file(source: Source, file: str) -> Path:
+def _fetch_file(source: ModelFiles, file: str) -> Path:
     with _asking_hub(source.name):
         return Path(hf_hub_download(source.name, file))
 
@@ -198,14 +233,27 @@ def _asking_hub(name: str) -> Iterator[None]:
     try:
         yield
     except GatedRepoError:
-        raise Refusal(f"{name} is gated: accept its licence at https://huggingface.co/{name}, then log in with `hf auth login`.", "model") from None
+        raise Refusal(
+            f"{name} is gated: accept its licence at https://huggingface.co/{name}, then log in with `hf auth login`.",
+            "model",
+        ) from None
     except RepositoryNotFoundError:
-        raise Refusal(f"The hub has no model {name!r}, or it is private: check the spelling, or log in with `hf auth login`.", "model") from None
+        raise Refusal(
+            f"The hub has no model {name!r}, or it is private: check the spelling, or log in with `hf auth login`.",
+            "model",
+        ) from None
     except HFValidationError:
-        raise Refusal(f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B: check the spelling.", "model") from None
-    except Exception as reason:  # the hub's client lets every error of its HTTP library through, and that library changes
-        raise Refusal(f"{name} is not on this machine and the hub cannot be reached ({first_sentence(reason)}): "
-                      "connect to the network, or choose a bundled model or a folder.", "model") from None
+        raise Refusal(
+            f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B: check the spelling.", "model"
+        ) from None
+    except (
+        Exception
+    ) as reason:  # the hub's client lets every error of its HTTP library through, and that library changes
+        raise Refusal(
+            f"{name} is not on this machine and the hub cannot be reached ({first_sentence(reason)}): "
+            "connect to the network, or choose a bundled model or a folder.",
+            "model",
+        ) from None
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -213,7 +261,9 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _fingerprint(folder: Path, files: dict[str, int]) -> str:
-    """Twelve letters that tell two states of a folder apart: sizes, and the start of the configuration and of every weight file."""
+    """Twelve letters that tell two states of a folder apart: sizes, and the start of the configuration and of every
+    weight file.
+    """
     digest = sha256()
     for file in (file for file in files if file == "config.json" or fnmatch(file, WEIGHTS)):
         with (folder / file).open("rb") as stream:

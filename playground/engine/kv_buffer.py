@@ -1,4 +1,6 @@
-"""Memory for the keys, or the values, of one layer: rows of the oldest tokens perhaps packed, or shared with other pools; all others as they were written."""
+"""Memory for the keys, or the values, of one layer: rows of the oldest tokens perhaps packed, or shared with other
+pools; all others as they were written.
+"""
 from __future__ import annotations
 
 import math
@@ -13,14 +15,14 @@ from torch import Tensor
 GROWTH = 64  # slots a pool gets at a time, at least
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """Slots that will be wanted of a pool, the scratch aside."""
 
     soon: int = 0  # as far as is known when the first row arrives
     most: float = math.inf
 
 
-UNKNOWN = Room()
+UNKNOWN = Capacity()
 
 
 class Packed(Protocol):
@@ -30,22 +32,23 @@ class Packed(Protocol):
     bytes: int
 
     def unpack(self, room: int = 0) -> Tensor:
-        """The rows, [kv_heads, count + room, d], as near to what was written as the form allows, in memory of their own; whatever stands in the
-        last `room` of them will be written over."""
+        """The rows, [kv_heads, count + room, d], as near to what was written as the form allows, in memory of their
+        own; whatever stands in the last `room` of them will be written over."""
 
 
 Encode = Callable[[Tensor, "Packed | None"], Packed]
 
 
 @dataclass(frozen=True)
-class Order:
+class SlotOrder:
     """Slots that stay, in their order, as the keys and the values of all layers that agree are told."""
 
     slots: Tensor  # [1 or kv_heads, n]
     _rows: dict = field(default_factory=dict)
 
     def rows(self, heads: int, capacity: int, ahead: int, behind: range = range(0), room: int = 0) -> Tensor:
-        """The slots behind the first `ahead` ones as rows of a pool's memory, all heads of it in one row; pools of one size share them.
+        """The slots behind the first `ahead` ones as rows of a pool's memory, all heads of it in one row; pools of one
+        size share them.
 
         In each head the slots `behind` follow, and `room` more of which nothing is wanted.
         """
@@ -62,8 +65,11 @@ class Order:
 
 
 @lru_cache(maxsize=64)
-def _ends(heads: int, capacity: int, ahead: int, behind: range, room: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where each head's own rows begin in a pool's memory, [heads, 1], and which rows follow those that stay, [heads, m].
+def _ends(
+    heads: int, capacity: int, ahead: int, behind: range, room: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Where each head's own rows begin in a pool's memory, [heads, 1], and which rows follow those that stay, [heads,
+    m].
 
     A cache that is full loses a token for each it gets, so all its layers ask the same at every step.
     """
@@ -72,7 +78,7 @@ def _ends(heads: int, capacity: int, ahead: int, behind: range, room: int, devic
         return starts, torch.tensor([*behind, *[ahead] * room], dtype=torch.long, device=device) + starts
 
 
-class Meeting(NamedTuple):
+class MergeMap(NamedTuple):
     """Slots of one layer that go into others, of which several may go into one."""
 
     sources: tuple[Tensor, Tensor]  # head and slot of each that goes, [m], head by head
@@ -80,13 +86,13 @@ class Meeting(NamedTuple):
     targets: tuple[Tensor, Tensor]  # head and slot of each that takes some in, [k]
 
     @classmethod
-    def of(cls, sources: tuple[Tensor, Tensor], slots: Tensor, count: int) -> Meeting:
+    def of(cls, sources: tuple[Tensor, Tensor], slots: Tensor, count: int) -> MergeMap:
         """Each source goes into one of `slots` [m] of its own head, of which there are `count`."""
         met, into = (sources[0] * count + slots).unique(return_inverse=True)
         return cls(sources, into, (met // count, met % count))
 
 
-class Moving(NamedTuple):
+class MergedTokens(NamedTuple):
     """Tokens that went into others, head by head."""
 
     heads: Tensor  # [m]
@@ -94,7 +100,7 @@ class Moving(NamedTuple):
     targets: Tensor
 
     @classmethod
-    def of(cls, meeting: Meeting, positions: Tensor) -> Moving:
+    def of(cls, meeting: MergeMap, positions: Tensor) -> MergedTokens:
         """What goes into other slots, by the positions of all, [kv_heads, slots]."""
         return cls(meeting.sources[0], positions[meeting.sources], positions[meeting.targets][meeting.into])
 
@@ -106,7 +112,8 @@ class Moving(NamedTuple):
 
 
 def in_front(mask: Tensor, counts: list[int] | None = None) -> Tensor:
-    """The slots of each row that stand in the mask [rows, slots], in their order, [rows, most]; a row that has fewer goes on with those that do not.
+    """The slots of each row that stand in the mask [rows, slots], in their order, [rows, most]; a row that has fewer
+    goes on with those that do not.
 
     `counts` says how many a row has, where that is known.
     """
@@ -116,14 +123,17 @@ def in_front(mask: Tensor, counts: list[int] | None = None) -> Tensor:
     return (~mask).byte().argsort(dim=1, stable=True)[:, :max(counts)]
 
 
-class Pool:
-    """Rows [kv_heads, slots, d]. Allocated when the first row arrives, grown by half as long as more may be wanted, shrunk once twice too large."""
+class KVBuffer:
+    """Rows [kv_heads, slots, d]. Allocated when the first row arrives, grown by half as long as more may be wanted,
+    shrunk once twice too large.
+    """
 
-    def __init__(self, room: Room = UNKNOWN) -> None:
+    def __init__(self, room: Capacity = UNKNOWN) -> None:
         self.room = room
         self.rows: Tensor | None = None  # as written, [kv_heads, capacity, d]
         self.packed: Packed | None = None  # what comes before them, or
-        self.prefix: Tensor | None = None  # what comes before them and is held once for several pools, [kv_heads, slots, d]: nobody writes to it
+        # what comes before them and is held once for several pools, [kv_heads, slots, d]: nobody writes to it
+        self.prefix: Tensor | None = None
 
     @property
     def coarse(self) -> int:
@@ -147,7 +157,9 @@ class Pool:
         return 0 if rows is None else rows.shape[0]
 
     def begin_with(self, rows: Tensor, once: bool) -> None:
-        """Have these rows [kv_heads, n, d] before all others: `once` for every pool that is given them, or as a copy of its own."""
+        """Have these rows [kv_heads, n, d] before all others: `once` for every pool that is given them, or as a copy of
+        its own.
+        """
         if once:
             self.prefix = rows
         else:
@@ -166,7 +178,9 @@ class Pool:
         return self.rows.narrow(1, 0, start + count)
 
     def read(self, slots: int) -> Tensor:
-        """The first `slots` rows, [kv_heads, slots, d]; a view where nothing comes before its own, or nothing behind what others hold too."""
+        """The first `slots` rows, [kv_heads, slots, d]; a view where nothing comes before its own, or nothing behind
+        what others hold too.
+        """
         exact = slots - self.ahead
         return self._behind_all(self.rows.narrow(1, 0, exact)) if exact or self.prefix is None else self.prefix
 
@@ -183,7 +197,8 @@ class Pool:
         capacity = 0 if self.rows is None else self.rows.shape[1]
         ahead = capacity + capacity // 2 if capacity else self.room.soon + GROWTH - self.ahead
         most = self.room.most - self.ahead
-        grown = -(-max(wanted, min(ahead, most) if wanted <= most else ahead) // GROWTH) * GROWTH  # a scratch may outgrow the text
+        # a scratch may outgrow the text
+        grown = -(-max(wanted, min(ahead, most) if wanted <= most else ahead) // GROWTH) * GROWTH
         with torch.inference_mode(False):  # an ordinary tensor, so that it can be moved about outside a forward
             new = torch.empty(like.shape[0], grown, like.shape[2], dtype=like.dtype, device=like.device)
         if capacity:
@@ -202,11 +217,12 @@ class Pool:
             rows = self.rows[:, start - self.ahead:]
             rows[:, :len(chosen)] = rows.index_select(1, chosen)
 
-    def compact(self, order: Order, trunk: int, scratch: int) -> None:
+    def compact(self, order: SlotOrder, trunk: int, scratch: int) -> None:
         """Of the first `trunk` slots only those of the order stay; the scratch moves up right behind them.
 
-        Packed rows have no order of their own, so where one of them goes the others become as they can be read, until packed again. Of a prefix
-        that is held with others any beginning may stay so; where another part of it goes, what is left becomes this pool's own.
+        Packed rows have no order of their own, so where one of them goes the others become as they can be read, until
+        packed again. Of a prefix that is held with others any beginning may stay so; where another part of it goes,
+        what is left becomes this pool's own.
         """
         if self.rows is None and self.prefix is None:
             return
@@ -225,19 +241,25 @@ class Pool:
             self.rows[:, count:count + scratch] = tail
         self._shrink(count + scratch)
 
-    def _go_on_elsewhere(self, order: Order, behind: range) -> None:
-        """The same where every head has an order of its own: in other memory, so that no row is copied twice, with a place for one more at least."""
+    def _go_on_elsewhere(self, order: SlotOrder, behind: range) -> None:
+        """The same where every head has an order of its own: in other memory, so that no row is copied twice, with a
+        place for one more at least.
+        """
         used = order.slots.shape[1] + len(behind)
         with torch.inference_mode(False):
             self.rows = self._picked(order, behind, GROWTH - used % GROWTH)
 
-    def _picked(self, order: Order, behind: range = range(0), room: int = 0) -> Tensor:
-        """Rows held as written, [kv_heads, n, d]: by their order, then the slots `behind`, then some that say nothing. They are copied whole: a
-        gather would take them number by number."""
+    def _picked(self, order: SlotOrder, behind: range = range(0), room: int = 0) -> Tensor:
+        """Rows held as written, [kv_heads, n, d]: by their order, then the slots `behind`, then some that say nothing.
+        They are copied whole: a gather would take them number by number."""
         heads, capacity, d = self.rows.shape
-        return self.rows.reshape(-1, d).index_select(0, order.rows(heads, capacity, self.ahead, behind, room)).view(heads, -1, d)
+        return (
+            self.rows.reshape(-1, d)
+            .index_select(0, order.rows(heads, capacity, self.ahead, behind, room))
+            .view(heads, -1, d)
+        )
 
-    def _leave(self, order: Order, used: int) -> None:
+    def _leave(self, order: SlotOrder, used: int) -> None:
         """Of what comes before its own rows, some goes."""
         count = order.slots.shape[1]
         if self.prefix is not None and count < self.common and order.leaves(count):
@@ -252,8 +274,9 @@ class Pool:
         self._grow(used, held)
         self.rows[:, :used] = held
 
-    def merge(self, meeting: Meeting, added: Tensor, kept: Tensor) -> None:
-        """Rows that take others in become `kept` [k] times themselves and `added` [m] times those; every other one stays as it is, bit for bit.
+    def merge(self, meeting: MergeMap, added: Tensor, kept: Tensor) -> None:
+        """Rows that take others in become `kept` [k] times themselves and `added` [m] times those; every other one
+        stays as it is, bit for bit.
 
         None of them is packed.
         """
@@ -263,7 +286,8 @@ class Pool:
         self.rows[meeting.targets] = total.to(self.rows.dtype)
 
     def pack(self, count: int, used: int, encode: Encode) -> None:
-        """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all."""
+        """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all.
+        """
         exact = used - self.coarse
         self.packed = encode(self.rows[:, :count], self.packed)
         self.rows[:, :exact - count] = self.rows[:, count:exact].clone()
@@ -282,6 +306,8 @@ class Pool:
         return (slots - self.coarse) * row + (self.packed.bytes if self.packed else 0)
 
 
-def write_both(buffers: tuple[Pool, Pool], at: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Write the keys and the values of one layer at slot `at`, [kv_heads, n, head_dim] each; returns all up to and with them."""
+def write_both(buffers: tuple[KVBuffer, KVBuffer], at: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Write the keys and the values of one layer at slot `at`, [kv_heads, n, head_dim] each; returns all up to and with
+    them.
+    """
     return buffers[0].write(at, rows[0]), buffers[1].write(at, rows[1])

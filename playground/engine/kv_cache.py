@@ -1,17 +1,20 @@
-"""The KV store of one model for one lane: a trunk of kept tokens, and a scratch tree of tokens that may still be refused.
+"""The KV store of one model for one lane: a trunk of kept tokens, and a scratch tree of tokens that may still be
+refused.
 
-Every slot belongs to one token of one layer. The trunk comes first and may have holes, other ones in every layer and head,
-because a policy may evict; the scratch follows and is whole. New rows see the live trunk and their own ancestors. Positions
-are always the true ones: evicting renumbers nothing, siblings share a position.
+Every slot belongs to one token of one layer. The trunk comes first and may have holes, other ones in every layer and
+head, because a policy may evict; the scratch follows and is whole. New rows see the live trunk and their own ancestors.
+Positions are always the true ones: evicting renumbers nothing, siblings share a position.
 
     store.extend(parents)      rows to be fed: nodes of the scratch, by the index of their parent (-1: end of the trunk)
-    store.keep(node)           the path down to a node joins the trunk, what hangs below it stays, everything else is forgotten
+    store.keep(node)           the path down to a node joins the trunk, what hangs below it stays, everything else is
+    forgotten
     store.prune(nodes)         of the scratch only these nodes stay
     store.roll_back(count)     the last tokens of the trunk are forgotten
     store.evict(live)          slots of the trunk are freed, chosen by layer and head
     store.merge(...)           rows are added to those of other slots, before their own slots are freed
     store.pack(...)            rows of the oldest tokens go over into a coarser form
-    store.narrow(layer, ...)   of what the layer before this one has read, this one and all behind it, which have read nothing, will read these tokens alone
+    store.narrow(layer, ...)   of what the layer before this one has read, this one and all behind it, which have read
+    nothing, will read these tokens alone
     store.begin_with(other)    what another store has read becomes its trunk, held once for both or copied
 """
 from __future__ import annotations
@@ -24,10 +27,12 @@ import torch
 from torch import Tensor
 
 from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Slots, Window
-from playground.engine.kv_buffer import UNKNOWN, Encode, Meeting, Moving, Order, Pool, Room, in_front
+from playground.engine.kv_buffer import UNKNOWN, Capacity, Encode, KVBuffer, MergedTokens, MergeMap, SlotOrder, in_front
 
 Hear = Callable[[int, Tensor, Tensor, Tensor], None]
-"""hear(layer, weights [kv_heads, rows, slots], positions of the rows [rows], positions of the slots [1 or kv_heads, slots])"""
+"""hear(layer, weights [kv_heads, rows, slots], positions of the rows [rows], positions of the slots [1 or kv_heads,
+slots])
+"""
 
 Ask = Callable[[int, Tensor, list[int]], None]
 """ask(layer, queries as they meet the keys [kv_heads, group, n, d], positions of the rows [n])"""
@@ -35,13 +40,17 @@ Ask = Callable[[int, Tensor, list[int]], None]
 
 @dataclass
 class Attention:
-    """What rows of one forward attended to, until it is known which of them are kept. Columns: the trunk, then the scratch."""
+    """What rows of one forward attended to, until it is known which of them are kept. Columns: the trunk, then the
+    scratch.
+    """
 
     nodes: list[int]
     layers: dict[int, Tensor]  # [kv_heads, nodes, slots]
 
     def compact(self, order: Tensor, dead: Tensor, trunk: int, layers: Iterable[int]) -> None:
-        """Of the first `trunk` columns of some layers only order [1 or kv_heads, n] stay; those that are `dead`, of the same shape, have no weight."""
+        """Of the first `trunk` columns of some layers only order [1 or kv_heads, n] stay; those that are `dead`, of the
+        same shape, have no weight.
+        """
         for layer in self.layers.keys() & set(layers):
             weights = self.layers[layer]
             index = order[:, None, :].expand(*weights.shape[:2], order.shape[1])
@@ -50,10 +59,10 @@ class Attention:
 
 
 @dataclass
-class Store:
+class KVCache:
     depth: int  # decoder layers
     device: torch.device | str = "cpu"
-    room: Room = UNKNOWN
+    room: Capacity = UNKNOWN
     length: int = 0  # tokens of the trunk, evicted ones included: the true position of the next token
     parents: list[int] = field(default_factory=list)  # of the scratch nodes, within the scratch
     depths: list[int] = field(default_factory=list)  # of the scratch nodes; 0 continues the trunk
@@ -64,14 +73,17 @@ class Store:
     hear: Hear | None = None  # told what rows attended to, once they are kept
     ask: Ask | None = None  # told what rows look for, as they are fed
     done: bool = False  # nothing more will be fed, so its memory may be wanted for another
-    begun_with: Store | None = None  # whose memory its first tokens lie in; it stays as long as somebody looks into it
-    heard: int = 0  # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice
+    # whose memory its first tokens lie in; it stays as long as somebody looks into it
+    begun_with: KVCache | None = None
+    # tokens of the trunk whose rows were told of; one that is taken back and fed again is not told of twice
+    heard: int = 0
 
     def __post_init__(self) -> None:
-        self.keys, self.values = ([Pool(self.room) for _ in range(self.depth)] for _ in range(2))
+        self.keys, self.values = ([KVBuffer(self.room) for _ in range(self.depth)] for _ in range(2))
         self.slots = [Slots(torch.empty(1, 0, dtype=torch.long, device=self.device))]  # one for all layers, or one each
         self.attention: list[Attention] = []
-        self.slot_bytes: list[int] = []  # keys and values of one slot in full precision, by layer; empty before the first row
+        # keys and values of one slot in full precision, by layer; empty before the first row
+        self.slot_bytes: list[int] = []
         self.quantises = False
 
     # --- what a forward asks for ---
@@ -90,7 +102,9 @@ class Store:
         return Segment(self, len(self.parents) - count, count)
 
     def late(self, first: int, places: list[int]) -> LateSegment:
-        """Tokens of a trunk that was narrowed, at these positions, for the layers that have not read them; they get the slots from `first` on."""
+        """Tokens of a trunk that was narrowed, at these positions, for the layers that have not read them; they get the
+        slots from `first` on.
+        """
         return LateSegment(self, first, len(places), places=places)
 
     def _hang(self, node: int, parent: int) -> None:
@@ -104,8 +118,10 @@ class Store:
 
     # --- what moves nodes and slots ---
 
-    def begin_with(self, other: Store, once: bool) -> None:
-        """Take over the whole trunk of another store, which will not change any more, before anything is fed: held `once` for both, or as a copy."""
+    def begin_with(self, other: KVCache, once: bool) -> None:
+        """Take over the whole trunk of another store, which will not change any more, before anything is fed: held
+        `once` for both, or as a copy.
+        """
         for mine, read in zip((*self.keys, *self.values), (*other.keys, *other.values)):
             mine.begin_with(read.read(other.length), once)
         self.begun_with = other if once else None
@@ -113,7 +129,9 @@ class Store:
         self.length = self.heard = other.length
 
     def keep(self, node: int) -> list[int]:
-        """Move the path down to scratch node `node` into the trunk. Returns the nodes below it that stay, renumbered from 0; -1 keeps none."""
+        """Move the path down to scratch node `node` into the trunk. Returns the nodes below it that stay, renumbered
+        from 0; -1 keeps none.
+        """
         path = self.path(node)
         stay = self._below(node) if node != -1 else []
         self._gather([*path, *stay])
@@ -178,7 +196,9 @@ class Store:
         self.length = kept
 
     def evict(self, live: list[Tensor]) -> int:
-        """Free trunk slots. `live` is one mask [1 or kv_heads, slots] for all layers, or one for each; returns slots freed over layers and heads."""
+        """Free trunk slots. `live` is one mask [1 or kv_heads, slots] for all layers, or one for each; returns slots
+        freed over layers and heads.
+        """
         if all(bool(mask.all()) for mask in live):
             return 0
         before = self.live_slots()
@@ -191,12 +211,14 @@ class Store:
 
     def _compact(self, slots: Slots, live: Tensor, layers: range | tuple[int, ...]) -> None:
         """Close the holes: live slots keep their order, every head as many places as the fullest one needs."""
-        live = live.expand(max(len(live), len(slots.positions)), -1) if slots.whole else live & (slots.positions != EMPTY)
+        live = (
+            live.expand(max(len(live), len(slots.positions)), -1) if slots.whole else live & (slots.positions != EMPTY)
+        )
         counts = live.sum(1).tolist()
         if min(counts) == slots.count:
             return
         order = in_front(live, counts)
-        shared = Order(order)
+        shared = SlotOrder(order)
         for pool in (pool for layer in layers for pool in (self.keys[layer], self.values[layer])):
             pool.compact(shared, slots.count, len(self.parents))
         dead = ~live.gather(1, order)
@@ -208,15 +230,19 @@ class Store:
             slots.positions.masked_fill_(dead, EMPTY)
 
     def narrow(self, layer: int, onward: Tensor) -> None:
-        """From `layer` on, the layers have read nothing yet, and of what the one before them holds they will hold these tokens alone, a mask [1, slots]."""
+        """From `layer` on, the layers have read nothing yet, and of what the one before them holds they will hold these
+        tokens alone, a mask [1, slots].
+        """
         before = [torch.ones_like(self.slots_of(early).positions, dtype=torch.bool) for early in range(layer)]
         self.evict([*before, *[onward] * (self.depth - layer)])
 
-    def merge(self, layer: int, meeting: Meeting, added: Tensor, kept: Tensor) -> Moving:
-        """Slots that take others in become `kept` [k] times themselves and `added` [m] times those, keys and values alike; returns which tokens went."""
+    def merge(self, layer: int, meeting: MergeMap, added: Tensor, kept: Tensor) -> MergedTokens:
+        """Slots that take others in become `kept` [k] times themselves and `added` [m] times those, keys and values
+        alike; returns which tokens went.
+        """
         self.keys[layer].merge(meeting, added, kept)
         self.values[layer].merge(meeting, added, kept)
-        return Moving.of(meeting, self.slots_of(layer).positions.expand(self.heads, -1))
+        return MergedTokens.of(meeting, self.slots_of(layer).positions.expand(self.heads, -1))
 
     def pack(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
         """Quantise rows of the oldest tokens: due("keys" or "values", rows in full precision) says how many."""
@@ -237,7 +263,9 @@ class Store:
         self.attention[-1].layers[layer] = weights
 
     def _listen(self, path: list[int], stay: list[int]) -> None:
-        """Tell of kept rows, and bring those of `stay` in line with the slots' new order. Called after the trunk has grown by the path."""
+        """Tell of kept rows, and bring those of `stay` in line with the slots' new order. Called after the trunk has
+        grown by the path.
+        """
         if not self.attention:
             return
         held, self.attention = self.attention, []
@@ -245,7 +273,10 @@ class Store:
             self._tell(noted, path)
             rows = [row for row, node in enumerate(noted.nodes) if node in stay]
             if rows:
-                layers = {layer: self._columns(layer, weights[:, rows], len(path), [*path, *stay]) for layer, weights in noted.layers.items()}
+                layers = {
+                    layer: self._columns(layer, weights[:, rows], len(path), [*path, *stay])
+                    for layer, weights in noted.layers.items()
+                }
                 self.attention.append(Attention([stay.index(noted.nodes[row]) for row in rows], layers))
         self.heard = max(self.heard, self.length)
 
@@ -270,7 +301,9 @@ class Store:
         scratch = weights[:, :, trunk:]
         blank = scratch.new_zeros(*scratch.shape[:2], 1)
         padded = torch.cat([scratch, blank], 2)
-        chosen = torch.tensor([node if node < known else known for node in order], dtype=torch.long, device=weights.device)
+        chosen = torch.tensor(
+            [node if node < known else known for node in order], dtype=torch.long, device=weights.device
+        )
         return torch.cat([weights[:, :, :trunk], padded[:, :, chosen]], 2)
 
     # --- what a screen or a policy wants to know ---
@@ -316,14 +349,19 @@ class Store:
         """Live true positions as half-open stretches, by layer and head; one entry where all layers or heads agree."""
         gaps = [slots for slots in self.slots if not self._holds_all(slots)]
         found = iter(_stretches(gaps)) if gaps else None
-        return [[[(0, slots.count)]] if self._holds_all(slots) else [next(found) for _ in slots.positions] for slots in self.slots]
+        return [
+            [[(0, slots.count)]] if self._holds_all(slots) else [next(found) for _ in slots.positions]
+            for slots in self.slots
+        ]
 
     def _holds_all(self, slots: Slots) -> bool:
         return slots.whole and slots.count == self.length
 
 
 def _stretches(each: list[Slots]) -> list[list[tuple[int, int]]]:
-    """Stretches of every head of several slots, one after another. All are found at once: head by head they would take as long as a small layer."""
+    """Stretches of every head of several slots, one after another. All are found at once: head by head they would take
+    as long as a small layer.
+    """
     positions = torch.cat([slots.positions.flatten() for slots in each]).cpu().numpy()
     counts = [slots.count for slots in each for _ in slots.positions]
     live = positions != EMPTY

@@ -16,10 +16,27 @@ from typing import Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from playground.engine.device_memory import free_bytes, loaded_bytes, size_text, stored_bytes
-from playground.engine.hub_files import Progress, Source, fetch, find_source, first_sentence, is_folder, read_config, tensors, unseen
+from playground.engine.hub_files import (
+    ModelFiles,
+    Progress,
+    fetch,
+    find_source,
+    first_sentence,
+    is_folder,
+    read_config,
+    tensors,
+    unseen,
+)
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -47,9 +64,14 @@ class Loading:
         if self.dtype not in DTYPES:
             raise Refusal(f"There is no dtype {self.dtype!r}; choose one of {', '.join(DTYPES)}.", "dtype")
         if self.quantization not in QUANTIZATIONS:
-            raise Refusal(f"There is no quantization {self.quantization!r}; choose one of {', '.join(QUANTIZATIONS)}.", "quantization")
+            raise Refusal(
+                f"There is no quantization {self.quantization!r}; choose one of {', '.join(QUANTIZATIONS)}.",
+                "quantization",
+            )
         if self.quantization != "none" and self.dtype == "float64":
-            raise Refusal(f"{self.quantization} weights cannot compute in float64: choose float32, or no quantization.", "dtype")
+            raise Refusal(
+                f"{self.quantization} weights cannot compute in float64: choose float32, or no quantization.", "dtype"
+            )
 
     def resolve(self) -> Loading:
         """The same with every "auto" decided for this machine; raises Refusal where the device is not there."""
@@ -101,7 +123,9 @@ def estimate(name: str, loading: Loading) -> Estimate:
     return _estimate(find_source(name), loading.resolve())
 
 
-def load(name: str, loading: Loading, progress: Progress = unseen) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Facts]:
+def load(
+    name: str, loading: Loading, progress: Progress = unseen
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Facts]:
     """Network (in evaluation mode, on its device), tokenizer and facts; raises Refusal."""
     loading = loading.resolve()
     progress(0.0, f"Looking for {name}")
@@ -114,28 +138,45 @@ def load(name: str, loading: Loading, progress: Progress = unseen) -> tuple[PreT
     tokenizer = _read_tokenizer(name, folder)
     network = _read_network(name, folder, loading)
     progress(1.0, f"{name} is ready")
-    facts = Facts(name, source.revision, loading.device, loading.dtype, loading.quantization, cost.parameters, network.get_memory_footprint())
+    facts = Facts(
+        name,
+        source.revision,
+        loading.device,
+        loading.dtype,
+        loading.quantization,
+        cost.parameters,
+        network.get_memory_footprint(),
+    )
     return network, tokenizer, facts
 
 
 def check_draft(target: Tokens, draft: Tokens) -> None:
     """Refuse a draft model whose token ids mean something else."""
     if said := differences(target, draft):
-        raise Refusal(f"The draft model has another vocabulary ({said}): choose a draft of the same model family.", "draft")
+        raise Refusal(
+            f"The draft model has another vocabulary ({said}): choose a draft of the same model family.", "draft"
+        )
 
 
 def differences(target: Tokens, draft: Tokens) -> str:
-    """How the token ids of a draft mean something else, in a few words; empty where they do not. Rows without tokens may differ in number."""
+    """How the token ids of a draft mean something else, in a few words; empty where they do not. Rows without tokens
+    may differ in number.
+    """
     ours, theirs = target.names(), draft.names()
     if ours == theirs:
         return ""
     differing = sorted(id for id in ours.keys() | theirs.keys() if ours.get(id) != theirs.get(id))
-    ours_say, theirs_say = (repr(tokens[differing[0]]) if differing[0] in tokens else "nothing" for tokens in (ours, theirs))
-    return f"{len(differing)} tokens differ; id {differing[0]} is {ours_say} for the target and {theirs_say} for the draft"
+    ours_say, theirs_say = (
+        repr(tokens[differing[0]]) if differing[0] in tokens else "nothing" for tokens in (ours, theirs)
+    )
+    return (
+        f"{len(differing)} tokens differ; id {differing[0]} is {ours_say} for the target and {theirs_say} for the draft"
+    )
 
 
 class Shelf(Generic[Held]):
-    """Loaded models, each once however many lanes ask for it. `factory` makes of network, tokenizer and facts what is held.
+    """Loaded models, each once however many lanes ask for it. `factory` makes of network, tokenizer and facts what is
+    held.
 
     A public deployment sets `folders` to False, so that no path of the machine can be opened, and `most_bytes`.
     """
@@ -172,7 +213,10 @@ class Shelf(Generic[Held]):
         if not self._folders and is_folder(name):
             raise Refusal("Folders cannot be opened here: choose a bundled model or one from the hub.", "model")
         if self._most_bytes is not None and (needed := estimate(name, loading).bytes) > self._most_bytes:
-            raise Refusal(f"{name} takes {size_text(needed)}, and this page allows {size_text(self._most_bytes)}: choose a smaller model.", "model")
+            raise Refusal(
+                f"{name} takes {size_text(needed)}, and this page allows {size_text(self._most_bytes)}: choose a smaller model.",
+                "model",
+            )
         return self._factory(*load(name, loading, progress))
 
 
@@ -182,7 +226,7 @@ def _pick_dtype(device: str) -> str:
     return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
 
 
-def _is_quantized(source: Source, loading: Loading) -> bool:
+def _is_quantized(source: ModelFiles, loading: Loading) -> bool:
     """Whether the files themselves hold quantised weights; Refusal where they were to be quantised once more."""
     stored = getattr(read_config(source), "quantization_config", None) is not None
     if stored and loading.quantization != "none":
@@ -190,7 +234,7 @@ def _is_quantized(source: Source, loading: Loading) -> bool:
     return stored
 
 
-def _estimate(source: Source, loading: Loading) -> Estimate:
+def _estimate(source: ModelFiles, loading: Loading) -> Estimate:
     quantized = _is_quantized(source, loading)
     found = tensors(source)
     needed = stored_bytes(found) if quantized else loaded_bytes(found, loading.dtype, loading.quantization)
@@ -200,8 +244,11 @@ def _estimate(source: Source, loading: Loading) -> Estimate:
 def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
     advice = "choose nf4 weights or a smaller model" if loading.quantization == "none" else "choose a smaller model"
     weights = loading.dtype if loading.quantization == "none" else loading.quantization
-    return Refusal(f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free on "
-                   f"{loading.device}: {advice}, or free memory first.", "model")
+    return Refusal(
+        f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free on "
+        f"{loading.device}: {advice}, or free memory first.",
+        "model",
+    )
 
 
 def _read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
@@ -211,12 +258,16 @@ def _read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
         raise Refusal(f"The tokenizer of {name} cannot be read ({first_sentence(reason)}): "
                       "save a tokenizer.json beside the weights.", "model") from None
     if not tokenizer.is_fast:
-        raise Refusal(f"{name} has no fast tokenizer: convert it to a tokenizer.json, or choose another model.", "model")
+        raise Refusal(
+            f"{name} has no fast tokenizer: convert it to a tokenizer.json, or choose another model.", "model"
+        )
     return tokenizer
 
 
 def _tokenizer_class(folder: Path) -> type:
-    """The general class where the folder names it: AutoTokenizer would go by the architecture and add its family's tokens."""
+    """The general class where the folder names it: AutoTokenizer would go by the architecture and add its family's
+    tokens.
+    """
     config = folder / "tokenizer_config.json"
     named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.exists() else None
     return PreTrainedTokenizerFast if named in GENERAL_TOKENIZERS else AutoTokenizer
@@ -225,13 +276,24 @@ def _tokenizer_class(folder: Path) -> type:
 def _read_network(name: str, folder: Path, loading: Loading) -> PreTrainedModel:
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, loading.dtype), device_map={"": loading.device}, quantization_config=_quantization(loading),
-            use_safetensors=True, trust_remote_code=False, local_files_only=True,
-            ignore_mismatched_sizes=True, output_loading_info=True)
+            folder,
+            dtype=getattr(torch, loading.dtype),
+            device_map={"": loading.device},
+            quantization_config=_quantization(loading),
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
     except FAILURES as reason:
-        raise Refusal(f"{name} cannot be loaded ({first_sentence(reason)}): choose another model or another setting.", "model") from None
+        raise Refusal(
+            f"{name} cannot be loaded ({first_sentence(reason)}): choose another model or another setting.", "model"
+        ) from None
     if report["missing_keys"] or report["mismatched_keys"]:  # the library fills gaps with random numbers
-        raise Refusal(f"The weights of {name} do not belong to its config.json: save the model again, or choose another.", "model")
+        raise Refusal(
+            f"The weights of {name} do not belong to its config.json: save the model again, or choose another.", "model"
+        )
     return network.eval()
 
 
@@ -242,4 +304,8 @@ def _quantization(loading: Loading) -> BitsAndBytesConfig | None:
         # bitsandbytes warns of a cast at every layer of every forward
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=loading.quantization, bnb_4bit_compute_dtype=getattr(torch, loading.dtype))
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=loading.quantization,
+        bnb_4bit_compute_dtype=getattr(torch, loading.dtype),
+    )

@@ -1,4 +1,6 @@
-"""A language model as the playground sees it: token ids in, rows of logits out, keys and values in the stores it is given."""
+"""A language model as the playground sees it: token ids in, rows of logits out, keys and values in the stores it is
+given.
+"""
 from __future__ import annotations
 
 import logging
@@ -13,14 +15,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from playground.engine.attention_mask import Segment
-from playground.engine.cuda_graphs import Replay, replay_path
-from playground.engine.forward_input import Work
-from playground.engine.fused_llama import FastLlama, fast_path
+from playground.engine.cuda_graphs import GraphReplay, replay_path
+from playground.engine.forward_input import ForwardInput
+from playground.engine.fused_llama import FusedLlama, fast_path
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.hooks import Call, Plan, install
-from playground.engine.kv_buffer import UNKNOWN, Room
-from playground.engine.kv_cache import Store
-from playground.engine.numpy_llama import FEW, LightLlama, light_path
+from playground.engine.hooks import Call, LayerPlan, install
+from playground.engine.kv_buffer import UNKNOWN, Capacity
+from playground.engine.kv_cache import KVCache
+from playground.engine.numpy_llama import FEW, NumpyLlama, light_path
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -28,15 +30,29 @@ log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that compares our attention with the library's own
 
 
-Way = FastLlama | LightLlama | Replay | None
+Way = FusedLlama | NumpyLlama | GraphReplay | None
 
 class Model:
-    """A causal language model with both seams in place. Many lanes may share one; all their state is in their stores."""
+    """A causal language model with both seams in place. Many lanes may share one; all their state is in their stores.
+    """
 
     fills = False  # it writes from left to right, and cannot fill masked positions
 
-    def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, revision: str = "", quantization: str = "none"):
-        self.network, self.tokenizer, self.name, self.revision, self.quantization = network.eval(), tokenizer, name, revision, quantization
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        revision: str = "",
+        quantization: str = "none",
+    ):
+        self.network, self.tokenizer, self.name, self.revision, self.quantization = (
+            network.eval(),
+            tokenizer,
+            name,
+            revision,
+            quantization,
+        )
         config = network.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.width: int = config.hidden_size
@@ -75,34 +91,43 @@ class Model:
 
     @property
     def keys(self) -> Tensor | None:
-        """Rows of the head, [V, width], whose products with what it reads are the scores; None where it is no plain matrix, as with packed weights."""
+        """Rows of the head, [V, width], whose products with what it reads are the scores; None where it is no plain
+        matrix, as with packed weights.
+        """
         weight = getattr(self.network.get_output_embeddings(), "weight", None)
         plain = weight is not None and weight.is_floating_point() and weight.shape[1:] == (self.width,)
         return weight.detach() if plain else None
 
     @property
     def turn_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Moves rotated queries [heads, n, d] by so many positions [n] towards the start; None where positions cannot be changed afterwards."""
+        """Moves rotated queries [heads, n, d] by so many positions [n] towards the start; None where positions cannot
+        be changed afterwards.
+        """
         return self.fast.turn_back if self.fast else None
 
-    def new_store(self, room: Room = UNKNOWN) -> Store:
-        return Store(self.depth, self.device, room)
+    def new_store(self, room: Capacity = UNKNOWN) -> KVCache:
+        return KVCache(self.depth, self.device, room)
 
     @torch.inference_mode()
-    def forward(self, works: list[Work], plan: Plan | None = None) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """One pass over the rows of all works. Returns logits [rows, V] of each, in float32 or better, and captured hidden states.
+    def forward(
+        self, works: list[ForwardInput], plan: LayerPlan | None = None
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """One pass over the rows of all works. Returns logits [rows, V] of each, in float32 or better, and captured
+        hidden states.
 
         A forward that fails leaves the stores as they were.
         """
         before = [len(work.store.parents) for work in works]
         try:
-            return self._forward(works, [work.segment() for work in works], plan or Plan())
+            return self._forward(works, [work.segment() for work in works], plan or LayerPlan())
         except BaseException:
             for work, count in zip(works, before):
                 work.store.forget(count)
             raise
 
-    def _forward(self, works: list[Work], segments: list[Segment], plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
+    def _forward(
+        self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
         if self.replay and self.replay.fits(works, segments, plan):
             rows = self.replay(works[0].tokens, segments[0])
             self._wait()
@@ -121,12 +146,20 @@ class Model:
             return self.light(positions, wanted, call, **inputs)
         if self.fast:
             return self.fast(positions, wanted, call, **inputs)
-        return self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[0]
+        return self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call).logits[
+            0
+        ]
 
     @torch.inference_mode()
     def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
-        """Logits [n, V] of states [n, width] from between any two layers, as if no layer followed; without `norm` the head reads them as they are."""
-        logits = self._behind_all_layers(self.network, hidden).logits[0] if norm else self.network.get_output_embeddings()(hidden)
+        """Logits [n, V] of states [n, width] from between any two layers, as if no layer followed; without `norm` the
+        head reads them as they are.
+        """
+        logits = (
+            self._behind_all_layers(self.network, hidden).logits[0]
+            if norm
+            else self.network.get_output_embeddings()(hidden)
+        )
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     @torch.inference_mode()
@@ -137,9 +170,14 @@ class Model:
     def _behind_all_layers(self, part: PreTrainedModel, hidden: Tensor) -> ModelOutput:
         """What is left of a network, or of the part below its head, where it is entered after the last layer."""
         places = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
-        return part(inputs_embeds=hidden[None], position_ids=places, use_cache=False, call=Call([], Plan(resume=(self.depth, hidden))))
+        return part(
+            inputs_embeds=hidden[None],
+            position_ids=places,
+            use_cache=False,
+            call=Call([], LayerPlan(resume=(self.depth, hidden))),
+        )
 
-    def _inputs(self, works: list[Work]) -> dict[str, Tensor]:
+    def _inputs(self, works: list[ForwardInput]) -> dict[str, Tensor]:
         """Token ids, or embeddings where some row blends several tokens."""
         ids = torch.tensor([[token for work in works for token in work.tokens]], device=self.device)
         if not any(work.blends for work in works):
@@ -153,7 +191,7 @@ class Model:
             start += len(work.tokens)
         return {"inputs_embeds": embeddings}
 
-    def _wanted(self, works: list[Work]) -> tuple[Tensor | int, list[int]]:
+    def _wanted(self, works: list[ForwardInput]) -> tuple[Tensor | int, list[int]]:
         """Rows the head is applied to, and how many belong to each work. 0 is the library's word for all."""
         if not any(work.last_only and len(work.tokens) > 1 for work in works):
             return 0, [len(work.tokens) for work in works]
@@ -165,7 +203,8 @@ class Model:
         return torch.tensor([i for r in rows for i in r], device=self.device), [len(r) for r in rows]
 
     def flops(self, rows: int, context: int, layers: int) -> float:
-        """Computed, not measured: two per weight and row for the layers that ran, and the attention over the context."""
+        """Computed, not measured: two per weight and row for the layers that ran, and the attention over the context.
+        """
         weights = 2.0 * self.parameters * layers / self.depth
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
 
@@ -183,7 +222,9 @@ class Model:
         return self.network(input_ids=self._probe_ids(), use_cache=False).logits[0].float()
 
     def _trusted(self, name: str, way: Way, expected: Tensor) -> Way:
-        """A leaner way if it gives the library's rows. One that does not, or cannot run here, is left out, and the log says so."""
+        """A leaner way if it gives the library's rows. One that does not, or cannot run here, is left out, and the log
+        says so.
+        """
         if way is None:
             return None
         setattr(self, name, way)
@@ -203,17 +244,25 @@ class Model:
 
     def _off(self, expected: Tensor) -> float:
         """How far a short forward is from the library's own, as a share of its largest logit."""
-        (seen,), _ = self.forward([Work(self.new_store(), self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)))])
+        (seen,), _ = self.forward(
+            [ForwardInput(self.new_store(), self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)))]
+        )
         return float((seen.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
     @cached_property
     @torch.inference_mode()
     def splits(self) -> bool:
-        """Whether later layers can read rows by themselves: not where they use what earlier ones left behind, such as their keys."""
+        """Whether later layers can read rows by themselves: not where they use what earlier ones left behind, such as
+        their keys.
+        """
         ids, parents, half = self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)), max(1, self.depth // 2)
-        (whole,), captured = self.forward([Work(self.new_store(), ids, parents)], Plan(capture=frozenset([half])))
+        (whole,), captured = self.forward(
+            [ForwardInput(self.new_store(), ids, parents)], LayerPlan(capture=frozenset([half]))
+        )
         try:
-            (late,), _ = self.forward([Work(self.new_store(), ids, parents)], Plan(resume=(half, captured[half])))
+            (late,), _ = self.forward(
+                [ForwardInput(self.new_store(), ids, parents)], LayerPlan(resume=(half, captured[half]))
+            )
         except (KeyError, TypeError, AttributeError, RuntimeError) as reason:
             log.info("%s cannot be read in two parts: %s", self.name, reason)
             return False
@@ -225,6 +274,12 @@ class Model:
             worst = self._off(expected)
         except TypeError as reason:
             kind = self.network.config.model_type
-            raise Refusal(f"{kind} models do not hand the state of a running forward to their attention ({reason}): choose another model.", "model") from None
+            raise Refusal(
+                f"{kind} models do not hand the state of a running forward to their attention ({reason}): choose another model.",
+                "model",
+            ) from None
         if not worst < self._tolerance:
-            raise Refusal(f"With this model the playground's attention differs from the library's by {worst:.2g}: choose another model.", "model")
+            raise Refusal(
+                f"With this model the playground's attention differs from the library's by {worst:.2g}: choose another model.",
+                "model",
+            )

@@ -1,9 +1,9 @@
 """Few rows of a very small network.
 
-A draft model is mostly asked for one row at a time, and in most of the hundred calls that takes it has less to reckon than a call
-of torch takes to begin. numpy's begin sooner, so all but the products and the attention go through it. The products go through
-torch's own and not oneDNN's, which alone takes ten microseconds to begin. Weights and cache are those of the lean way; the rows
-agree up to rounding.
+A draft model is mostly asked for one row at a time, and in most of the hundred calls that takes it has less to reckon
+than a call of torch takes to begin. numpy's begin sooner, so all but the products and the attention go through it. The
+products go through torch's own and not oneDNN's, which alone takes ten microseconds to begin. Weights and cache are
+those of the lean way; the rows agree up to rounding.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from playground.engine.fused_llama import FastLayer, FastLlama, Norm, Product
+from playground.engine.fused_llama import FastLayer, FusedLlama, Norm, Product
 from playground.engine.hooks import Call, attend_all
 
 TINY = 2 ** 21  # weights of a network up to which it pays
@@ -20,18 +20,25 @@ FEW = 4  # rows of a forward up to which it pays
 
 
 class LightNorm:
-    """The root mean square norm of rows [..., d]. Squares are summed and not averaged, so the weight bears the difference."""
+    """The root mean square norm of rows [..., d]. Squares are summed and not averaged, so the weight bears the
+    difference.
+    """
 
     def __init__(self, norm: Norm):
         width = len(norm.weight)
-        self.weight, self.least = norm.weight.detach().numpy() * numpy.float32(width ** 0.5), numpy.float32(norm.epsilon * width)
+        self.weight, self.least = (
+            norm.weight.detach().numpy() * numpy.float32(width**0.5),
+            numpy.float32(norm.epsilon * width),
+        )
 
     def __call__(self, x: ndarray) -> ndarray:
         return x * self.weight / numpy.sqrt(numpy.add.reduce(x * x, -1, keepdims=True) + self.least)
 
 
 class LightProduct:
-    """A linear layer over rows [n, d], its weights held a second time, column by column: so a single row is read fastest."""
+    """A linear layer over rows [n, d], its weights held a second time, column by column: so a single row is read
+    fastest.
+    """
 
     def __init__(self, product: Product):
         self.weight, self.bias = product.weight.detach().t().contiguous(), product.bias
@@ -65,24 +72,48 @@ class LightLayer:
             query_norm, key_norm = self.head_norms
             turning = numpy.concatenate([query_norm(turning[:self.heads]), key_norm(turning[self.heads:])])
         turned = torch.from_numpy(turning * cos + turning.take(self.swapped, -1) * sin)
-        out = attend_all(self.index, (turned[:self.heads], turned[self.heads:], torch.from_numpy(values)), call, self.scaling, self.window)
+        out = attend_all(
+            self.index,
+            (turned[: self.heads], turned[self.heads :], torch.from_numpy(values)),
+            call,
+            self.scaling,
+            self.window,
+        )
         return out.numpy().swapaxes(0, 1).reshape(len(rows), -1)
 
 
-class LightLlama:
+class NumpyLlama:
     """The whole network: token ids or embeddings in, rows of logits out."""
 
-    def __init__(self, network: FastLlama):
+    def __init__(self, network: FusedLlama):
         self.layers = [LightLayer(layer) for layer in network.layers]
-        self.norm, self.head, self.embeddings = LightNorm(network.norm), LightProduct(network.head), network.embeddings.detach().numpy()
+        self.norm, self.head, self.embeddings = (
+            LightNorm(network.norm),
+            LightProduct(network.head),
+            network.embeddings.detach().numpy(),
+        )
         self.cos, self.sin = network.cos.numpy(), network.sin.numpy()
 
-    def __call__(self, positions: Tensor, wanted: Tensor | int, call: Call, input_ids: Tensor | None = None, inputs_embeds: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        positions: Tensor,
+        wanted: Tensor | int,
+        call: Call,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
         """Logits [rows, V] of the wanted rows, as `FastLlama` gives them."""
         with numpy.errstate(over="ignore"):  # a gate that is far below zero lets nothing through, and needs no warning
             return self._logits(positions, wanted, call, input_ids, inputs_embeds)
 
-    def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    def _logits(
+        self,
+        positions: Tensor,
+        wanted: Tensor | int,
+        call: Call,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+    ) -> Tensor:
         hidden = self.embeddings[input_ids[0].numpy()] if inputs_embeds is None else inputs_embeds[0].numpy()
         places = positions[0].numpy()
         cos, sin = self.cos[places], self.sin[places]
@@ -106,8 +137,8 @@ def _entering(call: Call, layer: int, hidden: ndarray) -> ndarray:
     return call.enter(layer, torch.from_numpy(hidden)).numpy()
 
 
-def light_path(network: FastLlama | None) -> LightLlama | None:
+def light_path(network: FusedLlama | None) -> NumpyLlama | None:
     """The light way through a network that has a lean one; None where it is not tiny, or not a processor's."""
     if network is None or network.embeddings.device.type != "cpu" or network.embeddings.dtype != torch.float32:
         return None
-    return LightLlama(network) if network.weights <= TINY else None
+    return NumpyLlama(network) if network.weights <= TINY else None

@@ -1,6 +1,8 @@
-"""Sampling primitives: pure functions on rows of scores [n, V]. A removed token has score -inf; every row keeps at least one.
+"""Sampling primitives: pure functions on rows of scores [n, V]. A removed token has score -inf; every row keeps at
+least one.
 
-Definitions and their edge cases (ties, the token that crosses p) follow the processors of transformers 5.23, so both give equal rows.
+Definitions and their edge cases (ties, the token that crosses p) follow the processors of transformers 5.23, so both
+give equal rows.
 """
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def top_p(scores: Tensor, p: float) -> Tensor:
     """Keep the most probable tokens up to and with the one that makes their sum reach p."""
     if p >= 1:
         return scores
-    ordered, order = (x.flip(-1) for x in scores.sort(descending=True, stable=True))  # of equals the lowest id stays longest
+    # of equals the lowest id stays longest
+    ordered, order = (x.flip(-1) for x in scores.sort(descending=True, stable=True))
     out = ordered.softmax(-1).cumsum(-1) <= 1 - p
     out[..., -1] = False
     return scores.masked_fill(out.scatter(-1, order, out), REMOVED)
@@ -82,11 +85,15 @@ def leftover(p: Tensor, q: Tensor) -> Tensor:
 
 
 def contrast(with_context: Tensor, without: Tensor, alpha: float | Tensor) -> Tensor:
-    """(1 + alpha) * with_context - alpha * without: scores that carry further what the context changes; alpha may differ by row, [n, 1]."""
+    """(1 + alpha) * with_context - alpha * without: scores that carry further what the context changes; alpha may
+    differ by row, [n, 1].
+    """
     return (1 + alpha) * with_context - alpha * without
 
 
 def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats of the softmax of two rows, [n]: 0 where they are equal, ln 2 where they share no token."""
+    """Jensen-Shannon divergence in nats of the softmax of two rows, [n]: 0 where they are equal, ln 2 where they share
+    no token.
+    """
     p, q = first.softmax(-1), second.softmax(-1)
     return (entr((p + q) / 2).sum(-1) - (entr(p).sum(-1) + entr(q).sum(-1)) / 2).clamp(min=0)

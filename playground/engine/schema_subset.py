@@ -1,13 +1,14 @@
 """JSON Schemas as the grammar engine can enforce them to the letter.
 
-llguidance refuses keywords it does not know, but three things it accepts could end in a text that its schema does not allow:
+llguidance refuses keywords it does not know, but three things it accepts could end in a text that its schema does not
+allow:
 
 - a key may be spelled with escapes where keys of any name may follow, so {"\\u0061": ...} slips past the schema of "a";
 - the same key may be written twice, and `minProperties` counts both;
 - `x-guidance` may ask for leniency.
 
-The first is mended: other keys become a pattern that holds for what is spelled, which leaves the meaning of the schema as it is.
-The rest, and what such a pattern cannot say, is refused.
+The first is mended: other keys become a pattern that holds for what is spelled, which leaves the meaning of the schema
+as it is. The rest, and what such a pattern cannot say, is refused.
 """
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def _within_closed(key: str, part: Any, referred: bool) -> Any:
 def _leaves_keys_open(schema: dict) -> bool:
     """Whether keys beside the named ones may follow, and some are named."""
     named = [schema.get(key) for key in ("properties", "patternProperties")]
-    restricts = any(isinstance(names, dict) and any(part not in (True, {}) for part in names.values()) for names in named)
+    restricts = any(
+        isinstance(names, dict) and any(part not in (True, {}) for part in names.values()) for names in named
+    )
     others = schema.get("additionalProperties", True)
     return others is not False and (restricts or others not in (True, {}) and any(named))
 
@@ -84,11 +87,15 @@ def _leaves_keys_open(schema: dict) -> bool:
 def _with_other_keys_spelled(schema: dict, referred: bool) -> dict:
     names, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
     if schema.get("patternProperties"):
-        raise _refusal("patternProperties need additionalProperties false: a key spelled with escapes would pass them by")
+        raise _refusal(
+            "patternProperties need additionalProperties false: a key spelled with escapes would pass them by"
+        )
     if referred:
         raise _refusal("a $ref leads into additionalProperties: put that schema under $defs")
     if hidden := next((name for name in names if any(letter < " " or letter == "\x7f" for letter in name)), None):
-        raise _refusal(f"the property {hidden!r} has a control character in its name, so additionalProperties have to be false")
+        raise _refusal(
+            f"the property {hidden!r} has a control character in its name, so additionalProperties have to be false"
+        )
     pattern = f"^{ANY}*$" if others in (True, {}) else f"^{none_of(list(names))}$"
     return schema | {"patternProperties": {pattern: others}, "additionalProperties": False}
 

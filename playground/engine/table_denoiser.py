@@ -1,8 +1,8 @@
 """A denoiser that is never wrong: an exact table over a list of strings, not a neural network.
 
-A masked diffusion model guesses every masked position from the tokens that are revealed. Over a short list of strings that
-guess can be reckoned exactly, so whatever a decoder then writes badly is the decoder's doing. The table answers a canvas
-with the marginals of the strings that agree with it, p(x_j | revealed tokens).
+A masked diffusion model guesses every masked position from the tokens that are revealed. Over a short list of strings
+that guess can be reckoned exactly, so whatever a decoder then writes badly is the decoder's doing. The table answers a
+canvas with the marginals of the strings that agree with it, p(x_j | revealed tokens).
 """
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ class OracleDenoiser:
     fills = True  # it fills masked positions, and does not continue text
     quantization, depth, device, dtype = "none", 1, torch.device("cpu"), torch.float64
 
-    def __init__(self, strings: Tensor, weights: Tensor, tokens: Tokens, end_ids: frozenset[int] = frozenset(), name: str = ORACLE):
+    def __init__(
+        self,
+        strings: Tensor,
+        weights: Tensor,
+        tokens: Tokens,
+        end_ids: frozenset[int] = frozenset(),
+        name: str = ORACLE,
+    ):
         if weights.shape != strings.shape[:1] or not len(weights) or not bool((weights > 0).all()):
             raise ValueError("every string needs a positive weight, and there must be a string")
         self.strings, self.p = strings, weights.double() / weights.sum()
@@ -50,8 +57,12 @@ class OracleDenoiser:
         return cls(table.nonzero(), table[table > 0], tokens, end_ids, "table")
 
     @classmethod
-    def from_texts(cls, texts: Sequence[str], weights: Sequence[float] | None = None, name: str = ORACLE) -> OracleDenoiser:
-        """Of sentences, a token for each word; end tokens fill them up to one length, and every sentence has at least one."""
+    def from_texts(
+        cls, texts: Sequence[str], weights: Sequence[float] | None = None, name: str = ORACLE
+    ) -> OracleDenoiser:
+        """Of sentences, a token for each word; end tokens fill them up to one length, and every sentence has at least
+        one.
+        """
         tokenizer = _word_tokenizer(texts)
         tokens, end = Tokens(tokenizer, len(tokenizer)), tokenizer.eos_token_id
         rows = [tokens.encode(text) for text in texts]
@@ -65,18 +76,24 @@ class OracleDenoiser:
         try:
             sentences = json.loads(file.read_text(encoding="utf-8"))["sentences"]
         except OSError:
-            raise Refusal(f"The sentences of the oracle ({file.name}) are missing from assets: fetch the project's files again.",
-                          "model") from None
-        return cls.from_texts([sentence["text"] for sentence in sentences], [float(sentence["weight"]) for sentence in sentences])
+            raise Refusal(
+                f"The sentences of the oracle ({file.name}) are missing from assets: fetch the project's files again.",
+                "model",
+            ) from None
+        return cls.from_texts(
+            [sentence["text"] for sentence in sentences], [float(sentence["weight"]) for sentence in sentences]
+        )
 
     def denoise(self, canvas: Sequence[int | None]) -> Tensor:
         """Log-probability of every token at every position given the revealed ones, [L, V]; None is masked.
 
-        Decoders that fill several positions at once can reveal tokens that no string has together. Then the strings that
-        agree with most of them count: the limit of tokens that are misprinted ever more rarely.
+        Decoders that fill several positions at once can reveal tokens that no string has together. Then the strings
+        that agree with most of them count: the limit of tokens that are misprinted ever more rarely.
         """
         known = [position for position, token in enumerate(canvas) if token is not None]
-        agreeing = (self.strings[:, known] == torch.tensor([canvas[position] for position in known], dtype=torch.long)).sum(-1)
+        agreeing = (
+            self.strings[:, known] == torch.tensor([canvas[position] for position in known], dtype=torch.long)
+        ).sum(-1)
         weights = self.p * (agreeing == agreeing.max())
         marginals = torch.zeros(self.context, self.vocabulary, dtype=self.dtype)
         marginals.scatter_add_(1, self.strings.T, weights.expand(self.context, -1))
@@ -86,7 +103,10 @@ class OracleDenoiser:
         """Positions that are left to fill after a prompt; raises Refusal where no string begins with it."""
         fitting = self._beginning(prompt)
         if not bool(fitting.any()):
-            raise Refusal(f"No sentence of the {self.name} begins with {self._text(prompt)!r}: try {self._offers(prompt)}.", "prompt")
+            raise Refusal(
+                f"No sentence of the {self.name} begins with {self._text(prompt)!r}: try {self._offers(prompt)}.",
+                "prompt",
+            )
         return self.context - len(prompt)
 
     def flops(self, rows: int, context: int, layers: int) -> float:
@@ -101,7 +121,9 @@ class OracleDenoiser:
         """The likeliest ways to go on from the longest part of the prompt that some string begins with."""
         fits = max(size for size in range(len(prompt)) if bool(self._beginning(prompt[:size]).any()))
         found: Counter[int] = Counter()
-        for string, weight, begins in zip(self.strings.tolist(), self.p.tolist(), self._beginning(prompt[:fits]).tolist()):
+        for string, weight, begins in zip(
+            self.strings.tolist(), self.p.tolist(), self._beginning(prompt[:fits]).tolist()
+        ):
             found[string[fits]] += weight * begins
         likely = [token for token, weight in found.most_common(OFFERED) if weight]
         return " or ".join(repr(self._text([*prompt[:fits], token])) for token in likely)
@@ -112,7 +134,9 @@ class OracleDenoiser:
 
 def _word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     """A token for each word with the space before it and for each run of punctuation, letters lowered."""
-    normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()])
+    normalizer = normalizers.Sequence(
+        [normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
     splitter = pre_tokenizers.ByteLevel(add_prefix_space=True)
     words = [word for text in texts for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
     ids = {word: id for id, word in enumerate(dict.fromkeys([END, UNKNOWN, *words]))}

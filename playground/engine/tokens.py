@@ -1,7 +1,8 @@
 """Text to token ids and back, so that what is shown while a text grows is what the whole text says in the end.
 
-Every token stands for some bytes; a text is those bytes in order, read as UTF-8. From that one rule follow the piece shown
-for a single token, the decoding of a whole text, and the Reader that decodes it bit by bit and holds back half a letter.
+Every token stands for some bytes; a text is those bytes in order, read as UTF-8. From that one rule follow the piece
+shown for a single token, the decoding of a whole text, and the Reader that decodes it bit by bit and holds back half a
+letter.
 """
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class Tokens:
         self._pieces: dict[int, str] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a raw prompt, with whatever the tokenizer puts around it; names of special tokens in the text become those tokens."""
+        """Ids of a raw prompt, with whatever the tokenizer puts around it; names of special tokens in the text become
+        those tokens.
+        """
         return self.tokenizer(text, verbose=False)["input_ids"]
 
     def encode_further(self, text: str) -> list[int]:
@@ -41,7 +44,9 @@ class Tokens:
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def encode_chat(self, user: str, system: str = "", before: Iterable[tuple[str, str]] = ()) -> list[int]:
-        """Ids of one question, after earlier (user, assistant) turns, in the model's own chat form, up to where its answer begins; raises Refusal."""
+        """Ids of one question, after earlier (user, assistant) turns, in the model's own chat form, up to where its
+        answer begins; raises Refusal.
+        """
         if not self.tokenizer.chat_template:
             raise Refusal("This model has no chat template: turn chat off and write the prompt as plain text.", "chat")
         messages = [{"role": "system", "content": system}] if system else []
@@ -51,8 +56,16 @@ class Tokens:
         try:
             return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         except TemplateError as reason:
-            advice = "leave the system message empty" if system else "take the earlier turns away" if before else "turn chat off"
-            raise Refusal(f"The model's chat template does not take these messages ({reason}): {advice}.", "chat") from None
+            advice = (
+                "leave the system message empty"
+                if system
+                else "take the earlier turns away"
+                if before
+                else "turn chat off"
+            )
+            raise Refusal(
+                f"The model's chat template does not take these messages ({reason}): {advice}.", "chat"
+            ) from None
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids, special tokens left out; U+FFFD stands for bytes that are no letter."""
@@ -60,7 +73,9 @@ class Tokens:
         return reader.push(ids) + reader.flush()
 
     def piece(self, id: int) -> str:
-        """What a screen shows for one token: its exact text, `<0xE2>` for bytes that are no whole letter, a special token's name."""
+        """What a screen shows for one token: its exact text, `<0xE2>` for bytes that are no whole letter, a special
+        token's name.
+        """
         if id not in self._pieces:
             self._pieces[id] = self._show(id)
         return self._pieces[id]
@@ -144,7 +159,8 @@ class Reader:
         return twin
 
     def rebuild(self, ids: Iterable[int]) -> str:
-        """Start over as if only these ids had been pushed, after tokens were taken back; returns their readable text."""
+        """Start over as if only these ids had been pushed, after tokens were taken back; returns their readable text.
+        """
         self._decoder.reset()
         self._begun = False
         return self.push(ids)
@@ -157,7 +173,9 @@ class Reader:
 
 
 def _byte_letters() -> dict[str, int]:
-    """The byte each letter of a byte-level vocabulary stands for: printable ones for themselves, the others from U+0100 on."""
+    """The byte each letter of a byte-level vocabulary stands for: printable ones for themselves, the others from U+0100
+    on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

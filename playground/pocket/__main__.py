@@ -3,17 +3,18 @@
     python -m playground.pocket world --task records --n 5 [--grade 2] [--seed 1] [--held-out] [--json]
     python -m playground.pocket tokenizer --corpus DIR --out DIR
     python -m playground.pocket data --corpus DIR --out DIR --tokens 60e6
-    python -m playground.pocket train --out DIR --minutes 300 [--piece 60]     and again with --resume until it is finished
+    python -m playground.pocket train --out DIR --minutes 300 [--piece 60]     and again with --resume until it is
+    finished
     python -m playground.pocket samples --out DIR                              texts of the target, for its drafts
     python -m playground.pocket {data,train} --role draft ...                  then the draft
     python -m playground.pocket {tokenizer,data,train} --role other-draft ...  and the one with a tokenizer of its own
     python -m playground.pocket evaluate --out DIR [--items 12]
     python -m playground.pocket publish --corpus DIR --out DIR [--replace]
 
-`world` prints items of one task, each with its answer; the same seed gives the same items. The other commands are the steps
-of training, in order; each reads what the one before left in --out, and none replaces what another run left there. `train`
-has a budget of --minutes, stops after a --piece of it or at Ctrl-C, and goes on with --resume. `publish` writes the finished
-models with their cards to --assets. `COMMAND --help` tells the options of each.
+`world` prints items of one task, each with its answer; the same seed gives the same items. The other commands are the
+steps of training, in order; each reads what the one before left in --out, and none replaces what another run left
+there. `train` has a budget of --minutes, stops after a --piece of it or at Ctrl-C, and goes on with --resume. `publish`
+writes the finished models with their cards to --assets. `COMMAND --help` tells the options of each.
 """
 import argparse
 import math
@@ -83,13 +84,17 @@ def _world_options(parser):
 
 
 def _step_options(parser, command):
-    parser.add_argument("--out", type=Path, required=True, help="working folder: tokenizers, data, checkpoints, measures")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="working folder: tokenizers, data, checkpoints, measures"
+    )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
     if command in ("tokenizer", "data", "train"):
         parser.add_argument("--role", choices=["target", "draft", "other-draft"], default="target")
     if command in ("tokenizer", "data", "publish"):
-        parser.add_argument("--corpus", type=Path, required=True, help="where tales.jsonl.gz and gsm8k_train.jsonl.gz are")
+        parser.add_argument(
+            "--corpus", type=Path, required=True, help="where tales.jsonl.gz and gsm8k_train.jsonl.gz are"
+        )
     if command in ("train", "samples"):
         parser.add_argument("--device", default="cpu", help="where to compute: cpu, cuda or auto")
     OPTIONS.get(command, lambda parser: None)(parser)
@@ -100,13 +105,21 @@ def _data_options(parser):
 
 
 def _train_options(parser):
-    parser.add_argument("--minutes", type=float, help="the whole budget, usually 95; with --resume another than the old one")
-    parser.add_argument("--piece", type=float, default=math.inf, help="stop after so many minutes, to go on with --resume")
+    parser.add_argument(
+        "--minutes", type=float, help="the whole budget, usually 95; with --resume another than the old one"
+    )
+    parser.add_argument(
+        "--piece", type=float, default=math.inf, help="stop after so many minutes, to go on with --resume"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
-    parser.add_argument("--begin", type=Path, metavar="FOLDER", help="begin with the weights of a published model, not by chance")
+    parser.add_argument(
+        "--begin", type=Path, metavar="FOLDER", help="begin with the weights of a published model, not by chance"
+    )
     parser.add_argument("--size", choices=["nano", "small", "large"],
                         help="shape of the model; small on a CPU, large on a GPU, nano to try the commands out")
-    parser.add_argument("--compile", action="store_true", help="a fifth faster on a CPU with a C++ compiler, once it has been compiled")
+    parser.add_argument(
+        "--compile", action="store_true", help="a fifth faster on a CPU with a C++ compiler, once it has been compiled"
+    )
     parser.add_argument("--batch", type=int, help="tokens a step; 2048 on a CPU, 65536 on a GPU")
 
 
@@ -124,7 +137,11 @@ def _publish_options(parser):
 
 
 OPTIONS = dict(
-    data=_data_options, train=_train_options, samples=_samples_options, evaluate=_evaluate_options, publish=_publish_options,
+    data=_data_options,
+    train=_train_options,
+    samples=_samples_options,
+    evaluate=_evaluate_options,
+    publish=_publish_options,
 )
 
 

@@ -1,8 +1,8 @@
 """The shapes of the pocket models: Llama as transformers has it, small, with an attention that trains fast on a CPU.
 
-For a CPU `target` has 8 layers of width 256, `draft` 2 of width 128, and `tiny`, the draft with a tokenizer of its own, 2 of
-width 96; the `large` ones want a GPU. Embeddings and output share their weights, two query heads share one key-value head,
-positions are rotary. `nano` is for tests.
+For a CPU `target` has 8 layers of width 256, `draft` 2 of width 128, and `tiny`, the draft with a tokenizer of its own,
+2 of width 96; the `large` ones want a GPU. Embeddings and output share their weights, two query heads share one key-
+value head, positions are rotary. `nano` is for tests.
 """
 from functools import lru_cache
 
@@ -27,9 +27,9 @@ BLOCKED = -30000.0                 # added to a score that must not count; fits 
 def causal_matmul(module, query, key, value, attention_mask, scaling=None, **_):
     """Causal attention as two batched products: faster than the fused one for few, short heads on a CPU.
 
-    query: (batch, heads, tokens, width); key, value with fewer heads. attention_mask: what `within_documents` gives, or None
-    for plain causal attention. For training only: there is no cache, and padding stands at the end of a window, where
-    nothing looks back at it.
+    query: (batch, heads, tokens, width); key, value with fewer heads. attention_mask: what `within_documents` gives, or
+    None for plain causal attention. For training only: there is no cache, and padding stands at the end of a window,
+    where nothing looks back at it.
     """
     batch, heads, length, width = query.shape
     shared = heads // key.shape[1]
@@ -48,7 +48,8 @@ def _future(query):
     return future.expand(len(query), -1, -1)
 
 
-@lru_cache(maxsize=1)        # all layers share the mask of a batch; making it in each cost 12 % of a step at 1024 tokens
+# all layers share the mask of a batch; making it in each cost 12 % of a step at 1024 tokens
+@lru_cache(maxsize=1)
 def _closed(allowed, heads, dtype):
     """The same for a mask: (batch * heads, tokens, tokens)."""
     closed = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, BLOCKED)
@@ -58,8 +59,9 @@ def _closed(allowed, heads, dtype):
 def within_documents(documents):
     """Which tokens each token may look at: the earlier ones of its own document, and itself.
 
-    documents: (rows, tokens), the number of every token's document. Returns a boolean mask (rows, 1, tokens, tokens), for
-    the training attention and for sdpa. Positions need not start anew with a document: rotary ones only act by differences.
+    documents: (rows, tokens), the number of every token's document. Returns a boolean mask (rows, 1, tokens, tokens),
+    for the training attention and for sdpa. Positions need not start anew with a document: rotary ones only act by
+    differences.
     """
     same = documents[:, :, None] == documents[:, None, :]
     return same.tril()[:, None]
@@ -100,7 +102,9 @@ def for_training(model):
 
 
 def compile_layers(model):
-    """Let torch compile the layers, in place: 17-24 % more tokens a second on a CPU, after some minutes for every context length."""
+    """Let torch compile the layers, in place: 17-24 % more tokens a second on a CPU, after some minutes for every
+    context length.
+    """
     for layer in model.model.layers:
         layer.compile(dynamic=False)
 

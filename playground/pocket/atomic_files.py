@@ -1,7 +1,7 @@
 """Files that are either whole or not there: what an interrupted or a full disk must not leave half done.
 
-A folder is filled under another name and takes its own when everything is in it; a checkpoint likewise. What stands there
-already is never touched by a write that fails.
+A folder is filled under another name and takes its own when everything is in it; a checkpoint likewise. What stands
+there already is never touched by a write that fails.
 """
 import shutil
 from contextlib import contextmanager
@@ -17,7 +17,9 @@ FAILURES = (OSError, RuntimeError, SafetensorError)        # torch reports a ful
 
 @contextmanager
 def new_folder(folder, replace=False):
-    """A folder to fill, which becomes `folder` at the end. Refusal: `folder` exists (unless `replace`), or cannot be written."""
+    """A folder to fill, which becomes `folder` at the end. Refusal: `folder` exists (unless `replace`), or cannot be
+    written.
+    """
     folder = Path(folder)
     if folder.exists() and not replace:
         raise Refusal(f"{folder} exists already and is left as it is: remove it, or choose another folder.", "out")
@@ -29,7 +31,9 @@ def new_folder(folder, replace=False):
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
     except FAILURES as reason:
-        raise Refusal(f"{folder} could not be written ({reason}): make room on the disk and start again.", "out") from reason
+        raise Refusal(
+            f"{folder} could not be written ({reason}): make room on the disk and start again.", "out"
+        ) from reason
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -41,21 +45,28 @@ def write_text(path, text):
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as reason:
-        raise Refusal(f"{path} could not be written ({reason}): make room on the disk and start again.", "out") from reason
+        raise Refusal(
+            f"{path} could not be written ({reason}): make room on the disk and start again.", "out"
+        ) from reason
     finally:
         part.unlink(missing_ok=True)
 
 
 def write_checkpoint(stored, path):
-    """Store a dictionary of tensors and plain values. Refusal: it could not be written; the checkpoint before it is whole."""
+    """Store a dictionary of tensors and plain values. Refusal: it could not be written; the checkpoint before it is
+    whole.
+    """
     part = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(stored, part)
         part.replace(path)
     except FAILURES as reason:
-        raise Refusal(f"The checkpoint {path} could not be written ({_first_line(reason)}): the one before it, if any, is whole; "
-                      "make room on the disk and go on with --resume.", "out") from reason
+        raise Refusal(
+            f"The checkpoint {path} could not be written ({_first_line(reason)}): the one before it, if any, is whole; "
+            "make room on the disk and go on with --resume.",
+            "out",
+        ) from reason
     finally:
         part.unlink(missing_ok=True)
 
@@ -66,8 +77,10 @@ def read_checkpoint(path, device="cpu"):
         raise Refusal(f"There is nothing to resume in {path.parent}: leave --resume away to begin.", "resume")
     try:
         return torch.load(path, weights_only=True, map_location=device)
-    except Exception as reason:        # torch.load raises whatever its parts raise
-        raise Refusal(f"The checkpoint {path} cannot be read ({type(reason).__name__}): remove it and begin again.", "resume") from reason
+    except Exception as reason:  # torch.load raises whatever its parts raise
+        raise Refusal(
+            f"The checkpoint {path} cannot be read ({type(reason).__name__}): remove it and begin again.", "resume"
+        ) from reason
 
 
 def _first_line(reason):

@@ -120,7 +120,14 @@ def _shape(model):
 
 
 def _run(state, plan):
-    run = dict(minutes=state.seconds / 60, step=state.step, seen=state.tokens / 1e6, loss=state.losses[-1][1], place=state.place, begun=_begun(state.earlier))
+    run = dict(
+        minutes=state.seconds / 60,
+        step=state.step,
+        seen=state.tokens / 1e6,
+        loss=state.losses[-1][1],
+        place=state.place,
+        begun=_begun(state.earlier),
+    )
     return asdict(plan) | run | dict(batch=plan.tokens, noted=NOTED)
 
 
@@ -149,7 +156,16 @@ def _guesses():
 
 def table(tasks):
     """The scores as a Markdown table."""
-    heads = ["task", "target score", "right", "taught / kept wordings", "answer tokens", "accepted", "tokens per forward", "other draft"]
+    heads = [
+        "task",
+        "target score",
+        "right",
+        "taught / kept wordings",
+        "answer tokens",
+        "accepted",
+        "tokens per forward",
+        "other draft",
+    ]
     rows = [_row(heads), "|---" * len(heads) + "|"]
     for name, row in tasks.items():
         figures = [f"{row['score']:.2f}", f"{row['right']:.0%}", _words(row["words"]), f"{row['tokens']:.0f}"]
@@ -162,7 +178,9 @@ def _words(scores):
 
 
 def _guessed(row):
-    """Three cells: acceptance at the middle number of guesses, tokens per forward at all of them, and those of the other draft."""
+    """Three cells: acceptance at the middle number of guesses, tokens per forward at all of them, and those of the
+    other draft.
+    """
     played, other = row.get("guessing"), row.get("guessing_in_text")
     each = " / ".join(f"{at['tokens_per_forward']:.1f}" for at in played.values()) if played else "-"
     accepted = f"{played[str(MIDDLE)]['acceptance']:.2f}" if played else "-"

@@ -62,7 +62,10 @@ def require(folder):
     """Make sure the texts are there. Refusal: one is not."""
     for name in SOURCES:
         if not (Path(folder) / name).is_file():
-            raise Refusal(f"There is no {name} in {folder}: name the folder that holds {' and '.join(SOURCES)} with --corpus.", "corpus")
+            raise Refusal(
+                f"There is no {name} in {folder}: name the folder that holds {' and '.join(SOURCES)} with --corpus.",
+                "corpus",
+            )
 
 
 def checksums(folder):

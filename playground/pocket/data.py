@@ -1,9 +1,9 @@
 """From texts and tasks to training windows: fixed shares of every source, whole items packed, weights per token.
 
 A window is `width + 1` token ids, so that it holds `width` predictions. Natural text is cut into windows as it comes;
-items are packed whole, best fit first, and what stays empty is padding of weight zero. Every token knows the number of its
-document, so that no token looks into another one (`model.within_documents`). An answer counts fully, a question a tenth:
-the model should answer questions, and only roughly learn how they are put.
+items are packed whole, best fit first, and what stays empty is padding of weight zero. Every token knows the number of
+its document, so that no token looks into another one (`model.within_documents`). An answer counts fully, a question a
+tenth: the model should answer questions, and only roughly learn how they are put.
 """
 import random
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ HOPELESS = 1000                             # items that do not fit, one after a
 
 @dataclass
 class Windows:
-    """Windows of one length, all arrays (n, width + 1). ids: uint16; weights: uint8, per cent; documents: uint8, which of the
-    texts in its window a token belongs to (0 is padding, or running text that began before the window).
+    """Windows of one length, all arrays (n, width + 1). ids: uint16; weights: uint8, per cent; documents: uint8, which
+    of the texts in its window a token belongs to (0 is padding, or running text that began before the window).
     """
     ids: np.ndarray
     weights: np.ndarray
@@ -79,7 +79,9 @@ class Windows:
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows on a device, all tensors (rows, width + 1): ids, long; weights, float, 1 for what counts fully; documents, long."""
+    """Windows on a device, all tensors (rows, width + 1): ids, long; weights, float, 1 for what counts fully;
+    documents, long.
+    """
     ids: torch.Tensor
     weights: torch.Tensor
     documents: torch.Tensor
@@ -146,7 +148,7 @@ def _packers(encoders):
 def _streams(folder, tokenizer, rng, side):
     """The natural texts, of training (side 0) or validation (side 1): {source: Stream}."""
     texts = dict(tales=corpus.tales(folder)[side], code=corpus.code()[side])
-    return {name: Stream(tokenizer, pieces_of(texts[name], rng)) for name in NATURAL}
+    return {name: TokenStream(tokenizer, pieces_of(texts[name], rng)) for name in NATURAL}
 
 
 def _encoders(folder, tokenizer, rng, side):
@@ -175,7 +177,7 @@ def _notice(tokenizer, rng):
     return ids, [FULL] * len(ids)
 
 
-class Stream:
+class TokenStream:
     """Running text as one long row of tokens, each text begun by the end-of-text token, read on from cut to cut."""
 
     def __init__(self, tokenizer, texts):
@@ -239,6 +241,9 @@ class Packer:
             if not refused:
                 self.waiting.append(entry)
             elif refused == HOPELESS:
-                raise Refusal(f"{HOPELESS} items in a row are longer than a window of {size} tokens: take longer windows or a larger vocabulary.", "data")
+                raise Refusal(
+                    f"{HOPELESS} items in a row are longer than a window of {size} tokens: take longer windows or a larger vocabulary.",
+                    "data",
+                )
         fitting = [(len(ids), i) for i, (ids, _) in enumerate(self.waiting) if len(ids) <= size - at]
         return 0 if len(fitting) == WAITING else max(fitting)[1] if fitting else None

@@ -1,9 +1,10 @@
 """Distillation: the draft learns to guess what the target will say.
 
-For the first part of the budget the draft learns from the data, as the target did: cheap, and it brings it near. Then it
-learns the target's whole distributions on the same windows, some of which the target wrote (`samples.py`). What counts for a
-draft is how often the target accepts its guess, and that is the overlap of the two distributions, not the draft's own loss.
-Source: Hinton and others, arXiv 1503.02531; for drafts, DistillSpec, arXiv 2310.08461 (forward KL on fixed text).
+For the first part of the budget the draft learns from the data, as the target did: cheap, and it brings it near. Then
+it learns the target's whole distributions on the same windows, some of which the target wrote (`samples.py`). What
+counts for a draft is how often the target accepts its guess, and that is the overlap of the two distributions, not the
+draft's own loss. Source: Hinton and others, arXiv 1503.02531; for drafts, DistillSpec, arXiv 2310.08461 (forward KL on
+fixed text).
 """
 import torch
 

@@ -9,11 +9,11 @@ from collections import defaultdict
 from copy import deepcopy
 
 import playground
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
 from playground.engine.model import Model
 from playground.pocket.generation import continuations
-from playground.trace.lane_metrics import Record
+from playground.trace.lane_metrics import LaneRecord
 
 GUESSES = (3, 5, 8)               # tokens guessed a round
 IN_TEXT = 5                       # tokens of its own that a draft with another tokenizer writes a round
@@ -21,16 +21,22 @@ IN_TEXT = 5                       # tokens of its own that a draft with another 
 
 def in_lanes(target, draft, tokenizer):
     """The pair as lanes take it: copies, since a model of the playground changes how its network attends."""
-    return Models(*(Model(deepcopy(network), tokenizer, name) for network, name in ((target, "target"), (draft, "draft"))))
+    return Models(
+        *(Model(deepcopy(network), tokenizer, name) for network, name in ((target, "target"), (draft, "draft")))
+    )
 
 
 def lanes(models, prompts, room):
-    """Greedy speculation over prompts: {guesses: acceptance, tokens_per_forward, same}. prompts: texts with their role marks.
+    """Greedy speculation over prompts: {guesses: acceptance, tokens_per_forward, same}. prompts: texts with their role
+    marks.
 
-    Acceptance is accepted / tested guesses, tokens_per_forward those of the target without prefill, both over all prompts;
-    `same` is the share of texts that are plain greedy decoding's.
+    Acceptance is accepted / tested guesses, tokens_per_forward those of the target without prefill, both over all
+    prompts; `same` is the share of texts that are plain greedy decoding's.
     """
-    recipes = [Recipe("greedy"), *(Recipe("speculative", extras=[("draft_model", dict(depth=k))]) for k in GUESSES)]
+    recipes = [
+        LaneConfig("greedy"),
+        *(LaneConfig("speculative", extras=[("draft_model", dict(depth=k))]) for k in GUESSES),
+    ]
     found = defaultdict(list)
     for prompt in prompts:
         plain, *guessed = playground.compare(recipes, prompt, models=models, max_new_tokens=room)
@@ -41,7 +47,7 @@ def lanes(models, prompts, room):
 
 def _together(results):
     """Several lanes of one kind as one. results: (Result, whether it wrote the plain text) of each."""
-    trials = [kept for lane, _ in results for _, kept in Record(lane.trace.events).trials()]
+    trials = [kept for lane, _ in results for _, kept in LaneRecord(lane.trace.events).trials()]
     measured = [lane.metrics for lane, _ in results if lane.metrics["tokens_per_target_forward"]]
     passes = sum(m["target_forwards"] for m in measured)
     written = sum(m["tokens_per_target_forward"] * m["target_forwards"] for m in measured)

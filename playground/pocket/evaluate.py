@@ -1,9 +1,9 @@
 """Evaluation: how good the pocket models are at their small world, and how well the drafts guess the target.
 
-Everything is measured on what training has never seen: validation loss per source, score per task and grade under greedy
-decoding, how many of the tokens that a draft guesses the target takes, how often an early layer already agrees with the
-last, and how repetitive greedy tales and stories are. The result is one dictionary, ready for JSON; `card.py` makes the
-model card from it.
+Everything is measured on what training has never seen: validation loss per source, score per task and grade under
+greedy decoding, how many of the tokens that a draft guesses the target takes, how often an early layer already agrees
+with the last, and how repetitive greedy tales and stories are. The result is one dictionary, ready for JSON; `card.py`
+makes the model card from it.
 """
 import json
 import random
@@ -23,8 +23,17 @@ from playground.pocket.data import Windows
 from playground.pocket.generation import continuations
 from playground.pocket.world import TASKS, arithmetic, context_qa, score
 
-ROOM = dict(                      # tokens an answer may take
-    facts=12, context_qa=12, arithmetic=110, records=260, edit=330, lists=80, programs=300, needle=12, stories=260, chat=130,
+ROOM = dict(  # tokens an answer may take
+    facts=12,
+    context_qa=12,
+    arithmetic=110,
+    records=260,
+    edit=330,
+    lists=80,
+    programs=300,
+    needle=12,
+    stories=260,
+    chat=130,
 )
 GUESSED = 20                      # items of a row that the drafts are measured on: lanes take seconds an item
 OPENINGS = """
@@ -48,13 +57,16 @@ WISHES = """
 
 
 def exam(count, seed):
-    """Held-out items, `count` for every row of the table: {row: items}. Every task as a whole, then each of its grades."""
+    """Held-out items, `count` for every row of the table: {row: items}. Every task as a whole, then each of its grades.
+    """
     rng = random.Random(seed)
     makers = {name: partial(task.generate, rng, True) for name, task in TASKS.items()}
     for name, task in TASKS.items():
         if len(task.GRADES) > 1:
             makers |= {f"{name}, grade {grade}": partial(task.generate, rng, True, grade) for grade in task.GRADES}
-    makers |= {f"arithmetic, grade {grade}": partial(arithmetic.problem, rng, grade, True) for grade in arithmetic.GRADES}
+    makers |= {
+        f"arithmetic, grade {grade}": partial(arithmetic.problem, rng, grade, True) for grade in arithmetic.GRADES
+    }
     makers |= {f"arithmetic, drills {grade}": partial(arithmetic.drill, rng, grade, True) for grade in (1, 2, 3)}
     makers["context_qa, against memory"] = partial(context_qa.contradicting, rng)
     makers["context_qa, as in memory"] = partial(context_qa.agreeing, rng)
@@ -159,7 +171,9 @@ def first_wrong(items, texts, scores):
 def guessed(family, items):
     """How the drafts fare at guessing the target's answers to items."""
     tokenizer = family.target[1]
-    return guessing(family, [tokenizer.decode(tokens.exchange(tokenizer, item)[0]) for item in items[:GUESSED]], ROOM[items[0].task])
+    return guessing(
+        family, [tokenizer.decode(tokens.exchange(tokenizer, item)[0]) for item in items[:GUESSED]], ROOM[items[0].task]
+    )
 
 
 def guessing(family, prompts, room):
@@ -195,9 +209,12 @@ def distinct(ids, n=2):
 
 def longest_repeat(ids):
     """Tokens in the longest run that stands in the text twice; the two may overlap."""
-    longest, before = 0, [0] * len(ids)             # before[j]: length of the run that ends both at token i - 1 and at token j
+    # before[j]: length of the run that ends both at token i - 1 and at token j
+    longest, before = 0, [0] * len(ids)
     for i, token in enumerate(ids):
-        before = [before[j - 1] + 1 if j and ids[j] == token else int(ids[j] == token) for j in range(i)] + [0] * (len(ids) - i)
+        before = [before[j - 1] + 1 if j and ids[j] == token else int(ids[j] == token) for j in range(i)] + [0] * (
+            len(ids) - i
+        )
         longest = max(longest, *before)
     return longest
 
@@ -208,7 +225,9 @@ def samples(pair, seed):
     torch.manual_seed(seed)
     openings = [tokens.END_OF_TEXT + opening for opening in OPENINGS[:2]]
     wanted = [(prompt, 0.8) for prompt in WISHES + openings] + [(openings[0], 0)]
-    said = [continuations(model, [tokenizer.encode(prompt, add_special_tokens=False)], 220, t)[0] for prompt, t in wanted]
+    said = [
+        continuations(model, [tokenizer.encode(prompt, add_special_tokens=False)], 220, t)[0] for prompt, t in wanted
+    ]
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
     return [dict(prompt=prompt, temperature=t, text=text) for (prompt, t), text in zip(wanted, texts)]
 

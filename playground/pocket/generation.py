@@ -10,8 +10,8 @@ END, PAD = (tokens.SPECIALS.index(name) for name in (tokens.END, tokens.PAD))
 def continuations(model, prompts, room, temperature=0.0, rows=32):
     """The continuation of every prompt, at most `room` tokens, its end token included: lists of token ids.
 
-    prompts: lists of token ids. Temperature 0 is greedy; otherwise torch's global generator draws. Prompts of like length
-    share a batch, so that little of it is padding.
+    prompts: lists of token ids. Temperature 0 is greedy; otherwise torch's global generator draws. Prompts of like
+    length share a batch, so that little of it is padding.
     """
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     found = {}

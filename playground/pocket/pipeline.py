@@ -1,7 +1,7 @@
 """What each command of `python -m playground.pocket` does, on the folders of its options.
 
-A command that would replace something refuses, one that is interrupted leaves nothing half written, and one whose input is
-not there says which command makes it.
+A command that would replace something refuses, one that is interrupted leaves nothing half written, and one whose input
+is not there says which command makes it.
 """
 import json
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from playground.pocket import target_samples as samples
 from playground.pocket import tokenizer as tokens
 from playground.pocket.atomic_files import new_folder, write_text
 from playground.pocket.model_roles import ROLES
-from playground.pocket.train import Plan, Trainer, data_loss, read_state, target_loss
+from playground.pocket.train import Trainer, TrainingPlan, data_loss, read_state, target_loss
 from playground.pocket.warm_start import inherit
 
 TARGET = ROLES["target"]
@@ -66,7 +66,11 @@ def train(options):
     with new_folder(role.model(options.out) / "weights", replace=True) as folder:
         models.save(trainer.model, folder)
     print(trainer.report())
-    print("The training is finished." if trainer.progress >= 1 else f"{trainer.progress:.0%} of the budget is used: go on with --resume.")
+    print(
+        "The training is finished."
+        if trainer.progress >= 1
+        else f"{trainer.progress:.0%} of the budget is used: go on with --resume."
+    )
 
 
 def make_samples(options):
@@ -104,13 +108,22 @@ def _publish(options, role, measured, folder):
     (model, tokenizer), result = measured
     state, plan = read_state(role.model(options.out))
     if not state.losses:
-        raise Refusal(f"The training in {role.model(options.out)} has hardly begun: go on with --resume before it is published.", "out")
+        raise Refusal(
+            f"The training in {role.model(options.out)} has hardly begun: go on with --resume before it is published.",
+            "out",
+        )
     models.save(model, folder)
     tokenizer.save_pretrained(folder)
     facts = dict(result=result, checksums=corpus.checksums(options.corpus), plan=plan)
     (folder / "README.md").write_text(card.card(role, model, state, facts), encoding="utf-8")
     (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
-    measures = result | dict(tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses, plan=asdict(plan))
+    measures = result | dict(
+        tokens_seen=state.tokens,
+        minutes=state.seconds / 60,
+        earlier=state.earlier,
+        losses=state.losses,
+        plan=asdict(plan),
+    )
     (folder / MEASURES).write_text(json.dumps(measures, indent=1) + "\n", encoding="utf-8")
 
 
@@ -123,7 +136,7 @@ def _trainer(options, role):
     if options.compile:
         models.compile_layers(model)
     batch = options.batch or (2048 if device == "cpu" else 65536)
-    plan = Plan(minutes=options.minutes or 95, tokens=batch, seed=options.seed)
+    plan = TrainingPlan(minutes=options.minutes or 95, tokens=batch, seed=options.seed)
     return Trainer(model, _loss(options, role, device), plan, (role.data(options.out), role.model(options.out)))
 
 
@@ -166,4 +179,6 @@ def _require(path, command):
         raise Refusal(f"There is no {path}: run `python -m playground.pocket {command}` first.", "out")
 
 
-COMMANDS = dict(tokenizer=make_tokenizer, data=make_data, train=train, samples=make_samples, evaluate=evaluate, publish=publish)
+COMMANDS = dict(
+    tokenizer=make_tokenizer, data=make_data, train=train, samples=make_samples, evaluate=evaluate, publish=publish
+)

@@ -1,9 +1,9 @@
 """What the target itself says: texts for its drafts to learn from.
 
-A draft has to guess the target's words, not those of the data, so a part of its windows is written by the target: sampled
-answers to questions of the training side, and continuations of natural text. They are kept as text, which a draft with
-another tokenizer reads as well.
-Source: DistillSpec, Zhou et al. 2023, arXiv 2310.08461 (data the student meets at work); ours is sampled once, from the target.
+A draft has to guess the target's words, not those of the data, so a part of its windows is written by the target:
+sampled answers to questions of the training side, and continuations of natural text. They are kept as text, which a
+draft with another tokenizer reads as well. Source: DistillSpec, Zhou et al. 2023, arXiv 2310.08461 (data the student
+meets at work); ours is sampled once, from the target.
 """
 import itertools
 import json
@@ -25,7 +25,8 @@ TEMPERATURE = 0.8
 
 
 def drawn(target, tokenizer, openings, seed, rows=64):
-    """Texts without end: pairs (read, said) of strings, role marks and end included. openings: natural text, lists of token ids.
+    """Texts without end: pairs (read, said) of strings, role marks and end included. openings: natural text, lists of
+    token ids.
 
     A batch asks one task, so that its answers end at about the same time.
     """
@@ -60,7 +61,10 @@ def write(pairs, path):
 def load(path):
     """The pairs that `write` wrote. Refusal: there are none."""
     if not path.exists():
-        raise Refusal(f"There are no texts of the target in {path.parent}: run `python -m playground.pocket samples` first.", "out")
+        raise Refusal(
+            f"There are no texts of the target in {path.parent}: run `python -m playground.pocket samples` first.",
+            "out",
+        )
     with path.open(encoding="utf-8") as lines:
         return [tuple(json.loads(line)) for line in lines]
 

@@ -1,8 +1,8 @@
 """The tokenizers of the pocket models: byte-level BPE with digits one by one and a chat template.
 
 A digit has one form wherever it stands, so a number is copied digit by digit. Roles, the end of an answer, the end of a
-text, padding and the mask are single tokens, with the same ids in every tokenizer. A question and an answer start with a
-space, as words in running text do.
+text, padding and the mask are single tokens, with the same ids in every tokenizer. A question and an answer start with
+a space, as words in running text do.
 """
 from pathlib import Path
 
@@ -22,7 +22,9 @@ TEMPLATE = (
 
 
 def train(texts, size=SIZE, digits=r"\d"):
-    """A tokenizer of `size` tokens, bytes and special tokens included, from an iterable of strings; `digits` stay one piece."""
+    """A tokenizer of `size` tokens, bytes and special tokens included, from an iterable of strings; `digits` stay one
+    piece.
+    """
     bpe = Tokenizer(models.BPE())
     digits, words = pre_tokenizers.Split(Regex(digits), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.Sequence([digits, words]), decoders.ByteLevel()

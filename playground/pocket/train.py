@@ -31,7 +31,7 @@ NOTED = 25                                  # steps whose mean loss is one point
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How long and how to train. Give `minutes`, or `steps` for a run that repeats exactly."""
     minutes: float = 0
     steps: int = 0
@@ -52,7 +52,7 @@ class Earlier:
 
 
 @dataclass
-class State:
+class TrainingState:
     """Where a run stands; stored in the checkpoint."""
     step: int = 0
     seconds: float = 0.0
@@ -68,7 +68,7 @@ class Trainer:
 
     def __init__(self, model, loss, plan, folders):
         data, self.out = map(Path, folders)
-        self.model, self.loss, self.plan, self.state = model, loss, plan, State(place=_place(model.device))
+        self.model, self.loss, self.plan, self.state = model, loss, plan, TrainingState(place=_place(model.device))
         self.windows = {width: Windows.load(data / f"train_{width}.npz") for width in STAGES}
         self.optimisers = optimisers(model, plan)
         self.recent = []
@@ -155,24 +155,38 @@ class Trainer:
     def begin(self):
         """Make sure that nothing is lost by beginning anew. Refusal: there is a checkpoint."""
         if (self.out / CHECKPOINT).exists():
-            raise Refusal(f"{self.out} holds a training that has begun: add --resume to go on with it, or choose another --out.", "resume")
+            raise Refusal(
+                f"{self.out} holds a training that has begun: add --resume to go on with it, or choose another --out.",
+                "resume",
+            )
 
     def save(self):
         """Write the checkpoint; an interrupted write leaves the old one whole."""
-        stored = dict(model=self.model.state_dict(), optimisers=[o.state_dict() for o in self.optimisers], shape=shape(self.model))
+        stored = dict(
+            model=self.model.state_dict(), optimisers=[o.state_dict() for o in self.optimisers], shape=shape(self.model)
+        )
         stored |= dict(state=asdict(self.state), plan=asdict(self.plan), recent=self.recent)
         write_checkpoint(stored, self.out / CHECKPOINT)
 
     def resume(self, minutes=None):
-        """Go on from the checkpoint by the plan it was begun with, or with another budget. Refusal: none, or of another shape."""
+        """Go on from the checkpoint by the plan it was begun with, or with another budget. Refusal: none, or of another
+        shape.
+        """
         stored = read_checkpoint(self.out / CHECKPOINT, self.model.device)
         if stored["shape"] != shape(self.model):
-            raise Refusal(f"The checkpoint in {self.out} is of a model with {_told(stored['shape'])}, not with {_told(shape(self.model))}: "
-                          "give the --size it was begun with, or choose another --out.", "size")
+            raise Refusal(
+                f"The checkpoint in {self.out} is of a model with {_told(stored['shape'])}, not with {_told(shape(self.model))}: "
+                "give the --size it was begun with, or choose another --out.",
+                "size",
+            )
         self.model.load_state_dict(stored["model"])
         for optimiser, values in zip(self.optimisers, stored["optimisers"]):
             optimiser.load_state_dict(values)
-        self.state, self.recent, self.plan = State(**stored["state"]), stored["recent"], Plan(**stored["plan"])
+        self.state, self.recent, self.plan = (
+            TrainingState(**stored["state"]),
+            stored["recent"],
+            TrainingPlan(**stored["plan"]),
+        )
         if minutes:
             self.plan = replace(self.plan, minutes=minutes)
 
@@ -215,7 +229,7 @@ def _told(shape):
 def read_state(folder):
     """Where the run in a folder stands, and its plan, without its weights. Refusal: there is no run."""
     stored = read_checkpoint(Path(folder) / CHECKPOINT)
-    return State(**stored["state"]), Plan(**stored["plan"])
+    return TrainingState(**stored["state"]), TrainingPlan(**stored["plan"])
 
 
 def optimisers(model, plan):

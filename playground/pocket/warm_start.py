@@ -1,7 +1,8 @@
 """Begin a training with the weights of a published model, though its tokens may be others.
 
-The layers are taken as they are: what a small model needs longest to learn, looking back and copying, sits there. The row of
-a token that both vocabularies hold is carried over; a new token starts as the mean of the old tokens that spell it.
+The layers are taken as they are: what a small model needs longest to learn, looking back and copying, sits there. The
+row of a token that both vocabularies hold is carried over; a new token starts as the mean of the old tokens that spell
+it.
 """
 import json
 from pathlib import Path
@@ -15,16 +16,23 @@ from playground.pocket.train import Earlier, shape
 
 
 def inherit(model, tokenizer, folder):
-    """Give `model`, whose tokens are those of `tokenizer`, the weights published in `folder`; returns the `Earlier` training.
+    """Give `model`, whose tokens are those of `tokenizer`, the weights published in `folder`; returns the `Earlier`
+    training.
 
     Refusal: there is no model, or one of another shape.
     """
     folder = Path(folder)
     if not (folder / "config.json").exists():
-        raise Refusal(f"There is no model in {folder} to begin with: give the folder of a published one, such as assets/models/pocket.", "begin")
+        raise Refusal(
+            f"There is no model in {folder} to begin with: give the folder of a published one, such as assets/models/pocket.",
+            "begin",
+        )
     old, spelling = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), tokens.load(folder)
     if _layers(old) != _layers(model):
-        raise Refusal(f"The model in {folder} has {_layers(old)}, this one {_layers(model)}: leave --begin away, or choose another --size.", "begin")
+        raise Refusal(
+            f"The model in {folder} has {_layers(old)}, this one {_layers(model)}: leave --begin away, or choose another --size.",
+            "begin",
+        )
     weights = old.state_dict()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         weights[name] = carried(weights[name], spelling, tokenizer).to(model.device)

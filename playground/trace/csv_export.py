@@ -1,8 +1,9 @@
 """A run as CSV, one row a token: what a spreadsheet or a data frame needs of a trace.
 
-The rows are the tokens that stand at the end of the trace, of every sequence; the lane's own text is sequence 0. Numbers
-are those of the trace and begin at 0. The page writes the same file (assets/live/spreadsheet.js); a test holds them equal.
-Cells that a spreadsheet would take for a formula begin with an apostrophe. Imports neither torch nor gradio.
+The rows are the tokens that stand at the end of the trace, of every sequence; the lane's own text is sequence 0.
+Numbers are those of the trace and begin at 0. The page writes the same file (assets/live/spreadsheet.js); a test holds
+them equal. Cells that a spreadsheet would take for a formula begin with an apostrophe. Imports neither torch nor
+gradio.
 """
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ COLUMNS = (
     "step",  # which commit of the lane wrote the token
     "id", "text", "origin",
     "entropy", "final_entropy",  # nats, of the row before and after masks and samplers
-    "logprob", "probability", "final_probability",  # nats; as the model gave it; as it was drawn with, where it is among the favourites noted
+    # nats; as the model gave it; as it was drawn with, where it is among the favourites noted
+    "logprob", "probability", "final_probability",
     "rank",  # among the favourites noted, 1 for the most probable
     "seconds",  # on the lane's clock, when it was committed
     "forwards",  # passes of the target until then, prefill excluded
@@ -55,8 +57,16 @@ def _rows(header: Header, events: list[Stamped]) -> Iterator[list[str]]:
     acts = _acts(events)
     for number, written in sorted(sequences(events).items()):
         for position, token in enumerate(written.tokens):
-            yield [str(header.lane), header.strategy, str(number), str(position), *_told(token, acts[token.seq]), *_thought(token, position, written),
-                   _number(round(acts[token.seq].at, 6)), str(acts[token.seq].forwards)]
+            yield [
+                str(header.lane),
+                header.strategy,
+                str(number),
+                str(position),
+                *_told(token, acts[token.seq]),
+                *_thought(token, position, written),
+                _number(round(acts[token.seq].at, 6)),
+                str(acts[token.seq].forwards),
+            ]
 
 
 def _told(token: Token, act: Act) -> list[str]:
@@ -68,7 +78,13 @@ def _thought(token: Token, position: int, written: Written) -> list[str]:
     step = written.steps.get(position)
     rank, favourite = _favourite(token.id, step.top if step else [])
     probability = None if token.logprob is None else math.exp(token.logprob)
-    numbers = [step and step.entropy, step and step.final_entropy, token.logprob, probability, favourite and favourite.final]
+    numbers = [
+        step and step.entropy,
+        step and step.final_entropy,
+        token.logprob,
+        probability,
+        favourite and favourite.final,
+    ]
     return [*map(_number, numbers), rank]
 
 

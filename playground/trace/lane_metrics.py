@@ -23,7 +23,7 @@ Kind = TypeVar("Kind", bound=Event)
 
 
 @dataclass
-class Record:
+class LaneRecord:
     """One lane as the metrics read it."""
 
     stamped: list[Stamped]
@@ -37,19 +37,30 @@ class Record:
 
     def forwards(self, stream: str) -> list[Stamped]:
         """Passes of one stream, prefill excluded."""
-        return [s for s in self.stamped if isinstance(s.event, Forward) and s.event.stream == stream and s.event.phase != "prefill"]
+        return [
+            s
+            for s in self.stamped
+            if isinstance(s.event, Forward) and s.event.stream == stream and s.event.phase != "prefill"
+        ]
 
     def trials(self) -> list[tuple[int, bool]]:
-        """Depth in its draft tree, 1 for the first guess, and fate of every guess that was tested, once or more. Kept: it is on the kept path."""
+        """Depth in its draft tree, 1 for the first guess, and fate of every guess that was tested, once or more. Kept:
+        it is on the kept path.
+        """
         drafts = {(draft.sequence, draft.round): draft for draft in self.of(Draft)}
         verdicts = [(verdict, drafts.get((verdict.sequence, verdict.round))) for verdict in self.of(Verdict)]
-        tested = ((draft, node, node in verdict.kept) for verdict, draft in verdicts if draft for node in dict.fromkeys(test.node for test in verdict.tests))
+        tested = (
+            (draft, node, node in verdict.kept)
+            for verdict, draft in verdicts
+            if draft
+            for node in dict.fromkeys(test.node for test in verdict.tests)
+        )
         return [(_depth(draft, node), kept) for draft, node, kept in tested]
 
 
 def metrics(trace: Trace) -> dict[str, Any]:
     """Every metric of a sound trace of one lane, by name; raises ValueError for more lanes or none."""
-    record = Record(_only_lane(trace))
+    record = LaneRecord(_only_lane(trace))
     return {name: metric(record) for name, metric in METRICS.items()}
 
 
@@ -58,43 +69,48 @@ def definitions() -> dict[str, str]:
     return {name: " ".join(inspect.getdoc(metric).split()) for name, metric in METRICS.items()}
 
 
-def tokens(record: Record) -> int:
+def tokens(record: LaneRecord) -> int:
     """Tokens of the text as it stands at the end, forced ones and a committed end token included."""
     return len(record.written.tokens)
 
 
-def seconds(record: Record) -> float:
+def seconds(record: LaneRecord) -> float:
     """The lane's own clock at its last event: the sum of its requests, prefill included."""
     return record.stamped[-1].at if record.stamped else 0.0
 
 
-def tokens_per_second(record: Record) -> float | None:
+def tokens_per_second(record: LaneRecord) -> float | None:
     """Tokens over seconds, prefill included."""
     return _ratio(tokens(record), seconds(record))
 
 
-def time_to_first_token(record: Record) -> float | None:
+def time_to_first_token(record: LaneRecord) -> float | None:
     """The lane's clock, in seconds, when its text first got a token."""
-    return next((s.at for s in record.stamped if isinstance(s.event, Commit) and s.event.sequence == 0 and s.event.ids), None)
+    return next(
+        (s.at for s in record.stamped if isinstance(s.event, Commit) and s.event.sequence == 0 and s.event.ids), None
+    )
 
 
-def forwards(record: Record) -> dict[str, int]:
+def forwards(record: LaneRecord) -> dict[str, int]:
     """Passes of each stream, catching up included, prefill excluded."""
     return dict(Counter(forward.stream for forward in record.of(Forward) if forward.phase != "prefill"))
 
 
-def target_forwards(record: Record) -> int:
+def target_forwards(record: LaneRecord) -> int:
     """Passes of the target, prefill excluded."""
     return len(record.forwards("target"))
 
 
-def draft_forwards(record: Record) -> int:
-    """Passes that only guess: of the draft model, catching up included, or of the target's first layers; prefill excluded."""
+def draft_forwards(record: LaneRecord) -> int:
+    """Passes that only guess: of the draft model, catching up included, or of the target's first layers; prefill
+    excluded.
+    """
     return len(record.forwards("draft")) + len(record.forwards("exit"))
 
 
-def tokens_per_target_forward(record: Record) -> float | None:
-    """Tokens of the text that were committed after the first pass of the target, over its passes; prefill left out of both.
+def tokens_per_target_forward(record: LaneRecord) -> float | None:
+    """Tokens of the text that were committed after the first pass of the target, over its passes; prefill left out of
+    both.
 
     The bonus token counts. The token that came straight from the prefill row does not, nor does a last pass that
     nothing was committed after, as when a person stops the lane: plain greedy decoding gives exactly 1.
@@ -104,46 +120,51 @@ def tokens_per_target_forward(record: Record) -> float | None:
     return _ratio(sum(token.seq > passes[0] for token in record.written.tokens), len(passes)) if passes else None
 
 
-def acceptance_rate(record: Record) -> float | None:
-    """Accepted over tested guesses. A guess is tested when the verifier looked at it, accepted when it is on the kept path."""
+def acceptance_rate(record: LaneRecord) -> float | None:
+    """Accepted over tested guesses. A guess is tested when the verifier looked at it, accepted when it is on the kept
+    path.
+    """
     fates = [kept for _, kept in record.trials()]
     return _ratio(sum(fates), len(fates))
 
 
-def acceptance_by_position(record: Record) -> list[float | None] | None:
+def acceptance_by_position(record: LaneRecord) -> list[float | None] | None:
     """Accepted over tested guesses at each depth of the draft tree, from the first guess on."""
     trials = record.trials()
     at = [[kept for depth, kept in trials if depth == d] for d in range(1, max((d for d, _ in trials), default=0) + 1)]
     return [_ratio(sum(fates), len(fates)) for fates in at] or None
 
 
-def mean_accepted(record: Record) -> float | None:
+def mean_accepted(record: LaneRecord) -> float | None:
     """Guesses that stood, per verdict; the token that follows them is not one."""
     return _mean([len(verdict.kept) for verdict in record.of(Verdict)])
 
 
-def mean_entropy(record: Record) -> float | None:
-    """Entropy in nats of the raw rows that the tokens of the text were chosen from, over those whose row was recorded."""
+def mean_entropy(record: LaneRecord) -> float | None:
+    """Entropy in nats of the raw rows that the tokens of the text were chosen from, over those whose row was recorded.
+    """
     return _mean([step.entropy for position, step in record.written.steps.items() if position < tokens(record)])
 
 
-def kv_live_peak(record: Record) -> int | None:
+def kv_live_peak(record: LaneRecord) -> int | None:
     """Most live slots that any KV head of any layer of the target held after a keep."""
-    return max((_slots(runs) for cache in _target_caches(record) for layer in cache.live for runs in layer), default=None)
+    return max(
+        (_slots(runs) for cache in _target_caches(record) for layer in cache.live for runs in layer), default=None
+    )
 
 
-def kv_bytes_peak(record: Record) -> int | None:
+def kv_bytes_peak(record: LaneRecord) -> int | None:
     """Most bytes that the target's cache held after a keep, a prompt that is held once for several lanes included."""
     return max((cache.bytes for cache in _target_caches(record)), default=None)
 
 
-def mask_seconds_per_token(record: Record) -> float | None:
+def mask_seconds_per_token(record: LaneRecord) -> float | None:
     """Seconds spent on making grammar masks, over tokens."""
     masks = record.of(Mask)
     return _ratio(sum(mask.seconds for mask in masks), tokens(record)) if masks else None
 
 
-def wasted_tokens(record: Record) -> int | None:
+def wasted_tokens(record: LaneRecord) -> int | None:
     """Rows that the target computed and the text did not need: refused guesses, dropped branches, tokens taken back.
 
     A text needs one row for each token but the last, which nothing follows. Prefill is left out. A canvas has no such
@@ -155,17 +176,17 @@ def wasted_tokens(record: Record) -> int | None:
     return max(0, rows - max(0, tokens(record) - 1))
 
 
-def flops(record: Record) -> float:
+def flops(record: LaneRecord) -> float:
     """Floating-point operations of all passes of all streams, prefill included, computed from their shapes."""
     return sum(forward.flops for forward in record.of(Forward))
 
 
-def origins(record: Record) -> dict[str, int]:
+def origins(record: LaneRecord) -> dict[str, int]:
     """Tokens of the text by where they came from: sampled, draft, forced, redraw, bonus."""
     return dict(Counter(token.origin for token in record.written.tokens))
 
 
-METRICS: dict[str, Callable[[Record], Any]] = {metric.__name__: metric for metric in (
+METRICS: dict[str, Callable[[LaneRecord], Any]] = {metric.__name__: metric for metric in (
     tokens, seconds, tokens_per_second, time_to_first_token, forwards, target_forwards, draft_forwards,
     tokens_per_target_forward, acceptance_rate, acceptance_by_position, mean_accepted, mean_entropy, kv_live_peak,
     kv_bytes_peak, mask_seconds_per_token, wasted_tokens, flops, origins)}
@@ -178,7 +199,8 @@ class Difference:
     index: int  # among the generated tokens
     a: Token | None
     b: Token | None
-    margin: float | None  # log p(a) - log p(b), raw, in nats, which is their distance in logits; None where no row shows both
+    # log p(a) - log p(b), raw, in nats, which is their distance in logits; None where no row shows both
+    margin: float | None
     reason: Reason | None = None  # why the shorter text ended
 
     @property
@@ -228,7 +250,7 @@ def _only_lane(trace: Trace) -> list[Stamped]:
     return trace.events
 
 
-def _target_caches(record: Record) -> list[Cache]:
+def _target_caches(record: LaneRecord) -> list[Cache]:
     return [cache for cache in record.of(Cache) if cache.stream == "target"]
 
 
@@ -238,7 +260,8 @@ def _slots(runs: list[tuple[int, int]]) -> int:
 
 def _depth(draft: Draft, node: int) -> int:
     depth = 1
-    while 0 <= draft.parents[node] < node:  # a parent comes before its child; without the second half a broken trace never ends
+    # a parent comes before its child; without the second half a broken trace never ends
+    while 0 <= draft.parents[node] < node:
         node, depth = draft.parents[node], depth + 1
     return depth
 

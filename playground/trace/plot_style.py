@@ -1,4 +1,6 @@
-"""How every figure looks: colours, axes and room, on a light and on a dark page. Plotly is imported when something is drawn."""
+"""How every figure looks: colours, axes and room, on a light and on a dark page. Plotly is imported when something is
+drawn.
+"""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -10,8 +12,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart with any ki
 GREY = "#7d8590"
 LINE = "rgba(125, 133, 144, 0.22)"
 HEIGHT = 330
-LEGEND = {"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0}  # under the axis, where it may take as many lines as a phone needs
-CONFIG = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"], "toImageButtonOptions": {"format": "svg", "filename": "decoding-playground"}}
+# under the axis, where it may take as many lines as a phone needs
+LEGEND = {"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0}
+CONFIG = {
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["lasso2d", "select2d"],
+    "toImageButtonOptions": {"format": "svg", "filename": "decoding-playground"},
+}
 
 
 def blank(title: str, x: str, y: str) -> Figure:
@@ -22,9 +29,17 @@ def blank(title: str, x: str, y: str) -> Figure:
 
 def styled(figure: Figure, title: str, x: str) -> Figure:
     """No background and grey letters, so that it reads on a light and on a dark page."""
-    figure.update_layout(height=HEIGHT, margin={"l": 52, "r": 16, "t": 48, "b": 44}, paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-                         title={"text": title, "x": 0.004, "y": 0.97, "yanchor": "top", "font": {"size": 14}}, font={"color": GREY, "size": 12},
-                         legend=LEGEND, hovermode="x unified", showlegend=True)
+    figure.update_layout(
+        height=HEIGHT,
+        margin={"l": 52, "r": 16, "t": 48, "b": 44},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        title={"text": title, "x": 0.004, "y": 0.97, "yanchor": "top", "font": {"size": 14}},
+        font={"color": GREY, "size": 12},
+        legend=LEGEND,
+        hovermode="x unified",
+        showlegend=True,
+    )
     figure.update_xaxes(title_text=x, gridcolor=LINE, zeroline=False)
     figure.update_yaxes(gridcolor=LINE, zeroline=False, rangemode="tozero")
     return figure.update_annotations(font={"size": 12, "color": GREY})

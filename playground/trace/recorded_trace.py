@@ -1,8 +1,8 @@
 """A trace: what each lane was, and all events in order. Page, metrics, lessons and tests read nothing else.
 
-On disk it is JSON Lines. The first line is {"format": "decoding-playground-trace", "version": 1, "lanes": [header, ...]},
-every other line one stamped event. Fields that hold their default are left out. `schema()` describes both kinds of line.
-A trace that can be read may still contradict itself: `check` says where. Imports neither torch nor gradio.
+On disk it is JSON Lines. The first line is {"format": "decoding-playground-trace", "version": 1, "lanes": [header,
+...]}, every other line one stamped event. Fields that hold their default are left out. `schema()` describes both kinds
+of line. A trace that can be read may still contradict itself: `check` says where. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ FORMAT = "decoding-playground-trace"
 
 @dataclass
 class Trace:
-    """Headers, one a lane, and stamped events whose `seq` increases. A lane keeps its number when it is taken out alone."""
+    """Headers, one a lane, and stamped events whose `seq` increases. A lane keeps its number when it is taken out
+    alone.
+    """
 
     headers: list[Header]
     events: list[Stamped] = field(default_factory=list)

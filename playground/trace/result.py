@@ -1,4 +1,6 @@
-"""What a run came to: a lane's trace, read as text, tokens, metrics and the reason it ended. Imports neither torch nor gradio."""
+"""What a run came to: a lane's trace, read as text, tokens, metrics and the reason it ended. Imports neither torch nor
+gradio.
+"""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -12,7 +14,9 @@ from playground.trace.transcript import Written, sequences
 
 
 class Output(NamedTuple):
-    """One text a strategy returned. The text is cut before the stop string that ended it; the ids are all that were generated."""
+    """One text a strategy returned. The text is cut before the stop string that ended it; the ids are all that were
+    generated.
+    """
 
     text: str
     token_ids: list[int]
@@ -43,7 +47,8 @@ class Result:
 
     @property
     def logprobs(self) -> list[float | None]:
-        """Log-probability of each of `token_ids` in nats, before masks and samplers; None where no row was looked at."""
+        """Log-probability of each of `token_ids` in nats, before masks and samplers; None where no row was looked at.
+        """
         return [token.logprob for token in self._written[0].tokens]
 
     @cached_property
@@ -52,9 +57,16 @@ class Result:
         branches = [event for event in self._events if isinstance(event, Branches)]
         dropped = {sequence for event in branches for sequence in event.dropped}
         scores = {sequence: score for event in branches for sequence, score in event.scores.items()}
-        became = {event.grown_on for event in self._events if isinstance(event, Commit) and event.grown_on}  # the lane's text is in their place
-        scores[0] = max((scores[sequence] for sequence in became if sequence in scores), default=scores.get(0, float("-inf")))
-        alive = [sequence for sequence in self._written if sequence not in dropped | became and self._written[sequence].tokens] or [0]
+        # the lane's text is in their place
+        became = {event.grown_on for event in self._events if isinstance(event, Commit) and event.grown_on}
+        scores[0] = max(
+            (scores[sequence] for sequence in became if sequence in scores), default=scores.get(0, float("-inf"))
+        )
+        alive = [
+            sequence
+            for sequence in self._written
+            if sequence not in dropped | became and self._written[sequence].tokens
+        ] or [0]
         best_first = sorted(alive, key=lambda sequence: -scores.get(sequence, float("-inf")))
         return [self._output(self._written[sequence]) for sequence in best_first]
 
@@ -89,9 +101,17 @@ class Result:
         return diff(self.trace, other.trace)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: strategy, text, token_ids, outputs, metrics, reason, the verdict where there is one, and the message of a failure."""
-        facts = {"strategy": self.strategy, "text": self.text, "token_ids": self.token_ids,
-                 "outputs": [output._asdict() for output in self.outputs], "metrics": self.metrics, "reason": self.reason}
+        """Plain data: strategy, text, token_ids, outputs, metrics, reason, the verdict where there is one, and the
+        message of a failure.
+        """
+        facts = {
+            "strategy": self.strategy,
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "outputs": [output._asdict() for output in self.outputs],
+            "metrics": self.metrics,
+            "reason": self.reason,
+        }
         judged = {"judged": asdict(self.judged)} if self.judged else {}
         return {**facts, **judged, **({"message": self.message} if self.reason == "failed" else {})}
 

@@ -49,8 +49,13 @@ def _finished(trace: Trace) -> Iterator[Result]:
 def _outcome(group: list[Result], groups: list[list[Result]]) -> Outcome:
     first, commonest = group[0], groups[0][0]
     apart = diff(commonest.trace, first.trace) if first is not commonest else None
-    return Outcome(first.text, [result.header.seed for result in group], len(group) / sum(map(len, groups)), _mean_logprob(first),
-                   apart.index if apart else None)
+    return Outcome(
+        first.text,
+        [result.header.seed for result in group],
+        len(group) / sum(map(len, groups)),
+        _mean_logprob(first),
+        apart.index if apart else None,
+    )
 
 
 def _mean_logprob(result: Result) -> float | None:

@@ -25,7 +25,9 @@ class Token(NamedTuple):
 
 @dataclass
 class Written:
-    """One sequence: its tokens, the text that is readable so far, and the Step behind each position where there was one."""
+    """One sequence: its tokens, the text that is readable so far, and the Step behind each position where there was
+    one.
+    """
 
     tokens: list[Token] = field(default_factory=list)
     text: str = ""
@@ -41,7 +43,9 @@ class Written:
             self.tokens.append(Token(token, *(_at(column, i) for column in columns), seq))
 
     def inherit(self, source: Written, commit: Commit) -> None:
-        """What was noted while the tokens of `commit` grew on `source` is noted here too; they were first written there."""
+        """What was noted while the tokens of `commit` grew on `source` is noted here too; they were first written
+        there.
+        """
         for position in range(max(0, commit.position), min(len(self.tokens), len(source.tokens))):
             if self.tokens[position].id == source.tokens[position].id:
                 self.tokens[position] = self.tokens[position]._replace(seq=source.tokens[position].seq)

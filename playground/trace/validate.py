@@ -10,7 +10,22 @@ from collections.abc import Iterator
 from itertools import cycle, pairwise
 from typing import TYPE_CHECKING, Any
 
-from playground.events import Cache, Candidate, Commit, Done, Draft, Event, Failed, Fill, Judged, Mask, Rollback, Stamped, Step, Verdict
+from playground.events import (
+    Cache,
+    Candidate,
+    Commit,
+    Done,
+    Draft,
+    Event,
+    Failed,
+    Fill,
+    Judged,
+    Mask,
+    Rollback,
+    Stamped,
+    Step,
+    Verdict,
+)
 from playground.trace.transcript import Written, advance
 
 if TYPE_CHECKING:
@@ -26,7 +41,9 @@ OPENING = re.compile("^(\0*) ")
 
 
 def check(trace: Trace) -> list[str]:
-    """What is wrong, one sentence each with the lane and, where one event is at fault, its `seq`; empty when the trace is sound."""
+    """What is wrong, one sentence each with the lane and, where one event is at fault, its `seq`; empty when the trace
+    is sound.
+    """
     lanes = [(header.lane, trace.lane(header.lane).events) for header in trace.headers]
     rules = (_clock, _ending, _judged, _positions, _spelling, _rounds, _promises, _shapes, _probabilities, _finite)
     return [f"lane {lane}: {complaint}" for lane, events in lanes for rule in rules for complaint in rule(events)]
@@ -104,7 +121,8 @@ def _fits(text: str, parts: list[str]) -> bool:
 
 
 def _rounds(events: list[Stamped]) -> Iterator[str]:
-    """Every Draft has one Verdict. The last one may lack it where the lane was stopped, failed, or has no end at all."""
+    """Every Draft has one Verdict. The last one may lack it where the lane was stopped, failed, or has no end at all.
+    """
     drafts, verdicts = _by_round(events, Draft), _by_round(events, Verdict)
     yield from (_at(again, f"round {again.event.round} had one before") for rounds in (drafts, verdicts)
                 for _, *repeated in rounds.values() for again in repeated)
@@ -114,7 +132,9 @@ def _rounds(events: list[Stamped]) -> Iterator[str]:
         else:
             yield from (_at(verdict, wrong) for wrong in _misjudged(verdict.event, drafts[key][0].event))
     waiting = [number for sequence, number in drafts if (sequence, number) not in verdicts]
-    yield from (f"the draft of round {number} has no verdict" for number in (waiting[:-1] if _cut_short(events) else waiting))
+    yield from (
+        f"the draft of round {number} has no verdict" for number in (waiting[:-1] if _cut_short(events) else waiting)
+    )
 
 
 def _misjudged(verdict: Verdict, draft: Draft) -> Iterator[str]:
@@ -185,7 +205,11 @@ def _misstored(cache: Cache) -> Iterator[str]:
         yield f"live slots are not given for {cache.layers} layers of {cache.heads} heads"
     for runs in (runs for layer in cache.live for runs in layer):
         edges = [edge for run in runs for edge in run]
-        if any(stop <= start for start, stop in runs) or edges != sorted(edges) or not all(0 <= e <= cache.length for e in edges):
+        if (
+            any(stop <= start for start, stop in runs)
+            or edges != sorted(edges)
+            or not all(0 <= e <= cache.length for e in edges)
+        ):
             yield f"the runs {runs} are not ascending stretches of {cache.length} positions"
     for (gone, kept), runs in _merges(cache):
         if _held(gone, runs) or not _held(kept, runs):

@@ -1,8 +1,10 @@
-"""What a draft model guesses of texts its target writes, and whether it would stand: what a strategy may learn from, in numbers.
+"""What a draft model guesses of texts its target writes, and whether it would stand: what a strategy may learn from, in
+numbers.
 
-The target answers prompts by its own law. At every place of an answer the draft draws one guess, which stands with the chance
-min(1, p / q). Then the draft reads the answer again with most of its words replaced by those guesses, for in use it will stand on
-guesses of its own. Huang et al. 2024, arXiv 2405.19715. Where nothing is left to chance, p and q are all on their best tokens.
+The target answers prompts by its own law. At every place of an answer the draft draws one guess, which stands with the
+chance min(1, p / q). Then the draft reads the answer again with most of its words replaced by those guesses, for in use
+it will stand on guesses of its own. Huang et al. 2024, arXiv 2405.19715. Where nothing is left to chance, p and q are
+all on their best tokens.
 """
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.speculative.acceptance_head import Guesses
-from playground.engine.forward_input import Work
-from playground.engine.hooks import Plan
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
 from playground.engine.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.engine.sampling import greedy
@@ -33,7 +35,9 @@ MIXED = 0.15  # share of the target's own words in what the draft reads again
 
 
 def world_prompts(model: Model, seed: int, each: int = EACH) -> list[list[int]]:
-    """Questions of the small world as token ids, in the model's chat form where it has one, in any order; none that is held out."""
+    """Questions of the small world as token ids, in the model's chat form where it has one, in any order; none that is
+    held out.
+    """
     from playground.pocket.world import TASKS
     from playground.pocket.world.show import items
     asked = [item for task in TASKS for item in items(task, each, seed)]
@@ -47,12 +51,19 @@ def openings(model: Model, texts: Iterable[str]) -> list[list[int]]:
     """The beginning of every stretch of the texts that is as long as what is read and written of it, as token ids."""
     read = (model.tokens.encode(text) for text in texts)
     length = min(OPENING, model.context // 4)
-    return [ids[start:start + length] for ids in read for start in range(0, max(1, len(ids) - length), length + ROOM) if ids]
+    return [
+        ids[start : start + length]
+        for ids in read
+        for start in range(0, max(1, len(ids) - length), length + ROOM)
+        if ids
+    ]
 
 
 @dataclass
 class Chance:
-    """Draws for texts that grow without a lane, from one seed; `drawn` is False where the best token is taken in place of a draw."""
+    """Draws for texts that grow without a lane, from one seed; `drawn` is False where the best token is taken in place
+    of a draw.
+    """
 
     seed: int = 0
     drawn: bool = True
@@ -74,7 +85,9 @@ class Chance:
 
 
 def guesses(models: Models, prompts: list[list[int]], chance: Chance, progress: Progress = unseen) -> Iterator[Guesses]:
-    """The guesses in an answer to each prompt, in their order. Raises Refusal where there is no draft, or one that reads other tokens."""
+    """The guesses in an answer to each prompt, in their order. Raises Refusal where there is no draft, or one that
+    reads other tokens.
+    """
     _check(models)
     context = min(models.target.context, models.draft.context)
     room = min(ROOM, context // 2)
@@ -88,11 +101,19 @@ def guesses(models: Models, prompts: list[list[int]], chance: Chance, progress: 
 
 def _check(models: Models) -> None:
     if models.draft is None:
-        raise Refusal(f"Guesses are a draft model's, and {models.target.name} has none: name one with --draft.", "draft")
+        raise Refusal(
+            f"Guesses are a draft model's, and {models.target.name} has none: name one with --draft.", "draft"
+        )
     if models.differences:
-        raise Refusal(f"The draft model has another vocabulary ({models.differences}): choose a draft of the same model family.", "draft")
+        raise Refusal(
+            f"The draft model has another vocabulary ({models.differences}): choose a draft of the same model family.",
+            "draft",
+        )
     if models.target.fills:
-        raise Refusal(f"{models.target.name} fills a canvas and does not write from left to right: choose a language model.", "model")
+        raise Refusal(
+            f"{models.target.name} fills a canvas and does not write from left to right: choose a language model.",
+            "model",
+        )
 
 
 def answers(model: Model, prompts: list[list[int]], room: int, chance: Chance) -> list[list[int]]:
@@ -100,7 +121,9 @@ def answers(model: Model, prompts: list[list[int]], room: int, chance: Chance) -
     said = [[] for _ in prompts]
     growing = [(model.new_store(), list(prompt), words) for prompt, words in zip(prompts, said)]
     while growing:
-        rows, _ = model.forward([Work(store, unread, _chain(unread), last_only=True) for store, unread, _ in growing])
+        rows, _ = model.forward(
+            [ForwardInput(store, unread, _chain(unread), last_only=True) for store, unread, _ in growing]
+        )
         drawn = chance.draw(chance.law(torch.cat(rows))).tolist()
         for (store, unread, words), token in zip(growing, drawn):
             store.keep(len(unread) - 1)
@@ -111,9 +134,14 @@ def answers(model: Model, prompts: list[list[int]], room: int, chance: Chance) -
 
 
 def guessed(models: Models, prompt: list[int], said: list[int], chance: Chance, mixed: float = MIXED) -> Guesses:
-    """One guess of the draft at every place of an answer, where its state is known: where the guess was fed, not the target's word."""
+    """One guess of the draft at every place of an answer, where its state is known: where the guess was fed, not the
+    target's word.
+    """
     vocabulary = min(models.target.vocabulary, models.draft.vocabulary)
-    p, q = (chance.law(read(model, prompt + said)[0][len(prompt) - 1:-1, :vocabulary]) for model in (models.target, models.draft))
+    p, q = (
+        chance.law(read(model, prompt + said)[0][len(prompt) - 1 : -1, :vocabulary])
+        for model in (models.target, models.draft)
+    )
     drawn = chance.draw(q)
     fed = torch.where(chance.flips(mixed, len(said)), torch.tensor(said), drawn)
     states = read(models.draft, prompt + fed.tolist())[1][len(prompt):].cpu()
@@ -122,8 +150,12 @@ def guessed(models: Models, prompt: list[int], said: list[int], chance: Chance, 
 
 
 def read(model: Model, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Logits [n, V] after each token, and what the head read there, [n, width]; ordinary tensors, so that one can learn from them."""
-    (logits,), captured = model.forward([Work(model.new_store(), ids, _chain(ids))], Plan(capture=frozenset([model.depth])))
+    """Logits [n, V] after each token, and what the head read there, [n, width]; ordinary tensors, so that one can learn
+    from them.
+    """
+    (logits,), captured = model.forward(
+        [ForwardInput(model.new_store(), ids, _chain(ids))], LayerPlan(capture=frozenset([model.depth]))
+    )
     return logits.clone(), model.normed(captured[model.depth]).clone()
 
 

@@ -1,4 +1,6 @@
-"""A line of visitors for something that only so many of them have at a time: first come, first served, but for those who let others go before."""
+"""A line of visitors for something that only so many of them have at a time: first come, first served, but for those
+who let others go before.
+"""
 from __future__ import annotations
 
 import threading
@@ -8,8 +10,9 @@ from typing import Any
 PATIENCE = 1.0  # seconds after which somebody who waits hears where they stand
 
 
-class Line:
-    """Whoever waits is any object of their own, which stays in the line until it leaves; the first `seats` of it are served.
+class AdmissionQueue:
+    """Whoever waits is any object of their own, which stays in the line until it leaves; the first `seats` of it are
+    served.
 
     Somebody of whom `rests` is true needs no seat as long as it is.
     """

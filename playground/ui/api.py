@@ -1,7 +1,8 @@
-"""What programs may ask of the page, each by its name: `run`, `compare`, `strategies`, `examples`, `questions`. They are its API and its MCP tools.
+"""What programs may ask of the page, each by its name: `run`, `compare`, `strategies`, `examples`, `questions`. They
+are its API and its MCP tools.
 
-A frame of `run` travels as JSON text. Gradio sends the difference between one answer and the next, and in 6.31 its clients
-break on a list that grows shorter by two or more; a text is replaced as a whole.
+A frame of `run` travels as JSON text. Gradio sends the difference between one answer and the next, and in 6.31 its
+clients break on a list that grows shorter by two or more; a text is replaced as a whole.
 
 Types and docstrings become the description of the endpoints, so annotations stay objects here.
 """
@@ -25,7 +26,7 @@ from playground.ui.live_view import to_json
 from playground.ui.settings import CHOICES, DEFAULT, LANES, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
-from playground.ui.zero_gpu import Borrowed
+from playground.ui.zero_gpu import RemoteRun
 
 Lane = dict[str, Any]
 Turns = list[list[str]] | None
@@ -48,7 +49,9 @@ ASKED = f"""
 
 
 def publish(site: Site) -> None:
-    """Make the endpoints of one site, in the Blocks that are being laid out. They wait in the same queue as the runs of the page."""
+    """Make the endpoints of one site, in the Blocks that are being laid out. They wait in the same queue as the runs of
+    the page.
+    """
     for ask in (run_endpoint(site), compare_endpoint(site)):
         gr.api(ask, api_name=ask.__name__, concurrency_limit=16, concurrency_id="run")
     for ask in (strategies, examples, questions):
@@ -58,36 +61,78 @@ def publish(site: Site) -> None:
 def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
     """`run` over one site."""
 
-    def run(prompt: str, lanes: list[Lane], seed: int = 0, length: int = 64, mode: str = "raw", system: str = "", stop: str = "", context: str = "",
-            model: str = DEFAULT, draft: str = DEFAULT, before: Turns = None) -> Iterator[str]:
+    def run(
+        prompt: str,
+        lanes: list[Lane],
+        seed: int = 0,
+        length: int = 64,
+        mode: str = "raw",
+        system: str = "",
+        stop: str = "",
+        context: str = "",
+        model: str = DEFAULT,
+        draft: str = DEFAULT,
+        before: Turns = None,
+    ) -> Iterator[str]:
         asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop, "context": context,
                  "model": model, "draft": draft, "before": before or []}
         with _told(), _running(site, asked) as running:
             yield from (to_json(frame) for frame in running.frames() if frame)
 
-    return _described(run, 'Run lanes over a prompt and stream what they do, as frames in JSON: {"run", "n", "events", "state", and first "headers"}.')
+    return _described(
+        run,
+        'Run lanes over a prompt and stream what they do, as frames in JSON: {"run", "n", "events", "state", and first "headers"}.',
+    )
 
 
 def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]]:
-    """`compare` over one site. It answers nothing, again and again, until all is said: between two answers Gradio sees that a client has left."""
+    """`compare` over one site. It answers nothing, again and again, until all is said: between two answers Gradio sees
+    that a client has left.
+    """
 
-    def compare(prompt: str, lanes: list[Lane], seed: int = 0, length: int = 64, mode: str = "raw", system: str = "", stop: str = "", context: str = "",
-                model: str = DEFAULT, draft: str = DEFAULT, before: Turns = None) -> Iterator[list[dict[str, Any]]]:
-        asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop, "context": context,
-                 "model": model, "draft": draft, "before": before or []}
+    def compare(
+        prompt: str,
+        lanes: list[Lane],
+        seed: int = 0,
+        length: int = 64,
+        mode: str = "raw",
+        system: str = "",
+        stop: str = "",
+        context: str = "",
+        model: str = DEFAULT,
+        draft: str = DEFAULT,
+        before: Turns = None,
+    ) -> Iterator[list[dict[str, Any]]]:
+        asked = {
+            "prompt": prompt,
+            "lanes": lanes,
+            "seed": seed,
+            "length": length,
+            "mode": mode,
+            "system": system,
+            "stop": stop,
+            "context": context,
+            "model": model,
+            "draft": draft,
+            "before": before or [],
+        }
         with _told(), _running(site, asked) as running:
             yield from ([] for _ in running.frames())
             if running.error:
                 raise Refusal(running.error)
             yield _comparison(running.trace)
 
-    return _described(compare, "Run lanes over a prompt to their end and tell what each came to: text, token ids, metrics, how right it is where the "
-                      "answer is known, and where it leaves the first lane's text. A lane that fails says why in its place; while lanes write, the "
-                      "answer is an empty list.")
+    return _described(
+        compare,
+        "Run lanes over a prompt to their end and tell what each came to: text, token ids, metrics, how right it is where the "
+        "answer is known, and where it leaves the first lane's text. A lane that fails says why in its place; while lanes write, the "
+        "answer is an empty list.",
+    )
 
 
 def strategies(name: str = "") -> list[dict[str, Any]]:
-    """Tell which decoding strategies there are: what each does, its paper, its promises, what it needs, its slots and its knobs.
+    """Tell which decoding strategies there are: what each does, its paper, its promises, what it needs, its slots and
+    its knobs.
 
     Those of the kinds decoder, canvas_decoder and preset are a lane's "strategy"; the other kinds go into its "extras".
 
@@ -99,12 +144,15 @@ def strategies(name: str = "") -> list[dict[str, Any]]:
 
 
 def examples() -> list[dict[str, Any]]:
-    """Tell which examples come with the page: prompts with lanes that suit them, by the names of the arguments of `run` and `compare`."""
+    """Tell which examples come with the page: prompts with lanes that suit them, by the names of the arguments of `run`
+    and `compare`.
+    """
     return gallery()
 
 
 def questions(task: str = "") -> list[dict[str, Any]]:
-    """Tell which questions have answers the page knows: asked exactly so, as a chat, `compare` judges what each lane answers.
+    """Tell which questions have answers the page knows: asked exactly so, as a chat, `compare` judges what each lane
+    answers.
 
     Each has the arguments of `run` and `compare` beside its task, the answer that is expected, and what to look at.
 
@@ -122,7 +170,12 @@ def questions(task: str = "") -> list[dict[str, Any]]:
 
 def _question(question: Question) -> dict[str, Any]:
     turns = [[*turn] for turn in question.before]
-    asked = {"prompt": question.prompt, "mode": "chat" if question.chat else "raw", "context": question.context, "before": turns}
+    asked = {
+        "prompt": question.prompt,
+        "mode": "chat" if question.chat else "raw",
+        "context": question.context,
+        "before": turns,
+    }
     return {"task": question.task, **asked, **question.settings, "expected": question.expected, "look": question.look}
 
 
@@ -141,7 +194,7 @@ def _told() -> Iterator[None]:
 
 
 @contextmanager
-def _running(site: Site, asked: dict[str, Any]) -> Iterator[Run | Borrowed]:
+def _running(site: Site, asked: dict[str, Any]) -> Iterator[Run | RemoteRun]:
     """A run over what a program asked for; it ends where the program leaves. Raises Refusal."""
     settings = _settings(asked)
     settings.check(site.rules)

@@ -1,7 +1,7 @@
 """The benchmark page: strategies on questions, asked while the visitor watches the table fill.
 
-A survey goes through the same worker as the runs of the playground, one forward at a time; of several surveys one goes on at a
-time, in the order in which visitors came.
+A survey goes through the same worker as the runs of the playground, one forward at a time; of several surveys one goes
+on at a time, in the order in which visitors came.
 """
 from __future__ import annotations
 
@@ -26,43 +26,59 @@ from playground.ui import model_menu as offers
 from playground.ui.gallery import TASKS
 from playground.ui.handlers import Changes, status
 from playground.ui.lane_editor import LaneEditor
-from playground.ui.model_loader import Arrival
+from playground.ui.model_loader import ModelLoad
 from playground.ui.results_table import Standings, answers_to, file_name, told
 from playground.ui.run_figures import for_page
 from playground.ui.site import Site
-from playground.ui.survey_run import Choice
+from playground.ui.survey_run import SurveySettings
 from playground.ui.theme import PRIVATE, notice, read
 from playground.ui.worker import Run
-from playground.ui.zero_gpu import Borrowed
+from playground.ui.zero_gpu import RemoteRun
 
 CONTROLS = ("tasks", "count", "repeats", "own", "length", "seed", "model", "draft", "lanes")
-BESIDE = {"lanes": "lanes", "entrants": "lanes", "file": "own", "model": "model", "draft": "model", "device": "model"}  # what a refusal is about
+# what a refusal is about
+BESIDE = {"lanes": "lanes", "entrants": "lanes", "file": "own", "model": "model", "draft": "model", "device": "model"}
 LANES = [{"strategy": "greedy"}, {"strategy": "speculative", "extras": [["prompt_lookup", {}], ["greedy_match", {}]]}]
 OFTEN = 0.7  # seconds between two looks of the table at least
-LEAD = ("Every strategy answers the same questions, in turn and in several rounds. Where the answer is known you see how right each is, and always what it "
-        "costs. The bundled models know only the small world that these questions are drawn from; questions of your own suit other models.")
-CAUTION = ("Forwards, acceptance, tokens and scores are exact. Times are not worth much on a busy machine: trust the ratio before the seconds, and look "
-           "how far apart its rounds are.")
+LEAD = (
+    "Every strategy answers the same questions, in turn and in several rounds. Where the answer is known you see how right each is, and always what it "
+    "costs. The bundled models know only the small world that these questions are drawn from; questions of your own suit other models."
+)
+CAUTION = (
+    "Forwards, acceptance, tokens and scores are exact. Times are not worth much on a busy machine: trust the ratio before the seconds, and look "
+    "how far apart its rounds are."
+)
 
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
     """Lay out the page under its head."""
     page = Benchmark(site, head)
-    page.bind(Acts(site, page), blocks)
+    page.bind(SurveyHandlers(site, page), blocks)
 
 
 class Benchmark:
     """The components, each an attribute, laid out from top to bottom."""
 
     def __init__(self, site: Site, head: gr.Row):
-        self.site, self.start, self.visit = site, Choice(lanes=LANES), gr.State(None)
+        self.site, self.start, self.visit = site, SurveySettings(lanes=LANES), gr.State(None)
         with head:
-            self.status = gr.HTML("starting", html_template=read("status.html"), elem_classes="status", elem_id="status", apply_default_css=False)
+            self.status = gr.HTML(
+                "starting",
+                html_template=read("status.html"),
+                elem_classes="status",
+                elem_id="status",
+                apply_default_css=False,
+            )
         gr.HTML(f"<h2>Benchmark</h2><p>{LEAD}</p>", elem_classes="lead", apply_default_css=False)
         with gr.Row(elem_classes="ask survey", equal_height=False):
             self._questions()
             self._numbers()
-        self.lanes = LaneEditor(self.start.lanes, fills=offers.fills(site.named(self.start.model)), most=Choice.MOST, elem_id="editor")
+        self.lanes = LaneEditor(
+            self.start.lanes,
+            fills=offers.fills(site.named(self.start.model)),
+            most=SurveySettings.MOST,
+            elem_id="editor",
+        )
         self.lanes_notice = notice("lanes-notice")
         self._actions()
         self._results()
@@ -70,8 +86,10 @@ class Benchmark:
     def controls(self) -> list[gr.components.Component]:
         return [getattr(self, name) for name in CONTROLS]
 
-    def show(self, choice: Choice) -> Changes:
-        return {getattr(self, name): getattr(choice, name) for name in CONTROLS} | {self.brought: gr.update(open=bool(choice.own))}
+    def show(self, choice: SurveySettings) -> Changes:
+        return {getattr(self, name): getattr(choice, name) for name in CONTROLS} | {
+            self.brought: gr.update(open=bool(choice.own))
+        }
 
     def busy(self) -> Changes:
         return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True)}
@@ -85,25 +103,49 @@ class Benchmark:
     def say(self, refusal: Refusal) -> Changes:
         """The sentence beside what it is about."""
         near = getattr(self, f"{BESIDE.get(refusal.about, 'questions')}_notice")
-        return {**self.silence(), near: escape(str(refusal)), **({self.brought: gr.update(open=True)} if near is self.own_notice else {})}
+        return {
+            **self.silence(),
+            near: escape(str(refusal)),
+            **({self.brought: gr.update(open=True)} if near is self.own_notice else {}),
+        }
 
     def plotted(self, answers: list[Answer], cost: str) -> Changes:
         """The figures there is something to draw for; nothing of the section where there is none."""
         rows = table(answers)
         drawn = dict(zip(self.plots, map(for_page, (quality(rows, cost), acceptance(rows)))))
         shown = {plot: gr.update(value=figure, visible=figure is not None) for plot, figure in drawn.items()}
-        return {**shown, self.figures: gr.update(visible=any(drawn.values())), self.cost: gr.update(visible=drawn[self.plots[0]] is not None)}
+        return {
+            **shown,
+            self.figures: gr.update(visible=any(drawn.values())),
+            self.cost: gr.update(visible=drawn[self.plots[0]] is not None),
+        }
 
-    def bind(self, acts: Acts, blocks: gr.Blocks) -> None:
+    def bind(self, acts: SurveyHandlers, blocks: gr.Blocks) -> None:
         """One act for each event."""
         controls, now = self.controls(), {"queue": False, **PRIVATE}
         blocks.load(acts.open, None, [*controls, self.brought], **PRIVATE)
         blocks.load(acts.ready, None, [self.status, *self._notices(), self.brought], concurrency_limit=None, **PRIVATE)
         self.model.change(acts.offer, self.model, self.lanes, **now)
         self.bring.upload(acts.bring, self.bring, [self.own, *self._notices(), self.brought], **now)
-        self.go.click(acts.run, [self.visit, self.cost, *controls],
-                      [self.visit, self.status, self.told, self.standings, self.answers, self.go, self.halt, *self._notices(), self.brought, *self._drawn()],
-                      concurrency_limit=8, concurrency_id="survey", **PRIVATE)
+        self.go.click(
+            acts.run,
+            [self.visit, self.cost, *controls],
+            [
+                self.visit,
+                self.status,
+                self.told,
+                self.standings,
+                self.answers,
+                self.go,
+                self.halt,
+                *self._notices(),
+                self.brought,
+                *self._drawn(),
+            ],
+            concurrency_limit=8,
+            concurrency_id="survey",
+            **PRIVATE,
+        )
         self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)
         self.standings.show(acts.show, self.visit, self.answers, **now)
         self.standings.save(acts.save, self.visit, self.standings, **now)
@@ -119,12 +161,27 @@ class Benchmark:
 
     def _questions(self) -> None:
         with gr.Column(scale=5, min_width=280, elem_classes="question"):
-            self.tasks = gr.CheckboxGroup([(title, task) for task, title in TASKS.items()], value=self.start.tasks, label="Questions of the small world",
-                                          elem_id="tasks")
-            with gr.Accordion("Questions of your own", open=False, elem_classes="passage", elem_id="brought") as self.brought:
-                self.own = gr.Textbox(self.start.own, label="One JSON object a line", lines=3, max_lines=10, placeholder=FORM, elem_id="own",
-                                      info='Only "prompt" has to be there. "answer" makes it scored: exact, or with "contains": true anywhere in the text.')
-                self.bring = gr.UploadButton("Load a .jsonl file", file_types=[".jsonl", ".json", ".txt"], size="sm", elem_id="bring")
+            self.tasks = gr.CheckboxGroup(
+                [(title, task) for task, title in TASKS.items()],
+                value=self.start.tasks,
+                label="Questions of the small world",
+                elem_id="tasks",
+            )
+            with gr.Accordion(
+                "Questions of your own", open=False, elem_classes="passage", elem_id="brought"
+            ) as self.brought:
+                self.own = gr.Textbox(
+                    self.start.own,
+                    label="One JSON object a line",
+                    lines=3,
+                    max_lines=10,
+                    placeholder=FORM,
+                    elem_id="own",
+                    info='Only "prompt" has to be there. "answer" makes it scored: exact, or with "contains": true anywhere in the text.',
+                )
+                self.bring = gr.UploadButton(
+                    "Load a .jsonl file", file_types=[".jsonl", ".json", ".txt"], size="sm", elem_id="bring"
+                )
                 self.own_notice = notice("own-notice")
             self.questions_notice = notice("questions-notice")
 
@@ -138,8 +195,12 @@ class Benchmark:
                 self.seed = self._number("seed", "Seed")
             with gr.Accordion("Models", open=False, elem_classes="models"):
                 targets = offers.targets(self.site.default_name())
-                self.model = gr.Dropdown(targets, value=self.start.model, label="Target", allow_custom_value=True, elem_id="model")
-                self.draft = gr.Dropdown(offers.drafts(), value=self.start.draft, label="Draft", allow_custom_value=True, elem_id="draft")
+                self.model = gr.Dropdown(
+                    targets, value=self.start.model, label="Target", allow_custom_value=True, elem_id="model"
+                )
+                self.draft = gr.Dropdown(
+                    offers.drafts(), value=self.start.draft, label="Draft", allow_custom_value=True, elem_id="draft"
+                )
             self.model_notice = notice("model-notice")
 
     def _number(self, name: str, label: str) -> gr.Number:
@@ -154,25 +215,37 @@ class Benchmark:
             self.link = gr.Textbox(visible="hidden", elem_id="link")
 
     def _results(self) -> None:
-        self.told = gr.HTML("", html_template="<div class='told' role='status'>${value}</div>", elem_id="progress", apply_default_css=False)
+        self.told = gr.HTML(
+            "",
+            html_template="<div class='told' role='status'>${value}</div>",
+            elem_id="progress",
+            apply_default_css=False,
+        )
         self.standings = Standings(elem_id="standings")
         self.answers = gr.HTML("", elem_id="answers", apply_default_css=False)
-        with gr.Accordion("Figures", open=True, visible=False, elem_classes="figures", elem_id="figures") as self.figures:
-            self.cost = gr.Radio([(told, cost) for cost, (told, _) in COSTS.items()], value=next(iter(COSTS)), label="Held against", elem_id="cost")
+        with gr.Accordion(
+            "Figures", open=True, visible=False, elem_classes="figures", elem_id="figures"
+        ) as self.figures:
+            self.cost = gr.Radio(
+                [(told, cost) for cost, (told, _) in COSTS.items()],
+                value=next(iter(COSTS)),
+                label="Held against",
+                elem_id="cost",
+            )
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in range(2)]
 
 
 @dataclass(eq=False)
-class Visit:
+class SurveyVisit:
     """A visitor's last survey and how far it has come."""
 
-    choice: Choice
+    choice: SurveySettings
     entrants: list[Entrant]
     questions: list[Question]
     answers: list[Answer] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)  # settings and machine, once the models are there
     beside: int = 0  # most runs of others that took turns with it
-    run: Run | Borrowed | None = None
+    run: Run | RemoteRun | None = None
     stopped: bool = False
     left: bool = False  # another one has taken its place on the page
     over: bool = False
@@ -189,13 +262,18 @@ class Visit:
         models, machine = self.facts["settings"], self.facts["machine"]
         draft = f" and the draft {_short(models['draft'])}" if models["draft"] else ""
         others = f" Up to {_count(self.beside, 'run')} of other visitors took turns with it." if self.beside else ""
-        return [f"Measured with {_short(models['model'])} ({models['parameters'] / 1e6:,.0f} million parameters, {models['dtype']}){draft}, on "
-                f"{machine['processor']}, {machine['threads']} of {_count(machine['cores'], 'core')}, device {machine['device']}, "
-                f"torch {machine['torch']}.{others}", CAUTION]
+        return [
+            f"Measured with {_short(models['model'])} ({models['parameters'] / 1e6:,.0f} million parameters, {models['dtype']}){draft}, on "
+            f"{machine['processor']}, {machine['threads']} of {_count(machine['cores'], 'core')}, device {machine['device']}, "
+            f"torch {machine['torch']}.{others}",
+            CAUTION,
+        ]
 
 
-class Acts:
-    """What happens when a visitor does something. Bound to one page; what belongs to one visitor comes in through the page's state."""
+class SurveyHandlers:
+    """What happens when a visitor does something. Bound to one page; what belongs to one visitor comes in through the
+    page's state.
+    """
 
     def __init__(self, site: Site, page: Benchmark):
         self.site, self.page = site, page
@@ -203,7 +281,7 @@ class Acts:
     def open(self, request: gr.Request) -> Changes:
         """Put the controls as a link has them."""
         code = request.query_params.get("s", "")
-        choice = Choice.from_code(code) if code else None
+        choice = SurveySettings.from_code(code) if code else None
         return self.page.show(choice) if choice else gr.skip()
 
     def ready(self) -> Iterator[Changes]:
@@ -229,47 +307,50 @@ class Acts:
         finally:
             file.unlink(missing_ok=True)
 
-    def run(self, before: Visit | None, cost: str, *values: Any) -> Iterator[Changes]:
+    def run(self, before: SurveyVisit | None, cost: str, *values: Any) -> Iterator[Changes]:
         """Ask, and stream how it goes; leaving the page stops it."""
         if before:
             before.left = True
             before.stop()
         try:
-            yield from self._run(Choice(**dict(zip(CONTROLS, values))), cost)
+            yield from self._run(SurveySettings(**dict(zip(CONTROLS, values))), cost)
         except Refusal as refusal:
             yield {self.page.told: "", **self.page.rest(), **self.page.say(refusal)}
 
-    def stop(self, visit: Visit | None) -> Changes:
+    def stop(self, visit: SurveyVisit | None) -> Changes:
         """End it; where nothing goes on any more, put the buttons right."""
         if visit is None or visit.over:
             return self.page.rest()
         visit.stop()
         return gr.skip()
 
-    def show(self, visit: Visit | None, event: gr.EventData) -> str:
+    def show(self, visit: SurveyVisit | None, event: gr.EventData) -> str:
         """One question with what everybody wrote."""
         number = int(event.number)
         known = visit and 0 <= number < len(visit.questions)
         return answers_to(visit.questions[number], number, visit.entrants, visit.answers) if known else ""
 
-    def save(self, visit: Visit | None, event: gr.EventData) -> Changes:
+    def save(self, visit: SurveyVisit | None, event: gr.EventData) -> Changes:
         """The whole survey as a file."""
         if visit is None:
             return gr.skip()
-        kind, text = ("text/csv", as_csv(visit.answers)) if event.form == "csv" else ("application/json", _document(visit))
-        return {"saved": {"name": file_name(event.form), "type": kind, "text": text, "at": monotonic()}}  # at: the same file can be had twice
+        kind, text = (
+            ("text/csv", as_csv(visit.answers)) if event.form == "csv" else ("application/json", _document(visit))
+        )
+        # at: the same file can be had twice
+        return {"saved": {"name": file_name(event.form), "type": kind, "text": text, "at": monotonic()}}
 
-    def draw(self, visit: Visit | None, cost: str) -> Changes:
+    def draw(self, visit: SurveyVisit | None, cost: str) -> Changes:
         return self.page.plotted(visit.answers if visit else [], cost)
 
     def share(self, *values: Any) -> Iterator[Changes]:
         """The code of a link that opens the page as it is set; the browser makes it an address, each time anew."""
         yield {self.page.link: ""}
-        yield {self.page.link: Choice(**dict(zip(CONTROLS, values))).to_code()}
+        yield {self.page.link: SurveySettings(**dict(zip(CONTROLS, values))).to_code()}
 
-    def _run(self, choice: Choice, cost: str) -> Iterator[Changes]:
+    def _run(self, choice: SurveySettings, cost: str) -> Iterator[Changes]:
         choice.check(self.site.rules)
-        visit = Visit(choice, choice.entrants(), choice.questions(self.site.rules))
+        visit = SurveyVisit(choice, choice.entrants(), choice.questions(self.site.rules))
         arrival = self.site.arrival(choice)
         cleared = {self.page.told: "", self.page.standings: None, self.page.answers: "", **self.page.plotted([], cost)}
         yield {self.page.visit: visit, **self.page.busy(), **self.page.silence(), **cleared}
@@ -286,19 +367,21 @@ class Acts:
             self.site.surveys.leave(visit)
         yield gr.skip() if visit.left else {**self.page.rest(), **self._outcome(visit, cost)}
 
-    def _before(self, visit: Visit, arrival: Arrival) -> Iterator[Changes]:
+    def _before(self, visit: SurveyVisit, arrival: ModelLoad) -> Iterator[Changes]:
         """What there is to wait for: the models, and the surveys of others."""
         yield from self._progress(arrival)
         arrival.result()
         for ahead in self.site.surveys.wait(visit):
-            yield {self.page.told: f"<p>Waiting: {_count(ahead, 'survey')} before yours. One goes on at a time, so that none spoils another's times.</p>"}
+            yield {
+                self.page.told: f"<p>Waiting: {_count(ahead, 'survey')} before yours. One goes on at a time, so that none spoils another's times.</p>"
+            }
 
-    def _progress(self, arrival: Arrival) -> Iterator[Changes]:
+    def _progress(self, arrival: ModelLoad) -> Iterator[Changes]:
         for now in arrival.watch():
             yield {self.page.status: status(now)}
         yield {self.page.status: status(arrival)}
 
-    def _stream(self, visit: Visit, arrival: Arrival) -> Iterator[Changes]:
+    def _stream(self, visit: SurveyVisit, arrival: ModelLoad) -> Iterator[Changes]:
         """The table, as often as is worth looking at it."""
         models = arrival.result()
         visit.facts = _facts(visit.choice, models)
@@ -315,24 +398,33 @@ class Acts:
             yield {self.page.told: forecast.say(), **(self._table(visit) if visit.answers else {})}
             due = monotonic() + OFTEN
 
-    def _table(self, visit: Visit) -> Changes:
+    def _table(self, visit: SurveyVisit) -> Changes:
         return {self.page.standings: told(visit.entrants, visit.questions, visit.answers, visit.notes())}
 
-    def _outcome(self, visit: Visit, cost: str) -> Changes:
+    def _outcome(self, visit: SurveyVisit, cost: str) -> Changes:
         """Where it ended: the whole table with its figures, and why it is not more."""
         wanted = len(visit.entrants) * len(visit.questions) * visit.choice.repeats
         came = f"{len(visit.answers):,} of {wanted:,} answers."
-        said = visit.run.error if visit.run and visit.run.error else came if len(visit.answers) == wanted else f"Stopped after {came}"
+        said = (
+            visit.run.error
+            if visit.run and visit.run.error
+            else came
+            if len(visit.answers) == wanted
+            else f"Stopped after {came}"
+        )
         shown = {**self._table(visit), **self.page.plotted(visit.answers, cost)} if visit.answers else {}
         return {self.page.told: f"<p>{escape(said)}</p>", **shown}
 
 
 class Forecast:
-    """How far a survey is, and how long the rest will take: as long as it took so far, the turns of other visitors included."""
+    """How far a survey is, and how long the rest will take: as long as it took so far, the turns of other visitors
+    included.
+    """
 
-    def __init__(self, visit: Visit):
+    def __init__(self, visit: SurveyVisit):
         self._visit, self._progress = visit, Progress(visit.entrants, visit.questions, visit.choice.repeats)
-        self._begun, self._own = 0.0, 0.0  # when the first answer came, and seconds that those after it took by themselves
+        # when the first answer came, and seconds that those after it took by themselves
+        self._begun, self._own = 0.0, 0.0
 
     def hear(self, answers: list[Answer]) -> None:
         for answer in answers:
@@ -351,19 +443,29 @@ class Forecast:
         if not self._visit.answers:
             return "<p>Warming up: every strategy answers a question of each kind, which does not count.</p>"
         left = self.left
-        facts = [f"{_count(len(self._visit.answers), 'answer')}", *([f"{_lasting(left)} left"] if left is not None else []),
-                 *([f"in turn with {_count(self._visit.beside, 'run')} of others"] if self._visit.beside else [])]
+        facts = [
+            f"{_count(len(self._visit.answers), 'answer')}",
+            *([f"{_lasting(left)} left"] if left is not None else []),
+            *([f"in turn with {_count(self._visit.beside, 'run')} of others"] if self._visit.beside else []),
+        ]
         return f"<p>{', '.join(facts)} <progress max='1' value='{self._progress.share:.3f}'></progress></p>"
 
 
-def _facts(choice: Choice, models: Any) -> dict[str, Any]:
+def _facts(choice: SurveySettings, models: Any) -> dict[str, Any]:
     """What a survey's file says beside its answers."""
     from playground.bench.speed_report import machine  # not before a model is there: it brings torch along
-    asked = {"tasks": choice.tasks, "questions": choice.count, "repeats": choice.repeats, "seed": choice.seed, "max_new_tokens": choice.length}
+
+    asked = {
+        "tasks": choice.tasks,
+        "questions": choice.count,
+        "repeats": choice.repeats,
+        "seed": choice.seed,
+        "max_new_tokens": choice.length,
+    }
     return {"settings": models_told(models) | asked, "machine": machine(models.target.device)}
 
 
-def _document(visit: Visit) -> str:
+def _document(visit: SurveyVisit) -> str:
     facts = {**visit.facts, "shared": {"runs_of_others": visit.beside}}
     return json.dumps(document(facts, visit.entrants, visit.questions, visit.answers), indent=1)
 

@@ -1,4 +1,6 @@
-"""Earlier turns of a chat, quietly above the prompt. The value is a list of [user, assistant]; nothing is seen where it is empty."""
+"""Earlier turns of a chat, quietly above the prompt. The value is a list of [user, assistant]; nothing is seen where it
+is empty.
+"""
 from __future__ import annotations
 
 from typing import Any
@@ -46,8 +48,13 @@ draw();
 
 class EarlierTurns(Scripted):
     def __init__(self, value: list[list[str]] | None = None, **kwargs: Any):
-        super().__init__(value or [], html_template="<div class='turns' role='group' aria-label='Earlier turns' hidden></div>", js_on_load=SCRIPT,
-                         apply_default_css=False, **kwargs)
+        super().__init__(
+            value or [],
+            html_template="<div class='turns' role='group' aria-label='Earlier turns' hidden></div>",
+            js_on_load=SCRIPT,
+            apply_default_css=False,
+            **kwargs,
+        )
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "array"}

@@ -1,11 +1,12 @@
-"""A lane in which a strategy can be watched, found from what strategies declare and what the gallery's examples hold."""
+"""A lane in which a strategy can be watched, found from what strategies declare and what the gallery's examples hold.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
 from playground.contract import Strategy, discover, find
-from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, Recipe, assemble
+from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
 from playground.errors import Refusal
 from playground.ui import model_menu as offers
 from playground.ui.gallery import examples
@@ -33,7 +34,8 @@ def _over(example: dict[str, Any], lane: dict[str, Any]) -> Settings:
 
 
 def _is_about(lane: dict[str, Any], cls: type[Strategy]) -> bool:
-    """Whether a lane holds the strategy; a toggle is lost beside a drafter and a verifier, so there it does not count."""
+    """Whether a lane holds the strategy; a toggle is lost beside a drafter and a verifier, so there it does not count.
+    """
     if lane["strategy"] == cls.name:
         return True
     added = cls.name in [name for name, _ in lane.get("extras", [])]
@@ -41,7 +43,8 @@ def _is_about(lane: dict[str, Any], cls: type[Strategy]) -> bool:
 
 
 def _suiting(cls: type[Strategy]) -> dict[str, Any]:
-    """The first example with a context where one is needed, and with a model that fills where a canvas is to be filled."""
+    """The first example with a context where one is needed, and with a model that fills where a canvas is to be filled.
+    """
     return next(example for example in examples() if bool(example.get("context")) == ("context" in cls.needs)
                 and offers.fills(example.get("model", "")) == (cls.kind == "canvas_decoder"))
 
@@ -57,7 +60,10 @@ def _candidates(cls: type[Strategy]) -> Iterator[dict[str, Any]]:
         return
     for main in sorted(_of(*MAIN_KINDS), key=lambda main: (main.name != PLAIN, MAIN_KINDS.index(main.kind))):
         if cls.kind in main.slots().values():
-            yield from ({"strategy": main.name, "extras": [[cls.name, {}], *other, *_chance(cls)]} for other in _others(main, cls.kind))
+            yield from (
+                {"strategy": main.name, "extras": [[cls.name, {}], *other, *_chance(cls)]}
+                for other in _others(main, cls.kind)
+            )
         elif cls.kind in ("sampler", *SINGLE_KINDS):
             yield {"strategy": main.name, "extras": [[cls.name, {}]]}
 
@@ -80,7 +86,7 @@ def _others(main: type[Strategy], kind: str) -> Iterator[Extras]:
 
 def _granted(lane: dict[str, Any]) -> bool:
     try:
-        return bool(assemble(Recipe(lane["strategy"], extras=[(name, knobs) for name, knobs in lane["extras"]])))
+        return bool(assemble(LaneConfig(lane["strategy"], extras=[(name, knobs) for name, knobs in lane["extras"]])))
     except Refusal:
         return False
 

@@ -18,10 +18,16 @@ def new_name() -> str:
     return secrets.token_hex(4)
 
 
-def frame(run: str, number: int, events: Facts, state: str, headers: Facts | None = None, told: float | None = None) -> dict[str, Any]:
-    """One delta; the first of a run carries the headers of its lanes. `told` is when the oldest event happened, in seconds since 1970."""
+def frame(
+    run: str, number: int, events: Facts, state: str, headers: Facts | None = None, told: float | None = None
+) -> dict[str, Any]:
+    """One delta; the first of a run carries the headers of its lanes. `told` is when the oldest event happened, in
+    seconds since 1970.
+    """
     known = {"headers": headers, "told": told}
-    return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | {name: value for name, value in known.items() if value}
+    return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | {
+        name: value for name, value in known.items() if value
+    }
 
 
 def within(beat: float) -> float:

@@ -1,6 +1,8 @@
-"""The gallery: ways to begin. A row of first examples; folded away, all examples by topic and questions with known answers by task.
+"""The gallery: ways to begin. A row of first examples; folded away, all examples by topic and questions with known
+answers by task.
 
-Its event is 'pick', with `index` and `part`: "examples" or "questions". Beside a question that is asked stands what to look at.
+Its event is 'pick', with `index` and `part`: "examples" or "questions". Beside a question that is asked stands what to
+look at.
 """
 from __future__ import annotations
 
@@ -17,14 +19,33 @@ from playground.ui.settings import Settings
 
 PROMPTS = Path(__file__).parents[2] / "assets" / "prompts.json"
 SCRIPT = (PROMPTS.parent / "gallery.js").read_text(encoding="utf-8")
-TASKS = {"facts": "Facts by heart", "context_qa": "Passages", "arithmetic": "Sums", "records": "Records", "edit": "Edits", "lists": "Lists",
-         "programs": "Programs", "needle": "A hidden key", "stories": "Stories", "chat": "Several turns"}
+TASKS = {
+    "facts": "Facts by heart",
+    "context_qa": "Passages",
+    "arithmetic": "Sums",
+    "records": "Records",
+    "edit": "Edits",
+    "lists": "Lists",
+    "programs": "Programs",
+    "needle": "A hidden key",
+    "stories": "Stories",
+    "chat": "Several turns",
+}
 STARTERS = 9  # examples that stand in the row, from the first one on
-TOPICS = {"words": "Choosing words", "guessing": "Guessing ahead", "texts": "Several texts", "grammars": "Legal tokens", "caches": "Small caches",
-          "passages": "Passage and memory", "orders": "Other orders"}
+TOPICS = {
+    "words": "Choosing words",
+    "guessing": "Guessing ahead",
+    "texts": "Several texts",
+    "grammars": "Legal tokens",
+    "caches": "Small caches",
+    "passages": "Passage and memory",
+    "orders": "Other orders",
+}
 TOLD = "Each sets a prompt and the lanes that show something on it; models and seed stay as they are."
-KNOWS = ("The bundled models are tiny: they know only an invented country and some hundred stories, their tales are fragments, and all else is beyond "
-         "them. Training showed none of these questions. The higher grades are hard for them; each lane says whether it was right when it has ended.")
+KNOWS = (
+    "The bundled models are tiny: they know only an invented country and some hundred stories, their tales are fragments, and all else is beyond "
+    "them. Training showed none of these questions. The higher grades are hard for them; each lane says whether it was right when it has ended."
+)
 SHORT = 96  # letters of a prompt in the list
 
 
@@ -46,22 +67,37 @@ def picked(part: str, index: int) -> dict[str, Any]:
 
 def _asked(question: Question) -> dict[str, Any]:
     turns = [[*turn] for turn in question.before]
-    return {"prompt": question.prompt, "mode": "chat", "context": question.context, "before": turns, "stop": "", **question.settings}
+    return {
+        "prompt": question.prompt,
+        "mode": "chat",
+        "context": question.context,
+        "before": turns,
+        "stop": "",
+        **question.settings,
+    }
 
 
 def beside(settings: Settings) -> str:
-    """What stands beside a question whose answer is known: what to look at, and the answer to unfold. Empty for any other prompt."""
+    """What stands beside a question whose answer is known: what to look at, and the answer to unfold. Empty for any
+    other prompt.
+    """
     question = settings.known()
     if question is None:
         return ""
-    return (f"<p class='look'>{escape(question.look)}</p>"
-            f"<details class='answer'><summary>The answer is known</summary><pre>{escape(question.expected)}</pre></details>")
+    return (
+        f"<p class='look'>{escape(question.look)}</p>"
+        f"<details class='answer'><summary>The answer is known</summary><pre>{escape(question.expected)}</pre></details>"
+    )
 
 
 class Gallery(Scripted):
     def __init__(self, **kwargs: Any):
-        super().__init__(html_template=_plain(f"<div class='gallery'>{_examples()}{_questions()}</div>"), js_on_load=SCRIPT,
-                         apply_default_css=False, **kwargs)
+        super().__init__(
+            html_template=_plain(f"<div class='gallery'>{_examples()}{_questions()}</div>"),
+            js_on_load=SCRIPT,
+            apply_default_css=False,
+            **kwargs,
+        )
 
 
 def _plain(html: str) -> str:
@@ -71,23 +107,34 @@ def _plain(html: str) -> str:
 
 def _examples() -> str:
     """The first ones as a row, and all of them in a fold."""
-    chips = (f"<button type='button' data-part='examples' data-index='{i}' title='{escape(example['note'])}'>{escape(example['title'])}</button>"
-             for i, example in enumerate(examples()[:STARTERS]))
+    chips = (
+        f"<button type='button' data-part='examples' data-index='{i}' title='{escape(example['note'])}'>{escape(example['title'])}</button>"
+        for i, example in enumerate(examples()[:STARTERS])
+    )
     listed = sorted(enumerate(examples()), key=lambda numbered: [*TOPICS].index(numbered[1]["topic"]))
-    groups = {topic: [_example(i, example) for i, example in found] for topic, found in groupby(listed, lambda numbered: numbered[1]["topic"])}
+    groups = {
+        topic: [_example(i, example) for i, example in found]
+        for topic, found in groupby(listed, lambda numbered: numbered[1]["topic"])
+    }
     return f"<div class='row starters' role='group' aria-label='First examples'>{''.join(chips)}</div>{_fold('All examples', TOLD, TOPICS, groups)}"
 
 
 def _questions() -> str:
     listed = enumerate(questions.gallery())
-    groups = {task: [_question(i, question) for i, question in found] for task, found in groupby(listed, lambda numbered: numbered[1].task)}
+    groups = {
+        task: [_question(i, question) for i, question in found]
+        for task, found in groupby(listed, lambda numbered: numbered[1].task)
+    }
     return _fold("Questions with known answers", KNOWS, TASKS, groups)
 
 
 def _fold(title: str, told: str, names: dict[str, str], groups: dict[str, list[str]]) -> str:
     """A fold with a button for each group, which shows the group's own list."""
-    chips = "".join(f"<button type='button' data-group='{name}' aria-expanded='false' aria-controls='list-{name}'>{escape(names[name])} "
-                    f"<span class='count'>{len(entries)}</span></button>" for name, entries in groups.items())
+    chips = "".join(
+        f"<button type='button' data-group='{name}' aria-expanded='false' aria-controls='list-{name}'>{escape(names[name])} "
+        f"<span class='count'>{len(entries)}</span></button>"
+        for name, entries in groups.items()
+    )
     lists = "".join(f"<ul id='list-{name}' hidden>{''.join(entries)}</ul>" for name, entries in groups.items())
     return (f"<details class='fold'><summary>{title}</summary><p class='about'>{escape(told)}</p>"
             f"<div class='row' role='group' aria-label='{title}'>{chips}</div>{lists}</details>")

@@ -1,8 +1,8 @@
 """A game for classes: a text grows, teams guess its next token, and then the model's own odds are shown.
 
 The text is a run like any other, or one that was given and is read. The browser gets what the events of that run say of
-each token and plays it in rounds (assets/game.rules.js, game.js); teams, choices and points stay there. Only a word that is typed comes
-back, to be cut into tokens and given its odds.
+each token and plays it in rounds (assets/game.rules.js, game.js); teams, choices and points stay there. Only a word
+that is typed comes back, to be cut into tokens and given its odds.
 """
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from playground.ui.site import Site
 from playground.ui.theme import PRIVATE, notice, read
 
 SCORE = "score"  # stands in a link of this page where the text is given
-KNOBS = {"greedy": {}, "sample": {"temperature": 1.0, "top_p": 1.0}, SCORE: {}}  # what is drawn follows the odds that are shown
+# what is drawn follows the odds that are shown
+KNOBS = {"greedy": {}, "sample": {"temperature": 1.0, "top_p": 1.0}, SCORE: {}}
 WAYS = [("Model's likeliest", "greedy"), ("Model's draws", "sample"), ("A given text", SCORE)]
 PLAYED = (STORIES, "arithmetic", "records", "programs", "edit")  # tasks whose answers are long enough to guess at
 TOLD = 3  # tales that are offered to be read
@@ -61,7 +62,13 @@ class Game:
             self._numbers()
         with gr.Row(elem_classes="actions"):
             self.go = gr.Button("Start the game", variant="primary", elem_id="run", min_width=150, scale=0)
-            self.status = gr.HTML("", html_template=read("status.html"), elem_classes="status", elem_id="game-status", apply_default_css=False)
+            self.status = gr.HTML(
+                "",
+                html_template=read("status.html"),
+                elem_classes="status",
+                elem_id="game-status",
+                apply_default_css=False,
+            )
             self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
             self.link = gr.Textbox(visible="hidden", elem_id="link")
         self.board = board([odds_over(site)])
@@ -70,8 +77,14 @@ class Game:
         start = offers()[0][1]
         with gr.Column(scale=5, min_width=280, elem_classes="question"):
             self.way = gr.Radio(WAYS, value=way_of(start), label="The text", elem_id="way", elem_classes="segmented")
-            self.prompt = gr.Textbox(start.prompt, label="Prompt, or the text to be read", lines=3, max_lines=10, elem_id="prompt",
-                                     placeholder="Write what the model continues, or a text that it reads…")
+            self.prompt = gr.Textbox(
+                start.prompt,
+                label="Prompt, or the text to be read",
+                lines=3,
+                max_lines=10,
+                elem_id="prompt",
+                placeholder="Write what the model continues, or a text that it reads…",
+            )
             self.notice = notice("prompt-notice")
 
     def _numbers(self) -> None:
@@ -79,7 +92,13 @@ class Game:
         with gr.Column(scale=2, min_width=280, elem_classes="numbers"):
             names = [(name, number) for number, (name, _) in enumerate(offers())]
             self.example = gr.Dropdown(names, value=None, label="Take an example", elem_id="example")
-            self.mode = gr.Radio([("Raw text", "raw"), ("Chat", "chat")], value=start.mode, label="The prompt is", elem_id="mode", elem_classes="segmented")
+            self.mode = gr.Radio(
+                [("Raw text", "raw"), ("Chat", "chat")],
+                value=start.mode,
+                label="The prompt is",
+                elem_id="mode",
+                elem_classes="segmented",
+            )
             with gr.Row(elem_classes="pair"):
                 self.length = gr.Number(start.length, label="Tokens", precision=0, min_width=90, elem_id="length")
                 self.seed = gr.Number(start.seed, label="Seed", precision=0, min_width=90, elem_id="seed")
@@ -91,7 +110,9 @@ class Game:
     def bind(self, blocks: gr.Blocks) -> None:
         told = [self.visit, self.board, self.status, self.notice, self.numbers_notice]
         blocks.load(self.open, None, self.controls(), **PRIVATE)
-        self.go.click(self.start, [self.visit, *self.controls()], told, concurrency_limit=16, concurrency_id="run", **PRIVATE)
+        self.go.click(
+            self.start, [self.visit, *self.controls()], told, concurrency_limit=16, concurrency_id="run", **PRIVATE
+        )
         self.example.input(self.pick, self.example, self.controls(), queue=False, **PRIVATE)
         self.share.click(self.copy, self.controls(), self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
@@ -128,8 +149,13 @@ class Game:
 
     def _shown(self, settings: Settings) -> Changes:
         reads = way_of(settings) == SCORE
-        return {self.way: way_of(settings), self.prompt: settings.prompt, self.mode: gr.update(value=settings.mode, visible=not reads),
-                self.length: gr.update(value=settings.length, visible=not reads), self.seed: settings.seed}
+        return {
+            self.way: way_of(settings),
+            self.prompt: settings.prompt,
+            self.mode: gr.update(value=settings.mode, visible=not reads),
+            self.length: gr.update(value=settings.length, visible=not reads),
+            self.seed: settings.seed,
+        }
 
     def _run(self, visit: Visit) -> Iterator[Changes]:
         arrival = self.site.arrival(visit.settings)
@@ -177,7 +203,9 @@ class Game:
 
 
 def board(functions: list[Callable[..., Any]]) -> gr.HTML:
-    """The game itself. Its value is a JSON text, what `told` says and with it "game", "seed", "over" and "lanes"; see assets/game.js."""
+    """The game itself. Its value is a JSON text, what `told` says and with it "game", "seed", "over" and "lanes"; see
+    assets/game.js.
+    """
     return gr.HTML("", html_template=STAGE, js_on_load=script(), server_functions=functions,
                    elem_id="game", apply_default_css=False)
 
@@ -194,8 +222,9 @@ def odds_over(site: Site) -> Callable[..., dict[str, Any]]:
     turn = threading.Lock()
 
     def odds(asked: dict[str, Any]) -> dict[str, Any]:
-        """Of {"ids", "word", "spaced"}: the token that a word begins with after the tokens `ids`, and its probability there,
-        {"id", "piece", "p"}; or {"refused"}. `spaced` says that what is there ends with a blank or a line already.
+        """Of {"ids", "word", "spaced"}: the token that a word begins with after the tokens `ids`, and its probability
+        there, {"id", "piece", "p"}; or {"refused"}. `spaced` says that what is there ends with a blank or a line
+        already.
         """
         try:
             ids, word = _checked(asked)
@@ -224,7 +253,9 @@ def _odds(site: Site, ids: list[int], word: str, spaced: bool) -> dict[str, Any]
 
 
 def first_token(tokens: Any, word: str, spaced: bool) -> int:
-    """Id of the token a word begins with where it follows other text: after a blank, unless it is a sign or one is there already."""
+    """Id of the token a word begins with where it follows other text: after a blank, unless it is a sign or one is
+    there already.
+    """
     before = "a\n" if spaced else "a " if word[0].isalnum() else "a"
     opening, whole = tokens.encode(before), tokens.encode(before + word)
     return whole[min(len(commonprefix([opening, whole])), len(whole) - 1)]
@@ -238,10 +269,14 @@ def script() -> str:
 # --- what is told of a run ---
 
 def told(trace: Trace, reads: bool) -> dict[str, Any]:
-    """What was there before the first token, and every token whose odds are known, as plain data. A text that is read begins with its first token."""
+    """What was there before the first token, and every token whose odds are known, as plain data. A text that is read
+    begins with its first token.
+    """
     header = trace.headers[0]
     written = sequences(trace.lane(header.lane).events)[0]
-    known = [_token(token, written.steps[place]) for place, token in enumerate(written.tokens) if place in written.steps]
+    known = [
+        _token(token, written.steps[place]) for place, token in enumerate(written.tokens) if place in written.steps
+    ]
     opening = header.prompt_pieces if reads else [header.prompt]
     return {"opening": opening, "asked": header.chat and not reads, "ids": header.prompt_ids, "tokens": known}
 
@@ -249,13 +284,23 @@ def told(trace: Trace, reads: bool) -> dict[str, Any]:
 def _token(token: Token, step: Step) -> dict[str, Any]:
     """Odds before masks and samplers; entropy in bits, over the whole vocabulary."""
     top = [{"id": candidate.id, "piece": candidate.piece, "p": candidate.raw} for candidate in step.top]
-    return {"id": token.id, "piece": token.piece, "p": math.exp(token.logprob), "entropy": step.entropy / math.log(2), "top": top}
+    return {
+        "id": token.id,
+        "piece": token.piece,
+        "p": math.exp(token.logprob),
+        "entropy": step.entropy / math.log(2),
+        "top": top,
+    }
 
 
 def failure(headers: Facts, events: Facts) -> str:
     """Why the text ended before its time; empty where it did not."""
     lane = trace_of(headers, list(events)).lane(headers[0]["lane"]) if headers else None
-    return next((stamped.event.message for stamped in lane.events if isinstance(stamped.event, Failed)), "") if lane else ""
+    return (
+        next((stamped.event.message for stamped in lane.events if isinstance(stamped.event, Failed)), "")
+        if lane
+        else ""
+    )
 
 
 # --- settings of a game ---
@@ -286,16 +331,27 @@ def offers() -> list[tuple[str, Settings]]:
 
 def _questions() -> list[tuple[str, Settings]]:
     """Every story, and the first question of the other tasks that needs nothing but its prompt."""
-    plain = [question for question in gallery() if question.task in PLAYED and not question.before and not question.context]
+    plain = [
+        question for question in gallery() if question.task in PLAYED and not question.before and not question.context
+    ]
     first = {question.task: question for question in reversed(plain) if question.task != STORIES}
-    asked = [*(question for question in plain if question.task == STORIES), *(first[task] for task in PLAYED if task in first)]
+    asked = [
+        *(question for question in plain if question.task == STORIES),
+        *(first[task] for task in PLAYED if task in first),
+    ]
     ways = {STORIES: "sample"}
-    return [(_short(question.prompt), settings_of(ways.get(question.task, "greedy"), question.prompt, "chat", LENGTH, 0)) for question in asked]
+    return [
+        (_short(question.prompt), settings_of(ways.get(question.task, "greedy"), question.prompt, "chat", LENGTH, 0))
+        for question in asked
+    ]
 
 
 def _tales() -> list[tuple[str, Settings]]:
     lines = TALES.read_text(encoding="utf-8").splitlines()[:TOLD]
-    return [(f"To read: {tale['title']}", settings_of(SCORE, _opening(tale["text"]), "raw", LENGTH, 0)) for tale in map(json.loads, lines)]
+    return [
+        (f"To read: {tale['title']}", settings_of(SCORE, _opening(tale["text"]), "raw", LENGTH, 0))
+        for tale in map(json.loads, lines)
+    ]
 
 
 def _opening(text: str) -> str:
@@ -310,8 +366,10 @@ def _short(prompt: str) -> str:
 
 # --- parts of the page ---
 
-INTRODUCTION = ("<h2>What comes next?</h2><p>A text grows token by token. Guess the next one before it is shown; then the model's own odds are laid open. "
-                "A guess costs its surprise in bits, and whoever pays least leads.</p>")
+INTRODUCTION = (
+    "<h2>What comes next?</h2><p>A text grows token by token. Guess the next one before it is shown; then the model's own odds are laid open. "
+    "A guess costs its surprise in bits, and whoever pays least leads.</p>"
+)
 
 
 def _hides_what_is_not_asked() -> str:

@@ -21,11 +21,11 @@ from playground.ui import study_figures as studies
 from playground.ui.frames import frame, recording
 from playground.ui.gallery import brought, picked
 from playground.ui.lessons import settings_of
-from playground.ui.model_loader import Arrival
+from playground.ui.model_loader import ModelLoad
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
-from playground.ui.zero_gpu import Borrowed
+from playground.ui.zero_gpu import RemoteRun
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 LONGEST_WORDS = 500  # characters that a fork may be told to begin with
@@ -41,7 +41,7 @@ class Visit:
 
     settings: Settings
     memory: Memory = field(default_factory=Memory)
-    run: Run | Borrowed | None = None
+    run: Run | RemoteRun | None = None
     stopped: bool = False
     left: bool = False  # another one has taken its place on the page
     reads: bool = False  # the models only read the prompt, and no lane of the editor writes
@@ -66,7 +66,7 @@ class Visit:
         return Visit(settings, self.memory, reads=reads)
 
 
-class Acts:
+class Handlers:
     """Bound to one page; what belongs to one visitor comes in through the page's state."""
 
     def __init__(self, site: Site, page):
@@ -97,7 +97,9 @@ class Acts:
         yield from self._guarded(before.follow(settings, reads=True) if before else Visit(settings, reads=True))
 
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
-        """Run again with one more lane that takes another way at some place of a lane's text, or of the sequence that was shown as such."""
+        """Run again with one more lane that takes another way at some place of a lane's text, or of the sequence that
+        was shown as such.
+        """
         if not _has_lane(visit, event) or visit.reads:
             return
         settings = visit.settings.forked(int(event.lane), [*_past(visit.run, event), *self._instead(visit, event)])
@@ -108,7 +110,9 @@ class Acts:
         """The tokens that a fork takes: the candidate that was pressed, or the words that were typed."""
         if not hasattr(event, "words"):
             return [int(event.token)]
-        return self.site.spelt(visit.settings, visit.run.headers[int(event.lane)]["model"], str(event.words)[:LONGEST_WORDS])
+        return self.site.spelt(
+            visit.settings, visit.run.headers[int(event.lane)]["model"], str(event.words)[:LONGEST_WORDS]
+        )
 
     def look(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """What the layers of the lane's model make of the text before a token, and what they attend to."""
@@ -116,7 +120,9 @@ class Acts:
             return gr.skip()
         header, chosen = visit.run.headers[int(event.lane)], int(event.token)
         try:
-            found = self.site.look(visit.settings, header["model"], [*header["prompt_ids"], *_past(visit.run, event)], chosen)
+            found = self.site.look(
+                visit.settings, header["model"], [*header["prompt_ids"], *_past(visit.run, event)], chosen
+            )
         except Refusal as refusal:
             return {"run": visit.run.name, "inside": None, "refused": str(refusal)}
         place = {"lane": int(event.lane), "position": int(event.position), "chosen": chosen}
@@ -170,16 +176,22 @@ class Acts:
         return self.page.remembers(Memory())
 
     def pick(self, model: str, draft: str, event: gr.EventData) -> Changes:
-        """Take an example or a question of the gallery: prompt, what comes before it, mode and the lanes that suit it; seed and models stay.
+        """Take an example or a question of the gallery: prompt, what comes before it, mode and the lanes that suit it;
+        seed and models stay.
 
         Only a model or a draft that an example brought goes again with the next one: few others could run on it.
         """
         chosen = picked(event.part, int(event.index))
         names = {*chosen} | brought(model=model, draft=draft)
-        return {**self.page.show(Settings.read(chosen), [name for name in Settings.names() if name in names]), **self._silence()}
+        return {
+            **self.page.show(Settings.read(chosen), [name for name in Settings.names() if name in names]),
+            **self._silence(),
+        }
 
     def set_up(self, model: str, draft: str, event: gr.EventData) -> Changes:
-        """Set the page as a step of a lesson wants it, down to its stop strings; models stay, but for one that an example brought."""
+        """Set the page as a step of a lesson wants it, down to its stop strings; models stay, but for one that an
+        example brought.
+        """
         brought_along = brought(model=model, draft=draft)
         names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name in brought_along]
         return {**self.page.show(settings_of(event.lesson, int(event.step)), names), **self._silence()}
@@ -203,7 +215,11 @@ class Acts:
     def study(self, name: str, visit: Visit | None) -> None:
         """Lay out what a study has to say of the visitor's run as far as it has come."""
         told = studies.outcomes(visit.run.trace).get(name, []) if visit and visit.run else []
-        gr.HTML("".join(f"<p>{escape(note)}</p>" for note in studies.notes(told)), elem_classes="told", apply_default_css=False)
+        gr.HTML(
+            "".join(f"<p>{escape(note)}</p>" for note in studies.notes(told)),
+            elem_classes="told",
+            apply_default_css=False,
+        )
         for drawn in studies.draw(told):
             gr.Plot(drawn, show_label=False)
 
@@ -230,7 +246,11 @@ class Acts:
             if visit.stopped:
                 yield gr.skip() if visit.left else self.page.rest()
                 return
-        visit.run = self.site.read(arrival, visit.settings) if visit.reads else self.site.start(arrival, visit.settings, visit.memory)
+        visit.run = (
+            self.site.read(arrival, visit.settings)
+            if visit.reads
+            else self.site.start(arrival, visit.settings, visit.memory)
+        )
         yield from self._stream(visit, arrival)
 
     def _turn(self, visit: Visit) -> Iterator[Changes]:
@@ -238,16 +258,20 @@ class Acts:
         for ahead in self.site.runs.wait(visit):
             yield {self.page.status: waits(ahead)}
 
-    def _stream(self, visit: Visit, arrival: Arrival) -> Iterator[Changes]:
-        """Frames to the live view until the run is over, and with how many runs it shares the device; a visitor who leaves stops it."""
-        told, again = 0, self.page.stoppable()  # a browser was seen to lose the message before the first frame, and there was no Stop
+    def _stream(self, visit: Visit, arrival: ModelLoad) -> Iterator[Changes]:
+        """Frames to the live view until the run is over, and with how many runs it shares the device; a visitor who
+        leaves stops it.
+        """
+        # a browser was seen to lose the message before the first frame, and there was no Stop
+        told, again = 0, self.page.stoppable()
         try:
             for news in visit.run.frames():
                 beside = self.site.beside(arrival.models, visit.run)
                 shared = {self.page.status: status(arrival, beside)} if beside != told else {}
                 yield {**again, **shared, **({self.page.live: news} if news else {})} or gr.skip()
                 told, again = beside, {}
-            yield gr.skip() if visit.left else self.page.shut()  # by itself: a browser gets the last answer twice, and would shut what is open by then
+            # by itself: a browser gets the last answer twice, and would shut what is open by then
+            yield gr.skip() if visit.left else self.page.shut()
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(arrival)}
         finally:
             visit.run.stop()
@@ -266,16 +290,20 @@ class Acts:
         except Refusal as refusal:
             yield self._say(refusal)
 
-    def _progress(self, arrival: Arrival) -> Iterator[Changes]:
+    def _progress(self, arrival: ModelLoad) -> Iterator[Changes]:
         for now in arrival.watch():
             yield {self.page.status: status(now)}
         yield {self.page.status: status(arrival)}
 
-    def _outcome(self, run: Run | Borrowed) -> Changes:
+    def _outcome(self, run: Run | RemoteRun) -> Changes:
         """What can be drawn, what failed in a lane beside that lane, and what broke as a whole under the prompt."""
         failed = {str(event["lane"]): event.get("message", "") for event in run.events if event["kind"] == "failed"}
         studied = studies.outcomes(run.trace)
-        return {self.page.lanes: gr.update(problems=failed), self.page.prompt_notice: escape(run.error), **self.page.figures_of(studied)}
+        return {
+            self.page.lanes: gr.update(problems=failed),
+            self.page.prompt_notice: escape(run.error),
+            **self.page.figures_of(studied),
+        }
 
     def _say(self, refusal: Refusal) -> Changes:
         """The sentence beside the control it is about; the other places fall silent."""
@@ -286,7 +314,7 @@ class Acts:
         return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
 
 
-def _past(run: Run | Borrowed, event: gr.EventData) -> list[int]:
+def _past(run: Run | RemoteRun, event: gr.EventData) -> list[int]:
     """Tokens a lane, or the sequence that was shown as its text, wrote before a place."""
     written = sequences(run.trace.lane(int(event.lane)).events).get(int(event.sequence), Written())
     return [token.id for token in written.tokens[:int(event.position)]]
@@ -296,8 +324,10 @@ def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:
     return bool(visit and visit.run) and 0 <= int(event.lane) < len(visit.run.headers)
 
 
-def status(arrival: Arrival, beside: int = 0) -> str:
-    """The line that says which models are here, or how far they are, and how many other runs take turns on their device."""
+def status(arrival: ModelLoad, beside: int = 0) -> str:
+    """The line that says which models are here, or how far they are, and how many other runs take turns on their
+    device.
+    """
     if not arrival.ended.is_set():
         return f"<span class='dot loading'></span>{escape(arrival.text)} <progress max='1' value='{arrival.fraction:.3f}'></progress>"
     if arrival.refusal:

@@ -1,8 +1,9 @@
-"""The lane editor: one to four cards, or more where a page takes more, made from what the strategies declare, drawn and changed in the browser.
+"""The lane editor: one to four cards, or more where a page takes more, made from what the strategies declare, drawn and
+changed in the browser.
 
 Its value is a list of {"strategy", "knobs", "extras", "forced"} and, where a lane has its own, "seed". The catalogue of
-declarations travels once, with the page; after every change the browser asks `check`, so a combination that cannot work is
-explained before it is run.
+declarations travels once, with the page; after every change the browser asks `check`, so a combination that cannot work
+is explained before it is run.
 """
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.contract import Knob, Strategy, discover, make
-from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, Recipe, assemble
+from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
 from playground.errors import Refusal
 from playground.ui.guarantee_labels import PROMISES
 from playground.ui.scripted_component import Fetched
@@ -27,13 +28,29 @@ OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 
 
 class LaneEditor(Fetched):
-    """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and does not continue text."""
+    """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and
+    does not continue text.
+    """
 
-    def __init__(self, value: list[dict[str, Any]] | None = None, problems: dict[str, str] | None = None, fills: bool = False, most: int = LANES,
-                 **kwargs: Any):
+    def __init__(
+        self,
+        value: list[dict[str, Any]] | None = None,
+        problems: dict[str, str] | None = None,
+        fills: bool = False,
+        most: int = LANES,
+        **kwargs: Any,
+    ):
         self.problems, self.fills, self.most = problems or {}, fills, most  # Gradio asks for what a constructor takes
-        super().__init__(value, _script(most), [check], problems=self.problems, fills=fills, html_template="<div class='editor'></div>",
-                         apply_default_css=False, **kwargs)
+        super().__init__(
+            value,
+            _script(most),
+            [check],
+            problems=self.problems,
+            fills=fills,
+            html_template="<div class='editor'></div>",
+            apply_default_css=False,
+            **kwargs,
+        )
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "array"}
@@ -41,9 +58,13 @@ class LaneEditor(Fetched):
 
 @cache
 def _script(most: int) -> str:
-    """What runs in the browser, catalogue and all. Made once: Gradio builds the component anew for every update of a run."""
+    """What runs in the browser, catalogue and all. Made once: Gradio builds the component anew for every update of a
+    run.
+    """
     catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
-    return "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace("__CATALOGUE__", _literal(catalogue))
+    return "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace(
+        "__CATALOGUE__", _literal(catalogue)
+    )
 
 
 def reading_context() -> list[str]:
@@ -52,7 +73,8 @@ def reading_context() -> list[str]:
 
 
 def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each lane what it promises, or the sentence that says why it cannot run and which knob or part it is about."""
+    """For each lane what it promises, or the sentence that says why it cannot run and which knob or part it is about.
+    """
     return [_checked(recipe) for recipe in Settings(lanes=lanes[:WIDEST] if isinstance(lanes, list) else []).recipes()]
 
 
@@ -69,10 +91,25 @@ def _checked(recipe) -> dict[str, Any]:
 
 
 def _declaration(cls: type[Strategy]) -> dict[str, Any]:
-    plain = {name: getattr(cls, name) for name in ("name", "kind", "title", "paper", "sheet", "guarantee", "needs", "reconstruction")}
-    rules = {"drawn": _if_text(getattr(cls, "drawn", None)), "draws": getattr(cls, "draws", None) is True,
-             "exact_for": getattr(cls, "exact_for", ()), "greedy_only": getattr(cls, "greedy_only", False), "takes": _takes(cls)}
-    return {**plain, **rules, "family": cls.family(), "summary": cls.summary(), "slots": _slots(cls), "knobs": [_knob(k) for k in cls.knobs()]}
+    plain = {
+        name: getattr(cls, name)
+        for name in ("name", "kind", "title", "paper", "sheet", "guarantee", "needs", "reconstruction")
+    }
+    rules = {
+        "drawn": _if_text(getattr(cls, "drawn", None)),
+        "draws": getattr(cls, "draws", None) is True,
+        "exact_for": getattr(cls, "exact_for", ()),
+        "greedy_only": getattr(cls, "greedy_only", False),
+        "takes": _takes(cls),
+    }
+    return {
+        **plain,
+        **rules,
+        "family": cls.family(),
+        "summary": cls.summary(),
+        "slots": _slots(cls),
+        "knobs": [_knob(k) for k in cls.knobs()],
+    }
 
 
 def _knob(knob: Knob) -> dict[str, Any]:
@@ -81,8 +118,15 @@ def _knob(knob: Knob) -> dict[str, Any]:
 
 def _slots(cls: type[Strategy]) -> list[dict[str, Any]]:
     """The slots, each with the names of what may fill it."""
-    return [{"field": field, "kind": kind, "default": cls.__dataclass_fields__[field].default,
-             "takes": [part.name for part in _of_kind(kind) if _granted(make, cls.name, **{field: part.name})]} for field, kind in cls.slots().items()]
+    return [
+        {
+            "field": field,
+            "kind": kind,
+            "default": cls.__dataclass_fields__[field].default,
+            "takes": [part.name for part in _of_kind(kind) if _granted(make, cls.name, **{field: part.name})],
+        }
+        for field, kind in cls.slots().items()
+    ]
 
 
 def _takes(cls: type[Strategy]) -> list[str]:
@@ -90,11 +134,16 @@ def _takes(cls: type[Strategy]) -> list[str]:
     if cls.kind not in MAIN_KINDS:
         return []
     needed = [_of_kind("constraint")[0]] if "constraint" in cls.needs else []
-    return [toggle.name for kind in TOGGLES for toggle in _of_kind(kind) if _go_together(cls, [toggle, *(one for one in needed if one.kind != kind)])]
+    return [
+        toggle.name
+        for kind in TOGGLES
+        for toggle in _of_kind(kind)
+        if _go_together(cls, [toggle, *(one for one in needed if one.kind != kind)])
+    ]
 
 
 def _go_together(main: type[Strategy], toggles: list[type[Strategy]]) -> bool:
-    return _granted(assemble, Recipe(main.name, extras=[(toggle.name, {}) for toggle in toggles]))
+    return _granted(assemble, LaneConfig(main.name, extras=[(toggle.name, {}) for toggle in toggles]))
 
 
 def _granted(ask: Callable[..., Any], *words: Any, **more: Any) -> bool:

@@ -1,8 +1,10 @@
-"""Guided lessons: read from assets/lessons/*.md, checked, and shown as a panel beside the part of the page they speak of.
+"""Guided lessons: read from assets/lessons/*.md, checked, and shown as a panel beside the part of the page they speak
+of.
 
-A file begins with `key: value` lines: title, minutes, about, and what the page is set to (prompt, mode, context, length, seed,
-lanes; JSON where it is no plain text). Each step is a heading `## ...`, below it `show:` with a part of the page (SHOWN), `lane:` where the
-views should follow a certain one, and settings that hold from that step on; then paragraphs; then at most one question:
+A file begins with `key: value` lines: title, minutes, about, and what the page is set to (prompt, mode, context,
+length, seed, lanes; JSON where it is no plain text). Each step is a heading `## ...`, below it `show:` with a part of
+the page (SHOWN), `lane:` where the views should follow a certain one, and settings that hold from that step on; then
+paragraphs; then at most one question:
 
     question: How many forwards does lane 2 need, held against lane 1?
     answer: target_forwards(2) / target_forwards(1)
@@ -11,9 +13,10 @@ views should follow a certain one, and settings that hold from that step on; the
     - as many or more | otherwise
     because: Every guess that stands saves a forward.
 
-An answer is a reading of assets/live/readings.js, or the quotient or difference of two. The browser takes it from the visitor's own run,
-and the first choice whose limit holds is the true one; `none` is for runs in which the reading has no value. `guess: a number` in
-place of choices asks for one. The component's event is 'set_up', with `lesson` and `step`.
+An answer is a reading of assets/live/readings.js, or the quotient or difference of two. The browser takes it from the
+visitor's own run, and the first choice whose limit holds is the true one; `none` is for runs in which the reading has
+no value. `guess: a number` in place of choices asks for one. The component's event is 'set_up', with `lesson` and
+`step`.
 """
 from __future__ import annotations
 
@@ -33,10 +36,25 @@ from playground.ui.settings import CHOICES, Settings
 
 ASSETS = Path(__file__).parents[2] / "assets"
 SHOWN = {
-    "prompt": "#prompt", "context": "#passage", "numbers": ".numbers", "editor": "#editor", "run": "#run", "lanes": ".live .lanes",
-    "tokens": ".live .lanes .text", "costs": ".live .lanes .strip", "promises": ".live .lanes .badges", "player": ".live .player", "colours": ".live .key",
-    "branches": ".live .panel-branches", "difference": ".live .panel-difference", "entropy": ".live .panel-entropy", "tree": ".live .panel-tree",
-    "rounds": ".live .panel-rounds", "cache": ".live .panel-cache", "mask": ".live .panel-mask", "method": ".live .panel-figures",
+    "prompt": "#prompt",
+    "context": "#passage",
+    "numbers": ".numbers",
+    "editor": "#editor",
+    "run": "#run",
+    "lanes": ".live .lanes",
+    "tokens": ".live .lanes .text",
+    "costs": ".live .lanes .strip",
+    "promises": ".live .lanes .badges",
+    "player": ".live .player",
+    "colours": ".live .key",
+    "branches": ".live .panel-branches",
+    "difference": ".live .panel-difference",
+    "entropy": ".live .panel-entropy",
+    "tree": ".live .panel-tree",
+    "rounds": ".live .panel-rounds",
+    "cache": ".live .panel-cache",
+    "mask": ".live .panel-mask",
+    "method": ".live .panel-figures",
     "repeats": ".repeats",
 }
 """Parts of the page a step may point at, and where they are."""
@@ -50,25 +68,26 @@ LIMIT = re.compile(r"(below|up to) (-?\d+(?:\.\d+)?)|(otherwise|none)")
 
 
 @dataclass(frozen=True)
-class Question:
+class LessonQuestion:
     """`readings` are one or two names with their lanes, counted from 1; `sign` is how two become one number."""
 
     text: str
     readings: list[tuple[str, list[int]]]
     sign: str = ""
-    choices: list[tuple[str, str, float]] = field(default_factory=list)  # (text, "below", "up to", "otherwise" or "none", limit)
+    # (text, "below", "up to", "otherwise" or "none", limit)
+    choices: list[tuple[str, str, float]] = field(default_factory=list)
     guess: str = ""  # what number is asked for, where there are no choices
     because: str = ""
 
 
 @dataclass(frozen=True)
-class Step:
+class LessonStep:
     heading: str
     paragraphs: list[str]
     show: str
     lane: int  # that the views follow; 0 leaves them as they are
     settings: dict[str, Any]
-    question: Question | None
+    question: LessonQuestion | None
 
 
 @dataclass(frozen=True)
@@ -77,18 +96,20 @@ class Lesson:
     title: str
     minutes: int
     about: str
-    steps: list[Step]
+    steps: list[LessonStep]
 
 
 @cache
 def lessons() -> dict[str, Lesson]:
-    """All lessons by name, in the order of their files, whose names begin with a number; raises Refusal for a malformed file."""
+    """All lessons by name, in the order of their files, whose names begin with a number; raises Refusal for a malformed
+    file.
+    """
     return {lesson.name: lesson for lesson in map(read_lesson, sorted((ASSETS / "lessons").glob("*.md")))}
 
 
 def read_lesson(path: Path) -> Lesson:
     """Raises Refusal with the file and the line of what is wrong."""
-    source = Source(path.name, path.read_text(encoding="utf-8").splitlines())
+    source = LessonSource(path.name, path.read_text(encoding="utf-8").splitlines())
     head, *sections = source.sections()
     about = head.fields({**ABOUT, **SET}, head.numbered())
     head.has(about, "title", "minutes", "about", "prompt", "lanes")
@@ -102,7 +123,7 @@ def read_lesson(path: Path) -> Lesson:
 
 
 @dataclass
-class Source:
+class LessonSource:
     """Numbered lines of a file, or of a part of it."""
 
     file: str
@@ -115,15 +136,22 @@ class Source:
     def numbered(self) -> Iterator[tuple[int, str]]:
         return ((self.first + i, line.strip()) for i, line in enumerate(self.lines) if line.strip())
 
-    def sections(self) -> list[Source]:
+    def sections(self) -> list[LessonSource]:
         """What stands before the first heading, then each heading with what follows it."""
         starts = [0, *(i for i, line in enumerate(self.lines) if line.startswith("## ")), len(self.lines)]
-        return [Source(self.file, self.lines[start:end], self.first + start) for start, end in zip(starts, starts[1:])]
+        return [
+            LessonSource(self.file, self.lines[start:end], self.first + start) for start, end in zip(starts, starts[1:])
+        ]
 
-    def blocks(self) -> list[Source]:
+    def blocks(self) -> list[LessonSource]:
         """Lines that stand together, the first line of all left out."""
-        starts = [i for i, line in enumerate(self.lines) if i and line.strip() and (i == 1 or not self.lines[i - 1].strip())]
-        return [Source(self.file, list(takewhile(str.strip, self.lines[start:])), self.first + start) for start in starts]
+        starts = [
+            i for i, line in enumerate(self.lines) if i and line.strip() and (i == 1 or not self.lines[i - 1].strip())
+        ]
+        return [
+            LessonSource(self.file, list(takewhile(str.strip, self.lines[start:])), self.first + start)
+            for start in starts
+        ]
 
     def has_entries(self) -> bool:
         return bool(FIELD.fullmatch(self.lines[0])) or any(line.startswith("- ") for line in self.lines)
@@ -145,7 +173,11 @@ class Source:
             value = raw if known[name] is str and not raw.startswith('"') else json.loads(raw)
         except ValueError:
             raise self.wrong(f"the value of {name} cannot be read as JSON", number) from None
-        if type(value) is not known[name] or value not in CHOICES.get(name, (value,)) or (name == "show" and value not in SHOWN):
+        if (
+            type(value) is not known[name]
+            or value not in CHOICES.get(name, (value,))
+            or (name == "show" and value not in SHOWN)
+        ):
             raise self.wrong(f"{raw or 'nothing'} is no value for {name}", number)
         return value
 
@@ -154,8 +186,9 @@ class Source:
             if name not in found:
                 raise self.wrong(f"{name} is missing")
 
-    def step(self, before: dict[str, Any]) -> Step:
-        """One step; `before` is how the page is set so far. A block of lines is a paragraph, or all keys and choices."""
+    def step(self, before: dict[str, Any]) -> LessonStep:
+        """One step; `before` is how the page is set so far. A block of lines is a paragraph, or all keys and choices.
+        """
         blocks = self.blocks()
         paragraphs = [" ".join(line for _, line in block.numbered()) for block in blocks if not block.has_entries()]
         entries = [entry for block in blocks if block.has_entries() for entry in block.numbered()]
@@ -164,7 +197,14 @@ class Source:
         self.has(found, "show")
         settings = {**before, **{name: found[name] for name in SET if name in found}}
         question = self.question(found, choices, len(settings["lanes"]))
-        return Step(self.lines[0].removeprefix("## ").strip(), paragraphs, found["show"], found.get("lane", 0), settings, question)
+        return LessonStep(
+            self.lines[0].removeprefix("## ").strip(),
+            paragraphs,
+            found["show"],
+            found.get("lane", 0),
+            settings,
+            question,
+        )
 
     def choice(self, line: str, number: int) -> tuple[str, str, float]:
         text, _, limit = line.rpartition(" | ")
@@ -173,7 +213,9 @@ class Source:
             raise self.wrong("a choice is '- words | below 3', 'up to 3', 'otherwise' or 'none'", number)
         return text.strip(), match[1] or match[3], float(match[2] or 0)
 
-    def question(self, found: dict[str, Any], choices: list[tuple[str, str, float]], lanes: int) -> Question | None:
+    def question(
+        self, found: dict[str, Any], choices: list[tuple[str, str, float]], lanes: int
+    ) -> LessonQuestion | None:
         if "question" not in found:
             if choices or {"answer", "guess", "because"} & found.keys():
                 raise self.wrong("there is an answer in this step and no question")
@@ -185,7 +227,9 @@ class Source:
         if choices and (limits != sorted(limits) or [kind for _, kind, _ in choices].count("otherwise") != 1):
             raise self.wrong("the limits of the choices must grow, and one choice is 'otherwise'")
         readings, sign = self.answer(found["answer"], lanes)
-        return Question(found["question"], readings, sign, choices, found.get("guess", ""), found.get("because", ""))
+        return LessonQuestion(
+            found["question"], readings, sign, choices, found.get("guess", ""), found.get("because", "")
+        )
 
     def answer(self, written: str, lanes: int) -> tuple[list[tuple[str, list[int]]], str]:
         """The readings an answer is made of, and the sign between them."""
@@ -209,6 +253,13 @@ def settings_of(lesson: str, step: int) -> Settings:
 
 class Lessons(Scripted):
     def __init__(self, **kwargs: Any):
-        told = to_json({"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}).replace("<", "\\u003c")
+        told = to_json({"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}).replace(
+            "<", "\\u003c"
+        )
         script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in ("live/dom.js", "lessons.js"))
-        super().__init__(html_template="<div class='lessons'></div>", js_on_load=script.replace("__LESSONS__", told), apply_default_css=False, **kwargs)
+        super().__init__(
+            html_template="<div class='lessons'></div>",
+            js_on_load=script.replace("__LESSONS__", told),
+            apply_default_css=False,
+            **kwargs,
+        )

@@ -1,6 +1,7 @@
 """The library: every strategy on one page, with what its file declares and a way to see it run.
 
-The page is made here as HTML, once; assets/library.js searches and filters what stands there. `#name` leads to an entry.
+The page is made here as HTML, once; assets/library.js searches and filters what stands there. `#name` leads to an
+entry.
 """
 from __future__ import annotations
 
@@ -23,16 +24,37 @@ Class = type[Strategy]
 Terms = dict[str, str]  # what it is called, what there is to say
 TYPES = {"int": "whole number", "float": "number", "bool": "yes or no", "str": "text"}
 ANY_DRAFT = "a draft model, whatever its vocabulary"
-NEEDS = {"draft": "a draft model with the target's vocabulary", "constraint": "a constraint", "context": "a passage as context",
-         "labels": "labelled examples", "tests": "tests to run", "corpus": "texts to learn from", "trained": "weights trained for it",
-         "hidden_states": "the model's hidden states", "attention_scores": "the model's attention", "experts": "a model with experts"}
-PLURALS = {"cache_policy": "cache policies", "compute_policy": "compute policies", "drawing": "samplers that draw by chance"}
+NEEDS = {
+    "draft": "a draft model with the target's vocabulary",
+    "constraint": "a constraint",
+    "context": "a passage as context",
+    "labels": "labelled examples",
+    "tests": "tests to run",
+    "corpus": "texts to learn from",
+    "trained": "weights trained for it",
+    "hidden_states": "the model's hidden states",
+    "attention_scores": "the model's attention",
+    "experts": "a model with experts",
+}
+PLURALS = {
+    "cache_policy": "cache policies",
+    "compute_policy": "compute policies",
+    "drawing": "samplers that draw by chance",
+}
 LOOSE = ("heuristic", "plain limit")  # promises that leave the text open
-SURE = {"high": "Sure: its source tells how it works, and it follows it", "medium": "Fairly sure: parts are our own reading of the source",
-        "low": "Unsure: the source tells little of how it works"}
+SURE = {
+    "high": "Sure: its source tells how it works, and it follows it",
+    "medium": "Fairly sure: parts are our own reading of the source",
+    "low": "Unsure: the source tells little of how it works",
+}
 REBUILT = "The paper leaves things open, and this is one reading of it; details may differ from the authors' own."
-COMMANDS = {"variant": ("Makes a changed model, from a shell:", "python -m playground variant {}"),
-            "study": ("Draws figures of recorded runs, and of every run it can study on the page:", "python -m playground study {} run.jsonl")}
+COMMANDS = {
+    "variant": ("Makes a changed model, from a shell:", "python -m playground variant {}"),
+    "study": (
+        "Draws figures of recorded runs, and of every run it can study on the page:",
+        "python -m playground study {} run.jsonl",
+    ),
+}
 SHORT = 44  # letters of a default that are shown
 
 
@@ -72,10 +94,17 @@ def needs(cls: Class) -> list[str]:
 
 def refuses(cls: Class) -> list[str]:
     """What cannot be in a lane with it, from the rules that lanes are put together by."""
-    declared = [PLURALS.get(name, f"{name.replace('_', ' ')}s" if name in KINDS else name) for name in getattr(cls, "refuses", ())]
+    declared = [
+        PLURALS.get(name, f"{name.replace('_', ' ')}s" if name in KINDS else name)
+        for name in getattr(cls, "refuses", ())
+    ]
     inexact = [f"guesses that are {WAYS[way]}" for way in WAYS if cls.kind == "verifier" and way not in cls.exact_for]
     chance = [PLURALS["drawing"]] if getattr(cls, "greedy_only", False) else []
-    several = ["cache policies that go by the path of one text"] if getattr(cls, "several", False) and "cache_policy" not in cls.refuses else []
+    several = (
+        ["cache policies that go by the path of one text"]
+        if getattr(cls, "several", False) and "cache_policy" not in cls.refuses
+        else []
+    )
     alone = ["decoders that grow several texts"] if cls.kind == "cache_policy" and not cls.row_wise else []
     return [*declared, *inexact, *chance, *several, *alone]
 
@@ -83,15 +112,20 @@ def refuses(cls: Class) -> list[str]:
 # --- the parts of the page ---
 
 def _head(count: int) -> str:
-    return (f"<h2>Library</h2><p class='lead'>All {count} strategies and parts, each as its own file declares it. The tests hold every one to its "
-            f"promises.</p><input type='search' spellcheck='false' autocomplete='off' placeholder='Search: a name, an author, a knob, a word' "
-            "aria-label='Search the library'>")
+    return (
+        f"<h2>Library</h2><p class='lead'>All {count} strategies and parts, each as its own file declares it. The tests hold every one to its "
+        f"promises.</p><input type='search' spellcheck='false' autocomplete='off' placeholder='Search: a name, an author, a knob, a word' "
+        "aria-label='Search the library'>"
+    )
 
 
 def _chips(filtered: str, values: dict[str, tuple[str, str]]) -> str:
     """A row of buttons; each value with what it is called and what it means."""
-    buttons = "".join(f"<button type='button' aria-pressed='false' data-{filtered}='{escape(value)}' title='{escape(meaning)}'>{escape(said)} "
-                      "<span class='count'></span></button>" for value, (said, meaning) in values.items())
+    buttons = "".join(
+        f"<button type='button' aria-pressed='false' data-{filtered}='{escape(value)}' title='{escape(meaning)}'>{escape(said)} "
+        "<span class='count'></span></button>"
+        for value, (said, meaning) in values.items()
+    )
     return f"<div class='chips' role='group' aria-label='{filtered.capitalize()}'><span aria-hidden='true'>{filtered.capitalize()}</span>{buttons}</div>"
 
 
@@ -104,17 +138,30 @@ def entry(cls: Class) -> str:
     """Everything about one strategy."""
     found = facts(cls)
     name, labels = escape(cls.name), ",".join(told(cls.guarantee))
-    return (f"<article class='entry' id='{name}' tabindex='-1' data-family='{cls.family()}' data-promise='{labels}' data-words='{escape(_words(cls, found))}'>"
-            f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>{_kind(cls)}</header>"
-            f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_told(cls, found))}"
-            f"{_how(cls)}{_knobs(found['knobs'])}<footer>{_way_in(cls)}</footer></article>")
+    return (
+        f"<article class='entry' id='{name}' tabindex='-1' data-family='{cls.family()}' data-promise='{labels}' data-words='{escape(_words(cls, found))}'>"
+        f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>{_kind(cls)}</header>"
+        f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_told(cls, found))}"
+        f"{_how(cls)}{_knobs(found['knobs'])}<footer>{_way_in(cls)}</footer></article>"
+    )
 
 
 def _words(cls: Class, found: dict[str, Any]) -> str:
     """All that a search may find, in small letters."""
     knobs = [text for knob in found["knobs"] for text in (knob["name"], knob["name"].replace("_", " "), knob["help"])]
-    texts = [cls.name, cls.name.replace("_", " "), cls.title, cls.kind.replace("_", " "), family_name(cls.family()), cls.paper, citation(cls),
-             cls.summary(), *description(cls), *_told(cls, found).values(), *knobs]
+    texts = [
+        cls.name,
+        cls.name.replace("_", " "),
+        cls.title,
+        cls.kind.replace("_", " "),
+        family_name(cls.family()),
+        cls.paper,
+        citation(cls),
+        cls.summary(),
+        *description(cls),
+        *_told(cls, found).values(),
+        *knobs,
+    ]
     return " ".join(dict.fromkeys(texts)).lower()
 
 
@@ -124,9 +171,13 @@ def _kind(cls: Class) -> str:
 
 
 def _marks(cls: Class) -> str:
-    promises = [(label, "loose" if label in LOOSE else "firm", sentence) for label, sentence in told(cls.guarantee).items()]
+    promises = [
+        (label, "loose" if label in LOOSE else "firm", sentence) for label, sentence in told(cls.guarantee).items()
+    ]
     rebuilt = [("reconstruction", "open", REBUILT)] if cls.reconstruction else []
-    marks = "".join(f"<li class='{look}' title='{escape(sentence)}'>{label}</li>" for label, look, sentence in promises + rebuilt)
+    marks = "".join(
+        f"<li class='{look}' title='{escape(sentence)}'>{label}</li>" for label, look, sentence in promises + rebuilt
+    )
     return f"<ul class='marks' aria-label='Promises'>{marks}</ul>"
 
 
@@ -143,8 +194,15 @@ def _told(cls: Class, found: dict[str, Any]) -> Terms:
     remembers = "what it learns, for the same visitor's next run" if cls.remembers else ""
     rebuilt = REBUILT if cls.reconstruction else ""
     sure = SURE[cls.sure]
-    terms = {"Needs": "; ".join(needs(cls)), "Slots": slots, "Its guesses are": guesses, "Refuses": "; ".join(refuses(cls)),
-             "Remembers": remembers, "How sure we are": sure, "Rebuilt": rebuilt}
+    terms = {
+        "Needs": "; ".join(needs(cls)),
+        "Slots": slots,
+        "Its guesses are": guesses,
+        "Refuses": "; ".join(refuses(cls)),
+        "Remembers": remembers,
+        "How sure we are": sure,
+        "Rebuilt": rebuilt,
+    }
     return {term: said for term, said in terms.items() if said}
 
 
@@ -167,13 +225,20 @@ def _knobs(knobs: list[dict[str, Any]]) -> str:
     if not knobs:
         return "<p class='plain'>No knobs</p>"
     names = ", ".join(knob["name"] for knob in knobs)
-    rows = "".join(f"<dt><code>{escape(knob['name'])}</code> <span>{escape(_range(knob))}</span></dt><dd>{escape(knob['help'])}</dd>" for knob in knobs)
+    rows = "".join(
+        f"<dt><code>{escape(knob['name'])}</code> <span>{escape(_range(knob))}</span></dt><dd>{escape(knob['help'])}</dd>"
+        for knob in knobs
+    )
     return f"<details class='knobs'><summary>{_count(len(knobs), 'knob')} <code>{escape(names)}</code></summary><dl>{rows}</dl></details>"
 
 
 def _range(knob: dict[str, Any]) -> str:
     """The values a knob takes, and the one it has until it is set."""
-    between = f", {_number(knob['min'])} to {_number(knob['max'])}" if knob["min"] is not None and knob["max"] is not None else ""
+    between = (
+        f", {_number(knob['min'])} to {_number(knob['max'])}"
+        if knob["min"] is not None and knob["max"] is not None
+        else ""
+    )
     kind = f"one of {', '.join(knob['choices'])}" if knob["choices"] else TYPES[knob["type"]] + between
     return f"{kind}; default {_value(knob['default'])}"
 

@@ -1,6 +1,7 @@
 """The live view as texts: its styles and its one script, for the page and for a run that is saved as a page of its own.
 
-Gradio gives the script `element`, `props`, `watch` and `trigger`; standalone.html does the same. The files lie under assets/live.
+Gradio gives the script `element`, `props`, `watch` and `trigger`; standalone.html does the same. The files lie under
+assets/live.
 """
 from __future__ import annotations
 
@@ -16,10 +17,44 @@ from playground.ui.guarantee_labels import LIMIT, PROMISES
 
 ASSETS = Path(__file__).resolve().parents[2] / "assets"
 STYLES = ("live", "lanes", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
-SCRIPTS = ("dom", "trace", "metrics", "ledger", "model", "readings", "player", "colour", "text", "words", "card", "plain", "lane", "views/panel",
-           "views/speakers", "views/entropy", "views/branches", "views/difference", "views/canvas", "views/tree", "views/rounds",
-           "views/cache", "views/mask", "views/cost", "views/figures", "views/inside", "keys", "spreadsheet", "picture", "saving", "visit",
-           "views/history", "bar", "lag", "listening", "main")
+SCRIPTS = (
+    "dom",
+    "trace",
+    "metrics",
+    "ledger",
+    "model",
+    "readings",
+    "player",
+    "colour",
+    "text",
+    "words",
+    "card",
+    "plain",
+    "lane",
+    "views/panel",
+    "views/speakers",
+    "views/entropy",
+    "views/branches",
+    "views/difference",
+    "views/canvas",
+    "views/tree",
+    "views/rounds",
+    "views/cache",
+    "views/mask",
+    "views/cost",
+    "views/figures",
+    "views/inside",
+    "keys",
+    "spreadsheet",
+    "picture",
+    "saving",
+    "visit",
+    "views/history",
+    "bar",
+    "lag",
+    "listening",
+    "main",
+)
 """In this order: they share one scope, and main starts them."""
 
 
@@ -38,11 +73,20 @@ def surroundings() -> str:
 
 
 def _constants() -> list[str]:
-    """Every kind of event and the header with their defaults, which the wire format leaves out; how often frames come; what guarantees are
-    called, with null for those that get no badge; the page's skeleton, and how runs are saved."""
-    wire = {"VERSION": events.VERSION, "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()}, "HEADER": _defaults(events.Header)}
+    """Every kind of event and the header with their defaults, which the wire format leaves out; how often frames come;
+    what guarantees are called, with null for those that get no badge; the page's skeleton, and how runs are saved."""
+    wire = {
+        "VERSION": events.VERSION,
+        "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},
+        "HEADER": _defaults(events.Header),
+    }
     wire |= {"CLOCK": CLOCK, "SLOWEST": SLOWEST}
-    texts = {"PROMISES": PROMISES | dict.fromkeys(LIMIT), "SKELETON": _read("live/live.html"), "COLUMNS": COLUMNS, "STANDALONE": surroundings()}
+    texts = {
+        "PROMISES": PROMISES | dict.fromkeys(LIMIT),
+        "SKELETON": _read("live/live.html"),
+        "COLUMNS": COLUMNS,
+        "STANDALONE": surroundings(),
+    }
     return [f"const {name} = {json.dumps(value)};" for name, value in (wire | texts).items()]
 
 

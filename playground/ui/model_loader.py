@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Wish:
+class ModelRequest:
     """Which models, and how; empty names mean the bundled pair."""
 
     model: str = ""
@@ -28,7 +28,7 @@ class Wish:
 
 
 @dataclass
-class Arrival:
+class ModelLoad:
     """One set of models on its way or here."""
 
     fraction: float = 0.0
@@ -40,7 +40,7 @@ class Arrival:
     def tell(self, fraction: float, text: str) -> None:
         self.fraction, self.text = fraction, text
 
-    def watch(self) -> Iterator[Arrival]:
+    def watch(self) -> Iterator[ModelLoad]:
         """Itself, now and then while it loads."""
         while not self.ended.wait(GLANCE):
             yield self
@@ -53,21 +53,21 @@ class Arrival:
         return self.models
 
 
-class Arrivals:
+class ModelLoader:
     """Holds the last few sets of models and loads one set at a time."""
 
     def __init__(self, load: Callable[..., Any]):
         self._load = load
-        self._sets: OrderedDict[Wish, Arrival] = OrderedDict()
+        self._sets: OrderedDict[ModelRequest, ModelLoad] = OrderedDict()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
-    def want(self, wish: Wish) -> Arrival:
+    def want(self, wish: ModelRequest) -> ModelLoad:
         """The set under way or here; a set that failed is tried afresh."""
         with self._lock:
             arrival = self._sets.get(wish)
             if arrival is None or arrival.refusal:
-                arrival = self._sets[wish] = Arrival()
+                arrival = self._sets[wish] = ModelLoad()
                 threading.Thread(target=self._fill, args=(wish, arrival), name="loading", daemon=True).start()
             self._sets.move_to_end(wish)
             self._drop()
@@ -79,14 +79,24 @@ class Arrivals:
         for wish in idle[:max(0, len(self._sets) - KEEP)]:
             del self._sets[wish]
 
-    def _fill(self, wish: Wish, arrival: Arrival) -> None:
+    def _fill(self, wish: ModelRequest, arrival: ModelLoad) -> None:
         with self._turn:
             try:
-                arrival.models = self._load(wish.model or None, wish.draft or None, device=wish.device, dtype=wish.dtype,
-                                            quantization=wish.quantization, progress=arrival.tell, draft_device=wish.draft_device)
+                arrival.models = self._load(
+                    wish.model or None,
+                    wish.draft or None,
+                    device=wish.device,
+                    dtype=wish.dtype,
+                    quantization=wish.quantization,
+                    progress=arrival.tell,
+                    draft_device=wish.draft_device,
+                )
             except Refusal as refusal:
                 arrival.refusal = refusal
             except Exception:
                 log.exception("loading %s failed", wish)
-                arrival.refusal = Refusal(f"Loading {wish.model or 'the bundled models'} failed inside the program; the log says where.", "model")
+                arrival.refusal = Refusal(
+                    f"Loading {wish.model or 'the bundled models'} failed inside the program; the log says where.",
+                    "model",
+                )
             arrival.ended.set()

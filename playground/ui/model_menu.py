@@ -1,4 +1,5 @@
-"""The models in the page's menus: those that came along first, then those made on this machine, then some from the hub."""
+"""The models in the page's menus: those that came along first, then those made on this machine, then some from the hub.
+"""
 from __future__ import annotations
 
 from playground.contract.lane_config import translating
@@ -14,9 +15,15 @@ def targets(default: str) -> Choices:
 
 
 def drafts() -> Choices:
-    """Models that may guess ahead. The oracle continues no text; one with other tokens is for those lanes only that translate them, and says so."""
-    return [("its own draft", DEFAULT), ("none", "none"), *(_draft(entry) for entry in entries() if entry.name != ORACLE),
-            *((f"the model itself in {way}", way) for way in PACKED)]
+    """Models that may guess ahead. The oracle continues no text; one with other tokens is for those lanes only that
+    translate them, and says so.
+    """
+    return [
+        ("its own draft", DEFAULT),
+        ("none", "none"),
+        *(_draft(entry) for entry in entries() if entry.name != ORACLE),
+        *((f"the model itself in {way}", way) for way in PACKED),
+    ]
 
 
 def _draft(entry: Entry) -> tuple[str, str]:

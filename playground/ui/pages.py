@@ -1,4 +1,6 @@
-"""The whole site: the playground at its root and the pages beside it, all under one head that leads from each to the others."""
+"""The whole site: the playground at its root and the pages beside it, all under one head that leads from each to the
+others.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,20 +19,22 @@ from playground.ui.theme import read
 
 
 @dataclass(frozen=True)
-class Place:
-    """A page: its address after the root, its name, and what lays it out, given the site, its Blocks and the row at its head."""
+class PageRoute:
+    """A page: its address after the root, its name, and what lays it out, given the site, its Blocks and the row at its
+    head.
+    """
 
     path: str
     name: str
     fill: Callable[[Site, gr.Blocks, gr.Row], None]
 
 
-PLAY = Place("", "Play", page.fill)
+PLAY = PageRoute("", "Play", page.fill)
 PLACES = (
     PLAY,
-    Place("library", "Library", library.fill),
-    Place("game", "Game", game.fill),
-    Place("benchmark", "Benchmark", benchmark.fill),
+    PageRoute("library", "Library", library.fill),
+    PageRoute("game", "Game", game.fill),
+    PageRoute("benchmark", "Benchmark", benchmark.fill),
 )
 
 
@@ -45,20 +49,20 @@ def build(site: Site) -> gr.Blocks:
     return blocks.queue(max_size=64)
 
 
-def _lay_out(place: Place, site: Site, blocks: gr.Blocks) -> None:
+def _lay_out(place: PageRoute, site: Site, blocks: gr.Blocks) -> None:
     with gr.Row(elem_classes="top") as head:
         gr.HTML(html_template=_masthead(place), elem_classes="head", apply_default_css=False)
     blocks.load(None, None, None, js="() => { window.keepTheme(); window.keepProjector(); }", api_visibility="private")
     place.fill(site, blocks, head)
 
 
-def _masthead(here: Place) -> str:
+def _masthead(here: PageRoute) -> str:
     """Large type is for lanes, and these are on one page."""
     projector = read("projector.html") if here is PLAY else ""
     return read("masthead.html").replace("{links}", _links(here)).replace("{projector}", projector)
 
 
-def _links(here: Place) -> str:
+def _links(here: PageRoute) -> str:
     """Relative, so that they hold wherever the site is mounted."""
     marks = {here: " aria-current='page'"}
     return "".join(f"<a href='./{place.path}'{marks.get(place, '')}>{escape(place.name)}</a>" for place in PLACES)

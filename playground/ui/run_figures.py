@@ -26,8 +26,14 @@ def entropy(trace: Trace) -> Figure | None:
     for header in trace.headers:
         steps = sorted(sequences(trace.lane(header.lane).events)[0].steps.items())
         if steps:
-            figure.add_scatter(x=[at for at, _ in steps], y=[round(step.entropy, 4) for _, step in steps], mode="lines", name=_label(header),
-                               line={"color": _colour(header), "width": 1.8}, hovertemplate="%{y:.2f} nats")
+            figure.add_scatter(
+                x=[at for at, _ in steps],
+                y=[round(step.entropy, 4) for _, step in steps],
+                mode="lines",
+                name=_label(header),
+                line={"color": _colour(header), "width": 1.8},
+                hovertemplate="%{y:.2f} nats",
+            )
     return if_drawn(figure)
 
 
@@ -35,11 +41,21 @@ def cost(trace: Trace) -> Figure | None:
     """Tokens a second, and tokens for every forward of the target."""
     from plotly.subplots import make_subplots
     measured = [(header, metrics(trace.lane(header.lane))) for header in trace.headers]
-    figure = make_subplots(rows=1, cols=3, horizontal_spacing=0.07, subplot_titles=("tokens/s", "tokens/forward", "forwards"))
+    figure = make_subplots(
+        rows=1, cols=3, horizontal_spacing=0.07, subplot_titles=("tokens/s", "tokens/forward", "forwards")
+    )
     for column, name in enumerate(("tokens_per_second", "tokens_per_target_forward", "target_forwards"), 1):
         shown = [(header, values[name]) for header, values in measured if values[name]]
-        figure.add_bar(x=[f"{header.lane + 1}" for header, _ in shown], y=[value for _, value in shown], row=1, col=column, showlegend=False,
-                       marker_color=[_colour(header) for header, _ in shown], texttemplate="%{y:.3~g}", hovertext=[_label(header) for header, _ in shown])
+        figure.add_bar(
+            x=[f"{header.lane + 1}" for header, _ in shown],
+            y=[value for _, value in shown],
+            row=1,
+            col=column,
+            showlegend=False,
+            marker_color=[_colour(header) for header, _ in shown],
+            texttemplate="%{y:.3~g}",
+            hovertext=[_label(header) for header, _ in shown],
+        )
     return if_drawn(styled(figure, "Speed and cost", "lane"))
 
 
@@ -49,7 +65,13 @@ def acceptance(trace: Trace) -> Figure | None:
     for header in trace.headers:
         rates = metrics(trace.lane(header.lane))["acceptance_by_position"]
         if rates:
-            figure.add_scatter(x=list(range(1, len(rates) + 1)), y=rates, mode="lines+markers", name=_label(header), line={"color": _colour(header)})
+            figure.add_scatter(
+                x=list(range(1, len(rates) + 1)),
+                y=rates,
+                mode="lines+markers",
+                name=_label(header),
+                line={"color": _colour(header)},
+            )
     figure.update_yaxes(range=[0, 1.05])
     figure.update_xaxes(dtick=1)
     return if_drawn(figure)
@@ -60,7 +82,9 @@ KINDS = (entropy, cost, acceptance)
 
 def for_page(figure: Figure | None) -> PlotData | None:
     """What gr.Plot shows; None stays None."""
-    return PlotData(type="plotly", plot=json.dumps({**json.loads(figure.to_json()), "config": CONFIG})) if figure else None
+    return (
+        PlotData(type="plotly", plot=json.dumps({**json.loads(figure.to_json()), "config": CONFIG})) if figure else None
+    )
 
 
 def _label(header: Any) -> str:

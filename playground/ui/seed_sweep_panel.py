@@ -34,15 +34,29 @@ class Repeats:
             with gr.Row(elem_classes="ask"):
                 lanes = [(f"Lane {lane + 1}", lane) for lane in range(LANES)]
                 self.lane = gr.Dropdown(lanes, value=0, label="Repeat", min_width=100, scale=1, elem_id="repeat-lane")
-                self.times = gr.Number(min(USUAL, most), label=f"Runs, each with the next seed (2 to {most})", precision=0, min_width=100, scale=2,
-                                       elem_id="repeat-times")
+                self.times = gr.Number(
+                    min(USUAL, most),
+                    label=f"Runs, each with the next seed (2 to {most})",
+                    precision=0,
+                    min_width=100,
+                    scale=2,
+                    elem_id="repeat-times",
+                )
                 self.go = gr.Button("Run them", variant="secondary", min_width=110, scale=0, elem_id="repeat")
-                self.halt = gr.Button("Stop", variant="stop", min_width=110, scale=0, visible=False, elem_id="repeat-stop")
+                self.halt = gr.Button(
+                    "Stop", variant="stop", min_width=110, scale=0, visible=False, elem_id="repeat-stop"
+                )
             self.told = gr.HTML("", elem_classes="told", elem_id="repeated", apply_default_css=False)
 
     def bind(self, controls: list[gr.components.Component]) -> None:
-        self.go.click(self.run, [self.visit, self.lane, self.times, *controls], [self.visit, self.told, self.go, self.halt],
-                      concurrency_limit=16, concurrency_id="run", **PRIVATE)
+        self.go.click(
+            self.run,
+            [self.visit, self.lane, self.times, *controls],
+            [self.visit, self.told, self.go, self.halt],
+            concurrency_limit=16,
+            concurrency_id="run",
+            **PRIVATE,
+        )
         self.halt.click(self.stop, self.visit, [self.go, self.halt], queue=False, **PRIVATE)
 
     def run(self, before: Visit | None, lane: int, times: int | None, *values: Any) -> Iterator[Changes]:
@@ -55,7 +69,10 @@ class Repeats:
             yield {self.visit: visit, self.told: "", **self._buttons(running=True)}
             yield from self._stream(visit)
         except Refusal as refusal:
-            yield {self.told: f"<p class='refused' role='alert'>{escape(str(refusal))}</p>", **self._buttons(running=False)}
+            yield {
+                self.told: f"<p class='refused' role='alert'>{escape(str(refusal))}</p>",
+                **self._buttons(running=False),
+            }
 
     def stop(self, visit: Visit | None) -> Changes:
         """End all runs; where none goes on any more, put the buttons right."""
@@ -71,14 +88,15 @@ class Repeats:
         if visit.stopped:
             yield gr.skip() if visit.left else self._buttons(running=False)
             return
-        visit.run = self.site.start(arrival, visit.settings, Memory())  # a sample of one law: no run learns from another
+        # a sample of one law: no run learns from another
+        visit.run = self.site.start(arrival, visit.settings, Memory())
         try:
             yield from self._tally(visit)
         finally:
             visit.run.stop()
 
     def _tally(self, visit: Visit) -> Iterator[Changes]:
-        tally = Tally(visit.settings)
+        tally = SweepProgress(visit.settings)
         for news in visit.run.frames():
             tally.hear(news["events"] if news else [])
             yield {self.told: tally.draw(visit.run.headers)} if news else gr.skip()
@@ -89,7 +107,7 @@ class Repeats:
         return {self.go: gr.update(visible=not running), self.halt: gr.update(visible=running)}
 
 
-class Tally:
+class SweepProgress:
     """What has become of the runs so far."""
 
     def __init__(self, settings: Settings):
@@ -115,17 +133,32 @@ class Tally:
         if over == self.asked:
             whole = sum(outcome.count for outcome in self.found)
             texts = f"{len(self.found)} different text{'s' if len(self.found) > 1 else ''}"
-            return f"{self.asked} runs, {texts}." if whole == self.asked else f"{whole} of {self.asked} runs wrote a whole text."
-        written = sum(len(event.get("ids", [])) for event in self.events if event["kind"] == "commit" and not event.get("sequence"))
+            return (
+                f"{self.asked} runs, {texts}."
+                if whole == self.asked
+                else f"{whole} of {self.asked} runs wrote a whole text."
+            )
+        written = sum(
+            len(event.get("ids", []))
+            for event in self.events
+            if event["kind"] == "commit" and not event.get("sequence")
+        )
         share = max(over / self.asked, min(1.0, written / (self.asked * self.length)))
         return f"{over} of {self.asked} runs ended, {written} tokens <progress max='1' value='{share:.3f}'></progress>"
 
     def _failures(self) -> list[str]:
-        return [escape(message) for message in dict.fromkeys(event.get("message", "") for event in self.last.values() if event["kind"] == "failed")]
+        return [
+            escape(message)
+            for message in dict.fromkeys(
+                event.get("message", "") for event in self.last.values() if event["kind"] == "failed"
+            )
+        ]
 
 
 def listing(found: list[Outcome]) -> str:
-    """The histogram: for each text a bar, how often it came, how sure the model was of it, and where it leaves the commonest one."""
+    """The histogram: for each text a bar, how often it came, how sure the model was of it, and where it leaves the
+    commonest one.
+    """
     return f"<ol class='outcomes'>{''.join(_row(outcome, found[0]) for outcome in found)}</ol>" if found else ""
 
 
@@ -134,7 +167,9 @@ def _row(outcome: Outcome, commonest: Outcome) -> str:
     facts = [f"<b>{outcome.count}×</b> {outcome.share:.0%}", _sure(outcome), _apart(outcome)]
     bar = f"<span class='bar'><i style='width:{outcome.share:.2%}'></i></span>"
     said = " ".join(f"<span>{fact}</span>" for fact in facts if fact)
-    return f"<li title='seed {seeds}'>{bar}<p class='facts'>{said}</p><p class='text'>{_text(outcome, commonest)}</p></li>"
+    return (
+        f"<li title='seed {seeds}'>{bar}<p class='facts'>{said}</p><p class='text'>{_text(outcome, commonest)}</p></li>"
+    )
 
 
 def _sure(outcome: Outcome) -> str:

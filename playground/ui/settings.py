@@ -1,6 +1,7 @@
 """What a visitor has set: read from controls, from the browser's memory or from a link, and checked before a run.
 
-A link and a browser's memory are written by others, so `Settings.read` takes only fields it knows, of the type it expects.
+A link and a browser's memory are written by others, so `Settings.read` takes only fields it knows, of the type it
+expects.
 """
 from __future__ import annotations
 
@@ -11,13 +12,17 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from playground.bench.questions import Question, known
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 
 LANES = 4
 WIDEST = 8  # lanes on the page that takes most
 DEFAULT = "default"  # the model or draft the page was started with
-CHOICES = {"mode": ("raw", "chat"), "dtype": ("auto", "float32", "bfloat16", "float16"), "quantization": ("none", "int8", "nf4", "fp4")}
+CHOICES = {
+    "mode": ("raw", "chat"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "quantization": ("none", "int8", "nf4", "fp4"),
+}
 TURNS = 32  # of a chat, before the prompt
 MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: what is told of them is held until they are over
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
@@ -25,7 +30,9 @@ NUMBERS = {"seed": "seed", "length": "number of tokens"}
 
 @dataclass(frozen=True)
 class Rules:
-    """What this deployment allows. A public one opens no local paths, keeps runs short, and runs no program that a model wrote."""
+    """What this deployment allows. A public one opens no local paths, keeps runs short, and runs no program that a
+    model wrote.
+    """
 
     public: bool = False
     characters: int = 100_000
@@ -67,7 +74,11 @@ class Settings:
         """Settings from untrusted data; what does not fit is left at its default."""
         blank = cls()
         given = raw.items() if isinstance(raw, dict) else ()
-        known = {name: value for name, value in given if _fits(value, getattr(blank, name, None)) and value in CHOICES.get(name, (value,))}
+        known = {
+            name: value
+            for name, value in given
+            if _fits(value, getattr(blank, name, None)) and value in CHOICES.get(name, (value,))
+        }
         if "lanes" in known:
             known["lanes"] = [lane for lane in map(_lane, known["lanes"]) if lane][:cls.MOST]
         if "before" in known:
@@ -90,24 +101,40 @@ class Settings:
         text = json.dumps(changed, separators=(",", ":"), ensure_ascii=False)
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
-    def recipes(self) -> list[Recipe]:
-        return [Recipe(lane["strategy"], dict(lane["knobs"]), [(name, dict(knobs)) for name, knobs in lane["extras"]], list(lane["forced"]), lane.get("seed"))
-                for lane in map(_lane, self.lanes) if lane]
+    def recipes(self) -> list[LaneConfig]:
+        return [
+            LaneConfig(
+                lane["strategy"],
+                dict(lane["knobs"]),
+                [(name, dict(knobs)) for name, knobs in lane["extras"]],
+                list(lane["forced"]),
+                lane.get("seed"),
+            )
+            for lane in map(_lane, self.lanes)
+            if lane
+        ]
 
     def forked(self, lane: int, tokens: list[int]) -> Settings:
-        """The same with one more lane: a copy of `lane` whose text begins with `tokens`. It takes its place where there is no room."""
+        """The same with one more lane: a copy of `lane` whose text begins with `tokens`. It takes its place where there
+        is no room.
+        """
         copy = {**self.lanes[lane], "forced": tokens}
         lanes = [*self.lanes, copy] if len(self.lanes) < LANES else [*self.lanes[:lane], copy, *self.lanes[lane + 1:]]
         return replace(self, lanes=lanes)
 
     def repeated(self, lane: int, times: int, rules: Rules) -> Settings:
-        """The same with one of its lanes again and again, each time with the next seed; raises Refusal for what is too much."""
+        """The same with one of its lanes again and again, each time with the next seed; raises Refusal for what is too
+        much.
+        """
         if not 0 <= lane < len(self.lanes):
             raise Refusal(f"There is no lane {lane + 1} to repeat: choose one of those above.", "repeats")
         if type(times) is not int or not 2 <= times <= rules.repeats:
             raise Refusal(f"A lane can be run 2 to {rules.repeats} times here: choose a number between.", "repeats")
         if times * self.length > MOST_WRITTEN:
-            raise Refusal(f"{times} runs of {self.length} tokens are more than the {MOST_WRITTEN:,} tokens taken here: take fewer runs or tokens.", "repeats")
+            raise Refusal(
+                f"{times} runs of {self.length} tokens are more than the {MOST_WRITTEN:,} tokens taken here: take fewer runs or tokens.",
+                "repeats",
+            )
         first = self.lanes[lane].get("seed", self.seed)
         return replace(self, lanes=[{**self.lanes[lane], "seed": seed} for seed in range(first, first + times)])
 
@@ -124,7 +151,8 @@ class Settings:
         return tuple((asked, answered) for asked, answered in _turns(self.before))
 
     def known(self) -> Question | None:
-        """The question with a known answer that is asked here; None for any other, and where it is not asked as a chat."""
+        """The question with a known answer that is asked here; None for any other, and where it is not asked as a chat.
+        """
         context = self.context if self.context.strip() else ""
         return known(self.prompt, self.turns(), context) if self.mode == "chat" else None
 
@@ -137,11 +165,17 @@ class Settings:
         turned = "".join(text for turn in self.turns() for text in turn)
         if len(self.prompt) + len(self.system) + len(self.context) + len(turned) > rules.characters:
             whole = "prompt and what comes before it are" if self.context or turned else "prompt is"
-            raise Refusal(f"The {whole} longer than the {rules.characters:,} characters taken here: shorten what you wrote.", "prompt")
+            raise Refusal(
+                f"The {whole} longer than the {rules.characters:,} characters taken here: shorten what you wrote.",
+                "prompt",
+            )
         if not self.lanes:
             raise Refusal("There is no lane to run: add one.", "lanes")
         if running := [name for recipe in self.recipes() for name in recipe.running()] if not rules.programs else []:
-            raise Refusal(f"{running[0]} runs programs that a model wrote, and this page runs none: choose another strategy.", "lanes")
+            raise Refusal(
+                f"{running[0]} runs programs that a model wrote, and this page runs none: choose another strategy.",
+                "lanes",
+            )
         for name, label in NUMBERS.items():
             if not isinstance(getattr(self, name), int):
                 raise Refusal(f"The {label} must be a whole number.", name)
@@ -156,14 +190,24 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _lane(raw: Any) -> dict[str, Any] | None:
-    """One lane as {"strategy", "knobs", "extras", "forced"}, with a "seed" where it has its own; None where it is no lane."""
+    """One lane as {"strategy", "knobs", "extras", "forced"}, with a "seed" where it has its own; None where it is no
+    lane.
+    """
     if not isinstance(raw, dict) or not isinstance(raw.get("strategy"), str):
         return None
     knobs = raw.get("knobs")
-    extras = [(pair[0], pair[1]) for pair in raw.get("extras") or [] if _is_extra(pair)] if isinstance(raw.get("extras"), list) else []
+    extras = (
+        [(pair[0], pair[1]) for pair in raw.get("extras") or [] if _is_extra(pair)]
+        if isinstance(raw.get("extras"), list)
+        else []
+    )
     forced = raw.get("forced") if isinstance(raw.get("forced"), list) else []
-    lane = {"strategy": raw["strategy"], "knobs": _scalars(knobs), "extras": [[name, _scalars(given)] for name, given in extras],
-            "forced": [token for token in forced if type(token) is int]}
+    lane = {
+        "strategy": raw["strategy"],
+        "knobs": _scalars(knobs),
+        "extras": [[name, _scalars(given)] for name, given in extras],
+        "forced": [token for token in forced if type(token) is int],
+    }
     return lane | ({"seed": raw["seed"]} if _is_seed(raw.get("seed")) else {})
 
 
@@ -178,7 +222,11 @@ def _is_extra(pair: Any) -> bool:
 def _turns(raw: Any) -> list[list[str]]:
     """Pairs of texts; whatever is no such pair is left out."""
     pairs = raw if isinstance(raw, (list, tuple)) else []
-    return [[*pair] for pair in pairs if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(text, str) for text in pair)][:TURNS]
+    return [
+        [*pair]
+        for pair in pairs
+        if isinstance(pair, (list, tuple)) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+    ][:TURNS]
 
 
 def _scalars(knobs: Any) -> dict[str, Any]:

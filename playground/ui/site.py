@@ -13,29 +13,35 @@ from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import BUNDLED, PACKED, entries
 from playground.errors import Refusal
 from playground.trace import Trace
-from playground.ui.admission_queue import Line
+from playground.ui.admission_queue import AdmissionQueue
 from playground.ui.frames import recording
-from playground.ui.model_loader import Arrival, Arrivals, Wish
+from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.settings import DEFAULT, Rules, Settings
-from playground.ui.survey_run import Choice, asking
+from playground.ui.survey_run import SurveySettings, asking
 from playground.ui.worker import Run, Worker
-from playground.ui.zero_gpu import Batch, Borrowed, batches, lent, on_zero
+from playground.ui.zero_gpu import Batch, RemoteRun, batches, lent, on_zero
 
 RUNS = 16  # of all visitors at a time: more would give none of them a pace worth watching
 ASSETS = Path(__file__).parents[2] / "assets"
 
 
 def _prepare(models: Any, settings: Settings, memory: Memory):
-    from playground.decoding.session import Limits, Prompt, prepare  # not before a model is there: it brings torch along
+    # not before a model is there: it brings torch along
+    from playground.decoding.session import Limits, Prompt, prepare
     context = settings.context if settings.context.strip() else ""
     prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system, context, settings.turns())
-    return prepare(models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()), memory=memory)
+    return prepare(
+        models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()), memory=memory
+    )
 
 
 def _score(models: Any, settings: Settings):
     from playground.decoding.scoring import score
     from playground.decoding.session import Prompt
-    return score(models, Prompt(settings.prompt, settings.mode == "chat", settings.system, settings.context, settings.turns()))
+
+    return score(
+        models, Prompt(settings.prompt, settings.mode == "chat", settings.system, settings.context, settings.turns())
+    )
 
 
 def _load(*names: Any, **how: Any) -> Any:
@@ -48,28 +54,36 @@ def _load(*names: Any, **how: Any) -> Any:
 class Site:
     """`load` and `prepare` are the doors to the engine; tests put others in."""
 
-    wish: Wish = field(default_factory=Wish)
+    wish: ModelRequest = field(default_factory=ModelRequest)
     rules: Rules = field(default_factory=Rules)
     load: Callable[..., Any] = _load
     prepare: Callable[[Any, Settings, Memory], Any] = _prepare
     score: Callable[[Any, Settings], Any] = _score
 
     def __post_init__(self) -> None:
-        self.arrivals = Arrivals(self.load)
-        self._borrowed, self._borrowed_score, self._borrowed_look = lent(self._batches), lent(self._score_batches), lent(self._looks)
+        self.arrivals = ModelLoader(self.load)
+        self._borrowed, self._borrowed_score, self._borrowed_look = (
+            lent(self._batches),
+            lent(self._score_batches),
+            lent(self._looks),
+        )
         self._borrowed_survey = lent(self._survey_batches)
-        self.runs, self.surveys = Line(RUNS, rests=lambda visit: visit.held), Line()
+        self.runs, self.surveys = AdmissionQueue(RUNS, rests=lambda visit: visit.held), AdmissionQueue()
         self._workers: dict[str, Worker] = {}
 
     @classmethod
-    def from_environment(cls, wish: Wish) -> Site:
-        """A Space, or PLAYGROUND_PUBLIC=1, makes the page one for strangers; PLAYGROUND_RUN_PROGRAMS=1 lets it run what models write there."""
+    def from_environment(cls, wish: ModelRequest) -> Site:
+        """A Space, or PLAYGROUND_PUBLIC=1, makes the page one for strangers; PLAYGROUND_RUN_PROGRAMS=1 lets it run what
+        models write there.
+        """
         public = os.environ.get("PLAYGROUND_PUBLIC", "") not in ("", "0") or "SPACE_ID" in os.environ
-        return cls(wish, Rules.for_visitors(programs=os.environ.get("PLAYGROUND_RUN_PROGRAMS") == "1") if public else Rules())
+        return cls(
+            wish, Rules.for_visitors(programs=os.environ.get("PLAYGROUND_RUN_PROGRAMS") == "1") if public else Rules()
+        )
 
     def check(self) -> None:
         """Raise Refusal for options that cannot work, before the page is up; models on the hub are looked for later."""
-        if self.wish == Wish():
+        if self.wish == ModelRequest():
             return
         from playground.engine.hub_files import find_source, is_folder
         from playground.engine.load import Loading  # not before there is something to check: it takes seconds
@@ -85,38 +99,43 @@ class Site:
         if wait:
             arrival.ended.wait()
 
-    def arrival(self, settings: Settings) -> Arrival:
+    def arrival(self, settings: Settings) -> ModelLoad:
         """The models a visitor asked for, under way or here; raises Refusal where they may not be had."""
         return self.arrivals.want(self.wish_of(settings))
 
-    def wish_of(self, settings: Settings) -> Wish:
+    def wish_of(self, settings: Settings) -> ModelRequest:
         names = {"model": settings.model, "draft": settings.draft}
         for about, name in names.items():
             offered = (DEFAULT, "none", *(entry.name for entry in entries()), *(PACKED if about == "draft" else ()))
             if self.rules.public and name not in offered:
                 raise Refusal(f"This public page offers only the models in its list, not {name!r}.", about)
         chosen = self._named(settings.model.strip(), settings.draft.strip())
-        return replace(chosen, dtype=settings.dtype if settings.dtype != "auto" else self.wish.dtype,
-                       quantization=settings.quantization if settings.quantization != "none" else self.wish.quantization)
+        return replace(
+            chosen,
+            dtype=settings.dtype if settings.dtype != "auto" else self.wish.dtype,
+            quantization=settings.quantization if settings.quantization != "none" else self.wish.quantization,
+        )
 
-    def _named(self, model: str, draft: str) -> Wish:
+    def _named(self, model: str, draft: str) -> ModelRequest:
         """The default draft belongs to the default model: another model comes with its own."""
         own = model in (DEFAULT, "")
         return replace(self.wish, model=self.wish.model if own else model,
                        draft=draft if draft not in (DEFAULT, "") else self.wish.draft if own else "")
 
-    def start(self, arrival: Arrival, settings: Settings, memory: Memory) -> Run | Borrowed:
-        """Begin a run that may use and add to a visitor's memory; raises Refusal for what the prompt or the models do not allow."""
+    def start(self, arrival: ModelLoad, settings: Settings, memory: Memory) -> Run | RemoteRun:
+        """Begin a run that may use and add to a visitor's memory; raises Refusal for what the prompt or the models do
+        not allow.
+        """
         models = arrival.result()
         if on_zero():
-            return Borrowed(self._borrowed(settings))
+            return RemoteRun(self._borrowed(settings))
         return self.worker(models).take(self._judged(models, settings, memory))
 
     def _batches(self, settings: Settings) -> Iterator[Batch]:
         """What a borrowed process does: it has this object from the page's process, with the models in it.
 
-        What is learnt there ends with that process and cannot come back, so a run on a borrowed GPU begins with an empty
-        memory, and the visitor's own stays empty.
+        What is learnt there ends with that process and cannot come back, so a run on a borrowed GPU begins with an
+        empty memory, and the visitor's own stays empty.
         """
         yield from batches(self._judged(self.arrival(settings).result(), settings, Memory()))
 
@@ -126,20 +145,30 @@ class Site:
         session.judge = judging(settings.known(), self.rules.programs)
         return session
 
-    def read(self, arrival: Arrival, settings: Settings) -> Run | Borrowed:
+    def read(self, arrival: ModelLoad, settings: Settings) -> Run | RemoteRun:
         """Begin a run that writes nothing and tells how the models read the prompt; raises Refusal as `start` does."""
         models = arrival.result()
-        return Borrowed(self._borrowed_score(settings)) if on_zero() else self.worker(models).take(self.score(models, settings))
+        return (
+            RemoteRun(self._borrowed_score(settings))
+            if on_zero()
+            else self.worker(models).take(self.score(models, settings))
+        )
 
     def _score_batches(self, settings: Settings) -> Iterator[Batch]:
         yield from batches(self.score(self.arrival(settings).result(), settings))
 
-    def survey(self, arrival: Arrival, choice: Choice) -> Run | Borrowed:
-        """Begin a survey, whose events are answers; raises Refusal as `start` does. Whoever begins one has come first in `surveys`."""
+    def survey(self, arrival: ModelLoad, choice: SurveySettings) -> Run | RemoteRun:
+        """Begin a survey, whose events are answers; raises Refusal as `start` does. Whoever begins one has come first
+        in `surveys`.
+        """
         models = arrival.result()
-        return Borrowed(self._borrowed_survey(choice)) if on_zero() else self.worker(models).take(asking(models, choice, self.rules))
+        return (
+            RemoteRun(self._borrowed_survey(choice))
+            if on_zero()
+            else self.worker(models).take(asking(models, choice, self.rules))
+        )
 
-    def _survey_batches(self, choice: Choice) -> Iterator[Batch]:
+    def _survey_batches(self, choice: SurveySettings) -> Iterator[Batch]:
         yield from batches(asking(self.arrival(choice).result(), choice, self.rules))
 
     def look(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> dict[str, Any]:
@@ -157,13 +186,17 @@ class Site:
     def _one_of(self, settings: Settings, model: str) -> Any:
         """The target or the draft of a run, by name."""
         models = self.arrival(settings).result()
-        return models.draft if models.draft is not None and models.draft.name == model != models.target.name else models.target
+        return (
+            models.draft
+            if models.draft is not None and models.draft.name == model != models.target.name
+            else models.target
+        )
 
     def worker(self, models: Any) -> Worker:
         """The one worker of the device these models live on."""
         return self._workers.setdefault(str(models.target.device), Worker())
 
-    def beside(self, models: Any, run: Run | Borrowed) -> int:
+    def beside(self, models: Any, run: Run | RemoteRun) -> int:
         """Other runs that wait for their turn on the device of `run`; nobody shares one that is lent."""
         return 0 if on_zero() else self.worker(models).others(run)
 

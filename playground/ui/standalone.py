@@ -1,4 +1,5 @@
-"""A run as a page of its own: one HTML file with the live view and the trace in it, which plays without a server or a network.
+"""A run as a page of its own: one HTML file with the live view and the trace in it, which plays without a server or a
+network.
 
 The page writes the same file (assets/live/saving.js). Needs neither gradio nor torch.
 """

@@ -58,7 +58,9 @@ def _scalar(parts: list[Figure]) -> Drawing:
     """A line for every series, a dashed level for every threshold."""
     figure = _blank()
     for number, name in enumerate(dict.fromkeys(name for part in parts for name in part.data["series"])):
-        points = [(part.data["x"], part.data["series"][name]) for part in parts if part.data["series"].get(name) is not None]
+        points = [
+            (part.data["x"], part.data["series"][name]) for part in parts if part.data["series"].get(name) is not None
+        ]
         figure.add_scatter(x=[x for x, _ in points], y=[y for _, y in points], name=name, mode="lines+markers",
                            line={"color": COLOURS[number % len(COLOURS)], "width": 1.8})
     for name, level in {name: level for part in parts for name, level in part.data.get("lines", {}).items()}.items():
@@ -69,15 +71,29 @@ def _scalar(parts: list[Figure]) -> Drawing:
 
 def _bars(parts: list[Figure]) -> Drawing:
     last = parts[-1].data
-    return _blank().add_bar(x=[str(label) for label in last["labels"]], y=last["values"], marker_color=COLOURS[0], texttemplate="%{y:.3~g}")
+    return _blank().add_bar(
+        x=[str(label) for label in last["labels"]], y=last["values"], marker_color=COLOURS[0], texttemplate="%{y:.3~g}"
+    )
 
 
 def _matrix(parts: list[Figure]) -> Drawing:
     """Numbers in their cells. Rows may measure quite different things, so each is shaded by itself."""
     last = parts[-1].data
-    figure = _blank().add_heatmap(z=[_shades(row) for row in last["values"]], x=[str(c) for c in last["columns"]], y=[str(r) for r in last["rows"]],
-                                  text=[[_number(value) for value in row] for row in last["values"]], texttemplate="%{text}",
-                                  textfont={"color": GREY}, hoverinfo="x+y+text", colorscale=BLUES, zmin=0, zmax=1, showscale=False, xgap=1, ygap=1)
+    figure = _blank().add_heatmap(
+        z=[_shades(row) for row in last["values"]],
+        x=[str(c) for c in last["columns"]],
+        y=[str(r) for r in last["rows"]],
+        text=[[_number(value) for value in row] for row in last["values"]],
+        texttemplate="%{text}",
+        textfont={"color": GREY},
+        hoverinfo="x+y+text",
+        colorscale=BLUES,
+        zmin=0,
+        zmax=1,
+        showscale=False,
+        xgap=1,
+        ygap=1,
+    )
     figure.update_xaxes(showgrid=False).update_yaxes(showgrid=False, autorange="reversed", automargin=True)
     return figure.update_layout(height=max(HEIGHT, ROW * len(last["rows"]) + 110))
 
@@ -90,10 +106,25 @@ def _tree(parts: list[Figure]) -> Drawing:
     figure = _blank()
     for (x, y), parent in zip(places, last["parents"]):
         if parent >= 0:
-            figure.add_scatter(x=[places[parent][0], x], y=[places[parent][1], y], mode="lines", line={"color": LINE}, hoverinfo="skip", showlegend=False)
-    figure.add_scatter(x=[x for x, _ in places], y=[y for _, y in places], mode="markers+text", text=[str(label) for label in last["labels"]],
-                       textposition="middle right", customdata=last["values"], hovertemplate="%{text}: %{customdata:.3~g}<extra></extra>",
-                       marker={"color": COLOURS[0]}, showlegend=False)
+            figure.add_scatter(
+                x=[places[parent][0], x],
+                y=[places[parent][1], y],
+                mode="lines",
+                line={"color": LINE},
+                hoverinfo="skip",
+                showlegend=False,
+            )
+    figure.add_scatter(
+        x=[x for x, _ in places],
+        y=[y for _, y in places],
+        mode="markers+text",
+        text=[str(label) for label in last["labels"]],
+        textposition="middle right",
+        customdata=last["values"],
+        hovertemplate="%{text}: %{customdata:.3~g}<extra></extra>",
+        marker={"color": COLOURS[0]},
+        showlegend=False,
+    )
     figure.update_yaxes(autorange="reversed", visible=False)
     return figure
 
@@ -101,8 +132,14 @@ def _tree(parts: list[Figure]) -> Drawing:
 def _spans(parts: list[Figure]) -> Drawing:
     """A bar over the positions each span covers, a row for every label."""
     spans = [span for part in parts for span in part.data["spans"]]
-    return _blank().add_bar(x=[end - start for start, end, _, _ in spans], base=[start for start, *_ in spans], y=[str(label) for _, _, label, _ in spans],
-                            text=[_number(value) for *_, value in spans], orientation="h", marker_color=COLOURS[0])
+    return _blank().add_bar(
+        x=[end - start for start, end, _, _ in spans],
+        base=[start for start, *_ in spans],
+        y=[str(label) for _, _, label, _ in spans],
+        text=[_number(value) for *_, value in spans],
+        orientation="h",
+        marker_color=COLOURS[0],
+    )
 
 
 def _points(parts: list[Figure]) -> Drawing:
@@ -110,9 +147,18 @@ def _points(parts: list[Figure]) -> Drawing:
     points, figure = [point for part in parts for point in part.data.get("points", ())], _blank()
     for number, group in enumerate(dict.fromkeys(group for _, _, _, group, _ in points)):
         own = [point for point in points if point[3] == group]
-        figure.add_scatter(x=[x for x, *_ in own], y=[y for _, y, *_ in own], mode="markers", name=group or "others", text=[point[2] for point in own],
-                           hovertemplate="%{text}", marker={"color": COLOURS[number % len(COLOURS)] if group else GREY,
-                                                            "symbol": ["x" if point[4] else "circle" for point in own]})
+        figure.add_scatter(
+            x=[x for x, *_ in own],
+            y=[y for _, y, *_ in own],
+            mode="markers",
+            name=group or "others",
+            text=[point[2] for point in own],
+            hovertemplate="%{text}",
+            marker={
+                "color": COLOURS[number % len(COLOURS)] if group else GREY,
+                "symbol": ["x" if point[4] else "circle" for point in own],
+            },
+        )
     for x, y, label in (arrow for part in parts for arrow in part.data.get("path", ())):
         figure.add_annotation(x=x, y=y, ax=0, ay=0, axref="x", ayref="y", text=label, arrowhead=2, arrowcolor=GREY)
     return figure.update_layout(showlegend=True)
@@ -139,8 +185,14 @@ def _blank() -> Drawing:
 
 def _styled(figure: Drawing, name: str) -> Drawing:
     """No background and grey letters, so that it reads on a light and on a dark page."""
-    figure.update_layout(title={"text": name, "x": 0.004, "font": {"size": 14}}, font={"color": GREY, "size": 12}, margin={"l": 52, "r": 16, "t": 48, "b": 44},
-                         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", legend=LEGEND)
+    figure.update_layout(
+        title={"text": name, "x": 0.004, "font": {"size": 14}},
+        font={"color": GREY, "size": 12},
+        margin={"l": 52, "r": 16, "t": 48, "b": 44},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        legend=LEGEND,
+    )
     return figure.update_xaxes(gridcolor=LINE, zeroline=False).update_yaxes(gridcolor=LINE, zeroline=False)
 
 

@@ -1,7 +1,7 @@
 """One thread a device steps the sessions of all visitors in turn.
 
-A visitor's handle is a `Run`: any thread may hold, resume, step or stop it and read it as frames for the live view. Only
-the worker's thread touches the session, and it serves one request of one run at a time, so nobody waits for long.
+A visitor's handle is a `Run`: any thread may hold, resume, step or stop it and read it as frames for the live view.
+Only the worker's thread touches the session, and it serves one request of one run at a time, so nobody waits for long.
 """
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ class Run:
         self._tell(held=self.held, order=partial(self.session.stop, lane))
 
     def pace(self, beat: float) -> None:
-        """Let so many seconds lie between two frames, for a browser that cannot follow more of them: each then tells more."""
+        """Let so many seconds lie between two frames, for a browser that cannot follow more of them: each then tells
+        more.
+        """
         self._beat = within(beat)
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
@@ -85,7 +87,10 @@ class Run:
             stamped = (self._orders.popleft() if self._orders else self.session.advance)()
         except Exception:
             log.exception("a run broke")
-            stamped, self.error = [], "This run broke inside the program; the log says where. Other runs are not affected."
+            stamped, self.error = (
+                [],
+                "This run broke inside the program; the log says where. Other runs are not affected.",
+            )
         fresh = [event.to_json() for event in stamped]
         with self._bell:
             self.events += fresh

@@ -15,7 +15,8 @@ from playground.trace import Trace
 from playground.ui.frames import CLOCK, Facts, frame, new_name, trace_of, within
 
 LEAST, EACH, MOST = 10, 0.05, 120  # seconds asked for: at least, for every token of every lane, at most
-Batch = tuple[Facts, Facts, str, float]  # headers (in the first), events, state, when they began to happen in seconds since 1970
+# headers (in the first), events, state, when they began to happen in seconds since 1970
+Batch = tuple[Facts, Facts, str, float]
 
 
 def on_zero() -> bool:
@@ -45,7 +46,7 @@ def batches(session) -> Iterator[Batch]:
     yield headers, fresh, "done", begun
 
 
-class Borrowed:
+class RemoteRun:
     """A run in the other process; to the page it looks like a worker's Run."""
 
     def __init__(self, batches_: Iterator[Batch]):
@@ -85,7 +86,14 @@ class Borrowed:
             waiting, since = waiting + fresh, since or begun
             if ends or monotonic() >= due:
                 self.number += 1
-                yield frame(self.name, self.number, waiting, "done" if ends else state, self.headers if self.number == 0 else None, since)
+                yield frame(
+                    self.name,
+                    self.number,
+                    waiting,
+                    "done" if ends else state,
+                    self.headers if self.number == 0 else None,
+                    since,
+                )
                 waiting, since, due = [], None, monotonic() + self._beat - CLOCK
             if ends:
                 break

@@ -21,7 +21,10 @@ class LayerSkip(Preset):
 
     def check(self):
         if self.drafter.name != "layer_skip_draft":
-            raise Refusal(f"layer_skip guesses with the model's own first layers: for {self.drafter.name} choose speculative.", "drafter")
+            raise Refusal(
+                f"layer_skip guesses with the model's own first layers: for {self.drafter.name} choose speculative.",
+                "drafter",
+            )
 
     def decode(self, lm) -> Iterator:
         yield from rounds(lm, self.drafter, self.verifier)

@@ -8,13 +8,19 @@ from playground.contract import Drafter, knob
 class LayerSkipDraft(Drafter):
     """The model's own first layers guess: no second model, and the rest of the layers only has to check.
 
-    The last norm and the head read what leaves an inner layer, token after token. Keys, values and hidden states of those
-    layers are the whole model's own, so checking starts where guessing stopped and runs once for all guesses. Exact with any
-    model; worth its while with one whose early layers were trained to be read like that. Elhoushi et al. 2024, arXiv
+    The last norm and the head read what leaves an inner layer, token after token. Keys, values and hidden states of
+    those layers are the whole model's own, so checking starts where guessing stopped and runs once for all guesses.
+    Exact with any model; worth its while with one whose early layers were trained to be read like that. Elhoushi et al.
+    2024, arXiv
     2404.16710, there with a fixed number of layers where this takes a share of them.
     """
 
-    name, title, paper, sheet = "layer_skip_draft", "First layers as drafter", "2404.16710", "adaptive-compute/layer-skip-draft"
+    name, title, paper, sheet = (
+        "layer_skip_draft",
+        "First layers as drafter",
+        "2404.16710",
+        "adaptive-compute/layer-skip-draft",
+    )
     drawn, guarantee = "independent", ("collapses",)
 
     exit: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the layers that guess; at 1 every guess stands")

@@ -19,7 +19,11 @@ class JsonSchema(Constraint):
     guarantee = ("constraint_sound",)
 
     source: str = knob(EXAMPLE, multiline=True, file=True, help="the schema, as JSON")
-    whitespace: str = knob("fixed", choices=("fixed", "free"), help="fixed: one space after a comma or colon; free: anywhere JSON allows it")
+    whitespace: str = knob(
+        "fixed",
+        choices=("fixed", "free"),
+        help="fixed: one space after a comma or colon; free: anywhere JSON allows it",
+    )
 
     def grammar(self):
         try:

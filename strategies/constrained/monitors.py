@@ -22,7 +22,9 @@ PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 AFTER_A_DOT = re.compile(rb"\.([A-Za-z0-9_\x80-\xff]*)\Z")
 MEMBERS = ("function", "property", "statement", "instance", "class", "module")
 FENCE = "```"
-ASKED = Lock()  # held by whoever asks jedi: all its questions go to one process of its own, where two at a time would read each other's answers
+# held by whoever asks jedi: all its questions go to one process of its own, where two at a time would read each other's
+# answers
+ASKED = Lock()
 
 
 class Spelling:
@@ -49,7 +51,9 @@ class Spelling:
         return tail
 
     def legal(self, rest: bytes) -> list[int]:
-        """Tokens that write a beginning of the rest of a name, or all of it and then what is no part of a name; after a whole name the end too."""
+        """Tokens that write a beginning of the rest of a name, or all of it and then what is no part of a name; after a
+        whole name the end too.
+        """
         if not rest:
             return self._breaking
         shorter = [token for end in range(1, len(rest)) for token in self._whole.get(rest[:end], ())]
@@ -64,15 +68,17 @@ class Spelling:
 
 
 class Monitors(Sampler):
-    """After "name." in a Python program only names that the value before the dot has may be written, as an editor would list them.
+    """After "name." in a Python program only names that the value before the dot has may be written, as an editor would
+    list them.
 
-    A static analysis reads the program up to the dot and names the attributes; until one of them is finished, tokens that
-    begin none are removed: a token may hold a piece of the name, or its end and what follows. Everywhere else, and where the
-    analysis knows nothing, scores are untouched. What is set while a program runs is missing from the list, so a hard mask can
-    forbid what is right: a soft one takes `nats` off, and 0 of them changes nothing. A name that comes in one token with its
-    dot is looked at only behind that token. The program is what stands after the last special token, or in the last open
-    fence of ```; the standard library and the program itself are known, nothing else that is installed. Analysis: jedi.
-    Agrawal et al. 2023, arXiv 2306.10763, for Java; Python and the soft mask are ours.
+    A static analysis reads the program up to the dot and names the attributes; until one of them is finished, tokens
+    that begin none are removed: a token may hold a piece of the name, or its end and what follows. Everywhere else, and
+    where the analysis knows nothing, scores are untouched. What is set while a program runs is missing from the list,
+    so a hard mask can forbid what is right: a soft one takes `nats` off, and 0 of them changes nothing. A name that
+    comes in one token with its dot is looked at only behind that token. The program is what stands after the last
+    special token, or in the last open fence of ```; the standard library and the program itself are known, nothing else
+    that is installed. Analysis: jedi. Agrawal et al. 2023, arXiv 2306.10763, for Java; Python and the soft mask are
+    ours.
     """
 
     name, title, paper, sheet = "monitors", "Monitor-guided (Python)", "2306.10763", "constrained/monitors"
@@ -80,12 +86,28 @@ class Monitors(Sampler):
     guarantee = ("collapses",)
     reconstruction = True
 
-    mask: str = knob("hard", choices=("hard", "soft"), help="hard: what no listed name begins with is removed; soft: it becomes less likely")
-    nats: float = knob(5.0, 0.0, 20.0, step=0.5, help="soft: what is taken off the logits of such tokens; 0 changes nothing")
-    underscores: str = knob("own", choices=("none", "own", "all"), help="names that begin with _: none of them, those the program itself writes, or all")
+    mask: str = knob(
+        "hard",
+        choices=("hard", "soft"),
+        help="hard: what no listed name begins with is removed; soft: it becomes less likely",
+    )
+    nats: float = knob(
+        5.0, 0.0, 20.0, step=0.5, help="soft: what is taken off the logits of such tokens; 0 changes nothing"
+    )
+    underscores: str = knob(
+        "own",
+        choices=("none", "own", "all"),
+        help="names that begin with _: none of them, those the program itself writes, or all",
+    )
     above: str = knob("", multiline=True, file=True, help="code that stands above the text, for the analysis to read")
     below: str = knob("", multiline=True, file=True, help="code that will stand below the text")
-    seconds: float = knob(2.0, 0.1, 5.0, step=0.1, help="time for one analysis; where it takes longer, nothing is masked, and another run may differ")
+    seconds: float = knob(
+        2.0,
+        0.1,
+        5.0,
+        step=0.1,
+        help="time for one analysis; where it takes longer, nothing is masked, and another run may differ",
+    )
 
     spelling: ClassVar[Spelling]  # these three come from the lane
     special: ClassVar[Callable[[int], bool]]
@@ -95,12 +117,15 @@ class Monitors(Sampler):
     def prepare(self, lm):
         analysis()
         self.spelling = Spelling([lm.bytes(token) for token in range(lm.vocabulary)], lm.end_ids)
-        self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens)  # which are not copied where sequences fork
+        # which are not copied where sequences fork
+        self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens)
         self.known = {}
         yield from ()
 
     def apply(self, scores, histories):
-        found = [(row, rests) for row, history in enumerate(histories) if (rests := list(self._rests(history).values()))]
+        found = [
+            (row, rests) for row, history in enumerate(histories) if (rests := list(self._rests(history).values()))
+        ]
         if not found or self.mask == "soft" and not self.nats:
             return scores
         scores = scores.clone()
@@ -112,7 +137,8 @@ class Monitors(Sampler):
         if self.mask == "soft":
             return torch.where(legal, row, row - self.nats)
         masked = row.masked_fill(~legal, REMOVED)
-        return masked if bool((masked > REMOVED).any()) else row  # a grammar has removed them all, and never may nothing be left
+        # a grammar has removed them all, and never may nothing be left
+        return masked if bool((masked > REMOVED).any()) else row
 
     def _legal(self, rests: list[bytes], vocabulary: int) -> Tensor:
         """Tokens that go on with one of the names, bool [V]."""
@@ -162,27 +188,42 @@ class Monitors(Sampler):
         yield Figure("bars", "names that may stand here, odds of the tokens that may write each",
                      {"labels": likeliest, "values": [odds[name] for name in likeliest]})
         legal, best = self._legal(list(rests.values()), len(p)), int(p.argmax())
-        wanted = "" if legal[best] else (f" The model wanted {self.piece(best)!r} ({float(p[best]):.0%}), which begins none of them"
-                                         f"{'; it got ' + repr(self.piece(token)) if token != best else ''}.")
+        wanted = (
+            ""
+            if legal[best]
+            else (
+                f" The model wanted {self.piece(best)!r} ({float(p[best]):.0%}), which begins none of them"
+                f"{'; it got ' + repr(self.piece(token)) if token != best else ''}."
+            )
+        )
         place, names = f" and {begun!r}" if begun else "", f"{len(rests)} name{'s' * (len(rests) > 1)}"
-        yield Note(f"After the dot{place} {names} may stand, by {int(legal.sum())} of {len(p)} tokens; the others had {float(p[~legal].sum()):.0%}.{wanted}")
+        yield Note(
+            f"After the dot{place} {names} may stand, by {int(legal.sum())} of {len(p)} tokens; the others had {float(p[~legal].sum()):.0%}.{wanted}"
+        )
 
 
 @cache
 def analysis() -> None:
-    """Load the library and what it knows of the standard one, which takes seconds; raises Refusal where it is not installed."""
+    """Load the library and what it knows of the standard one, which takes seconds; raises Refusal where it is not
+    installed.
+    """
     try:
         import jedi  # noqa: F401
     except ImportError:
-        raise Refusal("monitors asks the library jedi for the names: install it with `pip install \"jedi>=0.20,<0.21\"`.", "monitors") from None
+        raise Refusal(
+            'monitors asks the library jedi for the names: install it with `pip install "jedi>=0.20,<0.21"`.',
+            "monitors",
+        ) from None
     with ASKED:
         members("''.", "")
 
 
 def members(program: str, below: str) -> list[str]:
-    """Names of the attributes of what stands before the dot that ends a program, by static analysis; none where it is not known.
+    """Names of the attributes of what stands before the dot that ends a program, by static analysis; none where it is
+    not known.
 
-    Nothing is run or imported, and no file of the machine is read but the library's own description of the standard library.
+    Nothing is run or imported, and no file of the machine is read but the library's own description of the standard
+    library.
     """
     import jedi
     import parso
@@ -197,7 +238,9 @@ def members(program: str, below: str) -> list[str]:
 
 
 def in_time(seconds: float, ask: Callable[[], list[str]]) -> list[str] | None:
-    """What a call answers; None where it fails or takes longer. One that is given up comes to its end unheard, and the next one waits for that."""
+    """What a call answers; None where it fails or takes longer. One that is given up comes to its end unheard, and the
+    next one waits for that.
+    """
     heard: list[list[str]] = []
     end = monotonic() + seconds
     if not ASKED.acquire(timeout=seconds):

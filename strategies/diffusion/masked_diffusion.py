@@ -20,23 +20,33 @@ SCORES: dict[str, Score] = {  # of a raw row [V] and the token proposed for it; 
 class MaskedDiffusion(CanvasDecoder):
     """Begin with every position masked, and reveal those the model is surest of, several in one pass.
 
-    Each pass reads the whole canvas, proposes a token for every masked position of the current block, and reveals some for
-    good: an equal share of the steps, or all whose proposal has at least the threshold's probability, and the first in
-    order if none has. Confidence is the probability before the temperature. A block that holds an end token ends the
+    Each pass reads the whole canvas, proposes a token for every masked position of the current block, and reveals some
+    for good: an equal share of the steps, or all whose proposal has at least the threshold's probability, and the first
+    in order if none has. Confidence is the probability before the temperature. A block that holds an end token ends the
     answer. Tokens revealed together do not see each other, so their errors are the price of fewer passes; one at a time
-    the draws follow the model exactly, except that low_confidence above temperature 0 prefers likely proposals.
-    LLaDA: Nie et al. 2025, arXiv 2502.09992; orders of Dream, arXiv 2508.15487; threshold of Fast-dLLM, arXiv 2505.22618.
+    the draws follow the model exactly, except that low_confidence above temperature 0 prefers likely proposals. LLaDA:
+    Nie et al. 2025, arXiv 2502.09992; orders of Dream, arXiv 2508.15487; threshold of Fast-dLLM, arXiv 2505.22618.
     Where blocks or steps do not divide evenly, the last block is shorter and the steps are shared in proportion.
     """
 
     name, title, paper, sheet = "masked_diffusion", "Masked diffusion", "2502.09992", "diffusion/mdlm-baseline"
     guarantee = ("heuristic",)
 
-    rule: str = knob("steps", choices=("steps", "threshold"), help="how many a pass reveals: an equal share, or all that are sure enough")
-    steps: int = knob(0, 0, 128, step=1, help="passes over the whole answer, for the rule of steps; 0 takes one for each position")
-    threshold: float = knob(0.9, 0.0, 1.05, step=0.05, help="confidence that is sure enough; above 1 reveals one at a time, 0 all at once")
+    rule: str = knob(
+        "steps",
+        choices=("steps", "threshold"),
+        help="how many a pass reveals: an equal share, or all that are sure enough",
+    )
+    steps: int = knob(
+        0, 0, 128, step=1, help="passes over the whole answer, for the rule of steps; 0 takes one for each position"
+    )
+    threshold: float = knob(
+        0.9, 0.0, 1.05, step=0.05, help="confidence that is sure enough; above 1 reveals one at a time, 0 all at once"
+    )
     order: str = knob("low_confidence", choices=(*SCORES, "random"), help="which positions go first")
-    block_length: int = knob(32, 1, 128, step=1, help="positions that are filled before the next ones are begun; 1 goes from left to right")
+    block_length: int = knob(
+        32, 1, 128, step=1, help="positions that are filled before the next ones are begun; 1 goes from left to right"
+    )
     temperature: float = knob(0.0, 0.0, 1.5, step=0.05, help="0 takes the likeliest token; 1 draws from the model")
 
     def toggles(self) -> list[Strategy]:
@@ -75,7 +85,9 @@ class MaskedDiffusion(CanvasDecoder):
         ranked = self._ranked(lm, rows, proposed)
         if self.rule == "steps":
             return list(islice(ranked, share))
-        return [position for position, token in proposed.items() if _confidence(rows, position, token) >= self.threshold] or [next(ranked)]
+        return [
+            position for position, token in proposed.items() if _confidence(rows, position, token) >= self.threshold
+        ] or [next(ranked)]
 
     def _ranked(self, lm, rows, proposed: dict[int, int]) -> Iterator[int]:
         """Positions in the order in which they are to be revealed, the lowest first where some tie."""

@@ -15,29 +15,42 @@ LEAST, MOST = 0.01, 1.0  # share of the prompt that a layer may be dealt
 
 
 class D2O(CachePolicy):
-    """Evict the least attended tokens, but merge each into the token that stays and is most like it, if it is like it enough.
+    """Evict the least attended tokens, but merge each into the token that stays and is most like it, if it is like it
+    enough.
 
-    Layers whose attention is spread evenly get more room: in each the variance over positions of the attention received is
-    scaled from 0 to 1 across its heads, and a softmax over layers of the mean's negative deals out the room. That is as released;
-    two heads always differ by as much, so with fewer than three all layers are dealt the same, unless variances are scaled across
-    layers. The prompt settles it, and what a layer may hold from then on; the cut comes once the first row behind it has voted.
+    Layers whose attention is spread evenly get more room: in each the variance over positions of the attention received
+    is scaled from 0 to 1 across its heads, and a softmax over layers of the mean's negative deals out the room. That is
+    as released; two heads always differ by as much, so with fewer than three all layers are dealt the same, unless
+    variances are scaled across layers. The prompt settles it, and what a layer may hold from then on; the cut comes
+    once the first row behind it has voted.
 
-    As in H2O, the most attended tokens and the most recent ones stay. Of those that go, the ones whose cosine of keys reaches a
-    moving average of such cosines are merged, keys and values alike, a head at a time; weights are exponentials of the cosine,
-    as in the paper, or those of the released code, which shorten rows. The code repeats keys for the heads of a group and lets
-    all heads share one decision; here a group has one cache, and every head decides. Without merging and at equal room this is
-    H2O with sinks; with all layers whole it is the full cache. Wan et al. 2024, arXiv 2406.13035.
+    As in H2O, the most attended tokens and the most recent ones stay. Of those that go, the ones whose cosine of keys
+    reaches a moving average of such cosines are merged, keys and values alike, a head at a time; weights are
+    exponentials of the cosine, as in the paper, or those of the released code, which shorten rows. The code repeats
+    keys for the heads of a group and lets all heads share one decision; here a group has one cache, and every head
+    decides. Without merging and at equal room this is H2O with sinks; with all layers whole it is the full cache. Wan
+    et al. 2024, arXiv 2406.13035.
     """
 
     name, title, paper, sheet = "d2o", "Evict and merge (D2O)", "2406.13035", "kv-cache/d2o"
     guarantee, sure = ("collapses",), "medium"
     row_wise, watches, merges = False, True, True
 
-    heavy: float = knob(0.1, 0.02, 0.5, step=0.01, help="tokens that stay by the attention they received, as a share of the prompt and over all layers")
+    heavy: float = knob(
+        0.1,
+        0.02,
+        0.5,
+        step=0.01,
+        help="tokens that stay by the attention they received, as a share of the prompt and over all layers",
+    )
     recent: float = knob(0.1, 0.02, 0.5, step=0.01, help="most recent tokens that stay, likewise; one at least")
     sinks: int = knob(4, 0, 8, step=1, help="tokens at the very start that count as the most attended")
     memory: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the old threshold in the new one; 1 keeps the first")
-    weights: str = knob("paper", choices=("paper", "released", "none"), help="how much of a token is left in the one it is merged into; none merges nothing")
+    weights: str = knob(
+        "paper",
+        choices=("paper", "released", "none"),
+        help="how much of a token is left in the one it is merged into; none merges nothing",
+    )
     compared: str = knob("heads", choices=("heads", "layers"), help="across what the variances of attention are scaled")
     first: int = knob(2, 0, 64, step=1, help="first layers that are left whole")
     last: int = knob(1, 0, 64, step=1, help="last layers that are left whole")
@@ -71,10 +84,15 @@ class D2O(CachePolicy):
 
     def _dealt(self, held):
         """Heavy and recent tokens that each layer may hold, were none of them whole."""
-        spread = torch.stack([self.votes.of(layer, held.positions[:1, :held.prompt]).var(1) for layer in range(held.layers)])
+        spread = torch.stack(
+            [self.votes.of(layer, held.positions[:1, : held.prompt]).var(1) for layer in range(held.layers)]
+        )
         length, whole = held.prompt + 1, self.heavy + self.recent
         shares = (dealt(unevenness(spread, self.compared)) * whole).clamp(LEAST, MOST).tolist()
-        return [(_floor(length * share * self.heavy / whole), max(1, _floor(length * share * self.recent / whole))) for share in shares]
+        return [
+            (_floor(length * share * self.heavy / whole), max(1, _floor(length * share * self.recent / whole)))
+            for share in shares
+        ]
 
     def merge(self, held, stays, goes):
         alike = nearest([held.read("keys")], stays, goes)
@@ -91,7 +109,8 @@ class D2O(CachePolicy):
         return averaged(meeting, brought.exp(), brought.new_full(meeting.targets[0].shape, math.e))
 
     def _moved(self, layer, alike):
-        """The threshold of each head after it heard how alike those that go are to their nearest; the mean of the first ones to begin with.
+        """The threshold of each head after it heard how alike those that go are to their nearest; the mean of the first
+        ones to begin with.
 
         Infinite, so that none reaches it, where none has gone yet.
         """
@@ -109,27 +128,45 @@ class D2O(CachePolicy):
         alike = [likeness for told in alike for likeness in told]
         if alike:
             reached = [threshold for threshold in self.thresholds[held.layer] if not math.isinf(threshold)]
-            self._seen.setdefault(held.next - held.prompt, []).append((fmean(alike), fmean(reached), merged / len(alike)))
+            self._seen.setdefault(held.next - held.prompt, []).append(
+                (fmean(alike), fmean(reached), merged / len(alike))
+            )
 
     def explain(self, prompt, layers):
         if self._room and not self._shown:
-            dealt_out = [sum(room) if self.first <= layer < layers - self.last else prompt for layer, room in enumerate(self._room)]
-            yield Figure("bars", "tokens a layer may hold", {"labels": [f"layer {layer}" for layer in range(layers)], "values": dealt_out})
+            dealt_out = [
+                sum(room) if self.first <= layer < layers - self.last else prompt
+                for layer, room in enumerate(self._room)
+            ]
+            yield Figure(
+                "bars",
+                "tokens a layer may hold",
+                {"labels": [f"layer {layer}" for layer in range(layers)], "values": dealt_out},
+            )
             self._shown = True
         for position, told in self._seen.items():
             likeness, threshold, merged = (sum(column) / len(column) for column in zip(*told))
-            yield Figure("scalar", "how like its nearest a token is that goes", {"x": position, "series": {"likeness": likeness, "threshold": threshold}})
-            yield Figure("scalar", "share of those that go which is merged", {"x": position, "series": {"merged": merged}})
+            yield Figure(
+                "scalar",
+                "how like its nearest a token is that goes",
+                {"x": position, "series": {"likeness": likeness, "threshold": threshold}},
+            )
+            yield Figure(
+                "scalar", "share of those that go which is merged", {"x": position, "series": {"merged": merged}}
+            )
         self._seen = {}
 
 
 def by_head(likeness):
-    """How like the nearest those are that have one, head by head: of a few tokens means are sooner reckoned one by one."""
+    """How like the nearest those are that have one, head by head: of a few tokens means are sooner reckoned one by one.
+    """
     return [[cosine for cosine in head if cosine > REMOVED] for head in likeness.tolist()]
 
 
 def unevenness(spread, compared):
-    """How uneven the attention of each layer is, [layers], by its variances [layers, kv_heads], scaled across its heads or across the layers."""
+    """How uneven the attention of each layer is, [layers], by its variances [layers, kv_heads], scaled across its heads
+    or across the layers.
+    """
     across = 1 if compared == "heads" else 0
     low, high = spread.amin(across, keepdim=True), spread.amax(across, keepdim=True)
     return ((spread - low) / (high - low + 1e-6)).mean(1)

@@ -8,25 +8,42 @@ from playground.contract import knob
 
 
 class FastKV(Snapshot):
-    """Let only a part of the prompt's tokens go on behind a middle layer, and cut what each layer has read as SnapKV does.
+    """Let only a part of the prompt's tokens go on behind a middle layer, and cut what each layer has read as SnapKV
+    does.
 
-    The first layers read the whole prompt. In the last of them the end of the prompt votes, over all heads, and behind it only the
-    states of the tokens with the most votes are computed any further, each at its true place in the text: so a long prompt costs
-    less to read. What stays in the cache is settled apart from that: every layer and KV head keeps the `capacity` best of the tokens
-    its layer has read, by votes of its own. With rate 1, or depth 1, every layer reads everything and this is SnapKV; with room for
-    the whole prompt besides, it is a full cache. Votes are pooled after the sum over a group of query heads, where the released
-    code pools before; for avg that is the same, for max it can differ. Room is given in tokens, not as a share of the prompt, and
-    the window goes on and stays even where it is more than that. Jo et al. 2025, arXiv 2502.01068.
+    The first layers read the whole prompt. In the last of them the end of the prompt votes, over all heads, and behind
+    it only the states of the tokens with the most votes are computed any further, each at its true place in the text:
+    so a long prompt costs less to read. What stays in the cache is settled apart from that: every layer and KV head
+    keeps the `capacity` best of the tokens its layer has read, by votes of its own. With rate 1, or depth 1, every
+    layer reads everything and this is SnapKV; with room for the whole prompt besides, it is a full cache. Votes are
+    pooled after the sum over a group of query heads, where the released code pools before; for avg that is the same,
+    for max it can differ. Room is given in tokens, not as a share of the prompt, and the window goes on and stays even
+    where it is more than that. Jo et al. 2025, arXiv 2502.01068.
     """
 
-    name, title, paper, sheet = "fastkv", "Part of the prompt for later layers (FastKV)", "2502.01068", "kv-cache/fastkv"
+    name, title, paper, sheet = (
+        "fastkv",
+        "Part of the prompt for later layers (FastKV)",
+        "2502.01068",
+        "kv-cache/fastkv",
+    )
     guarantee = ("budget_respected", "collapses")
 
     window: int = knob(8, 1, 64, step=1, help="last tokens of the prompt, which vote, go on and stay")
-    kernel: int = knob(7, 1, 15, step=2, help="neighbouring tokens whose votes are pooled, an odd number; 1 pools nothing")
+    kernel: int = knob(
+        7, 1, 15, step=2, help="neighbouring tokens whose votes are pooled, an odd number; 1 pools nothing"
+    )
     pooling: str = knob("max", choices=("avg", "max"), help="how votes of neighbours are pooled")
-    depth: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the layers that read the whole prompt, one layer at least; 1 lets all of them")
-    rate: float = knob(0.2, 0.05, 1.0, step=0.05, help="share of the prompt's tokens that the other layers read; 1 lets all go on")
+    depth: float = knob(
+        0.5,
+        0.0,
+        1.0,
+        step=0.05,
+        help="share of the layers that read the whole prompt, one layer at least; 1 lets all of them",
+    )
+    rate: float = knob(
+        0.2, 0.05, 1.0, step=0.05, help="share of the prompt's tokens that the other layers read; 1 lets all go on"
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -63,7 +80,9 @@ class FastKV(Snapshot):
 
     def promise(self, full):
         whole = self._whole_layers(full.layers)
-        held = whole * min(self.capacity, full.prompt) + (full.layers - whole) * min(self.capacity, self._going_on(full.prompt))
+        held = whole * min(self.capacity, full.prompt) + (full.layers - whole) * min(
+            self.capacity, self._going_on(full.prompt)
+        )
         return (held / full.layers + full.generated) / full.length
 
     def explain(self, prompt, layers):

@@ -12,15 +12,17 @@ TINY = 1e-30  # stands for the length of rows that are all zero
 
 
 class Gear(CachePolicy):
-    """Hold old keys and values as few bits, a matrix of low rank that repairs what those got wrong, and a few numbers exactly.
+    """Hold old keys and values as few bits, a matrix of low rank that repairs what those got wrong, and a few numbers
+    exactly.
 
-    The largest and the smallest numbers are set aside, of a key's channel over the tokens of a block and of a token's values over
-    all heads, and their mean takes their place, so that they do not stretch the scale. Then keys are quantised channel by channel
-    and values token by token, and the error that is left of each head is approximated by a product of two thin matrices, found
-    by power iteration. Tokens are packed a block at a time and never again; the prompt is read before anything is packed.
-    Attention reads the unpacked rows, and every step unpacks them anew, so memory is saved and time is not.
-    Without outliers and rank this is the quantised cache of KIVI with another schedule. The released simulation takes b * b - 1
-    steps for 2 ** b - 1 and sets aside too many keys in short blocks; neither is copied. Kang et al. 2024, arXiv 2403.05527.
+    The largest and the smallest numbers are set aside, of a key's channel over the tokens of a block and of a token's
+    values over all heads, and their mean takes their place, so that they do not stretch the scale. Then keys are
+    quantised channel by channel and values token by token, and the error that is left of each head is approximated by a
+    product of two thin matrices, found by power iteration. Tokens are packed a block at a time and never again; the
+    prompt is read before anything is packed. Attention reads the unpacked rows, and every step unpacks them anew, so
+    memory is saved and time is not. Without outliers and rank this is the quantised cache of KIVI with another
+    schedule. The released simulation takes b * b - 1 steps for 2 ** b - 1 and sets aside too many keys in short blocks;
+    neither is copied. Kang et al. 2024, arXiv 2403.05527.
     """
 
     name, title, paper, sheet = "gear", "Quantised and repaired (GEAR)", "2403.05527", "kv-cache/gear"
@@ -28,12 +30,18 @@ class Gear(CachePolicy):
     row_wise, packs = False, True  # by the path: what a row reads in full depends on when the rows before it were kept
 
     bits: str = knob("2", choices=("1", "2", "4", "8"), help="bits of each number")
-    group: int = knob(64, 8, 128, step=8, help="numbers that share a scale and a zero; fewer where that does not divide them")
-    outliers: float = knob(0.02, 0.0, 0.1, step=0.01, help="share of the numbers held exactly, half of them large and half small")
+    group: int = knob(
+        64, 8, 128, step=8, help="numbers that share a scale and a zero; fewer where that does not divide them"
+    )
+    outliers: float = knob(
+        0.02, 0.0, 0.1, step=0.01, help="share of the numbers held exactly, half of them large and half small"
+    )
     rank: int = knob(4, 0, 16, step=1, help="columns of the matrices that repair the prompt's block")
     later: int = knob(2, 0, 16, step=1, help="columns of those that repair later blocks")
     rounds: int = knob(3, 1, 8, step=1, help="rounds of power iteration that find them")
-    buffer: int = knob(64, 8, 1024, step=8, help="tokens of a block; until there are so many they stay as they were written")
+    buffer: int = knob(
+        64, 8, 1024, step=8, help="tokens of a block; until there are so many they stay as they were written"
+    )
 
     def __post_init__(self):
         self._sealed, self._blocks = {}, 0
@@ -49,7 +57,12 @@ class Gear(CachePolicy):
         tokens = self.due(part, full.prompt) or self.buffer
         grouped, vector = (tokens, tokens) if part == "keys" else (full.head, full.heads * full.head)
         aside = 2 * beyond(self.outliers, vector) / vector
-        return int(self.bits) + 32 / fitting(grouped, self.group) + aside * (full.bits + 16) + 16 * self.rank * (1 / tokens + 1 / full.head)
+        return (
+            int(self.bits)
+            + 32 / fitting(grouped, self.group)
+            + aside * (full.bits + 16)
+            + 16 * self.rank * (1 / tokens + 1 / full.head)
+        )
 
     def encode(self, part, rows, packed):
         before = packed.blocks if packed else []
@@ -78,14 +91,22 @@ class Gear(CachePolicy):
         for part, sealed in self._sealed.items():
             bare, kept, repaired, bits = (sum(column) / len(column) for column in zip(*sealed))
             series = {"quantised alone": bare, "outliers kept": kept, "and repaired": repaired}
-            yield Figure("scalar", f"error of {part} in a block", {"x": self._blocks - 1, "axis": "block", "series": series})
-            yield Figure("scalar", f"bits for each number of {part}", {"x": self._blocks - 1, "axis": "block", "series": {"all told": bits}})
+            yield Figure(
+                "scalar", f"error of {part} in a block", {"x": self._blocks - 1, "axis": "block", "series": series}
+            )
+            yield Figure(
+                "scalar",
+                f"bits for each number of {part}",
+                {"x": self._blocks - 1, "axis": "block", "series": {"all told": bits}},
+            )
         self._sealed = {}
 
 
 @dataclass(frozen=True)
 class Outliers:
-    """Numbers that are held exactly, by the vector they come from: a channel of keys [heads, d, n], or all values of a token [n, heads * d]."""
+    """Numbers that are held exactly, by the vector they come from: a channel of keys [heads, d, n], or all values of a
+    token [n, heads * d].
+    """
 
     part: str
     numbers: Tensor  # [..., held]
@@ -94,7 +115,11 @@ class Outliers:
     def replaced(self, rows: Tensor) -> Tensor:
         """Rows [heads, n, d] with the mean of its vector in place of each of them."""
         vectors = in_vectors(self.part, rows)
-        return in_rows(self.part, vectors.scatter(-1, self.places.long(), vectors.mean(-1, keepdim=True).expand(self.places.shape)), rows)
+        return in_rows(
+            self.part,
+            vectors.scatter(-1, self.places.long(), vectors.mean(-1, keepdim=True).expand(self.places.shape)),
+            rows,
+        )
 
     def put_back(self, rows: Tensor) -> Tensor:
         """Rows [heads, n, d] with these numbers written into them."""
@@ -104,7 +129,8 @@ class Outliers:
         else:
             _, count, d = rows.shape
             tokens = torch.arange(0, len(places) * d, d, device=places.device)[:, None]
-            whole = places + places // d * (count - 1) * d + tokens  # one place in all rows, for three indices take twice as long
+            # one place in all rows, for three indices take twice as long
+            whole = places + places // d * (count - 1) * d + tokens
             rows.view(-1).scatter_(0, whole.flatten(), self.numbers.flatten())
         return rows
 
@@ -156,7 +182,9 @@ class Blocks:
 
 
 def in_vectors(part: str, rows: Tensor) -> Tensor:
-    """Rows [heads, n, d] by the vectors among which outliers are sought: [heads, d, n] of keys, [n, heads * d] of values."""
+    """Rows [heads, n, d] by the vectors among which outliers are sought: [heads, d, n] of keys, [n, heads * d] of
+    values.
+    """
     return rows.mT if part == "keys" else rows.transpose(0, 1).flatten(1)
 
 
@@ -183,8 +211,8 @@ def set_aside(part: str, rows: Tensor, share: float) -> Outliers:
 def low_rank(left: Tensor, rank: int, rounds: int) -> tuple[Tensor, Tensor]:
     """Factors [heads, n, rank] and [heads, d, rank] of half precision, whose product is near to `left` [heads, n, d].
 
-    Power iteration from a basis that is always the same, made orthonormal in every round: the space it ends in would be the
-    same if only the last one did so, but small numbers would not survive.
+    Power iteration from a basis that is always the same, made orthonormal in every round: the space it ends in would be
+    the same if only the last one did so, but small numbers would not survive.
     """
     wide = left.to(torch.promote_types(left.dtype, torch.float32))
     rank, chance = min(rank, *left.shape[1:]), torch.Generator().manual_seed(0)

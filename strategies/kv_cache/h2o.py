@@ -8,9 +8,9 @@ class H2O(CachePolicy):
     """Keep the tokens that have received the most attention so far, and the most recent ones.
 
     Every row votes: its attention weights are added to the tokens it looked at, in each layer and KV head by itself and
-    summed over the query heads of a group. The prompt casts all its votes before the first slot is freed; from then on a
-    row that is kept votes and the lightest token of the head goes. Votes are sums, not means, so early tokens, which more
-    rows could see, are favoured. Zhang et al. 2023, arXiv 2306.14048.
+    summed over the query heads of a group. The prompt casts all its votes before the first slot is freed; from then on
+    a row that is kept votes and the lightest token of the head goes. Votes are sums, not means, so early tokens, which
+    more rows could see, are favoured. Zhang et al. 2023, arXiv 2306.14048.
     """
 
     name, title, paper, sheet = "h2o", "Heavy hitters (H2O)", "2306.14048", "kv-cache/kv-baselines"

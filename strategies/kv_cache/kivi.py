@@ -4,13 +4,14 @@ from playground.contract import CachePolicy, knob
 
 
 class Kivi(CachePolicy):
-    """Hold all but the most recent tokens in a few bits for each number: keys channel by channel, values token by token.
+    """Hold all but the most recent tokens in a few bits for each number: keys channel by channel, values token by
+    token.
 
-    Keys have channels that are large in every token, so the tokens of one channel share a scale and a zero; values have none,
-    so the channels of one token do. Keys are packed `residual` tokens at a time, values as soon as they are that old, and
-    nothing is packed twice. Codes share bytes, scale and zero take two bytes each, and attention reads the unpacked rows, so
-    memory is saved and time is not. Groups are made smaller where they do not divide a head or the residual. The prompt is
-    read before anything is packed. Liu et al. 2024, arXiv 2402.02750.
+    Keys have channels that are large in every token, so the tokens of one channel share a scale and a zero; values have
+    none, so the channels of one token do. Keys are packed `residual` tokens at a time, values as soon as they are that
+    old, and nothing is packed twice. Codes share bytes, scale and zero take two bytes each, and attention reads the
+    unpacked rows, so memory is saved and time is not. Groups are made smaller where they do not divide a head or the
+    residual. The prompt is read before anything is packed. Liu et al. 2024, arXiv 2402.02750.
     """
 
     name, title, paper, sheet = "kivi", "Quantised cache (KIVI)", "2402.02750", "kv-cache/kv-baselines"
@@ -19,7 +20,9 @@ class Kivi(CachePolicy):
 
     bits: str = knob("2", choices=("2", "4", "8"), help="bits of each number")
     group: int = knob(32, 8, 128, step=8, help="numbers that share a scale and a zero")
-    residual: int = knob(32, 8, 1024, step=8, help="recent tokens that stay as they were written; keys are packed that many at a time")
+    residual: int = knob(
+        32, 8, 1024, step=8, help="recent tokens that stay as they were written; keys are packed that many at a time"
+    )
 
     def retain(self, held):
         return held.live

@@ -16,21 +16,30 @@ TINY = 1e-30  # stands for the length of a row that is all zero
 class Mustafar(CachePolicy):
     """Set the smallest numbers of every old key and value to zero, and hold only the others and a bit for each place.
 
-    In each head and token by itself, keys as they are rotated, all but the last `window` tokens; a token is pruned once, when
-    it leaves the window, and nothing is scaled to make up for it. The prompt is read before anything is pruned. Every row of a
-    part keeps as many numbers, so they lie in one block next to a bitmap, and the bytes shown are those held; attention reads
-    rows filled up with zeros, so memory is saved and time is not. The authors' kernels work in tiles of 64 with a padding that
-    is not needed here. As released, the number on the threshold is kept besides. Joo et al. 2025, arXiv 2505.22913.
+    In each head and token by itself, keys as they are rotated, all but the last `window` tokens; a token is pruned
+    once, when it leaves the window, and nothing is scaled to make up for it. The prompt is read before anything is
+    pruned. Every row of a part keeps as many numbers, so they lie in one block next to a bitmap, and the bytes shown
+    are those held; attention reads rows filled up with zeros, so memory is saved and time is not. The authors' kernels
+    work in tiles of 64 with a padding that is not needed here. As released, the number on the threshold is kept
+    besides. Joo et al. 2025, arXiv 2505.22913.
     """
 
     name, title, paper, sheet = "mustafar", "Unstructured sparsity (Mustafar)", "2505.22913", "kv-cache/mustafar"
     guarantee = ("collapses",)
     row_wise, packs = False, True  # by the path: what a row reads in full depends on when the rows before it were kept
 
-    key_zeros: float = knob(0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a key that become zero; 0 prunes none")
-    value_zeros: float = knob(0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a value that become zero; 0 prunes none")
+    key_zeros: float = knob(
+        0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a key that become zero; 0 prunes none"
+    )
+    value_zeros: float = knob(
+        0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a value that become zero; 0 prunes none"
+    )
     window: int = knob(32, 0, 1024, step=1, help="most recent tokens that stay whole")
-    counting: str = knob("exact", choices=("exact", "released"), help="whether the share is kept to, or one number more is held in each row")
+    counting: str = knob(
+        "exact",
+        choices=("exact", "released"),
+        help="whether the share is kept to, or one number more is held in each row",
+    )
 
     def __post_init__(self):
         self._place, self._lengths = 0, {}  # those of rows pruned and whole, [heads, n], layer by layer
@@ -63,7 +72,9 @@ class Mustafar(CachePolicy):
 
 
 def kept_of(lengths):
-    """Mean over layers, heads and rows of what is left of a length; lengths of rows pruned and whole, [heads, n], layer by layer."""
+    """Mean over layers, heads and rows of what is left of a length; lengths of rows pruned and whole, [heads, n], layer
+    by layer.
+    """
     pruned, whole = (torch.cat(each, 1) for each in zip(*lengths))
     return float((pruned / whole.clamp(min=TINY)).mean())
 
@@ -93,11 +104,15 @@ class Sparse:
 
     def then(self, later: "Sparse") -> "Sparse":
         """These rows with later ones behind them."""
-        return replace(self, places=torch.cat([self.places, later.places], 1), numbers=torch.cat([self.numbers, later.numbers], 1))
+        return replace(
+            self, places=torch.cat([self.places, later.places], 1), numbers=torch.cat([self.numbers, later.numbers], 1)
+        )
 
 
 def where(mask: Tensor) -> Tensor:
-    """The places of a mask [n] that are set, [set]; by numpy on a processor, where it takes an eighth of the time, and every step asks for all."""
+    """The places of a mask [n] that are set, [set]; by numpy on a processor, where it takes an eighth of the time, and
+    every step asks for all.
+    """
     return torch.from_numpy(mask.numpy().nonzero()[0]) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
 
 

@@ -4,13 +4,14 @@ from playground.events import Figure
 
 
 class OracleKeep(CachePolicy):
-    """Keep the whole text, and let every row see only the tokens it attends to most: the bound for all rules that evict.
+    """Keep the whole text, and let every row see only the tokens it attends to most: the bound for all rules that
+    evict.
 
-    A row's attention over the full cache is worked out first, and the `size` largest weights of each layer and KV head, summed
-    over the query heads of a group, say what it may look at. Nobody can know that before the row is there, so this saves
-    neither memory nor time: it shows how well a cache of that size could do. The figure is the share of attention that was
-    kept, per layer. Rows choose for themselves, so guesses may be checked several at a time. The prompt is read in full. A
-    baseline; the question is asked in H2O, Zhang et al. 2023, arXiv 2306.14048.
+    A row's attention over the full cache is worked out first, and the `size` largest weights of each layer and KV head,
+    summed over the query heads of a group, say what it may look at. Nobody can know that before the row is there, so
+    this saves neither memory nor time: it shows how well a cache of that size could do. The figure is the share of
+    attention that was kept, per layer. Rows choose for themselves, so guesses may be checked several at a time. The
+    prompt is read in full. A baseline; the question is asked in H2O, Zhang et al. 2023, arXiv 2306.14048.
     """
 
     name, title, paper, sheet = "oracle_keep", "Oracle of attention", "2306.14048", "kv-cache/kv-baselines"

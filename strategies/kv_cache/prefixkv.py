@@ -11,14 +11,15 @@ CLOSE, ROUNDS = 5, 60  # the search for a level ends within so many tokens of wh
 
 
 class PrefixKV(CachePolicy):
-    """Cut the prompt so that every layer keeps the same share of the attention its tokens received, be they few or many.
+    """Cut the prompt so that every layer keeps the same share of the attention its tokens received, be they few or
+    many.
 
-    The tokens of a layer are sorted by the attention the whole prompt paid them, over all heads, and keeping the best is keeping a
-    prefix of that list. One level is searched for, the same for all layers, such that the prefixes that reach it add up to
-    `keep` of the prompt: a layer that gathers its attention needs few tokens, one that spreads it many. Afterwards a layer
-    holds to its own ratio as the text grows: the oldest of its tail goes, whatever it is worth, and what the prompt left in
-    front of the tail is frozen. Made for pictures in the prompt; nothing in it is about pictures. Wang et al. 2024,
-    arXiv 2412.03409.
+    The tokens of a layer are sorted by the attention the whole prompt paid them, over all heads, and keeping the best
+    is keeping a prefix of that list. One level is searched for, the same for all layers, such that the prefixes that
+    reach it add up to `keep` of the prompt: a layer that gathers its attention needs few tokens, one that spreads it
+    many. Afterwards a layer holds to its own ratio as the text grows: the oldest of its tail goes, whatever it is
+    worth, and what the prompt left in front of the tail is frozen. Made for pictures in the prompt; nothing in it is
+    about pictures. Wang et al. 2024, arXiv 2412.03409.
     """
 
     name, title, paper, sheet = "prefixkv", "One level for all layers (PrefixKV)", "2412.03409", "kv-cache/prefixkv"
@@ -51,7 +52,9 @@ class PrefixKV(CachePolicy):
         if held.layer in self._frozen:
             return self._with_the_tail_moved_on(held)
         if not self._forgotten:
-            self._forgotten = self.counts(torch.cat([self.votes.of(layer, held.positions[:1, :held.prompt]) for layer in range(held.layers)]))
+            self._forgotten = self.counts(
+                torch.cat([self.votes.of(layer, held.positions[:1, : held.prompt]) for layer in range(held.layers)])
+            )
         return self._cut(held)
 
     def _cut(self, held):
@@ -79,12 +82,15 @@ class PrefixKV(CachePolicy):
     def explain(self, prompt, layers):
         if not self._shown and self._forgotten:
             kept = [prompt - forgotten for forgotten in self._forgotten]
-            yield Figure("bars", "prompt tokens kept", {"labels": [f"layer {layer}" for layer in range(layers)], "values": kept})
+            yield Figure(
+                "bars", "prompt tokens kept", {"labels": [f"layer {layer}" for layer in range(layers)], "values": kept}
+            )
             self._shown = True
 
 
 def level(votes, total, safe=0):
-    """Tokens each layer keeps where all keep the same share of their votes [layers, n], and `total` of them go, give or take a few.
+    """Tokens each layer keeps where all keep the same share of their votes [layers, n], and `total` of them go, give or
+    take a few.
 
     Of those that a layer does not keep, `safe` stay besides.
     """
@@ -102,7 +108,9 @@ def level(votes, total, safe=0):
 
 
 def _scaled(forgotten, total, most):
-    """Counts in the same proportion that add up to `total`, none above `most`; what rounding leaves goes to those who forget most."""
+    """Counts in the same proportion that add up to `total`, none above `most`; what rounding leaves goes to those who
+    forget most.
+    """
     scale = total / max(1, sum(forgotten))
     scaled = [min(most, math.floor(count * scale)) for count in forgotten]
     for layer in sorted(range(len(scaled)), key=lambda at: -forgotten[at]):

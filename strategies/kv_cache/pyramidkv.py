@@ -7,16 +7,19 @@ from playground.events import Figure
 class PyramidKV(Snapshot):
     """Cut the prompt once, as SnapKV does, but let the first layers keep many of its tokens and the last layers few.
 
-    First layers spread their attention over the text and last ones gather it on a few tokens, so the places are dealt out along
-    a straight line from layer to layer: the last one gets 1/beta of an even share, the first what the last one went without. No
-    layer gets more than the prompt has, and what it cannot use goes to the other end. A layer keeps `capacity` on average, so
-    memory is SnapKV's; beta = 1 is SnapKV itself. What is generated stays. Cai et al. 2024, arXiv 2406.02069.
+    First layers spread their attention over the text and last ones gather it on a few tokens, so the places are dealt
+    out along a straight line from layer to layer: the last one gets 1/beta of an even share, the first what the last
+    one went without. No layer gets more than the prompt has, and what it cannot use goes to the other end. A layer
+    keeps `capacity` on average, so memory is SnapKV's; beta = 1 is SnapKV itself. What is generated stays. Cai et al.
+    2024, arXiv 2406.02069.
     """
 
     name, title, paper, sheet = "pyramidkv", "Pyramid of snapshots (PyramidKV)", "2406.02069", "kv-cache/kv-baselines"
     guarantee = ("budget_respected", "collapses")
 
-    beta: int = knob(20, 1, 40, step=1, help="an even share, divided by what the last layer gets; 1 gives all layers the same")
+    beta: int = knob(
+        20, 1, 40, step=1, help="an even share, divided by what the last layer gets; 1 gives all layers the same"
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -40,7 +43,9 @@ class PyramidKV(Snapshot):
     def explain(self, prompt, layers):
         if not self._shown:
             kept = [min(prompt, self._early(layer, layers, prompt) + self.window) for layer in range(layers)]
-            yield Figure("bars", "prompt tokens kept", {"labels": [f"layer {layer}" for layer in range(layers)], "values": kept})
+            yield Figure(
+                "bars", "prompt tokens kept", {"labels": [f"layer {layer}" for layer in range(layers)], "values": kept}
+            )
         self._shown = True
 
     def promise(self, full):

@@ -1,18 +1,19 @@
 """Tokens that stay by chance."""
 import torch
 
-from playground.algorithms.kv_cache.topk_eviction import Sized
+from playground.algorithms.kv_cache.topk_eviction import TopKEviction
 from playground.contract import knob
 
-STRETCH = 256  # positions whose numbers are drawn together, so that they do not depend on how many tokens come at a time
+# positions whose numbers are drawn together, so that they do not depend on how many tokens come at a time
+STRETCH = 256
 
 
-class RandomKeep(Sized):
+class RandomKeep(TopKEviction):
     """Keep tokens by chance: what every rule that chooses has to beat.
 
-    Each token of a layer and KV head is given a random number once, and the largest numbers stay, so at every moment those that
-    stay are an even sample of the text so far: an early token is as likely among them as a late one. With `recent` it is H2O
-    with dice in place of votes. A baseline; the sampling is Vitter's reservoir, 1985.
+    Each token of a layer and KV head is given a random number once, and the largest numbers stay, so at every moment
+    those that stay are an even sample of the text so far: an early token is as likely among them as a late one. With
+    `recent` it is H2O with dice in place of votes. A baseline; the sampling is Vitter's reservoir, 1985.
     """
 
     name, title, paper, sheet = "random_keep", "By chance", "Vitter 1985", "kv-cache/kv-baselines"

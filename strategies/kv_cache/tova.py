@@ -6,9 +6,10 @@ from playground.contract import CachePolicy, knob
 class Tova(CachePolicy):
     """Keep the tokens the newest one attends to most; the one it attends to least goes, however old or new it is.
 
-    Only the last row that was kept votes, and all heads of a layer vote together: weights are summed over them, and they keep
-    the same tokens. Nothing is protected, neither the start of the text nor its end. The prompt is cut by its last row. Where
-    several guesses are kept at once, the last of them votes for all. Oren et al. 2024, arXiv 2401.06104.
+    Only the last row that was kept votes, and all heads of a layer vote together: weights are summed over them, and
+    they keep the same tokens. Nothing is protected, neither the start of the text nor its end. The prompt is cut by its
+    last row. Where several guesses are kept at once, the last of them votes for all. Oren et al. 2024, arXiv
+    2401.06104.
     """
 
     name, title, paper, sheet = "tova", "By the last token's attention (TOVA)", "2401.06104", "kv-cache/kv-baselines"

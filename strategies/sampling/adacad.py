@@ -11,10 +11,10 @@ from playground.events import Event
 class AdaCAD(Sampler):
     """Amplify what a context changes, the more the more the model's memory contradicts it, token by token.
 
-    The strength of context-aware decoding is the Jensen-Shannon divergence between the rows with and without the context:
-    near 0 where both agree, at most ln 2, or 1 in bits, where they share no token. A floor keeps the context in force in
-    long texts, whose function words hardly diverge. Scores become (1 + alpha) * with - alpha * without; the choice stays
-    argmax unless another sampler draws. Wang et al. 2024, arXiv 2409.07394.
+    The strength of context-aware decoding is the Jensen-Shannon divergence between the rows with and without the
+    context: near 0 where both agree, at most ln 2, or 1 in bits, where they share no token. A floor keeps the context
+    in force in long texts, whose function words hardly diverge. Scores become (1 + alpha) * with - alpha * without; the
+    choice stays argmax unless another sampler draws. Wang et al. 2024, arXiv 2409.07394.
     """
 
     name, title, paper, sheet = "adacad", "AdaCAD", "2409.07394", "sampling/adacad"

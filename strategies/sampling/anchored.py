@@ -12,19 +12,27 @@ FINEST = 1e-4  # nats by which rounding may make a step dearer than its budget
 
 
 class Anchored(Decoder):
-    """Sample as close to a risky model as a budget of divergence from a safe model allows: every token pays in k nats, every step spends.
+    """Sample as close to a risky model as a budget of divergence from a safe model allows: every token pays in k nats,
+    every step spends.
 
-    The law of a step is proportional to safe^(1 - theta) risky^theta, with the largest theta in [0, 1] whose divergence from
-    the safe model the account can pay; what is not spent is saved. A prompt that the risky model finds far likelier than the
-    safe one starts in debt. Hence the divergence of whole texts from the safe model's, after the same masks and samplers, is at
-    most k times their length less the debt. The target is the risky model, the draft model the safe one. k = 0 samples from
-    the draft. Argmax has no such bound, so tokens are always drawn. He et al. 2026, arXiv 2602.07120.
+    The law of a step is proportional to safe^(1 - theta) risky^theta, with the largest theta in [0, 1] whose divergence
+    from the safe model the account can pay; what is not spent is saved. A prompt that the risky model finds far
+    likelier than the safe one starts in debt. Hence the divergence of whole texts from the safe model's, after the same
+    masks and samplers, is at most k times their length less the debt. The target is the risky model, the draft model
+    the safe one. k = 0 samples from the draft. Argmax has no such bound, so tokens are always drawn. He et al. 2026,
+    arXiv 2602.07120.
     """
 
     name, title, paper, sheet = "anchored", "Anchored decoding", "2602.07120", "sampling/anchored"
     needs, guarantee = ("draft",), ("heuristic", "collapses")
 
-    k: float = knob(0.15, 0.0, 20.0, step=0.05, help="nats that every token pays in; 0 samples from the safe model, a lot from the risky one")
+    k: float = knob(
+        0.15,
+        0.0,
+        20.0,
+        step=0.05,
+        help="nats that every token pays in; 0 samples from the safe model, a lot from the risky one",
+    )
     debt: bool = knob(True, help="start in debt where the risky model knows the prompt suspiciously well")
     n: int = knob(5, 1, 20, step=1, help="tokens of the prompt, the most telling ones, that make the debt")
     t: float = knob(1.0, 0.05, 1.5, step=0.05, help="temperature of both models, before they are brought together")
@@ -51,7 +59,9 @@ class Anchored(Decoder):
             risky_rows, safe_rows = yield lm.together(lm.extend(), safe.extend())
 
     def _owed(self, lm) -> Iterator:
-        """The debt in nats: the mean, over the n tokens of the prompt where it is largest, of how much likelier the risky model finds them."""
+        """The debt in nats: the mean, over the n tokens of the prompt where it is largest, of how much likelier the
+        risky model finds them.
+        """
         prompt, logps = lm.tokens[:lm.prompt_length], []
         for name in ("target", "draft"):
             logps.append((yield from _read(lm, prompt, name)))
@@ -59,7 +69,9 @@ class Anchored(Decoder):
         owed = debt([gain for gain, _ in gains], self.n, len(prompt))
         if owed:
             telling = ", ".join(repr(lm.piece(token)) for _, token in sorted(gains, reverse=True)[:self.n])
-            yield Note(f"The prompt costs {owed:.2f} nats before the first token: the risky model finds {telling} likelier than the safe one.")
+            yield Note(
+                f"The prompt costs {owed:.2f} nats before the first token: the risky model finds {telling} likelier than the safe one."
+            )
         return owed
 
 
@@ -74,13 +86,17 @@ def _read(lm, ids: list[int], name: str) -> Iterator:
 
 
 def debt(gains: list[float], count: int, length: int) -> float:
-    """Mean of the `count` largest log-likelihood ratios of a prompt's tokens, those below 0 and those that are missing taken for 0."""
+    """Mean of the `count` largest log-likelihood ratios of a prompt's tokens, those below 0 and those that are missing
+    taken for 0.
+    """
     most = min(count, length - 1)
     return sum(max(gain, 0.0) for gain in sorted(gains, reverse=True)[:most]) / most if most > 0 else 0.0
 
 
 def nearest(p: Tensor, r: Tensor, budget: float) -> tuple[float, Tensor]:
-    """The law closest to r among those at most `budget` nats from p, as theta and log-probabilities [V]; p, r are log-probabilities [V]."""
+    """The law closest to r among those at most `budget` nats from p, as theta and log-probabilities [V]; p, r are log-
+    probabilities [V].
+    """
     if budget <= 0:
         return 0.0, p
     if divergence(r, p) <= budget:
@@ -93,14 +109,16 @@ def nearest(p: Tensor, r: Tensor, budget: float) -> tuple[float, Tensor]:
 
 
 def between(p: Tensor, r: Tensor, theta: float) -> Tensor:
-    """Log-probabilities [V] of the law proportional to exp(p) ** (1 - theta) * exp(r) ** theta; p itself at 0, r at 1."""
+    """Log-probabilities [V] of the law proportional to exp(p) ** (1 - theta) * exp(r) ** theta; p itself at 0, r at 1.
+    """
     if theta in (0, 1):
         return r if theta else p
     return ((1 - theta) * p + theta * r).log_softmax(-1)
 
 
 def divergence(q: Tensor, p: Tensor) -> float:
-    """Kullback-Leibler divergence of q from p, log-probabilities [V], in nats; infinite where q allows what p does not."""
+    """Kullback-Leibler divergence of q from p, log-probabilities [V], in nats; infinite where q allows what p does not.
+    """
     chances = q.exp()
     return max(0.0, float(torch.where(chances > 0, chances * (q - p), 0.0).sum()))
 

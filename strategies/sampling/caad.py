@@ -22,10 +22,12 @@ Name the good that Nezind sells. => copper"""
 class CAAD(Sampler):
     """Lean on what the model itself thought while it read trusted answers, wherever the text is like one of them.
 
-    Before the run the model reads questions with their answers and stores, for each place of an answer, where it stood and the
-    logits it had there. While it writes, the entries more similar than tau are averaged, and alpha times their mean logits is
-    added. Where nothing is similar this is the model alone; alpha = 0 and tau = 1 are that everywhere. Nguyen et al. 2025, arXiv
-    2508.02184. Ours: a place is known by the state the model's head reads, less the mean over all entries, where the authors
+    Before the run the model reads questions with their answers and stores, for each place of an answer, where it stood
+    and the logits it had there. While it writes, the entries more similar than tau are averaged, and alpha times their
+    mean logits is added. Where nothing is similar this is the model alone; alpha = 0 and tau = 1 are that everywhere.
+    Nguyen et al. 2025, arXiv
+    2508.02184. Ours: a place is known by the state the model's head reads, less the mean over all entries, where the
+         authors
     embed the last few words with a sentence model; their questions come in a chat's form, here in that of the prompt.
     """
 
@@ -37,15 +39,25 @@ class CAAD(Sampler):
     tau: float = knob(0.7, -1.0, 1.0, step=0.05, help="cosine that an entry has to exceed; at 1 none does")
     most: int = knob(0, 0, 64, step=1, help="entries that are averaged, at most; 0 for all that are similar enough")
     weighted: bool = knob(True, help="average by similarity; otherwise evenly")
-    mode: str = knob("linear", choices=("linear", "delta", "probabilities"), help="add to the logits, move towards them, or mix the probabilities")
+    mode: str = knob(
+        "linear",
+        choices=("linear", "delta", "probabilities"),
+        help="add to the logits, move towards them, or mix the probabilities",
+    )
     pairs: str = knob(PAIRS, multiline=True, file=True, help="trusted answers, one a line: question => answer")
 
     def check(self) -> None:
         if self.mode != "linear" and self.alpha > 1:
-            raise Refusal(f"Only where logits are added may alpha exceed 1: set it to 1 at most, or choose linear in place of {self.mode}.", "alpha")
+            raise Refusal(
+                f"Only where logits are added may alpha exceed 1: set it to 1 at most, or choose linear in place of {self.mode}.",
+                "alpha",
+            )
         lines = [line for line in self.pairs.splitlines() if line.strip()]
         if not lines or not all(all(_parted(line)) for line in lines):
-            raise Refusal(f"caad reads trusted answers, one a line, in the form `question {ARROW} answer`: write at least one, and no other lines.", "pairs")
+            raise Refusal(
+                f"caad reads trusted answers, one a line, in the form `question {ARROW} answer`: write at least one, and no other lines.",
+                "pairs",
+            )
 
     def prepare(self, lm) -> Iterator:
         if not self.alpha:
@@ -94,7 +106,11 @@ class CAAD(Sampler):
         yield Figure("scalar", "entries averaged", {"x": position, "series": {"entries": int((weights > 0).sum())}})
         best = similarities[0].topk(min(SHOWN, len(weights))).indices.tolist()
         values = [[float(similarities[0, at]), float(weights[at])] for at in best]
-        yield Figure("matrix", "nearest entries", {"rows": [self.grounding.tails[at] for at in best], "columns": ["similarity", "weight"], "values": values})
+        yield Figure(
+            "matrix",
+            "nearest entries",
+            {"rows": [self.grounding.tails[at] for at in best], "columns": ["similarity", "weight"], "values": values},
+        )
         first, chosen = int(rows["target"].argmax()), int(shaped.argmax())
         if first != chosen:
             yield Note(f"The trusted answers put {self.piece(chosen)!r} before {self.piece(first)!r}.")

@@ -13,21 +13,30 @@ class EAD(Decoder):
 
     The mean entropy of the last `window` rows, in bits and before any temperature, decides who writes the next token:
     above `threshold` the large model, otherwise the small one, but never within `dwell` tokens of the last switch. A
-    model that takes over first reads, in one forward, what the other wrote. While fewer rows than `window` were seen the mean
-    is that of those. The row that raises the mean is still its own model's to write from, so the small one's first doubtful token stands;
-    bild hands over before it. Simonds 2025, arXiv 2502.06833. The dwell rule, the starting model and the unfilled window are our
-    reading; the paper's abstract does not settle them.
+    model that takes over first reads, in one forward, what the other wrote. While fewer rows than `window` were seen
+    the mean is that of those. The row that raises the mean is still its own model's to write from, so the small one's
+    first doubtful token stands; bild hands over before it. Simonds 2025, arXiv 2502.06833. The dwell rule, the starting
+    model and the unfilled window are our reading; the paper's abstract does not settle them.
     """
 
     name, title, paper, sheet = "ead", "Entropy Adaptive Decoding", "2502.06833", "sampling/ead"
     needs, guarantee = ("draft",), ("heuristic", "collapses")
     reconstruction, sure = True, "medium"
 
-    threshold: float = knob(1.0, -1.0, 8.0, step=0.1, help="mean entropy in bits above which the large model writes; 8 and more: hardly ever")
+    threshold: float = knob(
+        1.0,
+        -1.0,
+        8.0,
+        step=0.1,
+        help="mean entropy in bits above which the large model writes; 8 and more: hardly ever",
+    )
     window: int = knob(5, 1, 32, step=1, help="rows the mean is taken over")
     dwell: int = knob(5, 0, 64, step=1, help="tokens between two switches, at least")
     start: str = knob("large", choices=("large", "small"), help="model that writes first")
-    clear: bool = knob(False, help="forget the rows of the one model where the other takes over; the window holds rows of both otherwise")
+    clear: bool = knob(
+        False,
+        help="forget the rows of the one model where the other takes over; the window holds rows of both otherwise",
+    )
 
     def decode(self, lm) -> Iterator:
         streams = {"large": lm.target, "small": lm.stream("draft")}
@@ -37,15 +46,27 @@ class EAD(Decoder):
         while True:
             recent.append(rows.entropy() / LN2)
             mean = sum(recent) / len(recent)
-            yield Figure("scalar", "mean entropy", {"x": lm.generated, "series": {"mean entropy, bits": mean}, "lines": {"threshold": self.threshold}})
+            yield Figure(
+                "scalar",
+                "mean entropy",
+                {"x": lm.generated, "series": {"mean entropy, bits": mean}, "lines": {"threshold": self.threshold}},
+            )
             by_large += active == "large"
-            yield Figure("scalar", "written by the large model", {"x": lm.generated, "series": {"share": by_large / (lm.generated + 1)}})
+            yield Figure(
+                "scalar",
+                "written by the large model",
+                {"x": lm.generated, "series": {"share": by_large / (lm.generated + 1)}},
+            )
             yield lm.keep(lm.pick(rows))
             since += 1
             wanted = "large" if mean > self.threshold else "small"
             if wanted != active and since >= self.dwell:
                 active, since = wanted, 0
-                yield Switch(lm.generated, active, f"mean entropy {mean:.2f} bits; tokens to read first: {streams[active].behind()}")
+                yield Switch(
+                    lm.generated,
+                    active,
+                    f"mean entropy {mean:.2f} bits; tokens to read first: {streams[active].behind()}",
+                )
                 if self.clear:
                     recent.clear()
             rows = yield streams[active].extend()

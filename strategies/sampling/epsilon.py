@@ -4,7 +4,8 @@ from playground.engine import sampling
 
 
 class Epsilon(Sampler):
-    """Draw only among tokens with a probability of at least epsilon, whatever the row looks like; the most probable always stays.
+    """Draw only among tokens with a probability of at least epsilon, whatever the row looks like; the most probable
+    always stays.
 
     A fixed floor cuts flat rows harder than peaked ones: where hundreds of tokens would do, each of them is improbable.
     epsilon = 0 keeps all. Hewitt et al. 2022, arXiv 2210.15191.
@@ -13,7 +14,9 @@ class Epsilon(Sampler):
     name, title, paper, sheet, rank = "epsilon", "Epsilon", "2210.15191", "sampling/sampling-baselines", 6
     guarantee = ("collapses",)
 
-    epsilon: float = knob(0.0009, 0.0, 0.1, step=0.0001, help="smallest probability, usually 0.0003 to 0.0009; 0 keeps all")
+    epsilon: float = knob(
+        0.0009, 0.0, 0.1, step=0.0001, help="smallest probability, usually 0.0003 to 0.0009; 0 keeps all"
+    )
 
     def apply(self, scores, histories):
         return sampling.floor(scores, scores.new_tensor(self.epsilon))

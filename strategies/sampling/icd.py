@@ -13,15 +13,17 @@ class ICD(Sampler):
 
     A second stream of the model reads the prompt with an instruction that induces falsehoods. A token's score is its
     log-probability without the instruction minus that with it, among tokens at least rho times as probable as the best.
-    rho = 1 is greedy, and an empty instruction too. Zhang et al. 2023, arXiv 2312.15710, whose main setting trains a second
-    model to hallucinate; this is their variant without training, and it needs a model that follows instructions.
+    rho = 1 is greedy, and an empty instruction too. Zhang et al. 2023, arXiv 2312.15710, whose main setting trains a
+    second model to hallucinate; this is their variant without training, and it needs a model that follows instructions.
     """
 
     name, title, paper, sheet = "icd", "Induce-then-contrast", "2312.15710", "sampling/lol"
     stage, draws, streams, guarantee = "mix", False, ("induced",), ("collapses",)
 
     instruction: str = knob(INDUCE, multiline=True, help="what the second stream is told before the prompt")
-    rho: float = knob(0.1, 0.0, 1.0, step=0.01, help="smallest probability of a competing token, relative to the best; 1 is greedy")
+    rho: float = knob(
+        0.1, 0.0, 1.0, step=0.01, help="smallest probability of a competing token, relative to the best; 1 is greedy"
+    )
 
     def instructions(self):
         return {"induced": self.instruction}
@@ -32,6 +34,9 @@ class ICD(Sampler):
 
     def observe(self, rows, token, position) -> Iterator[Event]:
         scores = self.mix({name: row[None] for name, row in rows.items()})[0]
-        chances = {name: float(rows[stream].softmax(-1)[token]) for name, stream in (("as asked", "target"), ("induced", "induced"))}
+        chances = {
+            name: float(rows[stream].softmax(-1)[token])
+            for name, stream in (("as asked", "target"), ("induced", "induced"))
+        }
         yield Figure("scalar", "probability of the chosen token", {"x": position, "series": chances})
         yield from plausible.told(rows["target"], rows["induced"], scores, self.rho, position, self.piece)

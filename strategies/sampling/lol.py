@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from playground.algorithms.sampling import contrastive as plausible
-from playground.contract import Inner, Sampler, knob
+from playground.contract import EarlyExit, Sampler, knob
 from playground.engine.sampling import contrast
 from playground.events import Event, Figure
 
@@ -13,14 +13,15 @@ REFOCUS = "Answer truthfully, with nothing but facts."
 
 
 class LOL(Sampler):
-    """Contrast the model with itself made to hallucinate, in its last layer and in a lower one, and sharpen it by a call for truth.
+    """Contrast the model with itself made to hallucinate, in its last layer and in a lower one, and sharpen it by a
+    call for truth.
 
-    Three streams of one model read the prompt: as it is, p; with an instruction to make things up, a; with one to be truthful,
-    r. The score is (1 + gamma) ln r - gamma ln p - ln a in the last layer, plus omega times ln p - ln a where both are left
-    after a lower layer, among tokens with p at least rho times that of the best. gamma = -1 takes r away, omega = 0 the lower
-    layer, and with both this is induce-then-contrast; rho = 1 is greedy. Chen et al. 2024, arXiv 2408.08769. The formulas are
-    our reading of the abstract; an instruction stands in for the trained amateur ("prompt amateur"); inner layers are read
-    through the final norm.
+    Three streams of one model read the prompt: as it is, p; with an instruction to make things up, a; with one to be
+    truthful, r. The score is (1 + gamma) ln r - gamma ln p - ln a in the last layer, plus omega times ln p - ln a where
+    both are left after a lower layer, among tokens with p at least rho times that of the best. gamma = -1 takes r away,
+    omega = 0 the lower layer, and with both this is induce-then-contrast; rho = 1 is greedy. Chen et al. 2024, arXiv
+    2408.08769. The formulas are our reading of the abstract; an instruction stands in for the trained amateur ("prompt
+    amateur"); inner layers are read through the final norm.
     """
 
     name, title, paper, sheet = "lol", "LOL, prompt amateur", "2408.08769", "sampling/lol"
@@ -28,9 +29,13 @@ class LOL(Sampler):
     reconstruction, sure = True, "low"
 
     omega: float = knob(0.5, 0.0, 2.0, step=0.1, help="weight of the lower layer's contrast")
-    gamma: float = knob(0.5, -1.0, 2.0, step=0.1, help="how far what the call for truth changes is amplified; -1 leaves it out")
+    gamma: float = knob(
+        0.5, -1.0, 2.0, step=0.1, help="how far what the call for truth changes is amplified; -1 leaves it out"
+    )
     layer: float = knob(0.75, 0.0, 1.0, step=0.05, help="where the lower layer is, as a share of all; 1 is the last")
-    rho: float = knob(0.1, 0.0, 1.0, step=0.01, help="smallest probability of a competing token, relative to the best; 1 is greedy")
+    rho: float = knob(
+        0.1, 0.0, 1.0, step=0.01, help="smallest probability of a competing token, relative to the best; 1 is greedy"
+    )
     induce: str = knob(INDUCE, multiline=True, help="what the hallucinating stream is told before the prompt")
     refocus: str = knob(REFOCUS, multiline=True, help="what the truthful stream is told before the prompt")
 
@@ -38,7 +43,7 @@ class LOL(Sampler):
         return {"induced": self.induce, "refocused": self.refocus}
 
     def inner(self, depth, tied):
-        self.exits = [Inner(stream, round(self.layer * depth)) for stream in ("target", "induced")]
+        self.exits = [EarlyExit(stream, round(self.layer * depth)) for stream in ("target", "induced")]
         return self.exits
 
     def mix(self, rows):
@@ -54,7 +59,14 @@ class LOL(Sampler):
     def observe(self, rows, token, position) -> Iterator[Event]:
         single = {name: row[None] for name, row in rows.items()}
         upper, lower = (float(part[0, token]) for part in self._parts(single))
-        yield Figure("scalar", "what speaks for the chosen token, nats", {"x": position, "series": {"last layer": upper, "lower layer": self.omega * lower}})
-        chances = {name: float(rows[stream].softmax(-1)[token]) for name, stream in (("as asked", "target"), ("induced", "induced"), ("truthful", "refocused"))}
+        yield Figure(
+            "scalar",
+            "what speaks for the chosen token, nats",
+            {"x": position, "series": {"last layer": upper, "lower layer": self.omega * lower}},
+        )
+        chances = {
+            name: float(rows[stream].softmax(-1)[token])
+            for name, stream in (("as asked", "target"), ("induced", "induced"), ("truthful", "refocused"))
+        }
         yield Figure("scalar", "probability of the chosen token", {"x": position, "series": chances})
         yield from plausible.told(rows["target"], rows["induced"], self.mix(single)[0], self.rho, position, self.piece)

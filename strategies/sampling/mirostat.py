@@ -13,13 +13,14 @@ LOST = 7  # bits above those of a uniform row: what is cut there has less than 2
 
 
 class Mirostat(Sampler):
-    """Hold the surprise of the text at a target: cut more after a token that surprised too much, less after one that bored.
+    """Hold the surprise of the text at a target: cut more after a token that surprised too much, less after one that
+    bored.
 
-    Only tokens with a surprise of at most mu bits are drawn; after each token mu -= eta * (surprise - tau), from 2 * tau at
-    the start. Version 2 cuts at mu itself. Version 1 keeps the k most probable, with k from mu and the exponent of a Zipf law
-    fitted to the top ranks. Surprise is that of the whole row the sampler is given, or, as llama.cpp has it, of what the cut
-    left. Temperature may come before; a truncation before it hides from mu what it cut. tau = 0 is greedy.
-    Basu et al. 2021, arXiv 2007.14966; version 2 after the authors' notebook.
+    Only tokens with a surprise of at most mu bits are drawn; after each token mu -= eta * (surprise - tau), from 2 *
+    tau at the start. Version 2 cuts at mu itself. Version 1 keeps the k most probable, with k from mu and the exponent
+    of a Zipf law fitted to the top ranks. Surprise is that of the whole row the sampler is given, or, as llama.cpp has
+    it, of what the cut left. Temperature may come before; a truncation before it hides from mu what it cut. tau = 0 is
+    greedy. Basu et al. 2021, arXiv 2007.14966; version 2 after the authors' notebook.
     """
 
     name, title, paper, sheet = "mirostat", "Mirostat", "2007.14966", "sampling/mirostat"
@@ -27,7 +28,9 @@ class Mirostat(Sampler):
 
     version: str = knob("2", choices=("1", "2"), help="1 turns mu into a top-k, 2 cuts at a surprise of mu")
     tau: float = knob(3.0, 0.0, 10.0, step=0.1, help="surprise aimed at, in bits per token; 0 is greedy")
-    eta: float = knob(0.1, 0.0, 2.0, step=0.01, help="how fast mu is corrected; 1 makes it swing, 0 leaves it at 2 * tau")
+    eta: float = knob(
+        0.1, 0.0, 2.0, step=0.01, help="how fast mu is corrected; 1 makes it swing, 0 leaves it at 2 * tau"
+    )
     surprise: str = knob("full", choices=("full", "renormalised"), help="of the whole row, or of what the cut left")
     ranks: int = knob(100, 10, 500, step=10, help="top ranks the Zipf law is fitted to, in version 1")
 
@@ -57,7 +60,9 @@ class Mirostat(Sampler):
         self.observed.append(surprise)
         yield from self._told(position, before, int(kept.sum()))
         if before <= max(2 * self.tau, math.log2(len(scores)) + LOST) < self.mu:
-            yield Note(f"The target of {self.tau:g} bits is out of reach: next to nothing is cut, and the text still surprises less.")
+            yield Note(
+                f"The target of {self.tau:g} bits is out of reach: next to nothing is cut, and the text still surprises less."
+            )
 
     def _told(self, position: int, mu: float, kept: int) -> Iterator[Event]:
         mean = sum(self.observed) / len(self.observed)
@@ -69,7 +74,8 @@ class Mirostat(Sampler):
 def zipf_size(scores: torch.Tensor, mu: float, ranks: int) -> torch.Tensor:
     """How many of the most probable tokens have a surprise of at most mu bits if each row follows a Zipf law, [n].
 
-    With k ** s = 2 ** mu / H, H the sum of i ** -s over all N ranks, approximated by (1 - N ** -eps) / eps for eps = s - 1.
+    With k ** s = 2 ** mu / H, H the sum of i ** -s over all N ranks, approximated by (1 - N ** -eps) / eps for eps = s
+    - 1.
     """
     count = (scores > REMOVED).sum(-1)
     s = zipf_exponent(scores, ranks)

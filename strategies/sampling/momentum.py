@@ -14,13 +14,14 @@ LEAST = 1e-12  # below this the logarithm goes on as its tangent, so that a wort
 
 
 class Momentum(Sampler):
-    """Go on greedily while the best token is new to the text; where it was there before, let it pay for the repeat it would make.
+    """Go on greedily while the best token is new to the text; where it was there before, let it pay for the repeat it
+    would make.
 
     The text so far is a walk among tokens. Of the k most probable, each is worth its probability, less alpha times a
-    resistance: nothing for a token that never occurred, the first number of the list for one that did, the next numbers where
-    it would repeat 2, 3, ... tokens in a row. The best stays; where another sampler draws, the worth of the k is what is drawn
-    by. alpha = 0 or k = 1 is greedy. The released code also had 1 2 3 4 5, 1 1 2 3 4 and 0 0 0 5 5; which one the paper
-    prints we could not see. Lan et al. 2022, arXiv 2212.02175.
+    resistance: nothing for a token that never occurred, the first number of the list for one that did, the next numbers
+    where it would repeat 2, 3, ... tokens in a row. The best stays; where another sampler draws, the worth of the k is
+    what is drawn by. alpha = 0 or k = 1 is greedy. The released code also had 1 2 3 4 5, 1 1 2 3 4 and 0 0 0 5 5; which
+    one the paper prints we could not see. Lan et al. 2022, arXiv 2212.02175.
     """
 
     name, title, paper, sheet = "momentum", "Momentum decoding", "2212.02175", "sampling/momentum"
@@ -29,7 +30,10 @@ class Momentum(Sampler):
 
     k: int = knob(5, 1, 50, step=1, help="candidates; 1 is greedy")
     alpha: float = knob(0.2, 0.0, 1.0, step=0.05, help="what a resistance of 1 costs, as a probability; 0 is greedy")
-    resistance: str = knob("1 3 4 5 5", help="of a token that occurred, then of repeating 2, 3, ... tokens in a row; the last holds for longer ones")
+    resistance: str = knob(
+        "1 3 4 5 5",
+        help="of a token that occurred, then of repeating 2, 3, ... tokens in a row; the last holds for longer ones",
+    )
     prompt: bool = knob(True, help="the tokens of the prompt count as visited")
 
     def check(self) -> None:
@@ -38,7 +42,10 @@ class Momentum(Sampler):
         except ValueError:
             valid = False
         if not valid:
-            raise Refusal(f"resistance takes numbers with spaces between them, such as 1 3 4 5 5, not {self.resistance!r}.", "resistance")
+            raise Refusal(
+                f"resistance takes numbers with spaces between them, such as 1 3 4 5 5, not {self.resistance!r}.",
+                "resistance",
+            )
 
     def resistances(self) -> list[float]:
         return [float(number) for number in self.resistance.split()]
@@ -52,7 +59,9 @@ class Momentum(Sampler):
         return torch.full_like(row, REMOVED).scatter(0, ids, logarithm(worth))
 
     def candidates(self, row: torch.Tensor, history: list[int]) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        """The k most probable tokens of a row [V], their probabilities, and the length of the repeat each would make, 0 for a new one."""
+        """The k most probable tokens of a row [V], their probabilities, and the length of the repeat each would make, 0
+        for a new one.
+        """
         p, order = row.softmax(-1).sort(descending=True, stable=True)
         count = min(self.k, int((row > REMOVED).sum()))
         seen = echoes(history if self.prompt else history[self.start:], len(self.resistances()) - 1)
@@ -70,10 +79,19 @@ class Momentum(Sampler):
         kind = "detour" if token != tokens[0] else "greedy, again" if depths[0] else "greedy, new"
         yield Figure("spans", "momentum", {"spans": [[place, place + 1, kind, depths[tokens.index(token)]]]})
         if token != tokens[0]:
-            table = [[chance, depth, chance - self.alpha * cost] for chance, depth, cost in zip(p.tolist(), depths, self._costs(depths))]
-            yield Figure("matrix", "candidates", {"rows": list(map(self.piece, tokens)), "columns": ["p", "repeat", "worth"], "values": table})
+            table = [
+                [chance, depth, chance - self.alpha * cost]
+                for chance, depth, cost in zip(p.tolist(), depths, self._costs(depths))
+            ]
+            yield Figure(
+                "matrix",
+                "candidates",
+                {"rows": list(map(self.piece, tokens)), "columns": ["p", "repeat", "worth"], "values": table},
+            )
             if depths[0] > 1:
-                yield Note(f"{self.piece(tokens[0])!r} would make a repeat of {depths[0]}, so the text turns to {self.piece(token)!r}.")
+                yield Note(
+                    f"{self.piece(tokens[0])!r} would make a repeat of {depths[0]}, so the text turns to {self.piece(token)!r}."
+                )
 
 
 def logarithm(worth: torch.Tensor) -> torch.Tensor:

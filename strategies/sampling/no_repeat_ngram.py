@@ -12,9 +12,9 @@ from playground.events import Event, Figure, Note
 class NoRepeatNgram(Sampler):
     """Never write the same n tokens in a row twice, prompt included: what would complete such a repeat is removed.
 
-    At n = 1 no token may come back, at n = 0 everything may. Where nothing would be left, the row stays as it is. The choice
-    stays argmax unless another sampler draws. It forbids names and set phrases too: the price of a small n. Paulus et al.
-    2017, arXiv 1705.04304.
+    At n = 1 no token may come back, at n = 0 everything may. Where nothing would be left, the row stays as it is. The
+    choice stays argmax unless another sampler draws. It forbids names and set phrases too: the price of a small n.
+    Paulus et al. 2017, arXiv 1705.04304.
     """
 
     name, title, paper, sheet = "no_repeat_ngram", "No repeated n-gram", "1705.04304", "sampling/sampling-baselines"
@@ -24,7 +24,11 @@ class NoRepeatNgram(Sampler):
     n: int = knob(3, 0, 8, step=1, help="tokens in a row that may not come twice; 0 allows everything")
 
     def apply(self, scores, histories):
-        return torch.stack([self._without_repeats(row, history) for row, history in zip(scores, histories)]) if self.n else scores
+        return (
+            torch.stack([self._without_repeats(row, history) for row, history in zip(scores, histories)])
+            if self.n
+            else scores
+        )
 
     def _without_repeats(self, row: torch.Tensor, history: list[int]) -> torch.Tensor:
         banned, _ = among(self.banned(history), len(row))

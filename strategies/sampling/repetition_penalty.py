@@ -21,4 +21,6 @@ class RepetitionPenalty(Sampler):
     def apply(self, scores, histories):
         if self.penalty == 1:
             return scores
-        return torch.stack([sampling.repetition_penalty(row, history, self.penalty) for row, history in zip(scores, histories)])
+        return torch.stack(
+            [sampling.repetition_penalty(row, history, self.penalty) for row, history in zip(scores, histories)]
+        )

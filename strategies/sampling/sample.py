@@ -8,9 +8,9 @@ from playground.contract import Decoder, Strategy, knob, make
 class Sample(Decoder):
     """Draw each token by chance from the model's distribution, reshaped first.
 
-    A row passes repetition penalty, temperature, top-k, top-p and min-p, in the order of the transformers library, and the
-    token is drawn from what is left. With every knob at rest this draws from the model itself; at temperature 0, top-k 1
-    or top-p 0 it is greedy. Holtzman et al. 2020, arXiv 1904.09751; min-p arXiv 2407.01082.
+    A row passes repetition penalty, temperature, top-k, top-p and min-p, in the order of the transformers library, and
+    the token is drawn from what is left. With every knob at rest this draws from the model itself; at temperature 0,
+    top-k 1 or top-p 0 it is greedy. Holtzman et al. 2020, arXiv 1904.09751; min-p arXiv 2407.01082.
     """
 
     name, title, paper, sheet = "sample", "Sampling", "1904.09751", "sampling/sampling-baselines"
@@ -19,7 +19,9 @@ class Sample(Decoder):
     temperature: float = knob(0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; 0 is greedy")
     top_k: int = knob(0, 0, 200, step=1, help="keep this many tokens; 0 keeps all")
     top_p: float = knob(0.95, 0.0, 1.0, step=0.01, help="keep the smallest set with this much probability; 1 keeps all")
-    min_p: float = knob(0.0, 0.0, 1.0, step=0.01, help="keep tokens at least this probable, relative to the best; 0 keeps all")
+    min_p: float = knob(
+        0.0, 0.0, 1.0, step=0.01, help="keep tokens at least this probable, relative to the best; 0 keeps all"
+    )
     repetition_penalty: float = knob(1.0, 0.8, 2.0, step=0.05, help="above 1 makes tokens seen before less likely")
 
     def toggles(self) -> list[Strategy]:

@@ -11,15 +11,17 @@ MOST = 100  # tokens that are looked at
 class TopH(Sampler):
     """Draw only among the most probable tokens that together make up a share h of the row's entropy.
 
-    Of the 100 most probable tokens, renormalised, those are kept whose terms -p ln p add up to at most h times the entropy of
-    all 100; the first always stays. So a sure row keeps little, and a flat one a fixed share of what it could say.
-    Potraghloo et al. 2025, arXiv 2509.02510.
+    Of the 100 most probable tokens, renormalised, those are kept whose terms -p ln p add up to at most h times the
+    entropy of all 100; the first always stays. So a sure row keeps little, and a flat one a fixed share of what it
+    could say. Potraghloo et al. 2025, arXiv 2509.02510.
     """
 
     name, title, paper, sheet, rank = "top_h", "Top-H", "2509.02510", "sampling/sampling-baselines", 1
     guarantee = ("heuristic",)
 
-    h: float = knob(0.4, 0.05, 1.0, step=0.05, help="share of the entropy that may be kept; 1 keeps the 100 most probable tokens")
+    h: float = knob(
+        0.4, 0.05, 1.0, step=0.05, help="share of the entropy that may be kept; 1 keeps the 100 most probable tokens"
+    )
 
     def apply(self, scores, histories):
         best, order = scores.topk(min(MOST, scores.shape[-1]))

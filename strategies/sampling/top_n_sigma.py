@@ -6,11 +6,12 @@ from playground.engine.sampling import REMOVED
 
 
 class TopNSigma(Sampler):
-    """Draw only among tokens whose score lies within n standard deviations of the best: what stands out from the noise stays.
+    """Draw only among tokens whose score lies within n standard deviations of the best: what stands out from the noise
+    stays.
 
-    Most scores of a row are noise around their mean, and a few stand out. The deviation is that of all scores that are left.
-    Largest score and deviation scale together, so a temperature changes the chances of what is kept, never what is kept.
-    n = 0 turns it off. Tang et al. 2024, arXiv 2411.07641.
+    Most scores of a row are noise around their mean, and a few stand out. The deviation is that of all scores that are
+    left. Largest score and deviation scale together, so a temperature changes the chances of what is kept, never what
+    is kept. n = 0 turns it off. Tang et al. 2024, arXiv 2411.07641.
     """
 
     name, title, paper, sheet, rank = "top_n_sigma", "Top-n-sigma", "2411.07641", "sampling/sampling-baselines", 0

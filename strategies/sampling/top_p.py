@@ -6,7 +6,8 @@ from playground.engine import sampling
 class TopP(Sampler):
     """Draw only from the smallest set of tokens whose probabilities reach p; a sure row keeps few, an unsure one many.
 
-    The token that makes the sum reach p stays. p = 0 is greedy, p = 1 keeps all. Holtzman et al. 2020, arXiv 1904.09751.
+    The token that makes the sum reach p stays. p = 0 is greedy, p = 1 keeps all. Holtzman et al. 2020, arXiv
+    1904.09751.
     """
 
     name, title, paper, sheet, rank = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines", 3

@@ -5,10 +5,11 @@ from playground.contract import Sampler, knob
 
 
 class Typical(Sampler):
-    """Draw only among the tokens whose surprise is close to the surprise the model expects. The most probable token may go too.
+    """Draw only among the tokens whose surprise is close to the surprise the model expects. The most probable token may
+    go too.
 
-    The surprise of a token is -ln p, and its mean is the entropy of the row. The tokens nearest to it stay, until their mass
-    reaches M, and those that tie with the last of them. M = 1 keeps all. Meister et al. 2022, arXiv 2202.00666.
+    The surprise of a token is -ln p, and its mean is the entropy of the row. The tokens nearest to it stay, until their
+    mass reaches M, and those that tie with the last of them. M = 1 keeps all. Meister et al. 2022, arXiv 2202.00666.
     """
 
     name, title, paper, sheet, rank = "typical", "Typical", "2202.00666", "sampling/sampling-baselines", 5

@@ -9,18 +9,22 @@ from playground.events import Branches, Figure
 class BeamSearch(Decoder):
     """Grow several texts side by side and keep, at every step, those that are the most probable as a whole.
 
-    Of all tokens after all beams the best `beams` continuations stay, by the sum of their log-probabilities; a text that
-    ends is set aside if it is among them. Nothing is drawn by chance. Under a grammar a log-probability is that among the
-    legal tokens. Finished texts are ranked by sum / length ** length_exponent, as in the transformers library. Lowerre 1976;
-    with neural models: Sutskever et al. 2014, arXiv 1409.3215.
+    Of all tokens after all beams the best `beams` continuations stay, by the sum of their log-probabilities; a text
+    that ends is set aside if it is among them. Nothing is drawn by chance. Under a grammar a log-probability is that
+    among the legal tokens. Finished texts are ranked by sum / length ** length_exponent, as in the transformers
+    library. Lowerre 1976; with neural models: Sutskever et al. 2014, arXiv 1409.3215.
     """
 
     name, title, paper, sheet = "beam_search", "Beam search", "1409.3215", "search/diverse-beam-search"
     guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler",)
 
     beams: int = knob(4, 1, 16, step=1, help="texts that grow side by side; 1 is greedy")
-    length_exponent: float = knob(1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean")
-    early_stop: bool = knob(False, help="end with as many finished texts as beams, even if one that still grows could be better")
+    length_exponent: float = knob(
+        1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean"
+    )
+    early_stop: bool = knob(
+        False, help="end with as many finished texts as beams, even if one that still grows could be better"
+    )
 
     def decode(self, lm) -> Iterator:
         yield lm.prefill()
@@ -30,7 +34,9 @@ class BeamSearch(Decoder):
             logp = log_probabilities(rows)
             offers = beams.choose(logp, lm.ends)
             beams.follow(lm, offers, logp)
-            yield lm.keep([lm.choose(rows[offer.place], offer.token, leaf=beam.leaf) for offer, beam in zip(offers, beams.live)])
+            yield lm.keep(
+                [lm.choose(rows[offer.place], offer.token, leaf=beam.leaf) for offer, beam in zip(offers, beams.live)]
+            )
             beams.retire(lm)
             yield Branches(scores=beams.ranks())
             yield self._candidates(lm, beams.considered, offers)

@@ -11,10 +11,10 @@ from playground.events import Branches, Figure
 class DiverseBeamSearch(Decoder):
     """Beam search in groups that shun, at every step, the tokens that earlier groups have just chosen.
 
-    The beams are split into groups of equal size which choose one after another. A token costs `strength` nats for each beam
-    of an earlier group that took it in this step, and what was paid stays in the sum that ranks a text within its group. The
-    text becomes the group winner that the model itself finds most probable. Vijayakumar et al. 2016, arXiv 1610.02424, with
-    its Hamming diversity; the choice between the groups is ours, the paper hands out all texts.
+    The beams are split into groups of equal size which choose one after another. A token costs `strength` nats for each
+    beam of an earlier group that took it in this step, and what was paid stays in the sum that ranks a text within its
+    group. The text becomes the group winner that the model itself finds most probable. Vijayakumar et al. 2016, arXiv
+    1610.02424, with its Hamming diversity; the choice between the groups is ours, the paper hands out all texts.
     """
 
     name, title, paper, sheet = "diverse_beam_search", "Diverse beam search", "1610.02424", "search/diverse-beam-search"
@@ -22,8 +22,12 @@ class DiverseBeamSearch(Decoder):
 
     beams: int = knob(6, 1, 16, step=1, help="texts that grow side by side, all groups together")
     groups: int = knob(2, 1, 16, step=1, help="groups, a divisor of the beams; 1 is plain beam search")
-    strength: float = knob(0.5, 0.0, 2.0, step=0.1, help="what a token costs, in nats, for each beam of an earlier group that took it")
-    length_exponent: float = knob(0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean")
+    strength: float = knob(
+        0.5, 0.0, 2.0, step=0.1, help="what a token costs, in nats, for each beam of an earlier group that took it"
+    )
+    length_exponent: float = knob(
+        0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean"
+    )
 
     def check(self) -> None:
         if self.beams % self.groups:
@@ -54,9 +58,13 @@ class DiverseBeamSearch(Decoder):
             logp = log_probabilities(own)
             offers = group.choose(self._penalised(logp, taken), lm.ends)
             group.follow(lm, offers, logp)
-            choices += [lm.choose(own[offer.place], offer.token, leaf=beam.leaf) for offer, beam in zip(offers, group.live)]
+            choices += [
+                lm.choose(own[offer.place], offer.token, leaf=beam.leaf) for offer, beam in zip(offers, group.live)
+            ]
             labels += [f"{number} {lm.piece(offer.token)}" for offer in offers]
-            values += [[float(logp[place, token]), -self.strength * taken[token], score] for place, token, score in offers]
+            values += [
+                [float(logp[place, token]), -self.strength * taken[token], score] for place, token, score in offers
+            ]
             taken.update(offer.token for offer in offers if not lm.ends(offer.token))
         return choices, matrix("group and token", ["log-probability", "penalty", "sum of the text"], labels, values)
 
@@ -70,7 +78,12 @@ class DiverseBeamSearch(Decoder):
     def _sums(self, groups) -> Figure:
         beams = [beam for group in groups for beam in group.finished]
         values = [[beam.logp, beam.score - beam.logp, beam.score] for beam in beams]
-        return matrix("finished texts", ["log-probability", "penalties", "sum"], [f"#{beam.leaf.number}" for beam in beams], values)
+        return matrix(
+            "finished texts",
+            ["log-probability", "penalties", "sum"],
+            [f"#{beam.leaf.number}" for beam in beams],
+            values,
+        )
 
 
 def matrix(name: str, columns: list[str], rows: list[str], values: list[list[float]]) -> Figure:

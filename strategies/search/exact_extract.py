@@ -3,7 +3,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from playground.algorithms.search.commit_path import Found, adopt
+from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
@@ -14,15 +14,17 @@ OUTLINED = 40  # starts in the matrix
 
 
 @dataclass
-class Race:
+class SpanSearch:
     """Spans of a passage as one tree that grows by a token a turn, and what each costs in nats.
 
-    A node is a span; spans that say the same share it. `spent` is -log p of its tokens, `ending` -log p of a text that ends
-    right there. Tokens cost at least 0, so a span that has spent as much as the best whole answer costs cannot win any more.
+    A node is a span; spans that say the same share it. `spent` is -log p of its tokens, `ending` -log p of a text that
+    ends right there. Tokens cost at least 0, so a span that has spent as much as the best whole answer costs cannot win
+    any more.
     """
 
     ends: list[int]
-    per: int = 1  # what sums are divided by before they are compared: tokens of the longest answer where costs are per token
+    # what sums are divided by before they are compared: tokens of the longest answer where costs are per token
+    per: int = 1
     tree: TokenTree = field(default_factory=lambda: TokenTree("exact_extract"))
     starts: list[list[int]] = field(default_factory=list)  # suffixes that begin with the span, by node
     spent: list[float] = field(default_factory=list)
@@ -72,24 +74,30 @@ class ExactExtract(Decoder):
     """Answer with the span of the passage that the model finds most probable as a whole answer, found exactly.
 
     Spans share their beginnings: all that start at one place are prefixes of one suffix. One forward per length reads a
-    token more of every span that can still win, and gives p(next token) and p(end) after each. A span that has become as
-    improbable as the best whole answer is dropped with all its longer ones, which loses nothing. The passage is the
-    context, or else the prompt; a span may also begin with a space that the passage does not have there. Castel et al. 2021,
-    arXiv 2108.05857; pruning and the form for models that read from left to right are ours.
+    token more of every span that can still win, and gives p(next token) and p(end) after each. A span that has become
+    as improbable as the best whole answer is dropped with all its longer ones, which loses nothing. The passage is the
+    context, or else the prompt; a span may also begin with a space that the passage does not have there. Castel et al.
+    2021, arXiv 2108.05857; pruning and the form for models that read from left to right are ours.
     """
 
     name, title, paper, sheet = "exact_extract", "Exact extraction", "2108.05857", "search/exact-extract"
     guarantee, several, whole_answers, refuses = ("heuristic",), True, True, ("sampler", "constraint")
 
     longest: int = knob(12, 1, 40, step=1, help="longest span, in tokens")
-    score: str = knob("sum", choices=("sum", "mean"), help="log-probability of the whole answer, which is the method, or that of a token on average")
+    score: str = knob(
+        "sum",
+        choices=("sum", "mean"),
+        help="log-probability of the whole answer, which is the method, or that of a token on average",
+    )
     newline: bool = knob(False, help="a line break ends the answer too, as with models that were not made for chats")
     prune: bool = knob(True, help="drop spans that cannot win any more; off reads all of them")
-    passage: str = knob("", multiline=True, file=True, help="text the answer is taken from; empty: the context, or else the prompt")
+    passage: str = knob(
+        "", multiline=True, file=True, help="text the answer is taken from; empty: the context, or else the prompt"
+    )
 
     def decode(self, lm) -> Iterator:
         rows, suffixes, longest = (yield lm.prefill()), self._suffixes(lm), min(self.longest, lm.remaining)
-        race = Race(self._ends(lm), longest + 1 if self.score == "mean" else 1, rows={ROOT: rows})
+        race = SpanSearch(self._ends(lm), longest + 1 if self.score == "mean" else 1, rows={ROOT: rows})
         nodes = [ROOT]
         for length in range(1, longest + 1):
             new = race.grow(suffixes, nodes, length)
@@ -123,31 +131,45 @@ class ExactExtract(Decoder):
         breaks = {lm.spell(text)[-1] for text in ("\n", "\n\n") if lm.spell(text)} if self.newline else set()
         return sorted({*lm.end_ids, *breaks})
 
-    def _answer(self, race: Race) -> list[Found]:
+    def _answer(self, race: SpanSearch) -> list[FoundToken]:
         """The best span and, where there is one, the likeliest of the tokens that end it."""
         path = [ROOT, *race.tree.path(race.best)]
-        found = [Found(race.tree.tokens[node], race.rows[before], before) for before, node in zip(path, path[1:])]
+        found = [FoundToken(race.tree.tokens[node], race.rows[before], before) for before, node in zip(path, path[1:])]
         rows = race.rows[race.best]
         last = [max(race.ends, key=lambda token: float(rows.logp[rows.row(race.best), token]))] if race.ends else []
-        return found + [Found(token, rows, race.best) for token in last]
+        return found + [FoundToken(token, rows, race.best) for token in last]
 
-    def _standing(self, race: Race, length: int, read: int, left: int) -> Figure:
-        data = {"x": length, "axis": "length of the span", "series": {"spans read": read, "spans that can still win": left}}
+    def _standing(self, race: SpanSearch, length: int, read: int, left: int) -> Figure:
+        data = {
+            "x": length,
+            "axis": "length of the span",
+            "series": {"spans read": read, "spans that can still win": left},
+        }
         return Figure("scalar", "spans", data)
 
-    def _tell(self, lm, race: Race, suffixes: list[list[int]]) -> Iterator[Event]:
+    def _tell(self, lm, race: SpanSearch, suffixes: list[list[int]]) -> Iterator[Event]:
         mean = self.score == "mean"
         ranked = sorted(range(len(race.tree)), key=lambda node: race.cost(node, mean))
         names = ["".join(map(lm.piece, race.tree.prefix(node))) for node in ranked[:SHOWN]]
-        yield Figure("bars", "probability of a span as the whole answer", {"labels": names, "values": [math.exp(-race.total(node)) for node in ranked[:SHOWN]]})
+        yield Figure(
+            "bars",
+            "probability of a span as the whole answer",
+            {"labels": names, "values": [math.exp(-race.total(node)) for node in ranked[:SHOWN]]},
+        )
         yield self._map(lm, race, suffixes)
-        every = len({tuple(suffix[:length]) for suffix in suffixes for length in range(1, min(len(suffix), lm.remaining) + 1)})
+        every = len(
+            {tuple(suffix[:length]) for suffix in suffixes for length in range(1, min(len(suffix), lm.remaining) + 1)}
+        )
         places = len(race.starts[race.best])
-        yield Note(f"{names[0]!r} is the whole answer with probability {math.exp(-race.total(race.best)):.3g}; the passage says it "
-                   f"{places} time{'s' * (places > 1)}. {len(ranked)} of {every} spans were read.")
+        yield Note(
+            f"{names[0]!r} is the whole answer with probability {math.exp(-race.total(race.best)):.3g}; the passage says it "
+            f"{places} time{'s' * (places > 1)}. {len(ranked)} of {every} spans were read."
+        )
 
-    def _map(self, lm, race: Race, suffixes: list[list[int]]) -> Figure:
-        """-log p of each span as the whole answer, by where it starts and how long it is; spans that were dropped have none."""
+    def _map(self, lm, race: SpanSearch, suffixes: list[list[int]]) -> Figure:
+        """-log p of each span as the whole answer, by where it starts and how long it is; spans that were dropped have
+        none.
+        """
         columns = list(range(1, race.tree.depth() + 1))
         cells = [[None] * len(columns) for _ in suffixes[:OUTLINED]]
         for node in range(len(race.tree)):
@@ -155,4 +177,8 @@ class ExactExtract(Decoder):
                 if start < len(cells):
                     cells[start][len(race.tree.path(node)) - 1] = race.total(node)
         rows = [f"{start + 1} {lm.piece(suffix[0])}" for start, suffix in enumerate(suffixes[:OUTLINED])]
-        return Figure("matrix", "-log p, by start and length", {"rows": rows, "columns": [str(length) for length in columns], "values": cells})
+        return Figure(
+            "matrix",
+            "-log p, by start and length",
+            {"rows": rows, "columns": [str(length) for length in columns], "values": cells},
+        )

@@ -12,20 +12,29 @@ from playground.events import Branches, Figure, Note
 class FirstFinish(Decoder):
     """Draw several texts side by side and take the one that ends first; the others are given up unfinished.
 
-    Right reasoning tends to be shorter than wrong. Where a text is likely to be right because it is short, this is best of N
-    with the length as its score, and the losers are never written out. It only tilts the length: given that, the text
-    follows the sampler's law. Of texts that end with the same token the first one is taken; one cut off by the length has
-    not ended, and if none ends, that with the largest log-probability per token is taken. With `wait` above 1 so many texts
-    are awaited and their answers vote, of equals the one that came first. Agarwal et al. 2025, arXiv 2505.18149.
+    Right reasoning tends to be shorter than wrong. Where a text is likely to be right because it is short, this is best
+    of N with the length as its score, and the losers are never written out. It only tilts the length: given that, the
+    text follows the sampler's law. Of texts that end with the same token the first one is taken; one cut off by the
+    length has not ended, and if none ends, that with the largest log-probability per token is taken. With `wait` above
+    1 so many texts are awaited and their answers vote, of equals the one that came first. Agarwal et al. 2025, arXiv
+    2505.18149.
     """
 
     name, title, paper, sheet = "first_finish", "First finish search", "2505.18149", "search/first-finish-search"
     guarantee, several = ("heuristic", "collapses"), True
 
     n: int = knob(4, 1, 32, step=1, help="texts that are drawn; 1 is plain sampling")
-    wait: int = knob(1, 1, 32, step=1, help="texts that have to end; from 2 on their answers vote, with as many as are drawn all of them")
+    wait: int = knob(
+        1,
+        1,
+        32,
+        step=1,
+        help="texts that have to end; from 2 on their answers vote, with as many as are drawn all of them",
+    )
     answer: str = knob("number", choices=("number", "text"), help="what votes: the last number or the whole text")
-    temperature: float = knob(0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one")
+    temperature: float = knob(
+        0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one"
+    )
 
     def check(self) -> None:
         if self.wait > self.n:

@@ -13,7 +13,8 @@ WORD = re.compile(r"\w")
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text with a word in it ends as sentences do: with a line break or a stop, perhaps with a closing quote or bracket after it.
+    """Whether a text with a word in it ends as sentences do: with a line break or a stop, perhaps with a closing quote
+    or bracket after it.
 
     "3." may go on as "3.14": the point of a number counts only once a word follows it.
     """
@@ -39,22 +40,28 @@ class Sentence:
 
 
 class Foreal(Decoder):
-    """Let the large model write the first tokens of each sentence and the small one the rest: nothing is checked afterwards.
+    """Let the large model write the first tokens of each sentence and the small one the rest: nothing is checked
+    afterwards.
 
-    A small model mostly goes wrong where a sentence begins and falls in line after it. At the start of each a coin says with
-    probability `p` whether the large model leads; it then writes `n` tokens, or fewer if the sentence is over. Whoever takes
-    over first reads in one forward what the other wrote. With p = 1 and n beyond every sentence only the large model writes,
-    with p = 0 or n = 0 only the small one. Li et al. 2025, arXiv 2506.06998, from the abstract and reviews: where a sentence
-    ends, the longest stretch of the small model, and that either may end the text are our reading.
+    A small model mostly goes wrong where a sentence begins and falls in line after it. At the start of each a coin says
+    with probability `p` whether the large model leads; it then writes `n` tokens, or fewer if the sentence is over.
+    Whoever takes over first reads in one forward what the other wrote. With p = 1 and n beyond every sentence only the
+    large model writes, with p = 0 or n = 0 only the small one. Li et al. 2025, arXiv 2506.06998, from the abstract and
+    reviews: where a sentence ends, the longest stretch of the small model, and that either may end the text are our
+    reading.
     """
 
     name, title, paper, sheet = "foreal", "FoReaL decoding", "2506.06998", "search/foreal"
     needs, guarantee = ("draft",), ("heuristic", "collapses")
     reconstruction, sure = True, "medium"
 
-    n: int = knob(15, 0, 1024, step=1, help="tokens the large model writes at the start of a sentence it leads; 0: none")
+    n: int = knob(
+        15, 0, 1024, step=1, help="tokens the large model writes at the start of a sentence it leads; 0: none"
+    )
     p: float = knob(1.0, 0.0, 1.0, step=0.05, help="chance that the large model leads a sentence")
-    cap: int = knob(128, 1, 512, step=1, help="tokens the small model writes at most before a new sentence is taken to begin")
+    cap: int = knob(
+        128, 1, 512, step=1, help="tokens the small model writes at most before a new sentence is taken to begin"
+    )
 
     def decode(self, lm) -> Iterator:
         models, sentence, writer, led = {"leader": lm.target, "draft": lm.stream("draft")}, None, None, 0
@@ -62,14 +69,22 @@ class Foreal(Decoder):
             if sentence is None or self._is_over(lm, sentence):
                 yield from self._closing(sentence)
                 sentence = self._begun(lm)
-                yield Note(f"A sentence begins at token {lm.generated}: the {'large model leads' if sentence.led else 'small model is on its own'}.")
+                yield Note(
+                    f"A sentence begins at token {lm.generated}: the {'large model leads' if sentence.led else 'small model is on its own'}."
+                )
             wanted = self._next(sentence)
             if wanted != writer:
-                yield Switch(lm.generated, wanted, "leads the sentence" if wanted == "leader" else "goes on with the sentence")
+                yield Switch(
+                    lm.generated, wanted, "leads the sentence" if wanted == "leader" else "goes on with the sentence"
+                )
             rows = yield models[wanted].extend() if writer else models[wanted].prefill()
             writer, led = wanted, led + (wanted == "leader")
             sentence.write(writer)
-            yield Figure("scalar", "share of the large model", {"x": lm.generated, "series": {"tokens it wrote, of all": led / (lm.generated + 1)}})
+            yield Figure(
+                "scalar",
+                "share of the large model",
+                {"x": lm.generated, "series": {"tokens it wrote, of all": led / (lm.generated + 1)}},
+            )
             yield lm.keep(lm.pick(rows))
 
     def _begun(self, lm) -> Sentence:

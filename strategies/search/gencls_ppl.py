@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from playground.algorithms.search.commit_path import Found, adopt
+from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import merged
 from playground.errors import Refusal
@@ -16,27 +16,32 @@ READINGS = {"mean": "perplexity of the label", "sum": "probability", "whole": "p
 
 @dataclass
 class Label:
-    """A label as it would be written, and what each of its tokens costs in nats; the end is a token of its own where it counts."""
+    """A label as it would be written, and what each of its tokens costs in nats; the end is a token of its own where it
+    counts.
+    """
 
     text: str
-    found: list[Found]
+    found: list[FoundToken]
     costs: list[float]
 
     def reads(self, reading: str, before: tuple[float, int]) -> float:
-        """Nats: of a token of the label, of all of it, or of a token of prompt and label. `before` are nats and tokens of the prompt."""
+        """Nats: of a token of the label, of all of it, or of a token of prompt and label. `before` are nats and tokens
+        of the prompt.
+        """
         cost, count = sum(self.costs), len(self.costs)
         whole = (before[0] + cost) / (before[1] + count)
         return {"mean": cost / count, "sum": cost, "whole": whole}[reading]
 
 
 class LabelsByPerplexity(Decoder):
-    """Answer with the one of a few labels that is least surprising after the prompt; all of them are read in one forward.
+    """Answer with the one of a few labels that is least surprising after the prompt; all of them are read in one
+    forward.
 
-    What is least surprising can be read in three ways, which differ where labels differ in length: by the perplexity of the
-    label (`mean`), by its probability (`sum`), or by the perplexity of prompt and label together (`whole`), for which the
-    prompt is read a second time. All three are shown. With the end token counted the sum is the chance of the label as the
-    whole answer; without it a label never costs less than one it begins with. GenCLS++, He et al. 2025, arXiv 2504.19898,
-    whose own reading is not settled; its gains come with training, which is no part of this.
+    What is least surprising can be read in three ways, which differ where labels differ in length: by the perplexity of
+    the label (`mean`), by its probability (`sum`), or by the perplexity of prompt and label together (`whole`), for
+    which the prompt is read a second time. All three are shown. With the end token counted the sum is the chance of the
+    label as the whole answer; without it a label never costs less than one it begins with. GenCLS++, He et al. 2025,
+    arXiv 2504.19898, whose own reading is not settled; its gains come with training, which is no part of this.
     """
 
     name, title, paper, sheet = "gencls_ppl", "Labels by perplexity", "2504.19898", "search/gencls-ppl"
@@ -44,7 +49,11 @@ class LabelsByPerplexity(Decoder):
     reconstruction, sure = True, "medium"
 
     labels: str = knob("good|bad", help="the labels, separated by |")
-    reading: str = knob("mean", choices=tuple(READINGS), help="what decides: perplexity of the label, its probability, or perplexity of prompt and label")
+    reading: str = knob(
+        "mean",
+        choices=tuple(READINGS),
+        help="what decides: perplexity of the label, its probability, or perplexity of prompt and label",
+    )
     end: bool = knob(True, help="the end after a label counts as one of its tokens")
     space: bool = knob(True, help="put a space before each label, as answers to a question begin with one")
 
@@ -71,7 +80,10 @@ class LabelsByPerplexity(Decoder):
         if not tokens:
             raise Refusal(f"This model has no tokens for the label {text!r}: choose another word.", "labels")
         if len(tokens) > lm.remaining:
-            raise Refusal(f"The label {text!r} has {len(tokens)} tokens, and {lm.remaining} can be written: raise the length.", "labels")
+            raise Refusal(
+                f"The label {text!r} has {len(tokens)} tokens, and {lm.remaining} can be written: raise the length.",
+                "labels",
+            )
         return tokens
 
     def _closed(self, lm) -> bool:
@@ -80,12 +92,12 @@ class LabelsByPerplexity(Decoder):
 
     def _label(self, lm, text: str, tokens: list[int], path: list[int], rows) -> Label:
         """A label from the rows before each of its tokens; any of the tokens that end a text may end it."""
-        found = [Found(token, rows, node) for token, node in zip(tokens, path)]
+        found = [FoundToken(token, rows, node) for token, node in zip(tokens, path)]
         costs = [-float(rows.logp[rows.row(node), token]) for token, _, node in found]
         if self._closed(lm):
             ends, last = sorted(lm.end_ids), rows.logp[rows.row(path[-1])]
             costs.append(-float(last[ends].logsumexp(0)))
-            found.append(Found(max(ends, key=lambda token: float(last[token])), rows, path[-1]))
+            found.append(FoundToken(max(ends, key=lambda token: float(last[token])), rows, path[-1]))
         return Label(text, found, costs)
 
     def _prompt(self, lm) -> Iterator:
@@ -100,12 +112,31 @@ class LabelsByPerplexity(Decoder):
 
     def _told(self, lm, labels: list[Label], before: tuple[float, int]) -> Iterator[Event]:
         names = [label.text for label in labels]
-        table = [[math.exp(label.reads("mean", before)), math.exp(-label.reads("sum", before)), math.exp(label.reads("whole", before))] for label in labels]
-        yield Figure("matrix", "labels in three readings", {"rows": names, "columns": list(READINGS.values()), "values": table})
+        table = [
+            [
+                math.exp(label.reads("mean", before)),
+                math.exp(-label.reads("sum", before)),
+                math.exp(label.reads("whole", before)),
+            ]
+            for label in labels
+        ]
+        yield Figure(
+            "matrix", "labels in three readings", {"rows": names, "columns": list(READINGS.values()), "values": table}
+        )
         total = torch.tensor([-label.reads("sum", before) for label in labels], dtype=torch.float64).softmax(0)
         yield Figure("bars", "probability among the labels", {"labels": names, "values": total.tolist()})
-        steps = [(f"{label.text}: {lm.piece(found.token)}", cost) for label in labels for found, cost in zip(label.found, label.costs)]
-        yield Figure("bars", "what each token of a label costs, nats", {"labels": [name for name, _ in steps], "values": [cost for _, cost in steps]})
+        steps = [
+            (f"{label.text}: {lm.piece(found.token)}", cost)
+            for label in labels
+            for found, cost in zip(label.found, label.costs)
+        ]
+        yield Figure(
+            "bars",
+            "what each token of a label costs, nats",
+            {"labels": [name for name, _ in steps], "values": [cost for _, cost in steps]},
+        )
         winners = {reading: min(labels, key=lambda label: label.reads(reading, before)).text for reading in READINGS}
         agree = "All three readings agree" if len(set(winners.values())) == 1 else "The readings differ"
-        yield Note(f"{agree}: " + ", ".join(f"{winners[reading]!r} by {READINGS[reading]}" for reading in READINGS) + ".")
+        yield Note(
+            f"{agree}: " + ", ".join(f"{winners[reading]!r} by {READINGS[reading]}" for reading in READINGS) + "."
+        )

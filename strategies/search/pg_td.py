@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from playground.algorithms.programs.sandbox import tries
-from playground.algorithms.search.commit_path import Found, adopt
+from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.algorithms.search.explored_prefixes import Explored
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree, chain
@@ -43,7 +43,10 @@ class Tests:
 
 def _test(line: str) -> tuple[str, object, object]:
     try:
-        [left], [right] = [ast.parse(line.strip(), mode="eval").body.left], ast.parse(line.strip(), mode="eval").body.comparators
+        [left], [right] = (
+            [ast.parse(line.strip(), mode="eval").body.left],
+            ast.parse(line.strip(), mode="eval").body.comparators,
+        )
         [argument] = left.args
         return left.func.id, ast.literal_eval(argument), ast.literal_eval(right)
     except (SyntaxError, ValueError, AttributeError, RecursionError):
@@ -60,7 +63,7 @@ def _plain(value: object) -> object:
 
 
 @dataclass(eq=False)
-class State:
+class SearchState:
     """A beginning of a text, with the tokens that may follow it, the most probable first, and what came of each."""
 
     place: int  # in the tree of all that was read
@@ -68,7 +71,7 @@ class State:
     priors: list[float]  # among these tokens
     visits: int = 1
     returns: list[list[float]] = field(init=False)  # share of tests passed, by token
-    below: dict[int, "State"] = field(default_factory=dict)  # by the place of the token in `tokens`
+    below: dict[int, "SearchState"] = field(default_factory=dict)  # by the place of the token in `tokens`
 
     def __post_init__(self):
         self.returns = [[] for _ in self.tokens]
@@ -87,7 +90,7 @@ class State:
 
 
 @dataclass
-class Reading(Explored):
+class ReadPrefixes(Explored):
     """All beginnings that were read, and the best next tokens after each."""
 
     width: int = 1
@@ -104,21 +107,27 @@ class Reading(Explored):
 
 
 class PlanningGuided(Decoder):
-    """Write a program by looking for it: try a token, let the model finish the program greedily, run it on tests, and learn
-    where good programs begin.
+    """Write a program by looking for it: try a token, let the model finish the program greedily, run it on tests, and
+    learn where good programs begin.
 
-    A tree over beginnings grows by one state a rollout. From the root the token with the best value + beta P sqrt(ln N) /
-    (1 + n) is followed: the value is the best share of tests passed by any program through it, P the model's probability
-    among the `width` best tokens, N and n the visits of state and token. Every beginning is read by the model once and stays
-    in its cache, so what a completion passed costs no forward later. The text becomes the first of the best programs; the
-    first one tried is the greedy one, so it is never worse than that on these tests. With one rollout or width 1 it is
-    greedy. Programs run in a process of their own with limits. Zhang et al. 2023, arXiv 2303.05510.
+    A tree over beginnings grows by one state a rollout. From the root the token with the best value + beta P sqrt(ln N)
+    / (1 + n) is followed: the value is the best share of tests passed by any program through it, P the model's
+    probability among the `width` best tokens, N and n the visits of state and token. Every beginning is read by the
+    model once and stays in its cache, so what a completion passed costs no forward later. The text becomes the first of
+    the best programs; the first one tried is the greedy one, so it is never worse than that on these tests. With one
+    rollout or width 1 it is greedy. Programs run in a process of their own with limits. Zhang et al. 2023, arXiv
+    2303.05510.
     """
 
     name, title, paper, sheet = "pg_td", "Planning-guided decoding", "2303.05510", "search/pg-td"
     guarantee, several, refuses, runs_programs = ("heuristic", "collapses"), True, ("sampler", "constraint"), True
 
-    tests: str = knob(DEFAULT, multiline=True, file=True, help="tests of the function that is asked for, a line each, such as work([1, 2]) == 3")
+    tests: str = knob(
+        DEFAULT,
+        multiline=True,
+        file=True,
+        help="tests of the function that is asked for, a line each, such as work([1, 2]) == 3",
+    )
     rollouts: int = knob(8, 1, 256, step=1, help="programs that are tried at most; 1 is greedy")
     width: int = knob(3, 1, 8, step=1, help="tokens that may follow each beginning; 1 is greedy")
     c: float = knob(4.0, 0.0, 16.0, step=0.5, help="exploration; 0 follows what was best so far")
@@ -128,9 +137,9 @@ class PlanningGuided(Decoder):
         Tests.read(self.tests)
 
     def decode(self, lm) -> Iterator:
-        tests, reading, programs = Tests.read(self.tests), Reading(TokenTree(self.name), width=self.width), {}
+        tests, reading, programs = Tests.read(self.tests), ReadPrefixes(TokenTree(self.name), width=self.width), {}
         reading.learn((yield lm.prefill()))
-        root = State(ROOT, *reading.next[ROOT])
+        root = SearchState(ROOT, *reading.next[ROOT])
         for rollout in range(1, self.rollouts + 1):
             path = self._selected(root)
             program = yield from self._completed(lm, reading, path)
@@ -143,9 +152,9 @@ class PlanningGuided(Decoder):
                 break
         best = list(max(programs, key=programs.get))
         rows = yield lm.extend(chain(best[:-1], self.name))
-        yield from adopt(lm, [Found(token, rows, node) for node, token in enumerate(best, ROOT)])
+        yield from adopt(lm, [FoundToken(token, rows, node) for node, token in enumerate(best, ROOT)])
 
-    def _selected(self, root: State) -> list[tuple[State, int]]:
+    def _selected(self, root: SearchState) -> list[tuple[SearchState, int]]:
         """From the root down to the first token that leads out of the search tree."""
         path, state = [], root
         while state is not None:
@@ -154,8 +163,10 @@ class PlanningGuided(Decoder):
             state = state.below.get(a)
         return path
 
-    def _completed(self, lm, reading: Reading, path: list[tuple[State, int]]) -> Iterator:
-        """The state the path leads to joins the tree, unless the text ends there; returns the tokens of the greedy program from there."""
+    def _completed(self, lm, reading: ReadPrefixes, path: list[tuple[SearchState, int]]) -> Iterator:
+        """The state the path leads to joins the tree, unless the text ends there; returns the tokens of the greedy
+        program from there.
+        """
         program = [state.tokens[a] for state, a in path]
         state, a = path[-1]
         place = state.place
@@ -164,19 +175,19 @@ class PlanningGuided(Decoder):
             if reading.unread(place):
                 reading.learn((yield lm.extend(reading.tree)))
             if a not in state.below and len(program) == len(path):
-                state.below[a] = State(place, *reading.next[place])
+                state.below[a] = SearchState(place, *reading.next[place])
             program.append(reading.next[place][0][0])
         return tuple(program)
 
     def _ended(self, lm, program: list[int]) -> bool:
         return lm.ends(program[-1]) or len(program) == lm.remaining
 
-    def _back_up(self, path: list[tuple[State, int]], reward: float) -> None:
+    def _back_up(self, path: list[tuple[SearchState, int]], reward: float) -> None:
         for state, a in path:
             state.returns[a].append(reward)
             state.visits += 1
 
-    def _told(self, lm, root: State, rollout: int, programs: dict, program: tuple, new: bool) -> Iterator[Event]:
+    def _told(self, lm, root: SearchState, rollout: int, programs: dict, program: tuple, new: bool) -> Iterator[Event]:
         best, reward = max(programs.values()), programs[program]
         series = {"best so far": best, "this program": reward}
         yield Figure("scalar", "share of tests passed", {"x": rollout - 1, "axis": "rollout", "series": series})
@@ -186,9 +197,14 @@ class PlanningGuided(Decoder):
         yield Note(f"Rollout {rollout}: {reward:.0%} of the tests pass{again}; it ends with {last.strip()[:60]!r}.")
 
 
-def outline(lm, root: State) -> Figure:
+def outline(lm, root: SearchState) -> Figure:
     """The search tree, level by level: each tried token with its prior and visits, and its value."""
-    labels, parents, values, waiting = ["the prompt"], [-1], [max(map(root.value, range(len(root.tokens))))], [(0, root)]
+    labels, parents, values, waiting = (
+        ["the prompt"],
+        [-1],
+        [max(map(root.value, range(len(root.tokens))))],
+        [(0, root)],
+    )
     while waiting and len(labels) < OUTLINED:
         parent, state = waiting.pop(0)
         for a, token in enumerate(state.tokens):
@@ -197,4 +213,8 @@ def outline(lm, root: State) -> Figure:
                 parents.append(parent)
                 values.append(state.value(a))
                 waiting += [(len(labels) - 1, state.below[a])] if a in state.below else []
-    return Figure("tree", "beginnings, and the best share of tests that came of them", {"labels": labels, "parents": parents, "values": values})
+    return Figure(
+        "tree",
+        "beginnings, and the best share of tests that came of them",
+        {"labels": labels, "parents": parents, "values": values},
+    )

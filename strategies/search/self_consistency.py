@@ -12,17 +12,24 @@ class SelfConsistency(Decoder):
     """Draw several ways of reasoning by chance, read the answer off each, and let them vote.
 
     The answer with the most votes wins; of equals the one whose texts have the larger log-probability in sum, then the
-    first. The text becomes the most probable of those that gave it. A text without an answer does not vote, nor does one cut
-    off by the length unless all are, which is our rule. Wang et al. 2022, arXiv 2203.11171, the unweighted vote.
+    first. The text becomes the most probable of those that gave it. A text without an answer does not vote, nor does
+    one cut off by the length unless all are, which is our rule. Wang et al. 2022, arXiv 2203.11171, the unweighted
+    vote.
     """
 
     name, title, paper, sheet = "self_consistency", "Self-consistency", "2203.11171", "search/self-consistency-bestofn"
     guarantee, several = ("heuristic", "collapses"), True
 
     n: int = knob(8, 1, 64, step=1, help="texts that are drawn; 1 is plain sampling")
-    answer: str = knob("number", choices=("number", "words", "text"), help="what votes: the last number, the last words, or the whole text")
+    answer: str = knob(
+        "number",
+        choices=("number", "words", "text"),
+        help="what votes: the last number, the last words, or the whole text",
+    )
     words: int = knob(2, 1, 20, step=1, help="how many last words are the answer")
-    temperature: float = knob(0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one")
+    temperature: float = knob(
+        0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one"
+    )
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
@@ -35,7 +42,9 @@ class SelfConsistency(Decoder):
         yield lm.keep(max(voters, key=lambda sample: sample.logp).leaf)
 
     def _read(self, text) -> str | None:
-        return {"number": last_number, "text": whole_text, "words": lambda text: last_words(text, self.words)}[self.answer](text)
+        return {"number": last_number, "text": whole_text, "words": lambda text: last_words(text, self.words)}[
+            self.answer
+        ](text)
 
     def _votes(self, samples) -> dict:
         """Samples by their answer, in the order in which the answers come."""
@@ -64,4 +73,6 @@ class SelfConsistency(Decoder):
         yield Branches(scores={sample.leaf.number: sample.logp for sample in samples})
         if completed:
             votes = self._votes(samples)
-            yield Figure("bars", "answers", {"labels": list(votes), "values": [len(voters) for voters in votes.values()]})
+            yield Figure(
+                "bars", "answers", {"labels": list(votes), "values": [len(voters) for voters in votes.values()]}
+            )

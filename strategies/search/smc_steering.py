@@ -16,21 +16,24 @@ SHOWN = 24  # texts
 
 
 class SMCSteering(Particles):
-    """Grow several texts under a grammar, try several ways on from each at every step, and keep as many texts as there were,
-    none of them twice.
+    """Grow several texts under a grammar, try several ways on from each at every step, and keep as many texts as there
+    were, none of them twice.
 
-    Every text that still grows takes the next step `n_beam` times, and weights are those of `smc`: the legal mass on the way.
-    Of all that come of it a text stays with probability min(1, c w), where c makes that as many texts as there were. Those with
-    c w >= 1 stay for sure and keep their weight, as the best beams do; the others draw lots in one go, which takes no text twice,
-    and each that stays weighs 1 / c. So weights are right on average whatever is dropped; two that drew the same
-    token still count as two. With one way on nothing is ever dropped: `smc` at threshold 0. The answer is drawn by weight. Lew et al. 2023, arXiv
+    Every text that still grows takes the next step `n_beam` times, and weights are those of `smc`: the legal mass on
+    the way. Of all that come of it a text stays with probability min(1, c w), where c makes that as many texts as there
+    were. Those with c w >= 1 stay for sure and keep their weight, as the best beams do; the others draw lots in one go,
+    which takes no text twice, and each that stays weighs 1 / c. So weights are right on average whatever is dropped;
+    two that drew the same token still count as two. With one way on nothing is ever dropped: `smc` at threshold 0. The
+    answer is drawn by weight. Lew et al. 2023, arXiv
     2306.03081; which texts stay is the optimal resampling of Fearnhead and Clifford 2003.
     """
 
     name, title, paper, sheet = "smc_steering", "SMC steering", "2306.03081", "search/self-consistency-bestofn"
 
     particles: int = knob(5, 1, 64, step=1, help="texts that are kept after every step")
-    n_beam: int = knob(3, 1, 8, step=1, help="ways on that are tried from each of them; 1 drops none, which is importance sampling")
+    n_beam: int = knob(
+        3, 1, 8, step=1, help="ways on that are tried from each of them; 1 drops none, which is importance sampling"
+    )
 
     def _spread(self, lm, texts: list[Particle]) -> list[Particle]:
         """Every text that grows, `n_beam` times. One that does not is alone, and weighs more beside so many others."""
@@ -72,9 +75,21 @@ class SMCSteering(Particles):
     def _shown(self, texts: list[Particle], stay: Tensor, kept: list[int], turn: int) -> Iterator:
         """What is to be seen of a choice among texts."""
         sure = sum(bool(p >= SURE) for p in stay)
-        yield Figure("scalar", "texts kept", {"x": turn - 1, "axis": "step", "series": {"for sure": sure, "by lot": len(kept) - sure},
-                                              "lines": {"tried": len(alive(texts))}})
-        yield Figure("scalar", "log of the legal mass, as estimated", {"x": turn - 1, "axis": "step", "series": {"log of the mean weight": mean(texts)}})
+        yield Figure(
+            "scalar",
+            "texts kept",
+            {
+                "x": turn - 1,
+                "axis": "step",
+                "series": {"for sure": sure, "by lot": len(kept) - sure},
+                "lines": {"tried": len(alive(texts))},
+            },
+        )
+        yield Figure(
+            "scalar",
+            "log of the legal mass, as estimated",
+            {"x": turn - 1, "axis": "step", "series": {"log of the mean weight": mean(texts)}},
+        )
         named = [i for i in range(len(texts)) if texts[i].weight > NEVER]
         labels = [f"#{texts[i].leaf.number}{'' if i in kept else ' dropped'}" for i in named[:SHOWN]]
         yield Figure("bars", "chance of each text to stay", {"labels": labels, "values": stay[named[:SHOWN]].tolist()})
@@ -86,8 +101,8 @@ class SMCSteering(Particles):
 
 
 def chances(shares: Tensor, count: int) -> Tensor:
-    """Chances min(1, c w) to stay, [n], of texts with shares w [n] of all the weight. They add up to `count`; all stay that weigh
-    anything where those are no more."""
+    """Chances min(1, c w) to stay, [n], of texts with shares w [n] of all the weight. They add up to `count`; all stay
+    that weigh anything where those are no more."""
     if int((shares > 0).sum()) <= count:
         return (shares > 0).double()
     falling, sure = shares.sort(descending=True).values, 0
@@ -97,7 +112,8 @@ def chances(shares: Tensor, count: int) -> Tensor:
 
 
 def lots(stay: list[float]) -> list[tuple[float, list[int]]]:
-    """All outcomes of one lot for everybody, [(probability, indices that stay)], for chances below 1 that add up to a whole number.
+    """All outcomes of one lot for everybody, [(probability, indices that stay)], for chances below 1 that add up to a
+    whole number.
 
     The chances lie side by side, and marks one apart, from a random start, point at those that stay: at nobody twice.
     """
@@ -105,4 +121,7 @@ def lots(stay: list[float]) -> list[tuple[float, list[int]]]:
     marks = torch.arange(round(float(ends[-1])), dtype=torch.float64)
     starts = sorted({0.0, *(ends % 1).tolist()[:-1], 1.0})
     stretches = [(before, after) for before, after in pairwise(starts) if after - before > ROUNDING]
-    return [(after - before, torch.searchsorted(ends[1:], (before + after) / 2 + marks, right=True).tolist()) for before, after in stretches]
+    return [
+        (after - before, torch.searchsorted(ends[1:], (before + after) / 2 + marks, right=True).tolist())
+        for before, after in stretches
+    ]

@@ -31,7 +31,8 @@ class TriGrams:
             row[token] = min(cap, row.get(token, 0.0) + more)
 
     def read(self, text, most) -> None:
-        """Learn how often each token follows a pair in a text, the `most` frequent alone; what is known already stays."""
+        """Learn how often each token follows a pair in a text, the `most` frequent alone; what is known already stays.
+        """
         counts = defaultdict(Counter)
         for *pair, token in zip(text, text[1:], text[2:]):
             counts[tuple(pair)][token] += 1
@@ -45,30 +46,32 @@ class TriGrams:
         return [max(row, key=row.get)] if row else []
 
     def digest(self) -> str:
-        return blake2b(repr(sorted((pair, sorted(row.items())) for pair, row in self.known.items())).encode(), digest_size=8).hexdigest()
+        return blake2b(
+            repr(sorted((pair, sorted(row.items())) for pair, row in self.known.items())).encode(), digest_size=8
+        ).hexdigest()
 
 
 @dataclass(slots=True)
-class Place:
+class SearchNode:
     """A word of the search, with the word before it. `children` is None until it was expanded."""
 
     pair: Pair
     prior: float = 0.0  # weight that leads here
     visits: int = 0
     score: float = 0.0  # sum over the visits
-    children: list["Place"] | None = None
+    children: list["SearchNode"] | None = None
 
 
 class ADED(Drafter):
     """A table of which token followed which two grows with the text; a tree search through it finds what to guess.
 
-    Each round searches `iterations` times from the last two tokens: down the place that promises most or was tried least
-    (PUCT), then on through the table; the `paths` most visited ways become guesses, each one token longer than it was
-    searched. What is written gains weight, `window` tokens at a time, so the table follows the text and stays for the next
-    prompt. It begins with the prompt's own tri-grams, where the released code reads a corpus. A search scores 1 and the
-    weights on its way, as the paper has it, or always 1, as the released code comes to; how it goes on below the tree is
-    not drawn but averaged over. Without a table (no prompt, no gain) it is plain decoding, as with nodes = 0. Liu et al.
-    2024, arXiv 2407.12021.
+    Each round searches `iterations` times from the last two tokens: down the place that promises most or was tried
+    least (PUCT), then on through the table; the `paths` most visited ways become guesses, each one token longer than it
+    was searched. What is written gains weight, `window` tokens at a time, so the table follows the text and stays for
+    the next prompt. It begins with the prompt's own tri-grams, where the released code reads a corpus. A search scores
+    1 and the weights on its way, as the paper has it, or always 1, as the released code comes to; how it goes on below
+    the tree is not drawn but averaged over. Without a table (no prompt, no gain) it is plain decoding, as with nodes =
+    0. Liu et al. 2024, arXiv 2407.12021.
     """
 
     name, title, paper, sheet = "aded", "ADED: tri-gram search", "2407.12021", "speculative/aded"
@@ -76,7 +79,9 @@ class ADED(Drafter):
 
     iterations: int = knob(150, 10, 500, step=10, help="ways searched in a round")
     paths: int = knob(24, 4, 64, step=1, help="most visited ways that become guesses")
-    length: int = knob(4, 2, 8, step=1, help="tokens of a searched way, the last of the text included; one is guessed besides")
+    length: int = knob(
+        4, 2, 8, step=1, help="tokens of a searched way, the last of the text included; one is guessed besides"
+    )
     nodes: int = knob(64, 0, 64, step=1, help="guesses in the tree at most; 0 is plain decoding")
     c1: float = knob(32.0, 1.0, 64.0, step=1.0, help="how much the search follows the weights in place of scores")
     c2: float = knob(8.0, 1.0, 32.0, step=1.0, help="how slowly that grows with the visits")
@@ -85,7 +90,9 @@ class ADED(Drafter):
     window: int = knob(16, 3, 64, step=1, help="last tokens of the text that gain weight")
     prune: int = knob(12, 2, 64, step=1, help="successors of a pair that are learned from the prompt")
     prompt: bool = knob(True, help="begin with the tri-grams of the prompt")
-    score: str = knob("weights", choices=("weights", "one"), help="what a searched way scores: 1 and the weights on it, or 1")
+    score: str = knob(
+        "weights", choices=("weights", "one"), help="what a searched way scores: 1 and the weights on it, or 1"
+    )
 
     _table = None
 
@@ -113,26 +120,31 @@ class ADED(Drafter):
 
     # --- the search ---
 
-    def search(self, pair) -> Place:
+    def search(self, pair) -> SearchNode:
         """The tree of all that was searched after a pair of tokens."""
-        root, averages = Place(pair), {}
+        root, averages = SearchNode(pair), {}
         for _ in range(self.iterations):
             path = [root]
             while path[-1].children and len(path) < self.length:
                 path.append(self._promising(path[-1]))
             if path[-1].children is None and len(path) < self.length:
                 last = path[-1]
-                last.children = [Place((last.pair[1], token), weight) for token, weight in self._table.known.get(last.pair, {}).items()]
+                last.children = [
+                    SearchNode((last.pair[1], token), weight)
+                    for token, weight in self._table.known.get(last.pair, {}).items()
+                ]
                 path += last.children[-1:]
             score = 1.0
             if self.score == "weights":
-                score += sum(place.prior for place in path) + self._on_average(path[-1].pair, self.length - len(path), averages)
+                score += sum(place.prior for place in path) + self._on_average(
+                    path[-1].pair, self.length - len(path), averages
+                )
             for place in path:
                 place.visits += 1
                 place.score += score
         return root
 
-    def _promising(self, place) -> Place:
+    def _promising(self, place) -> SearchNode:
         """The first child that was never visited, or the one of the largest PUCT."""
         explore = (self.c1 + log((place.visits + self.c2 + 1) / self.c2)) * sqrt(place.visits)
         best, largest = place, float("-inf")
@@ -150,7 +162,10 @@ class ADED(Drafter):
         if not row:
             return 0.0
         if (pair, steps) not in averages:
-            rest = [weight * (weight + self._on_average((pair[1], token), steps - 1, averages)) for token, weight in row.items()]
+            rest = [
+                weight * (weight + self._on_average((pair[1], token), steps - 1, averages))
+                for token, weight in row.items()
+            ]
             averages[pair, steps] = sum(rest) / sum(row.values())
         return averages[pair, steps]
 
@@ -169,7 +184,9 @@ class ADED(Drafter):
         return path[:next((i + 1 for i, token in enumerate(path) if ends(token)), len(path))]
 
     def _within(self, paths) -> list[list[int]]:
-        """Without doubles, and as many as there is place for: those of most different tokens go first, of equals the least visited."""
+        """Without doubles, and as many as there is place for: those of most different tokens go first, of equals the
+        least visited.
+        """
         kept = [list(path) for path in dict.fromkeys(map(tuple, paths)) if path]
         sizes = [len(set(path)) for path in kept]
         while sum(sizes) > self.nodes:
@@ -187,7 +204,7 @@ class ADED(Drafter):
             labels, visits = [lm.piece(place.pair[1]) for place in places], [place.visits for place in places]
             yield Figure("tree", "visits of the search", {"labels": labels, "parents": parents, "values": visits})
 
-    def _outline(self, root) -> tuple[list[Place], list[int]]:
+    def _outline(self, root) -> tuple[list[SearchNode], list[int]]:
         """The first places of a search, level by level, and where in the list the parent of each stands."""
         places, parents = [root], [-1]
         for above, place in enumerate(places):

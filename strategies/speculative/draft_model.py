@@ -8,9 +8,10 @@ from playground.contract import Drafter, knob
 class DraftModel(Drafter):
     """A smaller model with the same vocabulary guesses the next tokens, one after another or several side by side.
 
-    Every guess comes from the smaller model's own row, which passed the same masks and samplers as the target's. Where the
-    lane draws by chance, guesses are drawn independently, so siblings may repeat: the tree of SpecInfer, arXiv 2305.09781.
-    Where it does not, siblings are the most probable tokens. Width 1 is the chain of Leviathan et al. 2023, arXiv 2211.17192.
+    Every guess comes from the smaller model's own row, which passed the same masks and samplers as the target's. Where
+    the lane draws by chance, guesses are drawn independently, so siblings may repeat: the tree of SpecInfer, arXiv
+    2305.09781. Where it does not, siblings are the most probable tokens. Width 1 is the chain of Leviathan et al. 2023,
+    arXiv 2211.17192.
     """
 
     name, title, paper, sheet = "draft_model", "Draft model", "2211.17192", "speculative/speculative-sampling"

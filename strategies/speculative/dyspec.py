@@ -10,15 +10,16 @@ from playground.events import Figure
 
 
 class DySpec(Drafter):
-    """A draft model guesses a tree without a fixed shape: the next guess is always drawn where it is most likely to be needed.
+    """A draft model guesses a tree without a fixed shape: the next guess is always drawn where it is most likely to be
+    needed.
 
-    A first child is needed if its parent stands, a further one if the earlier ones are refused besides, and the draft's own
-    probabilities estimate both. So the tree grows deep where the draft is sure and wide where it is not. Siblings are drawn
-    without replacement, and whether one is drawn depends on the draws before it and never on what it will be, so the text
-    stays exact; where the lane leaves nothing to chance the most probable token left is taken. `nodes` draws one guess after
-    another, with passes of the draft whenever a row is missing; `threshold` grows level by level whatever is likelier than
-    it. nodes = 0 is plain decoding. The paper drafts at temperature 0.6 for targets at 0 and 0.6: here the lane's own
-    samplers come first. Xiong et al. 2024, arXiv 2410.11744.
+    A first child is needed if its parent stands, a further one if the earlier ones are refused besides, and the draft's
+    own probabilities estimate both. So the tree grows deep where the draft is sure and wide where it is not. Siblings
+    are drawn without replacement, and whether one is drawn depends on the draws before it and never on what it will be,
+    so the text stays exact; where the lane leaves nothing to chance the most probable token left is taken. `nodes`
+    draws one guess after another, with passes of the draft whenever a row is missing; `threshold` grows level by level
+    whatever is likelier than it. nodes = 0 is plain decoding. The paper drafts at temperature 0.6 for targets at 0 and
+    0.6: here the lane's own samplers come first. Xiong et al. 2024, arXiv 2410.11744.
     """
 
     name, title, paper, sheet = "dyspec", "DySpec: dynamic trees", "2410.11744", "speculative/dyspec"
@@ -26,7 +27,9 @@ class DySpec(Drafter):
 
     nodes: int = knob(64, 0, 128, step=1, help="guesses in the tree at most; 0 is plain decoding")
     mode: str = knob("nodes", choices=("nodes", "threshold"), help="one guess after another, or level by level")
-    threshold: float = knob(0.016, 0.001, 0.3, step=0.001, help="level by level: smallest chance of being needed that is worth a guess")
+    threshold: float = knob(
+        0.016, 0.001, 0.3, step=0.001, help="level by level: smallest chance of being needed that is worth a guess"
+    )
     temperature: float = knob(1.0, 0.1, 1.5, step=0.05, help="of the draft, on top of the lane's own samplers")
 
     def propose(self, lm, budget) -> Iterator:
@@ -34,13 +37,18 @@ class DySpec(Drafter):
         yield from (self._level_by_level if self.mode == "threshold" else self._one_by_one)(lm, tree, budget, chances)
         if len(tree):
             labels = ["text so far", *map(lm.piece, tree.tokens)]
-            data = {"labels": labels, "parents": [-1, *(parent + 1 for parent in tree.parents)], "values": [1.0, *chances]}
+            data = {
+                "labels": labels,
+                "parents": [-1, *(parent + 1 for parent in tree.parents)],
+                "values": [1.0, *chances],
+            }
             yield Figure("tree", "chance that a guess is needed, by the draft", data)
         return tree
 
     def _one_by_one(self, lm, tree, budget, chances) -> Iterator:
         """Grow by the likeliest draw; `chances` get the chance that each was needed."""
-        waiting, rows, age = [(-1.0, 0, ROOT, 0, None)], {}, 0  # draws that can be made next: parent, its depth, what is left to draw there
+        # draws that can be made next: parent, its depth, what is left to draw there
+        waiting, rows, age = [(-1.0, 0, ROOT, 0, None)], {}, 0
         while waiting and len(tree) < self.nodes:
             chance, _, parent, depth, urn = heappop(waiting)
             if depth >= budget:
@@ -53,7 +61,10 @@ class DySpec(Drafter):
                 continue
             node, share = self._draw(lm, tree, urn, parent, rows[parent])
             chances.append(-chance)
-            for value, entry in ((chance * share, (node, depth + 1, None)), (chance * (1 - share), (parent, depth, urn))):
+            for value, entry in (
+                (chance * share, (node, depth + 1, None)),
+                (chance * (1 - share), (parent, depth, urn)),
+            ):
                 age += 1
                 if value < 0 and (entry[2] is None or urn.left > 0):
                     heappush(waiting, (value, age, *entry))
@@ -63,7 +74,11 @@ class DySpec(Drafter):
         level = {ROOT: 1.0}
         for _ in range(budget if self.nodes else 0):
             read = yield lm.stream("draft").extend(tree)
-            level = {child: value for parent, chance in level.items() for child, value in self._children(lm, tree, read, parent, chance, chances)}
+            level = {
+                child: value
+                for parent, chance in level.items()
+                for child, value in self._children(lm, tree, read, parent, chance, chances)
+            }
             if not level or len(tree) >= self.nodes:
                 break
 

@@ -8,17 +8,24 @@ from playground.events import Figure
 
 
 class Hierarchical(Drafter):
-    """The draft model has a drafter of its own: the text itself guesses, the draft model checks, the target checks what came of it.
+    """The draft model has a drafter of its own: the text itself guesses, the draft model checks, the target checks what
+    came of it.
 
-    With quantised weights a pass of many rows takes clearly longer than one of a single row, so a target should check few
-    guesses, and good ones. The inner guess is what followed the text's ending earlier on; the draft model reads it in one
-    pass, takes a token from each row, and goes on along the guess for as long as it said the same, until at least `least`
-    tokens stand. So they are exactly the draft model's own chain, made with fewer of its passes. The paper checks a tree of a
-    trained head inside, and greedily; lookup stands in for it here, and drawing works as well. Load the models in nf4 for the
-    paper's case. ahead = 0 makes it a plain draft model, least = 0 plain decoding. Zhang et al. 2025, arXiv 2505.22179.
+    With quantised weights a pass of many rows takes clearly longer than one of a single row, so a target should check
+    few guesses, and good ones. The inner guess is what followed the text's ending earlier on; the draft model reads it
+    in one pass, takes a token from each row, and goes on along the guess for as long as it said the same, until at
+    least `least` tokens stand. So they are exactly the draft model's own chain, made with fewer of its passes. The
+    paper checks a tree of a trained head inside, and greedily; lookup stands in for it here, and drawing works as well.
+    Load the models in nf4 for the paper's case. ahead = 0 makes it a plain draft model, least = 0 plain decoding. Zhang
+    et al. 2025, arXiv 2505.22179.
     """
 
-    name, title, paper, sheet = "hierarchical", "Hierarchical speculation", "2505.22179", "speculative/spec-quantization"
+    name, title, paper, sheet = (
+        "hierarchical",
+        "Hierarchical speculation",
+        "2505.22179",
+        "speculative/spec-quantization",
+    )
     needs, drawn, guarantee = ("draft",), "independent", ("collapses",)
     reconstruction, sure = True, "medium"
 
@@ -37,8 +44,16 @@ class Hierarchical(Drafter):
             leaf = self._follow(lm, inner, rows, leaf, chain)
             gained.append(len(chain) - stood)
         if len(chain):
-            yield Figure("bars", "tokens of each pass of the draft model", {"labels": [f"pass {i + 1}" for i in range(len(gained))], "values": gained})
-            yield Figure("scalar", "tokens to check", {"x": lm.generated, "series": {"tokens": len(chain), "passes of the draft": len(gained)}})
+            yield Figure(
+                "bars",
+                "tokens of each pass of the draft model",
+                {"labels": [f"pass {i + 1}" for i in range(len(gained))], "values": gained},
+            )
+            yield Figure(
+                "scalar",
+                "tokens to check",
+                {"x": lm.generated, "series": {"tokens": len(chain), "passes of the draft": len(gained)}},
+            )
         return chain
 
     def _follow(self, lm, inner, rows, leaf: int, chain: TokenTree) -> int | None:

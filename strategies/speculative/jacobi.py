@@ -15,18 +15,22 @@ class Jacobi(Drafter):
 
     Guesses that stand leave the window at its front; all later ones are guessed again from their own rows, though what
     stands before them may still be wrong, and new places are filled without asking anyone. Without chance this is the
-    fixed-point iteration of Santilli et al. 2023, arXiv 2305.10427: a guess is the best token of its row. With chance it is
-    drawn from its row and keeps that row as its q, so that rejection is exact: speculative Jacobi decoding. Text gains
-    little from it without a model trained for that. Of a row that a grammar leaves nothing of, after an illegal guess, the
-    model's own favourite is taken. window = 0 is plain decoding. Teng et al. 2024, arXiv 2410.01699.
+    fixed-point iteration of Santilli et al. 2023, arXiv 2305.10427: a guess is the best token of its row. With chance
+    it is drawn from its row and keeps that row as its q, so that rejection is exact: speculative Jacobi decoding. Text
+    gains little from it without a model trained for that. Of a row that a grammar leaves nothing of, after an illegal
+    guess, the model's own favourite is taken. window = 0 is plain decoding. Teng et al. 2024, arXiv 2410.01699.
     """
 
     name, title, paper, sheet = "jacobi", "Jacobi decoding", "2410.01699", "speculative/jacobi"
     drawn, guarantee = "independent", ("collapses",)
 
     window: int = knob(15, 0, 31, step=1, help="tokens guessed at once; 0 is plain decoding")
-    init: str = knob("random", choices=("random", "uniform", "repeat"), help="what fills new places: any token, taken for certain; "
-                     "one drawn evenly and judged so; or the last token again")
+    init: str = knob(
+        "random",
+        choices=("random", "uniform", "repeat"),
+        help="what fills new places: any token, taken for certain; "
+        "one drawn evenly and judged so; or the last token again",
+    )
 
     _rows = None  # what the model said of the last window
 
@@ -34,7 +38,8 @@ class Jacobi(Drafter):
         tree, depth = new_tree(lm, self), min(self.window, budget)
         again = self._left_over()[:depth]
         if again:
-            self._rows.stages_of([self._rows.row(node) for node in again])  # samplers look at them together, which is cheaper
+            # samplers look at them together, which is cheaper
+            self._rows.stages_of([self._rows.row(node) for node in again])
         for place in range(depth):
             token, q = self._redrawn(lm, again[place], place) if place < len(again) else self._initial(lm, tree, place)
             tree.add(token, place - 1, q if lm.chain.draws else None)

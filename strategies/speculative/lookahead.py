@@ -10,7 +10,7 @@ from playground.events import Figure
 MOST_NODES = 128
 
 
-class Pool:
+class NGramPool:
     """For each token, the n-grams that were last seen to follow it, the latest last."""
 
     def __init__(self, most: int):
@@ -37,15 +37,17 @@ class Pool:
 
 
 class Lookahead(Drafter):
-    """Run many Jacobi iterations side by side in one pass, keep the n-grams they come upon, and guess those that begin where the text ends.
+    """Run many Jacobi iterations side by side in one pass, keep the n-grams they come upon, and guess those that begin
+    where the text ends.
 
-    The window has n - 1 rows of guesses, each row a later iteration: the token of a row sees the first row up to its own column
-    and the rows above it there. What the model says after the last row completes an n-gram for every column; the rows then
-    move up by one. N-grams stay by their first token, and those after the text's last token are the guesses; the window
-    itself is checked with them, for all of it hangs together as one tree. It begins with tokens of the prompt in one row that
-    loses a column for each row it gains, moves by the model's own favourites whatever the lane draws, and rests where it
-    would reach beyond the end. The first column hangs on the text's end, which may run ahead of the window: its n-gram
-    counts where the model agrees with its second token. guesses = window = 0 is plain decoding. Fu et al. 2024, arXiv
+    The window has n - 1 rows of guesses, each row a later iteration: the token of a row sees the first row up to its
+    own column and the rows above it there. What the model says after the last row completes an n-gram for every column;
+    the rows then move up by one. N-grams stay by their first token, and those after the text's last token are the
+    guesses; the window itself is checked with them, for all of it hangs together as one tree. It begins with tokens of
+    the prompt in one row that loses a column for each row it gains, moves by the model's own favourites whatever the
+    lane draws, and rests where it would reach beyond the end. The first column hangs on the text's end, which may run
+    ahead of the window: its n-gram counts where the model agrees with its second token. guesses = window = 0 is plain
+    decoding. Fu et al. 2024, arXiv
     2402.02057.
     """
 
@@ -57,12 +59,16 @@ class Lookahead(Drafter):
     guesses: int = knob(7, 0, 30, step=1, help="n-grams that are checked in a round")
     prompt: bool = knob(True, help="begin with the n-grams of the prompt")
 
-    _rows = None  # of the window, lists of tokens; the first is one shorter, for its first column is the end of the text
+    # of the window, lists of tokens; the first is one shorter, for its first column is the end of the text
+    _rows = None
 
     def check(self):
         nodes = (self.n - 1) * (self.window + self.guesses)
         if nodes > MOST_NODES:
-            raise Refusal(f"A round would check {nodes} guesses, and {MOST_NODES} are the most: take a smaller n, window or number of guesses.", "window")
+            raise Refusal(
+                f"A round would check {nodes} guesses, and {MOST_NODES} are the most: take a smaller n, window or number of guesses.",
+                "window",
+            )
 
     def propose(self, lm, budget) -> Iterator:
         if self._rows is None:
@@ -78,12 +84,17 @@ class Lookahead(Drafter):
 
     def _begin(self, lm) -> None:
         text = lm.tokens[:lm.prompt_length]
-        self._pool, self._rows = Pool(max(1, self.guesses)), [Random(len(text)).choices(text, k=self.window + self.n - 3)]
+        self._pool, self._rows = (
+            NGramPool(max(1, self.guesses)),
+            [Random(len(text)).choices(text, k=self.window + self.n - 3)],
+        )
         if self.prompt:
             self._pool.read(text, self.n - 1)
 
     def _path(self, tree, tokens, ends=lambda token: False) -> list[int]:
-        """Nodes of these tokens from the root down, the root first and those that are there already shared; none after the end of a text."""
+        """Nodes of these tokens from the root down, the root first and those that are there already shared; none after
+        the end of a text.
+        """
         path = [ROOT]
         for token in tokens:
             place = (path[-1], token)
@@ -102,7 +113,9 @@ class Lookahead(Drafter):
         """Let every column go one row further; one that was full gives an n-gram, and the window moves on."""
         if not self._columns:
             return
-        ahead, *said = rows.raw[[rows.row(node) for node in (ROOT, *(column[-1] for column in self._columns))]].argmax(-1).tolist()
+        ahead, *said = (
+            rows.raw[[rows.row(node) for node in (ROOT, *(column[-1] for column in self._columns))]].argmax(-1).tolist()
+        )
         if len(self._rows) < self.n - 1:
             self._rows = [row[1:] for row in [*self._rows, said]]
             return

@@ -12,7 +12,8 @@ UNIT = "virtual clock, in passes of the draft; reckoned, not measured"
 
 @dataclass
 class Clock:
-    """What the steps so far would take on two devices and on one, where a pass of the target takes as long as `cost` passes of the draft.
+    """What the steps so far would take on two devices and on one, where a pass of the target takes as long as `cost`
+    passes of the draft.
 
     Reading the prompt counts as one pass of each model.
     """
@@ -25,24 +26,35 @@ class Clock:
         """One step: both models begin together, and it is over when the slower one is done."""
         self.at_once += max(guesses, self.cost * checks)
         self.in_turn += guesses + self.cost * checks
-        return Figure("bars", f"one step ({UNIT})", {"labels": ["the draft guesses", "the target checks"], "values": [guesses, self.cost * checks]})
+        return Figure(
+            "bars",
+            f"one step ({UNIT})",
+            {"labels": ["the draft guesses", "the target checks"], "values": [guesses, self.cost * checks]},
+        )
 
     def figure(self, tokens: int) -> Event:
-        """Where the clock stands once so many tokens are written; plain decoding takes a pass of the target for each."""
-        series = {"both models at once": self.at_once, "the same steps in turn": self.in_turn, "plain decoding": self.cost * tokens}
+        """Where the clock stands once so many tokens are written; plain decoding takes a pass of the target for each.
+        """
+        series = {
+            "both models at once": self.at_once,
+            "the same steps in turn": self.in_turn,
+            "plain decoding": self.cost * tokens,
+        }
         return Figure("scalar", f"time so far ({UNIT})", {"x": tokens, "series": series})
 
 
 class Pearl(Preset):
-    """The draft model guesses while the target checks: neither waits for the other, and a chain goes on until something is refused.
+    """The draft model guesses while the target checks: neither waits for the other, and a chain goes on until something
+    is refused.
 
-    While the draft makes gamma guesses, the target reads the text and says what it thinks of the first (pre-verify). If that
-    stands, the target reads the others while the draft already guesses past them (post-verify), and so on; where a guess is
-    refused, all behind it is dropped. There is no bonus token: the draft's first new guess has its place. Without `post` the
-    draft waits for each check, without `pre` the first guess is checked with the others; without both this is plain
-    speculation, and gamma = 0 is plain decoding. Where the models lie on two devices the target's pass really runs while the
-    draft guesses, and seconds show what that brings; on one device they take turns, and the draft reads pending guesses
-    again, so the virtual clock shows what two devices would make of the same steps. Liu et al. 2024, arXiv 2408.11850.
+    While the draft makes gamma guesses, the target reads the text and says what it thinks of the first (pre-verify). If
+    that stands, the target reads the others while the draft already guesses past them (post-verify), and so on; where a
+    guess is refused, all behind it is dropped. There is no bonus token: the draft's first new guess has its place.
+    Without `post` the draft waits for each check, without `pre` the first guess is checked with the others; without
+    both this is plain speculation, and gamma = 0 is plain decoding. Where the models lie on two devices the target's
+    pass really runs while the draft guesses, and seconds show what that brings; on one device they take turns, and the
+    draft reads pending guesses again, so the virtual clock shows what two devices would make of the same steps. Liu et
+    al. 2024, arXiv 2408.11850.
     """
 
     name, title, paper, sheet = "pearl", "PEARL: guessing while checking", "2408.11850", "speculative/pearl"
@@ -53,8 +65,18 @@ class Pearl(Preset):
     gamma: int = knob(4, 0, 16, step=1, help="guesses a step, best about as many as `cost`; 0 is plain decoding")
     pre: bool = knob(True, help="check the first guess while the others are being made")
     post: bool = knob(True, help="guess on while guesses are being checked")
-    at_once: str = knob("auto", choices=("auto", "always", "never"), help="really run both models at the same time: auto is where they lie on two devices")
-    cost: float = knob(4.0, 1.0, 32.0, step=0.5, help="passes of the draft that take as long as one of the target: assumed, for the virtual clock alone")
+    at_once: str = knob(
+        "auto",
+        choices=("auto", "always", "never"),
+        help="really run both models at the same time: auto is where they lie on two devices",
+    )
+    cost: float = knob(
+        4.0,
+        1.0,
+        32.0,
+        step=0.5,
+        help="passes of the draft that take as long as one of the target: assumed, for the virtual clock alone",
+    )
 
     def decode(self, lm) -> Iterator:
         clock, tree = Clock(self.cost), new_tree(lm, self)
@@ -69,7 +91,9 @@ class Pearl(Preset):
                 yield self._switch(lm, len(tree))
 
     def _step(self, lm, tree) -> Iterator:
-        """Add guesses to those that are pending, while the target reads these; returns its rows, None where it was not asked."""
+        """Add guesses to those that are pending, while the target reads these; returns its rows, None where it was not
+        asked.
+        """
         pending, count = len(tree), self._count(lm, len(tree))
         if not count:
             return (yield lm.extend(tree))
@@ -79,11 +103,16 @@ class Pearl(Preset):
         yield from self._guess(lm, tree, pending + count)
         if under_way:
             rows = yield under_way
-        stuck = rows is None and len(tree) == pending  # nothing could be guessed, as where the grammar leaves the draft nothing
+        # nothing could be guessed, as where the grammar leaves the draft nothing
+        stuck = rows is None and len(tree) == pending
         return (yield lm.extend(tree)) if stuck else rows
 
     def _at_once(self, lm) -> bool:
-        return self.at_once == "always" or self.at_once == "auto" and lm.stream("draft").model.device != lm.target.model.device
+        return (
+            self.at_once == "always"
+            or self.at_once == "auto"
+            and lm.stream("draft").model.device != lm.target.model.device
+        )
 
     def _guess(self, lm, tree, count: int) -> Iterator:
         """Let the draft add to a chain until it has so many guesses, or none can follow."""
@@ -107,13 +136,20 @@ class Pearl(Preset):
         stood = len(verdict.kept)
         yield clock.figure(lm.generated + stood + (verdict.token >= 0))
         yield lm.keep(verdict)
-        went_on = verdict.token >= 0 or len(lm.tokens) > start + stood  # by another token than guessed, or one a grammar forced
+        # by another token than guessed, or one a grammar forced
+        went_on = verdict.token >= 0 or len(lm.tokens) > start + stood
         return new_tree(lm, self) if went_on else behind(tree, stood)
 
     def _switch(self, lm, pending: int) -> Event:
         if pending:
-            return Switch(lm.generated, "post-verify", f"{pending} guesses are pending: the draft guesses on while they are checked")
-        return Switch(lm.generated, "pre-verify", "nothing is pending: the first guess is checked while the next are made")
+            return Switch(
+                lm.generated,
+                "post-verify",
+                f"{pending} guesses are pending: the draft guesses on while they are checked",
+            )
+        return Switch(
+            lm.generated, "pre-verify", "nothing is pending: the first guess is checked while the next are made"
+        )
 
 
 def behind(chain: TokenTree, count: int) -> TokenTree:

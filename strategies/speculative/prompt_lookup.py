@@ -8,11 +8,11 @@ from playground.contract.token_tree import chain
 class PromptLookup(Drafter):
     """If the last few tokens occurred before, guess that what followed them then follows again. No second model.
 
-    The longest ending of the text, from n_max tokens down to n_min, that occurs earlier gives the guess: what came after
-    its earliest occurrence, or its latest. Strong where the answer repeats the prompt, as in edits. Three public versions:
-    A. Saxena's script of 2023 takes only an occurrence that a whole guess of `depth` tokens follows, and a shorter ending
-    where there is none; the transformers library takes any, and cuts the guess before a token that ends the text; vLLM
-    takes any and cuts nothing.
+    The longest ending of the text, from n_max tokens down to n_min, that occurs earlier gives the guess: what came
+    after its earliest occurrence, or its latest. Strong where the answer repeats the prompt, as in edits. Three public
+    versions: A. Saxena's script of 2023 takes only an occurrence that a whole guess of `depth` tokens follows, and a
+    shorter ending where there is none; the transformers library takes any, and cuts the guess before a token that ends
+    the text; vLLM takes any and cuts nothing.
     """
 
     name, title, paper, sheet = "prompt_lookup", "Prompt lookup", "Saxena 2023", "speculative/prompt-lookup"
@@ -22,7 +22,11 @@ class PromptLookup(Drafter):
     n_min: int = knob(1, 1, 4, step=1, help="shortest ending that is looked up, in tokens")
     depth: int = knob(10, 0, 32, step=1, help="tokens guessed; 0 is plain decoding")
     occurrence: str = knob("earliest", choices=("earliest", "latest"), help="which earlier occurrence is followed")
-    variant: str = knob("transformers", choices=("transformers", "vllm", "original"), help="whose rules for short guesses and for tokens that end the text")
+    variant: str = knob(
+        "transformers",
+        choices=("transformers", "vllm", "original"),
+        help="whose rules for short guesses and for tokens that end the text",
+    )
 
     def propose(self, lm, budget) -> Iterator:
         yield from ()
@@ -34,12 +38,18 @@ class PromptLookup(Drafter):
             start = self._find(text, n, count)
             if start is not None and count > 0:
                 followed = text[start + n:start + n + count]
-                cut = next((i for i, token in enumerate(followed) if ends(token)), count) if self.variant == "transformers" else count
+                cut = (
+                    next((i for i, token in enumerate(followed) if ends(token)), count)
+                    if self.variant == "transformers"
+                    else count
+                )
                 return followed[:cut]
         return []
 
     def _find(self, text, n, count) -> int | None:
-        """Where the last n tokens occurred before, themselves left out; in the original only where `count` tokens follow."""
+        """Where the last n tokens occurred before, themselves left out; in the original only where `count` tokens
+        follow.
+        """
         too_late = count - 1 if self.variant == "original" else 0
         pattern, starts = text[-n:], range(len(text) - n - too_late)
         order = starts if self.occurrence == "earliest" else reversed(starts)

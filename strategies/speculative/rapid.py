@@ -18,25 +18,32 @@ PARTS = 16  # parts of the passage that are shown
 
 
 class RAPID(Decoder):
-    """The model guesses with only the parts of a long passage that fit the question before it, and checks with the whole; each view moves the other.
+    """The model guesses with only the parts of a long passage that fit the question before it, and checks with the
+    whole; each view moves the other.
 
-    A guess from the short view, with distribution q, is held not against p but against p moved towards q: the scores gain
-    eta times q - p, tokens that then stay below a share `tail` of the largest keep their p, and the sum is made 1, which
-    is our addition. A refused guess is drawn again from what p has above both, and after the last guess the next token is
-    the whole view's own. Despite what the paper says the text no longer follows p: where both q and the moved p exceed p a
-    token comes too often, and so what was retrieved gets its say. eta = 0 is exact speculative sampling, and gamma = 0 plain
-    decoding. Where nothing is drawn by chance, guesses stand that are the best of the moved p, as we chose. Parts are found by
-    shared words, not by embeddings, and their sizes are made for short passages; a larger model as drafter is left out.
-    Chen et al. 2025, arXiv 2502.20330.
+    A guess from the short view, with distribution q, is held not against p but against p moved towards q: the scores
+    gain eta times q - p, tokens that then stay below a share `tail` of the largest keep their p, and the sum is made 1,
+    which is our addition. A refused guess is drawn again from what p has above both, and after the last guess the next
+    token is the whole view's own. Despite what the paper says the text no longer follows p: where both q and the moved
+    p exceed p a token comes too often, and so what was retrieved gets its say. eta = 0 is exact speculative sampling,
+    and gamma = 0 plain decoding. Where nothing is drawn by chance, guesses stand that are the best of the moved p, as
+    we chose. Parts are found by shared words, not by embeddings, and their sizes are made for short passages; a larger
+    model as drafter is left out. Chen et al. 2025, arXiv 2502.20330.
     """
 
     name, title, paper, sheet = "rapid", "RAPID: drafts from a retrieved view", "2502.20330", "speculative/rapid"
     needs, views, drawn, guarantee = ("context",), ("retrieved",), "independent", ("heuristic", "collapses")
     reconstruction, sure = True, "medium"
 
-    gamma: int = knob(10, 0, 16, step=1, help="tokens guessed one after another; 0 is plain decoding with the whole passage")
-    eta: float = knob(10.0, 0.0, 50.0, step=0.5, help="how far the short view moves the long one; 0 keeps the text the long one's")
-    tail: float = knob(0.1, 0.0, 0.5, step=0.05, help="share of the largest moved probability below which a token keeps its own")
+    gamma: int = knob(
+        10, 0, 16, step=1, help="tokens guessed one after another; 0 is plain decoding with the whole passage"
+    )
+    eta: float = knob(
+        10.0, 0.0, 50.0, step=0.5, help="how far the short view moves the long one; 0 keeps the text the long one's"
+    )
+    tail: float = knob(
+        0.1, 0.0, 0.5, step=0.05, help="share of the largest moved probability below which a token keeps its own"
+    )
     part: int = knob(32, 4, 512, step=4, help="words in a part of the passage")
     length: int = knob(64, 4, 2048, step=4, help="words the short view may have")
     threshold: float = knob(0.05, 0.0, 0.8, step=0.05, help="likeness to the question that a part must exceed")
@@ -109,26 +116,43 @@ class RAPID(Decoder):
     # --- what is shown ---
 
     def _look_at(self, lm, place, p, q, moved) -> None:
-        """Keep for the page how far the views are from each other, and of one place of a round all three probabilities."""
+        """Keep for the page how far the views are from each other, and of one place of a round all three probabilities.
+        """
         apart = {"moved p from p": moved, "q from p": q}
         series = {name: float((other - p).abs().sum() / 2) for name, other in apart.items()}
         likeliest = torch.stack([p, q, moved]).amax(0).topk(min(SHOWN, len(p))).indices
         table = torch.stack([p, q, moved], 1)[likeliest].tolist()
         self._told = [event for event in self._told if event.shape == "scalar"]
         self._told.append(Figure("scalar", "total variation", {"x": place, "series": series}))
-        self._told.append(Figure("matrix", "the last guess that was tested", {"rows": [lm.piece(token) for token in likeliest.tolist()],
-                                                                              "columns": ["p", "q", "moved p"], "values": table}))
+        self._told.append(
+            Figure(
+                "matrix",
+                "the last guess that was tested",
+                {
+                    "rows": [lm.piece(token) for token in likeliest.tolist()],
+                    "columns": ["p", "q", "moved p"],
+                    "values": table,
+                },
+            )
+        )
 
     def _tell_parts(self, lm) -> Iterator:
         if not self._parts:
             return
         likeliest = sorted(sorted(range(len(self._parts)), key=lambda at: -self._parts[at][1])[:PARTS])
         labels = [f"{'* ' if chosen else ''}{text[:40]}" for text, _, chosen in (self._parts[at] for at in likeliest)]
-        yield Figure("bars", "parts of the passage, by likeness to the question", {"labels": labels, "values": [self._parts[at][1] for at in likeliest]})
+        yield Figure(
+            "bars",
+            "parts of the passage, by likeness to the question",
+            {"labels": labels, "values": [self._parts[at][1] for at in likeliest]},
+        )
         count = sum(chosen for _, _, chosen in self._parts)
-        yield Note(f"The guesses come from {count} of {len(self._parts)} parts of the passage: a guess reads {len(lm.prompts['retrieved'])} tokens "
-                   f"before the answer, a check {len(lm.prompts['target'])}." if count else
-                   "No part of the passage is like the question, so the guesses come from the question alone.")
+        yield Note(
+            f"The guesses come from {count} of {len(self._parts)} parts of the passage: a guess reads {len(lm.prompts['retrieved'])} tokens "
+            f"before the answer, a check {len(lm.prompts['target'])}."
+            if count
+            else "No part of the passage is like the question, so the guesses come from the question alone."
+        )
 
 
 def alike(texts: list[str], question: str) -> list[float]:

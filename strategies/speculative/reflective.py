@@ -11,17 +11,24 @@ from playground.events import Event, Figure, Note
 
 
 class Reflective(Preset):
-    """Check guesses against what the target thinks of them mixed with what it thinks after being asked to reconsider: more stand, and not only right ones.
+    """Check guesses against what the target thinks of them mixed with what it thinks after being asked to reconsider:
+    more stand, and not only right ones.
 
-    In the pass that checks the guesses stand, behind them, a short instruction, the last tokens of the text, and the guesses
-    again. The rows of this second copy tell whether the target would write them still; 1 - alpha of the first and alpha of
-    the second make the row they are judged by, and the token after the last one is taken from. A model that copies what it
-    has just read will accept almost anything as alpha grows, so this is not lossless: only alpha = 0 is, and it is plain
-    speculation. Worth trying with models that follow instructions. Wang et al. 2025, arXiv 2505.18629, from public reviews:
-    instruction, alpha, the length of the repeated ending and the rule for the last token are our reading. Chains only.
+    In the pass that checks the guesses stand, behind them, a short instruction, the last tokens of the text, and the
+    guesses again. The rows of this second copy tell whether the target would write them still; 1 - alpha of the first
+    and alpha of the second make the row they are judged by, and the token after the last one is taken from. A model
+    that copies what it has just read will accept almost anything as alpha grows, so this is not lossless: only alpha =
+    0 is, and it is plain speculation. Worth trying with models that follow instructions. Wang et al. 2025, arXiv
+    2505.18629, from public reviews: instruction, alpha, the length of the repeated ending and the rule for the last
+    token are our reading. Chains only.
     """
 
-    name, title, paper, sheet = "reflective", "Reflective verification", "2505.18629", "speculative/reflective-verification"
+    name, title, paper, sheet = (
+        "reflective",
+        "Reflective verification",
+        "2505.18629",
+        "speculative/reflective-verification",
+    )
     guarantee = ("heuristic", "collapses")
     reconstruction, sure = True, "low"
 
@@ -61,7 +68,9 @@ class Reflective(Preset):
         return verdict
 
     def twice(self, lm, guess) -> TokenTree:
-        """The guesses, the instruction, the ending of the text, the guesses again; the guesses alone where there are none, or no room for more."""
+        """The guesses, the instruction, the ending of the text, the guesses again; the guesses alone where there are
+        none, or no room for more.
+        """
         tokens = lm.tokens
         behind = [*lm.spell(self.ask), *tokens[len(tokens) - min(self.ending, len(tokens)):], *guess.tokens]
         if not len(guess) or len(tokens) + len(guess) + len(behind) > lm.context:
@@ -72,7 +81,9 @@ class Reflective(Preset):
         return read
 
     def _reflect(self, lm, guess, rows) -> Iterator[Event]:
-        """Put mixed rows in the place of those the guesses are judged by: of the end of the text, and of each guess of the first copy."""
+        """Put mixed rows in the place of those the guesses are judged by: of the end of the text, and of each guess of
+        the first copy.
+        """
         count = len(guess) + 1
         first, second = rows.raw[:count], rows.raw[-count:]
         mixed = self.mixed(first, second)
@@ -90,11 +101,17 @@ class Reflective(Preset):
         at = torch.tensor(guess.tokens, device=readings[0].device)[:, None]
         values = torch.cat([logits[:-1].softmax(-1).gather(-1, at) for logits in readings], 1).tolist()
         columns = ["first reading", "second reading", "mixed"]
-        return Figure("matrix", "probability of each guess", {"rows": list(map(lm.piece, guess.tokens)), "columns": columns, "values": values})
+        return Figure(
+            "matrix",
+            "probability of each guess",
+            {"rows": list(map(lm.piece, guess.tokens)), "columns": columns, "values": values},
+        )
 
     def _saved(self, lm, guess, rows, verdict) -> Iterator[Event]:
         """Guesses that stand although another token was the target's own first choice."""
         for before, node in zip([ROOT, *verdict.kept], verdict.kept):
             own = int(rows.raw[rows.row(before)].argmax())
             if own != guess.tokens[node]:
-                yield Note(f"{lm.piece(guess.tokens[node])!r} stands; at the first reading the target's own choice was {lm.piece(own)!r}.")
+                yield Note(
+                    f"{lm.piece(guess.tokens[node])!r} stands; at the first reading the target's own choice was {lm.piece(own)!r}."
+                )

@@ -21,13 +21,15 @@ class Branch:
 
 
 class RSDS(Drafter):
-    """A draft model guesses whole continuations that are all different, and follows only a beam of them to the next level.
+    """A draft model guesses whole continuations that are all different, and follows only a beam of them to the next
+    level.
 
-    Each level holds the `width` continuations that come first when they are drawn without replacement by the probability of
-    the whole path, so likely branches get more children and unlikely ones end early. The paper finds them by stochastic beam
-    search, with Gumbel noise that travels down the tree; here each draw says whether the next continuation grows on a branch
-    that has a child already or on the next branch of the beam, which has the same law. A branch that ends the text gives
-    its place to the others. Without chance it is beam search. RSD-S of Jeon et al. 2024, arXiv 2402.14160.
+    Each level holds the `width` continuations that come first when they are drawn without replacement by the
+    probability of the whole path, so likely branches get more children and unlikely ones end early. The paper finds
+    them by stochastic beam search, with Gumbel noise that travels down the tree; here each draw says whether the next
+    continuation grows on a branch that has a child already or on the next branch of the beam, which has the same law. A
+    branch that ends the text gives its place to the others. Without chance it is beam search. RSD-S of Jeon et al.
+    2024, arXiv 2402.14160.
     """
 
     name, title, paper, sheet = "rsd_s", "RSD-S: a stochastic beam", "2402.14160", "speculative/rsd"
@@ -41,7 +43,9 @@ class RSDS(Drafter):
         for _ in range(min(self.depth, budget)):
             rows = yield lm.stream("draft").extend(tree)
             found = [(node, mass, guess_row(lm, tree, rows, node)) for node, mass in beam.items()]
-            branches = [Branch(node, mass, q, Urn(q) if lm.chain.draws else None) for node, mass, q in found if q is not None]
+            branches = [
+                Branch(node, mass, q, Urn(q) if lm.chain.draws else None) for node, mass, q in found if q is not None
+            ]
             if not branches:
                 break
             alive -= sum(beam.values()) - sum(branch.mass for branch in branches)
@@ -49,7 +53,9 @@ class RSDS(Drafter):
         return tree
 
     def _drawn(self, lm, tree, rows, branches, alive) -> dict[int, float]:
-        """The next beam, nodes with their masses in the order they were drawn. `alive` is the mass of all that has not ended."""
+        """The next beam, nodes with their masses in the order they were drawn. `alive` is the mass of all that has not
+        ended.
+        """
         beam, begun, position = {}, 0, rows.position(branches[0].node)
         while len(beam) < self.width:
             weights = self._weights(branches, begun, alive)
@@ -63,7 +69,9 @@ class RSDS(Drafter):
         return beam
 
     def _weights(self, branches, begun, alive) -> list[float]:
-        """Chances of each branch that has a child, and of the first that has none: it stands for all paths that have none yet."""
+        """Chances of each branch that has a child, and of the first that has none: it stands for all paths that have
+        none yet.
+        """
         weights = [branch.mass * branch.urn.left for branch in branches[:begun]]
         if begun == len(branches):
             return weights

@@ -8,9 +8,9 @@ from playground.contract import Drafter, knob
 class SpecTr(Drafter):
     """A draft model writes several continuations, independently of each other; the target checks all of them at once.
 
-    Rows that begin alike share their nodes, and how often a node was drawn is kept with it, so the verifier still knows how
-    many rows guessed it. Goes with k_seq, the paper's rule for independent guesses. Where the lane leaves nothing to chance
-    all rows would be the same, so there is one. Sun et al. 2023, arXiv 2310.15141.
+    Rows that begin alike share their nodes, and how often a node was drawn is kept with it, so the verifier still knows
+    how many rows guessed it. Goes with k_seq, the paper's rule for independent guesses. Where the lane leaves nothing
+    to chance all rows would be the same, so there is one. Sun et al. 2023, arXiv 2310.15141.
     """
 
     name, title, paper, sheet = "spectr", "SpecTr: independent drafts", "2310.15141", "speculative/spectr"
@@ -29,7 +29,10 @@ class SpecTr(Drafter):
             going_on = [leaf for leaf in leaves if guesses[leaf] is not None]
             if not lm.chain.draws:
                 return [child for leaf in going_on for child in best(tree, leaf, guesses[leaf], 1)]
-            return [self._guess(lm, tree, nodes, leaf, guesses[leaf], rows.position(leaf), i) for i, leaf in enumerate(going_on)]
+            return [
+                self._guess(lm, tree, nodes, leaf, guesses[leaf], rows.position(leaf), i)
+                for i, leaf in enumerate(going_on)
+            ]
 
         return (yield from grow(lm, lm.stream("draft"), tree, min(self.length, budget), level))
 

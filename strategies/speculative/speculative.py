@@ -10,7 +10,8 @@ class Speculative(Decoder):
 
     The drafter proposes a chain or a tree of tokens; the target gives a row for every node at once; the verifier walks
     down from the root, accepts guesses by its rule and names the token after the last one. The text follows the target
-    exactly. Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; trees: SpecInfer, arXiv 2305.09781.
+    exactly. Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; trees: SpecInfer, arXiv
+    2305.09781.
     """
 
     name, title, paper, sheet = "speculative", "Speculative decoding", "2211.17192", "speculative/speculative-sampling"

@@ -13,7 +13,8 @@ from playground.events import Figure
 
 
 class Thoughts:
-    """For every few tokens that were read, the likeliest next ones with their mean probability, and over how many rows."""
+    """For every few tokens that were read, the likeliest next ones with their mean probability, and over how many rows.
+    """
 
     def __init__(self):
         self.known: dict[tuple[int, ...], tuple[dict[int, float], int]] = {}
@@ -24,12 +25,17 @@ class Thoughts:
         return copy
 
     def learn(self, context, p, orders, most) -> None:
-        """`p` [V] is what the model thinks after a context: it counts as one row more for its last 1, 2, ... `orders` tokens."""
+        """`p` [V] is what the model thinks after a context: it counts as one row more for its last 1, 2, ... `orders`
+        tokens.
+        """
         top = p.topk(min(most, len(p)))
         fresh = dict(zip(top.indices.tolist(), top.values.tolist()))
         for n in range(1, min(orders, len(context)) + 1):
             key = tuple(context[-n:])
-            self.known[key] = (self._mean(*self.known[key], p, fresh, most) if key in self.known else fresh, self.seen(key) + 1)
+            self.known[key] = (
+                self._mean(*self.known[key], p, fresh, most) if key in self.known else fresh,
+                self.seen(key) + 1,
+            )
 
     def _mean(self, old, count, p, fresh, most) -> dict[int, float]:
         tokens = list(dict.fromkeys([*old, *fresh]))
@@ -41,7 +47,9 @@ class Thoughts:
         return self.known[key][1] if key in self.known else 0
 
     def after(self, context, orders) -> tuple[dict[int, float], int]:
-        """What is known of the longest ending of a context, its probabilities made to sum to 1, and that ending's length."""
+        """What is known of the longest ending of a context, its probabilities made to sum to 1, and that ending's
+        length.
+        """
         for n in range(min(orders, len(context)), 0, -1):
             found = self.known.get(tuple(context[-n:]))
             if found:
@@ -57,12 +65,12 @@ class Thoughts:
 class Stand(Drafter):
     """Remember what the model thought after every few tokens, with probabilities, and draw the next guesses from that.
 
-    Reasoning repeats itself, within one answer and from one answer to the next. For the last 1 to `orders` tokens the mean
-    of the model's likeliest probabilities is kept; guesses are drawn from that of the longest ending known, siblings without
-    replacement, along a fixed tree of ranks, and judged against the probabilities they were drawn with. The paper adds
-    Gumbel noise and takes the largest: the same law. It stays for further answers to the same prompt under the same
-    toggles. The paper fits its tree to samples; ours is that of token recycling. nodes = 0 is plain decoding. Song et al.
-    2025, arXiv 2506.04708.
+    Reasoning repeats itself, within one answer and from one answer to the next. For the last 1 to `orders` tokens the
+    mean of the model's likeliest probabilities is kept; guesses are drawn from that of the longest ending known,
+    siblings without replacement, along a fixed tree of ranks, and judged against the probabilities they were drawn
+    with. The paper adds Gumbel noise and takes the largest: the same law. It stays for further answers to the same
+    prompt under the same toggles. The paper fits its tree to samples; ours is that of token recycling. nodes = 0 is
+    plain decoding. Song et al. 2025, arXiv 2506.04708.
     """
 
     name, title, paper, sheet = "stand", "STAND: remembered probabilities", "2506.04708", "speculative/stand"
@@ -82,12 +90,24 @@ class Stand(Drafter):
             self._begin(lm)
         tree, hits = self._new_tree(lm), Counter()
         self._grow(lm, tree, budget, hits)
-        yield Figure("scalar", "endings that are remembered", {"x": lm.generated, "series": {"endings": len(self._thoughts.known)}})
+        yield Figure(
+            "scalar",
+            "endings that are remembered",
+            {"x": lm.generated, "series": {"endings": len(self._thoughts.known)}},
+        )
         if hits:
             lengths = sorted(hits)
-            yield Figure("bars", "nodes, by the length of the ending found", {"labels": [str(n) for n in lengths], "values": [hits[n] for n in lengths]})
+            yield Figure(
+                "bars",
+                "nodes, by the length of the ending found",
+                {"labels": [str(n) for n in lengths], "values": [hits[n] for n in lengths]},
+            )
         if self._overlap is not None:
-            yield Figure("scalar", "what memory and model agree on", {"x": max(0, lm.generated - 1), "series": {"overlap": self._overlap}})
+            yield Figure(
+                "scalar",
+                "what memory and model agree on",
+                {"x": max(0, lm.generated - 1), "series": {"overlap": self._overlap}},
+            )
         return tree
 
     def observe(self, tree, rows, verdict) -> None:
@@ -96,7 +116,9 @@ class Stand(Drafter):
         p = self._final(rows, ROOT)
         self._overlap = sum(min(q, float(p[token])) for token, q in remembered.items()) if remembered else None
         for node in (ROOT, *verdict.kept):
-            self._thoughts.learn(before[-self.orders:] + tree.prefix(node), self._final(rows, node), self.orders, self.stored)
+            self._thoughts.learn(
+                before[-self.orders :] + tree.prefix(node), self._final(rows, node), self.orders, self.stored
+            )
 
     def _begin(self, lm) -> None:
         beside = [part for part in lm.assembly.parts() if part.name != self.name]
@@ -127,9 +149,16 @@ class Stand(Drafter):
     def _children(self, lm, tree, parent, likely, width, like) -> list[int]:
         if not self._draws(lm):
             return [tree.add(token, parent, confidence=likely[token]) for token in list(likely)[:width]]
-        q, position, children, rest = self._spread(likely, like), len(lm.tokens) + len(tree.path(parent)), [], dict(likely)
+        q, position, children, rest = (
+            self._spread(likely, like),
+            len(lm.tokens) + len(tree.path(parent)),
+            [],
+            dict(likely),
+        )
         while rest and len(children) < width:
-            token = list(rest)[lm.draw(torch.tensor(list(rest.values()), dtype=q.dtype), position, purpose(parent, len(children)))]
+            token = list(rest)[
+                lm.draw(torch.tensor(list(rest.values()), dtype=q.dtype), position, purpose(parent, len(children)))
+            ]
             children.append(tree.add(token, parent, q))
             del rest[token]
         return children
@@ -137,4 +166,6 @@ class Stand(Drafter):
     def _spread(self, likely, like) -> torch.Tensor:
         """The same as a distribution over all tokens, [V]."""
         at = torch.tensor(list(likely), dtype=torch.long, device=like.device)
-        return torch.zeros_like(like).index_put((at,), torch.tensor(list(likely.values()), dtype=like.dtype, device=like.device))
+        return torch.zeros_like(like).index_put(
+            (at,), torch.tensor(list(likely.values()), dtype=like.dtype, device=like.device)
+        )

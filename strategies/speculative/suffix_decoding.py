@@ -21,13 +21,15 @@ class Guess:
 
 
 class SuffixDecoding(Drafter):
-    """Look up how this text and all earlier answers went on after the same ending; guess far where they agree, little where they do not.
+    """Look up how this text and all earlier answers went on after the same ending; guess far where they agree, little
+    where they do not.
 
-    Every ending of the text that occurred before is tried, short ones with much evidence and long ones with little: one of
-    m tokens may guess alpha m + offset tokens ahead, each the most frequent continuation of the one before, as long as the
-    frequencies multiply to min_prob. The guess whose frequencies sum to most is taken, from this prompt and answer or from
-    the answers that were written for the same visitor before, the oldest of which are forgotten first. alpha = offset = 0
-    is plain decoding. Oliaro et al. 2024, arXiv 2411.04975; falling back on a draft model is left out.
+    Every ending of the text that occurred before is tried, short ones with much evidence and long ones with little: one
+    of m tokens may guess alpha m + offset tokens ahead, each the most frequent continuation of the one before, as long
+    as the frequencies multiply to min_prob. The guess whose frequencies sum to most is taken, from this prompt and
+    answer or from the answers that were written for the same visitor before, the oldest of which are forgotten first.
+    alpha = offset = 0 is plain decoding. Oliaro et al. 2024, arXiv 2411.04975; falling back on a draft model is left
+    out.
     """
 
     name, title, paper, sheet = "suffix_decoding", "Suffix decoding", "2411.04975", "speculative/suffix-decoding"
@@ -84,7 +86,9 @@ class SuffixDecoding(Drafter):
         return best
 
     def _endings(self, store, context) -> Iterator[tuple[int, list[int]]]:
-        """Endings worth trying. Those that occur in the same places guess alike, so of them the one that may guess most is enough."""
+        """Endings worth trying. Those that occur in the same places guess alike, so of them the one that may guess most
+        is enough.
+        """
         for _, alike in groupby(store.occurrences(context[1:]), key=lambda found: len(found[1])):
             yield max(alike, key=lambda found: (self._cap(found[0]), found[0]))
 
@@ -114,6 +118,9 @@ class SuffixDecoding(Drafter):
                 heappush(waiting, (-chance * share, -after[-1], token, parent, depth, share, after))
 
     def _tell(self, lm, local, past) -> Iterator:
-        scores, matches = {"this text": local.score, "earlier answers": past.score}, {"this text": local.match, "earlier answers": past.match}
+        scores, matches = (
+            {"this text": local.score, "earlier answers": past.score},
+            {"this text": local.match, "earlier answers": past.match},
+        )
         yield Figure("scalar", "guesses expected to stand", {"x": lm.generated, "series": scores})
         yield Figure("scalar", "tokens of the ending that was found", {"x": lm.generated, "series": matches})

@@ -20,7 +20,9 @@ class Successors:
         return copy
 
     def learn(self, tokens, rows, k) -> None:
-        """`rows` are scores [n, V] after n tokens. They replace what was known; of a token that stands there twice the last row counts."""
+        """`rows` are scores [n, V] after n tokens. They replace what was known; of a token that stands there twice the
+        last row counts.
+        """
         top = rows.topk(min(k, rows.shape[1])).indices.tolist()
         self.known.update(zip(tokens, map(tuple, top)))
 
@@ -40,11 +42,13 @@ class Successors:
 
 
 class TokenRecycling(Drafter):
-    """Every pass shows which tokens nearly came next. Remember them for each token, and grow the next guesses out of them.
+    """Every pass shows which tokens nearly came next. Remember them for each token, and grow the next guesses out of
+    them.
 
-    The memory holds the k likeliest successors that the model last gave a token, whatever stood before it: refused guesses
-    teach as much as kept ones, and what was learned stays from prompt to prompt. Guesses are looked up along a fixed tree of
-    ranks. A token never read has no successors here, where the released code guesses token 0. Luo et al. 2024, arXiv
+    The memory holds the k likeliest successors that the model last gave a token, whatever stood before it: refused
+    guesses teach as much as kept ones, and what was learned stays from prompt to prompt. Guesses are looked up along a
+    fixed tree of ranks. A token never read has no successors here, where the released code guesses token 0. Luo et al.
+    2024, arXiv
     2408.08696; smaller trees than the paper's are our own choice.
     """
 
@@ -58,7 +62,11 @@ class TokenRecycling(Drafter):
         self._memory = lm.memory(self.name, Successors, self.k)
         tree = TokenTree(self.name)
         self._memory.grow(tree, lm.tokens[-1], [path for path in template(self.nodes) if len(path) <= budget], lm.ends)
-        yield Figure("scalar", "successors", {"x": lm.generated, "series": {"tokens whose successors are known": len(self._memory.known)}})
+        yield Figure(
+            "scalar",
+            "successors",
+            {"x": lm.generated, "series": {"tokens whose successors are known": len(self._memory.known)}},
+        )
         return tree
 
     def observe(self, tree, rows, verdict) -> None:

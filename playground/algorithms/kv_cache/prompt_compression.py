@@ -23,13 +23,16 @@ def check_kernel(kernel: int) -> None:
 
 
 class Snapshot(CachePolicy):
-    """The last `window` tokens of the prompt vote and stay; `share` says how many of those before them stay in a layer."""
+    """The last `window` tokens of the prompt vote and stay; `share` says how many of those before them stay in a layer.
+    """
 
     row_wise, watches = False, True
 
     window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, which vote and stay")
     capacity: int = knob(64, 2, 2048, step=1, help="tokens of the prompt that stay, the window included")
-    kernel: int = knob(5, 1, 15, step=2, help="neighbouring tokens whose votes are pooled, an odd number; 1 pools nothing")
+    kernel: int = knob(
+        5, 1, 15, step=2, help="neighbouring tokens whose votes are pooled, an odd number; 1 pools nothing"
+    )
     pooling: str = knob("avg", choices=("avg", "max"), help="how votes of neighbours are pooled")
 
     def __post_init__(self):
@@ -37,7 +40,10 @@ class Snapshot(CachePolicy):
 
     def check(self):
         if self.capacity <= self.window:
-            raise Refusal(f"capacity is {self.capacity} and the window alone takes {self.window}: raise capacity above it.", "capacity")
+            raise Refusal(
+                f"capacity is {self.capacity} and the window alone takes {self.window}: raise capacity above it.",
+                "capacity",
+            )
         check_kernel(self.kernel)
 
     @classmethod

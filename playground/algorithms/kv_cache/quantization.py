@@ -1,8 +1,9 @@
 """Rows of keys or values in few bits: numbers of one group share a scale and a zero, and several codes share a byte.
 
-A number x of a group becomes the code round((x - zero) / scale), and is read back as zero + scale * code. Scale and zero are
-held in half precision, the zero rounded down and the scale rounded up, so the codes span every number of the group and none
-is moved by more than half of the scale that is stored. Numbers beyond the range of half precision are cut to it.
+A number x of a group becomes the code round((x - zero) / scale), and is read back as zero + scale * code. Scale and
+zero are held in half precision, the zero rounded down and the scale rounded up, so the codes span every number of the
+group and none is moved by more than half of the scale that is stored. Numbers beyond the range of half precision are
+cut to it.
 """
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LARGEST = torch.finfo(torch.float16).max
-SHARE, SMALLEST = 2.0 ** -10, 2.0 ** -24  # rounding to half precision moves a number by no more than half of |x| * SHARE + SMALLEST
+# rounding to half precision moves a number by no more than half of |x| * SHARE + SMALLEST
+SHARE, SMALLEST = 2.0 ** -10, 2.0 ** -24
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """Rows [heads, count, d] as codes. A group is `size` neighbours along `axis`: 1, tokens of one channel; 2, channels of one token."""
+    """Rows [heads, count, d] as codes. A group is `size` neighbours along `axis`: 1, tokens of one channel; 2, channels
+    of one token.
+    """
 
     bits: int
     axis: int
@@ -38,7 +42,9 @@ class Quantised:
         return sum(part.nbytes for part in (self.codes, self.scale, self.zero))
 
     def unpack(self, room: int = 0) -> Tensor:
-        """The rows, [heads, count + room, d], each number within half a scale of what was written; the last `room` of them are left open."""
+        """The rows, [heads, count + room, d], each number within half a scale of what was written; the last `room` of
+        them are left open.
+        """
         wide, members = torch.promote_types(self.dtype, torch.float32), self.axis + 1
         scale, zero = (part.to(wide).unsqueeze(members) for part in (self.scale, self.zero))
         codes = unpack_bits(self.codes, self.bits, self._channels)
@@ -55,7 +61,9 @@ class Quantised:
 
     def then(self, later: Quantised) -> Quantised:
         """These rows with later ones behind them."""
-        joined = {name: torch.cat([getattr(self, name), getattr(later, name)], 1) for name in ("codes", "scale", "zero")}
+        joined = {
+            name: torch.cat([getattr(self, name), getattr(later, name)], 1) for name in ("codes", "scale", "zero")
+        }
         return replace(self, **joined)
 
 
@@ -73,26 +81,35 @@ def quantise(rows: Tensor, bits: int, axis: int, size: int) -> Quantised:
 
 
 def _half(x: Tensor, direction: int) -> Tensor:
-    """x in half precision, rounded up (1) or down (-1); never 0 where it is rounded up from 0 or more, so one may divide by it."""
+    """x in half precision, rounded up (1) or down (-1); never 0 where it is rounded up from 0 or more, so one may
+    divide by it.
+    """
     return (x + direction * (x.abs() * SHARE + SMALLEST)).clamp(-LARGEST, LARGEST).to(torch.float16)
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Codes [..., n] below 2 ** bits, 8 / bits of them in a byte, as uint8 [..., bytes]; what is left of the last byte is 0."""
+    """Codes [..., n] below 2 ** bits, 8 / bits of them in a byte, as uint8 [..., bytes]; what is left of the last byte
+    is 0.
+    """
     share = 8 // bits
     filled = pad(codes, (0, -codes.shape[-1] % share)).unflatten(-1, (-1, share))
     return (filled << _shifts(bits, codes.device)).sum(-1, dtype=torch.uint8)
 
 
 def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The first `count` codes of each row, uint8 [..., count]; looked up, all codes of a byte at once, for every step unpacks all that is held."""
-    codes = _codes_of_bytes(bits, packed.device).index_select(0, packed.flatten().int())  # not `take`, which is three times as slow
+    """The first `count` codes of each row, uint8 [..., count]; looked up, all codes of a byte at once, for every step
+    unpacks all that is held.
+    """
+    # not `take`, which is three times as slow
+    codes = _codes_of_bytes(bits, packed.device).index_select(0, packed.flatten().int())
     return codes.view(packed.shape).view(torch.uint8)[..., :count]
 
 
 @cache
 def _codes_of_bytes(bits: int, device: torch.device) -> Tensor:
-    """The codes that share a byte, for each of the 256 there are, as one integer of as many bytes as there are codes, [256]."""
+    """The codes that share a byte, for each of the 256 there are, as one integer of as many bytes as there are codes,
+    [256].
+    """
     codes = (torch.arange(256, dtype=torch.uint8)[:, None] >> _shifts(bits, torch.device("cpu"))) & (2 ** bits - 1)
     return codes.view({1: torch.int64, 2: torch.int32, 4: torch.int16, 8: torch.uint8}[bits])[:, 0].to(device)
 

@@ -1,4 +1,6 @@
-"""A fixed number of tokens stays, some of the latest among them; what baselines that differ in nothing but their scores have in common."""
+"""A fixed number of tokens stays, some of the latest among them; what baselines that differ in nothing but their scores
+have in common.
+"""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -13,8 +15,10 @@ if TYPE_CHECKING:
     from playground.contract import Held
 
 
-class Sized(CachePolicy):
-    """In each layer and KV head the `recent` latest tokens stay, and of the others those with the largest `scores`, up to `size` in all."""
+class TopKEviction(CachePolicy):
+    """In each layer and KV head the `recent` latest tokens stay, and of the others those with the largest `scores`, up
+    to `size` in all.
+    """
 
     guarantee = ("budget_respected", "collapses")
     row_wise = False

@@ -1,8 +1,8 @@
 """Programs with holes: which parts of a program a model was least sure of, cut out until what stays is sure enough.
 
-A program is a tree of the parts that its syntax has; a part's own text is what belongs to none of its children. Keeping a
-part costs -log p of the tokens of its own text, in nats. A partial program stands for all programs that agree with what was
-kept. After Khakhar, Mell and Bastani 2023; the exact solver is ours.
+A program is a tree of the parts that its syntax has; a part's own text is what belongs to none of its children. Keeping
+a part costs -log p of the tokens of its own text, in nats. A partial program stands for all programs that agree with
+what was kept. After Khakhar, Mell and Bastani 2023; the exact solver is ours.
 """
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ CALIBRATION = Path(__file__).resolve().parents[3] / "assets" / "texts" / "calibr
 
 @dataclass
 class Program:
-    """Parts in the order in which each stands after its parent; part 0 is the whole. `spans` are where own text stands, by part."""
+    """Parts in the order in which each stands after its parent; part 0 is the whole. `spans` are where own text stands,
+    by part.
+    """
 
     text: str
     parents: list[int] = field(default_factory=list)
@@ -91,7 +93,13 @@ def _below(node: ast.AST, lines: list[str], starts: list[int]) -> list[_Part]:
         if getattr(child, "end_col_offset", None) is None:
             found += inner
         else:
-            found.append(_Part(_place(child.lineno, child.col_offset, lines, starts), _place(child.end_lineno, child.end_col_offset, lines, starts), inner))
+            found.append(
+                _Part(
+                    _place(child.lineno, child.col_offset, lines, starts),
+                    _place(child.end_lineno, child.end_col_offset, lines, starts),
+                    inner,
+                )
+            )
     return found
 
 
@@ -148,7 +156,9 @@ Cut = frozenset[int]
 
 
 def cuts(program: Program, holes: int, grid: tuple[float, ...] = GRID) -> list[Cut]:
-    """The holes at each threshold: as few parts as possible are lost, with at most so many holes, and what is lost stays lost."""
+    """The holes at each threshold: as few parts as possible are lost, with at most so many holes, and what is lost
+    stays lost.
+    """
     found, cut = [], frozenset()
     total = sum(program.costs)
     for tau in grid:
@@ -164,7 +174,8 @@ Table = dict[tuple[int, int], tuple[float, Cut]]
 
 
 def _cheapest(program: Program, holes: int, needed: float, before: Cut) -> Cut:
-    """The holes that lose the fewest parts of those that save as much as is needed and hold all that was lost before."""
+    """The holes that lose the fewest parts of those that save as much as is needed and hold all that was lost before.
+    """
     tables: dict[int, Table] = {}
     for part in reversed(range(len(program.parents))):
         table: Table = {} if part in before else {(0, 0): (0.0, frozenset())}
@@ -173,7 +184,9 @@ def _cheapest(program: Program, holes: int, needed: float, before: Cut) -> Cut:
         below = program.under(part)
         _offer(table, (1, len(below)), (sum(program.costs[each] for each in below), frozenset([part])))
         tables[part] = table
-    enough = [(lost, -saved, number, cut) for (number, lost), (saved, cut) in tables[0].items() if saved >= needed - 1e-12]
+    enough = [
+        (lost, -saved, number, cut) for (number, lost), (saved, cut) in tables[0].items() if saved >= needed - 1e-12
+    ]
     return min(enough, key=lambda found: found[:3])[3] if enough else frozenset([0])
 
 
@@ -217,7 +230,9 @@ def covered_from(program: Program | None, truth: Program | None, holes: int) -> 
 # --- calibration ---
 
 def allowed(n: int, eps: float, delta: float) -> int | None:
-    """Most misses among n that still say, with confidence 1 - delta, that at most a share eps is missed; None where n is too small."""
+    """Most misses among n that still say, with confidence 1 - delta, that at most a share eps is missed; None where n
+    is too small.
+    """
     total, most = 0.0, None
     for k in range(n + 1):
         total += comb(n, k) * eps ** k * (1 - eps) ** (n - k)
@@ -228,13 +243,15 @@ def allowed(n: int, eps: float, delta: float) -> int | None:
 
 
 def calibrated(thresholds: list[float], misses: int) -> float:
-    """The smallest threshold at which at most so many true programs are missed, from where each begins to be covered."""
+    """The smallest threshold at which at most so many true programs are missed, from where each begins to be covered.
+    """
     return next((tau for tau in GRID if sum(start > tau for start in thresholds) <= misses), WHOLE)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Held-out programs a model was asked for: for 1, 2, ... holes the threshold from which the true one was covered."""
+    """Held-out programs a model was asked for: for 1, 2, ... holes the threshold from which the true one was covered.
+    """
 
     model: str
     revision: str
@@ -249,7 +266,9 @@ class Calibration:
             rows = [[float(tau) for tau in row] for row in raw["covered_from"]]
             return cls(str(raw["model"]), str(raw["revision"]), str(raw["about"]), rows)
         except (OSError, ValueError, KeyError, TypeError):
-            raise Refusal("This is no calibration: make one with `python -m playground.bench.calibrate`.", "calibration") from None
+            raise Refusal(
+                "This is no calibration: make one with `python -m playground.bench.calibrate`.", "calibration"
+            ) from None
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Trace, str]], about: str, most: int) -> Calibration:
@@ -267,5 +286,7 @@ class Calibration:
 
     def thresholds(self, holes: int) -> list[float]:
         if not self.covered_from or any(len(row) < holes for row in self.covered_from):
-            raise Refusal(f"This calibration does not speak of {holes} holes: take fewer, or make another one.", "holes")
+            raise Refusal(
+                f"This calibration does not speak of {holes} holes: take fewer, or make another one.", "holes"
+            )
         return [row[holes - 1] for row in self.covered_from]

@@ -1,7 +1,7 @@
 """Programs that a model wrote, run in a process of their own: without imports, files, network or much time and memory.
 
-Nobody calls this for a stranger unless the owner of a public page has said so: `Strategy.runs_programs` is how a strategy
-tells that it does. Imports nothing but the standard library.
+Nobody calls this for a stranger unless the owner of a public page has said so: `Strategy.runs_programs` is how a
+strategy tells that it does. Imports nothing but the standard library.
 """
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ sys.stdout.write("[" + ",".join([tried(x) for x in inputs])[:100_000] + "]")    
 
 
 def tries(code: str, name: str, inputs: list) -> list[list | None]:
-    """What a function of a program returns for each input, alone in a list; None where it fails, or the whole program does."""
+    """What a function of a program returns for each input, alone in a list; None where it fails, or the whole program
+    does.
+    """
     try:
         command = [sys.executable, "-I", "-S", "-c", RUNNER]
         request = json.dumps([code, name, inputs, ALLOWED])

@@ -16,11 +16,22 @@ def told(rows: dict[str, Tensor], alpha: float, token: int, position: int) -> It
     given, memory = rows["target"], rows["without_context"]
     adjusted = contrast(given, memory, alpha)
     disagreement = float(jensen_shannon(given, memory))
-    chances = {name: float(row.softmax(-1)[token]) for name, row in (("with context", given), ("without", memory), ("adjusted", adjusted))}
-    yield Figure("scalar", "context against memory", {"x": position, "series": {"alpha": alpha, "divergence, nats": disagreement}})
+    chances = {
+        name: float(row.softmax(-1)[token])
+        for name, row in (("with context", given), ("without", memory), ("adjusted", adjusted))
+    }
+    yield Figure(
+        "scalar",
+        "context against memory",
+        {"x": position, "series": {"alpha": alpha, "divergence, nats": disagreement}},
+    )
     yield Figure("scalar", "probability of the chosen token", {"x": position, "series": chances})
     likeliest = given.argmax()
     if likeliest != memory.argmax():
-        yield Figure("spans", "where context and memory disagree", {"spans": [[position, position + 1, "divergence, nats", disagreement]]})
+        yield Figure(
+            "spans",
+            "where context and memory disagree",
+            {"spans": [[position, position + 1, "divergence, nats", disagreement]]},
+        )
     if likeliest != adjusted.argmax():
         yield Note("The contrast turns the choice: without it another token would come first.")

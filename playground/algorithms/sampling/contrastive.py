@@ -1,7 +1,7 @@
 """A row held against a weaker one, among tokens that are plausible by the better row alone.
 
-The difference of two log-probabilities is largest where the weaker row finds a token all but impossible, whatever the better
-one thinks of it. So only tokens that the better row finds plausible compete.
+The difference of two log-probabilities is largest where the weaker row finds a token all but impossible, whatever the
+better one thinks of it. So only tokens that the better row finds plausible compete.
 """
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TIE = 1e-6  # of the row's own log-probability: where nothing differs, the likelier token wins and not the lower id
-FAR = 1e4  # nats that implausible tokens lie below: never drawn, but a grammar may leave no other, and then the row itself decides
+# nats that implausible tokens lie below: never drawn, but a grammar may leave no other, and then the row itself decides
+FAR = 1e4
 SHOWN = 5  # candidates
 
 
@@ -33,15 +34,26 @@ def among(scores: Tensor, logits: Tensor, share: float) -> Tensor:
     return torch.where(plausible(logits, share), scores + TIE * own, own - FAR)
 
 
-def told(better: Tensor, weaker: Tensor, scores: Tensor, share: float, position: int, piece: Callable[[int], str]) -> Iterator[Event]:
-    """Events about one place of the text: how many tokens competed, the best of them, and whether the contrast turned the choice. Rows are [V]."""
+def told(
+    better: Tensor, weaker: Tensor, scores: Tensor, share: float, position: int, piece: Callable[[int], str]
+) -> Iterator[Event]:
+    """Events about one place of the text: how many tokens competed, the best of them, and whether the contrast turned
+    the choice. Rows are [V].
+    """
     logp, loga = better.log_softmax(-1), weaker.log_softmax(-1)
     competing = int(plausible(better, share).sum())
     yield Figure("scalar", "plausible tokens", {"x": position, "series": {"tokens": competing}})
     best = scores.topk(min(SHOWN, competing)).indices
     values = torch.stack([logp[best], loga[best], scores[best]], 1)
-    yield Figure("matrix", "candidates", {"rows": [piece(token) for token in best.tolist()], "columns": ["ln p", "ln weaker", "score"],
-                                          "values": values.tolist()})
+    yield Figure(
+        "matrix",
+        "candidates",
+        {
+            "rows": [piece(token) for token in best.tolist()],
+            "columns": ["ln p", "ln weaker", "score"],
+            "values": values.tolist(),
+        },
+    )
     first, chosen = int(logp.argmax()), int(scores.argmax())
     if first != chosen:
         yield Note(f"The contrast puts {piece(chosen)!r} before {piece(first)!r}: the weaker row gives them "

@@ -10,7 +10,8 @@ LONGEST = 50  # tokens of a repeated stretch that are counted; longer ones count
 def echoes(history: list[int], longest: int = LONGEST) -> dict[int, int]:
     """For every token of a text, how many tokens before one of its places equal the end of the text, at most `longest`.
 
-    echoes([1, 2, 3, 7, 1, 2, 3]) is {1: 0, 2: 0, 3: 0, 7: 3}: a 7 would repeat the three tokens before it, any other none.
+    echoes([1, 2, 3, 7, 1, 2, 3]) is {1: 0, 2: 0, 3: 0, 7: 3}: a 7 would repeat the three tokens before it, any other
+    none.
     """
     found = dict.fromkeys(history, 0)
     place = _next(history, 0) if longest > 0 else -1

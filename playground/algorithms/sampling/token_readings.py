@@ -7,9 +7,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Reading(NamedTuple):
+class TokenReading(NamedTuple):
     """A stretch of a text that somebody else wrote, and what the model thought before each of its tokens."""
 
     ids: Tensor  # [n]
     logits: Tensor  # [n, V], raw
-    queries: dict[int, Tensor] | None = None  # by layer, of the stretch's rows, [kv_heads, group, rows, d]; where the strategy asks for them
+    # by layer, of the stretch's rows, [kv_heads, group, rows, d]; where the strategy asks for them
+    queries: dict[int, Tensor] | None = None

@@ -1,8 +1,8 @@
 """Beams: texts that grow side by side, of which only the best few stay at every step.
 
-Every token after every beam is a candidate. The best are taken, best first; a beam's first child goes on in the beam's own
-sequence, its others in forks of it, and a beam without a child is dropped. So a cache is never copied, and what beams share is
-held once.
+Every token after every beam is a candidate. The best are taken, best first; a beam's first child goes on in the beam's
+own sequence, its others in forks of it, and a beam without a child is dropped. So a cache is never copied, and what
+beams share is held once.
 """
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ Ends = Callable[[int], bool]
 
 @dataclass(eq=False)
 class Beam:
-    """One text, the sum it is ranked by, and the sum of its tokens' log-probabilities in nats where that is another one."""
+    """One text, the sum it is ranked by, and the sum of its tokens' log-probabilities in nats where that is another
+    one.
+    """
 
     leaf: Sequence
     score: float = 0.0
@@ -45,8 +47,8 @@ class Offer(NamedTuple):
 class Beams:
     """At most `width` living beams, and the `width` best of those that came to an end.
 
-    Texts are ranked by score / length ** exponent; the length counts what was written here. The search is over when nothing
-    lives, or when `width` texts are complete and, if `patient`, no living one ranks above the last of them.
+    Texts are ranked by score / length ** exponent; the length counts what was written here. The search is over when
+    nothing lives, or when `width` texts are complete and, if `patient`, no living one ranks above the last of them.
     """
 
     def __init__(self, leaf: Sequence, width: int, exponent: float = 0.0, patient: bool = True):
@@ -57,7 +59,8 @@ class Beams:
     # --- one step ---
 
     def choose(self, gains: Tensor, ends: Ends) -> list[Offer]:
-        """The candidates to be taken, best first: the `width` best that go on, and those among the `width` best of all that end the text.
+        """The candidates to be taken, best first: the `width` best that go on, and those among the `width` best of all
+        that end the text.
 
         `gains` is what each token adds to each living beam, [live, V], -inf where it may not follow.
         """
@@ -68,22 +71,30 @@ class Beams:
         return sorted(ending + going_on, key=offers.index)
 
     def _enough(self, sums: Tensor, ends: Ends) -> list[Offer]:
-        """So many of the best that `width` of them go on, if there are so many. With one end token the first try is enough."""
+        """So many of the best that `width` of them go on, if there are so many. With one end token the first try is
+        enough.
+        """
         count = 2 * self.width
         while len(offers := best(sums, count)) == count and sum(not ends(offer.token) for offer in offers) < self.width:
             count *= 2
         return offers
 
     def follow(self, lm: Lane, offers: list[Offer], logp: Tensor) -> None:
-        """The children of these offers live from here on, in the same order; each has its token still to keep. `logp` [live, V]."""
+        """The children of these offers live from here on, in the same order; each has its token still to keep. `logp`
+        [live, V].
+        """
         parents = [self.live[offer.place] for offer in offers]
-        leaves = [parent.leaf if parent not in parents[:i] else lm.fork(1, parent.leaf)[0] for i, parent in enumerate(parents)]
+        leaves = [
+            parent.leaf if parent not in parents[:i] else lm.fork(1, parent.leaf)[0] for i, parent in enumerate(parents)
+        ]
         lm.drop(beam.leaf for beam in self.live if beam not in parents)
         self.live = [Beam(leaf, offer.score, parent.logp + float(logp[offer.place, offer.token]))
                      for leaf, parent, offer in zip(leaves, parents, offers)]
 
     def retire(self, lm: Lane) -> None:
-        """After a keep: complete texts are ranked among the finished, and what cannot be among the best any more is dropped."""
+        """After a keep: complete texts are ranked among the finished, and what cannot be among the best any more is
+        dropped.
+        """
         complete = [beam for beam in self.live if beam.leaf.reason]
         self.live = [beam for beam in self.live if not beam.leaf.reason]
         ranked = sorted([*self.finished, *complete], key=self.rank, reverse=True)
@@ -112,12 +123,16 @@ class Beams:
 
 
 def best(sums: Tensor, count: int) -> list[Offer]:
-    """The largest finite sums of [beams, V], largest first; of equal ones those of the earlier beam, then of the lower id."""
+    """The largest finite sums of [beams, V], largest first; of equal ones those of the earlier beam, then of the lower
+    id.
+    """
     flat = sums.flatten()
     least = flat.topk(min(count, len(flat))).values[-1]
     places = ((flat >= least) & (flat > REMOVED)).nonzero()[:, 0]
     ordered = places[flat[places].argsort(descending=True, stable=True)][:count]
-    return [Offer(*divmod(place, sums.shape[1]), score) for place, score in zip(ordered.tolist(), flat[ordered].tolist())]
+    return [
+        Offer(*divmod(place, sums.shape[1]), score) for place, score in zip(ordered.tolist(), flat[ordered].tolist())
+    ]
 
 
 def log_probabilities(rows: list[Rows]) -> Tensor:

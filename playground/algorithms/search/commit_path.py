@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from playground.decoding.rows import Rows
 
 
-class Found(NamedTuple):
+class FoundToken(NamedTuple):
     """One token of the text, and the row it was read from: the one after `node`."""
 
     token: int
@@ -17,8 +17,10 @@ class Found(NamedTuple):
     node: int
 
 
-def adopt(lm: Lane, found: list[Found]) -> Iterator:
-    """Write these tokens on a sequence of their own and keep it. What their tree has in the cache stays there: nothing is read again."""
+def adopt(lm: Lane, found: list[FoundToken]) -> Iterator:
+    """Write these tokens on a sequence of their own and keep it. What their tree has in the cache stays there: nothing
+    is read again.
+    """
     [leaf] = lm.fork(1)
     yield lm.keep([lm.choose(rows, token, node, leaf) for token, rows, node in found])
     yield lm.keep(leaf)

@@ -1,4 +1,5 @@
-"""Beginnings of a text that a strategy has looked at, each of them once, so that what two have in common is read once."""
+"""Beginnings of a text that a strategy has looked at, each of them once, so that what two have in common is read once.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass, field

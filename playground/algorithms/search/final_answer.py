@@ -9,7 +9,9 @@ STATED = re.compile(r"\\boxed\{([^{}]*)\}|(?:\banswer is|\banswer:|####)([^\n]*)
 
 
 def last_number(text: str) -> str | None:
-    """The number that is stated last as the answer, as in "the answer is 3", "#### 3" or "\\boxed{3}"; else the last number there is."""
+    """The number that is stated last as the answer, as in "the answer is 3", "#### 3" or "\\boxed{3}"; else the last
+    number there is.
+    """
     stated = [number[0] for boxed, said in STATED.findall(text) if (number := NUMBER.search(boxed or said))]
     found = stated or NUMBER.findall(text)
     return _plain(found[-1]) if found else None

@@ -1,4 +1,5 @@
-"""Many texts drawn from one prompt, side by side: the prompt is read once, and a text that is complete costs no more."""
+"""Many texts drawn from one prompt, side by side: the prompt is read once, and a text that is complete costs no more.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Sample:
+class SampledText:
     """One text and the sum of the log-probabilities, in nats, that the model itself gave the tokens drawn for it."""
 
     leaf: Sequence
@@ -29,21 +30,22 @@ class Sample:
         return f"#{self.leaf.number}"
 
 
-Watch = Callable[[list[Sample], bool], Iterable[Event]]
-Enough = Callable[[list[Sample]], bool]
+Watch = Callable[[list[SampledText], bool], Iterable[Event]]
+Enough = Callable[[list[SampledText]], bool]
 
 
-def all_complete(samples: list[Sample]) -> bool:
+def all_complete(samples: list[SampledText]) -> bool:
     return all(sample.leaf.reason for sample in samples)
 
 
 def draw_many(lm: Lane, count: int, watch: Watch, enough: Enough = all_complete) -> Iterator:
-    """Draw texts until each is complete, or `enough` of them are; returns them as samples. Text j is the same however many there are.
+    """Draw texts until each is complete, or `enough` of them are; returns them as samples. Text j is the same however
+    many there are.
 
     After every token `watch(samples, whether one was completed)` says what is to be shown.
     """
     yield lm.prefill()
-    samples = [Sample(leaf) for leaf in lm.fork(count)]
+    samples = [SampledText(leaf) for leaf in lm.fork(count)]
     while not enough(samples) and (growing := [sample for sample in samples if not sample.leaf.reason]):
         rows = yield lm.extend([sample.leaf for sample in growing])
         choices = [lm.pick(row) for row in rows]
@@ -54,11 +56,11 @@ def draw_many(lm: Lane, count: int, watch: Watch, enough: Enough = all_complete)
     return samples
 
 
-def finished(samples: list[Sample]) -> list[Sample]:
+def finished(samples: list[SampledText]) -> list[SampledText]:
     """Those that came to an end by themselves."""
     return [sample for sample in samples if sample.leaf.reason not in (None, "length")]
 
 
-def whole(samples: list[Sample]) -> list[Sample]:
+def whole(samples: list[SampledText]) -> list[SampledText]:
     """Those that came to an end by themselves; where the length cut every one off, all of them."""
     return finished(samples) or [sample for sample in samples if sample.leaf.reason]

@@ -1,6 +1,7 @@
 """Sequential Monte Carlo under a grammar: texts that grow side by side, with weights, and are drawn anew by them.
 
-When and how texts are drawn anew is left to those that build on it: `Redrawn` does it where few of them count, with replacement.
+When and how texts are drawn anew is left to those that build on it: `Redrawn` does it where few of them count, with
+replacement.
 """
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ ROUNDING = 1e-9  # of a number of equally heavy texts
 
 @dataclass(eq=False)
 class Particle:
-    """A text and the log of its weight: of the chance, so far, that free writing would have stayed legal where this one was led."""
+    """A text and the log of its weight: of the chance, so far, that free writing would have stayed legal where this one
+    was led.
+    """
 
     leaf: object
     weight: float = 0.0
@@ -43,7 +46,9 @@ class Particles(Decoder):
     several = owns_constraint = True
 
     particles: int = knob(8, 1, 64, step=1, help="texts that grow side by side; 1 is a plain mask")
-    temperature: float = knob(1.0, 0.3, 1.5, step=0.05, help="of the model whose law is aimed at; 1 is the model itself")
+    temperature: float = knob(
+        1.0, 0.3, 1.5, step=0.05, help="of the model whose law is aimed at; 1 is the model itself"
+    )
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
@@ -75,7 +80,9 @@ class Particles(Decoder):
         return texts
 
     def _step(self, lm, particle: Particle, rows):
-        """A legal token to be kept, None where there is none; the legal mass, read off the whole mask, is multiplied into the weight."""
+        """A legal token to be kept, None where there is none; the legal mass, read off the whole mask, is multiplied
+        into the weight.
+        """
         legal = rows.scores[0].cpu().double().log_softmax(-1).masked_fill(~rows.masks[0].cpu(), NEVER)
         particle.weight += float(legal.logsumexp(0))
         if particle.weight == NEVER:
@@ -96,7 +103,9 @@ class Particles(Decoder):
         return {}
 
     def _cut(self, texts: list[Particle]) -> None:
-        """What the length cut off weighs nothing; where that would leave no text at all, those cut off stay as they are."""
+        """What the length cut off weighs nothing; where that would leave no text at all, those cut off stay as they
+        are.
+        """
         cut = [particle for particle in texts if particle.leaf.reason == "length"]
         if len(cut) < len(alive(texts)):
             for particle in cut:
@@ -106,12 +115,20 @@ class Particles(Decoder):
         if not alive(texts):
             return
         yield Branches(scores={particle.leaf.number: particle.weight for particle in alive(texts)})
-        data = {"x": turn - 1, "axis": "step", "series": {"texts that count": effective(texts)}, "lines": self._marks(texts)}
+        data = {
+            "x": turn - 1,
+            "axis": "step",
+            "series": {"texts that count": effective(texts)},
+            "lines": self._marks(texts),
+        }
         yield Figure("scalar", "effective number of texts", data)
 
     def _chosen(self, lm, texts: list[Particle]) -> Iterator:
         if not alive(texts):
-            raise Refusal("The grammar led every text into a dead end: loosen it, take more particles, or raise the temperature.", "constraint")
+            raise Refusal(
+                "The grammar led every text into a dead end: loosen it, take more particles, or raise the temperature.",
+                "constraint",
+            )
         shares, found = portions(texts), defaultdict(float)
         for particle, share in zip(texts, shares.tolist()):
             found[particle.leaf.text] += share
@@ -126,7 +143,13 @@ class Particles(Decoder):
 class Redrawn(Particles):
     """A population that is drawn anew from itself, with replacement, where few of its texts count."""
 
-    threshold: float = knob(0.5, 0.0, 1.0, step=0.05, help="draw anew where fewer than this share of them count; 0 never, which is importance sampling")
+    threshold: float = knob(
+        0.5,
+        0.0,
+        1.0,
+        step=0.05,
+        help="draw anew where fewer than this share of them count; 0 never, which is importance sampling",
+    )
 
     def _renewed(self, lm, texts: list[Particle], turn: int) -> Iterator:
         if effective(texts) >= self.threshold * len(texts) - ROUNDING:

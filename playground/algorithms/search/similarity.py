@@ -26,7 +26,9 @@ def word_f1(left: str, right: str) -> float:
 
 
 def chrf(left: str, right: str) -> float:
-    """F1 of letter n-grams, on average over the lengths up to six that one of them has; spaces do not count. chrF with beta 1."""
+    """F1 of letter n-grams, on average over the lengths up to six that one of them has; spaces do not count. chrF with
+    beta 1.
+    """
     left, right = "".join(left.split()), "".join(right.split())
     orders = range(1, min(LONGEST, max(len(left), len(right))) + 1)
     found = [f1(grams(left, n), grams(right, n)) for n in orders]

@@ -1,7 +1,8 @@
-"""Will a guess stand? A head on the draft's hidden states that has learnt to tell, and a tally of how often such words were right.
+"""Will a guess stand? A head on the draft's hidden states that has learnt to tell, and a tally of how often such words
+were right.
 
-The head is the one of SpecDec++, Huang et al. 2024, arXiv 2405.19715: residual blocks e + SiLU(W e + b) and two logits, for refused
-and accepted. Theirs repeats one block, so that all share their weights; here each has its own.
+The head is the one of SpecDec++, Huang et al. 2024, arXiv 2405.19715: residual blocks e + SiLU(W e + b) and two logits,
+for refused and accepted. Theirs repeats one block, so that all share their weights; here each has its own.
 """
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class Guesses(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """How the head is learnt. The paper's settings where it has any; epochs and rate are for some ten thousand guesses."""
+    """How the head is learnt. The paper's settings where it has any; epochs and rate are for some ten thousand guesses.
+    """
 
     blocks: int = 3  # 0 to 4
     weight: float = 6.0  # of what was refused, 1 to 12: most guesses stand
@@ -76,21 +78,29 @@ class AcceptanceHead(Module):
 
 
 def loss(odds: Tensor, chances: Tensor, weight: float = 1.0) -> Tensor:
-    """Cross-entropy of log-odds [n] with chances [n], a refusal counting `weight` times, by the sum of all that counts."""
+    """Cross-entropy of log-odds [n] with chances [n], a refusal counting `weight` times, by the sum of all that counts.
+    """
     refused = weight * (1 - chances)
     return -(chances * logsigmoid(odds) + refused * logsigmoid(-odds)).sum() / (chances + refused).sum()
 
 
 def constant_loss(chances: Tensor) -> float:
-    """The same, unweighted, for who says the mean of the chances [n] of every guess: nobody who says one number does better."""
+    """The same, unweighted, for who says the mean of the chances [n] of every guess: nobody who says one number does
+    better.
+    """
     mean = chances.mean().clamp(1e-6, 1 - 1e-6)
     return float(loss(mean.logit().expand_as(chances), chances))
 
 
 def learn(texts: list[Guesses], training: Training, seed: int) -> Iterator[Figure | Note]:
-    """Learn a head and return its weights by name; yields its loss on texts that are held out. The same seed gives the same head. Raises Refusal."""
+    """Learn a head and return its weights by name; yields its loss on texts that are held out. The same seed gives the
+    same head. Raises Refusal.
+    """
     if len(texts) < FEW:
-        raise Refusal(f"A head is learnt from the guesses in at least {FEW} texts, and there are {len(texts)}: give more.", "texts")
+        raise Refusal(
+            f"A head is learnt from the guesses in at least {FEW} texts, and there are {len(texts)}: give more.",
+            "texts",
+        )
     taught = _joined([text for i, text in enumerate(texts) if i % HELD_OUT])
     held_out = _joined(texts[::HELD_OUT])
     chance = torch.Generator().manual_seed(seed)
@@ -99,7 +109,8 @@ def learn(texts: list[Guesses], training: Training, seed: int) -> Iterator[Figur
     for epoch, _ in enumerate(_epochs(head, taught, training, chance), 1):
         yield _measured(epoch, head, held_out, training.weight)
     with torch.no_grad():
-        head.read.bias[ACCEPTED] += log(training.weight)  # refusals counted so many times; now a chance is a chance again
+        # refusals counted so many times; now a chance is a chance again
+        head.read.bias[ACCEPTED] += log(training.weight)
     yield _judged(head, taught, held_out)
     return head.requires_grad_(False).state_dict()
 
@@ -131,8 +142,10 @@ def _measured(epoch: int, head: AcceptanceHead, held_out: Guesses, weight: float
 def _judged(head: AcceptanceHead, taught: Guesses, held_out: Guesses) -> Note:
     with torch.no_grad():
         found = float(loss(head(held_out.states), held_out.chances))
-    return Note(f"Learnt from {len(taught.chances)} guesses, of which {float(taught.chances.mean()):.0%} stand. On {len(held_out.chances)} others its loss is "
-                f"{found:.3f} nats, and {constant_loss(held_out.chances):.3f} for who says the same chance of each.")
+    return Note(
+        f"Learnt from {len(taught.chances)} guesses, of which {float(taught.chances.mean()):.0%} stand. On {len(held_out.chances)} others its loss is "
+        f"{found:.3f} nats, and {constant_loss(held_out.chances):.3f} for who says the same chance of each."
+    )
 
 
 class Reliability:
@@ -154,7 +167,9 @@ class Reliability:
     def figure(self, by: str) -> Figure:
         """The bins that have seen a guess; `by` names what was said."""
         known = [place for place in range(BINS) if self.seen[place]]
-        labels = [f"{100 * place // BINS} to {100 * (place + 1) // BINS} % ({self.seen[place]} guesses)" for place in known]
+        labels = [
+            f"{100 * place // BINS} to {100 * (place + 1) // BINS} % ({self.seen[place]} guesses)" for place in known
+        ]
         return Figure("bars", f"share of guesses that stood, by {by}",
                       {"labels": labels, "values": [self.stood[place] / self.seen[place] for place in known]})
 

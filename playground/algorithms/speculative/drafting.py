@@ -1,4 +1,5 @@
-"""How drafters grow a tree: level by level, one forward of a stream for each, children from the rows of their parents."""
+"""How drafters grow a tree: level by level, one forward of a stream for each, children from the rows of their parents.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
     from playground.decoding.stream import Exit, Stream
 
 Level = Callable[["Rows", list[int], int], list[int]]
-"""level(rows, leaves, its number from 0) adds children to the leaves and returns those that may have children themselves."""
+"""level(rows, leaves, its number from 0) adds children to the leaves and returns those that may have children
+themselves.
+"""
 
 
 Stop = Callable[[TokenTree], bool]
-"""stop(chain) says after each guess whether to ask the target now. It may look at any guess that was made, for all of them are sent; a guess
-that were dropped for what it is would bend the law."""
+"""stop(chain) says after each guess whether to ask the target now. It may look at any guess that was made, for all of
+them are sent; a guess that were dropped for what it is would bend the law."""
 
 
 def check_chain(name: str, drafter: Drafter) -> None:
@@ -48,7 +51,9 @@ def grow(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, level: Le
 
 
 def chain_until(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, stop: Stop) -> Iterator:
-    """Make of an empty tree a chain of at most `depth` guesses, each from the row after the one before; `stop` may end it sooner. Returns it."""
+    """Make of an empty tree a chain of at most `depth` guesses, each from the row after the one before; `stop` may end
+    it sooner. Returns it.
+    """
     def level(rows: Rows, leaves: list[int], number: int) -> list[int]:
         made = independent(lm, tree, rows, leaves[0], 1)
         return [] if made and stop(tree) else made
@@ -57,7 +62,9 @@ def chain_until(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, st
 
 
 def guess_row(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tensor | None:
-    """Distribution [V] of what follows a leaf; None where nothing can: the guess ends the text, or the grammar cannot continue it."""
+    """Distribution [V] of what follows a leaf; None where nothing can: the guess ends the text, or the grammar cannot
+    continue it.
+    """
     if leaf != ROOT and lm.ends(tree.tokens[leaf]):
         return None
     q = rows.scores[rows.row(leaf)].softmax(-1)
@@ -71,7 +78,9 @@ def best(tree: TokenTree, leaf: int, q: Tensor, width: int) -> list[int]:
 
 
 def independent(lm: Lane, tree: TokenTree, rows: Rows, leaf: int, width: int) -> list[int]:
-    """Children of a leaf, drawn independently, so siblings may repeat; the most probable ones where the lane does not draw."""
+    """Children of a leaf, drawn independently, so siblings may repeat; the most probable ones where the lane does not
+    draw.
+    """
     q = guess_row(lm, tree, rows, leaf)
     if q is None:
         return []

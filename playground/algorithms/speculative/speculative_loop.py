@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def rounds(lm: Lane, drafter: Drafter, verifier: Verifier) -> Iterator:
-    """The drafter proposes a tree, one forward of the target gives a row for every node, the verifier says what stands."""
+    """The drafter proposes a tree, one forward of the target gives a row for every node, the verifier says what stands.
+    """
     yield lm.prefill()
     while True:
         tree = yield from drafter.propose(lm, lm.remaining - 1)

@@ -1,8 +1,8 @@
 """Texts one after another, and what followed wherever they hold the ending of another text.
 
-It answers what a suffix tree with counts answers: c(w) is how often w occurs, and of those occurrences c(wv) go on with v.
-One at the very end of a text goes on with nothing and counts all the same. In place of a tree it keeps where each token
-stands: a tree 64 tokens deep would hold 64 nodes for every token. Oliaro et al. 2024, arXiv 2411.04975.
+It answers what a suffix tree with counts answers: c(w) is how often w occurs, and of those occurrences c(wv) go on with
+v. One at the very end of a text goes on with nothing and counts all the same. In place of a tree it keeps where each
+token stands: a tree 64 tokens deep would hold 64 nodes for every token. Oliaro et al. 2024, arXiv 2411.04975.
 """
 from __future__ import annotations
 
@@ -47,11 +47,14 @@ class Suffixes:
         return gone
 
     def occurrences(self, context: list[int]) -> Iterator[tuple[int, list[int]]]:
-        """For the last 1, 2, ... tokens of a context, as long as they occur: their number, and the places right after each occurrence."""
+        """For the last 1, 2, ... tokens of a context, as long as they occur: their number, and the places right after
+        each occurrence.
+        """
         places = self._after.get(context[-1], []) if context else []
         for length in range(1, len(context) + 1):
             if length > 1:
-                places = [place for place in places if self.tokens[place - length] == context[-length]]  # a BREAK comes before any wrap
+                # a BREAK comes before any wrap
+                places = [place for place in places if self.tokens[place - length] == context[-length]]
             if not places:
                 return
             yield length, places

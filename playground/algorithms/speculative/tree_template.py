@@ -1,4 +1,5 @@
-"""A tree of ranks: which guesses are worth their place where all that is known of them is that one seems likelier than another.
+"""A tree of ranks: which guesses are worth their place where all that is known of them is that one seems likelier than
+another.
 
 The tree of Luo et al. 2024, arXiv 2408.08696; smaller ones are cut out of it.
 """
@@ -17,7 +18,8 @@ CHILDREN = """
 
 @cache
 def template(nodes: int) -> list[tuple[int, ...]]:
-    """That many paths of the 80, level by level: those whose ranks are best in sum, so every path's beginning is there."""
+    """That many paths of the 80, level by level: those whose ranks are best in sum, so every path's beginning is there.
+    """
     counts = (entry.split(":") for entry in CHILDREN.split())
     paths = [(*map(int, path), rank) for path, count in counts for rank in range(int(count))]
     chosen = sorted(paths, key=lambda path: sum(path) + len(path))[:nodes]

@@ -1,7 +1,8 @@
 """Holding a tree of guesses against the target: the walk all verifiers share, and the exact rejection rule.
 
-The walk goes from the root down. At each node a rule says which child stands, if any; where none does, the rule names the
-token that replaces them, and where there is none to ask about, the target's own row gives one token more, the bonus.
+The walk goes from the root down. At each node a rule says which child stands, if any; where none does, the rule names
+the token that replaces them, and where there is none to ask about, the target's own row gives one token more, the
+bonus.
 """
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ Rule = Callable[[int, list[int]], Ruling]
 def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
     """The verdict of a rule on a whole tree. A guess that ends the text ends the walk, and no token follows it.
 
-    Nor does one follow a guess the target has not read yet: where guessing runs ahead of checking, what is below waits for the next forward.
+    Nor does one follow a guess the target has not read yet: where guessing runs ahead of checking, what is below waits
+    for the next forward.
     """
     verdict, node = Verdict(), ROOT
     while not rows.unread(node) and not _is_over(lm, tree, rows, node):
@@ -78,7 +80,8 @@ def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[floa
 
     r starts as p and loses d after each refusal. d is the distribution the child was drawn from: q as it stands for
     independent children, q without the earlier ones where they were drawn without replacement, all on the child itself
-    where it was certain. arXiv 2211.17192, 2302.01318 (one child), 2305.09781 (independent), 2402.14160 (without replacement).
+    where it was certain. arXiv 2211.17192, 2302.01318 (one child), 2305.09781 (independent), 2402.14160 (without
+    replacement).
     """
     r, tests, taken = p, [], []
     for child in children:
@@ -107,4 +110,8 @@ def _named(lm: Lane, distribution: Tensor | None) -> list[Candidate]:
     if distribution is None:
         return []
     values, ids = distribution.topk(min(SHOWN, len(distribution)))
-    return [Candidate(token, lm.piece(token), value, value) for token, value in zip(ids.tolist(), values.tolist()) if value > 0]
+    return [
+        Candidate(token, lm.piece(token), value, value)
+        for token, value in zip(ids.tolist(), values.tolist())
+        if value > 0
+    ]

@@ -1,7 +1,7 @@
 """Drawing without replacement: a distribution whose tokens are taken out one after another.
 
-What is left is scaled up again before each draw. In law and in order these are the k largest of log q + Gumbel noise. Where
-nothing is drawn by chance the likeliest are taken instead, and they are known from the start.
+What is left is scaled up again before each draw. In law and in order these are the k largest of log q + Gumbel noise.
+Where nothing is drawn by chance the likeliest are taken instead, and they are known from the start.
 """
 from __future__ import annotations
 

@@ -47,8 +47,11 @@ class Findings:
 
     def tables(self) -> list[tuple[str, str, list[list[str]]]]:
         """Title, note and rows of each part."""
-        parts = (("Score against room", SCORE_NOTES, self.scores, score.rows), ("Memory", MEMORY_NOTES, self.weighings, memory.rows),
-                 ("A step", STEP_NOTES, self.paces, steps.rows))
+        parts = (
+            ("Score against room", SCORE_NOTES, self.scores, score.rows),
+            ("Memory", MEMORY_NOTES, self.weighings, memory.rows),
+            ("A step", STEP_NOTES, self.paces, steps.rows),
+        )
         return [(title, note, rows(found)) for title, note, found, rows in parts if found]
 
     def verdicts(self) -> list[str]:
@@ -72,9 +75,18 @@ class Findings:
     def page(self, picture: str) -> str:
         """In Markdown; `picture` is the path of the figure as seen from the page."""
         said = "\n".join(f"- {sentence}" for sentence in (*self.verdicts(), *self.failures()))
-        parts = ["# Cache policies", "Made by `python -m playground bench caches --out --page`.", said, facts_table(self.facts)]
+        parts = [
+            "# Cache policies",
+            "Made by `python -m playground bench caches --out --page`.",
+            said,
+            facts_table(self.facts),
+        ]
         for title, note, rows in self.tables():
-            shown = [f"![Score of every policy against the room it has]({picture})"] if rows[0][1].startswith("room") else []
+            shown = (
+                [f"![Score of every policy against the room it has]({picture})"]
+                if rows[0][1].startswith("room")
+                else []
+            )
             parts += [f"## {title}", note, *shown, markdown(rows)]
         return "\n\n".join(part for part in parts if part) + "\n"
 

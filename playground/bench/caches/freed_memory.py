@@ -1,7 +1,8 @@
-"""What memory a policy really frees: bytes of the tensors that hold keys and values, and resident memory of the process.
+"""What memory a policy really frees: bytes of the tensors that hold keys and values, and resident memory of the
+process.
 
-Every policy has a process of its own, so that none lives in what another one left behind. Looked at are the prompt with one
-token behind it, the earliest moment at which every policy has acted, and the end of the text.
+Every policy has a process of its own, so that none lives in what another one left behind. Looked at are the prompt with
+one token behind it, the earliest moment at which every policy has acted, and the end of the text.
 """
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from playground.engine.device_memory import give_back, size_text
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.kv_cache import Store
+    from playground.engine.kv_cache import KVCache
 
 
 @dataclass(frozen=True)
-class Order:
+class MemoryRequest:
     """What one process is to weigh."""
 
     point: Point
@@ -57,10 +58,12 @@ class Weighing:
     failure: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {moment: weight and weight._asdict() for moment, weight in (("early", self.early), ("late", self.late))}
+        return asdict(self) | {
+            moment: weight and weight._asdict() for moment, weight in (("early", self.early), ("late", self.late))
+        }
 
 
-def weighings(orders: Sequence[Order]) -> Iterator[Weighing]:
+def weighings(orders: Sequence[MemoryRequest]) -> Iterator[Weighing]:
     """One after the other, each in a fresh process."""
     for order in orders:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -70,7 +73,7 @@ def weighings(orders: Sequence[Order]) -> Iterator[Weighing]:
                 yield Weighing(order.point.name, failure=str(reason))
 
 
-def weigh(order: Order) -> Weighing:
+def weigh(order: MemoryRequest) -> Weighing:
     """One policy in this process. A lane that fails or is refused says why."""
     try:
         return Weighing(order.point.name, *_moments(order))
@@ -78,7 +81,7 @@ def weigh(order: Order) -> Weighing:
         return Weighing(order.point.name, failure=str(reason))
 
 
-def _moments(order: Order) -> Iterator[Weight]:
+def _moments(order: MemoryRequest) -> Iterator[Weight]:
     from playground.bench.caches.policy_lane import Driven, random_model, some_tokens
     torch.set_num_threads(order.threads)
     model = random_model(order.shape, order.prompt + order.written + 64)
@@ -91,17 +94,23 @@ def _moments(order: Order) -> Iterator[Weight]:
         yield _weight(order.point, driven.store, full_cache(model, order.prompt, generated), before)
 
 
-def _weight(point: Point, store: Store, full: Full, before: int) -> Weight:
+def _weight(point: Point, store: KVCache, full: Full, before: int) -> Weight:
     """What a store holds now; `before` is the process's resident memory when it held nothing."""
     whole = 2 * full.length * full.layers * full.heads * full.head * full.bits // 8
     share = make(point.policy, **point.knobs).promise(full) if point.policy else 1.0
     return Weight(whole, share * whole, allocated(store), _resident() - before)
 
 
-def allocated(store: Store) -> int:
-    """Bytes of all storages that a store keeps alive for keys and values, each counted once, whatever part of it is used."""
-    kept = {held.untyped_storage().data_ptr(): held.untyped_storage().nbytes()
-            for pool in (*store.keys, *store.values) for thing in (pool.rows, pool.prefix, pool.packed) for held in tensors(thing)}
+def allocated(store: KVCache) -> int:
+    """Bytes of all storages that a store keeps alive for keys and values, each counted once, whatever part of it is
+    used.
+    """
+    kept = {
+        held.untyped_storage().data_ptr(): held.untyped_storage().nbytes()
+        for pool in (*store.keys, *store.values)
+        for thing in (pool.rows, pool.prefix, pool.packed)
+        for held in tensors(thing)
+    }
     return sum(kept.values())
 
 
@@ -118,7 +127,9 @@ def tensors(thing: Any) -> Iterator[Tensor]:
 
 
 def _resident() -> int:
-    """Memory in use. What was freed is handed back first: how much of it a C library keeps for later changes from run to run."""
+    """Memory in use. What was freed is handed back first: how much of it a C library keeps for later changes from run
+    to run.
+    """
     gc.collect()
     give_back()
     return psutil.Process().memory_info().rss
@@ -126,7 +137,9 @@ def _resident() -> int:
 
 @dataclass(frozen=True)
 class Freed:
-    """How much less of a full cache a policy holds at one moment, as shares of that cache; of nothing promised nothing can be missing."""
+    """How much less of a full cache a policy holds at one moment, as shares of that cache; of nothing promised nothing
+    can be missing.
+    """
 
     promised: float
     storages: float
@@ -134,11 +147,14 @@ class Freed:
 
     @classmethod
     def of(cls, own: Weight, plain: Weight) -> Freed:
-        return cls(1 - own.promised / own.full, 1 - own.allocated / own.full, (plain.resident - own.resident) / own.full)
+        return cls(
+            1 - own.promised / own.full, 1 - own.allocated / own.full, (plain.resident - own.resident) / own.full
+        )
 
     @property
     def off(self) -> tuple[float, float] | None:
-        """How far storages and resident memory are from the promise, as shares of it; None where nothing is promised."""
+        """How far storages and resident memory are from the promise, as shares of it; None where nothing is promised.
+        """
         return (self.storages / self.promised - 1, self.resident / self.promised - 1) if self.promised > 0 else None
 
     @property
@@ -153,13 +169,29 @@ def freed(found: Sequence[Weighing]) -> dict[str, tuple[Freed, Freed]]:
     plain, *others = found
     if plain.failure:
         return {}
-    return {each.name: (Freed.of(each.early, plain.early), Freed.of(each.late, plain.late)) for each in others if not each.failure}
+    return {
+        each.name: (Freed.of(each.early, plain.early), Freed.of(each.late, plain.late))
+        for each in others
+        if not each.failure
+    }
 
 
 def rows(found: Sequence[Weighing]) -> list[list[str]]:
-    """A table: what is held behind the prompt and at the end, and how much less that is than the full cache, as promised and as found."""
+    """A table: what is held behind the prompt and at the end, and how much less that is than the full cache, as
+    promised and as found.
+    """
     gaps = freed(found)
-    head = ["policy", "moment", "promised", "storages", "resident", "freed: promised", "storages", "resident", f"within {NEAR:.0%}"]
+    head = [
+        "policy",
+        "moment",
+        "promised",
+        "storages",
+        "resident",
+        "freed: promised",
+        "storages",
+        "resident",
+        f"within {NEAR:.0%}",
+    ]
     return [head, *(row for each in found for row in _rows_of(each, gaps.get(each.name)))]
 
 
@@ -169,5 +201,9 @@ def _rows_of(each: Weighing, gaps: tuple[Freed, Freed] | None) -> Iterator[list[
         return
     for moment, weight, gap in zip(("prompt", "end"), (each.early, each.late), gaps or (None, None)):
         sizes = [size_text(size) for size in (weight.promised, weight.allocated, weight.resident)]
-        shares = [f"{gap.promised:.1%}", f"{gap.storages:.1%}", f"{gap.resident:.1%}", "yes" if gap.holds else "no"] if gap else ["-", "-", "-", ""]
+        shares = (
+            [f"{gap.promised:.1%}", f"{gap.storages:.1%}", f"{gap.resident:.1%}", "yes" if gap.holds else "no"]
+            if gap
+            else ["-", "-", "-", ""]
+        )
         yield [each.name, moment, *sizes, *shares]

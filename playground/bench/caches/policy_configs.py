@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from playground.contract import CachePolicy, Full, discover
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 
 if TYPE_CHECKING:
     from playground.engine.model import Model
@@ -22,8 +22,8 @@ class Point:
     knobs: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe("greedy", extras=[(self.policy, self.knobs)] if self.policy else [])
+    def recipe(self) -> LaneConfig:
+        return LaneConfig("greedy", extras=[(self.policy, self.knobs)] if self.policy else [])
 
 
 def policies() -> list[type[CachePolicy]]:
@@ -31,12 +31,16 @@ def policies() -> list[type[CachePolicy]]:
 
 
 def alike(tokens: int, prompt: int) -> list[Point]:
-    """The full cache, then every policy once: holding so many tokens of a prompt where it goes by tokens, as it is set by itself where not."""
+    """The full cache, then every policy once: holding so many tokens of a prompt where it goes by tokens, as it is set
+    by itself where not.
+    """
     return [Point(FULL), *(Point(cls.name, cls.name, cls.holding(tokens, prompt) or {}) for cls in policies())]
 
 
 def own_sizes(cls: type[CachePolicy]) -> list[Point]:
-    """A policy that does not go by tokens: at each choice of its first knob where that is a menu, as it is set by itself where not."""
+    """A policy that does not go by tokens: at each choice of its first knob where that is a menu, as it is set by
+    itself where not.
+    """
     first = next(iter(cls.knobs()), None)
     if first is None or not first.choices:
         return [Point(cls.name, cls.name)]

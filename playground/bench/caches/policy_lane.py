@@ -11,7 +11,7 @@ from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Runner
-from playground.engine.kv_cache import Store
+from playground.engine.kv_cache import KVCache
 from playground.engine.load import Loading
 from playground.engine.model import Model
 from playground.events import Failed
@@ -32,11 +32,14 @@ class Driven:
     def __init__(self, point: Point, model: Model, prompt: list[int], most: int, recorder: type[Recorder] = Silent):
         """`most` is the number of tokens it can be asked for at most."""
         assembly = assemble(point.recipe)
-        self.point, self.lane = point, Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=most + 2), recorder(model.tokens))
+        self.point, self.lane = (
+            point,
+            Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=most + 2), recorder(model.tokens)),
+        )
         self._runner = Runner(self.lane, assembly)
 
     @property
-    def store(self) -> Store:
+    def store(self) -> KVCache:
         return self.lane.target.store
 
     def read(self) -> None:

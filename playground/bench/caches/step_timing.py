@@ -37,8 +37,10 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Race:
-    """Lanes behind one prompt. `recorder` says what is noted of each step: everything, as on the page, or nothing but the text."""
+class TimedLanes:
+    """Lanes behind one prompt. `recorder` says what is noted of each step: everything, as on the page, or nothing but
+    the text.
+    """
 
     model: Model
     prompt: int  # tokens
@@ -61,7 +63,9 @@ class Race:
 
     def _begin(self, point: Point, pace: Pace, lanes: list[tuple[Pace, Driven]]) -> None:
         try:
-            driven = Driven(point, self.model, some_tokens(self.model, self.prompt), WARM_UP + self.rounds, self.recorder)
+            driven = Driven(
+                point, self.model, some_tokens(self.model, self.prompt), WARM_UP + self.rounds, self.recorder
+            )
             driven.read()
         except (Refusal, RuntimeError) as reason:
             pace.failure = str(reason)
@@ -81,36 +85,45 @@ class Race:
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """A policy's steps over plain ones: within each round, and all of them together, which counts what is seldom and long."""
+class StepRatio:
+    """A policy's steps over plain ones: within each round, and all of them together, which counts what is seldom and
+    long.
+    """
 
     name: str
     rounds: Spread
     whole: float
 
     @classmethod
-    def of(cls, pace: Pace, plain: Pace) -> Ratio:
+    def of(cls, pace: Pace, plain: Pace) -> StepRatio:
         pairs = list(zip(pace.seconds, plain.seconds))
-        return cls(pace.name, Spread.of([own / other for own, other in pairs]), fmean(own for own, _ in pairs) / fmean(other for _, other in pairs))
+        return cls(
+            pace.name,
+            Spread.of([own / other for own, other in pairs]),
+            fmean(own for own, _ in pairs) / fmean(other for _, other in pairs),
+        )
 
     @property
     def holds(self) -> bool:
         return self.rounds.median <= SLOWER
 
 
-def ratios(paces: Iterable[Pace]) -> list[Ratio]:
+def ratios(paces: Iterable[Pace]) -> list[StepRatio]:
     """Of all that came through but the first, which is the plain one."""
     plain, *others = paces
-    return [Ratio.of(pace, plain) for pace in others if not pace.failure]
+    return [StepRatio.of(pace, plain) for pace in others if not pace.failure]
 
 
 def rows(paces: Iterable[Pace]) -> list[list[str]]:
     paces = list(paces)
     told = {ratio.name: ratio for ratio in ratios(paces)}
-    return [["policy", "milliseconds", "over plain", "all together", f"at most {SLOWER}"], *(_row(pace, told.get(pace.name)) for pace in paces)]
+    return [
+        ["policy", "milliseconds", "over plain", "all together", f"at most {SLOWER}"],
+        *(_row(pace, told.get(pace.name)) for pace in paces),
+    ]
 
 
-def _row(pace: Pace, ratio: Ratio | None) -> list[str]:
+def _row(pace: Pace, ratio: StepRatio | None) -> list[str]:
     if pace.failure:
         return [pace.name, "failed", "-", "-", "no"]
     took = spread(Spread.of([1000 * seconds for seconds in pace.seconds]), 1)

@@ -1,6 +1,7 @@
 """What the bundled models are for: effects of strategies that they are meant to show, a module for each.
 
-Each module has one function that gives an Effect: its claim, entrants and questions, and the rule that says when it shows.
+Each module has one function that gives an Effect: its claim, entrants and questions, and the rule that says when it
+shows.
 """
 from __future__ import annotations
 
@@ -14,4 +15,6 @@ from playground.bench.effects.speculation_effect import speculation
 from playground.bench.effects.switching_effect import switching
 from playground.bench.effects.voting_effect import votes
 
-EFFECTS: dict[str, Callable[..., Effect]] = {make.__name__: make for make in (switching, context, eviction, grammar, speculation, votes)}
+EFFECTS: dict[str, Callable[..., Effect]] = {
+    make.__name__: make for make in (switching, context, eviction, grammar, speculation, votes)
+}

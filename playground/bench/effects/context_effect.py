@@ -5,11 +5,11 @@ import random
 
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import NEARLY, PLAIN, SURE, against, keeps, score, value, wins
-from playground.bench.effects.effect import Effect, Verdict
+from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.questions import from_item
 from playground.bench.survey import Answer, Entrant
 from playground.bench.user_questions import exactly
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 
 AGAINST, ALIKE, MEMORY = "passage against memory", "passage as in memory", "memory alone"
 CONTRASTS = {"cad 0.5": ("cad", {"alpha": 0.5}), "cad 1": ("cad", {"alpha": 1.0}), "adacad": ("adacad", {})}
@@ -20,21 +20,37 @@ def context(count: int = 60, seed: int = 1) -> Effect:
     from playground.pocket.world import context_qa  # not before: the world reads its plots when it is imported
     rng, makers = random.Random(seed), {AGAINST: context_qa.contradicting, ALIKE: context_qa.agreeing}
     questions = [exactly(from_item(make(rng)), task) for task, make in makers.items() for _ in range(count)]
-    entrants = [Entrant(PLAIN, Recipe("greedy")), Entrant(MEMORY, Recipe("greedy", extras=[("cad", {"alpha": -1.0})])),
-                *(Entrant(name, Recipe("greedy", extras=[extra])) for name, extra in CONTRASTS.items())]
+    entrants = [
+        Entrant(PLAIN, LaneConfig("greedy")),
+        Entrant(MEMORY, LaneConfig("greedy", extras=[("cad", {"alpha": -1.0})])),
+        *(Entrant(name, LaneConfig("greedy", extras=[extra])) for name, extra in CONTRASTS.items()),
+    ]
     return Effect(
-        "context", "Context-aware decoding follows a passage that contradicts the model's memory, and costs nothing where both agree.",
+        "context",
+        "Context-aware decoding follows a passage that contradicts the model's memory, and costs nothing where both agree.",
         f"One of the contrasts scores higher than greedy decoding on passages against memory (sign test, p < {SURE}) and loses at most {NEARLY} on "
-        "passages that agree with it.", entrants, questions, 16, shown, chart)
+        "passages that agree with it.",
+        entrants,
+        questions,
+        16,
+        shown,
+        chart,
+    )
 
 
-def shown(answers: list[Answer]) -> Verdict:
+def shown(answers: list[Answer]) -> EffectVerdict:
     gains, costs = ({name: against(answers, name, PLAIN, task) for name in CONTRASTS} for task in (AGAINST, ALIKE))
     told = {f"{name}, {task}": score(answers, name, task) for name in (PLAIN, MEMORY) for task in (AGAINST, ALIKE)}
-    numbers = {f"{name} against {PLAIN}, {task}": gaps[name] for name in CONTRASTS for task, gaps in ((AGAINST, gains), (ALIKE, costs))}
-    return Verdict(any(wins(gains[name]) and keeps(costs[name]) for name in CONTRASTS), told | numbers)
+    numbers = {
+        f"{name} against {PLAIN}, {task}": gaps[name]
+        for name in CONTRASTS
+        for task, gaps in ((AGAINST, gains), (ALIKE, costs))
+    }
+    return EffectVerdict(any(wins(gains[name]) and keeps(costs[name]) for name in CONTRASTS), told | numbers)
 
 
 def chart(answers: list[Answer]) -> Chart:
-    series = {name: [value(score(answers, name, task)) for task in (AGAINST, ALIKE)] for name in (PLAIN, MEMORY, *CONTRASTS)}
+    series = {
+        name: [value(score(answers, name, task)) for task in (AGAINST, ALIKE)] for name in (PLAIN, MEMORY, *CONTRASTS)
+    }
     return Chart("What a passage is worth", "", "score", [AGAINST, ALIKE], series, bars=True)

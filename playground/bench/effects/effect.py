@@ -23,7 +23,7 @@ error, on how many questions the first scores higher or lower, and the two-sided
 shown only by the rule that stands with it, which was written before the numbers."""
 
 
-class Verdict(NamedTuple):
+class EffectVerdict(NamedTuple):
     """Whether an effect shows, and every number that decided it."""
 
     shown: bool
@@ -40,26 +40,37 @@ class Effect:
     entrants: list[Entrant]
     questions: list[Question]
     length: int  # most tokens of an answer
-    judge: Callable[[list[Answer]], Verdict]
+    judge: Callable[[list[Answer]], EffectVerdict]
     draw: Callable[[list[Answer]], Chart]
     timed: bool = False  # whether times are compared: over several rounds, after a warm-up
 
-    def observe(self, models: Models, repeats: int, seed: int, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Answer]:
+    def observe(
+        self, models: Models, repeats: int, seed: int, cancelled: Callable[[], bool] = lambda: False
+    ) -> Iterator[Answer]:
         """Every entrant on every question; `repeats` rounds where times are compared, otherwise one."""
         from playground.decoding.session import Limits  # not before: it brings torch along
-        return survey(models, self.entrants, self.questions, repeats if self.timed else 1, Limits(seed, self.length), cancelled, warm_up=self.timed)
+
+        return survey(
+            models,
+            self.entrants,
+            self.questions,
+            repeats if self.timed else 1,
+            Limits(seed, self.length),
+            cancelled,
+            warm_up=self.timed,
+        )
 
 
 @dataclass(frozen=True)
-class Finding:
+class EffectResult:
     """An effect and the answers it was looked for in."""
 
     effect: Effect
     answers: list[Answer]
-    verdict: Verdict
+    verdict: EffectVerdict
 
     @classmethod
-    def of(cls, effect: Effect, answers: list[Answer]) -> Finding:
+    def of(cls, effect: Effect, answers: list[Answer]) -> EffectResult:
         return cls(effect, answers, effect.judge(answers))
 
     @property
@@ -79,7 +90,11 @@ class Finding:
         """The outcome, then a line for each number."""
         effect = self.effect
         numbers = [f"{name}: {say(value)}" for name, value in self.verdict.numbers.items()]
-        failures = [f"{len(self.failed)} answers failed, the first of {self.failed[0].entrant}: {self.failed[0].failure}"] if self.failed else []
+        failures = (
+            [f"{len(self.failed)} answers failed, the first of {self.failed[0].entrant}: {self.failed[0].failure}"]
+            if self.failed
+            else []
+        )
         return [f"{effect.name}: {self.outcome}. {effect.claim}", *numbers, *failures]
 
     def to_json(self) -> dict[str, Any]:
@@ -92,10 +107,19 @@ class Finding:
     def page(self, picture: str) -> str:
         """A section in Markdown; `picture` is the path of the chart as seen from the page."""
         effect, lines = self.effect, self.lines()[1:]
-        tables = "\n\n".join(f"{section.task}:\n\n{markdown(section.rows)}" for section in sections(table(self.answers)))
-        return "\n\n".join([
-            f"## {effect.name[0].upper()}{effect.name[1:]}: {self.outcome}", effect.claim, f"Rule: {effect.rule}", "\n".join(f"- {line}" for line in lines),
-            f"![{effect.claim}]({picture})", f"<details><summary>Table</summary>\n\n{tables}\n\n</details>"])
+        tables = "\n\n".join(
+            f"{section.task}:\n\n{markdown(section.rows)}" for section in sections(table(self.answers))
+        )
+        return "\n\n".join(
+            [
+                f"## {effect.name[0].upper()}{effect.name[1:]}: {self.outcome}",
+                effect.claim,
+                f"Rule: {effect.rule}",
+                "\n".join(f"- {line}" for line in lines),
+                f"![{effect.claim}]({picture})",
+                f"<details><summary>Table</summary>\n\n{tables}\n\n</details>",
+            ]
+        )
 
 
 def say(value: Number) -> str:
@@ -110,13 +134,19 @@ def say(value: Number) -> str:
     return spread(value, 2) if isinstance(value, Spread) else number(value, 3)
 
 
-def document(facts: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+def document(facts: dict[str, Any], findings: list[EffectResult]) -> dict[str, Any]:
     """Plain data for JSON. facts: settings and machine."""
     return {"format": FORMAT, "version": VERSION, **facts, "effects": [finding.to_json() for finding in findings]}
 
 
-def page(facts: dict[str, Any], findings: list[Finding], folder: str) -> str:
+def page(facts: dict[str, Any], findings: list[EffectResult], folder: str) -> str:
     """All findings in Markdown; the charts lie in a folder beside the page."""
     listed = markdown([["effect", "claim", "outcome"], *([f.effect.name, f.effect.claim, f.outcome] for f in findings)])
-    parts = ["# Effects", "Made by `python -m playground bench effects --out --page`.", listed, NOTES, facts_table(facts)]
+    parts = [
+        "# Effects",
+        "Made by `python -m playground bench effects --out --page`.",
+        listed,
+        NOTES,
+        facts_table(facts),
+    ]
     return "\n\n".join([*parts, *(finding.page(f"{folder}/{finding.effect.name}.svg") for finding in findings)]) + "\n"

@@ -1,29 +1,49 @@
-"""What a cache has thrown away cannot be found again. H2O, arXiv 2306.14048; SnapKV, 2404.14469; attention sinks, 2309.17453; KIVI, 2402.02750."""
+"""What a cache has thrown away cannot be found again. H2O, arXiv 2306.14048; SnapKV, 2404.14469; attention sinks,
+2309.17453; KIVI, 2402.02750.
+"""
 from __future__ import annotations
 
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import NEARLY, PLAIN, SURE, against, keeps, levels, loses, score, value
-from playground.bench.effects.effect import Effect, Verdict
+from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.questions import Question, ask
 from playground.bench.survey import Answer, Entrant
 from playground.contract import find
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 
-BUDGETS, POLICIES, KEPT = (16, 32, 64, 128, 256), ("h2o", "snapkv", "sink_window"), "kivi, 4 bits"  # budgets in tokens of the prompt
+# budgets in tokens of the prompt
+BUDGETS, POLICIES, KEPT = (16, 32, 64, 128, 256), ("h2o", "snapkv", "sink_window"), "kivi, 4 bits"
 
 
 def eviction(count: int = 24, seed: int = 1) -> Effect:
-    entrants = [Entrant(PLAIN, Recipe("greedy")), Entrant(KEPT, Recipe("greedy", extras=[("kivi", {"bits": "4"})])),
-                *(Entrant(evicting(policy, budget), Recipe("greedy", extras=[(policy, find(policy).holding(budget, budget))]))
-                  for policy in POLICIES for budget in BUDGETS)]
+    entrants = [
+        Entrant(PLAIN, LaneConfig("greedy")),
+        Entrant(KEPT, LaneConfig("greedy", extras=[("kivi", {"bits": "4"})])),
+        *(
+            Entrant(
+                evicting(policy, budget), LaneConfig("greedy", extras=[(policy, find(policy).holding(budget, budget))])
+            )
+            for policy in POLICIES
+            for budget in BUDGETS
+        ),
+    ]
     return Effect(
-        "eviction", "Below some budget an evicting cache loses the needle, and the score falls with it; a quantised cache, which drops nothing, keeps it.",
+        "eviction",
+        "Below some budget an evicting cache loses the needle, and the score falls with it; a quantised cache, which drops nothing, keeps it.",
         f"Each policy at {BUDGETS[0]} tokens scores lower than the full cache, and lower than itself at {BUDGETS[-1]} (sign tests, p < {SURE}); "
-        f"the quantised cache loses at most {NEARLY}.", entrants, needles(count, seed), 16, shown, chart)
+        f"the quantised cache loses at most {NEARLY}.",
+        entrants,
+        needles(count, seed),
+        16,
+        shown,
+        chart,
+    )
 
 
 def needles(count: int, seed: int) -> list[Question]:
-    """Keys of four digits, because the first token of an answer comes from the prompt's own forward, which sees everything."""
+    """Keys of four digits, because the first token of an answer comes from the prompt's own forward, which sees
+    everything.
+    """
     return [question for question in ask("needle", 4 * count, seed, grade=4) if question.answer.isdigit()][:count]
 
 
@@ -31,14 +51,16 @@ def evicting(policy: str, budget: int) -> str:
     return f"{policy}, {budget}"
 
 
-def shown(answers: list[Answer]) -> Verdict:
+def shown(answers: list[Answer]) -> EffectVerdict:
     ends = [(evicting(policy, BUDGETS[0]), evicting(policy, BUDGETS[-1])) for policy in POLICIES]
     lost = {f"{small} against {PLAIN}": against(answers, small, PLAIN) for small, _ in ends}
     fell = {f"{small} against {large}": against(answers, small, large) for small, large in ends}
     control = against(answers, KEPT, PLAIN)
     holds = all(map(loses, [*lost.values(), *fell.values()])) and keeps(control)
     least = {f"{policy}, smallest budget that loses at most {NEARLY}": enough(answers, policy) for policy in POLICIES}
-    return Verdict(holds, {PLAIN: score(answers, PLAIN), f"{KEPT} against {PLAIN}": control, **lost, **fell, **least})
+    return EffectVerdict(
+        holds, {PLAIN: score(answers, PLAIN), f"{KEPT} against {PLAIN}": control, **lost, **fell, **least}
+    )
 
 
 def enough(answers: list[Answer], policy: str) -> int | None:
@@ -49,4 +71,11 @@ def enough(answers: list[Answer], policy: str) -> int | None:
 
 def chart(answers: list[Answer]) -> Chart:
     series = {policy: [value(score(answers, evicting(policy, budget))) for budget in BUDGETS] for policy in POLICIES}
-    return Chart("Needle in a passage of 32 sentences", "tokens the cache keeps", "score", list(map(str, BUDGETS)), series, levels(answers, (PLAIN, KEPT)))
+    return Chart(
+        "Needle in a passage of 32 sentences",
+        "tokens the cache keeps",
+        "score",
+        list(map(str, BUDGETS)),
+        series,
+        levels(answers, (PLAIN, KEPT)),
+    )

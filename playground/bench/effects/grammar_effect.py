@@ -8,10 +8,10 @@ from typing import Any
 
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import NEARLY, PLAIN, SURE, against, keeps, score, value, wins
-from playground.bench.effects.effect import Effect, Verdict
+from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.questions import Question, ask
 from playground.bench.survey import Answer, Entrant
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 
 DRAWN, BOUND, BOUND_DRAWN = "temperature 1", "greedy, schema", "temperature 1, schema"
 
@@ -20,34 +20,54 @@ DRAWN, BOUND, BOUND_DRAWN = "temperature 1", "greedy, schema", "temperature 1, s
 class WithSchema(Entrant):
     """Writes each record under the record's own JSON Schema."""
 
-    def recipe_for(self, question: Question) -> Recipe:
+    def recipe_for(self, question: Question) -> LaneConfig:
         schema = json.dumps(question.meta["schema"])
         return replace(self.recipe, extras=[*self.recipe.extras, ("json_schema", {"source": schema})])
 
 
 def grammar(count: int = 120, seed: int = 1) -> Effect:
     """Records with and without a grammar, greedily and by chance."""
-    drawn = Recipe("sample", {"temperature": 1.0, "top_p": 1.0})
-    entrants = [Entrant(PLAIN, Recipe("greedy")), WithSchema(BOUND, Recipe("greedy")), Entrant(DRAWN, drawn), WithSchema(BOUND_DRAWN, drawn)]
+    drawn = LaneConfig("sample", {"temperature": 1.0, "top_p": 1.0})
+    entrants = [
+        Entrant(PLAIN, LaneConfig("greedy")),
+        WithSchema(BOUND, LaneConfig("greedy")),
+        Entrant(DRAWN, drawn),
+        WithSchema(BOUND_DRAWN, drawn),
+    ]
     return Effect(
-        "grammar", "A grammar made of the record's own schema makes every record valid, and none less right.",
+        "grammar",
+        "A grammar made of the record's own schema makes every record valid, and none less right.",
         f"With the schema every record is valid, greedily and at temperature 1, where more are valid than without (sign test, p < {SURE}); both ways the "
-        f"score loses at most {NEARLY}.", entrants, ask("records", count, seed), 330, shown, chart)
+        f"score loses at most {NEARLY}.",
+        entrants,
+        ask("records", count, seed),
+        330,
+        shown,
+        chart,
+    )
 
 
-def shown(answers: list[Answer]) -> Verdict:
+def shown(answers: list[Answer]) -> EffectVerdict:
     valid = validity(answers)
     shares = {f"valid, {name}": score(valid, name) for name in (PLAIN, BOUND, DRAWN, BOUND_DRAWN)}
     gain = against(valid, BOUND_DRAWN, DRAWN)
-    right = {f"right, {bound} against {free}": against(answers, bound, free) for bound, free in ((BOUND, PLAIN), (BOUND_DRAWN, DRAWN))}
+    right = {
+        f"right, {bound} against {free}": against(answers, bound, free)
+        for bound, free in ((BOUND, PLAIN), (BOUND_DRAWN, DRAWN))
+    }
     whole = all((found := shares[f"valid, {name}"]) is not None and found.mean == 1 for name in (BOUND, BOUND_DRAWN))
-    return Verdict(whole and wins(gain) and all(map(keeps, right.values())),
+    return EffectVerdict(whole and wins(gain) and all(map(keeps, right.values())),
                    {**shares, f"valid, {BOUND_DRAWN} against {DRAWN}": gain, **right})
 
 
 def validity(answers: Iterable[Answer]) -> list[Answer]:
     """The same answers, scored by whether they are valid under the schema of their question."""
-    return [answer if answer.failure else replace(answer, score=float(is_valid(answer.text, answer.question.meta["schema"]))) for answer in answers]
+    return [
+        answer
+        if answer.failure
+        else replace(answer, score=float(is_valid(answer.text, answer.question.meta["schema"])))
+        for answer in answers
+    ]
 
 
 def is_valid(text: str, schema: dict[str, Any]) -> bool:
@@ -66,19 +86,27 @@ def fits(found: Any, schema: dict[str, Any]) -> bool:
     if isinstance(found, list):
         return all(fits(each, schema["items"]) for each in found)
     if isinstance(found, dict):
-        return found.keys() == schema["properties"].keys() and all(fits(found[key], part) for key, part in schema["properties"].items())
+        return found.keys() == schema["properties"].keys() and all(
+            fits(found[key], part) for key, part in schema["properties"].items()
+        )
     return True
 
 
 KINDS: dict[str, Callable[[Any], bool]] = {
-    "string": lambda found: isinstance(found, str), "boolean": lambda found: isinstance(found, bool), "null": lambda found: found is None,
+    "string": lambda found: isinstance(found, str),
+    "boolean": lambda found: isinstance(found, bool),
+    "null": lambda found: found is None,
     "integer": lambda found: isinstance(found, int) and not isinstance(found, bool),
     "number": lambda found: isinstance(found, (int, float)) and not isinstance(found, bool),
-    "array": lambda found: isinstance(found, list), "object": lambda found: isinstance(found, dict),
+    "array": lambda found: isinstance(found, list),
+    "object": lambda found: isinstance(found, dict),
 }
 
 
 def chart(answers: list[Answer]) -> Chart:
     places = [PLAIN, BOUND, DRAWN, BOUND_DRAWN]
-    series = {"valid": [value(score(validity(answers), name)) for name in places], "score": [value(score(answers, name)) for name in places]}
+    series = {
+        "valid": [value(score(validity(answers), name)) for name in places],
+        "score": [value(score(answers, name)) for name in places],
+    }
     return Chart("Records with and without their schema", "", "share", places, series, bars=True)

@@ -3,20 +3,25 @@ from __future__ import annotations
 
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import PLAIN, of
-from playground.bench.effects.effect import Effect, Verdict
+from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.questions import ask
 from playground.bench.results import table, time_ratio
 from playground.bench.spread import Spread
 from playground.bench.survey import Answer, Entrant
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 
 DRAFTED, LOOKED_UP = "draft model", "prompt lookup"
-AIMS = {"records": (DRAFTED, 2.2), "programs": (DRAFTED, 2.2), "edit": (LOOKED_UP, 4.0)}  # times as fast as the plain lane
+# times as fast as the plain lane
+AIMS = {"records": (DRAFTED, 2.2), "programs": (DRAFTED, 2.2), "edit": (LOOKED_UP, 4.0)}
 
 
 def speculation(count: int = 10, seed: int = 1) -> Effect:
     """Two drafters beside the plain lane, by the clock on the wall."""
-    entrants = [Entrant(PLAIN, Recipe("greedy")), guessing(DRAFTED, "draft_model", depth=12), guessing(LOOKED_UP, "prompt_lookup", depth=20, n_max=3)]
+    entrants = [
+        Entrant(PLAIN, LaneConfig("greedy")),
+        guessing(DRAFTED, "draft_model", depth=12),
+        guessing(LOOKED_UP, "prompt_lookup", depth=20, n_max=3),
+    ]
     aims = ", ".join(f"{aim:g} times on {task} ({name})" for task, (name, aim) in AIMS.items())
     return Effect(
         "speculation", "Guessing ahead writes the plain lane's text in a fraction of its time.",
@@ -25,15 +30,27 @@ def speculation(count: int = 10, seed: int = 1) -> Effect:
 
 
 def guessing(name: str, drafter: str, **knobs: int) -> Entrant:
-    return Entrant(name, Recipe("speculative", extras=[(drafter, knobs), ("greedy_match", {})]))
+    return Entrant(name, LaneConfig("speculative", extras=[(drafter, knobs), ("greedy_match", {})]))
 
 
-def shown(answers: list[Answer]) -> Verdict:
-    faster = {f"{name}, {task}, times as fast": speed_up(answers, name, task) for task in AIMS for name in (DRAFTED, LOOKED_UP)}
-    reached = [(found := faster[f"{name}, {task}, times as fast"]) is not None and found.median >= aim for task, (name, aim) in AIMS.items()]
-    same = {f"{row.entrant}, {row.task}, share of texts that are the same": row.same_text / row.compared if row.compared else None
-            for row in table(answers) if row.entrant != PLAIN}
-    return Verdict(all(reached) and all(share == 1 for share in same.values()), faster | same)
+def shown(answers: list[Answer]) -> EffectVerdict:
+    faster = {
+        f"{name}, {task}, times as fast": speed_up(answers, name, task)
+        for task in AIMS
+        for name in (DRAFTED, LOOKED_UP)
+    }
+    reached = [
+        (found := faster[f"{name}, {task}, times as fast"]) is not None and found.median >= aim
+        for task, (name, aim) in AIMS.items()
+    ]
+    same = {
+        f"{row.entrant}, {row.task}, share of texts that are the same": row.same_text / row.compared
+        if row.compared
+        else None
+        for row in table(answers)
+        if row.entrant != PLAIN
+    }
+    return EffectVerdict(all(reached) and all(share == 1 for share in same.values()), faster | same)
 
 
 def speed_up(answers: list[Answer], name: str, task: str) -> Spread | None:
@@ -44,4 +61,6 @@ def speed_up(answers: list[Answer], name: str, task: str) -> Spread | None:
 def chart(answers: list[Answer]) -> Chart:
     found = {name: [speed_up(answers, name, task) for task in AIMS] for name in (DRAFTED, LOOKED_UP)}
     series = {name: [(each.median, 0.0) if each else None for each in spreads] for name, spreads in found.items()}
-    return Chart("Wall clock against the plain lane", "", "times as fast", list(AIMS), series, {"plain lane": 1.0}, bars=True)
+    return Chart(
+        "Wall clock against the plain lane", "", "times as fast", list(AIMS), series, {"plain lane": 1.0}, bars=True
+    )

@@ -1,4 +1,6 @@
-"""Schemas from a folder: one in a file, as JSONSchemaBench has them, or with instances, as its MaskBench and the official Test Suite do."""
+"""Schemas from a folder: one in a file, as JSONSchemaBench has them, or with instances, as its MaskBench and the
+official Test Suite do.
+"""
 from __future__ import annotations
 
 import json
@@ -48,7 +50,9 @@ def _cases(file: Path, name: str) -> list[Case]:
     except (OSError, ValueError, RecursionError) as reason:
         raise Refusal(f"{name} cannot be read as JSON ({reason}): mend it, or leave it away.", "folder") from None
     if isinstance(read, list):
-        return [_with_instances(part, f"{name}: {_title(part, number)}", file.stem) for number, part in enumerate(read, 1)]
+        return [
+            _with_instances(part, f"{name}: {_title(part, number)}", file.stem) for number, part in enumerate(read, 1)
+        ]
     group = file.parent.name
     return [_with_instances(read, name, group) if _has_instances(read) else Case(name, group, read)]
 
@@ -62,7 +66,12 @@ def _title(part: Any, number: int) -> str:
 
 
 def _with_instances(part: Any, name: str, group: str) -> Case:
-    if not _has_instances(part) or not all(isinstance(test, dict) and {"data", "valid"} <= test.keys() for test in part["tests"]):
+    if not _has_instances(part) or not all(
+        isinstance(test, dict) and {"data", "valid"} <= test.keys() for test in part["tests"]
+    ):
         raise Refusal(f"{name} has none of the known layouts: a file holds {LAYOUTS}.", "folder")
-    told = (Instance(str(test.get("description", number)), test["data"], bool(test["valid"])) for number, test in enumerate(part["tests"], 1))
+    told = (
+        Instance(str(test.get("description", number)), test["data"], bool(test["valid"]))
+        for number, test in enumerate(part["tests"], 1)
+    )
     return Case(name, group, part["schema"], tuple(told))

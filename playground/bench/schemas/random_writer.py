@@ -8,12 +8,15 @@ if TYPE_CHECKING:
     from playground.engine.grammar_matcher import Matcher
     from playground.engine.tokens import Tokens
 
-ENDING, SHORT = 0.3, 0.3  # how often a token that closes something, and one that is a single letter, is taken where there is one
+# how often a token that closes something, and one that is a single letter, is taken where there is one
+ENDING, SHORT = 0.3, 0.3
 CLOSERS = b'"]}'
 
 
 class Scribbler:
-    """Draws from the mask, often a token that closes a string, a list or an object: drawn evenly, few texts would ever end."""
+    """Draws from the mask, often a token that closes a string, a list or an object: drawn evenly, few texts would ever
+    end.
+    """
 
     def __init__(self, tokens: Tokens, vocabulary: int):
         read = [(token, tokens.bytes(token)) for token in range(vocabulary)]

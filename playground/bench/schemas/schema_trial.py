@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from playground.bench.schemas.cases import Case
-from playground.bench.schemas.independent_validator import Judge, Verdict
+from playground.bench.schemas.independent_validator import Judge, Validity
 from playground.bench.schemas.random_writer import Scribbler
 from playground.contract import make
-from playground.contract.lane_config import Recipe
+from playground.contract.lane_config import LaneConfig
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.trace.result import Result
@@ -39,23 +39,23 @@ class MaskTime(NamedTuple):
         return self.compute + self.unpack + self.apply
 
 
-class Writing(NamedTuple):
+class WrittenInstance(NamedTuple):
     """A text that was written under the schema, and what became of it."""
 
     by: str
     text: str
-    verdict: Verdict
+    verdict: Validity
 
 
 @dataclass
-class Finding:
+class SchemaResult:
     """What is known of a schema after its trial."""
 
     case: Case
     refusal: str = ""
     compile_seconds: float = 0.0
     masks: list[MaskTime] = field(default_factory=list)
-    writings: list[Writing] = field(default_factory=list)
+    writings: list[WrittenInstance] = field(default_factory=list)
     forbidden: list[str] = field(default_factory=list)  # instances that are valid and cannot be written
     let_through: list[str] = field(default_factory=list)  # instances that are invalid and can be written
 
@@ -63,7 +63,9 @@ class Finding:
     def violations(self) -> list[str]:
         """What was accepted although the schema does not allow it."""
         broken = [writing for writing in self.writings if writing.verdict.outcome in ("invalid", "no JSON")]
-        return [f"{writing.by} wrote {writing.text[:80]!r}: {writing.verdict.reason}" for writing in broken] + self.let_through
+        return [
+            f"{writing.by} wrote {writing.text[:80]!r}: {writing.verdict.reason}" for writing in broken
+        ] + self.let_through
 
     @property
     def outcome(self) -> str:
@@ -99,12 +101,12 @@ class Bench:
         self.scribbler = Scribbler(target.tokens, target.vocabulary)
         self.scores = torch.zeros(target.vocabulary)
 
-    def try_all(self, cases: list[Case]) -> Iterator[Finding]:
+    def try_all(self, cases: list[Case]) -> Iterator[SchemaResult]:
         for case in cases:
             yield self.try_one(case)
 
-    def try_one(self, case: Case) -> Finding:
-        finding, judge, start = Finding(case), Judge(case.schema), perf_counter()
+    def try_one(self, case: Case) -> SchemaResult:
+        finding, judge, start = SchemaResult(case), Judge(case.schema), perf_counter()
         try:
             grammar = self.engine.compile(*make("json_schema", source=case.source).grammar())
         except Refusal as refusal:
@@ -115,7 +117,11 @@ class Bench:
         for by, ids in self._written(case, grammar):
             text = self.tokens.decode(ids)
             whole = self._follow(grammar, ids, finding.masks)
-            finding.writings.append(Writing(by, text, judge(text) if whole else Verdict("cut off", f"cut off after {len(ids)} tokens")))
+            finding.writings.append(
+                WrittenInstance(
+                    by, text, judge(text) if whole else Validity("cut off", f"cut off after {len(ids)} tokens")
+                )
+            )
         self._follow_instances(grammar, finding)
         return finding
 
@@ -129,9 +135,15 @@ class Bench:
 
     def _model_writes(self, case: Case) -> list[int]:
         from playground.decoding.session import Limits, Prompt, prepare
-        shown = case.source[:max(0, min(SHOWN, self.models.target.context - self.most - ROOM))]  # a letter is a token at most
+        # a letter is a token at most
+        shown = case.source[:max(0, min(SHOWN, self.models.target.context - self.most - ROOM))]
         asked = Prompt(f"Write JSON for this schema: {shown}", bool(self.models.target.tokenizer.chat_template))
-        session = prepare(self.models, [Recipe("greedy", {}, [("json_schema", {"source": case.source})])], asked, Limits(self.seed, self.most))
+        session = prepare(
+            self.models,
+            [LaneConfig("greedy", {}, [("json_schema", {"source": case.source})])],
+            asked,
+            Limits(self.seed, self.most),
+        )
         while not session.finished:
             session.advance()
         return [id for id in Result(session.trace).token_ids if id not in self.models.target.end_ids]
@@ -154,7 +166,7 @@ class Bench:
         self.scores.masked_fill(~mask, REMOVED)
         return MaskTime(computed - start, unpacked - computed, perf_counter() - unpacked)
 
-    def _follow_instances(self, grammar: Grammar, finding: Finding) -> None:
+    def _follow_instances(self, grammar: Grammar, finding: SchemaResult) -> None:
         for instance in finding.case.instances:
             accepted = any(self._accepts(grammar, text) for text in spellings(instance.data, finding.case.schema))
             if accepted and not instance.valid:
@@ -168,7 +180,9 @@ class Bench:
 
 
 def spellings(data: Any, schema: Any) -> list[str]:
-    """Data as JSON with its keys as they stand, and in the order in which the schema names them, which the engine insists on."""
+    """Data as JSON with its keys as they stand, and in the order in which the schema names them, which the engine
+    insists on.
+    """
     return list(dict.fromkeys(json.dumps(form, ensure_ascii=False) for form in (data, ordered(data, schema))))
 
 

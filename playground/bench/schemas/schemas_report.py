@@ -7,40 +7,50 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from playground.bench.schemas.schema_trial import OUTCOMES, Finding, MaskTime
+from playground.bench.schemas.schema_trial import OUTCOMES, MaskTime, SchemaResult
 
 FORMAT, VERSION = "decoding-playground-schemas", 1
 TIMES = ("compile ms", "mask us", "99 %", "compute", "unpack", "apply")
 REASON = 110  # letters of a reason in a table
 
 
-def schema_rows(findings: Sequence[Finding]) -> list[list[str]]:
+def schema_rows(findings: Sequence[SchemaResult]) -> list[list[str]]:
     """A table of schemas; its first row is its head."""
-    rows = [[finding.case.name, finding.outcome, *times([finding]), " ".join(finding.reason.split())[:REASON]] for finding in findings]
+    rows = [
+        [finding.case.name, finding.outcome, *times([finding]), " ".join(finding.reason.split())[:REASON]]
+        for finding in findings
+    ]
     return [["schema", "outcome", *TIMES, "reason"], *rows]
 
 
-def group_rows(findings: Sequence[Finding]) -> list[list[str]]:
+def group_rows(findings: Sequence[SchemaResult]) -> list[list[str]]:
     """A table of groups, all of them together last: how many schemas had which outcome, and instances."""
     by_group = [list(some) for _, some in groupby(sorted(findings, key=_group), key=_group)]
     rows = [_totals(_group(some[0]), some) for some in by_group] + [_totals("all", findings)]
     return [["group", "schemas", *OUTCOMES, "instances", "forbidden", "let through", *TIMES, ""], *rows]
 
 
-def _group(finding: Finding) -> str:
+def _group(finding: SchemaResult) -> str:
     return finding.case.group
 
 
-def _totals(name: str, findings: Sequence[Finding]) -> list[str]:
+def _totals(name: str, findings: Sequence[SchemaResult]) -> list[str]:
     outcomes = Counter(finding.outcome for finding in findings)
     accepted = [finding for finding in findings if finding.outcome != "refused"]
-    counts = [len(findings), *(outcomes[outcome] for outcome in OUTCOMES), sum(len(finding.case.instances) for finding in accepted),
-              sum(len(finding.forbidden) for finding in accepted), sum(len(finding.let_through) for finding in accepted)]
+    counts = [
+        len(findings),
+        *(outcomes[outcome] for outcome in OUTCOMES),
+        sum(len(finding.case.instances) for finding in accepted),
+        sum(len(finding.forbidden) for finding in accepted),
+        sum(len(finding.let_through) for finding in accepted),
+    ]
     return [name, *map(str, counts), *times(findings), ""]
 
 
-def times(findings: Iterable[Finding]) -> list[str]:
-    """The cells of TIMES: median time to compile in ms; of masks median and 99 % in microseconds, and the medians of their three parts."""
+def times(findings: Iterable[SchemaResult]) -> list[str]:
+    """The cells of TIMES: median time to compile in ms; of masks median and 99 % in microseconds, and the medians of
+    their three parts.
+    """
     accepted = [finding for finding in findings if not finding.refusal]
     masks = [mask for finding in accepted for mask in finding.masks]
     if not masks:
@@ -55,21 +65,31 @@ def mask_seconds(masks: Sequence[MaskTime]) -> list[float]:
     return [median(whole), whole[int(0.99 * (len(whole) - 1))], *(median(part) for part in zip(*masks))]
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def verdict(findings: Sequence[SchemaResult]) -> str:
     """What was accepted and then violated, a line each, or that nothing was."""
     broken = [f"{finding.case.name}: {violation}" for finding in findings for violation in finding.violations]
     return "\n".join([f"{len(broken)} violations:", *broken]) if broken else "Nothing that was accepted was violated."
 
 
-def document(facts: dict[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
+def document(facts: dict[str, Any], findings: Sequence[SchemaResult]) -> dict[str, Any]:
     """Plain data for JSON. facts: settings and machine."""
     return {"format": FORMAT, "version": VERSION, **facts, "schemas": [_told(finding) for finding in findings]}
 
 
-def _told(finding: Finding) -> dict[str, Any]:
+def _told(finding: SchemaResult) -> dict[str, Any]:
     names = ("median", "p99", "compute", "unpack", "apply")
-    return {"name": finding.case.name, "group": finding.case.group, "outcome": finding.outcome, "reason": finding.reason,
-            "compile_seconds": finding.compile_seconds, "violations": finding.violations, "forbidden": finding.forbidden,
-            "instances": len(finding.case.instances), "masks": len(finding.masks),
-            "mask_seconds": dict(zip(names, mask_seconds(finding.masks))) if finding.masks else {},
-            "texts": [{"by": writing.by, "text": writing.text, "outcome": writing.verdict.outcome} for writing in finding.writings]}
+    return {
+        "name": finding.case.name,
+        "group": finding.case.group,
+        "outcome": finding.outcome,
+        "reason": finding.reason,
+        "compile_seconds": finding.compile_seconds,
+        "violations": finding.violations,
+        "forbidden": finding.forbidden,
+        "instances": len(finding.case.instances),
+        "masks": len(finding.masks),
+        "mask_seconds": dict(zip(names, mask_seconds(finding.masks))) if finding.masks else {},
+        "texts": [
+            {"by": writing.by, "text": writing.text, "outcome": writing.verdict.outcome} for writing in finding.writings
+        ],
+    }

@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from playground.bench.effects.answer_comparison import of
-from playground.bench.results import Row, table, time_ratio
-from playground.bench.speculation.observe import Guessed, Round
+from playground.bench.results import ResultRow, table, time_ratio
+from playground.bench.speculation.observe import Guessed, ObservedRound
 from playground.bench.speculation.speculative_lanes import AIMS, PLAIN, Pair
 from playground.bench.spread import Spread
 
@@ -17,10 +17,12 @@ MOST_WORK = 0.002  # seconds that such a round may take besides its forwards
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One lane on one task. `times` is how many times as fast as the plain lane it is, within each round of the measurement."""
+class LaneResult:
+    """One lane on one task. `times` is how many times as fast as the plain lane it is, within each round of the
+    measurement.
+    """
 
-    row: Row
+    row: ResultRow
     times: Spread | None
 
     @property
@@ -40,18 +42,27 @@ class Standing:
         return bool(aim and self.times and self.times.median >= aim and self.same and not self.row.failed)
 
     def to_json(self) -> dict[str, Any]:
-        return self.row.to_json() | {"tokens_per_target_forward": self.tokens_per_target_forward, "times_as_fast": _told(self.times),
-                                     "aim": AIMS.get(self.row.task), "reaches": self.reaches}
+        return self.row.to_json() | {
+            "tokens_per_target_forward": self.tokens_per_target_forward,
+            "times_as_fast": _told(self.times),
+            "aim": AIMS.get(self.row.task),
+            "reaches": self.reaches,
+        }
 
 
-def standings(answers: Sequence[Guessed]) -> list[Standing]:
+def standings(answers: Sequence[Guessed]) -> list[LaneResult]:
     """Task by task, the plain lane first."""
-    return [Standing(row, time_ratio(of(answers, PLAIN, row.task), of(answers, row.entrant, row.task))) for row in table(answers)]
+    return [
+        LaneResult(row, time_ratio(of(answers, PLAIN, row.task), of(answers, row.entrant, row.task)))
+        for row in table(answers)
+    ]
 
 
 @dataclass(frozen=True)
 class Match:
-    """A lane of ours and the library's own on one task, guessing equally much. `times`: how many times as fast as theirs ours is."""
+    """A lane of ours and the library's own on one task, guessing equally much. `times`: how many times as fast as
+    theirs ours is.
+    """
 
     task: str
     pair: Pair
@@ -72,19 +83,31 @@ class Match:
 
     def to_json(self) -> dict[str, Any]:
         sides = ("ours", "theirs")
-        return {"task": self.task, **dict(zip(sides, (self.pair.ours, self.pair.theirs))), "times_as_fast": _told(self.times),
-                "accepted": dict(zip(sides, self.accepted)), "tokens_per_target_forward": dict(zip(sides, self.per_forward)),
-                "same_text": self.same_text, "compared": self.compared, "slower": self.slower, "accepts_less": self.accepts_less}
+        return {
+            "task": self.task,
+            **dict(zip(sides, (self.pair.ours, self.pair.theirs))),
+            "times_as_fast": _told(self.times),
+            "accepted": dict(zip(sides, self.accepted)),
+            "tokens_per_target_forward": dict(zip(sides, self.per_forward)),
+            "same_text": self.same_text,
+            "compared": self.compared,
+            "slower": self.slower,
+            "accepts_less": self.accepts_less,
+        }
 
 
 def matches(answers: Sequence[Guessed], pairs: Iterable[Pair]) -> list[Match]:
     """Pair by pair, task by task."""
     standing = {(found.row.entrant, found.row.task): found for found in standings(answers)}
     tasks = dict.fromkeys(answer.question.task for answer in answers)
-    return [_match(answers, pair, task, standing[pair.ours, task], standing[pair.theirs, task]) for pair in pairs for task in tasks]
+    return [
+        _match(answers, pair, task, standing[pair.ours, task], standing[pair.theirs, task])
+        for pair in pairs
+        for task in tasks
+    ]
 
 
-def _match(answers: Sequence[Guessed], pair: Pair, task: str, ours: Standing, theirs: Standing) -> Match:
+def _match(answers: Sequence[Guessed], pair: Pair, task: str, ours: LaneResult, theirs: LaneResult) -> Match:
     written, besides = of(answers, pair.ours, task), of(answers, pair.theirs, task)
     texts = {(answer.number, answer.round): answer.token_ids for answer in besides}
     same = sum(texts.get((answer.number, answer.round)) == answer.token_ids for answer in written)
@@ -93,9 +116,9 @@ def _match(answers: Sequence[Guessed], pair: Pair, task: str, ours: Standing, th
 
 
 @dataclass(frozen=True)
-class Work:
-    """Of all rounds of a lane, and of its full ones: how many, the median of the guesses in each, of the seconds that no forward took, and of
-    the passes that were not the target's."""
+class RoundOverhead:
+    """Of all rounds of a lane, and of its full ones: how many, the median of the guesses in each, of the seconds that
+    no forward took, and of the passes that were not the target's."""
 
     entrant: str
     rounds: int
@@ -106,7 +129,7 @@ class Work:
     full_seconds: float | None  # None where it never guesses so much at once
 
     @classmethod
-    def of(cls, entrant: str, rounds: Sequence[Round]) -> Work:
+    def of(cls, entrant: str, rounds: Sequence[ObservedRound]) -> RoundOverhead:
         full = [found.work for found in rounds if FULL[0] <= found.guesses <= FULL[1]]
         guesses, work, passes = (median(found) for found in zip(*rounds))
         return cls(entrant, len(rounds), guesses, passes, work, len(full), median(full) if full else None)
@@ -119,12 +142,12 @@ class Work:
         return asdict(self) | {"too_long": self.too_long}
 
 
-def works(answers: Iterable[Guessed]) -> list[Work]:
+def works(answers: Iterable[Guessed]) -> list[RoundOverhead]:
     """For each lane with rounds of its own, over all tasks."""
-    rounds: dict[str, list[Round]] = {}
+    rounds: dict[str, list[ObservedRound]] = {}
     for answer in answers:
         rounds.setdefault(answer.entrant, []).extend(getattr(answer, "rounds", []))
-    return [Work.of(entrant, found) for entrant, found in rounds.items() if found]
+    return [RoundOverhead.of(entrant, found) for entrant, found in rounds.items() if found]
 
 
 def _told(spread: Spread | None) -> dict[str, float] | None:

@@ -1,4 +1,6 @@
-"""The library's own guessing on the same prompts, and what can be seen of it from outside: what it fed and what it wrote."""
+"""The library's own guessing on the same prompts, and what can be seen of it from outside: what it fed and what it
+wrote.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 from transformers.generation.streamers import BaseStreamer
 
-from playground.bench.baselines import LONGEST, Loaded, assistant, settings
+from playground.bench.baselines import LONGEST, TwinModels, assistant, settings
 from playground.bench.speculation.speculative_lanes import Pair
 
 
@@ -24,7 +26,9 @@ class Watched(BaseStreamer):
         self.drafted = 0  # passes of the draft
 
     def fed(self, network: nn.Module, args: tuple, given: dict[str, Any]) -> None:
-        """Before a pass: behind the tokens that are known, all of the prompt at first and the last one later, come the guesses."""
+        """Before a pass: behind the tokens that are known, all of the prompt at first and the last one later, come the
+        guesses.
+        """
         known = 1 if self.guessed else len(self.told[0])
         self.guessed.append(given["input_ids"][0, known:].tolist())
 
@@ -52,14 +56,19 @@ class Watched(BaseStreamer):
         return [token for tokens in self.written for token in tokens]
 
     def trials(self) -> list[tuple[int, int]]:
-        """Guesses (accepted, tested) at each depth, counted as those of a lane: up to the first that does not stand, and that one too."""
+        """Guesses (accepted, tested) at each depth, counted as those of a lane: up to the first that does not stand,
+        and that one too.
+        """
         fates = [_fates(guesses, tokens) for guesses, tokens in zip(self.guessed, self.written)]
         at = [[fate[depth] for fate in fates if depth < len(fate)] for depth in range(max(map(len, fates), default=0))]
         return [(sum(column), len(column)) for column in at]
 
 
 def _fates(guesses: list[int], tokens: list[int]) -> list[bool]:
-    stood = next((place for place, (guess, token) in enumerate(zip(guesses, tokens)) if guess != token), min(len(guesses), len(tokens)))
+    stood = next(
+        (place for place, (guess, token) in enumerate(zip(guesses, tokens)) if guess != token),
+        min(len(guesses), len(tokens)),
+    )
     return [True] * stood + [False] * (stood < min(len(guesses), len(tokens)))
 
 
@@ -67,11 +76,11 @@ def _fates(guesses: list[int], tokens: list[int]) -> list[bool]:
 class Library:
     """`generate` of one pair of the target and, where it is assisted, the draft."""
 
-    target: Loaded
+    target: TwinModels
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pair: Pair, target: Loaded, draft: Loaded | None, length: int) -> Library:
+    def of(cls, pair: Pair, target: TwinModels, draft: TwinModels | None, length: int) -> Library:
         """As many guesses in each pass as ours, and texts as long at most."""
         guessing = ({"assistant_model": assistant(draft, pair.guesses)} if pair.kind == "assisted"
                     else {"prompt_lookup_num_tokens": pair.guesses, "max_matching_ngram_size": LONGEST})

@@ -5,7 +5,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from playground.bench.results import SHOWN, number, spread
-from playground.bench.speculation.findings import FULL, MOST_WORK, Match, Standing, Work, matches, standings, works
+from playground.bench.speculation.findings import (
+    FULL,
+    MOST_WORK,
+    LaneResult,
+    Match,
+    RoundOverhead,
+    matches,
+    standings,
+    works,
+)
 from playground.bench.speculation.observe import Guessed
 from playground.bench.speculation.speculative_lanes import AIMS, PLAIN, Pair
 from playground.bench.survey_export import facts_table, markdown
@@ -30,14 +39,26 @@ done around each counts as well, so that guesses far below one another, each of 
 def document(facts: dict[str, Any], answers: Sequence[Guessed], pairs: Sequence[Pair]) -> dict[str, Any]:
     """Plain data for JSON. facts: settings and machine."""
     failed = list(dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure))
-    return {"format": FORMAT, "version": VERSION, **facts, "aims": AIMS, "table": [found.to_json() for found in standings(answers)],
-            "library": [found.to_json() for found in matches(answers, pairs)], "work": [found.to_json() for found in works(answers)],
-            "failures": failed}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **facts,
+        "aims": AIMS,
+        "table": [found.to_json() for found in standings(answers)],
+        "library": [found.to_json() for found in matches(answers, pairs)],
+        "work": [found.to_json() for found in works(answers)],
+        "failures": failed,
+    }
 
 
 def page(facts: dict[str, Any], answers: Sequence[Guessed], pairs: Sequence[Pair]) -> str:
     """The tables in Markdown, with the command and what they were measured on."""
-    parts = ["# Guessing ahead", "Made by `python -m playground bench guessing --out --page`.", NOTES, facts_table(facts)]
+    parts = [
+        "# Guessing ahead",
+        "Made by `python -m playground bench guessing --out --page`.",
+        NOTES,
+        facts_table(facts),
+    ]
     for title, note, rows in sections(answers, pairs):
         parts += [f"## {title}", *[note] * bool(note), markdown(rows)]
     return "\n\n".join(parts) + "\n"
@@ -48,47 +69,123 @@ def sections(answers: Sequence[Guessed], pairs: Sequence[Pair]) -> Iterator[tupl
     found = standings(answers)
     tasks = list(dict.fromkeys(standing.row.task for standing in found))
     if aimed := [task for task in tasks if task in AIMS]:
-        yield "Aims", "The fastest lane that writes the plain lane's texts, where a speed is asked for.", _aims(found, aimed)
+        yield (
+            "Aims",
+            "The fastest lane that writes the plain lane's texts, where a speed is asked for.",
+            _aims(found, aimed),
+        )
     for task in tasks:
-        yield task.capitalize(), "", [list(_HEAD), *(_cells(standing) for standing in found if standing.row.task == task)]
+        yield (
+            task.capitalize(),
+            "",
+            [list(_HEAD), *(_cells(standing) for standing in found if standing.row.task == task)],
+        )
     if compared := matches(answers, pairs):
         yield "Beside the library", BESIDE, _beside(compared)
     if worked := works(answers):
         yield "Work of a round", WORK, _worked(worked)
 
 
-_HEAD = ("lane", "times as fast", "aim", "tokens per target forward", "accepted", "by depth", "other forwards a token", "same text", "failed")
+_HEAD = (
+    "lane",
+    "times as fast",
+    "aim",
+    "tokens per target forward",
+    "accepted",
+    "by depth",
+    "other forwards a token",
+    "same text",
+    "failed",
+)
 
 
-def _cells(standing: Standing) -> list[str]:
+def _cells(standing: LaneResult) -> list[str]:
     row = standing.row
     by_depth = " ".join(number(share, 2) for share in row.acceptance_by_position[:SHOWN]) or "-"
-    return [row.entrant, spread(standing.times, 2), f"reaches {AIMS[row.task]:g}" if standing.reaches else "",
-            number(standing.tokens_per_target_forward, 2), number(row.acceptance, 2), by_depth, number(row.other_forwards, 2),
-            f"{row.same_text} of {row.compared}", str(row.failed or "")]
+    return [
+        row.entrant,
+        spread(standing.times, 2),
+        f"reaches {AIMS[row.task]:g}" if standing.reaches else "",
+        number(standing.tokens_per_target_forward, 2),
+        number(row.acceptance, 2),
+        by_depth,
+        number(row.other_forwards, 2),
+        f"{row.same_text} of {row.compared}",
+        str(row.failed or ""),
+    ]
 
 
-def _aims(found: list[Standing], tasks: list[str]) -> Rows:
+def _aims(found: list[LaneResult], tasks: list[str]) -> Rows:
     rows = [["task", "aim", "fastest", "times as fast", "lanes that reach it"]]
     for task in tasks:
-        lanes = [standing for standing in found if standing.row.task == task and standing.row.entrant != PLAIN and standing.same and standing.times]
+        lanes = [
+            standing
+            for standing in found
+            if standing.row.task == task and standing.row.entrant != PLAIN and standing.same and standing.times
+        ]
         fastest = max(lanes, key=lambda standing: standing.times.median, default=None)
         reaching = ", ".join(standing.row.entrant for standing in lanes if standing.reaches)
-        rows.append([task, f"{AIMS[task]:g}", fastest.row.entrant if fastest else "-", spread(fastest.times if fastest else None, 2), reaching or "none"])
+        rows.append(
+            [
+                task,
+                f"{AIMS[task]:g}",
+                fastest.row.entrant if fastest else "-",
+                spread(fastest.times if fastest else None, 2),
+                reaching or "none",
+            ]
+        )
     return rows
 
 
 def _beside(compared: list[Match]) -> Rows:
-    head = ["ours", "theirs", "task", "ours / theirs", "accepted", "theirs", "tokens per target forward", "theirs", "same text", "short of it"]
-    return [head, *([match.pair.ours, match.pair.theirs, match.task, spread(match.times, 2), *(number(share, 2) for share in match.accepted),
-                     *(number(tokens, 2) for tokens in match.per_forward), f"{match.same_text} of {match.compared}", _short(match)] for match in compared)]
+    head = [
+        "ours",
+        "theirs",
+        "task",
+        "ours / theirs",
+        "accepted",
+        "theirs",
+        "tokens per target forward",
+        "theirs",
+        "same text",
+        "short of it",
+    ]
+    return [
+        head,
+        *(
+            [
+                match.pair.ours,
+                match.pair.theirs,
+                match.task,
+                spread(match.times, 2),
+                *(number(share, 2) for share in match.accepted),
+                *(number(tokens, 2) for tokens in match.per_forward),
+                f"{match.same_text} of {match.compared}",
+                _short(match),
+            ]
+            for match in compared
+        ),
+    ]
 
 
 def _short(match: Match) -> str:
-    return ", ".join(words for words, holds in (("slower", match.slower), ("accepts less", match.accepts_less)) if holds)
+    return ", ".join(
+        words for words, holds in (("slower", match.slower), ("accepts less", match.accepts_less)) if holds
+    )
 
 
-def _worked(worked: list[Work]) -> Rows:
+def _worked(worked: list[RoundOverhead]) -> Rows:
     rows = [["lane", "rounds", "guesses", "other passes", "ms a round", "full rounds", "ms a full round", "too long"]]
-    return rows + [[work.entrant, str(work.rounds), number(work.guesses, 0), number(work.passes, 0), number(1000 * work.seconds, 2), str(work.full or "-"),
-                    number(None if work.full_seconds is None else 1000 * work.full_seconds, 2), "too long" if work.too_long else ""] for work in worked]
+    return rows + [
+        [
+            work.entrant,
+            str(work.rounds),
+            number(work.guesses, 0),
+            number(work.passes, 0),
+            number(1000 * work.seconds, 2),
+            str(work.full or "-"),
+            number(None if work.full_seconds is None else 1000 * work.full_seconds, 2),
+            "too long" if work.too_long else "",
+        ]
+        for work in worked
+    ]

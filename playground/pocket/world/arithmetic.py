@@ -1,9 +1,9 @@
 """Arithmetic: word problems worked out step by step, graded, and bare drills.
 
-A problem is a chain of sentences; every sentence knows the steps it costs, so the worked answer is written by the generator
-and ends in `#### n`. Grade 1 has one step, 2 two, 3 three; 4 has four and compares two people; 5 has five, larger numbers
-and sentences whose numbers do not matter. Three in ten items are drills without a story, graded by the size of the
-numbers: they teach the tables that the problems lean on, so a single sum is only held out in its words.
+A problem is a chain of sentences; every sentence knows the steps it costs, so the worked answer is written by the
+generator and ends in `#### n`. Grade 1 has one step, 2 two, 3 three; 4 has four and compares two people; 5 has five,
+larger numbers and sentences whose numbers do not matter. Three in ten items are drills without a story, graded by the
+size of the numbers: they teach the tables that the problems lean on, so a single sum is only held out in its words.
 """
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,8 @@ from playground.pocket.world.wording import Wordings
 TASK = "arithmetic"
 GRADES = (1, 2, 3, 4, 5)
 DRILLS = 0.3
-COMPARED, DISTRACTED = 4, 5         # the grades from which two people are compared, and from which other numbers are told
+# the grades from which two people are compared, and from which other numbers are told
+COMPARED, DISTRACTED = 4, 5
 DO = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": lambda x, y: x // y}
 
 START = Wordings("""
@@ -217,7 +218,8 @@ Solve all of these: {e}
 
 @dataclass
 class Tale:
-    """A problem while it is being told: who and what it is about, its sentences, its steps (x, operation, y, result)."""
+    """A problem while it is being told: who and what it is about, its sentences, its steps (x, operation, y, result).
+    """
     words: dict
     largest: int
     sentences: list = field(default_factory=list)
@@ -372,7 +374,9 @@ def _drill(voice, grade):
 
 
 def sums(rng, grade):
-    """(x, operation, y, result), never below zero. Grade 1 to 20, 2 to 100, 3 and up with products and quotients to 200."""
+    """(x, operation, y, result), never below zero. Grade 1 to 20, 2 to 100, 3 and up with products and quotients to
+    200.
+    """
     op = rng.choice("+-" if grade == 1 else "++--*" if grade == 2 else "++--**/")
     if op in "*/":
         x, y = rng.randint(2, 9), rng.randint(2, 12)

@@ -1,9 +1,9 @@
 """Chat: several turns in one conversation, the last of them asked.
 
-`Item.before` holds the earlier turns. Kinds: `mixed` (turns of other tasks, each on its own), `passage` (one passage, several
-questions), `list` (each turn changes the list of the turn before), `sum` (a running number), `recall` (something told in
-the first turn is asked for in the last, behind turns of other tasks): what a cache policy drops between turns is missed here.
-Grades: 1 one turn before, 2 two or three, 3 four or five, 4 six to eight.
+`Item.before` holds the earlier turns. Kinds: `mixed` (turns of other tasks, each on its own), `passage` (one passage,
+several questions), `list` (each turn changes the list of the turn before), `sum` (a running number), `recall`
+(something told in the first turn is asked for in the last, behind turns of other tasks): what a cache policy drops
+between turns is missed here. Grades: 1 one turn before, 2 two or three, 3 four or five, 4 six to eight.
 """
 from playground.pocket.world import arithmetic, context_qa, facts, lists, records
 from playground.pocket.world.item import Item, exact, on_side
@@ -168,11 +168,14 @@ BEGIN = Wordings("""
 [We start at|The number is|Say] {v}.
 ~ [Let it be|Put down] {v}.
 """)
-STEP = {op: Wordings(text) for op, text in {
-    "+": "[Add|Plus|Now add|And] {v}[| more].\n[{v} more|Put {v} on top].\n~ [Raise it by|Count on] {v}.",
-    "-": "[Take away|Minus|Now subtract|Less] {v}.\n[{v} less|Take {v} off].\n~ [Lower it by|Count back] {v}.",
-    "*": "[Times|Now times|Multiply by] {v}.\n[{v} times that|{v} times as much].\n~ [Make it {v}-fold|Take it {v} times].",
-}.items()}
+STEP = {
+    op: Wordings(text)
+    for op, text in {
+        "+": "[Add|Plus|Now add|And] {v}[| more].\n[{v} more|Put {v} on top].\n~ [Raise it by|Count on] {v}.",
+        "-": "[Take away|Minus|Now subtract|Less] {v}.\n[{v} less|Take {v} off].\n~ [Lower it by|Count back] {v}.",
+        "*": "[Times|Now times|Multiply by] {v}.\n[{v} times that|{v} times as much].\n~ [Make it {v}-fold|Take it {v} times].",
+    }.items()
+}
 ON_LIST = Wordings("""
 [Now|Then|Next|And now] {o} [it|the list|that].
 {o} [it|the list|that][| now| too].
@@ -209,7 +212,9 @@ def _mixed(rng, length, held_out, level):
     before = tuple(_other(rng) for _ in range(length - 1))
     last = SHORT[rng.choice(sorted(SHORT))].generate(rng, held_out, grade=1)
     meta = dict(kind="mixed", turns=length, last=last)
-    return Item(last.prompt, last.answer, TASK, meta, level, f"{last.task} {last.key or last.prompt}", before, last.kept_words)
+    return Item(
+        last.prompt, last.answer, TASK, meta, level, f"{last.task} {last.key or last.prompt}", before, last.kept_words
+    )
 
 
 def _other(rng):

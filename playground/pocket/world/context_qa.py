@@ -1,12 +1,12 @@
 """Context QA: a short passage, a question about it, and a span of the passage as the answer.
 
 Most passages speak of strangers. One in twenty contradicts what the model learned by heart about the known people and
-towns (`facts.py`), so it has met the conflict, but never for the attributes in `NEVER_CONTRADICTED`. One in ten agrees with
-it, for all attributes. At test time memory and passage really compete (`contradicting`, `agreeing`).
+towns (`facts.py`), so it has met the conflict, but never for the attributes in `NEVER_CONTRADICTED`. One in ten agrees
+with it, for all attributes. At test time memory and passage really compete (`contradicting`, `agreeing`).
 
-Grades: 1 one subject; 2 several subjects, no two with the same attribute; 3 several subjects that share their attributes,
-so that an answer has to be found by its subject; 4 more of them, and sentences about something else in between.
-From grade 2 on a question may run from the value to the subject.
+Grades: 1 one subject; 2 several subjects, no two with the same attribute; 3 several subjects that share their
+attributes, so that an answer has to be found by its subject; 4 more of them, and sentences about something else in
+between. From grade 2 on a question may run from the value to the subject.
 """
 from collections import Counter
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ The text speaks of a town that {does}. Which is [it|that]?
 
 
 @dataclass(frozen=True)
-class Told:
+class Statement:
     """One statement of a passage."""
     subject: str
     attribute: str
@@ -72,7 +72,8 @@ class Told:
 
 
 def generate(rng, held_out=False, grade=None):
-    """A passage about strangers, rarely one for or against the known facts; split by a hash of what it tells and asks."""
+    """A passage about strangers, rarely one for or against the known facts; split by a hash of what it tells and asks.
+    """
     return on_side(partial(_strangers, grade=grade) if grade else _any, rng, held_out)
 
 
@@ -80,7 +81,9 @@ def contradicting(rng):
     """A test item on which memory and passage disagree, about attributes for which training never showed this."""
     group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
     attributes = [a for a in group if a in NEVER_CONTRADICTED]
-    told = [Told(x, a, _other(rng, x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in attributes]
+    told = [
+        Statement(x, a, _other(rng, x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in attributes
+    ]
     return _item(Voice(rng), told, "contradicts")
 
 
@@ -106,13 +109,21 @@ def _false(rng):
     """Statements against the known facts, about one to three subjects, never about the attributes that are spared."""
     group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
     allowed = [a for a in group if a not in NEVER_CONTRADICTED]
-    return [Told(x, a, _other(rng, x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in _some(rng, allowed, 3)]
+    return [
+        Statement(x, a, _other(rng, x, a))
+        for x in rng.sample(_known(group), rng.randint(1, 3))
+        for a in _some(rng, allowed, 3)
+    ]
 
 
 def _true(rng):
     """Statements that repeat the known facts."""
     group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
-    return [Told(x, a, memory(x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in _some(rng, group, 3)]
+    return [
+        Statement(x, a, memory(x, a))
+        for x in rng.sample(_known(group), rng.randint(1, 3))
+        for a in _some(rng, group, 3)
+    ]
 
 
 def told_of_strangers(rng, grade):
@@ -121,7 +132,7 @@ def told_of_strangers(rng, grade):
     subjects = rng.sample(pool, rng.randint(*SUBJECTS[grade]))
     if grade < 3:
         kinds = rng.sample(attributes, min(len(attributes), len(subjects) * rng.randint(1, 3)))
-        return [Told(subjects[i % len(subjects)], a, _other(rng, None, a)) for i, a in enumerate(kinds)]
+        return [Statement(subjects[i % len(subjects)], a, _other(rng, None, a)) for i, a in enumerate(kinds)]
     shared = _some(rng, attributes, 3 if grade == 3 else 2)
     return [told for a in shared for told in _shared(rng, subjects, a)]
 
@@ -129,7 +140,7 @@ def told_of_strangers(rng, grade):
 def _shared(rng, subjects, attribute):
     """The same attribute of every subject, with different values as long as there are enough."""
     values = rng.sample(VALUES[attribute], min(len(subjects), len(VALUES[attribute])))
-    return [Told(x, attribute, values[i % len(values)]) for i, x in enumerate(subjects)]
+    return [Statement(x, attribute, values[i % len(values)]) for i, x in enumerate(subjects)]
 
 
 def _item(voice, told, kind, grade=2):
@@ -147,7 +158,9 @@ def _item(voice, told, kind, grade=2):
 
 
 def question(voice, told, asked, either_way=True):
-    """(question, answer, what makes it new) about one of the statements; either way: sometimes from the value to the subject."""
+    """(question, answer, what makes it new) about one of the statements; either way: sometimes from the value to the
+    subject.
+    """
     backwards = either_way and _only_one(told, asked) and voice.rng.random() < BACKWARDS
     return *(_backwards if backwards else ask)(voice, asked), f"{sorted(map(str, told))} {asked} {backwards}"
 
@@ -166,7 +179,9 @@ def ask(voice, asked):
     """A question from the subject to the value. What is kept for questions to memory alone is open to passages."""
     wordings = QUESTIONS[asked.attribute]
     known = asked.attribute in facts.QUESTIONS
-    return (wordings.any(voice.rng).format(x=asked.subject) if known else voice.say(wordings, x=asked.subject)), asked.value
+    return (
+        wordings.any(voice.rng).format(x=asked.subject) if known else voice.say(wordings, x=asked.subject)
+    ), asked.value
 
 
 def _backwards(voice, asked):

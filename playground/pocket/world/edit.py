@@ -194,7 +194,9 @@ The word {a} [shouts|is loud|in capitals, please].
 [Every|Each] {a} in [capitals|capital letters|upper case].
 ~ [Shout|Cry out] the word {a}.
 """)
-JOIN = Wordings("[{0} Then|{0} After that|First: {0} Second|{0} And then|{0} Next|{0} Besides|{0} Once that is done]: {1}")
+JOIN = Wordings(
+    "[{0} Then|{0} After that|First: {0} Second|{0} And then|{0} Next|{0} Besides|{0} Once that is done]: {1}"
+)
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,9 @@ def _edit(voice, grade):
             orders.append(done[0])
             after = done[1]
     prompt = voice.say(FRAMES, i=_joined(voice, orders), t=str(before)).replace("\\n", "\n")
-    meta = dict(kind=kinds[0] if grade < 3 else f"{len(kinds)} edits", before=str(before), edits=kinds, unit=before.unit)
+    meta = dict(
+        kind=kinds[0] if grade < 3 else f"{len(kinds)} edits", before=str(before), edits=kinds, unit=before.unit
+    )
     return Item(prompt, str(after), TASK, meta, grade, key=f"{before} {after}")
 
 
@@ -333,7 +337,9 @@ def _part(voice, text):
     """Something to add that suits the text."""
     if text.unit == "line":
         return "# " + sentence(voice.rng)
-    return sentence(voice.rng) if text.unit == "sentence" else f'"{voice.rng.choice(THINGS)}": {voice.rng.randint(1, 99)}'
+    return (
+        sentence(voice.rng) if text.unit == "sentence" else f'"{voice.rng.choice(THINGS)}": {voice.rng.randint(1, 99)}'
+    )
 
 
 def place(voice, text):

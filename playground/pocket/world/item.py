@@ -2,8 +2,8 @@
 
 A generator is a function of a `random.Random`, so the same seed gives the same items on every machine. Training and
 held-out items are kept apart by a hash of what makes an item new (its `key`): nothing has to be stored, and a held-out
-question can never turn up in training, in whatever words. Half of the held-out items are also put in a wording that training
-never shows (`wording.py`).
+question can never turn up in training, in whatever words. Half of the held-out items are also put in a wording that
+training never shows (`wording.py`).
 """
 import hashlib
 import random
@@ -19,8 +19,8 @@ HELD_OUT_ONE_IN = 16
 class Item:
     """One exchange. `meta` holds what the task's own `score` needs, and `kind` for the evaluation table.
 
-    grade: how hard it is, from 1 on. key: what makes it new (the prompt where nothing else is said). before: the earlier
-    (prompt, answer) turns of a chat. kept_words: the question is put in a wording that training never shows.
+    grade: how hard it is, from 1 on. key: what makes it new (the prompt where nothing else is said). before: the
+    earlier (prompt, answer) turns of a chat. kept_words: the question is put in a wording that training never shows.
     """
     prompt: str
     answer: str

@@ -1,7 +1,7 @@
 """Lists: copy, reverse, sort, shuffle, replace, swap, insert, drop, first, last, smallest, largest, count, unique.
 
-Small, with an order that matters: which positions a model can fill at once, and which need their neighbours.
-Grades: 1 two or three items, numbers below ten; 2 four or five; 3 six to eight; 4 nine to twelve, larger numbers and words.
+Small, with an order that matters: which positions a model can fill at once, and which need their neighbours. Grades: 1
+two or three items, numbers below ten; 2 four or five; 3 six to eight; 4 nine to twelve, larger numbers and words.
 `smallest` and `largest` are the drills that sorting leans on, and sorting is asked for more often than the rest.
 """
 from playground.pocket.world.item import Item, exact, on_side
@@ -225,7 +225,14 @@ def _list(voice, grade):
         items[rng.randrange(1, size)] = items[0]
     x, y = rng.choice(items), rng.choice([z for z in pool if z not in items] or pool)
     question, answer = voice.say(ASK[kind], s=written(items), x=x, y=y), written(_done(rng, kind, items, (x, y)))
-    return Item(question, answer, TASK, dict(kind=kind, length=size), grade, key=f"{kind} {items} {(x, y) if kind in AIMED else ''}")
+    return Item(
+        question,
+        answer,
+        TASK,
+        dict(kind=kind, length=size),
+        grade,
+        key=f"{kind} {items} {(x, y) if kind in AIMED else ''}",
+    )
 
 
 def _pool(rng, kind, grade):

@@ -1,8 +1,8 @@
 """Needle: a key hidden in a long passage of plain sentences and asked for at the end, over graded distances.
 
-What a cache policy throws away it cannot find again. The grade sets the length of the passage, from 4 sentences to nearly
-the whole context; the place is drawn evenly, so `meta["distance"]` (sentences between key and question) grades it finer.
-Every other passage hides keys of other towns too, so that the right one has to be told from them.
+What a cache policy throws away it cannot find again. The grade sets the length of the passage, from 4 sentences to
+nearly the whole context; the place is drawn evenly, so `meta["distance"]` (sentences between key and question) grades
+it finer. Every other passage hides keys of other towns too, so that the right one has to be told from them.
 """
 from playground.pocket.world.item import Item, exact, on_side
 from playground.pocket.world.names import THINGS, TOWNS

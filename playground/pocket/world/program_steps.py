@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """takes, makes: types. says: words with choices. numbers: the range of {k}."""
     takes: str
     makes: str
@@ -17,47 +17,54 @@ class Step:
 
 
 def _steps(takes, makes, table):
-    return [Step(takes, makes, says, code, *numbers) for says, code, *numbers in table]
+    return [ProgramStep(takes, makes, says, code, *numbers) for says, code, *numbers in table]
 
 
 FEW = (1, 4)                    # for what counts items
-NUMBERS = _steps("numbers", "numbers", [
-    ("keep [the items|those] above {k}", "it = [x for x in it if x > {k}]"),
-    ("keep [the items|those] below {k}", "it = [x for x in it if x < {k}]"),
-    ("keep the even [items|ones]", "it = [x for x in it if x % 2 == 0]"),
-    ("keep the odd [items|ones]", "it = [x for x in it if x % 2 == 1]"),
-    ("[drop|remove] every {k}", "it = [x for x in it if x != {k}]"),
-    ("keep [the items that {k} divides|multiples of {k}]", "it = [x for x in it if x % {k} == 0]", (2, 9)),
-    ("keep the first {k}[| items]", "it = it[:{k}]", FEW),
-    ("[drop|skip] the first {k}[| items]", "it = it[{k}:]", FEW),
-    ("keep the last {k}[| items]", "it = it[-{k}:]", FEW),
-    ("keep every second [item|one]", "it = it[::2]"),
-    ("[remove|drop] the items between -{k} and {k}", "it = [x for x in it if not -{k} <= x <= {k}]", (2, 9)),
-    ("keep what is larger than the item before", "it = [y for x, y in zip(it, it[1:]) if y > x]"),
-    ("add {k} to each", "it = [x + {k} for x in it]"),
-    ("multiply each by {k}", "it = [x * {k} for x in it]", (2, 9)),
-    ("subtract {k} from each", "it = [x - {k} for x in it]"),
-    ("divide each by {k}, rounding down", "it = [x // {k} for x in it]", (2, 9)),
-    ("[take|keep] the rest of each after division by {k}", "it = [x % {k} for x in it]", (2, 9)),
-    ("square each", "it = [x * x for x in it]"),
-    ("[cap|limit] each at {k}", "it = [min(x, {k}) for x in it]"),
-    ("raise each to at least {k}", "it = [max(x, {k}) for x in it]"),
-    ("[negate|change the sign of] each", "it = [-x for x in it]"),
-    ("[take|use] the distance of each from {k}", "it = [abs(x - {k}) for x in it]"),
-    ("add its position to each", "it = [x + i for i, x in enumerate(it)]"),
-    ("[take|use] the differences of neighbours", "it = [y - x for x, y in zip(it, it[1:])]"),
-    ("add up neighbours", "it = [x + y for x, y in zip(it, it[1:])]"),
-    ("[sort them|put them in order]", "it = sorted(it)"),
-    ("[sort them downwards|sort them from large to small]", "it = sorted(it, reverse=True)"),
-    ("[reverse them|turn the list around]", "it = it[::-1]"),
-    ("[remove repeats|keep each only once]", "it = list(dict.fromkeys(it))"),
-    ("append {k}", "it = it + [{k}]"),
-    ("put {k} in front", "it = [{k}] + it"),
-    ("[replace negative numbers by|turn negative numbers into] {k}", "it = [{k} if x < 0 else x for x in it]"),
-    ("halve the even ones", "it = [x // 2 if x % 2 == 0 else x for x in it]"),
-    ("[make|replace them by] running totals", "total, sums = 0, []\nfor x in it:\n    total += x\n    sums.append(total)\nit = sums"),
-    ("double those below {k}", "for i, x in enumerate(it):\n    if x < {k}:\n        it[i] = 2 * x"),
-])
+NUMBERS = _steps(
+    "numbers",
+    "numbers",
+    [
+        ("keep [the items|those] above {k}", "it = [x for x in it if x > {k}]"),
+        ("keep [the items|those] below {k}", "it = [x for x in it if x < {k}]"),
+        ("keep the even [items|ones]", "it = [x for x in it if x % 2 == 0]"),
+        ("keep the odd [items|ones]", "it = [x for x in it if x % 2 == 1]"),
+        ("[drop|remove] every {k}", "it = [x for x in it if x != {k}]"),
+        ("keep [the items that {k} divides|multiples of {k}]", "it = [x for x in it if x % {k} == 0]", (2, 9)),
+        ("keep the first {k}[| items]", "it = it[:{k}]", FEW),
+        ("[drop|skip] the first {k}[| items]", "it = it[{k}:]", FEW),
+        ("keep the last {k}[| items]", "it = it[-{k}:]", FEW),
+        ("keep every second [item|one]", "it = it[::2]"),
+        ("[remove|drop] the items between -{k} and {k}", "it = [x for x in it if not -{k} <= x <= {k}]", (2, 9)),
+        ("keep what is larger than the item before", "it = [y for x, y in zip(it, it[1:]) if y > x]"),
+        ("add {k} to each", "it = [x + {k} for x in it]"),
+        ("multiply each by {k}", "it = [x * {k} for x in it]", (2, 9)),
+        ("subtract {k} from each", "it = [x - {k} for x in it]"),
+        ("divide each by {k}, rounding down", "it = [x // {k} for x in it]", (2, 9)),
+        ("[take|keep] the rest of each after division by {k}", "it = [x % {k} for x in it]", (2, 9)),
+        ("square each", "it = [x * x for x in it]"),
+        ("[cap|limit] each at {k}", "it = [min(x, {k}) for x in it]"),
+        ("raise each to at least {k}", "it = [max(x, {k}) for x in it]"),
+        ("[negate|change the sign of] each", "it = [-x for x in it]"),
+        ("[take|use] the distance of each from {k}", "it = [abs(x - {k}) for x in it]"),
+        ("add its position to each", "it = [x + i for i, x in enumerate(it)]"),
+        ("[take|use] the differences of neighbours", "it = [y - x for x, y in zip(it, it[1:])]"),
+        ("add up neighbours", "it = [x + y for x, y in zip(it, it[1:])]"),
+        ("[sort them|put them in order]", "it = sorted(it)"),
+        ("[sort them downwards|sort them from large to small]", "it = sorted(it, reverse=True)"),
+        ("[reverse them|turn the list around]", "it = it[::-1]"),
+        ("[remove repeats|keep each only once]", "it = list(dict.fromkeys(it))"),
+        ("append {k}", "it = it + [{k}]"),
+        ("put {k} in front", "it = [{k}] + it"),
+        ("[replace negative numbers by|turn negative numbers into] {k}", "it = [{k} if x < 0 else x for x in it]"),
+        ("halve the even ones", "it = [x // 2 if x % 2 == 0 else x for x in it]"),
+        (
+            "[make|replace them by] running totals",
+            "total, sums = 0, []\nfor x in it:\n    total += x\n    sums.append(total)\nit = sums",
+        ),
+        ("double those below {k}", "for i, x in enumerate(it):\n    if x < {k}:\n        it[i] = 2 * x"),
+    ],
+)
 WORDS = _steps("words", "words", [
     ("keep words longer than {k}[| letters]", "it = [w for w in it if len(w) > {k}]", FEW),
     ("keep words shorter than {k}[| letters]", "it = [w for w in it if len(w) < {k}]", (3, 6)),

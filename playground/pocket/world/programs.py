@@ -21,11 +21,25 @@ CASES = 3                                                       # the grade from
 HELPED = 4                                                      # the grade with a helper
 ARGUMENT = dict(numbers="items", words="words", text="text")
 INPUTS = dict(
-    numbers=[[], [3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [12, 5, 30, 7, 7, 18], [40, 21, 9, 2, 16, 35], [-4, 0, 11, -15, 6]],
-    words=[[], ["sun"], ["apple", "cat", "moon", "bread"], ["dog", "dog", "river", "a", "stone"], ["Lamp", "ice", "oven", "key"]],
+    numbers=[
+        [],
+        [3],
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10],
+        [12, 5, 30, 7, 7, 18],
+        [40, 21, 9, 2, 16, 35],
+        [-4, 0, 11, -15, 6],
+    ],
+    words=[
+        [],
+        ["sun"],
+        ["apple", "cat", "moon", "bread"],
+        ["dog", "dog", "river", "a", "stone"],
+        ["Lamp", "ice", "oven", "key"],
+    ],
     text=["", "one", "the cat sat on the mat", "a big red boat left", "Every  road ends here", "no moon no moon"],
 )
-GUIDES = dict(                                                  # for who looks for a program by running it: none of them judges one
+# for who looks for a program by running it: none of them judges one
+GUIDES = dict(
     numbers=[[2, 9], [6, 6, 1], [15, 4, 22, 8, 8], [7, -3, 10, 31]],
     words=[["tree"], ["oak", "bird", "fire"], ["b", "b", "window", "Hat"], ["egg", "night", "a", "rose", "egg"]],
     text=["two words", "an old grey fox ran home", "A  wide gap", "so it is so"],
@@ -51,7 +65,7 @@ HELPERS = "helper step one part small inner".split()
 
 
 @dataclass(frozen=True)
-class Line:
+class ProgramLine:
     """One step as it stands in a program: its words, and its lines of code without indentation."""
     says: str
     code: str
@@ -112,21 +126,21 @@ def _line(rng, step, argument):
     """A step with its number drawn; the variable keeps the argument's name whatever it comes to hold."""
     k = rng.randint(*step.numbers)
     code = re.sub(r"\bit\b", argument, step.code.replace("{k}", str(k)))
-    return Line(expand(rng, step.says).replace("{k}", str(k)), code)
+    return ProgramLine(expand(rng, step.says).replace("{k}", str(k)), code)
 
 
 def _case(rng, argument):
     """What to return at once for empty input."""
     value = rng.choice(["0", "-1", "None", "[]"])
     words = expand(rng, "[if there is nothing, return {v}|return {v} for empty input|give back {v} if it is empty]")
-    return Line(words.replace("{v}", value), f"if not {argument}:\n    return {value}")
+    return ProgramLine(words.replace("{v}", value), f"if not {argument}:\n    return {value}")
 
 
 @dataclass(frozen=True)
 class Helper:
     """A function for one number, and the step that calls it for each."""
     code: str
-    call: Line
+    call: ProgramLine
 
 
 def _helper(rng):
@@ -134,7 +148,7 @@ def _helper(rng):
     k = str(rng.randint(2, 12))
     lines = "\n".join("    " + line for line in code.replace("{k}", k).splitlines())
     words = f"change each with the helper {name}, which {says.replace('{k}', k)}"
-    return Helper(f"def {name}(x):\n{lines}\n\n", Line(words, f"items = [{name}(x) for x in items]"))
+    return Helper(f"def {name}(x):\n{lines}\n\n", ProgramLine(words, f"items = [{name}(x) for x in items]"))
 
 
 PER_NUMBER = [
@@ -148,7 +162,10 @@ PER_NUMBER = [
     ("counts the steps of {k} from 0 up to the number", "return len(range(0, x, {k}))"),
     ("turns numbers below {k} negative", "if x < {k}:\n    return -x\nreturn x"),
     ("adds the squares of both the number and {k}", "return x * x + {k} * {k}"),
-    ("doubles it {k} times while it is below a hundred", "for _ in range({k}):\n    if x < 100:\n        x *= 2\nreturn x"),
+    (
+        "doubles it {k} times while it is below a hundred",
+        "for _ in range({k}):\n    if x < 100:\n        x *= 2\nreturn x",
+    ),
     ("swaps {k} and 0 and keeps all others", "if x == {k}:\n    return 0\nif x == 0:\n    return {k}\nreturn x"),
 ]
 

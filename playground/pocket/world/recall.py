@@ -42,7 +42,9 @@ def keys(voice):
     sentences = [sentence(rng) for _ in range(length - len(towns))]
     for town in towns:
         sentences.insert(rng.randint(0, len(sentences)), voice.say(needle.HIDE, t=town, k=secret[town]))
-    asked = [(voice.say(needle.ASK, t=town), secret[town], f"{town} {sentences}") for town in rng.sample(towns, len(towns))]
+    asked = [
+        (voice.say(needle.ASK, t=town), secret[town], f"{town} {sentences}") for town in rng.sample(towns, len(towns))
+    ]
     return _conversation(voice, (needle, sentences), asked)
 
 
@@ -53,5 +55,7 @@ def _conversation(voice, place, asked):
     """
     task, sentences = place
     open_ones = [(question, answer) for question, answer, key in asked if not is_held_out(f"{task.TASK}:{key}")]
-    framed = [voice.say(task.FRAMES if i == 0 else NEXT, p=" ".join(sentences), q=q) for i, (q, _) in enumerate(open_ones)]
+    framed = [
+        voice.say(task.FRAMES if i == 0 else NEXT, p=" ".join(sentences), q=q) for i, (q, _) in enumerate(open_ones)
+    ]
     return [(prompt.replace("\\n", "\n"), answer) for prompt, (_, answer) in zip(framed, open_ones)]

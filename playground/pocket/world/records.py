@@ -1,11 +1,12 @@
 """Records: a text to a JSON object under a schema that the prompt shows.
 
-`record_kinds.py` lists what records are about. A record draws some rows of a kind, gives each one of its names, and tells
-them in any order; the schema keeps its own order. The prompt shows the schema in one of three notations, and
-`meta["schema"]` is the JSON Schema, for a grammar or a validator. Arrays and booleans, hard for a small model, are frequent.
+`record_kinds.py` lists what records are about. A record draws some rows of a kind, gives each one of its names, and
+tells them in any order; the schema keeps its own order. The prompt shows the schema in one of three notations, and
+`meta["schema"]` is the JSON Schema, for a grammar or a validator. Arrays and booleans, hard for a small model, are
+frequent.
 
-Grades: 1 two to four plain fields; 2 with lists; 3 with a nested object; 4 with lists of objects, and with things told in
-the text that the schema does not ask for.
+Grades: 1 two to four plain fields; 2 with lists; 3 with a nested object; 4 with lists of objects, and with things told
+in the text that the schema does not ask for.
 """
 import json
 
@@ -85,7 +86,11 @@ def in_words(schema):
 
 
 PLAIN = {
-    "string": "text", "integer": "number", "number": "decimal", "boolean": "true|false", "['string', 'null']": "text|null",
+    "string": "text",
+    "integer": "number",
+    "number": "decimal",
+    "boolean": "true|false",
+    "['string', 'null']": "text|null",
 }
 NOTATIONS = (notation, notation, notation, in_words, json.dumps)
 
@@ -138,6 +143,8 @@ def _told(rng, named, told):
     while told:
         size = rng.randint(1, 3)
         part, told = told[:size], told[size:]
-        joined = listing(part) if not any(" and " in words or "," in words for words in part) else ", and it ".join(part)
+        joined = (
+            listing(part) if not any(" and " in words or "," in words for words in part) else ", and it ".join(part)
+        )
         sentences.append(f"{expand(rng, named)} {joined}.")
     return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences)

@@ -1,7 +1,9 @@
-"""Revise: a text, questions about its parts, and small edits one after another, each in a turn of its own. Only training sees it.
+"""Revise: a text, questions about its parts, and small edits one after another, each in a turn of its own. Only
+training sees it.
 
-An edit is a count (which sentence is the third?), a spelling (how is `soup` written in capitals?) and a long copy. One edit in
-fifty tokens teaches the copy; asked alone, the other two cost a dozen tokens. What `edit` holds out is not asked here either.
+An edit is a count (which sentence is the third?), a spelling (how is `soup` written in capitals?) and a long copy. One
+edit in fifty tokens teaches the copy; asked alone, the other two cost a dozen tokens. What `edit` holds out is not
+asked here either.
 """
 from playground.pocket.world import edit
 from playground.pocket.world.chat import NEXT
@@ -48,7 +50,10 @@ def conversation(voice, text, length):
         asked.append((question, answer))
         if is_held_out(f"{edit.TASK}:{shown} {text}"):
             return []
-    frames = [voice.say(edit.FRAMES if i == 0 else NEXT, i=question, q=question, t=str(shown)) for i, (question, _) in enumerate(asked)]
+    frames = [
+        voice.say(edit.FRAMES if i == 0 else NEXT, i=question, q=question, t=str(shown))
+        for i, (question, _) in enumerate(asked)
+    ]
     return [(frame.replace("\\n", "\n"), answer) for frame, (_, answer) in zip(frames, asked)]
 
 

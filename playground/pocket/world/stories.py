@@ -1,8 +1,8 @@
 """Stories: short and coherent, each told from one of several hundred little plots in `plots/`.
 
-A file of plots holds paragraphs. The first line is `# what it is about`, lines like `fruit: pear, plum` name slots of that
-plot alone, the rest is the story. `{n}` and the other slots of `cast` are filled once, so that a story keeps its thread;
-`[one turn|another]` (`wording.py`) are the ways to go on. A telling has about 60 to 170 words.
+A file of plots holds paragraphs. The first line is `# what it is about`, lines like `fruit: pear, plum` name slots of
+that plot alone, the rest is the story. `{n}` and the other slots of `cast` are filled once, so that a story keeps its
+thread; `[one turn|another]` (`wording.py`) are the ways to go on. A telling has about 60 to 170 words.
 """
 import re
 from collections.abc import Mapping
@@ -118,7 +118,9 @@ def _story(voice):
     wish = _wish(voice.rng, named)
     prompt = voice.say(wish, n=words["n"], about=about)
     hero = "" if wish is ANY else words["n"] if named else _longest_shared(about, story)
-    return Item(prompt[0].upper() + prompt[1:], story, TASK, dict(kind="stories", plot=plot.about, hero=hero), key=story)
+    return Item(
+        prompt[0].upper() + prompt[1:], story, TASK, dict(kind="stories", plot=plot.about, hero=hero), key=story
+    )
 
 
 def _wish(rng, named):
@@ -139,8 +141,13 @@ def cast(rng):
     hero = rng.choice(GIRLS if girl else BOYS)
     friend = rng.choice([name for name in (GIRLS if friend_girl else BOYS) if name != hero])
     words = dict(n=hero, m=friend, child="girl" if girl else "boy") | _pronouns(girl)
-    words |= {f"m{slot}": word for slot, word in _pronouns(friend_girl).items()} | dict(Mhe="She" if friend_girl else "He")
-    words |= {who: rng.choice([x for x in named if x not in (hero, friend)]) for who, named in dict(woman=GIRLS, man=BOYS).items()}
+    words |= {f"m{slot}": word for slot, word in _pronouns(friend_girl).items()} | dict(
+        Mhe="She" if friend_girl else "He"
+    )
+    words |= {
+        who: rng.choice([x for x in named if x not in (hero, friend)])
+        for who, named in dict(woman=GIRLS, man=BOYS).items()
+    }
     words |= dict(place=rng.choice(PLACES), pet=rng.choice(PETS), food=rng.choice(FOODS), colour=rng.choice(COLOURS))
     return words | dict(town=rng.choice(TOWNS), trade=rng.choice(TRADES), day=rng.choice(DAYS))
 

@@ -1,7 +1,7 @@
 """Wordings: short patterns that each stand for many sentences, so that a model learns the task and not a template.
 
-`[a|b]` is a choice, `[|a]` something that may be left out, choices nest; `{x}` is a slot and is filled after the choices
-are made. In a list of wordings a line that begins with `~` is kept for the evaluation: training never shows it.
+`[a|b]` is a choice, `[|a]` something that may be left out, choices nest; `{x}` is a slot and is filled after the
+choices are made. In a list of wordings a line that begins with `~` is kept for the evaluation: training never shows it.
 """
 import re
 from functools import cache
@@ -42,7 +42,8 @@ def count(pattern):
 
 @cache
 def tree(pattern):
-    """A pattern as a tuple of strings and choices; a choice is a list of such tuples. ValueError: unbalanced brackets."""
+    """A pattern as a tuple of strings and choices; a choice is a list of such tuples. ValueError: unbalanced brackets.
+    """
     parts = MARKS.split(pattern)
     found = _sequence(parts, 0)
     if found[1] != len(parts):

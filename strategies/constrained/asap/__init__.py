@@ -16,7 +16,7 @@ OUTLINED = 40  # prefixes of what was learned
 
 
 @dataclass
-class Sample:
+class GrammarSample:
     """A text drawn under the grammar, and its log-probability under the model."""
 
     leaf: object
@@ -32,7 +32,9 @@ class Sample:
 
 
 def legal_of(rows) -> torch.Tensor:
-    """log P of each token the grammar allows, [V]; renormalised over nothing: what the mask takes away is what is to be learned."""
+    """log P of each token the grammar allows, [V]; renormalised over nothing: what the mask takes away is what is to be
+    learned.
+    """
     return rows.scores[0].cpu().double().log_softmax(-1).masked_fill(~rows.masks[0].cpu(), NEVER)
 
 
@@ -41,11 +43,11 @@ class ASAp(Decoder):
     for legal texts only.
 
     A mask that is renormalised at every token favours beginnings after which hardly anything legal is likely. Here each
-    token's probability is multiplied by the chance that free writing after it ends legally: 1 where nothing was drawn yet,
-    and lower the more samples have passed there; a trie remembers it for the next run with the same prompt. The first
-    sample is drawn as under a plain mask, and the law of later ones tends to the model's own law given the grammar. One
-    row is read per token and sample. Dead ends are learned and the sample is drawn again; a text cut off by the length
-    teaches nothing about its end. Park et al. 2024, arXiv 2405.21047.
+    token's probability is multiplied by the chance that free writing after it ends legally: 1 where nothing was drawn
+    yet, and lower the more samples have passed there; a trie remembers it for the next run with the same prompt. The
+    first sample is drawn as under a plain mask, and the law of later ones tends to the model's own law given the
+    grammar. One row is read per token and sample. Dead ends are learned and the sample is drawn again; a text cut off
+    by the length teaches nothing about its end. Park et al. 2024, arXiv 2405.21047.
     """
 
     name, title, paper, sheet = "asap", "ASAp: grammar-aligned sampling", "2405.21047", "constrained/asap-gad"
@@ -53,8 +55,14 @@ class ASAp(Decoder):
     several = owns_constraint = remembers = True
 
     samples: int = knob(10, 1, 500, step=1, help="texts drawn one after the other; each teaches the next")
-    temperature: float = knob(1.0, 0.3, 1.5, step=0.05, help="of the model whose law is aimed at; 1 is the model itself")
-    text: str = knob("last", choices=("last", "most probable"), help="which of the whole texts becomes the answer; the last one follows the law")
+    temperature: float = knob(
+        1.0, 0.3, 1.5, step=0.05, help="of the model whose law is aimed at; 1 is the model itself"
+    )
+    text: str = knob(
+        "last",
+        choices=("last", "most probable"),
+        help="which of the whole texts becomes the answer; the last one follows the law",
+    )
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
@@ -68,16 +76,17 @@ class ASAp(Decoder):
             sample = yield from self._draw(lm, trie)
             found[sample.leaf.text] += 1
             yield from self._tell(lm, trie, sample, number, found)
-            *others, chosen = sorted([sample] if chosen is None else [chosen, sample], key=self._rank)  # of equals the later one
+            # of equals the later one
+            *others, chosen = sorted([sample] if chosen is None else [chosen, sample], key=self._rank)
             lm.drop([other.leaf for other in others])
         yield lm.keep(chosen.leaf)
 
-    def _rank(self, sample: Sample) -> tuple[bool, float]:
+    def _rank(self, sample: GrammarSample) -> tuple[bool, float]:
         return sample.whole, sample.logp if self.text == "most probable" else 0.0
 
     def _draw(self, lm, trie: PrefixTrie) -> Iterator:
         """One sample, from the end of the prompt on; begun again where it runs into a dead end."""
-        sample = Sample(lm.fork(1)[0])
+        sample = GrammarSample(lm.fork(1)[0])
         while not sample.leaf.reason:
             [rows] = yield lm.extend([sample.leaf])
             legal = legal_of(rows)
@@ -93,28 +102,50 @@ class ASAp(Decoder):
             sample.follow(trie, legal, choice.token)
         return sample
 
-    def _begin_again(self, lm, trie: PrefixTrie, sample: Sample, legal: torch.Tensor) -> Sample:
+    def _begin_again(self, lm, trie: PrefixTrie, sample: GrammarSample, legal: torch.Tensor) -> GrammarSample:
         trie.learn(sample.node, legal)
         if sample.node is None or trie.chances[ROOT] == NEVER:
-            raise Refusal("The grammar leads this model into dead ends only: loosen it, or raise the temperature.", "constraint")
+            raise Refusal(
+                "The grammar leads this model into dead ends only: loosen it, or raise the temperature.", "constraint"
+            )
         lm.drop([sample.leaf])
-        return Sample(lm.fork(1)[0])
+        return GrammarSample(lm.fork(1)[0])
 
     def _odds(self, lm, legal: torch.Tensor, weights: torch.Tensor) -> Figure:
-        """The likeliest legal tokens: as the model has them, as a mask alone would, as they are drawn, and their chance to stay legal."""
+        """The likeliest legal tokens: as the model has them, as a mask alone would, as they are drawn, and their chance
+        to stay legal.
+        """
         top = legal.topk(min(SHOWN, int((legal > NEVER).sum()))).indices
         columns = torch.stack([legal.exp(), legal.softmax(0), weights.softmax(0), (weights - legal).exp()], 1)[top]
-        return Figure("matrix", "next token", {"rows": [lm.piece(token) for token in top.tolist()], "values": columns.tolist(),
-                                               "columns": ["model", "mask alone", "drawn with", "chance after it"]})
+        return Figure(
+            "matrix",
+            "next token",
+            {
+                "rows": [lm.piece(token) for token in top.tolist()],
+                "values": columns.tolist(),
+                "columns": ["model", "mask alone", "drawn with", "chance after it"],
+            },
+        )
 
-    def _tell(self, lm, trie: PrefixTrie, sample: Sample, number: int, found: Counter) -> Iterator:
+    def _tell(self, lm, trie: PrefixTrie, sample: GrammarSample, number: int, found: Counter) -> Iterator:
         chance, ending = exp(trie.chances[ROOT]), "" if sample.whole else ", cut off before its end"
         yield Branches(scores={sample.leaf.number: sample.logp})
-        yield Note(f"Sample {number} of {self.samples}: {sample.leaf.text!r}{ending}, log-probability {sample.logp:.2f}. As far as is known, "
-                   f"at most {chance:.3g} of what the model writes freely is legal.", sample.leaf.number)
-        yield Figure("scalar", "chance of a legal text, by sample", {"x": number - 1, "axis": "sample", "series": {"at most": chance}})
+        yield Note(
+            f"Sample {number} of {self.samples}: {sample.leaf.text!r}{ending}, log-probability {sample.logp:.2f}. As far as is known, "
+            f"at most {chance:.3g} of what the model writes freely is legal.",
+            sample.leaf.number,
+        )
+        yield Figure(
+            "scalar",
+            "chance of a legal text, by sample",
+            {"x": number - 1, "axis": "sample", "series": {"at most": chance}},
+        )
         texts, counts = zip(*found.most_common(SHOWN))
         yield Figure("bars", "samples, by their text", {"labels": list(texts), "values": list(counts)})
         nodes, parents = trie.outline(OUTLINED)
         labels = [lm.piece(trie.tokens[node]) if node else "the prompt" for node in nodes]
-        yield Figure("tree", "chance of a legal end", {"labels": labels, "parents": parents, "values": [exp(trie.chances[node]) for node in nodes]})
+        yield Figure(
+            "tree",
+            "chance of a legal end",
+            {"labels": labels, "parents": parents, "values": [exp(trie.chances[node]) for node in nodes]},
+        )

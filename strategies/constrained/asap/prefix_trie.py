@@ -1,9 +1,9 @@
 """What samples under a grammar teach: how likely free writing is to stay legal after each prefix they passed.
 
-Of a prefix that was never read the trie believes the best, that everything after it is legal. Once its row is known, its
-chance is the sum over legal tokens v of P(v | prefix) times the chance after v, and the better knowledge goes up to the
-root. Chances are therefore upper bounds, and they only fall. All of them are kept as logarithms: the chance of a long
-text leaves the range of numbers. After Park et al. 2024, arXiv 2405.21047.
+Of a prefix that was never read the trie believes the best, that everything after it is legal. Once its row is known,
+its chance is the sum over legal tokens v of P(v | prefix) times the chance after v, and the better knowledge goes up to
+the root. Chances are therefore upper bounds, and they only fall. All of them are kept as logarithms: the chance of a
+long text leaves the range of numbers. After Park et al. 2024, arXiv 2405.21047.
 """
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class PrefixTrie:
         return len(self.tokens)
 
     def weigh(self, node: int | None, legal: Tensor) -> Tensor:
-        """log(P(v) times the chance after v) for every token, [V]; `legal` [V] is log P(v), -inf where v is not allowed."""
+        """log(P(v) times the chance after v) for every token, [V]; `legal` [V] is log P(v), -inf where v is not
+        allowed.
+        """
         weights = legal.clone()
         for token, child in self._below(node).items():
             weights[token] += self.chances[child]
@@ -57,11 +59,15 @@ class PrefixTrie:
         drawn = torch.tensor(list(self.children[node]), dtype=torch.long)
         self.unseen[node] = float(legal.index_fill(0, drawn, NEVER).logsumexp(0))
         while node >= ROOT:
-            self.chances[node] = _log_sum([self.unseen[node], *(self.logp[child] + self.chances[child] for child in self.children[node].values())])
+            self.chances[node] = _log_sum(
+                [self.unseen[node], *(self.logp[child] + self.chances[child] for child in self.children[node].values())]
+            )
             node = self.parents[node]
 
     def outline(self, count: int) -> tuple[list[int], list[int]]:
-        """At most `count` nodes, level by level from the root, and where in this list the parent of each stands; -1 for the root."""
+        """At most `count` nodes, level by level from the root, and where in this list the parent of each stands; -1 for
+        the root.
+        """
         found = [ROOT]
         for node in found:
             if len(found) >= count:
@@ -78,7 +84,14 @@ class PrefixTrie:
 
     def _add(self, token: int, parent: int, logp: float) -> None:
         self.children[parent][token] = len(self)
-        for column, entry in ((self.tokens, token), (self.parents, parent), (self.children, {}), (self.logp, logp), (self.unseen, None), (self.chances, 0.0)):
+        for column, entry in (
+            (self.tokens, token),
+            (self.parents, parent),
+            (self.children, {}),
+            (self.logp, logp),
+            (self.unseen, None),
+            (self.chances, 0.0),
+        ):
             column.append(entry)
 
 

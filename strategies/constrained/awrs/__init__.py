@@ -17,19 +17,34 @@ class AWRS(Redrawn):
 
     A try or two beyond the first that passes estimate how much of the model's law was legal, without bias, and that is
     multiplied into the text's weight; light texts are drawn anew, and the answer is drawn by weight, as in `smc`, which
-    reads the legal mass off the whole mask. Flat rows are tried without replacement, and one further token tells ("recursive");
-    peaked ones are counted as if drawn with replacement, until `accepts` of them passed ("counting"). One text without
-    weights is a plain mask. A token passes where the grammar's mask holds it. Lipkin et al. 2025, arXiv 2504.05410,
-    with the estimators of its library.
+    reads the legal mass off the whole mask. Flat rows are tried without replacement, and one further token tells
+    ("recursive"); peaked ones are counted as if drawn with replacement, until `accepts` of them passed ("counting").
+    One text without weights is a plain mask. A token passes where the grammar's mask holds it. Lipkin et al. 2025,
+    arXiv 2504.05410, with the estimators of its library.
     """
 
     name, title, paper, sheet = "awrs", "Weighted rejection sampling", "2504.05410", "constrained/awrs"
 
     particles: int = knob(10, 1, 64, step=1, help="texts that grow side by side")
-    weights: bool = knob(True, help="estimate the legal mass; without, every text weighs the same, and a mask's law is drawn without a mask")
-    estimate: str = knob("by shape", choices=("by shape", "recursive", "counting"), help="by shape: counting where the best token has two thirds")
-    accepts: int = knob(2, 2, 8, step=1, help="tokens that have to pass when counting; more vary less and cost more tries; above 2 every row is counted")
-    rejects: int = knob(ENDLESS, 0, 1000, step=1, help="refusals of one token after which a counted text is given up; 0 never")
+    weights: bool = knob(
+        True,
+        help="estimate the legal mass; without, every text weighs the same, and a mask's law is drawn without a mask",
+    )
+    estimate: str = knob(
+        "by shape",
+        choices=("by shape", "recursive", "counting"),
+        help="by shape: counting where the best token has two thirds",
+    )
+    accepts: int = knob(
+        2,
+        2,
+        8,
+        step=1,
+        help="tokens that have to pass when counting; more vary less and cost more tries; above 2 every row is counted",
+    )
+    rejects: int = knob(
+        ENDLESS, 0, 1000, step=1, help="refusals of one token after which a counted text is given up; 0 never"
+    )
 
     def _step(self, lm, particle: Particle, rows):
         mask = rows.masks[0].cpu()
@@ -40,7 +55,8 @@ class AWRS(Redrawn):
         particle.asked = tries.asked
         if particle.weight == NEVER:
             return None
-        rows.decide("mask", rows.scores.masked_fill(~rows.masks, NEVER))  # the law of the token, though nobody reckoned it
+        # the law of the token, though nobody reckoned it
+        rows.decide("mask", rows.scores.masked_fill(~rows.masks, NEVER))
         return lm.choose(rows, token)
 
     def _tried(self, tries: Tries, uniform: Callable[[], float]) -> tuple[int | None, float]:
@@ -53,13 +69,19 @@ class AWRS(Redrawn):
 
     def _told(self, lm, growing: list[Particle], turn: int) -> Iterator:
         asked = [particle.asked for particle in growing]
-        counts = {"tokens tried": sum(map(len, asked)) / len(asked), "refused": sum(not ok for tried in asked for ok in tried.values()) / len(asked)}
+        counts = {
+            "tokens tried": sum(map(len, asked)) / len(asked),
+            "refused": sum(not ok for tried in asked for ok in tried.values()) / len(asked),
+        }
         yield Figure("scalar", "tries for a token, mean of the texts", {"x": turn, "axis": "step", "series": counts})
         for particle in growing:
             if refused := [lm.piece(token) for token, ok in particle.asked.items() if not ok]:
                 passed = [lm.piece(token) for token, ok in particle.asked.items() if ok]
-                yield Note(f"{len(refused) + len(passed)} tries of {lm.vocabulary} tokens: refused {quoted(refused)}, passed {quoted(passed)}; "
-                           f"log-weight {particle.weight:.2f}.", particle.leaf.number)
+                yield Note(
+                    f"{len(refused) + len(passed)} tries of {lm.vocabulary} tokens: refused {quoted(refused)}, passed {quoted(passed)}; "
+                    f"log-weight {particle.weight:.2f}.",
+                    particle.leaf.number,
+                )
 
 
 def quoted(pieces: list[str]) -> str:

@@ -1,8 +1,8 @@
 """A legal token by trying: tokens are drawn from p and shown to a checker one by one, until one passes.
 
-The token follows p given that it is legal. A few more tries estimate the legal mass Z, the sum of p over legal tokens: every
-way here gives a token and a weight W with E[W where v was taken] = p(v) for each legal v, so that E[W] = Z. The estimate
-depends on the number of tries; 1 over that number would be biased. Lipkin et al. 2025, arXiv 2504.05410.
+The token follows p given that it is legal. A few more tries estimate the legal mass Z, the sum of p over legal tokens:
+every way here gives a token and a weight W with E[W where v was taken] = p(v) for each legal v, so that E[W] = Z. The
+estimate depends on the number of tries; 1 over that number would be biased. Lipkin et al. 2025, arXiv 2504.05410.
 """
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def first_legal(tries: Tries) -> tuple[int | None, float]:
 
 
 def recursive(tries: Tries) -> tuple[int | None, float]:
-    """One try beyond the first that passes. Where v comes up with probability q, Z = q ok(v) + (1 - q) E[ok of the next]."""
+    """One try beyond the first that passes. Where v comes up with probability q, Z = q ok(v) + (1 - q) E[ok of the
+    next].
+    """
     urn, weight = Urn(tries.p), 1.0
     while urn.distinct and urn.left > NOTHING:
         left, token = urn.left, urn.take(tries.draw)
@@ -64,8 +66,9 @@ def _seconded(urn: Urn, tries: Tries, q: float) -> float:
 
 
 def counting(tries: Tries, uniform: Callable[[], float], accepts: int, most: int) -> tuple[int | None, float]:
-    """Draw with replacement until `accepts` passed, or `most` were refused: W = (passed - 1) / (drawn - 1), one less being counted
-    only where the last one passed. Draws of tokens that were refused before are not made but counted, by a geometric number."""
+    """Draw with replacement until `accepts` passed, or `most` were refused: W = (passed - 1) / (drawn - 1), one less
+    being counted only where the last one passed. Draws of tokens that were refused before are not made but counted, by
+    a geometric number."""
     rest, refused, taken, passed = tries.p.clone(), 0, None, 0
     while passed < accepts and float(rest.sum()) > NOTHING:
         refused += _again(1 - float(rest.sum()) / float(tries.p.sum()), uniform)

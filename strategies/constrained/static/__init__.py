@@ -15,7 +15,7 @@ SHOWN = 12  # items and candidates
 
 
 @dataclass(eq=False)
-class Beam:
+class ItemBeam:
     """A beginning of an item: its sequence, its log-probability in nats, its state in the trie."""
 
     leaf: object
@@ -24,20 +24,25 @@ class Beam:
 
 
 class Static(Decoder):
-    """Answer with one of a list of items, found by beam search: only beginnings of items grow, and the most probable whole
-    item wins.
+    """Answer with one of a list of items, found by beam search: only beginnings of items grow, and the most probable
+    whole item wins.
 
-    The items lie in a trie that is a sparse matrix; at every step the tokens after all beams are gathered from it at once and
-    only their log-probabilities are looked at, so a step costs the same for a hundred items and for a million. A beam that
-    came to the end of its item stays among the best until others push it out. With as many beams as items all are
-    found, in order of their probability; one beam is greedy. Su et al. 2026, arXiv 2602.22647 (STATIC); items of different
-    length, which end with the end token, are this project's own.
+    The items lie in a trie that is a sparse matrix; at every step the tokens after all beams are gathered from it at
+    once and only their log-probabilities are looked at, so a step costs the same for a hundred items and for a million.
+    A beam that came to the end of its item stays among the best until others push it out. With as many beams as items
+    all are found, in order of their probability; one beam is greedy. Su et al. 2026, arXiv 2602.22647 (STATIC); items
+    of different length, which end with the end token, are this project's own.
     """
 
     name, title, paper, sheet = "static", "STATIC: search among items", "2602.22647", "constrained/static-trie"
     guarantee, several, whole_answers, refuses = ("heuristic",), True, True, ("sampler", "constraint")
 
-    items: str = knob("abc|abd|bac|bcd|cab", multiline=True, file=True, help="the items, letter for letter, separated by | or line breaks")
+    items: str = knob(
+        "abc|abd|bac|bcd|cab",
+        multiline=True,
+        file=True,
+        help="the items, letter for letter, separated by | or line breaks",
+    )
     beams: int = knob(4, 1, 64, step=1, help="beginnings that grow side by side")
 
     def check(self) -> None:
@@ -47,8 +52,10 @@ class Static(Decoder):
     def decode(self, lm) -> Iterator:
         row = yield lm.prefill()
         trie = self._trie(lm, row.raw.device)
-        yield Note(f"{len(self._texts())} items: {trie.edges} edges after the first token, {trie.bytes} bytes of index.")
-        live, done, depth = [Beam(lm.fork(1)[0])], [], 0
+        yield Note(
+            f"{len(self._texts())} items: {trie.edges} edges after the first token, {trie.bytes} bytes of index."
+        )
+        live, done, depth = [ItemBeam(lm.fork(1)[0])], [], 0
         while live:
             rows = yield lm.extend([beam.leaf for beam in live])
             sums, tokens, states = self._candidates(trie, rows, live, depth)
@@ -70,11 +77,15 @@ class Static(Decoder):
         spelt = [self._spelt(lm, text) for text in self._texts()]
         longest = max(map(len, spelt))
         if longest > lm.remaining:
-            raise Refusal(f"An item has {longest} tokens, and {lm.remaining} can be written: raise the length.", "items")
+            raise Refusal(
+                f"An item has {longest} tokens, and {lm.remaining} can be written: raise the length.", "items"
+            )
         try:
             return CsrTrie([item + end for item in spelt], lm.vocabulary).to(device)
         except ValueError as reason:
-            raise Refusal(f"These items cannot be told apart with this model ({reason}): change them.", "items") from None
+            raise Refusal(
+                f"These items cannot be told apart with this model ({reason}): change them.", "items"
+            ) from None
 
     def _spelt(self, lm, text: str) -> list[int]:
         tokens = lm.spell(text)
@@ -82,14 +93,21 @@ class Static(Decoder):
             raise Refusal(f"This model has no tokens for the item {text!r}: write another.", "items")
         return tokens
 
-    def _candidates(self, trie: CsrTrie, rows, live: list[Beam], depth: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probability of each beginning with each token that may follow, the tokens, and their states, [live, k]."""
+    def _candidates(
+        self, trie: CsrTrie, rows, live: list[ItemBeam], depth: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probability of each beginning with each token that may follow, the tokens, and their states, [live, k].
+        """
         logp = torch.cat([row.logp for row in rows])[:, :trie.vocabulary]
         tokens, states, count = trie.following(torch.tensor([beam.state for beam in live], device=logp.device), depth)
         gains = logp.gather(1, tokens.clamp(max=trie.vocabulary - 1)).masked_fill(~count, NEVER)
-        return torch.tensor([beam.score for beam in live], device=logp.device, dtype=logp.dtype)[:, None] + gains, tokens, states
+        return (
+            torch.tensor([beam.score for beam in live], device=logp.device, dtype=logp.dtype)[:, None] + gains,
+            tokens,
+            states,
+        )
 
-    def _compete(self, lm, offers: list[Offer], done: list[Beam]) -> tuple[list[Offer], list[Beam]]:
+    def _compete(self, lm, offers: list[Offer], done: list[ItemBeam]) -> tuple[list[Offer], list[ItemBeam]]:
         """The best of those that grow and those that are whole, together no more than there are beams."""
         ranked = sorted([*done, *offers], key=lambda either: -either.score)[:self.beams]
         lm.drop(beam.leaf for beam in done if beam not in ranked)
@@ -98,21 +116,32 @@ class Static(Decoder):
     def _named(self, offer: Offer, tokens: torch.Tensor) -> Offer:
         return offer._replace(token=int(tokens[offer.place, offer.token]))
 
-    def _grow(self, lm, rows, live: list[Beam], offers: list[Offer], states: list[int]) -> Iterator:
+    def _grow(self, lm, rows, live: list[ItemBeam], offers: list[Offer], states: list[int]) -> Iterator:
         """The beams of these offers; the first of a parent goes on in its sequence, the others in forks of it."""
         places = [offer.place for offer in offers]
-        leaves = [live[place].leaf if place not in places[:i] else lm.fork(1, live[place].leaf)[0] for i, place in enumerate(places)]
+        leaves = [
+            live[place].leaf if place not in places[:i] else lm.fork(1, live[place].leaf)[0]
+            for i, place in enumerate(places)
+        ]
         lm.drop(beam.leaf for place, beam in enumerate(live) if place not in places)
         yield lm.keep([lm.choose(rows[offer.place], offer.token, leaf=leaf) for offer, leaf in zip(offers, leaves)])
-        return [Beam(leaf, offer.score, state) for leaf, offer, state in zip(leaves, offers, states)]
+        return [ItemBeam(leaf, offer.score, state) for leaf, offer, state in zip(leaves, offers, states)]
 
     def _shown(self, lm, trie: CsrTrie, sums: torch.Tensor, offers: list[Offer], tokens: torch.Tensor) -> Figure:
         candidates = [self._named(offer, tokens) for offer in best(sums, SHOWN)]
         taken = [self._named(offer, tokens) for offer in offers]
         labels = [f"{'✓' if offer in taken else '–'} {offer.place + 1} {lm.piece(offer.token)}" for offer in candidates]
-        return Figure("bars", "beam and token, log-probability of the beginning", {"labels": labels, "values": [offer.score for offer in candidates]})
+        return Figure(
+            "bars",
+            "beam and token, log-probability of the beginning",
+            {"labels": labels, "values": [offer.score for offer in candidates]},
+        )
 
-    def _chosen(self, lm, done: list[Beam]) -> Iterator:
+    def _chosen(self, lm, done: list[ItemBeam]) -> Iterator:
         shown = done[:SHOWN]
-        yield Figure("bars", "items found, by log-probability", {"labels": [beam.leaf.text for beam in shown], "values": [beam.score for beam in shown]})
+        yield Figure(
+            "bars",
+            "items found, by log-probability",
+            {"labels": [beam.leaf.text for beam in shown], "values": [beam.score for beam in shown]},
+        )
         yield lm.keep(done[0].leaf)

@@ -1,8 +1,10 @@
-"""A trie as a sparse matrix: what may follow is gathered for all beams at once, and no step depends on how many items there are.
+"""A trie as a sparse matrix: what may follow is gathered for all beams at once, and no step depends on how many items
+there are.
 
-States are numbers. 0 is the root and what lies behind the last token of an item; v + 1 is the prefix that is token v alone;
-longer prefixes are numbered from V + 1 on. The first token is looked up in a dense mask, the others in rows of (token, state)
-pairs, of which indptr says where they begin. Su et al. 2026, arXiv 2602.22647, with one dense layer and items of any length.
+States are numbers. 0 is the root and what lies behind the last token of an item; v + 1 is the prefix that is token v
+alone; longer prefixes are numbered from V + 1 on. The first token is looked up in a dense mask, the others in rows of
+(token, state) pairs, of which indptr says where they begin. Su et al. 2026, arXiv 2602.22647, with one dense layer and
+items of any length.
 """
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ PAD = -1  # behind an item that is shorter than the longest
 
 
 class CsrTrie:
-    """Items over V tokens. `indptr` [states + 1] and `packed` [edges + widest, 2] are the matrix, `first` [V] the tokens that begin an item,
-    `widest[t]` the most tokens that follow a prefix of t."""
+    """Items over V tokens. `indptr` [states + 1] and `packed` [edges + widest, 2] are the matrix, `first` [V] the
+    tokens that begin an item, `widest[t]` the most tokens that follow a prefix of t."""
 
     def __init__(self, items: list[list[int]], vocabulary: int):
         """ValueError where there is no item, or one begins another: nothing would tell where it ends."""
@@ -24,12 +26,20 @@ class CsrTrie:
         new, last = _nodes(rows)
         numbers = _number(rows, new, last, vocabulary)
         edges = [_edges(rows, new, numbers, depth) for depth in range(1, self.length)]
-        parents, pairs = (torch.cat(column) for column in zip(*edges)) if edges else (torch.zeros(0, dtype=torch.long), torch.zeros(0, 2, dtype=torch.long))
+        parents, pairs = (
+            (torch.cat(column) for column in zip(*edges))
+            if edges
+            else (torch.zeros(0, dtype=torch.long), torch.zeros(0, 2, dtype=torch.long))
+        )
         states = int(numbers.max()) + 1 if len(numbers) else 1
         counts = torch.bincount(parents, minlength=max(states, vocabulary + 1))
         self.indptr = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-        self.widest = [len(rows[:, 0].unique()), *(int(torch.bincount(edge[0]).max()) if len(edge[0]) else 0 for edge in edges)]
-        padding = torch.tensor([[vocabulary, ROOT]]).expand(max(self.widest), 2)  # so that reading past the end is harmless
+        self.widest = [
+            len(rows[:, 0].unique()),
+            *(int(torch.bincount(edge[0]).max()) if len(edge[0]) else 0 for edge in edges),
+        ]
+        # so that reading past the end is harmless
+        padding = torch.tensor([[vocabulary, ROOT]]).expand(max(self.widest), 2)
         self.packed = torch.cat([pairs, padding])
         self.first = torch.zeros(vocabulary, dtype=torch.bool)
         self.first[rows[:, 0]] = True
@@ -47,7 +57,9 @@ class CsrTrie:
         return sum(part.numel() * part.element_size() for part in (self.indptr, self.packed, self.first))
 
     def following(self, states: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What may follow prefixes of `depth` tokens in these states [n]: tokens, the states they lead to, and which of them count, [n, k]."""
+        """What may follow prefixes of `depth` tokens in these states [n]: tokens, the states they lead to, and which of
+        them count, [n, k].
+        """
         if depth == 0:
             tokens = torch.arange(self.vocabulary, device=states.device).expand(len(states), -1)
             return tokens, tokens + 1, self.first.expand(len(states), -1)
@@ -74,7 +86,8 @@ def _sorted_rows(items: list[list[int]]) -> Tensor:
 
 
 def _nodes(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with which the prefix that ends at a column appears first, and those whose last token stands there, [N, L]."""
+    """Rows with which the prefix that ends at a column appears first, and those whose last token stands there, [N, L].
+    """
     differs = torch.ones(rows.shape, dtype=torch.bool)
     differs[1:] = (rows[1:] != rows[:-1]).cummax(1).values
     after = torch.cat([rows[:, 1:], torch.full((len(rows), 1), PAD)], 1)

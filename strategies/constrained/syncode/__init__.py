@@ -23,7 +23,7 @@ SHOWN = 12  # accept sequences
 
 
 @dataclass(frozen=True)
-class Standing:
+class LexState:
     """Where a text stands: whole lexemes, and a remainder that may be one or grow into one."""
 
     parser: Any  # after the lexemes
@@ -37,32 +37,50 @@ class Terminals:
 
     def __init__(self, source: str):
         self._lark = read(source)
-        ordered = sorted(self._lark.terminals, key=lambda t: (-t.priority, type(t.pattern).__name__ != "PatternStr", -len(t.pattern.value)))
-        self.automata: dict[str, DFA] = {t.name: compiled(t.pattern.to_regexp()) for t in ordered}  # of equals the first is meant
-        self.shown = {t.name: repr(t.pattern.value) if type(t.pattern).__name__ == "PatternStr" else t.name for t in ordered} | {END: "the end"}
+        ordered = sorted(
+            self._lark.terminals,
+            key=lambda t: (-t.priority, type(t.pattern).__name__ != "PatternStr", -len(t.pattern.value)),
+        )
+        # of equals the first is meant
+        self.automata: dict[str, DFA] = {t.name: compiled(t.pattern.to_regexp()) for t in ordered}
+        self.shown = {
+            t.name: repr(t.pattern.value) if type(t.pattern).__name__ == "PatternStr" else t.name for t in ordered
+        } | {END: "the end"}
         self.ignored = frozenset(self._lark.ignore_tokens)
         if empty := next((name for name, automaton in self.automata.items() if automaton.finals[0]), None):
-            raise Refusal(f"The terminal {self.shown[empty]} may be empty, so there is no telling how often it stands: let it have a letter.", "source")
+            raise Refusal(
+                f"The terminal {self.shown[empty]} may be empty, so there is no telling how often it stands: let it have a letter.",
+                "source",
+            )
 
-    def start(self) -> Standing:
+    def start(self) -> LexState:
         return self._begun(self._lark.parse_interactive(""), ())
 
-    def advance(self, at: Standing, byte: int) -> Standing | None:
-        """The standing after one byte more; None where no terminal goes on with it. A lexeme is as long as it can be."""
-        states = {t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != EMPTY}
+    def advance(self, at: LexState, byte: int) -> LexState | None:
+        """The standing after one byte more; None where no terminal goes on with it. A lexeme is as long as it can be.
+        """
+        states = {
+            t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != EMPTY
+        }
         if states:
-            return Standing(at.parser, states, at.remainder + bytes([byte]), at.lexemes)
+            return LexState(at.parser, states, at.remainder + bytes([byte]), at.lexemes)
         whole = self.whole(at)
-        return self.advance(self._begun(self.fed(at, whole[0]), (*at.lexemes, (whole[0], at.remainder))), byte) if whole else None
+        return (
+            self.advance(self._begun(self.fed(at, whole[0]), (*at.lexemes, (whole[0], at.remainder))), byte)
+            if whole
+            else None
+        )
 
-    def _begun(self, parser: Any, lexemes: tuple) -> Standing:
-        return Standing(parser, dict.fromkeys((parser.accepts() | self.ignored) & self.automata.keys(), 0), b"", lexemes)
+    def _begun(self, parser: Any, lexemes: tuple) -> LexState:
+        return LexState(
+            parser, dict.fromkeys((parser.accepts() | self.ignored) & self.automata.keys(), 0), b"", lexemes
+        )
 
-    def whole(self, at: Standing) -> list[str]:
+    def whole(self, at: LexState) -> list[str]:
         """Terminals that the remainder is a whole one of, the one that is meant first."""
         return [t for t in self.automata if at.remainder and t in at.states and self.automata[t].finals[at.states[t]]]
 
-    def fed(self, at: Standing, terminal: str) -> Any:
+    def fed(self, at: LexState, terminal: str) -> Any:
         """The parser after one terminal more."""
         if terminal in self.ignored:
             return at.parser
@@ -70,25 +88,27 @@ class Terminals:
         parser.feed_token(token(terminal))
         return parser
 
-    def following(self, at: Standing, terminal: str) -> set[str]:
+    def following(self, at: LexState, terminal: str) -> set[str]:
         """What may stand after a terminal, were it complete; END where the text may end."""
         return self.fed(at, terminal).accepts() | self.ignored
 
-    def may_end(self, at: Standing) -> bool:
+    def may_end(self, at: LexState) -> bool:
         if not at.remainder:
             return END in at.parser.accepts()
         return any(END in self.following(at, t) for t in self.whole(at)[:1])
 
-    def kind(self, at: Standing) -> str:
+    def kind(self, at: LexState) -> str:
         """Of the remainder, in a few words."""
         if not at.remainder:
             return "nothing is begun"
         names = " or ".join(self.shown[t] for t in self.whole(at))
-        return f"{at.remainder.decode('utf-8', 'replace')!r} " + (f"is {names}, or may grow" if names else "is the beginning of a terminal")
+        return f"{at.remainder.decode('utf-8', 'replace')!r} " + (
+            f"is {names}, or may grow" if names else "is the beginning of a terminal"
+        )
 
 
 @dataclass
-class Found:
+class MaskLookup:
     """What the store says of one place of a text: tokens [V], and how they came up by accept sequence."""
 
     sure: Tensor
@@ -96,12 +116,12 @@ class Found:
     sequences: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # tokens inside, across and undecided
 
     @classmethod
-    def nothing_known(cls, vocabulary: int) -> Found:
+    def nothing_known(cls, vocabulary: int) -> MaskLookup:
         return cls(torch.zeros(vocabulary, dtype=torch.bool), torch.ones(vocabulary, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
-class Tally:
+class Agreement:
     """How store and engine agreed, in tokens."""
 
     sure: int
@@ -111,36 +131,44 @@ class Tally:
     missed: int  # legal by the engine, and not by the store
 
 
-def tallied(legal: Tensor, sure: Tensor, undecided: Tensor) -> Tally:
+def tallied(legal: Tensor, sure: Tensor, undecided: Tensor) -> Agreement:
     """Of tokens [V] by the engine and by the store, all with a text."""
     counts = (sure, undecided, undecided & legal, sure & ~legal, legal & ~sure & ~undecided)
-    return Tally(*(int(part.sum()) for part in counts))
+    return Agreement(*(int(part.sum()) for part in counts))
 
 
 class SynCode(Constraint):
-    """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen, and most of them are looked up, not parsed.
+    """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen, and most of them are
+    looked up, not parsed.
 
-    A lexer cuts the text into lexemes, an LALR parser says which terminals may come next, and the end of the text is in some
-    state of their automata. A store knows, for a terminal, a state and the terminal after it, which tokens stay inside or go
-    across. It looks no further than two terminals: what sticks out is undecided and is checked by the exact engine, or banned;
-    whatever the store says, nothing passes that the engine refuses. The released code lets everything through where its parser
-    fails. Ours are the engine beside it, the lexer that reads on as far as it can among the terminals the parser accepts, as
-    the engine does, and second terminals by the parser's state in place of all neighbours. Checked, it writes what `lark`
-    writes. \\d, \\w and \\s are ASCII. Engine: llguidance; parser: lark. Ugare et al. 2024, arXiv 2403.01632.
+    A lexer cuts the text into lexemes, an LALR parser says which terminals may come next, and the end of the text is in
+    some state of their automata. A store knows, for a terminal, a state and the terminal after it, which tokens stay
+    inside or go across. It looks no further than two terminals: what sticks out is undecided and is checked by the
+    exact engine, or banned; whatever the store says, nothing passes that the engine refuses. The released code lets
+    everything through where its parser fails. Ours are the engine beside it, the lexer that reads on as far as it can
+    among the terminals the parser accepts, as the engine does, and second terminals by the parser's state in place of
+    all neighbours. Checked, it writes what `lark` writes. \\d, \\w and \\s are ASCII. Engine: llguidance; parser: lark.
+    Ugare et al. 2024, arXiv 2403.01632.
     """
 
     name, title, paper, sheet = "syncode", "SynCode (mask store)", "2403.01632", "constrained/syncode"
     guarantee = ("constraint_sound",)
 
     ready: str = knob(OWN, choices=(OWN, *READY), help="a grammar that comes along, in place of your own")
-    source: str = knob(EXAMPLE, multiline=True, file=True, help="your own grammar, LALR(1); its first rule is called start")
-    undecided: str = knob("checked", choices=("checked", "banned"), help="tokens that reach beyond two terminals: asked of the exact engine, or removed")
+    source: str = knob(
+        EXAMPLE, multiline=True, file=True, help="your own grammar, LALR(1); its first rule is called start"
+    )
+    undecided: str = knob(
+        "checked",
+        choices=("checked", "banned"),
+        help="tokens that reach beyond two terminals: asked of the exact engine, or removed",
+    )
 
     terminals: ClassVar[Terminals]  # these come with the lane
     begins: ClassVar[int]
     spelling: ClassVar[Callable[[int], bytes]]
-    standings: ClassVar[dict[bytes, Standing | None]]
-    tallies: ClassVar[dict[bytes, Tally]]
+    standings: ClassVar[dict[bytes, LexState | None]]
+    tallies: ClassVar[dict[bytes, Agreement]]
     store: ClassVar[MaskStore | None] = None
 
     def grammar(self):
@@ -158,14 +186,18 @@ class SynCode(Constraint):
     def _narrowed(self, legal: Tensor, text: bytes) -> Tensor:
         found = self.looked_up(text, len(legal))
         sure, undecided = (part.to(legal.device) for part in (found.sure, found.undecided))
-        self.tallies[text] = tallied(*(part & (self.store.lengths > 0).to(legal.device) for part in (legal, sure, undecided)))
+        self.tallies[text] = tallied(
+            *(part & (self.store.lengths > 0).to(legal.device) for part in (legal, sure, undecided))
+        )
         return legal & (sure | undecided if self.undecided == "checked" else sure)
 
-    def looked_up(self, text: bytes, vocabulary: int) -> Found:
+    def looked_up(self, text: bytes, vocabulary: int) -> MaskLookup:
         """What the store says of each token after a text. Where the text cannot be followed nothing is decided."""
-        self.store = self.store or MaskStore([self.spelling(token) for token in range(vocabulary)], self.terminals.automata)
+        self.store = self.store or MaskStore(
+            [self.spelling(token) for token in range(vocabulary)], self.terminals.automata
+        )
         at = self._standing(text)
-        found = Found.nothing_known(vocabulary)
+        found = MaskLookup.nothing_known(vocabulary)
         if at is None:
             return found
         found.undecided = torch.zeros_like(found.undecided)
@@ -176,11 +208,11 @@ class SynCode(Constraint):
         found.undecided &= ~found.sure
         return found
 
-    def _add(self, found: Found, at: Standing, terminal: str, state: int) -> None:
+    def _add(self, found: MaskLookup, at: LexState, terminal: str, state: int) -> None:
         inside = self.store.inside(terminal, state)
         found.sure |= inside
         for following in sorted(self.terminals.following(at, terminal)):
-            across = self.store.then(terminal, state, following) if following != END else Found.nothing_known(0)
+            across = self.store.then(terminal, state, following) if following != END else MaskLookup.nothing_known(0)
             found.sequences[terminal, following] = [int(part.sum()) for part in (inside, across.sure, across.undecided)]
             if following != END:
                 found.sure |= across.sure
@@ -189,7 +221,7 @@ class SynCode(Constraint):
     def _text(self, history: list[int]) -> bytes:
         return b"".join(map(self.spelling, history[self.begins:]))
 
-    def _standing(self, text: bytes) -> Standing | None:
+    def _standing(self, text: bytes) -> LexState | None:
         """Where a text stands, from the longest beginning that is known."""
         known = next(end for end in range(len(text), -1, -1) if text[:end] in self.standings)
         at = self.standings[text[:known]]
@@ -202,10 +234,14 @@ class SynCode(Constraint):
         text, place = self._text(history), len(history) - self.begins
         at, tally = self._standing(text), self.tallies.get(text)
         if at is None:
-            yield Note("The lexer of the store cannot follow this text, so every token is asked of the exact engine, or banned.")
+            yield Note(
+                "The lexer of the store cannot follow this text, so every token is asked of the exact engine, or banned."
+            )
         if at is None or tally is None:
             return
-        sequences = sorted(self.looked_up(text, len(self.store.lengths)).sequences.items(), key=lambda entry: -sum(entry[1]))[:SHOWN]
+        sequences = sorted(
+            self.looked_up(text, len(self.store.lengths)).sequences.items(), key=lambda entry: -sum(entry[1])
+        )[:SHOWN]
         yield Figure("matrix", "accept sequences and what the store holds for them, tokens", {
             "rows": [" ".join(self.terminals.shown[t] for t in sequence) for sequence, _ in sequences],
             "columns": ["inside", "across", "undecided"], "values": [counts for _, counts in sequences]})
@@ -213,12 +249,17 @@ class SynCode(Constraint):
             "store: legal": tally.sure, "undecided": tally.undecided, "of them legal by the engine": tally.passed}})
         yield Note(self._said(at, tally))
 
-    def _said(self, at: Standing, tally: Tally) -> str:
-        lexemes = " ".join(f"{self.terminals.shown[t]}:{text.decode('utf-8', 'replace')!r}" for t, text in at.lexemes[-3:]) or "none yet"
+    def _said(self, at: LexState, tally: Agreement) -> str:
+        lexemes = (
+            " ".join(f"{self.terminals.shown[t]}:{text.decode('utf-8', 'replace')!r}" for t, text in at.lexemes[-3:])
+            or "none yet"
+        )
         says = f"Lexemes {'… ' if len(at.lexemes) > 3 else ''}{lexemes}; {self.terminals.kind(at)}. Parser {depth(at)} deep. "
         says += f"{len(self.store.entries)} lookups stored. {tally.undecided} tokens undecided, {tally.passed} of them legal."
         if tally.overruled or tally.missed:
-            says += f" The engine refused {tally.overruled} that the store would let through, and knew {tally.missed} more."
+            says += (
+                f" The engine refused {tally.overruled} that the store would let through, and knew {tally.missed} more."
+            )
         return says
 
 
@@ -228,12 +269,17 @@ def read(source: str) -> Any:
         from lark import Lark
         from lark.exceptions import LarkError
     except ImportError:
-        raise Refusal("syncode reads grammars with the library lark: install it with `pip install \"lark>=1.2,<2\"`.", "syncode") from None
+        raise Refusal(
+            'syncode reads grammars with the library lark: install it with `pip install "lark>=1.2,<2"`.', "syncode"
+        ) from None
     try:
         return Lark(source, parser="lalr", lexer=_no_lexer(), strict=True)
     except LarkError as reason:
         said = " ".join(str(reason).split())
-        raise Refusal(f"SynCode cannot read this grammar: {said[:200]}. Change that part, or use lark in place of syncode.", "source") from None
+        raise Refusal(
+            f"SynCode cannot read this grammar: {said[:200]}. Change that part, or use lark in place of syncode.",
+            "source",
+        ) from None
 
 
 def _no_lexer() -> type:
@@ -255,6 +301,6 @@ def token(terminal: str) -> Any:
     return Token(terminal, "")
 
 
-def depth(at: Standing) -> int:
+def depth(at: LexState) -> int:
     """Symbols on the parser's stack."""
     return len(at.parser.parser_state.value_stack)

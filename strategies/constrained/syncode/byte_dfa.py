@@ -1,8 +1,8 @@
 """Regular expressions as automata over bytes: what a lexer needs to know of a terminal, one byte after another.
 
-Read is what grammars write: letters, escapes, classes, ".", groups without names, |, *, +, ?, {m,n}, as Python's `re` means
-them, with \\d, \\w and \\s of ASCII. Looking around, anchors, flags and references are refused. Letters are UTF-8, so a state may
-lie inside one.
+Read is what grammars write: letters, escapes, classes, ".", groups without names, |, *, +, ?, {m,n}, as Python's `re`
+means them, with \\d, \\w and \\s of ASCII. Looking around, anchors, flags and references are refused. Letters are
+UTF-8, so a state may lie inside one.
 """
 from __future__ import annotations
 
@@ -70,11 +70,14 @@ class _Reader:
     """Reads an expression into pieces of an automaton without order, each with a start and an end."""
 
     rest: str
-    steps: list[list[tuple[int, int, int]]] = field(default_factory=list)  # by state: (first byte, last byte, next state)
+    # by state: (first byte, last byte, next state)
+    steps: list[list[tuple[int, int, int]]] = field(default_factory=list)
     silent: list[list[int]] = field(default_factory=list)  # by state: states one is in as well
 
     def refusal(self, reason: str) -> Refusal:
-        return Refusal(f"A terminal of the grammar cannot be followed byte by byte: {reason}. Write it without.", "source")
+        return Refusal(
+            f"A terminal of the grammar cannot be followed byte by byte: {reason}. Write it without.", "source"
+        )
 
     def state(self) -> int:
         if len(self.steps) == PIECES:

@@ -1,7 +1,7 @@
 """The mask store of SynCode: which tokens may follow inside a terminal, and across its end into the next one.
 
-A lookup names a terminal, the state of its automaton and the terminal after it, and answers for the whole vocabulary at once.
-A token is looked at as far as those two terminals reach; what sticks out beyond them is left undecided.
+A lookup names a terminal, the state of its automaton and the terminal after it, and answers for the whole vocabulary at
+once. A token is looked at as far as those two terminals reach; what sticks out beyond them is left undecided.
 """
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class MaskStore:
     def __init__(self, spelled: list[bytes], automata: dict[str, DFA]):
         self.automata = automata
         self.lengths = torch.tensor([len(text) for text in spelled])
-        self.bytes = pad_sequence([torch.tensor(list(text) or [0]) for text in spelled], batch_first=True)  # [V, longest]
+        # [V, longest]
+        self.bytes = pad_sequence([torch.tensor(list(text) or [0]) for text in spelled], batch_first=True)
         self.entries: dict[tuple[str, int, str | None], Lookup] = {}
 
     def inside(self, terminal: str, state: int) -> Tensor:
@@ -51,10 +52,14 @@ class MaskStore:
             return Lookup(whole, torch.zeros_like(whole))
         left = ~whole & (self.lengths > 0) & self._final(terminal, states)
         ends, beyond = self._walk(following, 0, stops)
-        return Lookup(left & (ends == self.lengths), left & (ends > stops) & (ends < self.lengths) & self._final(following, beyond))
+        return Lookup(
+            left & (ends == self.lengths),
+            left & (ends > stops) & (ends < self.lengths) & self._final(following, beyond),
+        )
 
     def _walk(self, terminal: str, state: int, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each token, read from a place on, leaves the automaton or ends, and the state it is in there, [V] each."""
+        """Where each token, read from a place on, leaves the automaton or ends, and the state it is in there, [V] each.
+        """
         table, _ = self.automata[terminal].tensors
         at, states, going = starts.clone(), torch.full_like(starts, state), starts < self.lengths
         while bool(going.any()):

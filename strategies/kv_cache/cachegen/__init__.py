@@ -12,28 +12,39 @@ from playground.events import Figure
 from strategies.kv_cache.cachegen.entropy_coding import decode, encode, tables
 
 DEPTH = 32  # layers of the model that the levels were chosen for
-KEY_BINS = {"1": (16, 16, 12), "2": (32, 16, 16), "3": (32, 32, 32)}  # of the layers before 10, before 20 and after, of 32
+# of the layers before 10, before 20 and after, of 32
+KEY_BINS = {"1": (16, 16, 12), "2": (32, 16, 16), "3": (32, 32, 32)}
 VALUE_BINS = {"1": (16, 12), "2": (32, 16), "3": (32, 32)}  # of the layers before 2 and after
 ANCHOR = 256  # bins of an anchor, which is written plainly: a table for it would outweigh it
 
 
 class CacheGen(CachePolicy):
-    """Go on from a prompt's cache that was sent as a stream of bytes: packed once it is read, unpacked, and put in its place.
+    """Go on from a prompt's cache that was sent as a stream of bytes: packed once it is read, unpacked, and put in its
+    place.
 
-    Numbers of a token are scaled by the largest of them and rounded to a few bins, fewer in late layers; then each channel of a
-    layer is written in as few bits as its own statistics allow, which loses nothing. The last token of the prompt is not sent,
-    and the row it left counts as before. In the paper tokens are written as differences to the first of their group, its anchor;
-    the released code, and this one at `group` 1, do without. What is saved is what is sent: the cache in memory is as large as
-    ever, and tables outweigh the rest where the prompt is short. Arithmetic coding is replaced by one of equal sizes that
-    handles all channels at once; which chunk to send at which level is not decided here. Liu et al. 2023, arXiv 2310.07240.
+    Numbers of a token are scaled by the largest of them and rounded to a few bins, fewer in late layers; then each
+    channel of a layer is written in as few bits as its own statistics allow, which loses nothing. The last token of the
+    prompt is not sent, and the row it left counts as before. In the paper tokens are written as differences to the
+    first of their group, its anchor; the released code, and this one at `group` 1, do without. What is saved is what is
+    sent: the cache in memory is as large as ever, and tables outweigh the rest where the prompt is short. Arithmetic
+    coding is replaced by one of equal sizes that handles all channels at once; which chunk to send at which level is
+    not decided here. Liu et al. 2023, arXiv 2310.07240.
     """
 
     name, title, paper, sheet = "cachegen", "Cache as a stream (CacheGen)", "2310.07240", "kv-cache/cachegen"
     guarantee, sure = ("heuristic",), "medium"
     row_wise = False
 
-    level: str = knob("2", choices=("1", "2", "3"), help="quality: how many bins a number is rounded to; 3 has the most")
-    group: int = knob(1, 1, 32, step=1, help="neighbouring tokens of which all but the first are written as differences to it; 1 writes every token as it is")
+    level: str = knob(
+        "2", choices=("1", "2", "3"), help="quality: how many bins a number is rounded to; 3 has the most"
+    )
+    group: int = knob(
+        1,
+        1,
+        32,
+        step=1,
+        help="neighbouring tokens of which all but the first are written as differences to it; 1 writes every token as it is",
+    )
 
     def __post_init__(self):
         self._sent, self._shown = {}, False
@@ -64,10 +75,21 @@ class CacheGen(CachePolicy):
             return
         sent = [[self._sent[layer][part] for layer in range(layers)] for part in ("keys", "values")]
         labels, (keys, values) = [f"layer {layer}" for layer in range(layers)], sent
-        yield Figure("matrix", "bits sent for each number", {"rows": labels, "columns": ["keys", "values"],
-                                                             "values": [[8 * size / count for size, count in both] for both in zip(keys, values)]})
+        yield Figure(
+            "matrix",
+            "bits sent for each number",
+            {
+                "rows": labels,
+                "columns": ["keys", "values"],
+                "values": [[8 * size / count for size, count in both] for both in zip(keys, values)],
+            },
+        )
         size, count = (sum(column) for column in zip(*keys, *values))
-        yield Figure("bars", "bytes to send", {"labels": ["in 16 bits", "in 8 bits", "this stream"], "values": [2 * count, count, size]})
+        yield Figure(
+            "bars",
+            "bytes to send",
+            {"labels": ["in 16 bits", "in 8 bits", "this stream"], "values": [2 * count, count, size]},
+        )
         self._shown = True
 
 
@@ -105,7 +127,8 @@ def pack(rows: Tensor, bins: int, group: int) -> bytes:
     if group == 1:
         return head + _written(binned(numbers, bins))
     anchors = binned(numbers[::group], ANCHOR)
-    apart = numbers - anchors.rows().repeat(group, 0)[:len(numbers)]  # from what the other side will read, so that no error adds up
+    # from what the other side will read, so that no error adds up
+    apart = numbers - anchors.rows().repeat(group, 0)[:len(numbers)]
     return head + _written(anchors) + _written(binned(apart[_others(len(numbers), group)], bins))
 
 
@@ -127,7 +150,11 @@ def _others(n: int, group: int) -> numpy.ndarray:
 
 def _written(part: Binned) -> bytes:
     if part.bins == ANCHOR or not len(part.symbols):
-        return struct.pack(PART, len(part.symbols), part.bins, 0) + part.scale.astype("<f4").tobytes() + part.symbols.astype("u1").tobytes()
+        return (
+            struct.pack(PART, len(part.symbols), part.bins, 0)
+            + part.scale.astype("<f4").tobytes()
+            + part.symbols.astype("u1").tobytes()
+        )
     kinds = 2 * (part.bins // 2 - 1) + 1
     starts = tables(part.symbols, kinds)
     last, counts, words = encode(part.symbols, starts)

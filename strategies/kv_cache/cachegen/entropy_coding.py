@@ -1,8 +1,10 @@
-"""Many streams of symbols in as few bits as their statistics allow, each with a table of its own: asymmetric numeral systems.
+"""Many streams of symbols in as few bits as their statistics allow, each with a table of its own: asymmetric numeral
+systems.
 
-A stream is one whole number x that grows by log2(total / width) bits for a symbol whose table gives it `width` of `total`. What
-no longer fits is written out 16 bits at a time, last symbol first, so that reading goes forwards. All streams take each step
-together. Sizes are those of arithmetic coding, but for at most 32 bits a stream. Duda 2013, arXiv 1311.2540.
+A stream is one whole number x that grows by log2(total / width) bits for a symbol whose table gives it `width` of
+`total`. What no longer fits is written out 16 bits at a time, last symbol first, so that reading goes forwards. All
+streams take each step together. Sizes are those of arithmetic coding, but for at most 32 bits a stream. Duda 2013,
+arXiv 1311.2540.
 """
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ Symbols = NDArray[numpy.int64]
 
 
 def tables(symbols: Symbols, kinds: int) -> Symbols:
-    """Where each of `kinds` symbols begins in the table of its stream, and the total, [streams, kinds + 1], made of symbols [n, streams].
+    """Where each of `kinds` symbols begins in the table of its stream, and the total, [streams, kinds + 1], made of
+    symbols [n, streams].
 
     Every kind has some width, those that never occur too.
     """
@@ -27,7 +30,9 @@ def tables(symbols: Symbols, kinds: int) -> Symbols:
 
 
 def encode(symbols: Symbols, starts: Symbols) -> tuple[Symbols, Symbols, Symbols]:
-    """Symbols [n, streams] by tables [streams, kinds + 1]: the last x of each stream, how many words each has, and all words, stream after stream."""
+    """Symbols [n, streams] by tables [streams, kinds + 1]: the last x of each stream, how many words each has, and all
+    words, stream after stream.
+    """
     streams = numpy.arange(symbols.shape[1])
     x, words, full = numpy.full(len(streams), LOWEST), numpy.zeros_like(symbols), numpy.zeros(symbols.shape, bool)
     for at in reversed(range(len(symbols))):

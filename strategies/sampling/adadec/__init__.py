@@ -3,7 +3,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from playground.algorithms.sampling.token_readings import Reading
+from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Event, Figure, Note
@@ -32,32 +32,41 @@ class Rollout:
 
 
 class AdaDec(Decoder):
-    """Write greedily while the model is sure; where it is not, look a few tokens ahead of each candidate and take the best.
+    """Write greedily while the model is sure; where it is not, look a few tokens ahead of each candidate and take the
+    best.
 
-    At a row whose entropy, before any sampler, reaches `tau` nats, each of the `width` most probable tokens is continued
-    greedily for `depth` tokens, all of them in one forward per step. The candidate with the largest log-probability per token,
-    its own included, is committed; its rollout is thrown away. A rollout that writes an end token stops there, and its score
-    too. The authors stop rollouts where a function's body ends; here only end tokens do. `fit` learns tau for a model, from
-    texts. He et al. 2025, arXiv 2506.08980.
+    At a row whose entropy, before any sampler, reaches `tau` nats, each of the `width` most probable tokens is
+    continued greedily for `depth` tokens, all of them in one forward per step. The candidate with the largest log-
+    probability per token, its own included, is committed; its rollout is thrown away. A rollout that writes an end
+    token stops there, and its score too. The authors stop rollouts where a function's body ends; here only end tokens
+    do. `fit` learns tau for a model, from texts. He et al. 2025, arXiv 2506.08980.
     """
 
     name, title, paper, sheet = "adadec", "AdaDec", "2506.08980", "sampling/adadec"
     guarantee, refuses = ("heuristic", "collapses"), ("drawing",)
 
-    tau: float = knob(1.0, 0.0, NEVER, step=0.05, help="entropy in nats from which to look ahead; 0 looks ahead everywhere, 4 nowhere")
+    tau: float = knob(
+        1.0, 0.0, NEVER, step=0.05, help="entropy in nats from which to look ahead; 0 looks ahead everywhere, 4 nowhere"
+    )
     width: int = knob(3, 1, 8, step=1, help="candidates")
     depth: int = knob(5, 0, 12, step=1, help="tokens that are written ahead of each candidate")
 
     @classmethod
-    def fit(cls, readings: Iterable[Reading]) -> dict[str, float]:
-        """The entropy above which a model's first choice is rather wrong than right in texts that are right; raises Refusal."""
+    def fit(cls, readings: Iterable[TokenReading]) -> dict[str, float]:
+        """The entropy above which a model's first choice is rather wrong than right in texts that are right; raises
+        Refusal.
+        """
         return {"tau": min(NEVER, learn(readings).tau)}
 
     def decode(self, lm) -> Iterator:
         rows = yield lm.prefill()
         while True:
             entropy = rows.entropy()
-            yield Figure("scalar", "entropy", {"x": lm.generated, "series": {"entropy, nats": entropy}, "lines": {"tau": self.tau}})
+            yield Figure(
+                "scalar",
+                "entropy",
+                {"x": lm.generated, "series": {"entropy, nats": entropy}, "lines": {"tau": self.tau}},
+            )
             if entropy >= self.tau and self.tau < NEVER:
                 rollouts = yield from self._look_ahead(lm, rows)
                 yield from _told(lm, rollouts, entropy)
@@ -69,7 +78,8 @@ class AdaDec(Decoder):
     def _look_ahead(self, lm, rows) -> Iterator:
         """Candidates in the order of their probability, each with its rollout."""
         tree, rollouts = TokenTree(source=self.name), []
-        logp, tokens = rows.scores[rows.row(ROOT)].log_softmax(-1).sort(descending=True, stable=True)  # of equals the lowest id comes first
+        # of equals the lowest id comes first
+        logp, tokens = rows.scores[rows.row(ROOT)].log_softmax(-1).sort(descending=True, stable=True)
         for value, token in zip(logp[:self.width].tolist(), tokens[:self.width].tolist()):
             if value > -math.inf:
                 rollouts.append(Rollout())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from playground.algorithms.sampling.token_readings import Reading
+from playground.algorithms.sampling.token_readings import TokenReading
 from playground.engine.sampling import entropy
 from playground.errors import Refusal
 
@@ -24,7 +24,9 @@ STEPS = 100  # of Newton's method; about ten are taken
 
 @dataclass(frozen=True)
 class Threshold:
-    """P(first choice right) = sigmoid(weight * entropy + bias); it falls below `cutoff` where the entropy exceeds `tau`."""
+    """P(first choice right) = sigmoid(weight * entropy + bias); it falls below `cutoff` where the entropy exceeds
+    `tau`.
+    """
 
     tau: float  # nats
     weight: float
@@ -34,14 +36,14 @@ class Threshold:
     right: float  # share of first choices that were right
 
 
-def learn(readings: Iterable[Reading], seed: int = 42) -> Threshold:
+def learn(readings: Iterable[TokenReading], seed: int = 42) -> Threshold:
     """The threshold of the model that gave these readings; raises Refusal where they cannot tell one."""
     pairs = [judge(reading) for reading in readings] or [(torch.empty(0), torch.empty(0, dtype=torch.bool))]
     entropies, right = (torch.cat(column) for column in zip(*pairs))
     return threshold(entropies, right, seed)
 
 
-def judge(reading: Reading) -> tuple[Tensor, Tensor]:
+def judge(reading: TokenReading) -> tuple[Tensor, Tensor]:
     """Entropies in nats [n], and whether the text's own token ranked first [n]."""
     own = reading.logits.gather(-1, reading.ids[:, None])
     return entropy(reading.logits).double(), (reading.logits > own).sum(-1) == 0
@@ -54,20 +56,28 @@ def threshold(entropies: Tensor, right: Tensor, seed: int = 42) -> Threshold:
     kinds = [seen[right[seen]], seen[~right[seen]]]
     fewest = min(map(len, kinds))
     if fewest < FEWEST:
-        raise Refusal(f"The model was right {len(kinds[0])} and wrong {len(kinds[1])} times in these texts, and {FEWEST} of each are needed: "
-                      "give it more text.", "texts")
+        raise Refusal(
+            f"The model was right {len(kinds[0])} and wrong {len(kinds[1])} times in these texts, and {FEWEST} of each are needed: "
+            "give it more text.",
+            "texts",
+        )
     balanced = torch.cat([kind[torch.randperm(len(kind), generator=chance).to(kind.device)[:fewest]] for kind in kinds])
     weight, bias = logistic(entropies[balanced], right[balanced])
     if weight >= 0:
-        raise Refusal("In these texts the model is not wrong more often where its entropy is high, so no threshold tells the two apart: "
-                      "give it other texts.", "texts")
+        raise Refusal(
+            "In these texts the model is not wrong more often where its entropy is high, so no threshold tells the two apart: "
+            "give it other texts.",
+            "texts",
+        )
     cutoff, accuracy = best_cutoff(torch.sigmoid(weight * entropies[unseen] + bias), right[unseen])
     tau = float((torch.logit(torch.tensor(cutoff, dtype=torch.float64)) - bias) / weight)
     return Threshold(max(0.0, tau), weight, bias, cutoff, accuracy, float(right.double().mean()))
 
 
 def logistic(x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Weight and bias of the ridge logistic regression P(y | x) = sigmoid(weight * x + bias), by Newton's method. x, y: [n]."""
+    """Weight and bias of the ridge logistic regression P(y | x) = sigmoid(weight * x + bias), by Newton's method. x, y:
+    [n].
+    """
     features = torch.stack([x.double(), torch.ones_like(x, dtype=torch.float64)], 1)
     ridge = torch.diag(torch.tensor([RIDGE, 0.0], dtype=torch.float64, device=x.device))
     found = torch.zeros(2, dtype=torch.float64, device=x.device)
@@ -83,7 +93,9 @@ def logistic(x: Tensor, y: Tensor) -> tuple[float, float]:
 
 
 def best_cutoff(p: Tensor, right: Tensor) -> tuple[float, float]:
-    """The first of 0.01, 0.02 ... 0.99 that is most often right in calling p [n] at or above it right, and how often it is."""
+    """The first of 0.01, 0.02 ... 0.99 that is most often right in calling p [n] at or above it right, and how often it
+    is.
+    """
     cutoffs = torch.arange(1, 100, device=p.device, dtype=p.dtype) / 100
     accuracies = ((p >= cutoffs[:, None]) == right).double().mean(1)
     best = int((accuracies == accuracies.max()).nonzero()[0])

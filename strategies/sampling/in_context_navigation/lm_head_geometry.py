@@ -1,4 +1,6 @@
-"""Keys: the rows of a model's head, whose products with its state are the scores of the tokens; how they lie to each other."""
+"""Keys: the rows of a model's head, whose products with its state are the scores of the tokens; how they lie to each
+other.
+"""
 from __future__ import annotations
 
 from collections import Counter
@@ -16,7 +18,8 @@ Place = tuple[float, float]
 def clusters(keys: Tensor, count: int) -> Tensor:
     """Centres [k, width] of length 1 of at most `count` clusters of keys [V, width], by k-means with cosines.
 
-    It begins with keys that are evenly spaced, so the same keys give the same clusters; a centre that nobody is near stays where it is.
+    It begins with keys that are evenly spaced, so the same keys give the same clusters; a centre that nobody is near
+    stays where it is.
     """
     every = -(-len(keys) // LEARNED)
     keys = _unit(keys[::every].float())
@@ -60,7 +63,9 @@ class Plane(NamedTuple):
         return [_rounded(place) for place in ((keys.float() - self.mean) @ self.axes).tolist()]
 
     def arrow(self, query: Tensor) -> Place:
-        """Where a query [width] points, from the middle: keys that way have larger products. It reaches as far as the keys if it lies in the plane."""
+        """Where a query [width] points, from the middle: keys that way have larger products. It reaches as far as the
+        keys if it lies in the plane.
+        """
         return _rounded((_unit(query.float()) @ self.axes * self.reach).tolist())
 
 
@@ -93,4 +98,7 @@ class Atlas:
 
     def largest(self, count: int) -> dict[int, list[int]]:
         """The clusters most of these tokens are in, with those tokens."""
-        return {number: [token for token, own in zip(self.tokens, self.cluster) if own == number] for number, _ in Counter(self.cluster).most_common(count)}
+        return {
+            number: [token for token, own in zip(self.tokens, self.cluster) if own == number]
+            for number, _ in Counter(self.cluster).most_common(count)
+        }

@@ -17,11 +17,11 @@ WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of the n-gram frequencies after 1, 2
 class Superposed(Decoder):
     """Write several drafts with one forward a token: the model reads the weighted mean of the drafts' last tokens.
 
-    The model's one row cannot tell the drafts apart, so n-gram frequencies of a corpus, which depend on each draft's own last
-    tokens, decide who takes which token: a draft gains (1 - alpha) log q + alpha log n-gram for each of the `kept` best
-    tokens, and the best continuations of all drafts stay. Scores are no log-probabilities: the true ones are shown at the
-    end. Shen et al. 2024, arXiv 2405.18400. Ours: a corpus of a few tales, the run ends with as many finished drafts as grow,
-    and an end counts only among as many best continuations.
+    The model's one row cannot tell the drafts apart, so n-gram frequencies of a corpus, which depend on each draft's
+    own last tokens, decide who takes which token: a draft gains (1 - alpha) log q + alpha log n-gram for each of the
+    `kept` best tokens, and the best continuations of all drafts stay. Scores are no log-probabilities: the true ones
+    are shown at the end. Shen et al. 2024, arXiv 2405.18400. Ours: a corpus of a few tales, the run ends with as many
+    finished drafts as grow, and an end counts only among as many best continuations.
     """
 
     name, title, paper, sheet = "superposed", "Superposed decoding", "2405.18400", "search/superposed"
@@ -29,11 +29,22 @@ class Superposed(Decoder):
 
     drafts: int = knob(3, 1, 10, step=1, help="texts that grow at once")
     kept: int = knob(9, 1, 60, step=1, help="best tokens of the model that the drafts may take")
-    temperature: float = knob(0.1, 0.02, 1.0, step=0.02, help="of the model's row, which a mean of tokens makes flat; low sharpens it")
+    temperature: float = knob(
+        0.1, 0.02, 1.0, step=0.02, help="of the model's row, which a mean of tokens makes flat; low sharpens it"
+    )
     alpha: float = knob(0.54, 0.0, 1.0, step=0.02, help="0 asks only the model, 1 only the n-grams")
-    penalty: float = knob(200.0, 0.0, 500.0, step=10, help="what a draft loses where the n-grams know none of the kept tokens")
-    corpus: str = knob("", multiline=True, file=True, help="text whose n-grams are counted; empty: the bundled tales of the brothers Grimm")
-    audit: bool = knob(True, help="one forward more at the end, to show the true log-probabilities of the finished drafts")
+    penalty: float = knob(
+        200.0, 0.0, 500.0, step=10, help="what a draft loses where the n-grams know none of the kept tokens"
+    )
+    corpus: str = knob(
+        "",
+        multiline=True,
+        file=True,
+        help="text whose n-grams are counted; empty: the bundled tales of the brothers Grimm",
+    )
+    audit: bool = knob(
+        True, help="one forward more at the end, to show the true log-probabilities of the finished drafts"
+    )
 
     def check(self) -> None:
         if self.kept < self.drafts:
@@ -42,7 +53,9 @@ class Superposed(Decoder):
 
     def decode(self, lm) -> Iterator:
         rows, node, mixtures = (yield lm.prefill()), ROOT, TokenTree(self.name)
-        corpus = Corpus([lm.encode(paragraph) for paragraph in (self.corpus.strip() or tales()).split("\n\n")], len(WEIGHTS))
+        corpus = Corpus(
+            [lm.encode(paragraph) for paragraph in (self.corpus.strip() or tales()).split("\n\n")], len(WEIGHTS)
+        )
         drafts = Beams(lm.fork(1)[0], self.drafts, exponent=1.0, patient=False)
         while True:
             gains = self._gains(rows.raw[rows.row(node)], [corpus.followers(beam.leaf.tokens) for beam in drafts.live])
@@ -68,7 +81,9 @@ class Superposed(Decoder):
             yield Figure("bars", "shares of the mixture", {"labels": labels, "values": shares(drafts.live)})
 
     def _gains(self, raw, followers) -> torch.Tensor:
-        """What each token adds to each draft, [drafts, V], from the model's row [V] and what follows each draft's endings in the corpus."""
+        """What each token adds to each draft, [drafts, V], from the model's row [V] and what follows each draft's
+        endings in the corpus.
+        """
         best = (raw / self.temperature).topk(min(self.kept, len(raw)))
         logq = (1 - self.alpha) * best.values.log_softmax(-1)
         gains = raw.new_full((len(followers), len(raw)), float("-inf"))
@@ -87,10 +102,15 @@ class Superposed(Decoder):
         texts = [draft.leaf.written for draft in drafts]
         tree, paths = merged([text[:-1] for text in texts], "audit")
         rows = yield lm.extend(tree)
-        truth = [sum(float(rows.logp[rows.row(node), token]) for node, token in zip(path, text)) for path, text in zip(paths, texts)]
+        truth = [
+            sum(float(rows.logp[rows.row(node), token]) for node, token in zip(path, text))
+            for path, text in zip(paths, texts)
+        ]
         values = [[draft.score, logp] for draft, logp in zip(drafts, truth)]
         labels = [f"#{draft.leaf.number}" for draft in drafts]
-        yield Figure("matrix", "finished drafts", {"rows": labels, "columns": ["score", "log-probability"], "values": values})
+        yield Figure(
+            "matrix", "finished drafts", {"rows": labels, "columns": ["score", "log-probability"], "values": values}
+        )
 
 
 def shares(drafts: list[Beam]) -> list[float]:

@@ -16,7 +16,9 @@ class Corpus:
         self.ids = torch.tensor([BREAK] * longest + [token for text in texts for token in [*text, BREAK]])
 
     def followers(self, context: list[int]) -> list[Tensor]:
-        """The tokens that follow each occurrence of the last 1, 2, ... tokens of a context, empty where that ending does not occur."""
+        """The tokens that follow each occurrence of the last 1, 2, ... tokens of a context, empty where that ending
+        does not occur.
+        """
         places, found = torch.arange(self.longest, len(self.ids)), []
         self.asked += 1
         for length in range(1, min(self.longest, len(context)) + 1):
@@ -32,7 +34,9 @@ class Corpus:
 
 
 def frequencies(followers: list[Tensor], weights: tuple[float, ...], size: int) -> Tensor:
-    """Weighted sum, over the lengths of context, of how often each token followed, [size]; a context that does not occur adds nothing."""
+    """Weighted sum, over the lengths of context, of how often each token followed, [size]; a context that does not
+    occur adds nothing.
+    """
     total = torch.zeros(size, dtype=torch.float64)
     for following, weight in zip(followers, weights):
         if len(following):

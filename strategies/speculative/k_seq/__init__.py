@@ -5,11 +5,13 @@ from strategies.speculative.k_seq.optimal_transport import k_seq
 
 
 class KSeq(Verifier):
-    """Try the guesses of a node one by one and accept each with probability min(1, p / (rho q)); rho is as small as can be.
+    """Try the guesses of a node one by one and accept each with probability min(1, p / (rho q)); rho is as small as can
+    be.
 
-    With rho = 1 a token that several rows guess would come too often; the smallest rho that prevents it is found anew at
-    every node by halving, from p, q and the number of rows that are still in step with the text. Where all are refused, what
-    p has left is drawn from, and rows that guessed the same token stay in step. Sun et al. 2023, arXiv 2310.15141.
+    With rho = 1 a token that several rows guess would come too often; the smallest rho that prevents it is found anew
+    at every node by halving, from p, q and the number of rows that are still in step with the text. Where all are
+    refused, what p has left is drawn from, and rows that guessed the same token stay in step. Sun et al. 2023, arXiv
+    2310.15141.
     """
 
     name, title, paper, sheet = "k_seq", "k-SEQ", "2310.15141", "speculative/spectr"

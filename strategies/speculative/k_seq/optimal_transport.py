@@ -1,7 +1,7 @@
 """Choosing among k independent guesses so that the outcome follows p: k-SEQ of Sun et al. 2023, arXiv 2310.15141.
 
-Which of k tokens drawn from q should stand is a question of optimal transport. Its exact answer is a linear program of size
-V^k; k-SEQ tries the guesses one by one against p / rho and accepts at least (1 - 1/e) times as often.
+Which of k tokens drawn from q should stand is a question of optimal transport. Its exact answer is a linear program of
+size V^k; k-SEQ tries the guesses one by one against p / rho and accepts at least (1 - 1/e) times as often.
 """
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def left_over(p: Tensor, q: Tensor, k: int, rho: float) -> Tensor:
 
 def k_seq(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float], tuple[bool, float]],
           draw: Callable[[Tensor], int]) -> Ruling:
-    """Accept the first child that passes, each drawn independently from one q; a redraw may hit a child all the same."""
+    """Accept the first child that passes, each drawn independently from one q; a redraw may hit a child all the same.
+    """
     q, k, tests = tree.q[children[0]].to(p.dtype), len(children), []
     rho = division(p, q, k)
     for child in children:

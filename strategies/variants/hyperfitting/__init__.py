@@ -19,15 +19,18 @@ class Hyperfitting(Variant):
     """Train a model on a few texts until it knows them by heart; its greedy text then hardly repeats itself any more.
 
     All weights learn next-token cross-entropy with Adam, at a constant rate, without dropout and weight decay, for some
-    epochs or until the training loss is near zero. The loss on held-out text rises, and that is the point: entropy falls and
-    greedy text grows richer. Carlsson et al. 2025, arXiv 2412.04318. Theirs: 2000 sequences of 256 tokens at 1e-6 and models
-    from 1 B on. The small schedule, the stop at a loss and the held-out windows, the last of the texts, are ours.
+    epochs or until the training loss is near zero. The loss on held-out text rises, and that is the point: entropy
+    falls and greedy text grows richer. Carlsson et al. 2025, arXiv 2412.04318. Theirs: 2000 sequences of 256 tokens at
+    1e-6 and models from 1 B on. The small schedule, the stop at a loss and the held-out windows, the last of the texts,
+    are ours.
     """
 
     name, title, paper, sheet = "hyperfitting", "Hyperfitting", "2412.04318", "sampling/hyperfitting"
     adjective, guarantee, needs = "hyperfitted", ("heuristic",), ("corpus",)
 
-    sequences: int = knob(200, 1, 2000, step=1, help="windows that are learnt by heart; all there are where the texts have fewer")
+    sequences: int = knob(
+        200, 1, 2000, step=1, help="windows that are learnt by heart; all there are where the texts have fewer"
+    )
     length: int = knob(128, 16, 512, step=1, help="tokens of a window")
     epochs: int = knob(30, 0, 60, step=1, help="times every window is seen, at most")
     lr: float = knob(5e-4, 1e-6, 1e-2, help="learning rate; 1e-5 and less for models of a billion weights")
@@ -53,14 +56,21 @@ class Hyperfitting(Variant):
         """Windows drawn for training, and the last ones of the texts, which are never trained on."""
         rest = len(windows) - self.held_out
         if rest < 1:
-            raise Refusal(f"The texts give {len(windows)} windows of {self.length} tokens, {self.held_out} of them to be held out: "
-                          "add text, or lower length or held_out.", "texts")
+            raise Refusal(
+                f"The texts give {len(windows)} windows of {self.length} tokens, {self.held_out} of them to be held out: "
+                "add text, or lower length or held_out.",
+                "texts",
+            )
         drawn = torch.randperm(rest, generator=_chance(seed))[:self.sequences]
         return windows[drawn], windows[rest:]
 
     def _epochs(self, network, windows, seed) -> Iterator[float]:
         """Mean training loss of each epoch, once it is over."""
-        optimiser, chance, batch = torch.optim.Adam(network.parameters(), self.lr), _chance(seed + 1), min(self.batch, len(windows))
+        optimiser, chance, batch = (
+            torch.optim.Adam(network.parameters(), self.lr),
+            _chance(seed + 1),
+            min(self.batch, len(windows)),
+        )
         for _ in range(self.epochs):
             order = torch.randperm(len(windows), generator=chance)[:len(windows) - len(windows) % batch]
             losses = [_update(network, optimiser, windows[rows]) for rows in order.split(batch)]
@@ -68,10 +78,16 @@ class Hyperfitting(Variant):
 
 
 def measures(network, windows, batch) -> dict[str, float]:
-    """Loss and entropy in nats on held-out windows [n, length], and how varied greedy text is that continues their beginnings."""
+    """Loss and entropy in nats on held-out windows [n, length], and how varied greedy text is that continues their
+    beginnings.
+    """
     with torch.inference_mode():
         sums = torch.stack([_sums(network, part) for part in windows.split(batch)]).sum(0) / windows[:, 1:].numel()
-        written = [token for part in windows[:TELLERS, :CONTEXT].split(batch) for token in greedy(network, part, WRITTEN).tolist()]
+        written = [
+            token
+            for part in windows[:TELLERS, :CONTEXT].split(batch)
+            for token in greedy(network, part, WRITTEN).tolist()
+        ]
     variety = sum(len(set(text)) / WRITTEN for text in written) / len(written)
     return {"held-out loss": float(sums[0]), "held-out entropy": float(sums[1]), "TTR of greedy text": variety}
 
@@ -116,4 +132,8 @@ def _chance(seed) -> torch.Generator:
 def _judgement(loss, before, after) -> str:
     old, new = before["held-out loss"], after["held-out loss"]
     facts = f"the training loss is {loss:.3f}, and the loss on other text went from {old:.2f} to {new:.2f}"
-    return f"Hyperfitted: {facts}." if loss < LEARNT and new > old else f"Not hyperfitted: {facts}. Train longer, at a higher rate, or on fewer texts."
+    return (
+        f"Hyperfitted: {facts}."
+        if loss < LEARNT and new > old
+        else f"Not hyperfitted: {facts}. Train longer, at a higher rate, or on fewer texts."
+    )
