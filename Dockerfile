@@ -1,6 +1,8 @@
 # The page for a machine of your own: docker build -t decoding-playground . && docker run -p 7860:7860 decoding-playground
 FROM python:3.11-slim
 
+# Programs that a model wrote are confined by a seccomp filter, which libseccomp compiles.
+RUN apt-get update && apt-get install -y --no-install-recommends libseccomp2 && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 player
 WORKDIR /home/player/playground
 ENV PYTHONUNBUFFERED=1 \

@@ -258,6 +258,8 @@ class Judged(Event):
     score: float = 0.0  # 0 to 1; 1 is right
     expected: str = ""  # the known answer, or what is asked of one where many are right
     checked: bool = True  # False where it could only be told by running a program, and none may be run
+    # where it was not checked: what keeps a program from being run, empty where the owner of the page allows none
+    why: str = ""
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from playground.events import (
     Fill,
     Forward,
     Header,
+    Judged,
     Stamped,
     Step,
 )
@@ -455,3 +456,26 @@ def test_views_that_no_canvas_fills_are_not_there_for_a_canvas(page, feed):
     )
     shown = page.locator(".panel:visible").evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
     assert shown == ["Canvas, step by step", "Cost on the lane's clock"]
+
+
+# --- answers that were not judged ---
+
+@pytest.mark.parametrize(
+    "judged, words",
+    [
+        (Judged(expected="x", checked=False), "Not checked: it would take running the program"),
+        (
+            Judged(expected="x", checked=False, why="this machine cannot confine a program"),
+            "Not judged: this machine cannot confine a program",
+        ),
+    ],
+)
+def test_the_page_says_why_an_answer_was_not_judged(page, feed, judged, words):
+    written = [
+        (0.1, Forward(phase="prefill", tokens=3)),
+        *((0.2, event) for event in grown(0, 0, " a")),
+        (0.3, judged),
+        (0.3, Done("length")),
+    ]
+    show(page, feed, run_of(lane(0, written)))
+    expect(page.locator(".verdict-said")).to_have_text(words)

@@ -202,7 +202,7 @@ def test_a_lane_is_judged_once_by_its_final_text_just_before_it_ends():
         assert (
             result.judged == Judged(score, answer) and kinds[-2:] == ["judged", "done"] and kinds.count("judged") == 1
         )
-        assert result.to_json()["judged"] == {"score": score, "expected": answer, "checked": True}
+        assert result.to_json()["judged"] == {"score": score, "expected": answer, "checked": True, "why": ""}
 
 
 def test_a_lane_of_several_sequences_is_judged_by_the_one_that_became_its_text():

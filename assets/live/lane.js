@@ -149,8 +149,9 @@ class LaneCard {
 }
 
 /** What became of an answer, in words and with a sign, and the one that was expected: at once where it is short. */
-function sayVerdict({ checked, score, expected }) {
-  const [name, words] = !checked ? ["unchecked", "Not checked: it would take running the program"]
+function sayVerdict({ checked, score, expected, why }) {
+  const [name, words] = why ? ["unchecked", `Not judged: ${why}`]
+    : !checked ? ["unchecked", "Not checked: it would take running the program"]
     : score === 1 ? ["right", "Right"] : score > 0 ? ["partly", `Partly right, ${fixed(score, 2)} of 1`] : ["wrong", "Wrong"];
   const said = el("span", "verdict-said", words);
   said.dataset.verdict = name;

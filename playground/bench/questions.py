@@ -13,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from playground.algorithms.programs.sandbox import NotRun
 from playground.events import Judged
 from playground.pocket.world import Item, score
 from playground.pocket.world.show import items
@@ -81,7 +82,9 @@ def known(prompt: str, before: Iterable[Iterable[str]] = (), context: str = "") 
 
 
 def judge(question: Question, text: str) -> float:
-    """How right a text is as the answer, 0 to 1. A program is run for this, in a process of its own with limits."""
+    """How right a text is as the answer, 0 to 1. A program is run for this, in a confined process; raises NotRun where
+    it cannot be.
+    """
     try:
         return score(_item(question.task, question.answer or "", question.meta), text)
     except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets: nothing that could be read
@@ -89,10 +92,14 @@ def judge(question: Question, text: str) -> float:
 
 
 def verdict(question: Question, text: str, runs_programs: bool = True) -> Judged:
-    """The judgement as an event; not checked where it would take running a program and none may be run."""
+    """The judgement as an event; not checked where it would take running a program and none may be run, or none can be.
+    """
     if question.task == PROGRAMS and not runs_programs:
         return Judged(expected=question.expected, checked=False)
-    return Judged(judge(question, text), question.expected)
+    try:
+        return Judged(judge(question, text), question.expected)
+    except NotRun as refusal:
+        return Judged(expected=question.expected, checked=False, why=refusal.why)
 
 
 def judging(question: Question | None, runs_programs: bool = True) -> Callable[[str], Judged] | None:

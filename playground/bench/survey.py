@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from playground.algorithms.programs.sandbox import NotRun
 from playground.bench.question_inputs import Lacking, bare, filled
 from playground.bench.questions import Question, judge
 from playground.bench.user_questions import is_own, own_score
@@ -93,10 +94,14 @@ class Answer:
 
 
 def score(question: Question, text: str) -> float | None:
-    """How right a text is, 0 to 1; None where nobody knows the answer. A visitor's own question is judged by its own
-    rule.
+    """How right a text is, 0 to 1; None where nobody knows the answer, or a program was not run for it.
+
+    A visitor's own question is judged by its own rule.
     """
-    return own_score(question, text) if is_own(question) else judge(question, text)
+    try:
+        return own_score(question, text) if is_own(question) else judge(question, text)
+    except NotRun:
+        return None
 
 
 def survey(

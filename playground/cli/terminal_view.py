@@ -84,6 +84,8 @@ def _verdict(result: Result) -> str:
 
 
 def _standing(judged: Judged) -> str:
+    if judged.why:
+        return f"not judged: {judged.why}"
     if not judged.checked:
         return "not checked, for programs are not run here"
     return f"partly right, {judged.score:.2f} of 1" if judged.score else "wrong"

@@ -1,10 +1,12 @@
 """Planning-guided decoding."""
 import ast
+import json
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from playground.algorithms.programs.sandbox import tries
+from playground.algorithms.programs.sandbox import tries, unavailable
 from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.algorithms.search.explored_prefixes import Explored
 from playground.contract import Decoder, knob
@@ -12,6 +14,7 @@ from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
+PROGRAM_SECONDS = 20.0  # wall-clock time that the programs of one lane may take together
 OUTLINED = 40  # edges of the search tree that are drawn
 DEFAULT = 'check("") == 0\ncheck("one") == 1\ncheck("the cat sat") == 3'
 
@@ -47,9 +50,10 @@ def _test(line: str) -> tuple[str, object, object]:
             [ast.parse(line.strip(), mode="eval").body.left],
             ast.parse(line.strip(), mode="eval").body.comparators,
         )
-        [argument] = left.args
-        return left.func.id, ast.literal_eval(argument), ast.literal_eval(right)
-    except (SyntaxError, ValueError, AttributeError, RecursionError):
+        [argument] = map(ast.literal_eval, left.args)
+        json.dumps(argument)  # how the process of a program gets it
+        return left.func.id, argument, ast.literal_eval(right)
+    except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
         raise Refusal(f"{line.strip()[:60]!r} is no test: write one such as work([1, 2]) == 3.", "tests") from None
 
 
@@ -115,8 +119,8 @@ class PlanningGuided(Decoder):
     probability among the `width` best tokens, N and n the visits of state and token. Every beginning is read by the
     model once and stays in its cache, so what a completion passed costs no forward later. The text becomes the first of
     the best programs; the first one tried is the greedy one, so it is never worse than that on these tests. With one
-    rollout or width 1 it is greedy. Programs run in a process of their own with limits. Zhang et al. 2023, arXiv
-    2303.05510.
+    rollout or width 1 it is greedy. Each program runs in a confined process of its own, all together for at most 20
+    seconds. Zhang et al. 2023, arXiv 2303.05510.
     """
 
     name, title, paper, sheet = "pg_td", "Planning-guided decoding", "2303.05510", "search/pg-td"
@@ -135,9 +139,18 @@ class PlanningGuided(Decoder):
 
     def check(self) -> None:
         Tests.read(self.tests)
+        if reason := unavailable():
+            raise Refusal(
+                f"{self.name} runs programs that a model wrote, and {reason}. Choose another strategy.", self.name
+            )
 
     def decode(self, lm) -> Iterator:
-        tests, reading, programs = Tests.read(self.tests), ReadPrefixes(TokenTree(self.name), width=self.width), {}
+        tests, reading, programs, spent = (
+            Tests.read(self.tests),
+            ReadPrefixes(TokenTree(self.name), width=self.width),
+            {},
+            0.0,
+        )
         reading.learn((yield lm.prefill()))
         root = SearchState(ROOT, *reading.next[ROOT])
         for rollout in range(1, self.rollouts + 1):
@@ -145,10 +158,17 @@ class PlanningGuided(Decoder):
             program = yield from self._completed(lm, reading, path)
             new = program not in programs
             if new:
+                begun = time.perf_counter()
                 programs[program] = tests.passed(lm.text_of(list(program)))
+                spent += time.perf_counter() - begun
             self._back_up(path, programs[program])
             yield from self._told(lm, root, rollout, programs, program, new)
             if programs[program] == 1:
+                break
+            if spent > PROGRAM_SECONDS:
+                yield Note(
+                    f"The search ends here: its programs ran longer than {PROGRAM_SECONDS:.0f} seconds together."
+                )
                 break
         best = list(max(programs, key=programs.get))
         rows = yield lm.extend(chain(best[:-1], self.name))
