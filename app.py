@@ -4,17 +4,20 @@ way.
 import argparse
 import gc
 import os
+import socket
 import sys
 from importlib.util import find_spec
 
 from playground.errors import Refusal
+from playground.request_limits import quoted
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
+from playground.ui.request_guard import guarded
+from playground.ui.settings import Rules
 from playground.ui.site import Site
 from playground.ui.theme import dress
 from playground.ui.zero_gpu import on_zero
 
-LARGEST_UPLOAD = "5mb"  # questions of one's own for the benchmark; nothing else is uploaded
 VISITORS = 200  # at once: each one who watches or waits takes a thread that sleeps most of the time
 
 
@@ -34,10 +37,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--quantization", default="none", help="none, int8, nf4 or fp4")
     parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
     parser.add_argument(
-        "--port",
-        type=int,
-        default=int(os.environ.get("GRADIO_SERVER_PORT", 0)) or None,
-        help="7860 or the next free one if not given",
+        "--port", default=os.environ.get("GRADIO_SERVER_PORT", ""), help="7860 or the next free one if not given"
     )
     parser.add_argument(
         "--mcp",
@@ -53,10 +53,11 @@ def main(arguments: list[str]) -> None:
         site = Site.from_environment(
             ModelRequest(given.model, given.draft, given.device, given.dtype, given.quantization, given.draft_device)
         )
+        port = port_of(given.port)
         site.check()
         check_mcp(given.mcp)
         page = build(site)
-        start(page, given)
+        start(page, given, port, site.rules)
     except Refusal as refusal:
         Parser().error(str(refusal))
     # what the imports brought stays: to look through it again takes half a second, in the midst of somebody's run
@@ -73,12 +74,48 @@ def check_mcp(wanted: bool) -> None:
         raise Refusal('--mcp takes one more package: install it with `pip install "mcp>=1.21,<2"`.', "mcp")
 
 
-def start(page, given: argparse.Namespace) -> None:
+def port_of(text: str) -> int | None:
+    """The port to listen on; None where none is given, or 0. Raises Refusal."""
+    if not text.strip():
+        return None
+    if not (text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 6 and int(text) < 65_536):
+        raise Refusal(f"There is no port {quoted(text)}: choose a whole number from 1 to 65535.", "port")
+    return int(text) or None
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Raise Refusal where nothing can listen on that host and port; Gradio would try one port after another, for
+    minutes.
+    """
     try:
-        page.launch(server_name=given.host, server_port=given.port, prevent_thread_lock=True, run_history=False,
-                    mcp_server=given.mcp or None, max_file_size=LARGEST_UPLOAD, max_threads=VISITORS, **dress())
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+    except (OSError, UnicodeError, ValueError) as reason:
+        place = f"{quoted(host)}, port {port}" if port else quoted(host)
+        raise Refusal(f"The page cannot listen on {place} ({getattr(reason, 'strerror', None) or 'no host name'}): "
+                      "choose another --host or --port.", "host") from None
+
+
+def start(page, given: argparse.Namespace, port: int | None, rules: Rules) -> None:
+    """Open the page; raises Refusal where the host or the port cannot be had."""
+    check_address(given.host, port)
+    try:
+        page.launch(
+            server_name=given.host,
+            server_port=port,
+            prevent_thread_lock=True,
+            run_history=False,
+            mcp_server=given.mcp or None,
+            max_file_size=rules.limits.upload_bytes,
+            max_threads=VISITORS,
+            enable_monitoring=False,
+            app_kwargs=guarded(rules, given.host),
+            **dress(),
+        )
     except OSError as reason:
-        raise Refusal(f"The page cannot start on {given.host}: {reason}") from None
+        raise Refusal(f"The page cannot start on {given.host}: {' '.join(str(reason).split())}") from None
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (
-    ("playground.errors", "playground.events"),
+    ("playground.errors", "playground.events", "playground.request_limits"),
     ("playground.trace", "playground.engine"),
     ("playground.contract",),
     ("playground.decoding",),

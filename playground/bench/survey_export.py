@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from playground.bench.questions import Question
 from playground.bench.results import sections, table
 from playground.bench.survey import Answer, Entrant
+from playground.trace.csv_export import cell
 
 if TYPE_CHECKING:
     from playground.decoding.session import Models
@@ -56,14 +57,18 @@ def models_told(models: Models) -> dict[str, Any]:
 
 
 def as_csv(answers: Sequence[Answer]) -> str:
-    """A line for each answer, under a line of names."""
+    """A line for each answer, under a line of names. Texts that a spreadsheet would run as formulas begin with an
+    apostrophe.
+    """
     streams = sorted({stream for answer in answers for stream in answer.forwards})
     deepest = max((len(answer.trials) for answer in answers), default=0)
     lines = [_line(answer, streams, deepest) for answer in answers]
     written = io.StringIO()
     writer = csv.DictWriter(written, list(lines[0]) if lines else ["entrant"])
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows(
+        {name: cell(value) if isinstance(value, str) else value for name, value in line.items()} for line in lines
+    )
     return written.getvalue()
 
 

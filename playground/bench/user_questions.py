@@ -14,6 +14,7 @@ from typing import Any
 
 from playground.bench.questions import Question
 from playground.errors import Refusal
+from playground.request_limits import UNREADABLE
 
 MOST_BYTES, MOST_LINES = 1_000_000, 500  # of a file, and questions in it
 TASK, RULE = "own", "own_rule"
@@ -106,9 +107,9 @@ def _flag_problem(value: Any) -> str:
 def _text_problem(value: Any, longest: int) -> str:
     if not isinstance(value, str):
         return "is a text, so put it in quotation marks"
-    if any("\ud800" <= letter <= "\udfff" for letter in value):
-        return "holds half a letter (a lone surrogate): write the whole one"
-    return f"has {len(value):,} letters, and {longest:,} are the most" if len(value) > longest else ""
+    if len(value) > longest:
+        return f"has {len(value):,} letters, and {longest:,} are the most"
+    return "holds a NUL or half a letter (a lone surrogate): write whole letters" if UNREADABLE.search(value) else ""
 
 
 def exactly(question: Question, task: str) -> Question:

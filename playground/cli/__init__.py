@@ -29,6 +29,14 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader has seen enough, as in `list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as reason:  # a full disk behind standard output, or a file that went away
+        # or what is still unwritten fails once more at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(
+            f"error: The result cannot be written ({reason.strerror or reason}): free some space, or write elsewhere.",
+            file=sys.stderr,
+        )
+        return WRONG
 
 
 def _carry_out(argv: list[str] | None) -> int:

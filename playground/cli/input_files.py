@@ -26,6 +26,13 @@ def check_place(path: str | None) -> None:
 
 
 def write_text(path: str | None, text: str) -> None:
-    """Write a file that `check_place` found fine; None is nowhere."""
+    """Write a file that `check_place` found fine; None is nowhere. Raises Refusal, for instance where the disk is full.
+    """
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as reason:
+            raise Refusal(
+                f"{path} cannot be written ({reason.strerror or reason}): free some space, or name another file.",
+                "file",
+            ) from None

@@ -6,6 +6,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any
 
 from playground.errors import Refusal
+from playground.request_limits import QUOTED, quoted
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -59,9 +60,10 @@ class Knob:
         """Convert `value`, possibly typed by a person, to this knob's type. Raises Refusal if it does not fit."""
         converted = self._convert(value)
         if self.choices and converted not in self.choices:
-            raise Refusal(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}.", self.name)
+            raise Refusal(f"{self.name} must be one of {', '.join(self.choices)}, not {quoted(value)}.", self.name)
         if isinstance(converted, (int, float)) and not self._within(converted):
-            raise Refusal(f"{self.name} must lie between {self.min} and {self.max}, not {value}.", self.name)
+            shown = value[:QUOTED] if isinstance(value, str) else quoted(value)
+            raise Refusal(f"{self.name} must lie between {self.min} and {self.max}, not {shown}.", self.name)
         return converted
 
     def _convert(self, value: Any) -> Any:
@@ -72,7 +74,7 @@ class Knob:
                 raise ValueError
             return self.type(value)
         except (ValueError, KeyError, TypeError, OverflowError):
-            raise Refusal(f"{self.name} must be {TYPE_NAMES[self.type]}, not {value!r}.", self.name) from None
+            raise Refusal(f"{self.name} must be {TYPE_NAMES[self.type]}, not {quoted(value)}.", self.name) from None
 
     def _within(self, value: float) -> bool:
         above = self.min is None or value >= self.min

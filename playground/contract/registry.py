@@ -10,6 +10,7 @@ from typing import Any
 
 from playground.contract.base import REGISTERED, Strategy
 from playground.errors import Refusal
+from playground.request_limits import QUOTED, quoted
 
 KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
          "compute_policy", "variant", "study")
@@ -33,9 +34,9 @@ def find(name: str) -> type[Strategy]:
     """The strategy of that name. Raises Refusal with the closest names."""
     _import_all()
     if name not in REGISTERED:
-        near = get_close_matches(name, discover(), 3)
+        near = get_close_matches(name[:QUOTED], discover(), 3)
         hint = f" Did you mean {' or '.join(near)}?" if near else " `python -m playground list` shows them all."
-        raise Refusal(f"There is no strategy named {name!r}.{hint}", name)
+        raise Refusal(f"There is no strategy named {quoted(name)}.{hint}", name[:QUOTED])
     return REGISTERED[name]
 
 
@@ -55,10 +56,10 @@ def make(name: str, /, **settings: Any) -> Strategy:
 def _check_known(cls: type[Strategy], settings: dict[str, Any], knobs: dict[str, Any]) -> None:
     for given in settings:
         if given not in knobs and given not in cls.slots():
-            near = get_close_matches(given, knobs, 1)
+            near = get_close_matches(given[:QUOTED], knobs, 1)
             known = f"its knobs are {', '.join(knobs)}" if knobs else "it has none"
             hint = f"did you mean {near[0]}?" if near else f"{known}."
-            raise Refusal(f"{cls.name} has no knob {given!r}; {hint}", given)
+            raise Refusal(f"{cls.name} has no knob {quoted(given)}; {hint}", given)
 
 
 def _fill(slot_name: str, kind: str, filling: Any) -> Strategy:

@@ -35,6 +35,7 @@ from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped
+from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.result import Result
 
@@ -497,6 +498,7 @@ def _lane(
     that.
     """
     check_fit(assembly.decoder, models.target)
+    _check_forced(limits, models.target)
     ids, chosen, told = prompt.encode(models.target), models.by_stream(assembly), recorder(models.target.tokens)
     if assembly.decoder.kind == "canvas_decoder":
         return Canvas(ids, chosen, assembly, limits, told)
@@ -507,6 +509,22 @@ def _lane(
     lane.passage = prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)
     return lane
+
+
+def _check_forced(limits: Limits, model: Model) -> None:
+    """Raise Refusal for fixed tokens that the model does not have, and for more of them than the run generates."""
+    if len(limits.forced) > limits.max_new_tokens:
+        raise Refusal(
+            f"The text begins with {len(limits.forced):,} fixed tokens, and the run generates {limits.max_new_tokens:,} at most: "
+            "raise the number of tokens.",
+            "forced",
+        )
+    unknown = next((token for token in limits.forced if not 0 <= token < model.vocabulary), None)
+    if unknown is not None:
+        raise Refusal(
+            f"The text begins with token {quoted(unknown)}, and {model.name} has {model.vocabulary:,} tokens: take the text of this model.",
+            "forced",
+        )
 
 
 def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str, list[int]]:

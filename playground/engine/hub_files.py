@@ -33,6 +33,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from playground.engine.catalogue import ORACLE, is_local, local_folder
+from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
 from playground.errors import Refusal
 
 Progress = Callable[[float, str], None]
@@ -84,8 +85,11 @@ def read_config(source: ModelFiles) -> PretrainedConfig:
     """The model's configuration; raises Refusal where it is no causal language model that transformers knows."""
     folder = source.folder or _fetch_file(source, "config.json").parent
     try:
+        check_raw_config(source.name, folder / "config.json")
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as reason:
+    except Refusal:
+        raise
+    except Exception as reason:  # the classes of configs check their fields, each in its own way
         if "trust_remote_code" in str(reason):
             raise Refusal(
                 f"{source.name} needs code of its own, which is never run here: choose a model that transformers knows.",
@@ -174,6 +178,7 @@ def _check_files(source: ModelFiles) -> None:
             f"{source.name} has no config.json: name a folder or hub model saved by transformers' save_pretrained.",
             "model",
         )
+    check_file_sizes(source.name, source.files)
     if SINGLE not in source.files and INDEX not in source.files:
         pickled = any(_matches(file, PICKLES) for file in source.files)
         raise Refusal(
@@ -194,10 +199,12 @@ def _missing_shards(source: ModelFiles) -> list[str]:
     if not source.folder or SINGLE in source.files:
         return []
     try:
-        shards = json.loads((source.folder / INDEX).read_text())["weight_map"].values()
-    except (ValueError, KeyError):
+        shards = set(json.loads((source.folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise _damaged(source) from None
-    return sorted(set(shards) - set(source.files))
+    if len(shards) > MAX_SHARDS or not all(isinstance(shard, str) for shard in shards):
+        raise _damaged(source)
+    return sorted(shards - set(source.files))
 
 
 def _damaged(source: ModelFiles) -> Refusal:
@@ -213,7 +220,7 @@ def _causal(config: PretrainedConfig) -> bool:
 def _stored_headers(source: ModelFiles) -> SafetensorsRepoMetadata:
     try:
         return get_local_safetensors_metadata(source.folder)
-    except (OSError, ValueError, SafetensorsParsingError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorsParsingError):
         raise _damaged(source) from None
 
 

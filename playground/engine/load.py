@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from playground.engine.config_limits import check_against_weights
 from playground.engine.device_memory import free_bytes, loaded_bytes, size_text, stored_bytes
 from playground.engine.hub_files import (
     ModelFiles,
@@ -45,7 +46,18 @@ DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
 HEADROOM = 1.1  # what a run needs beside the weights: activations and caches
 GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-FAILURES = (OSError, ValueError, ImportError, RuntimeError, KeyError, AttributeError, SafetensorError)
+FAILURES = (
+    OSError,
+    ValueError,
+    ImportError,
+    RuntimeError,
+    LookupError,
+    AttributeError,
+    TypeError,
+    ArithmeticError,
+    AssertionError,
+    SafetensorError,
+)
 
 Held = TypeVar("Held")
 
@@ -133,6 +145,7 @@ def load(
     cost = _estimate(source, loading)
     if not cost.fits:
         raise _too_large(name, loading, cost)
+    check_against_weights(name, read_config(source), cost.parameters, _is_quantized(source, loading), cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
     tokenizer = _read_tokenizer(name, folder)
@@ -269,7 +282,8 @@ def _tokenizer_class(folder: Path) -> type:
     tokens.
     """
     config = folder / "tokenizer_config.json"
-    named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class") if config.exists() else None
+    told = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    named = told.get("tokenizer_class") if isinstance(told, dict) else None
     return PreTrainedTokenizerFast if named in GENERAL_TOKENIZERS else AutoTokenizer
 
 

@@ -49,7 +49,7 @@ def to_csv(trace: Trace) -> str:
     writer = csv.writer(written, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     for header in trace.headers:
-        writer.writerows([_cell(value) for value in row] for row in _rows(header, trace.lane(header.lane).events))
+        writer.writerows([cell(value) for value in row] for row in _rows(header, trace.lane(header.lane).events))
     return written.getvalue()
 
 
@@ -110,5 +110,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else str(Decimal(value + 0.0).quantize(DIGITS, ROUND_HALF_UP))
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """The text with an apostrophe before it where a spreadsheet would run it as a formula; plain numbers stay."""
     return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text

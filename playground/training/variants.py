@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,6 +22,7 @@ from playground.contract import Strategy, Variant
 from playground.engine.catalogue import BUNDLED, CARD, entries, made_models, partner
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hub_files import Progress, unseen
+from playground.engine.hub_files import Progress, first_sentence, unseen
 from playground.engine.load import Facts
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -125,9 +127,10 @@ def _save(folder: Path, base: LoadedNetwork, card: dict[str, Any]) -> None:
             base.tokenizer.save_pretrained(place)
             (place / CARD).write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
             place.rename(folder)
-    except OSError as reason:
+    except (OSError, SafetensorError) as reason:
         raise Refusal(
-            f"The model cannot be saved in {folder} ({reason.strerror or reason}): free some space, or set PLAYGROUND_HOME to another folder.",
+            f"The model cannot be saved in {folder} ({getattr(reason, 'strerror', None) or first_sentence(reason)}): free some space, "
+            "or set PLAYGROUND_HOME to another folder.",
             "name",
         ) from None
 

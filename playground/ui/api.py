@@ -18,6 +18,7 @@ from playground.contract import discover, find
 from playground.contract.metadata import facts
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
+from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.comparison import compared
 from playground.trace.result import Result
@@ -162,7 +163,7 @@ def questions(task: str = "") -> list[dict[str, Any]]:
     with _told():
         known = {question.task for question in answerable()}
         if task and task not in known:
-            raise Refusal(f"There is no task {task!r}: choose one of {', '.join(sorted(known))}.", "task")
+            raise Refusal(f"There is no task {quoted(task)}: choose one of {', '.join(sorted(known))}.", "task")
         return [_question(question) for question in answerable() if task in ("", question.task)]
 
 
@@ -210,7 +211,7 @@ def _settings(asked: dict[str, Any]) -> Settings:
     settings = Settings.read(asked)
     for name, value in asked.items():
         if name != "lanes" and getattr(settings, name) != value:
-            raise Refusal(f"{name} must be {_allowed(name)}, not {value!r}.", name)
+            raise Refusal(f"{name} must be {_allowed(name)}, not {quoted(value)}.", name)
     _check_lanes(asked["lanes"])
     return settings
 

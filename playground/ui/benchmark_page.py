@@ -23,6 +23,7 @@ from playground.bench.survey_figures import COSTS, acceptance, quality
 from playground.bench.user_questions import FORM, read_questions
 from playground.errors import Refusal
 from playground.ui import model_menu as offers
+from playground.ui.event_fields import whole_number
 from playground.ui.gallery import TASKS
 from playground.ui.handlers import Changes, status
 from playground.ui.lane_editor import LaneEditor
@@ -326,19 +327,21 @@ class SurveyHandlers:
 
     def show(self, visit: SurveyVisit | None, event: gr.EventData) -> str:
         """One question with what everybody wrote."""
-        number = int(event.number)
-        known = visit and 0 <= number < len(visit.questions)
+        try:
+            number = whole_number(event, "number")
+        except Refusal:
+            return ""
+        known = visit and number < len(visit.questions)
         return answers_to(visit.questions[number], number, visit.entrants, visit.answers) if known else ""
 
     def save(self, visit: SurveyVisit | None, event: gr.EventData) -> Changes:
         """The whole survey as a file."""
-        if visit is None:
+        form = getattr(event, "form", "")
+        if visit is None or form not in ("csv", "json"):
             return gr.skip()
-        kind, text = (
-            ("text/csv", as_csv(visit.answers)) if event.form == "csv" else ("application/json", _document(visit))
-        )
+        kind, text = ("text/csv", as_csv(visit.answers)) if form == "csv" else ("application/json", _document(visit))
         # at: the same file can be had twice
-        return {"saved": {"name": file_name(event.form), "type": kind, "text": text, "at": monotonic()}}
+        return {"saved": {"name": file_name(form), "type": kind, "text": text, "at": monotonic()}}
 
     def draw(self, visit: SurveyVisit | None, cost: str) -> Changes:
         return self.page.plotted(visit.answers if visit else [], cost)

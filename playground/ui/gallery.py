@@ -14,6 +14,7 @@ from typing import Any
 
 from playground.bench import questions
 from playground.bench.questions import Question
+from playground.errors import Refusal
 from playground.ui.scripted_component import Scripted
 from playground.ui.settings import Settings
 
@@ -60,9 +61,14 @@ def brought(**chosen: str) -> set[str]:
 
 
 def picked(part: str, index: int) -> dict[str, Any]:
-    """What a pick sets, by the fields of Settings; what it does not name stays as it is."""
+    """What a pick sets, by the fields of Settings; what it does not name stays as it is. Raises Refusal for an entry
+    that does not exist.
+    """
+    listed = questions.gallery() if part == "questions" else examples()
+    if not 0 <= index < len(listed):
+        raise Refusal("There is no such entry in the gallery: choose one from its lists.", "prompt")
     cleared = {"context": "", "before": []}
-    return {**cleared, **(_asked(questions.gallery()[index]) if part == "questions" else examples()[index])}
+    return {**cleared, **(_asked(listed[index]) if part == "questions" else listed[index])}
 
 
 def _asked(question: Question) -> dict[str, Any]:

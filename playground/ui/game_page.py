@@ -22,6 +22,7 @@ from playground.bench.questions import STORIES, gallery
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Failed, Step
+from playground.request_limits import MAX_TOKEN_ID, check_text
 from playground.trace import Trace
 from playground.trace.transcript import Token, sequences
 from playground.ui.frames import Facts, trace_of
@@ -41,6 +42,7 @@ LENGTH = 64  # tokens of an offered text
 OPENING = 480  # letters of a tale that are read, up to the end of a sentence
 PAUSE = 0.8  # seconds between two looks at a run that still grows
 LONGEST = 40  # letters of a word that is typed
+MOST_IDS = 200_000  # tokens before a word that is typed; the model's context is checked where it is known
 FIRST = 60  # letters of a prompt by which a menu names it
 SCRIPTS = ("live/dom.js", "game.rules.js", "game.js")  # in this order: they share one scope
 STAGE = "<section class='game' aria-label='Guessing game'></section>"
@@ -126,7 +128,8 @@ class Game:
         return self._shown(settings) if settings and settings.prompt else gr.skip()
 
     def pick(self, example: int) -> Changes:
-        return self._shown(offers()[example][1])
+        offered = offers()
+        return self._shown(offered[example][1]) if type(example) is int and 0 <= example < len(offered) else gr.skip()
 
     def copy(self, *values: Any) -> Iterator[Changes]:
         """The code of a link to this game; the browser makes it an address, each time anew."""
@@ -237,10 +240,15 @@ def odds_over(site: Site) -> Callable[..., dict[str, Any]]:
 
 def _checked(asked: Any) -> tuple[list[int], str]:
     ids, word = (asked.get("ids"), asked.get("word")) if isinstance(asked, dict) else (None, None)
-    if not isinstance(word, str) or not 0 < len(word.strip()) <= LONGEST:
+    if not isinstance(word, str) or len(word) > 2 * LONGEST or not 0 < len(word.strip()) <= LONGEST:
         raise Refusal(f"Type one word of at most {LONGEST} letters.", "word")
-    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+    if (
+        not isinstance(ids, list)
+        or len(ids) > MOST_IDS
+        or not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in ids)
+    ):
         raise Refusal("These are no tokens: start the game again.", "word")
+    check_text(word, "word", LONGEST, "word")
     return ids, word.strip()
 
 

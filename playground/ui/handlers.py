@@ -5,6 +5,7 @@ Every method returns or yields {component: value} for the few components it touc
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
@@ -15,9 +16,11 @@ import gradio as gr
 
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
+from playground.request_limits import MAX_TOKEN_ID
 from playground.trace.transcript import Written, sequences
 from playground.ui import run_figures as figures
 from playground.ui import study_figures as studies
+from playground.ui.event_fields import has, number, text, whole_number
 from playground.ui.frames import frame, recording
 from playground.ui.gallery import brought, picked
 from playground.ui.lessons import settings_of
@@ -29,6 +32,7 @@ from playground.ui.zero_gpu import RemoteRun
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 LONGEST_WORDS = 500  # characters that a fork may be told to begin with
+LONGEST_BEAT = 3600  # seconds between two frames that a browser may ask for
 Changes = dict[Any, Any]
 
 
@@ -102,30 +106,40 @@ class Handlers:
         """
         if not _has_lane(visit, event) or visit.reads:
             return
-        settings = visit.settings.forked(int(event.lane), [*_past(visit.run, event), *self._instead(visit, event)])
+        try:
+            tokens = [*_past(visit.run, event), *self._instead(visit, event)]
+        except Refusal as refusal:
+            yield self._say(refusal)
+            return
+        settings = visit.settings.forked(whole_number(event, "lane"), tokens)
         yield {self.page.lanes: settings.lanes}
         yield from self._guarded(visit.follow(settings))
 
     def _instead(self, visit: Visit, event: gr.EventData) -> list[int]:
         """The tokens that a fork takes: the candidate that was pressed, or the words that were typed."""
-        if not hasattr(event, "words"):
-            return [int(event.token)]
+        if not has(event, "words"):
+            return [whole_number(event, "token", MAX_TOKEN_ID)]
         return self.site.spelt(
-            visit.settings, visit.run.headers[int(event.lane)]["model"], str(event.words)[:LONGEST_WORDS]
+            visit.settings, visit.run.headers[whole_number(event, "lane")]["model"], text(event, "words", LONGEST_WORDS)
         )
 
     def look(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """What the layers of the lane's model make of the text before a token, and what they attend to."""
         if not _has_lane(visit, event):
             return gr.skip()
-        header, chosen = visit.run.headers[int(event.lane)], int(event.token)
+        lane = whole_number(event, "lane")
+        header = visit.run.headers[lane]
         try:
+            place = {
+                "lane": lane,
+                "position": whole_number(event, "position"),
+                "chosen": whole_number(event, "token", MAX_TOKEN_ID),
+            }
             found = self.site.look(
-                visit.settings, header["model"], [*header["prompt_ids"], *_past(visit.run, event)], chosen
+                visit.settings, header["model"], [*header["prompt_ids"], *_past(visit.run, event)], place["chosen"]
             )
         except Refusal as refusal:
             return {"run": visit.run.name, "inside": None, "refused": str(refusal)}
-        place = {"lane": int(event.lane), "position": int(event.position), "chosen": chosen}
         return {"run": visit.run.name, "inside": {**found, **place}}
 
     def hold(self, visit: Visit | None) -> None:
@@ -149,12 +163,13 @@ class Handlers:
 
     def stop_lane(self, visit: Visit | None, event: gr.EventData) -> None:
         if _has_lane(visit, event):
-            visit.run.stop(int(event.lane))
+            visit.run.stop(whole_number(event, "lane"))
 
     def pace(self, visit: Visit | None, event: gr.EventData) -> None:
         """A browser that cannot follow is told of its run less often."""
         if visit and visit.run:
-            visit.run.pace(float(event.beat))
+            with suppress(Refusal):  # nobody reads an answer to this event
+                visit.run.pace(number(event, "beat", 0, LONGEST_BEAT))
 
     def missed(self, visit: Visit | None) -> Changes:
         """The whole run so far, for a browser that lost frames on the way."""
@@ -181,7 +196,10 @@ class Handlers:
 
         Only a model or a draft that an example brought goes again with the next one: few others could run on it.
         """
-        chosen = picked(event.part, int(event.index))
+        try:
+            chosen = picked(text(event, "part", LONGEST_WORDS), whole_number(event, "index"))
+        except Refusal as refusal:
+            return self._say(refusal)
         names = {*chosen} | brought(model=model, draft=draft)
         return {
             **self.page.show(Settings.read(chosen), [name for name in Settings.names() if name in names]),
@@ -194,7 +212,11 @@ class Handlers:
         """
         brought_along = brought(model=model, draft=draft)
         names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name in brought_along]
-        return {**self.page.show(settings_of(event.lesson, int(event.step)), names), **self._silence()}
+        try:
+            settings = settings_of(text(event, "lesson", LONGEST_WORDS), whole_number(event, "step"))
+        except Refusal as refusal:
+            raise gr.Error(str(refusal), print_exception=False) from None  # or the run that follows a step would begin
+        return {**self.page.show(settings, names), **self._silence()}
 
     def recognise(self, *values: Any) -> Changes:
         """Say what to look at where the prompt is a question with a known answer."""
@@ -316,12 +338,16 @@ class Handlers:
 
 def _past(run: Run | RemoteRun, event: gr.EventData) -> list[int]:
     """Tokens a lane, or the sequence that was shown as its text, wrote before a place."""
-    written = sequences(run.trace.lane(int(event.lane)).events).get(int(event.sequence), Written())
-    return [token.id for token in written.tokens[:int(event.position)]]
+    written = sequences(run.trace.lane(whole_number(event, "lane")).events).get(
+        whole_number(event, "sequence"), Written()
+    )
+    return [token.id for token in written.tokens[:whole_number(event, "position")]]
 
 
 def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:
-    return bool(visit and visit.run) and 0 <= int(event.lane) < len(visit.run.headers)
+    with suppress(Refusal):
+        return bool(visit and visit.run) and whole_number(event, "lane") < len(visit.run.headers)
+    return False
 
 
 def status(arrival: ModelLoad, beside: int = 0) -> str:

@@ -17,6 +17,8 @@ from typing import Any
 from playground.contract import Knob, Strategy, discover, make
 from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
 from playground.errors import Refusal
+from playground.request_limits import LOCAL, check_lanes
+from playground.ui.event_fields import MAX_INDEX
 from playground.ui.guarantee_labels import PROMISES
 from playground.ui.scripted_component import Fetched
 from playground.ui.settings import LANES, WIDEST, Settings
@@ -75,7 +77,12 @@ def reading_context() -> list[str]:
 def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each lane what it promises, or the sentence that says why it cannot run and which knob or part it is about.
     """
-    return [_checked(recipe) for recipe in Settings(lanes=lanes[:WIDEST] if isinstance(lanes, list) else []).recipes()]
+    given = lanes[:WIDEST] if isinstance(lanes, list) else []
+    try:
+        check_lanes(given, MAX_INDEX, LOCAL)
+    except Refusal as refusal:
+        return [{"guarantee": [], "problem": str(refusal), "about": ""} for _ in given]
+    return [_checked(recipe) for recipe in Settings(lanes=given).recipes()]
 
 
 def catalogue_of(strategies: dict[str, type[Strategy]]) -> list[dict[str, Any]]:

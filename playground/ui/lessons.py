@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from playground.errors import Refusal
+from playground.request_limits import quoted
 from playground.ui.live_view import to_json
 from playground.ui.scripted_component import Scripted
 from playground.ui.settings import CHOICES, Settings
@@ -247,7 +248,7 @@ def settings_of(lesson: str, step: int) -> Settings:
     """How the page is set at a step; raises Refusal for a lesson or a step there is not."""
     found = lessons().get(lesson)
     if found is None or not 0 <= step < len(found.steps):
-        raise Refusal(f"There is no step {step + 1} of a lesson {lesson!r}: choose one from the list.", "lessons")
+        raise Refusal(f"There is no step {step + 1} of a lesson {quoted(lesson)}: choose one from the list.", "lessons")
     return Settings.read(found.steps[step].settings)
 
 

@@ -8,12 +8,22 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from playground.bench.questions import Question, known
 from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
+from playground.request_limits import (
+    LOCAL,
+    PUBLIC,
+    RequestLimits,
+    check_lanes,
+    check_seed,
+    check_stop_strings,
+    check_text,
+    quoted,
+)
 
 LANES = 4
 WIDEST = 8  # lanes on the page that takes most
@@ -41,6 +51,11 @@ class Rules:
     answers: int = 4000  # of one survey: strategies times questions times rounds
     programs: bool = True  # whether one that a model wrote may be run, to judge it
 
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request may carry to this deployment."""
+        return PUBLIC if self.public else LOCAL
+
     @classmethod
     def for_visitors(cls, programs: bool = False) -> Rules:
         return cls(public=True, characters=4000, tokens=256, repeats=8, answers=96, programs=programs)
@@ -64,6 +79,15 @@ class Settings:
     quantization: str = "none"
     lanes: list[dict[str, Any]] = field(default_factory=lambda: [{"strategy": "greedy"}])
     before: list[list[str]] = field(default_factory=list)  # earlier turns of a chat: [user, assistant]
+
+    def __post_init__(self) -> None:
+        """Controls can be sent as any JSON: texts and lists of another type become their defaults, numbers are judged
+        by `check`.
+        """
+        for control in fields(self):
+            default = control.default if control.default is not MISSING else control.default_factory()
+            if isinstance(default, (str, list)) and not isinstance(getattr(self, control.name), type(default)):
+                setattr(self, control.name, default)
 
     @classmethod
     def names(cls) -> list[str]:
@@ -118,7 +142,7 @@ class Settings:
         """The same with one more lane: a copy of `lane` whose text begins with `tokens`. It takes its place where there
         is no room.
         """
-        copy = {**self.lanes[lane], "forced": tokens}
+        copy = {**self.lanes[lane], "forced": tokens[:self.length]}
         lanes = [*self.lanes, copy] if len(self.lanes) < LANES else [*self.lanes[:lane], copy, *self.lanes[lane + 1:]]
         return replace(self, lanes=lanes)
 
@@ -126,8 +150,8 @@ class Settings:
         """The same with one of its lanes again and again, each time with the next seed; raises Refusal for what is too
         much.
         """
-        if not 0 <= lane < len(self.lanes):
-            raise Refusal(f"There is no lane {lane + 1} to repeat: choose one of those above.", "repeats")
+        if type(lane) is not int or not 0 <= lane < len(self.lanes):
+            raise Refusal(f"There is no lane {_counted(lane)} to repeat: choose one of those above.", "repeats")
         if type(times) is not int or not 2 <= times <= rules.repeats:
             raise Refusal(f"A lane can be run 2 to {rules.repeats} times here: choose a number between.", "repeats")
         if times * self.length > MOST_WRITTEN:
@@ -158,31 +182,51 @@ class Settings:
 
     def check(self, rules: Rules) -> None:
         """Raise Refusal for what can be told before any model is asked."""
+        self._check_size(rules)
         if not self.prompt.strip():
             raise Refusal("The prompt is empty: write a few words, or take one of the examples.", "prompt")
         if self.turns() and self.mode != "chat":
             raise Refusal("Earlier turns belong to a chat: choose chat, or remove the turns.", "before")
-        turned = "".join(text for turn in self.turns() for text in turn)
-        if len(self.prompt) + len(self.system) + len(self.context) + len(turned) > rules.characters:
-            whole = "prompt and what comes before it are" if self.context or turned else "prompt is"
-            raise Refusal(
-                f"The {whole} longer than the {rules.characters:,} characters taken here: shorten what you wrote.",
-                "prompt",
-            )
         if not self.lanes:
             raise Refusal("There is no lane to run: add one.", "lanes")
+        check_lanes(self.lanes, self.length, rules.limits)
         if running := [name for recipe in self.recipes() for name in recipe.running()] if not rules.programs else []:
             raise Refusal(
                 f"{running[0]} runs programs that a model wrote, and this page runs none: choose another strategy.",
                 "lanes",
             )
+
+    def _check_size(self, rules: Rules) -> None:
+        """Raise Refusal for texts and numbers beyond what this deployment takes, before anything is computed from them.
+        """
+        self._check_numbers(rules)
+        whole = [self.prompt, self.system, self.context, *(text for turn in self.turns() for text in turn)]
+        if sum(map(len, whole)) > rules.characters:
+            named = "prompt and what comes before it are" if len(self.prompt) < sum(map(len, whole)) else "prompt is"
+            raise Refusal(
+                f"The {named} longer than the {rules.characters:,} characters taken here: shorten what you wrote.",
+                "prompt",
+            )
+        for text in whole:
+            check_text(text, "prompt or what comes before it", rules.characters, "prompt")
+        for name in ("model", "draft", "dtype", "quantization", "mode"):
+            check_text(getattr(self, name), f"choice of {name}", rules.limits.name_characters, name)
+        check_stop_strings(self.stop, rules.limits)
+
+    def _check_numbers(self, rules: Rules) -> None:
         for name, label in NUMBERS.items():
-            if not isinstance(getattr(self, name), int):
+            if type(getattr(self, name)) is not int:
                 raise Refusal(f"The {label} must be a whole number.", name)
         if not 1 <= self.length <= rules.tokens:
-            raise Refusal(f"The number of tokens must lie between 1 and {rules.tokens}, not {self.length}.", "length")
-        if self.seed < 0:
-            raise Refusal(f"The seed must be zero or more, not {self.seed}.", "seed")
+            raise Refusal(
+                f"The number of tokens must lie between 1 and {rules.tokens}, not {quoted(self.length)}.", "length"
+            )
+        check_seed(self.seed)
+
+
+def _counted(lane: Any) -> str:
+    """A lane's number as people count, where it is one."""
+    return str(lane + 1) if type(lane) is int else quoted(lane)
 
 
 def _fits(value: Any, default: Any) -> bool:

@@ -12,6 +12,7 @@ from playground.bench.questions import judging
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import BUNDLED, PACKED, entries
 from playground.errors import Refusal
+from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.ui.admission_queue import AdmissionQueue
 from playground.ui.frames import recording
@@ -108,7 +109,7 @@ class Site:
         for about, name in names.items():
             offered = (DEFAULT, "none", *(entry.name for entry in entries()), *(PACKED if about == "draft" else ()))
             if self.rules.public and name not in offered:
-                raise Refusal(f"This public page offers only the models in its list, not {name!r}.", about)
+                raise Refusal(f"This public page offers only the models in its list, not {quoted(name)}.", about)
         chosen = self._named(settings.model.strip(), settings.draft.strip())
         return replace(
             chosen,

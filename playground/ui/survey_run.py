@@ -13,12 +13,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from playground.bench.questions import PROGRAMS, Question, ask
 from playground.bench.survey import Answer, Entrant, score, steps
-from playground.bench.user_questions import MOST_BYTES, questions_in
+from playground.bench.user_questions import questions_in
 from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 from playground.pocket.world import TASKS
+from playground.request_limits import check_text, quoted
 from playground.ui.settings import WIDEST, Rules, Settings
 
+MOST_EACH = 10_000  # questions of a task, and rounds; how many answers there may be is in Rules
 MOST_LETTERS = 4000  # of a visitor's own questions that a link still carries
 LONGEST_NAME = 90  # letters of an entrant's name; a grammar may be a page long
 
@@ -49,14 +51,22 @@ class SurveySettings(Settings):
 
     def check(self, rules: Rules) -> None:
         """Raise Refusal for what can be told before any question is drawn or any model is asked."""
-        replace(Settings(lanes=self.lanes, seed=self.seed, length=self.length), prompt="asked below").check(rules)
+        Settings(
+            "asked below", lanes=self.lanes, seed=self.seed, length=self.length, model=self.model, draft=self.draft
+        ).check(rules)
         for name, said in (("count", "number of questions"), ("repeats", "number of rounds")):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise Refusal(f"The {said} must be a whole number, 1 or more.", name)
+            if type(getattr(self, name)) is not int or not 1 <= getattr(self, name) <= MOST_EACH:
+                raise Refusal(f"The {said} must be a whole number from 1 to {MOST_EACH:,}.", name)
+        if len(self.lanes) > self.MOST:
+            raise Refusal(
+                f"There are {len(self.lanes):,} strategies, and {self.MOST} are the most here: remove some.", "lanes"
+            )
+        for task in self.tasks:
+            if not isinstance(task, str) or task not in TASKS:
+                raise Refusal(f"There is no task {quoted(task)}: choose from the list.", "questions")
         if not self.tasks and not self.own.strip():
             raise Refusal("There is no question to ask: choose a task, or bring questions of your own.", "questions")
-        if len(self.own) > MOST_BYTES:
-            raise Refusal(f"Your questions have more than {MOST_BYTES:,} letters: leave some away.", "file")
+        check_text(self.own, "text of your questions", rules.limits.own_characters, "file")
 
     def questions(self, rules: Rules) -> list[Question]:
         """Of every task in turn, then a visitor's own; raises Refusal for a line that is none, and for more than the

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from threading import Lock, Thread
 from time import monotonic
 from typing import ClassVar
@@ -13,11 +14,13 @@ import torch
 from torch import Tensor
 
 from playground.contract import Sampler, knob
+from playground.decoding.stream import Request, Steps
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
 SHOWN = 8  # names
+GLANCE = 0.05  # seconds between two looks at a library that is being loaded
 PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") | frozenset(range(0x80, 0x100))
 AFTER_A_DOT = re.compile(rb"\.([A-Za-z0-9_\x80-\xff]*)\Z")
 MEMBERS = ("function", "property", "statement", "instance", "class", "module")
@@ -102,9 +105,9 @@ class Monitors(Sampler):
     above: str = knob("", multiline=True, file=True, help="code that stands above the text, for the analysis to read")
     below: str = knob("", multiline=True, file=True, help="code that will stand below the text")
     seconds: float = knob(
-        2.0,
+        1.5,
         0.1,
-        5.0,
+        1.5,
         step=0.1,
         help="time for one analysis; where it takes longer, nothing is masked, and another run may differ",
     )
@@ -115,12 +118,12 @@ class Monitors(Sampler):
     known: ClassVar[dict[str, list[str]]]  # names by the program up to the dot
 
     def prepare(self, lm):
-        analysis()
+        check_installed()
         self.spelling = Spelling([lm.bytes(token) for token in range(lm.vocabulary)], lm.end_ids)
         # which are not copied where sequences fork
         self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens)
         self.known = {}
-        yield from ()
+        yield Request(_loading())
 
     def apply(self, scores, histories):
         found = [
@@ -202,20 +205,41 @@ class Monitors(Sampler):
         )
 
 
+def check_installed() -> None:
+    if find_spec("jedi") is None:
+        raise Refusal(
+            'monitors asks the library jedi for the names: install it with `pip install "jedi>=0.20,<0.21"`.',
+            "monitors",
+        )
+
+
 @cache
 def analysis() -> None:
     """Load the library and what it knows of the standard one, which takes seconds; raises Refusal where it is not
     installed.
     """
-    try:
-        import jedi  # noqa: F401
-    except ImportError:
-        raise Refusal(
-            'monitors asks the library jedi for the names: install it with `pip install "jedi>=0.20,<0.21"`.',
-            "monitors",
-        ) from None
+    check_installed()
     with ASKED:
         members("''.", "")
+
+
+def _loading() -> Steps:
+    """`analysis` in a thread of its own: other lanes and other visitors' runs go on meanwhile."""
+    wrong: list[Refusal] = []
+
+    def work() -> None:
+        try:
+            analysis()
+        except Refusal as refusal:
+            wrong.append(refusal)
+
+    worker = Thread(target=work, daemon=True)
+    worker.start()
+    while worker.is_alive():
+        worker.join(GLANCE)
+        yield []
+    if wrong:
+        raise wrong[0]
 
 
 def members(program: str, below: str) -> list[str]:

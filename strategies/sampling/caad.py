@@ -10,6 +10,8 @@ from playground.events import Event, Figure, Note
 
 ARROW = "=>"
 LEAST = 1e-6  # a similarity below it is taken for it: weights stay positive
+MAX_PLACES = 512  # tokens of answers: the logits of each are held, a number for every token of the vocabulary
+MAX_PAIRS = 64
 SHOWN = 5  # entries
 TAIL = 6  # tokens shown of an entry
 FLOOR = 1e-8  # of mixed probabilities, as in the authors' code
@@ -58,6 +60,10 @@ class CAAD(Sampler):
                 f"caad reads trusted answers, one a line, in the form `question {ARROW} answer`: write at least one, and no other lines.",
                 "pairs",
             )
+        if len(lines) > MAX_PAIRS:
+            raise Refusal(
+                f"caad is given {len(lines):,} trusted answers, and {MAX_PAIRS} are the most: remove some.", "pairs"
+            )
 
     def prepare(self, lm) -> Iterator:
         if not self.alpha:
@@ -67,6 +73,11 @@ class CAAD(Sampler):
             if line.strip():
                 for column, found in zip((states, logits, tails), (yield from _learned(lm, *_parted(line)))):
                     column += found
+                if len(tails) > MAX_PLACES:
+                    raise Refusal(
+                        f"The trusted answers have more than {MAX_PLACES} tokens together: remove or shorten some.",
+                        "pairs",
+                    )
         if not tails:
             raise Refusal("caad found no token of an answer that this model can read: write other answers.", "pairs")
         self.grounding = Grounding(torch.stack(states), torch.stack(logits), tails)
@@ -124,6 +135,11 @@ def _parted(line: str) -> tuple[str, str]:
 def _learned(lm, question: str, answer: str) -> Iterator:
     """States [width] and logits [V] before every token of an answer, and what to show of each."""
     asked, told = lm.ask(question), lm.spell(f" {answer}")
+    if len(told) > MAX_PLACES:
+        raise Refusal(
+            f"A trusted answer has {len(told):,} tokens, and all of them may have {MAX_PLACES} together: shorten it.",
+            "pairs",
+        )
     ids, states, logits = (asked + told)[:lm.context], [], []
     for request in lm.reading(ids):
         piece = yield request

@@ -10,6 +10,8 @@ from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
 SHOWN = 10  # spans in the bars
+MAX_SPANS = 8192  # read in a run: each keeps its keys and values until the end
+MAX_PASSAGE = 1024  # tokens: spans of one length are read in one forward
 OUTLINED = 40  # starts in the matrix
 
 
@@ -103,6 +105,11 @@ class ExactExtract(Decoder):
             new = race.grow(suffixes, nodes, length)
             if not new:
                 break
+            if len(race.tree) > MAX_SPANS:
+                raise Refusal(
+                    f"More than {MAX_SPANS:,} spans would be read: shorten the passage or the longest span, or prune.",
+                    "passage",
+                )
             rows = yield lm.extend(race.tree)
             race.close(rows, new, self.score == "mean")
             nodes = race.living(new, race.cost(race.best, self.score == "mean")) if self.prune else new
@@ -116,6 +123,10 @@ class ExactExtract(Decoder):
         tokens = lm.spell(f" {text}") or lm.spell(text)
         if not tokens:
             raise Refusal("There is no passage to take an answer from: give one as context.", "passage")
+        if len(tokens) > MAX_PASSAGE:
+            raise Refusal(
+                f"The passage has {len(tokens):,} tokens, and {MAX_PASSAGE:,} are the most: shorten it.", "passage"
+            )
         suffixes = [tokens[i:i + self.longest] for i in range(len(tokens))]
         return suffixes + self._respelt(lm, tokens)
 

@@ -11,6 +11,8 @@ from playground.contract.token_tree import merged
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
+# of all labels, shared beginnings counted once: each takes a row over the whole vocabulary, all in one forward
+MAX_LABEL_TOKENS = 512
 READINGS = {"mean": "perplexity of the label", "sum": "probability", "whole": "perplexity of prompt and label"}
 
 
@@ -66,6 +68,11 @@ class LabelsByPerplexity(Decoder):
         yield lm.prefill()
         spelt = [self._spelt(lm, text) for text in self._texts()]
         tree, paths = merged(spelt if self._closed(lm) else [tokens[:-1] for tokens in spelt], self.name)
+        if len(tree) > MAX_LABEL_TOKENS:
+            raise Refusal(
+                f"The labels have {len(tree):,} tokens, and {MAX_LABEL_TOKENS} are the most: give fewer or shorter ones.",
+                "labels",
+            )
         rows = yield lm.extend(tree)
         labels = [self._label(lm, text, tokens, path, rows) for text, tokens, path in zip(self._texts(), spelt, paths)]
         yield from self._told(lm, labels, before)

@@ -1,0 +1,273 @@
+"""What reaches Gradio at all: an ASGI middleware that checks host, origin, route and size of every HTTP request.
+
+A body is read and counted here before anybody parses it, so a request without Content-Length is bounded too. Responses,
+among them streams of server-sent events, pass through untouched. Mount it with `launch(app_kwargs=guarded(...))`.
+"""
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from playground.request_limits import RequestLimits
+from playground.ui.settings import Rules
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+EVERY_INTERFACE = ("0.0.0.0", "::", "")
+CHANGING = ("POST", "PUT", "PATCH", "DELETE")
+UPLOAD = "/gradio_api/upload"
+MULTIPART_BYTES = 65_536  # headers and boundaries around an uploaded file
+DISCARDED = 4  # times the limit: larger bodies are not read to their end
+DEFAULT_PORTS = {None, 80, 443}
+SHUT = re.compile(
+    "|".join(
+        (
+            r"/monitoring",
+            r"/gradio_api/(?:proxy=|process_recording|vibe-|undo-vibe-|dev/|runs|run-history|deep_link|stream/|custom_component/|profiling/|token)",
+            r"/(?:login|logout|docs|redoc)(?:/|$)",
+            r"/gradio_api/file[=/]\w+:",
+        )
+    )
+)
+"""Routes of Gradio 6.31 that this page does not use: dashboards, developer modes, recordings, proxies, logins,
+addresses of other hosts.
+"""
+# possessive, and the end of the body closes: linear whatever comes
+STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+ESCAPE = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+NOT_FINITE = re.compile(rb"NaN|Infinity|[0-9.][eE]\+?0*[1-9][0-9]{2}")
+BRACKET = re.compile(rb"[\[\]{}]")
+
+
+class Denied(Exception):
+    """A request that is not passed on, with its HTTP status."""
+
+    def __init__(self, status: int, sentence: str):
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Which names the page answers to. `names` is None where any will do; IP addresses and loopback names always do.
+
+    A foreign site can point a name of its own at this machine (DNS rebinding), but not an address. The host that a
+    proxy reports is believed only where `proxied`.
+    """
+
+    names: frozenset[str] | None
+    # names that a proxy may hide behind another Host: those of PLAYGROUND_HOSTS and SPACE_HOST
+    origins: frozenset[str] = frozenset()
+    proxied: bool = False
+
+    @classmethod
+    def from_environment(cls, bound: str, public: bool, environ: Mapping[str, str] = os.environ) -> Hosts:
+        """From PLAYGROUND_HOSTS, names with commas between, and SPACE_HOST; without them a local page answers to its
+        own names only.
+        """
+        given = f"{environ.get('PLAYGROUND_HOSTS', '')},{environ.get('SPACE_HOST', '')}".split(",")
+        configured = frozenset(name.strip().lower() for name in given if name.strip())
+        if public:
+            return cls(configured or None, configured, proxied=True)
+        own = machine_names() if bound in EVERY_INTERFACE else frozenset({bound.lower()})
+        return cls(configured | own, configured)
+
+    def answers_to(self, name: str) -> bool:
+        return self.names is None or name in LOOPBACK or _is_address(name) or name in self.names
+
+    def check(self, headers: Headers, changing: bool) -> None:
+        """Raise Denied for a foreign host, and for a change that another site's page asks for."""
+        asked = [_place(value) for value in self._hosts(headers)]
+        if asked and not any(self.answers_to(name) for name, _ in asked):
+            raise Denied(
+                421, "This page does not answer to that host name: set PLAYGROUND_HOSTS to the name it is reached by."
+            )
+        origin = headers.get("origin")
+        if changing and origin is not None and not self._is_own(origin, asked):
+            raise Denied(
+                403,
+                "Requests from pages of other sites are refused: open the page itself, or use a program without a browser.",
+            )
+
+    def _hosts(self, headers: Headers) -> list[str]:
+        forwarded = headers.get("x-forwarded-host", "").split(",")[0] if self.proxied else ""
+        return [value.strip() for value in (headers.get("host", ""), forwarded) if value.strip()]
+
+    def _is_own(self, origin: str, asked: list[tuple[str, int | None]]) -> bool:
+        scheme, _, place = origin.partition("://")
+        if scheme not in ("http", "https") or not place:
+            return False
+        name, port = _place(place)
+        return (name, port) in asked or (name in self.origins and port is None)
+
+
+def machine_names() -> frozenset[str]:
+    """Names by which other machines of the network reach this one."""
+    name = socket.gethostname().lower()
+    return frozenset({name, f"{name}.local"})
+
+
+def _place(authority: str) -> tuple[str, int | None]:
+    """Host name and port of `localhost:7860`, None for the default ports; raises Denied for what is no such thing."""
+    try:
+        parts = urlsplit(f"//{authority}")
+        name, port = (parts.hostname or "").rstrip("."), parts.port
+    except ValueError:
+        raise Denied(400, "The host of this request cannot be read.") from None
+    return name, None if port in DEFAULT_PORTS else port
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class RequestGuard:
+    """The middleware; answers what it refuses with JSON, {"detail": sentence}."""
+
+    def __init__(self, app: ASGIApp, limits: RequestLimits, hosts: Hosts):
+        self.app, self.limits, self.hosts = app, limits, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            self._check_head(scope)
+            body = await self._read(scope, receive)
+        except Denied as denied:
+            answer = JSONResponse({"detail": str(denied), "error": str(denied)}, denied.status, {"connection": "close"})
+            await answer(scope, receive, send)
+            return
+        await self.app(scope, _replayed(body, receive), send)
+
+    def _check_head(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > self.limits.url_bytes:
+            raise Denied(
+                414,
+                f"The address is longer than {self.limits.url_bytes:,} bytes: shorten the settings that it carries.",
+            )
+        if sum(len(name) + len(value) for name, value in headers.raw) > self.limits.header_bytes:
+            raise Denied(431, f"The headers are longer than {self.limits.header_bytes:,} bytes.")
+        self.hosts.check(headers, scope["method"] in CHANGING)
+        if SHUT.match(_path(scope)):
+            raise Denied(404, "This page has no such address.")
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body, checked; None for a method that has none."""
+        headers, most = Headers(scope=scope), self._most_bytes(scope)
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdigit() or len(length) > 20:
+            raise Denied(400, "The Content-Length of this request is no number.")
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                if int(length) > most:
+                    await _discarded(receive, 0 if int(length) > DISCARDED * most else int(length))
+                    raise _too_large(most)
+                if scope["method"] not in CHANGING:
+                    return None
+                body = await _collected(receive, most)
+        except TimeoutError:
+            raise Denied(408, f"The request took longer than {self.limits.body_seconds} s to arrive.") from None
+        if not headers.get("content-type", "").lower().startswith("multipart/"):
+            check_json(body, self.limits)
+        return body
+
+    def _most_bytes(self, scope: Scope) -> int:
+        upload = _path(scope).rstrip("/") == UPLOAD
+        return self.limits.upload_bytes + MULTIPART_BYTES if upload else self.limits.body_bytes
+
+
+def guarded(rules: Rules, host: str) -> dict[str, Any]:
+    """Arguments of the FastAPI app that Gradio makes, for a page bound to `host`."""
+    return {
+        "middleware": [Middleware(RequestGuard, limits=rules.limits, hosts=Hosts.from_environment(host, rules.public))]
+    }
+
+
+def check_json(body: bytes, limits: RequestLimits) -> None:
+    """Raise Denied for JSON that would be dear to parse or breaks what reads it; whether it is JSON at all is left to
+    the parser.
+    """
+    if b"\\u" in body and any(ESCAPE.findall(body)):
+        raise Denied(400, "The request holds half a character (a lone surrogate): send whole characters.")
+    bare = STRING.sub(b"s", body)
+    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > limits.json_items:
+        raise Denied(413, f"The request holds more than {limits.json_items:,} list items and fields: send less.")
+    if _depth(bare) > limits.json_depth:
+        raise Denied(413, f"The request is nested deeper than {limits.json_depth} levels: flatten it.")
+    if re.search(rb"[0-9]{%d}" % (limits.number_digits + 1), bare):
+        raise Denied(413, f"The request holds a number of more than {limits.number_digits} digits: send a smaller one.")
+    if NOT_FINITE.search(bare):
+        raise Denied(400, "The request holds a number that is not finite: send one below 1e100.")
+
+
+def _depth(bare: bytes) -> int:
+    """Deepest nesting of JSON without its strings."""
+    depth = deepest = 0
+    for found in BRACKET.finditer(bare):
+        depth += 1 if found[0] in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+async def _collected(receive: Receive, most: int) -> bytes:
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise Denied(400, "The client left before the request was complete.")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise _too_large(most)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _discarded(receive: Receive, most: int) -> None:
+    """Read up to `most` bytes and drop them: a client that is still sending would see a broken connection in place of
+    the answer.
+    """
+    while most > 0:
+        message = await receive()
+        most -= len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return
+
+
+def _replayed(body: bytes | None, receive: Receive) -> Receive:
+    """A channel that gives the body once and then what the client does, as a stream has to hear that it has left."""
+    if body is None:
+        return receive
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+    return replay
+
+
+def _path(scope: Scope) -> str:
+    """The path after the place where the app is mounted."""
+    return scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+
+
+def _too_large(most: int) -> Denied:
+    return Denied(413, f"The request is larger than {most:,} bytes: send less.")
