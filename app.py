@@ -12,8 +12,7 @@ from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
-from playground.ui.request_guard import guarded
-from playground.ui.settings import Rules
+from playground.ui.serving import Stop, keep_house, launch_options, serve_until
 from playground.ui.site import Site
 from playground.ui.theme import dress
 from playground.ui.zero_gpu import on_zero
@@ -57,13 +56,15 @@ def main(arguments: list[str]) -> None:
         site.check()
         check_mcp(given.mcp)
         page = build(site)
-        start(page, given, port, site.rules)
+        start(page, given, port, site)
     except Refusal as refusal:
         Parser().error(str(refusal))
+    stop = Stop().listen()
+    keep_house(page, site)
     # what the imports brought stays: to look through it again takes half a second, in the midst of somebody's run
     gc.freeze()
     site.warm(wait=on_zero())
-    page.block_thread()
+    serve_until(stop, page, site)
 
 
 def check_mcp(wanted: bool) -> None:
@@ -98,7 +99,7 @@ def check_address(host: str, port: int | None) -> None:
                       "choose another --host or --port.", "host") from None
 
 
-def start(page, given: argparse.Namespace, port: int | None, rules: Rules) -> None:
+def start(page, given: argparse.Namespace, port: int | None, site: Site) -> None:
     """Open the page; raises Refusal where the host or the port cannot be had."""
     check_address(given.host, port)
     try:
@@ -108,10 +109,10 @@ def start(page, given: argparse.Namespace, port: int | None, rules: Rules) -> No
             prevent_thread_lock=True,
             run_history=False,
             mcp_server=given.mcp or None,
-            max_file_size=rules.limits.upload_bytes,
+            max_file_size=site.rules.limits.upload_bytes,
             max_threads=VISITORS,
             enable_monitoring=False,
-            app_kwargs=guarded(rules, given.host),
+            **launch_options(site, given.host),
             **dress(),
         )
     except OSError as reason:

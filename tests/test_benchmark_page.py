@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from app_page import browser, expect  # noqa: F401
@@ -28,7 +27,6 @@ from playground.errors import Refusal
 from playground.pocket.world import TASKS
 from playground.ui import benchmark_page as benchmark
 from playground.ui import gallery
-from playground.ui.admission_queue import AdmissionQueue
 from playground.ui.benchmark_page import Forecast, SurveyVisit
 from playground.ui.pages import build
 from playground.ui.results_table import MEANINGS, answers_to, told
@@ -238,7 +236,7 @@ def test_a_visitor_who_leaves_makes_room_for_the_next(browser, address):  # noqa
             first.click("#run")
             expect(first.locator(".standings tr[data-row]").first).to_be_visible()
             second.click("#run")
-            expect(second.locator("#progress")).to_contain_text("1 survey before yours")
+            expect(second.locator("#progress")).to_contain_text("Place 1 in the queue")
         expect(second.locator(".standings tr[data-row]").first).to_be_visible()
         second.click("#stop")
         expect(second.locator("#run")).to_be_visible()
@@ -366,37 +364,6 @@ def test_seconds_are_only_those_of_ones_own_turns(monkeypatch):
         answers += session.advance()
         others.append("a turn of a thousand seconds")
     assert 12 <= answers[0].answer.seconds < 1000
-
-
-def test_in_a_line_the_first_comes_first_and_who_leaves_makes_room():
-    line, first, second, heard = AdmissionQueue(), object(), object(), []
-    assert [*line.wait(first)] == []
-    waiting = Thread(target=lambda: heard.extend(line.wait(second)), daemon=True)
-    waiting.start()
-    while line._waiting != [first, second]:
-        waiting.join(0.01)
-    line.leave(object())
-    line.leave(first)
-    waiting.join(20)
-    assert not waiting.is_alive() and set(heard) <= {1} and [*AdmissionQueue().wait(second)] == []
-
-
-def test_a_line_with_seats_tells_how_many_must_leave_before_ones_turn():
-    line, visitors = AdmissionQueue(seats=2), [object() for _ in range(4)]
-    turns = [line.wait(visitor) for visitor in visitors]
-    assert [next(turn, 0) for turn in turns] == [0, 0, 1, 2]
-    line.leave(visitors[1])
-    assert [next(turn, 0) for turn in turns[2:]] == [0, 1]
-
-
-def test_who_rests_needs_no_seat_until_it_goes_on():
-    resting, (early, late, last) = set(), (object() for _ in range(3))
-    line = AdmissionQueue(rests=resting.__contains__)
-    assert [*line.wait(early)] == [] and next(line.wait(late)) == 1
-    resting.add(early)
-    assert line._before(late) == 0 and next(line.wait(last)) == 1
-    resting.clear()
-    assert line._before(last) == 2
 
 
 def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):

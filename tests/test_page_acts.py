@@ -185,11 +185,11 @@ def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(one_seat, new_
         visitor.click("#run")
         expect(visitor.locator("#stop")).to_be_visible()
     expect(tokens(first, 0).nth(2)).to_be_attached()
-    expect(second.locator("#status")).to_contain_text("waiting for 1 run of other visitors")
+    expect(second.locator("#status")).to_contain_text("place 1 in the queue")
     second.click("#stop")
     expect(second.locator("#run")).to_be_visible()
     second.click("#run")
-    expect(second.locator("#status")).to_contain_text("waiting for 1 run")
+    expect(second.locator("#status")).to_contain_text("place 1 in the queue")
     makes_room(first)
     expect(tokens(second, 0).nth(2)).to_be_attached()
 

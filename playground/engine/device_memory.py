@@ -56,6 +56,15 @@ def free_bytes(device: str) -> int:
     return available if limit is None else min(available, limit)
 
 
+def container_limit(control: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """The most memory a container may take; None where there is no limit."""
+    try:
+        limit = (control / "memory.max").read_text().strip()
+    except OSError:
+        return None
+    return None if limit == "max" else int(limit)
+
+
 def container_free(control: Path = Path("/sys/fs/cgroup")) -> int | None:
     """What a container's own limit leaves, which the machine's figures do not show; None where there is no limit."""
     try:

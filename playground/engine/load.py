@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from transformers import (
@@ -26,7 +27,14 @@ from transformers import (
 )
 
 from playground.engine.config_limits import check_against_weights
-from playground.engine.device_memory import free_bytes, loaded_bytes, size_text, stored_bytes
+from playground.engine.device_memory import (
+    container_limit,
+    free_bytes,
+    give_back,
+    loaded_bytes,
+    size_text,
+    stored_bytes,
+)
 from playground.engine.hub_files import (
     ModelFiles,
     Progress,
@@ -133,6 +141,20 @@ def pick_device(wanted: str = "auto") -> str:
 def estimate(name: str, loading: Loading) -> Estimate:
     """What loading would take, before anything is loaded; raises Refusal where the model cannot be found or used."""
     return _estimate(find_source(name), loading.resolve())
+
+
+def device_memory(device: str) -> tuple[int, int]:
+    """Bytes of a device in all and free; on a CPU the machine's memory, or a container's limit where that is less."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info(device)[1], free_bytes(device)
+    total, limit = psutil.virtual_memory().total, container_limit()
+    return total if limit is None else min(total, limit), free_bytes(device)
+
+
+def release_unused() -> None:
+    """Collect cycles and hand freed memory back to the system."""
+    gc.collect()
+    give_back()
 
 
 def load(

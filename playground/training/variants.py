@@ -21,7 +21,6 @@ from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract import Strategy, Variant
 from playground.engine.catalogue import BUNDLED, CARD, entries, made_models, partner
 from playground.engine.forward_input import ForwardInput
-from playground.engine.hub_files import Progress, unseen
 from playground.engine.hub_files import Progress, first_sentence, unseen
 from playground.engine.load import Facts
 from playground.engine.model import Model

@@ -22,8 +22,10 @@ from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.comparison import compared
 from playground.trace.result import Result
+from playground.ui.admission_queue import API
 from playground.ui.gallery import examples as gallery
 from playground.ui.live_view import to_json
+from playground.ui.readers import ends_unread
 from playground.ui.settings import CHOICES, DEFAULT, LANES, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
@@ -50,11 +52,11 @@ ASKED = f"""
 
 
 def publish(site: Site) -> None:
-    """Make the endpoints of one site, in the Blocks that are being laid out. They wait in the same queue as the runs of
-    the page.
+    """Make the endpoints of one site, in the Blocks that are being laid out. Their runs wait in the same admission
+    queue as those of the page.
     """
     for ask in (run_endpoint(site), compare_endpoint(site)):
-        gr.api(ask, api_name=ask.__name__, concurrency_limit=16, concurrency_id="run")
+        gr.api(ask, api_name=ask.__name__, concurrency_limit=None)
     for ask in (strategies, examples, questions):
         gr.api(ask, api_name=ask.__name__, queue=False)
 
@@ -77,12 +79,17 @@ def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
     ) -> Iterator[str]:
         asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop, "context": context,
                  "model": model, "draft": draft, "before": before or []}
-        with _told(), _running(site, asked) as running:
+        with _told(), _queued(site, asked) as turn:
+            yield from (to_json({"state": "waiting", "place": place}) for place in turn.wait())
+            running = turn.start()
             yield from (to_json(frame) for frame in running.frames() if frame)
+            if running.error:
+                raise Refusal(running.error)
 
     return _described(
-        run,
-        'Run lanes over a prompt and stream what they do, as frames in JSON: {"run", "n", "events", "state", and first "headers"}.',
+        ends_unread(run),
+        'Run lanes over a prompt and stream what they do, as frames in JSON: {"run", "n", "events", "state", and first '
+        '"headers"}. While others have the machine, a frame is {"state": "waiting", "place"}, with the place in the queue.',
     )
 
 
@@ -117,17 +124,19 @@ def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]
             "draft": draft,
             "before": before or [],
         }
-        with _told(), _running(site, asked) as running:
+        with _told(), _queued(site, asked) as turn:
+            yield from ([] for _ in turn.wait())
+            running = turn.start()
             yield from ([] for _ in running.frames())
             if running.error:
                 raise Refusal(running.error)
             yield _comparison(running.trace)
 
     return _described(
-        compare,
-        "Run lanes over a prompt to their end and tell what each came to: text, token ids, metrics, how right it is where the "
-        "answer is known, and where it leaves the first lane's text. A lane that fails says why in its place; while lanes write, the "
-        "answer is an empty list.",
+        ends_unread(compare),
+        "Run lanes over a prompt to their end and tell what each came to: text, token ids, metrics, how right it is "
+        "where the answer is known, and where it leaves the first lane's text. A lane that fails says why in its place; while lanes "
+        "write, the answer is an empty list.",
     )
 
 
@@ -194,16 +203,40 @@ def _told() -> Iterator[None]:
         raise gr.Error(str(refusal), print_exception=False) from None
 
 
+class Turn:
+    """A program's request on its way: what it asked for, its place in the queue, and its run once that has begun."""
+
+    def __init__(self, site: Site, settings: Settings):
+        self.site, self.settings = site, settings
+        self.arrival = site.arrival(settings)
+        self.ticket = site.join(API)
+        self.run: Run | RemoteRun | None = None
+
+    def wait(self) -> Iterator[int]:
+        """The place in the queue until it is this request's turn."""
+        return self.ticket.wait()
+
+    def start(self) -> Run | RemoteRun:
+        """Begin the run; raises Refusal."""
+        self.run = self.site.start(self.arrival, self.settings, Memory())
+        return self.run
+
+    def end(self) -> None:
+        self.ticket.leave()
+        if self.run:
+            self.run.stop()
+
+
 @contextmanager
-def _running(site: Site, asked: dict[str, Any]) -> Iterator[Run | RemoteRun]:
-    """A run over what a program asked for; it ends where the program leaves. Raises Refusal."""
+def _queued(site: Site, asked: dict[str, Any]) -> Iterator[Turn]:
+    """A program's request in the queue; its run ends where the program leaves. Raises Refusal."""
     settings = _settings(asked)
     settings.check(site.rules)
-    running = site.start(site.arrival(settings), settings, Memory())
+    turn = Turn(site, settings)
     try:
-        yield running
+        yield turn
     finally:
-        running.stop()
+        turn.end()
 
 
 def _settings(asked: dict[str, Any]) -> Settings:

@@ -23,11 +23,13 @@ from playground.bench.survey_figures import COSTS, acceptance, quality
 from playground.bench.user_questions import FORM, read_questions
 from playground.errors import Refusal
 from playground.ui import model_menu as offers
+from playground.ui.admission_queue import SURVEY, Ticket
 from playground.ui.event_fields import whole_number
 from playground.ui.gallery import TASKS
 from playground.ui.handlers import Changes, status
 from playground.ui.lane_editor import LaneEditor
 from playground.ui.model_loader import ModelLoad
+from playground.ui.readers import ends_unread
 from playground.ui.results_table import Standings, answers_to, file_name, told
 from playground.ui.run_figures import for_page
 from playground.ui.site import Site
@@ -143,8 +145,7 @@ class Benchmark:
                 self.brought,
                 *self._drawn(),
             ],
-            concurrency_limit=8,
-            concurrency_id="survey",
+            concurrency_limit=None,
             **PRIVATE,
         )
         self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)
@@ -247,6 +248,7 @@ class SurveyVisit:
     facts: dict[str, Any] = field(default_factory=dict)  # settings and machine, once the models are there
     beside: int = 0  # most runs of others that took turns with it
     run: Run | RemoteRun | None = None
+    ticket: Ticket | None = None  # its seat, or its place among those who wait for one
     stopped: bool = False
     left: bool = False  # another one has taken its place on the page
     over: bool = False
@@ -255,6 +257,12 @@ class SurveyVisit:
         self.stopped = True
         if self.run:
             self.run.stop()
+
+    def leave(self) -> None:
+        """Nobody follows any more: end it and give the seat back."""
+        self.stop()
+        if self.ticket:
+            self.ticket.leave()
 
     def notes(self) -> list[str]:
         """What it was measured with and on, and what that is worth."""
@@ -285,6 +293,7 @@ class SurveyHandlers:
         choice = SurveySettings.from_code(code) if code else None
         return self.page.show(choice) if choice else gr.skip()
 
+    @ends_unread
     def ready(self) -> Iterator[Changes]:
         """Show how the models that the page was started with are coming along."""
         try:
@@ -308,6 +317,7 @@ class SurveyHandlers:
         finally:
             file.unlink(missing_ok=True)
 
+    @ends_unread
     def run(self, before: SurveyVisit | None, cost: str, *values: Any) -> Iterator[Changes]:
         """Ask, and stream how it goes; leaving the page stops it."""
         if before:
@@ -366,17 +376,17 @@ class SurveyHandlers:
                 yield from self._stream(visit, arrival)
         finally:
             visit.over = True
-            visit.stop()
-            self.site.surveys.leave(visit)
+            visit.leave()
         yield gr.skip() if visit.left else {**self.page.rest(), **self._outcome(visit, cost)}
 
     def _before(self, visit: SurveyVisit, arrival: ModelLoad) -> Iterator[Changes]:
         """What there is to wait for: the models, and the surveys of others."""
         yield from self._progress(arrival)
         arrival.result()
-        for ahead in self.site.surveys.wait(visit):
+        visit.ticket = self.site.join(SURVEY)
+        for place in visit.ticket.wait():
             yield {
-                self.page.told: f"<p>Waiting: {_count(ahead, 'survey')} before yours. One goes on at a time, so that none spoils another's times.</p>"
+                self.page.told: f"<p>Place {place} in the queue. One survey goes on at a time, so that none spoils another's times.</p>"
             }
 
     def _progress(self, arrival: ModelLoad) -> Iterator[Changes]:

@@ -25,9 +25,11 @@ from playground.events import Failed, Step
 from playground.request_limits import MAX_TOKEN_ID, check_text
 from playground.trace import Trace
 from playground.trace.transcript import Token, sequences
+from playground.ui.admission_queue import GAME
 from playground.ui.frames import Facts, trace_of
-from playground.ui.handlers import MODEL_CONTROLS, Changes, Visit, status
+from playground.ui.handlers import MODEL_CONTROLS, Changes, Visit, status, waits
 from playground.ui.live_view import to_json
+from playground.ui.readers import ends_unread
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.ui.theme import PRIVATE, notice, read
@@ -41,6 +43,7 @@ TOLD = 3  # tales that are offered to be read
 LENGTH = 64  # tokens of an offered text
 OPENING = 480  # letters of a tale that are read, up to the end of a sentence
 PAUSE = 0.8  # seconds between two looks at a run that still grows
+MOST_WORDS = 8  # looked up or waiting for it: each takes a thread of the server
 LONGEST = 40  # letters of a word that is typed
 MOST_IDS = 200_000  # tokens before a word that is typed; the model's context is checked where it is known
 FIRST = 60  # letters of a prompt by which a menu names it
@@ -112,9 +115,7 @@ class Game:
     def bind(self, blocks: gr.Blocks) -> None:
         told = [self.visit, self.board, self.status, self.notice, self.numbers_notice]
         blocks.load(self.open, None, self.controls(), **PRIVATE)
-        self.go.click(
-            self.start, [self.visit, *self.controls()], told, concurrency_limit=16, concurrency_id="run", **PRIVATE
-        )
+        self.go.click(self.start, [self.visit, *self.controls()], told, concurrency_limit=None, **PRIVATE)
         self.example.input(self.pick, self.example, self.controls(), queue=False, **PRIVATE)
         self.share.click(self.copy, self.controls(), self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
@@ -136,6 +137,7 @@ class Game:
         yield {self.link: ""}
         yield {self.link: settings_of(*values).to_code()}
 
+    @ends_unread
     def start(self, before: Visit | None, *values: Any) -> Iterator[Changes]:
         """Let the models write or read the text and hand it to the board as it grows; leaving the page stops it."""
         settings = settings_of(*values)
@@ -147,6 +149,8 @@ class Game:
             yield from self._run(visit)
         except Refusal as refusal:
             yield {self.status: "", self._place(refusal): escape(str(refusal))}
+        finally:
+            visit.leave()
 
     # --- how it is done ---
 
@@ -166,13 +170,15 @@ class Game:
             yield {self.status: status(now)}
         if visit.stopped:
             return
+        visit.ticket = self.site.join(GAME)
+        for place in visit.ticket.wait():
+            yield {self.status: waits(place)}
+            if visit.stopped:
+                return
         yield {self.status: status(arrival)}
         begin = self.site.read if visit.reads else self._begin
         visit.run = begin(arrival, visit.settings)
-        try:
-            yield from self._grow(visit)
-        finally:
-            visit.run.stop()
+        yield from self._grow(visit)
 
     def _begin(self, arrival, settings: Settings):
         return self.site.start(arrival, settings, Memory())  # a game learns nothing from the one before
@@ -222,7 +228,7 @@ def packed(value: dict[str, Any]) -> str:
 
 def odds_over(site: Site) -> Callable[..., dict[str, Any]]:
     """What the board asks of the server, one word at a time."""
-    turn = threading.Lock()
+    turn, waiting = threading.Lock(), threading.BoundedSemaphore(MOST_WORDS)
 
     def odds(asked: dict[str, Any]) -> dict[str, Any]:
         """Of {"ids", "word", "spaced"}: the token that a word begins with after the tokens `ids`, and its probability
@@ -231,8 +237,13 @@ def odds_over(site: Site) -> Callable[..., dict[str, Any]]:
         """
         try:
             ids, word = _checked(asked)
-            with turn:
-                return _odds(site, ids, word, bool(asked.get("spaced")))
+            if not waiting.acquire(blocking=False):
+                raise Refusal(f"{MOST_WORDS} words are being looked up already: try again in a moment.", "word")
+            try:
+                with turn:
+                    return _odds(site, ids, word, bool(asked.get("spaced")))
+            finally:
+                waiting.release()
         except Refusal as refusal:
             return {"refused": str(refusal)}
     return odds

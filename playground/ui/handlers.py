@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import gradio as gr
@@ -20,17 +21,20 @@ from playground.request_limits import MAX_TOKEN_ID
 from playground.trace.transcript import Written, sequences
 from playground.ui import run_figures as figures
 from playground.ui import study_figures as studies
+from playground.ui.admission_queue import PAGE, Ticket
 from playground.ui.event_fields import has, number, text, whole_number
 from playground.ui.frames import frame, recording
 from playground.ui.gallery import brought, picked
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
+from playground.ui.readers import ends_unread
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
+HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters that a fork may be told to begin with
 LONGEST_BEAT = 3600  # seconds between two frames that a browser may ask for
 Changes = dict[Any, Any]
@@ -46,6 +50,7 @@ class Visit:
     settings: Settings
     memory: Memory = field(default_factory=Memory)
     run: Run | RemoteRun | None = None
+    ticket: Ticket | None = None  # its seat, or its place among those who wait for one
     stopped: bool = False
     left: bool = False  # another one has taken its place on the page
     reads: bool = False  # the models only read the prompt, and no lane of the editor writes
@@ -54,9 +59,29 @@ class Visit:
     def over(self) -> bool:
         return self.run.over if self.run else self.stopped
 
-    @property
-    def held(self) -> bool:
-        return self.run is not None and self.run.state == "held"
+    def begin(self, run: Run | RemoteRun) -> None:
+        """Take a run for which there is a seat; the seat is free whenever the run is held."""
+        self.run = run
+        if self.ticket:
+            run.on_held = self.ticket.rest
+
+    def resume(self) -> None:
+        """Go on, once there is a seat."""
+        if self.run and self.ticket:
+            self.ticket.ask_again(self.run.resume)
+
+    def step(self) -> None:
+        """Every lane runs up to its next commit, once there is a seat."""
+        if self.run and self.ticket:
+            self.ticket.ask_again(self.run.step)
+
+    def leave(self) -> None:
+        """Nobody follows any more: give the seat back, and keep the record small."""
+        if self.ticket:
+            self.ticket.leave()
+        if self.run:
+            self.run.stop()
+            self.run.archive()
 
     def stop(self) -> None:
         self.stopped = True
@@ -82,24 +107,29 @@ class Handlers:
         settings = (Settings.from_code(code) if code else None) or (Settings.read(stored) if stored else None)
         return self.page.show(settings, Settings.names()) if settings else gr.skip()
 
+    @ends_unread
     def ready(self) -> Iterator[Changes]:
         """Show how the models that the page was started with are coming along."""
         yield from self._settled(lambda: self.site.arrivals.want(self.site.wish))
 
+    @ends_unread
     def load(self, *values: Any) -> Iterator[Changes]:
         """Fetch the chosen models now, rather than at the first run."""
         yield from self._settled(lambda: self.site.arrival(Settings(*values)))
 
+    @ends_unread
     def run(self, before: Visit | None, *values: Any) -> Iterator[Changes]:
         """Load what is missing, begin a run and stream it; leaving the page stops it."""
         settings = Settings(*values)
         yield from self._guarded(before.follow(settings) if before else Visit(settings))
 
+    @ends_unread
     def score(self, before: Visit | None, *values: Any) -> Iterator[Changes]:
         """Show how the models read the prompt, token by token; nothing is written."""
         settings = Settings(*values)
         yield from self._guarded(before.follow(settings, reads=True) if before else Visit(settings, reads=True))
 
+    @ends_unread
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
         """Run again with one more lane that takes another way at some place of a lane's text, or of the sequence that
         was shown as such.
@@ -147,12 +177,12 @@ class Handlers:
             visit.run.hold()
 
     def resume(self, visit: Visit | None) -> None:
-        if visit and visit.run:
-            visit.run.resume()
+        if visit:
+            visit.resume()
 
     def step(self, visit: Visit | None) -> None:
-        if visit and visit.run:
-            visit.run.step()
+        if visit:
+            visit.step()
 
     def stop(self, visit: Visit | None) -> Changes:
         """Stop every lane; where nothing runs any more, put the buttons right."""
@@ -257,7 +287,7 @@ class Handlers:
             yield self._silence()  # for a sentence that stands there already to come into sight again
             yield {**self.page.rest(), **self._say(refusal)}
         finally:
-            self.site.runs.leave(visit)
+            visit.leave()
 
     def _run(self, visit: Visit) -> Iterator[Changes]:
         visit.settings.check(self.site.rules)
@@ -268,7 +298,7 @@ class Handlers:
             if visit.stopped:
                 yield gr.skip() if visit.left else self.page.rest()
                 return
-        visit.run = (
+        visit.begin(
             self.site.read(arrival, visit.settings)
             if visit.reads
             else self.site.start(arrival, visit.settings, visit.memory)
@@ -276,27 +306,42 @@ class Handlers:
         yield from self._stream(visit, arrival)
 
     def _turn(self, visit: Visit) -> Iterator[Changes]:
-        """How many runs of others must end before this one begins."""
-        for ahead in self.site.runs.wait(visit):
-            yield {self.page.status: waits(ahead)}
+        """The place in the queue until it is this run's turn."""
+        visit.ticket = self.site.join(PAGE)
+        for place in visit.ticket.wait():
+            yield {self.page.status: waits(place)}
 
     def _stream(self, visit: Visit, arrival: ModelLoad) -> Iterator[Changes]:
         """Frames to the live view until the run is over, and with how many runs it shares the device; a visitor who
         leaves stops it.
         """
         # a browser was seen to lose the message before the first frame, and there was no Stop
-        told, again = 0, self.page.stoppable()
+        told, again = "", self.page.stoppable()
         try:
             for news in visit.run.frames():
-                beside = self.site.beside(arrival.models, visit.run)
-                shared = {self.page.status: status(arrival, beside)} if beside != told else {}
+                self._limit_hold(visit)
+                shown = self._shown(visit, arrival)
+                shared = {self.page.status: shown} if shown != told else {}
                 yield {**again, **shared, **({self.page.live: news} if news else {})} or gr.skip()
-                told, again = beside, {}
+                told, again = shown, {}
             # by itself: a browser gets the last answer twice, and would shut what is open by then
             yield gr.skip() if visit.left else self.page.shut()
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(arrival)}
         finally:
             visit.run.stop()
+
+    def _shown(self, visit: Visit, arrival: ModelLoad) -> str:
+        """The status line of a run: its place in the queue where it waits to go on, otherwise with how many it shares
+        the device.
+        """
+        place = visit.ticket.place if visit.ticket else 0
+        return waits(place) if place else status(arrival, self.site.beside(arrival.models, visit.run))
+
+    def _limit_hold(self, visit: Visit) -> None:
+        """On a public page, end a run that is held for too long: its caches take memory that others need."""
+        ticket = visit.ticket
+        if self.site.rules.public and ticket and ticket.state == "resting" and monotonic() - ticket.since > HELD_LIMIT:
+            visit.run.fail(f"This run was held for {HELD_LIMIT / 60:.0f} minutes and has ended: run it again to go on.")
 
     def _rested(self, visit: Visit) -> Changes:
         """The buttons as before the run, what came of it, and what is remembered of it."""
@@ -362,9 +407,9 @@ def status(arrival: ModelLoad, beside: int = 0) -> str:
     return f"<span class='dot ready'></span>{escape(described(arrival.models) + shared)}"
 
 
-def waits(ahead: int) -> str:
+def waits(place: int) -> str:
     """The line while others have the device."""
-    return f"<span class='dot loading'></span>waiting for {ahead} run{'s' if ahead > 1 else ''} of other visitors to end or pause"
+    return f"<span class='dot loading'></span>place {place} in the queue: waiting for a run of another visitor to end or pause"
 
 
 def described(models: Any) -> str:

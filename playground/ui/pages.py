@@ -14,6 +14,7 @@ from playground.ui import game_page as game
 from playground.ui import library_page as library
 from playground.ui import playground_page as page
 from playground.ui.api import publish
+from playground.ui.sessions import Events, guard_queue
 from playground.ui.site import Site
 from playground.ui.theme import read
 
@@ -29,6 +30,8 @@ class PageRoute:
     fill: Callable[[Site, gr.Blocks, gr.Row], None]
 
 
+UPLOADS = 60, 600  # seconds between two looks for old files of visitors, and the age at which they go
+MOST_EVENTS = 200  # that wait for a thread of the server; runs wait in the admission queue, which has shares
 PLAY = PageRoute("", "Play", page.fill)
 PLACES = (
     PLAY,
@@ -40,13 +43,17 @@ PLACES = (
 
 def build(site: Site) -> gr.Blocks:
     """Every page over one site."""
-    with gr.Blocks(title="Decoding playground", analytics_enabled=False, fill_width=True) as blocks:
+    with gr.Blocks(
+        title="Decoding playground", analytics_enabled=False, fill_width=True, delete_cache=UPLOADS
+    ) as blocks:
         publish(site)  # first, or a private listener takes a name
         _lay_out(PLAY, site, blocks)
     for place in PLACES[1:]:
         with blocks.route(place.name, f"/{place.path}") as beside:
             _lay_out(place, site, beside)
-    return blocks.queue(max_size=64)
+    blocks.queue(max_size=MOST_EVENTS)
+    guard_queue(blocks._queue, Events.for_visitors() if site.rules.public else Events(), site.proxies)
+    return blocks
 
 
 def _lay_out(place: PageRoute, site: Site, blocks: gr.Blocks) -> None:

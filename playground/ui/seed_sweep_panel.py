@@ -14,8 +14,10 @@ import gradio as gr
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.trace.seed_sweep import Outcome, outcomes
+from playground.ui.admission_queue import REPEATS
 from playground.ui.frames import Facts, trace_of
-from playground.ui.handlers import Changes, Visit, status
+from playground.ui.handlers import Changes, Visit, status, waits
+from playground.ui.readers import ends_unread
 from playground.ui.settings import LANES, Settings
 from playground.ui.site import Site
 from playground.ui.theme import PRIVATE
@@ -53,12 +55,12 @@ class Repeats:
             self.run,
             [self.visit, self.lane, self.times, *controls],
             [self.visit, self.told, self.go, self.halt],
-            concurrency_limit=16,
-            concurrency_id="run",
+            concurrency_limit=None,
             **PRIVATE,
         )
         self.halt.click(self.stop, self.visit, [self.go, self.halt], queue=False, **PRIVATE)
 
+    @ends_unread
     def run(self, before: Visit | None, lane: int, times: int | None, *values: Any) -> Iterator[Changes]:
         """Run one lane as the page has it, seed after seed; leaving the page stops it."""
         settings = Settings(*values)
@@ -73,6 +75,8 @@ class Repeats:
                 self.told: f"<p class='refused' role='alert'>{escape(str(refusal))}</p>",
                 **self._buttons(running=False),
             }
+        finally:
+            visit.leave()
 
     def stop(self, visit: Visit | None) -> Changes:
         """End all runs; where none goes on any more, put the buttons right."""
@@ -88,6 +92,12 @@ class Repeats:
         if visit.stopped:
             yield gr.skip() if visit.left else self._buttons(running=False)
             return
+        visit.ticket = self.site.join(REPEATS)
+        for place in visit.ticket.wait():
+            yield {self.told: waits(place)} if not visit.stopped else gr.skip()
+            if visit.stopped:
+                yield gr.skip() if visit.left else self._buttons(running=False)
+                return
         # a sample of one law: no run learns from another
         visit.run = self.site.start(arrival, visit.settings, Memory())
         try:

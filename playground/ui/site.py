@@ -14,15 +14,16 @@ from playground.engine.catalogue import BUNDLED, PACKED, entries
 from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.trace import Trace
-from playground.ui.admission_queue import AdmissionQueue
+from playground.ui.admission_queue import STOPPING, AdmissionQueue, Capacity, Ticket, Visitor
+from playground.ui.fits import MemoryGuard
 from playground.ui.frames import recording
 from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
+from playground.ui.readers import current_request
 from playground.ui.settings import DEFAULT, Rules, Settings
 from playground.ui.survey_run import SurveySettings, asking
-from playground.ui.worker import Run, Worker
+from playground.ui.worker import Health, Run, Worker
 from playground.ui.zero_gpu import Batch, RemoteRun, batches, lent, on_zero
 
-RUNS = 16  # of all visitors at a time: more would give none of them a pace worth watching
 ASSETS = Path(__file__).parents[2] / "assets"
 
 
@@ -62,15 +63,17 @@ class Site:
     score: Callable[[Any, Settings], Any] = _score
 
     def __post_init__(self) -> None:
-        self.arrivals = ModelLoader(self.load)
+        self.arrivals = ModelLoader(self.load, self.wish, self._check_memory)
+        self.admission = AdmissionQueue(Capacity.for_visitors() if self.rules.public else Capacity())
+        self.proxies = trusted_proxies()
         self._borrowed, self._borrowed_score, self._borrowed_look = (
             lent(self._batches),
             lent(self._score_batches),
             lent(self._looks),
         )
         self._borrowed_survey = lent(self._survey_batches)
-        self.runs, self.surveys = AdmissionQueue(RUNS, rests=lambda visit: visit.held), AdmissionQueue()
         self._workers: dict[str, Worker] = {}
+        self.stopping = False
 
     @classmethod
     def from_environment(cls, wish: ModelRequest) -> Site:
@@ -159,8 +162,8 @@ class Site:
         yield from batches(self.score(self.arrival(settings).result(), settings))
 
     def survey(self, arrival: ModelLoad, choice: SurveySettings) -> Run | RemoteRun:
-        """Begin a survey, whose events are answers; raises Refusal as `start` does. Whoever begins one has come first
-        in `surveys`.
+        """Begin a survey, whose events are answers; raises Refusal as `start` does. Whoever begins one holds a seat for
+        it.
         """
         models = arrival.result()
         return (
@@ -197,6 +200,32 @@ class Site:
         """The one worker of the device these models live on."""
         return self._workers.setdefault(str(models.target.device), Worker())
 
+    def _check_memory(self, wish: ModelRequest, held: int) -> int:
+        """On a public page, refuse models that do not fit beside the others; its owner's own choice is checked when it
+        is loaded.
+        """
+        return MemoryGuard().check(wish, held) if self.rules.public and wish != self.wish else 0
+
+    def join(self, kind: str) -> Ticket:
+        """A place in the queue for whoever sends the present request; raises Refusal where the page is busy."""
+        return self.admission.join(kind, self.visitor())
+
+    def visitor(self) -> Visitor:
+        """Who sends the present request."""
+        return Visitor.of(current_request(), self.proxies)
+
+    def health(self) -> dict[str, Health]:
+        """How each worker is, by device."""
+        return {device: worker.health() for device, worker in list(self._workers.items())}
+
+    def drain(self, sentence: str = STOPPING) -> None:
+        """End every run with a sentence and refuse new ones."""
+        self.stopping = True
+        self.admission.close(sentence)
+        for worker in list(self._workers.values()):
+            for run in worker.runs():
+                run.fail(sentence)
+
     def beside(self, models: Any, run: Run | RemoteRun) -> int:
         """Other runs that wait for their turn on the device of `run`; nobody shares one that is lent."""
         return 0 if on_zero() else self.worker(models).others(run)
@@ -207,6 +236,12 @@ class Site:
     def named(self, model: str) -> str:
         """The model that a visitor's choice means."""
         return model.strip() if model not in (DEFAULT, "") else self.wish.model or BUNDLED[0].name
+
+
+def trusted_proxies() -> int:
+    """How many proxies in front of the page append to X-Forwarded-For: PLAYGROUND_PROXIES, on a Space one."""
+    given = os.environ.get("PLAYGROUND_PROXIES", "")
+    return int(given) if given.isdecimal() else int("SPACE_ID" in os.environ)
 
 
 def first_view() -> dict[str, Any] | None:

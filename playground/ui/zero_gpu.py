@@ -61,6 +61,13 @@ class RemoteRun:
 
     resume = step = hold
 
+    def archive(self) -> None:
+        """Nothing to compress: what came from the other process is kept as it is."""
+
+    def fail(self, sentence: str) -> None:
+        """End the run with a sentence, with its next batch."""
+        self.error, self.over = sentence, True
+
     def stop(self, lane: int | None = None) -> None:
         """Ends the whole run with its next batch; a single lane cannot be reached."""
         self.over = self.over or lane is None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from playground.contract import Sampler, knob
-from playground.decoding.stream import Request, Steps
+from playground.decoding.requests import Request, Steps
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note

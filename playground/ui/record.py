@@ -1,0 +1,50 @@
+"""What a run told, kept for its visitor: a list while it grows, compressed once the run is over, since a list of events
+takes megabytes.
+"""
+from __future__ import annotations
+
+import json
+import zlib
+
+from playground.trace import Trace
+from playground.ui.frames import Facts, trace_of
+
+LEVEL = 1  # of zlib: the events compress to about a twentieth, and higher levels gain little for their time
+
+
+class Record:
+    """Events as plain data, in the form of frames."""
+
+    def __init__(self, headers: Facts):
+        self.headers = headers
+        self._events: Facts = []
+        self._packed = b""
+        self._trace: Trace | None = None
+
+    @property
+    def events(self) -> Facts:
+        return json.loads(zlib.decompress(self._packed)) if self._packed else self._events
+
+    @property
+    def packed_bytes(self) -> int:
+        return len(self._packed)
+
+    @property
+    def trace(self) -> Trace:
+        """The events as a trace: the session's own where it is still kept."""
+        return self._trace or trace_of(self.headers, list(self.events))
+
+    def keep(self, trace: Trace | None) -> None:
+        """Keep the session's own trace until `pack`, so that it need not be read again for the figures at the end of a
+        run.
+        """
+        self._trace = trace
+
+    def pack(self) -> None:
+        """Compress the events and let go of the trace; a second time does nothing."""
+        self._trace = None
+        if not self._packed:
+            self._packed, self._events = (
+                zlib.compress(json.dumps(self._events, separators=(",", ":")).encode(), LEVEL),
+                [],
+            )

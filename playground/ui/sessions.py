@@ -1,0 +1,144 @@
+"""What Gradio 6.31 keeps of visitors, and for how long.
+
+Gradio deletes the values of a session's states an hour after its page was closed, and keeps the session itself, a
+quarter of a megabyte, until `state_session_capacity` others have come; messages that nobody fetched stay likewise.
+`Sweeper` lets go of both.
+"""
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf
+from time import monotonic
+
+from fastapi import HTTPException
+
+from playground.ui.admission_queue import Visitor, address_of
+
+PERIOD = 10.0  # seconds between two sweeps
+UNREAD = 60.0  # seconds that messages of a finished stream wait to be fetched
+ANALYTICS = 50  # finished events that Gradio keeps statistics of; it makes a table of all of them after each event
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Seconds that a session is kept after its page was closed, and after it was last used; how many there are at most.
+    """
+
+    closed: float = 600.0
+    idle: float = inf
+    sessions: int = 2000
+
+    @classmethod
+    def for_visitors(cls) -> Retention:
+        return cls(closed=60.0, idle=3600.0, sessions=512)
+
+
+class Sweeper:
+    """Drops the sessions of visitors who have left. Those whose streams still go on are never dropped."""
+
+    def __init__(self, app, retention: Retention):
+        self.app, self.retention = app, retention
+        self.queue = app.get_blocks()._queue
+        self._unread: dict[str, float] = {}  # sessions with messages and no stream, and since when
+
+    def start(self) -> None:
+        """Sweep now and then, in a thread of its own."""
+        threading.Thread(target=self._loop, name="sessions", daemon=True).start()
+
+    def sweep(self) -> int:
+        """Drop what is due; how many sessions that was."""
+        events = list(self.queue.event_ids_to_events.values())
+        live = {event.session_hash for event in events}
+        due = [
+            session
+            for session in list(self.app.state_holder.session_data)
+            if session not in live and self._is_due(session)
+        ]
+        for session in (*due, *self._never_read(live)):
+            self._drop(session)
+        self.app.iterators_to_reset.intersection_update({event._id for event in events})
+        return len(due)
+
+    def _loop(self) -> None:
+        stop = self.app.stop_event
+        while not stop.is_set():
+            threading.Event().wait(PERIOD)
+            try:
+                if self.sweep():
+                    release_unused()
+            except Exception:
+                log.exception("sessions could not be swept")
+
+    def _is_due(self, session: str) -> bool:
+        holder = self.app.state_holder
+        state, used = holder.session_data.get(session), holder.time_last_used.get(session)
+        if state is None or used is None:
+            return False
+        age = (datetime.now() - used).total_seconds()
+        return age > (self.retention.closed if state.is_closed else self.retention.idle)
+
+    def _never_read(self, live: set[str]) -> list[str]:
+        """Sessions whose messages have waited too long after the stream's end."""
+        now = monotonic()
+        waiting = [
+            session
+            for session, messages in list(self.queue.pending_messages_per_session.items())
+            if session not in live and messages.qsize()
+        ]
+        self._unread = {session: self._unread.get(session, now) for session in waiting}
+        return [session for session, since in self._unread.items() if now - since > UNREAD]
+
+    def _drop(self, session: str) -> None:
+        holder = self.app.state_holder
+        with holder.lock:
+            holder.session_data.pop(session, None)
+            holder.time_last_used.pop(session, None)
+        self.queue.pending_messages_per_session.pop(session, None)
+        self.queue.pending_event_ids_session.pop(session, None)
+
+
+def release_unused() -> None:
+    """Collect the cycles that sessions leave, of what came after the start only, and hand their memory back to the
+    system.
+    """
+    from playground.engine.load import release_unused  # not at start: it brings torch along
+    release_unused()
+
+
+@dataclass(frozen=True)
+class Events:
+    """Most events of Gradio's queue that are not over: each takes a thread of the server while it goes on."""
+
+    address: int = 200
+    session: int = 200
+
+    @classmethod
+    def for_visitors(cls) -> Events:
+        return cls(address=40, session=24)
+
+
+def guard_queue(queue, limits: Events, proxies: int) -> None:
+    """Let Gradio's queue refuse, with a sentence, events beyond an address's or a session's share."""
+    push = queue.push
+    queue.ANALYTICS_MAX_EVENTS = ANALYTICS
+
+    async def guarded(body, request, username):
+        visitor = Visitor(body.session_hash or "", address_of(request, proxies))
+        _check(list(queue.event_ids_to_events.values()), visitor, limits, proxies)
+        return await push(body=body, request=request, username=username)
+
+    queue.push = guarded
+
+
+def _check(events: list, visitor: Visitor, limits: Events, proxies: int) -> None:
+    mine = sum(address_of(event.request, proxies) == visitor.address for event in events)
+    same = sum(event.session_hash == visitor.session for event in events)
+    if mine >= limits.address or same >= limits.session:
+        raise HTTPException(
+            429,
+            f"Your share of this page is used up: {max(mine, same)} of your requests are open; wait for one to end and try again.",
+        )

@@ -1,0 +1,90 @@
+"""Models that visitors ask for: what does not fit is refused before it is loaded, and nobody can push out the page's
+own.
+"""
+from __future__ import annotations
+
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+from chromium import PATIENCE
+
+from playground.errors import Refusal
+from playground.ui.fits import Memory, MemoryGuard, Needed, needed_by
+from playground.ui.model_loader import PENDING, ModelLoader, ModelRequest
+from playground.ui.settings import Rules, Settings
+from playground.ui.site import Site
+
+GB = 10**9
+LARGE, OTHER, OWN = ModelRequest("Qwen/Qwen3-1.7B"), ModelRequest("HuggingFaceTB/SmolLM2-1.7B-Instruct"), ModelRequest()
+
+
+def guard(needed: float, total: float, free: float) -> MemoryGuard:
+    return MemoryGuard(
+        lambda wish: Needed(round(needed * GB), "cpu"), lambda device: Memory(round(total * GB), round(free * GB))
+    )
+
+
+def models(*names, **how):
+    return SimpleNamespace(target=SimpleNamespace(name=names[0] or "pocket", device="cpu", dtype="int"), draft=None)
+
+
+@pytest.mark.parametrize("needed, total, free, held", [(7.5, 16, 11, 0), (7.5, 16, 16, 5), (7.5, 8, 8, 0)],
+                         ids=["too little is free", "another set is kept", "the machine is small"])
+def test_models_that_do_not_fit_beside_the_others_are_refused_with_the_sizes(needed, total, free, held):
+    with pytest.raises(Refusal, match=r"takes about 7\.5 GB, and beside what is loaded and running .* are free"):
+        guard(needed, total, free).check(LARGE, held * GB)
+
+
+def test_models_that_fit_are_counted():
+    assert guard(7.5, 16, 14).check(LARGE, 4 * GB) == 7.5 * GB
+
+
+def test_sets_that_are_kept_count_and_a_refused_one_is_not_loaded():
+    loaded = []
+
+    def load(*names, **how):
+        loaded.append(names[0])
+        return models(*names)
+
+    arrivals = ModelLoader(load, OWN, guard(7.5, 16, 16).check)
+    assert arrivals.want(LARGE).result()
+    with pytest.raises(Refusal, match="beside what is loaded and running"):
+        arrivals.want(OTHER).result()
+    assert loaded == ["Qwen/Qwen3-1.7B"]
+
+
+def test_a_visitor_of_a_public_page_hears_why_a_large_model_is_not_loaded(monkeypatch):
+    monkeypatch.setattr("playground.ui.site.MemoryGuard", lambda: guard(7.5, 8, 6))
+    site = Site(rules=Rules.for_visitors(), load=models)
+    assert site.arrivals.want(site.wish).result()
+    with pytest.raises(Refusal, match="choose a smaller model"):
+        site.arrival(Settings(model="Qwen/Qwen3-1.7B")).result()
+
+
+def test_what_the_bundled_pair_takes_is_known_before_it_is_loaded():
+    pair, alone = needed_by(ModelRequest("pocket")), needed_by(ModelRequest("pocket", "none"))
+    assert pair.bytes > alone.bytes > 1_000_000 and pair.device == "cpu"
+    assert needed_by(ModelRequest("oracle")).bytes == 0
+    assert alone.bytes < needed_by(ModelRequest("pocket", "nf4")).bytes < 2 * alone.bytes
+
+
+def test_however_many_models_strangers_ask_for_the_page_keeps_its_own():
+    arrivals = ModelLoader(models, OWN)
+    own = arrivals.want(OWN)
+    own.result()
+    for number in range(10):
+        arrivals.want(ModelRequest(f"model {number}")).result()
+    assert arrivals.want(OWN) is own
+
+
+def test_a_row_of_models_that_are_asked_for_at_once_is_refused_and_the_pages_own_is_not():
+    loading = Event()
+    arrivals = ModelLoader(lambda *names, **how: loading.wait(PATIENCE) and models(*names), OWN)
+    for number in range(PENDING):
+        arrivals.want(ModelRequest(f"model {number}"))
+    with pytest.raises(Refusal, match=f"{PENDING} other sets of models are being loaded"):
+        arrivals.want(ModelRequest("one more"))
+    own = arrivals.want(OWN)
+    loading.set()
+    assert own.result().target.name == "pocket"

@@ -1,0 +1,342 @@
+"""The service around the runs: a worker that dies is replaced, /health tells how it is, signals end it in order, and
+visitors leave nothing behind.
+"""
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from chromium import PATIENCE
+from counting import Counting, committed, counting_site
+from fastapi import HTTPException
+from test_admission import request, stream
+
+from playground.events import Commit
+from playground.trace import Trace
+from playground.ui import worker as worker_module
+from playground.ui.admission_queue import PAGE, STOPPING, Visitor
+from playground.ui.pages import build
+from playground.ui.record import Record
+from playground.ui.serving import health, launch_options
+from playground.ui.sessions import Events, Retention, Sweeper, _check
+from playground.ui.settings import Rules
+from playground.ui.worker import DIED, Worker
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROMPT = "Tell me a story about Mia."
+
+
+class Deadly(Counting):
+    """A session that ends the thread which serves it."""
+
+    def advance(self):
+        raise SystemExit("no more")
+
+
+@pytest.fixture
+def worker():
+    served = Worker()
+    yield served
+    for run in served.runs():
+        run.stop()
+
+
+# --- a worker that dies ---
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_dies_is_replaced_its_run_says_so_and_the_others_go_on(worker):
+    other = worker.take(Counting([], length=200))
+    lost = worker.take(Deadly([]))
+    assert list(lost.frames())[-1]["state"] == "done" and lost.error == DIED
+    assert committed(other.frames()) == list(range(1, 201))
+    assert committed(worker.take(Counting([], length=2)).frames()) == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_whose_thread_is_gone_without_a_word_is_replaced(worker, monkeypatch):
+    monkeypatch.setattr(Worker, "_work", lambda worker: worker._next())  # the thread ends at once
+    lost = worker.take(Counting([]))
+    worker._thread.join(PATIENCE)
+    monkeypatch.undo()
+    assert not worker.health().alive
+    assert list(lost.frames())[-1]["state"] == "done" and lost.error == DIED
+    assert worker.health().alive and committed(worker.take(Counting([], length=2)).frames()) == [1, 2]
+
+
+def test_a_step_that_never_ends_makes_the_worker_count_as_stuck(worker, monkeypatch):
+    monkeypatch.setattr(worker_module, "STUCK", 0.2)
+    run = worker.take(Counting([], forward=PATIENCE))
+    begun = time.monotonic()
+    while worker.health().ok:
+        assert time.monotonic() - begun < PATIENCE / 2
+    assert worker.health().step_seconds >= 0.2
+    run.fail("enough")
+
+
+def test_a_slow_step_is_logged_with_its_strategy(worker, monkeypatch, caplog):
+    monkeypatch.setattr(worker_module, "SLOW", 0.0)
+    session = Counting([], length=1)
+    session.headers[0].strategy = "greedy"
+    list(worker.take(session).frames())
+    worker.take(Counting([], length=1))
+    assert "one step of greedy took" in caplog.text
+
+
+# --- held runs cost nothing ---
+
+def test_fifty_held_runs_take_no_processor_time(worker):
+    def held():
+        run = worker.take(Counting([]))
+        run.hold()
+        threading.Thread(target=lambda: list(run.frames()), daemon=True).start()
+        return run
+
+    runs = [held() for _ in range(50)]
+    time.sleep(1.0)  # the first frames are on their way
+    begun = time.process_time()
+    time.sleep(2.0)
+    assert time.process_time() - begun < 0.1
+    for run in runs:
+        run.fail("enough")
+
+
+# --- what is kept of a run ---
+
+def test_a_finished_run_lets_go_of_its_session_and_keeps_what_it_told(worker):
+    run = worker.take(Counting([], length=300))
+    list(run.frames())
+    before, trace = list(run.events), run.trace
+    run.archive()
+    assert run.session is None and run.events == before and run.record.packed_bytes < len(json.dumps(before)) / 5
+    assert [stamped.event for stamped in run.trace.events] == [stamped.event for stamped in trace.events]
+    assert isinstance(run.trace, Trace) and isinstance(run.trace.events[0].event, Commit)
+
+
+def test_a_run_whose_visitor_left_is_packed_when_it_ends(worker):
+    run = worker.take(Counting([]))
+    next(run.frames())
+    run.archive()
+    run.stop()
+    list(run.frames())
+    assert run.record.packed_bytes > 0
+
+
+def test_a_packed_record_can_be_packed_again():
+    record = Record([])
+    record.events.append({"kind": "commit"})
+    record.pack()
+    record.pack()
+    assert record.events == [{"kind": "commit"}]
+
+
+# --- what is kept of visitors ---
+
+def holder(*sessions: str, closed: bool, age: float):
+    used = datetime.now() - timedelta(seconds=age)
+    return SimpleNamespace(
+        session_data={name: SimpleNamespace(is_closed=closed) for name in sessions},
+        time_last_used=dict.fromkeys(sessions, used),
+        lock=threading.Lock(),
+    )
+
+
+def app_with(state, live: tuple[str, ...] = (), unread: dict[str, int] | None = None):
+    messages = {name: SimpleNamespace(qsize=lambda count=count: count) for name, count in (unread or {}).items()}
+    queue = SimpleNamespace(
+        event_ids_to_events={name: SimpleNamespace(session_hash=name, _id=name) for name in live},
+        pending_messages_per_session=messages,
+        pending_event_ids_session={name: set() for name in state.session_data},
+    )
+    return SimpleNamespace(state_holder=state, iterators_to_reset={"gone"}, stop_event=threading.Event(),
+                           get_blocks=lambda: SimpleNamespace(_queue=queue))
+
+
+@pytest.mark.parametrize(
+    "closed, age, live, kept",
+    [
+        (True, 61, False, False),
+        (True, 30, False, True),
+        (False, 61, False, True),
+        (False, 3601, False, False),
+        (True, 9999, True, True),
+    ],
+    ids=["left", "left just now", "still open", "idle for an hour", "a run goes on"],
+)
+def test_sessions_of_visitors_who_left_are_dropped(closed, age, live, kept):
+    state = holder("one", closed=closed, age=age)
+    app = app_with(state, ("one",) if live else ())
+    Sweeper(app, Retention.for_visitors()).sweep()
+    assert ("one" in state.session_data, "one" in app.get_blocks()._queue.pending_event_ids_session) == (kept, kept)
+    assert not app.iterators_to_reset
+
+
+def test_messages_that_nobody_fetches_are_dropped(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("playground.ui.sessions.monotonic", lambda: now[0])
+    app = app_with(holder(closed=False, age=0), unread={"never read": 9, "read": 0})
+    sweeper, messages = Sweeper(app, Retention()), app.get_blocks()._queue.pending_messages_per_session
+    sweeper.sweep()
+    assert set(messages) == {"never read", "read"}
+    now[0] = 100.0
+    sweeper.sweep()
+    assert set(messages) == {"read"}
+
+
+def test_an_address_beyond_its_share_of_requests_is_refused_and_another_is_not():
+    events = [SimpleNamespace(request=request("", "1.1.1.1"), session_hash=str(number)) for number in range(40)]
+    with pytest.raises(HTTPException) as refused:
+        _check(events, Visitor("new", "1.1.1.1"), Events.for_visitors(), 0)
+    assert refused.value.status_code == 429 and "40 of your requests are open" in refused.value.detail
+    _check(events, Visitor("new", "2.2.2.2"), Events.for_visitors(), 0)
+
+
+def test_visitors_who_come_and_go_leave_no_memory():
+    """Streams over sessions as large as a real run's; the first hundred fill what is kept anyway."""
+    site = counting_site(lambda models, settings, memory: Counting([], length=40, forward=0))
+    site.rules = Rules.for_visitors()
+
+    def come_and_go(visitors: int) -> int:
+        for _ in range(visitors):
+            page, changes = stream(site)
+            list(changes)
+        gc.collect()
+        return psutil.Process().memory_info().rss
+
+    before = come_and_go(100)
+    assert come_and_go(900) < 1.05 * before and site.admission.counts() == {"seated": 0, "waiting": 0, "resting": 0}
+
+
+# --- health ---
+
+@contextmanager
+def served(site):
+    demo = build(site)
+    try:
+        yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **launch_options(site))[1]
+    finally:
+        demo.close()
+
+
+def asked(address: str) -> tuple[int, dict]:
+    try:
+        with urllib.request.urlopen(f"{address.rstrip('/')}/health", timeout=PATIENCE) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as reason:
+        return reason.code, json.load(reason)
+
+
+def test_health_answers_for_the_worker(monkeypatch):
+    site = counting_site(lambda models, settings, memory: Counting([]))
+    with served(site) as address:
+        assert asked(address) == (200, health(site))
+        models = site.arrivals.want(site.wish).result()
+        run = site.worker(models).take(Counting([], forward=PATIENCE))
+        site.join(PAGE)
+        code, told = asked(address)
+        assert (
+            code == 200
+            and told["seated"] == 1
+            and told["models"] == ["counter"]
+            and [one["runs"] for one in told["workers"].values()] == [1]
+        )
+        monkeypatch.setattr(worker_module, "STUCK", 0.0)
+        assert asked(address)[0] == 503
+        run.fail("enough")
+
+
+def test_health_says_when_the_server_stops():
+    site = counting_site(lambda models, settings, memory: Counting([]))
+    site.drain()
+    assert health(site)["stopping"] and not health(site)["ok"]
+
+
+def test_docker_asks_for_the_workers_health():
+    with open(os.path.join(ROOT, "Dockerfile"), encoding="utf-8") as file:
+        assert "/health" in file.read().partition("HEALTHCHECK")[2]
+
+
+# --- signals ---
+
+@contextmanager
+def app_running(tmp_path):
+    """The app as a person starts it, with its bundled models: the process and where it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with open(tmp_path / "log", "w") as log:
+        app = subprocess.Popen(
+            [sys.executable, "app.py", "--port", str(port)],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        wait_until_loaded(f"http://127.0.0.1:{port}", app)
+        yield app, f"http://127.0.0.1:{port}"
+    finally:
+        app.kill()
+        app.wait(PATIENCE)
+
+
+def wait_until_loaded(address: str, app: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and app.poll() is None:
+        try:
+            if asked(address)[1]["models"]:
+                return
+        except OSError:
+            pass
+        time.sleep(0.3)
+    raise AssertionError("the app did not load its models")
+
+
+def run_until_the_end(address: str, begun: threading.Event, heard: list[str]) -> None:
+    """A run of the API, read as it comes."""
+    body = json.dumps({"prompt": PROMPT, "lanes": [{"strategy": "sample"}] * 4, "length": 2000}).encode()
+    call = urllib.request.Request(f"{address}/gradio_api/call/v2/run", body, {"Content-Type": "application/json"})
+    event = json.load(urllib.request.urlopen(call, timeout=PATIENCE))["event_id"]
+    with urllib.request.urlopen(f"{address}/gradio_api/call/v2/run/{event}", timeout=PATIENCE) as frames:
+        for line in frames:
+            heard.append(line.decode())
+            if "commit" in heard[-1]:
+                begun.set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_runs_with_a_sentence_and_the_process_with_zero(tmp_path, number):
+    with app_running(tmp_path) as (app, address):
+        begun, heard = threading.Event(), []
+        client = threading.Thread(target=run_until_the_end, args=(address, begun, heard), daemon=True)
+        client.start()
+        assert begun.wait(PATIENCE)
+        asked_at = time.monotonic()
+        app.send_signal(number)
+        assert app.wait(10) == 0 and time.monotonic() - asked_at < 6
+        client.join(PATIENCE)
+        assert STOPPING in "".join(heard[-6:])
+
+
+def test_a_second_interrupt_ends_the_process_at_once(tmp_path):
+    with app_running(tmp_path) as (app, address):
+        begun, heard = threading.Event(), []
+        threading.Thread(target=run_until_the_end, args=(address, begun, heard), daemon=True).start()
+        assert begun.wait(PATIENCE)
+        app.send_signal(signal.SIGINT)
+        app.send_signal(signal.SIGTERM)
+        app.send_signal(signal.SIGINT)
+        assert app.wait(3) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
