@@ -226,7 +226,7 @@ def test_visitors_who_come_and_go_leave_no_memory():
 def served(site):
     demo = build(site)
     try:
-        yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **launch_options(site))[1]
+        yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **launch_options(site, "127.0.0.1"))[1]
     finally:
         demo.close()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy
@@ -32,6 +34,7 @@ KINDS = {
 KEPT = 64  # compiled grammars an engine remembers
 LONGEST_RUN = 256  # forced tokens found at once: a grammar that never ends would force tokens for ever
 ROOT = -1
+SURROGATE = re.compile("[\ud800-\udfff]")  # llguidance takes UTF-8, which has none
 
 
 class GrammarEngine:
@@ -59,11 +62,14 @@ class GrammarEngine:
             raise Refusal(f"There is no grammar kind {kind!r}; choose one of {', '.join(KINDS)}.")
         if not source.strip():
             raise Refusal(f"The {KINDS[kind]} is empty: write one, or switch the constraint off.")
+        if SURROGATE.search(source):
+            raise _refusal(kind, "it has half of a character (a lone surrogate)")
         text = _READERS[kind](source)
-        failed, messages = LLMatcher.validate_grammar_with_warnings(text, self.llguidance)
-        if failed:
-            raise _refusal(kind, messages[0])
-        grammar = Grammar(self, kind, LLMatcher(self.llguidance, text, log_level=0))
+        with _panics_refused(kind):
+            failed, messages = LLMatcher.validate_grammar_with_warnings(text, self.llguidance)
+            if failed:
+                raise _refusal(kind, messages[0])
+            grammar = Grammar(self, kind, LLMatcher(self.llguidance, text, log_level=0))
         start = grammar.matcher()
         if not any(start.fork().advance(int(token)) for token in start.mask().nonzero()):
             raise _refusal(kind, "no finite text satisfies it")
@@ -215,6 +221,19 @@ class Matcher:
             if self.advance(tokens[child]):
                 self._visit(child, tokens, children, masks)
                 self.rollback(1)
+
+
+@contextmanager
+def _panics_refused(kind: str) -> Iterator[None]:
+    """A panic within llguidance, such as one over the message it was about to give, is no Exception: no handler of a
+    request would catch it.
+    """
+    try:
+        yield
+    except BaseException as panic:
+        if type(panic).__name__ != "PanicException":  # which pyo3 does not export
+            raise
+        raise _refusal(kind, "the grammar engine cannot read it") from None
 
 
 def _read_schema(source: str) -> str:

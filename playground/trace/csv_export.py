@@ -32,6 +32,7 @@ COLUMNS = (
 )
 DIGITS = Decimal("0.000001")
 FORMULA = re.compile(r"[=+\-@\t\r]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
@@ -44,13 +45,15 @@ class Act(NamedTuple):
 
 
 def to_csv(trace: Trace) -> str:
-    """The whole file, lines ending as RFC 4180 has it."""
+    """The whole file, lines ending as RFC 4180 has it. A lone surrogate, which UTF-8 does not have, becomes U+FFFD as
+    in a browser.
+    """
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     for header in trace.headers:
         writer.writerows([cell(value) for value in row] for row in _rows(header, trace.lane(header.lane).events))
-    return written.getvalue()
+    return SURROGATE.sub("\ufffd", written.getvalue())
 
 
 def _rows(header: Header, events: list[Stamped]) -> Iterator[list[str]]:

@@ -7,6 +7,7 @@ of line. A trace that can be read may still contradict itself: `check` says wher
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
@@ -129,9 +130,23 @@ def _entries(document: Any) -> Iterator[tuple[str, Any]]:
 
 def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line, parse_constant=_no_constant)
+        return json.loads(line, parse_constant=_no_constant, object_pairs_hook=_object)
+    except KeyTwice:
+        raise
     except (ValueError, RecursionError):  # RecursionError: a file made of ten thousand brackets
         raise ValueError("it is not JSON" if line.endswith(b"\n") else "it is cut off") from None
+
+
+class KeyTwice(ValueError):
+    """An object has two values for one key, and readers disagree about which of them holds."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise KeyTwice(f"it has the key {twice!r} twice")
+    return found
 
 
 def _no_constant(name: str) -> None:

@@ -110,7 +110,7 @@ def lessons() -> dict[str, Lesson]:
 
 def read_lesson(path: Path) -> Lesson:
     """Raises Refusal with the file and the line of what is wrong."""
-    source = LessonSource(path.name, path.read_text(encoding="utf-8").splitlines())
+    source = LessonSource(path.name, _text_of(path).splitlines())
     head, *sections = source.sections()
     about = head.fields({**ABOUT, **SET}, head.numbered())
     head.has(about, "title", "minutes", "about", "prompt", "lanes")
@@ -121,6 +121,13 @@ def read_lesson(path: Path) -> Lesson:
         steps.append(section.step(settings))
         settings = steps[-1].settings
     return Lesson(path.stem.split("-", 1)[-1], about["title"], about["minutes"], about["about"], steps)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise Refusal(f"{path.name} is not UTF-8 text: save it as UTF-8.", "lessons") from None
 
 
 @dataclass
@@ -172,7 +179,7 @@ class LessonSource:
             raise self.wrong(f"{name} is none of {', '.join(known)}", number)
         try:
             value = raw if known[name] is str and not raw.startswith('"') else json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):  # RecursionError: a value of ten thousand brackets
             raise self.wrong(f"the value of {name} cannot be read as JSON", number) from None
         if (
             type(value) is not known[name]

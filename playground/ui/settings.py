@@ -123,7 +123,7 @@ class Settings:
         blank = asdict(type(self)())
         changed = {name: value for name, value in asdict(self).items() if value != blank[name]}
         text = json.dumps(changed, separators=(",", ":"), ensure_ascii=False)
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+        return base64.urlsafe_b64encode(text.encode(errors="surrogatepass")).decode().rstrip("=")
 
     def recipes(self) -> list[LaneConfig]:
         return [

@@ -12,6 +12,7 @@ from typing import Any
 from playground.trace import Trace
 from playground.ui.live_view_assets import script, styles, surroundings
 
+SURROGATE = re.compile("[\ud800-\udfff]")
 BLANK = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -22,5 +23,8 @@ def to_html(trace: Trace) -> str:
 
 
 def _inert(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    """JSON that cannot end the script element it stands in; lone surrogates, which UTF-8 does not have, are written as
+    escapes.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return SURROGATE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", text)
