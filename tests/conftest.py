@@ -7,6 +7,49 @@ from pathlib import Path
 
 import pytest
 
+from playground.contract import find
+from playground.errors import Refusal
+from support import tiers
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tiers")
+    group.addoption("--strategy", metavar="NAME", help="only the tests about one strategy, chosen by their marks")
+    group.addoption(
+        "--tier",
+        choices=("quick", "default", "full"),
+        default="full",
+        help="how much of the matrix; see tests/README.md",
+    )
+    group.addoption(
+        "--part",
+        type=int,
+        choices=range(tiers.PARTS),
+        default=0,
+        metavar="N",
+        help="which part of the matrix the default tier takes",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if name := config.getoption("strategy"):
+        try:
+            find(name)
+        except Refusal as refusal:
+            raise pytest.UsageError(str(refusal)) from None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    name = config.getoption("strategy")
+    return True if name and collection_path.suffix == ".py" and not tiers.concerns(collection_path, name) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    kept = tiers.chosen(items, *map(config.getoption, ("tier", "part", "strategy")))
+    if left := set(items) - set(kept):
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = kept
+
 
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory) -> Iterator[Path]:

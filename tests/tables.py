@@ -182,13 +182,14 @@ class Enumerating:
     """
 
     def __init__(self):
+        self._coins: dict[tuple, bool] = {}
         self._courses: list[list] = []  # [index of the outcome taken, outcomes with their probabilities]
         self._at, self.weight = 0, 1.0
 
     def runs(self) -> Iterator[None]:
         """One turn for each course of chance."""
         while True:
-            self._at, self.weight = 0, 1.0
+            self._at, self.weight, self._coins = 0, 1.0, {}
             yield
             while self._courses and self._courses[-1][0] + 1 == len(self._courses[-1][1]):
                 self._courses.pop()
@@ -203,6 +204,12 @@ class Enumerating:
     def flip(self, probability: float, purpose: str, position: int, lineage: int = 0) -> tuple[bool, float]:
         sides = [((True, 0.0), probability), ((False, probability), 1 - probability)]
         return self._choose([side for side in sides if side[1] > 0])
+
+    def coin(self, probability: float, purpose: str, history: Sequence[int], lineage: int = 0) -> bool:
+        key = (purpose, tuple(history), lineage)
+        if key not in self._coins:
+            self._coins[key] = self.flip(probability, purpose, len(history))[0]
+        return self._coins[key]
 
     def _choose(self, outcomes: list):
         if self._at == len(self._courses):

@@ -11,8 +11,6 @@ import torch
 from pairs import network, pair
 from saved import save_models
 from tables import TableModel, write
-from test_strategies_stopping import DropsDoubtful, figures, law_is_off, of, told, with_drafter
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, first_drafts, guessing, tables
 from torch import Tensor
 
 from playground import load
@@ -36,6 +34,9 @@ from playground.errors import Refusal
 from playground.events import Done, Draft, Failed, Verdict
 from playground.training import draft_rollouts as guesses
 from playground.training.draft_rollouts import Chance
+from support.laws import AT_ONE, EXACT, WRONG, tables
+from support.speculation import GREEDY, first_drafts, guessing
+from support.speculative_runs import DropsDoubtful, figures, law_is_off, of, told, with_drafter
 
 NAME = "specdec_plus_plus"
 SpecDec = find(NAME)
@@ -378,6 +379,7 @@ def test_a_head_that_trusts_nothing_makes_two_guesses_and_one_that_trusts_all_ma
     assert chain_length(SpecDec, foretelling(chance), **knobs) == guesses
 
 
+@pytest.mark.slow
 def test_lanes_that_draw_and_lanes_that_do_not_ask_heads_of_their_own(alone):
     models = tables("abc")
     keep(models, random_head(3, 50.0, 0.0), random_head(3, -50.0, 0.0))
@@ -524,6 +526,7 @@ def words(saved, tmp_path, monkeypatch) -> list[str]:
     return ["--model", saved.target, "--draft", saved.draft, "--texts", str(tmp_path / "texts.jsonl")]
 
 
+@pytest.mark.slow
 def test_the_command_learns_a_head_tells_of_its_loss_and_lanes_find_it(alone, words, capsys):
     assert main(["fit", NAME, *words]) == 0
     out = capsys.readouterr().out

@@ -45,6 +45,8 @@ from playground.engine.load import Loading
 from playground.engine.model import Model
 from playground.errors import Refusal
 
+pytestmark = pytest.mark.bench
+
 WITHOUT_COMPILING = [pair for pair in PAIRS if COMPILED not in pair]
 SIZES = ["--repeats", "2", "--threads", "1"]
 

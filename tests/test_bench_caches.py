@@ -32,6 +32,8 @@ from playground.cli import main
 from playground.contract import Full, find, make
 from playground.decoding.session import Models
 
+pytestmark = pytest.mark.bench
+
 PROMPT, KEPT, WRITTEN = 240, 48, 12
 SVG = "{http://www.w3.org/2000/svg}"
 BY_TOKENS = [cls.name for cls in policies() if cls.holding(KEPT, PROMPT) is not None]

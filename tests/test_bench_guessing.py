@@ -24,6 +24,8 @@ from playground.decoding.limits import Limits
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Stamped
 
+pytestmark = pytest.mark.bench
+
 BIRD = Question("edit", "The green bird", None, chat=False)
 ASSISTED, LOOKED_UP = PAIRS[0], PAIRS[2]
 

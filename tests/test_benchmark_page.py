@@ -36,6 +36,8 @@ from playground.ui.survey_run import MOST_LETTERS, Asking, SurveySettings, askin
 from playground.ui.theme import dress
 from playground.ui.worker import Worker
 
+pytestmark = pytest.mark.bench
+
 GREEDY, GUESSING, NEEDY = (
     {"strategy": "greedy"},
     {"strategy": "speculative", "extras": [["draft_model", {"depth": 3}]]},

@@ -33,6 +33,7 @@ def models() -> Models:
     return playground.load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [STORY, RECORD, EDIT])
 def test_speculation_writes_what_plain_greedy_writes(exact, prompt):
     plain, *guessed = playground.compare(

@@ -14,7 +14,6 @@ import torch
 from pairs import pair
 from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
 from tables import TableModel, watch, write
-from test_guarantees import drawing
 from toys import byte_tokenizer
 
 from playground.contract import find
@@ -28,10 +27,12 @@ from playground.engine.forward_input import ForwardInput
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Forward, Note, event_from_json
 from playground.trace import Trace, check
+from support.laws import drawing
 
 LENGTH = 8
 TEXT = "The green bird"
-ALL = {title(recipe): recipe for recipe in lanes() + drawing(lanes())}
+LANES = lanes()
+ALL = {title(recipe): recipe for recipe in LANES + drawing(LANES)}
 every_lane = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
 ANSWERING = {name: recipe for name, recipe in ALL.items() if find(recipe.strategy).whole_answers}
 GROWING = {name: recipe for name, recipe in ALL.items() if name not in ANSWERING}
@@ -134,6 +135,7 @@ def test_the_same_seed_tells_the_same_story(recipe):
     assert timeless(events(start(recipe))) == timeless(finished(recipe)[1])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", drawing(lanes()), ids=title)
 def test_another_seed_writes_another_text(recipe):
     flat = {"target": TableModel("abcde", spread=0.1), "draft": TableModel("abcde", spread=0.1, seed=1)}
@@ -203,6 +205,7 @@ def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
 
 # --- stopping, and what stays usable after it ---
 
+@pytest.mark.matrix
 @every_lane
 def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(recipe):
     models = Models(*tables().values())
@@ -222,6 +225,7 @@ def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(rec
     assert timeless(events(start(recipe, models=models, text="abcab"))) == timeless(whole)
 
 
+@pytest.mark.slow
 def test_lanes_that_share_a_model_write_what_each_writes_alone():
     """Rows that went through a matrix product together are rounded together, so numbers agree to rounding and tokens
     exactly.
@@ -259,11 +263,13 @@ def reads_the_prompt(event: Event) -> bool:
     return told or isinstance(event, Forward) and event.context <= PROMPT_LENGTH
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
 def test_everything_runs_on_other_architectures_too(architecture):
     assert unfinished(pair(architecture)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_everything_runs_in_shorter_numbers_too(dtype):
     assert unfinished(pair(dtype=dtype)) == []
@@ -347,6 +353,7 @@ def test_what_is_added_tells_no_contradictions_and_repeats(recipe):
     assert timeless(told) == timeless(events(start(recipe, seed=3)))
 
 
+@pytest.mark.matrix
 @every_company
 def test_what_is_added_can_be_held_and_stopped_anywhere(recipe):
     whole = events(start(recipe, seed=3, length=5))
@@ -369,6 +376,7 @@ def test_what_is_added_goes_with_a_fork(recipe):
 
 # --- how a text ends ---
 
+@pytest.mark.matrix
 @every_growing_lane
 def test_nothing_follows_an_end_token(recipe):
     reasons = []
@@ -405,6 +413,7 @@ def test_a_text_never_outgrows_the_context(recipe):
         assert (lane.generated, lane.reason) == (room, "length")
 
 
+@pytest.mark.matrix
 @every_growing_lane
 def test_no_forward_leaves_the_positions_a_model_has(recipe):
     models = pair("gpt2")  # it has one embedding for each position, and none beyond
@@ -416,6 +425,7 @@ def test_no_forward_leaves_the_positions_a_model_has(recipe):
         assert len(ids(told)) == room or told[-1].reason == "end"
 
 
+@pytest.mark.matrix
 @every_greedy_lane
 def test_a_stop_string_cuts_the_text_where_it_cuts_greedys(recipe):
     models, prompt = tables(), [0, 1, 0, 1]
@@ -437,6 +447,9 @@ def test_a_stop_string_inside_a_token_ends_the_text_with_that_token(recipe):
 
 # --- what goes together: everything, or it is refused before it runs ---
 
+SLICES = 6  # of all lanes, each a case of its own
+
+
 def outcome(recipe: LaneConfig, models: dict) -> str:
     """ "refused", or how the text ended; fails where the lane does."""
     try:
@@ -457,10 +470,12 @@ def speakers() -> dict[str, TableModel]:
     return {"target": TableModel(tokenizer=tokenizer), "draft": TableModel(tokenizer=tokenizer, seed=1)}
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("toggle", toggles())
-def test_a_toggle_works_with_every_lane_or_is_refused(toggle):
+def test_a_toggle_works_with_every_lane_or_is_refused(toggle, part):
     models = {"target": pair().target, "draft": pair().draft}
-    for recipe in lanes():
+    for recipe in LANES[part::SLICES]:
         assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in (
             "refused",
             "length",
@@ -483,6 +498,7 @@ def companies() -> list[tuple[tuple[str, str], list[LaneConfig]]]:
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else ""
 )

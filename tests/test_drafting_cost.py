@@ -7,7 +7,6 @@ from time import thread_time
 import pytest
 from pace import here
 from tables import write
-from test_strategies_trees import AT_ONE, guessing
 
 from playground import load
 from playground.contract import find
@@ -17,6 +16,8 @@ from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.engine.model import Model
 from playground.events import Commit, Draft
+from support.laws import AT_ONE
+from support.speculation import guessing
 
 stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])

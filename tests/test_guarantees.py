@@ -1,11 +1,8 @@
 """What strategies promise, held against all that promise it: nobody keeps a list, and a wrong variant has to fail."""
 from __future__ import annotations
 
-import copy
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from itertools import cycle
 
@@ -14,122 +11,78 @@ import torch
 from architectures import ARCHITECTURES
 from pairs import greedy_text, pair
 from registry import Collapse, can_be_had, declared, lanes, registered, shared_out, title
-from tables import Law, TableModel, distance, law, prepared, product_law, watch, without_context, write
-from torch import Tensor
+from tables import TableModel, distance, law, product_law, watch, write
 from toys import byte_tokenizer
 
-from playground.algorithms.speculative.verification import Ruling, match, reject, walk
-from playground.contract import Drafter, Sampler, Verifier, make
+from playground.algorithms.speculative.verification import Ruling
+from playground.contract import Drafter, Verifier, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
-from playground.contract.token_tree import ROOT, TokenTree
+from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.engine.sampling import leftover
 from playground.trace import metrics
+from support.laws import (
+    AT_ONE,
+    EXACT,
+    WRONG,
+    Judged,
+    Siblings,
+    added,
+    by_the_book,
+    drawing,
+    draws_again_after_a_miss,
+    independent,
+    off,
+    redraws_from_p,
+    tables,
+)
 
-EXACT = 1e-9
-WRONG = 1e-3  # a law that is off by less could hide behind rounding
-AT_ONE = ("temperature", {"t": 1.0})
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox")
 PROMPT = [54, 71, 71, 54, 9, 71, 71]
 
 
-def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
-    """A target, and a draft that disagrees with it in every row."""
-    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
-
-
-def added(recipe: LaneConfig, *more: tuple[str, dict]) -> LaneConfig:
-    return replace(recipe, extras=[*recipe.extras, *more])
-
-
-def drawing(recipes: list[LaneConfig]) -> list[LaneConfig]:
-    """The recipes, made to draw from the model itself where they would take the largest score; without those that
-    cannot.
-    """
-    made = [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
-    return [recipe for recipe in made if can_be_had(recipe)]
-
-
 # --- distribution_identical: the law of the text, summed over every course of chance ---
-
-def promised(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
-    """The law of plain decoding under the samplers of a lane, by the chain rule."""
-    target, assembly = models["target"], lane if isinstance(lane, Assembly) else assemble(lane)
-    fresh = prepared(assembly.samplers, models, prompt)
-
-    def reshape(scores, history):
-        samplers = copy.deepcopy(fresh)
-        for end in range(len(prompt), len(history)):  # those that remember hear of all that was kept
-            passed(samplers, target, prompt, history[:end], history[end])
-        return passed(samplers, target, prompt, history)
-
-    return product_law(target, prompt, length, reshape)
-
-
-def passed(
-    samplers: list[Sampler], target: TableModel, prompt: list[int], history: list[int], kept: int | None = None
-) -> Tensor:
-    """Scores [V] after a history, once all samplers have had them; each learns, on what it was given, that `kept` came
-    next.
-    """
-    place, given = len(history) - len(prompt), []
-    whole, short = tuple(history), (*without_context(prompt), *history[len(prompt):])
-    rows = {"target": target.scores(whole), "hidden": target.state(target.depth, whole)}
-    for sampler in samplers:
-        rows |= {name: target.scores(short) for name in sampler.streams}
-        rows |= {
-            at: target.state(at.layer, whole if at.stream == "target" else short)
-            for at in sampler.inner(target.depth, target.tied)
-        }
-    for sampler in samplers:
-        given.append(dict(rows))
-        stacked = {name: row[None] for name, row in rows.items()}
-        rows["target"] = (
-            sampler.mix(stacked) if sampler.stage == "mix" else sampler.apply(stacked["target"], [history])
-        )[0]
-    for sampler, seen in zip(samplers, given) if kept is not None else ():
-        deque(sampler.observe(seen if sampler.stage == "mix" else {"target": seen["target"]}, kept, place), maxlen=0)
-    return rows["target"]
-
-
-def off(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> float:
-    """By how much the law of a lane is not the one it promises."""
-    return distance(law(lane, models, prompt, length), promised(lane, models, prompt, length))
 
 
 def exact(cornered: bool = False) -> list[LaneConfig]:
     return drawing(lanes("distribution_identical", cornered))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
 def test_the_law_of_two_tokens_is_the_targets(recipe):
     assert off(recipe, tables("abc"), [0, 1, 0], 2) < EXACT
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
 def test_the_law_of_several_rounds_is_the_targets(recipe):
     assert off(recipe, tables("ab"), [0, 1, 0], 3) < EXACT
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", exact(), ids=title)
 def test_the_law_is_the_targets_where_a_text_may_end_early(recipe):
     assert off(recipe, tables("ab.", ends="."), [0, 1, 0], 3) < EXACT
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sampler, part", shared_out(registered("sampler")))
 def test_the_law_is_the_targets_under_every_sampler(sampler, part):
     for recipe in lanes("distribution_identical", added=(sampler,))[part]:
         assert off(*drawing([recipe]), tables("abc", seed=5), [0, 1, 0], 2) < EXACT, title(recipe)
 
 
+@pytest.mark.slow
 def test_the_law_is_the_targets_where_the_draft_was_made_for_more_tokens():
     models = {"target": TableModel("abc"), "draft": TableModel("abcd", seed=1)}
     for recipe in exact():
         assert off(recipe, models, [0, 1, 0], 2) < EXACT, title(recipe)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "recipe", lanes("distribution_identical", added=(("sink_window", {"sinks": 1, "window": 2}),)), ids=title
 )
@@ -148,6 +101,7 @@ def test_the_law_is_that_of_a_target_that_sees_only_a_window(recipe):
     assert distance(found, product_law(models["target"], prompt, 3, seen)) < EXACT
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "recipe", lanes("distribution_identical", added=(("choice", {"options": "qz|qx|z"}), AT_ONE)), ids=title
 )
@@ -164,28 +118,6 @@ def test_the_law_under_a_grammar_is_the_targets_among_what_is_legal(recipe):
 
 # --- and what a law that is wrong looks like ---
 
-Rule = Callable[..., Ruling]
-
-
-class Judged(Verifier):
-    """A verifier made of one rule(lm, tree, rows, node, children)."""
-
-    def __init__(self, rule: Rule):
-        self.rule = rule
-
-    def judge(self, lm, tree, rows):
-        return walk(lm, tree, rows, lambda node, children: self.rule(lm, tree, rows, node, children))
-
-
-def by_the_book(lm, tree, rows, node, children, drawn=None, redraw=None) -> Ruling:
-    p, position = rows.p[rows.row(node)], rows.position(node)
-    return reject(p, children, replace(tree, drawn=drawn or tree.drawn), lambda ratio: lm.flip(ratio, position),
-                  lambda rest: lm.draw(rest if redraw is None else p, position, "redraw"))
-
-
-def redraws_from_p(*case) -> Ruling:
-    return by_the_book(*case, redraw="from p")
-
 
 def takes_children_for_distinct(*case) -> Ruling:
     return by_the_book(*case, drawn="without_replacement")
@@ -201,30 +133,6 @@ def swaps_p_and_q(lm, tree, rows, node, children) -> Ruling:
     if lm.flip(min(1.0, float(q[token] / p[token])), rows.position(node))[0]:
         return Ruling(child)
     return Ruling(None, lm.draw(leftover(p, q), rows.position(node), "redraw"))
-
-
-def draws_again_after_a_miss(lm, tree, rows, node, children) -> Ruling:
-    ruling = match(lm.pick(rows, node).token, children, tree, rows.p[rows.row(node)])
-    return ruling if ruling.child is not None else replace(ruling, token=lm.pick(rows, node, "again").token)
-
-
-class Siblings(Drafter):
-    """One level of guesses from the draft's row q, made in one of several ways."""
-
-    def __init__(self, how: Callable, drawn: str = "independent"):
-        self.how, self.drawn = how, drawn
-
-    def propose(self, lm, budget):
-        tree = TokenTree(source="siblings", drawn=self.drawn)
-        rows = yield lm.stream("draft").extend(tree)
-        q = rows.p[0]
-        for token in self.how(lambda p, count: lm.draw(p, rows.position(ROOT), f"draft/{count}"), q) if budget else ():
-            tree.add(token, ROOT, q)
-        return tree
-
-
-def independent(draw, q) -> list[int]:
-    return [draw(q, 0), draw(q, 1)]
 
 
 def distinct(draw, q) -> list[int]:
@@ -333,12 +241,14 @@ def test_plain_greedy_writes_the_librarys_own_argmax(architecture):
     assert len(set(ids)) > 3, "a text of one token proves nothing"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("recipe", lanes("greedy_identical"), ids=title)
 def test_a_lane_that_promises_it_writes_what_greedy_writes(recipe, architecture):
     assert written(recipe, networks(architecture)) == greedys(architecture)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("verifier", [cls.name for cls in registered("verifier", promising="greedy_identical")])
 def test_whatever_is_guessed_in_whatever_tree_the_text_is_greedys(verifier, architecture):
@@ -346,6 +256,7 @@ def test_whatever_is_guessed_in_whatever_tree_the_text_is_greedys(verifier, arch
     assert written(speculation(Hinted(truth), make(verifier)), networks(architecture)) == truth
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("recipe", lanes("greedy_identical", cornered=True), ids=title)
 def test_every_setting_writes_what_greedy_writes(recipe):
     for seed in range(5):
@@ -369,6 +280,9 @@ def test_the_guesses_of_these_tests_are_neither_all_right_nor_all_wrong():
 
 # --- constraint_sound ---
 
+SLICES = 4  # of all lanes, each a case of its own
+
+
 def constrained() -> list:
     return [pytest.param((name, knobs), valid, id=f"{name}-{i}") for name, examples in declared("SOUND").items()
             for i, (knobs, valid) in enumerate(examples)]
@@ -386,9 +300,11 @@ def test_every_constraint_that_promises_it_has_a_validator():
     assert declared("SOUND").keys() == {cls.name for cls in registered(promising="constraint_sound")}
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("constraint, valid", constrained())
-def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, babblers):
-    asked = lanes(added=(constraint,))
+def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, part, babblers):
+    asked = lanes(added=(constraint,))[part::SLICES]
     for recipe, models in zip({title(recipe): recipe for recipe in asked + drawing(asked)}.values(), cycle(babblers)):
         lane = write(assemble(recipe), models, [54], Limits(0, 120), Draws(3))
         assert lane.reason in ("end", "grammar"), f"{title(recipe)} did not come to an end: {lane.text!r}"
@@ -397,6 +313,7 @@ def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, babbler
 
 # --- budget_respected ---
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("policy, part", shared_out(registered(promising="budget_respected"), most=8))
 def test_no_head_holds_more_than_the_budget_after_a_keep(policy, part):
     prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget
@@ -415,12 +332,12 @@ def most_held(lane) -> int:
 
 # --- collapses ---
 
+MANY = 12  # examples of one strategy, which then cross it with lanes rather than tell its own settings apart
+
+
 def collapses() -> list:
-    return [
-        pytest.param(example, id=f"{name}-{i}")
-        for name, examples in declared("COLLAPSES").items()
-        for i, example in enumerate(examples)
-    ]
+    return [pytest.param(example, id=f"{name}-{i}", marks=[pytest.mark.matrix] if len(examples) > MANY else [])
+            for name, examples in declared("COLLAPSES").items() for i, example in enumerate(examples)]
 
 
 def test_every_strategy_that_promises_it_says_where_it_collapses():

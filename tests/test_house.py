@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,68 @@ def test_slots_are_filled_with_a_strategy_of_their_kind(cls):
     built = make(cls.name)
     for name, kind in cls.slots().items():
         assert getattr(built, name).kind == kind
+
+
+# --- the tests ---
+
+TESTS = sorted((ROOT / "tests").glob("test_*.py"))
+UNPROVEN = {
+    "adacad", "adadec", "aded", "aggressive", "anchored", "asap", "awrs", "beam_search", "best_of_n", "bild",
+    "caad", "cachegen", "cad", "choice", "cntp", "contrastive_search", "d2o", "dapq", "del_exit",
+    "diverse_beam_search", "dola", "draft_model", "dry", "dyspec", "ead", "ems", "epsilon", "eta", "exact_extract",
+    "fastkv", "first_finish", "foreal", "frequency_penalty", "gbnf", "gear", "gencls_ppl", "greedy", "greedy_match",
+    "h2o", "hierarchical", "hyperfitting", "icd", "in_context_navigation", "jacobi", "json_schema", "k_seq",
+    "key_norm", "kivi", "knn_lm", "lark", "layer_skip", "layer_skip_draft", "lol", "lookahead", "loopserve",
+    "masked_diffusion", "mbr", "min_p", "mirostat", "momentum", "monitors", "mustafar", "no_repeat_ngram",
+    "omnidraft", "oracle_keep", "pac_sets", "pearl", "pg_td", "prefixkv", "presence_penalty", "prompt_lookup",
+    "pyramidkv", "random_keep", "rapid", "rasd", "reflective", "regex", "rejection", "repetition_penalty", "rsd_c",
+    "rsd_s", "sample", "sample_match", "scaling_laws", "self_consistency", "sink_window", "smartspec", "smc",
+    "smc_steering", "snapkv", "specdec_plus_plus", "spectr", "speculative", "stand", "static", "suffix_decoding",
+    "superposed", "syncode", "temperature", "token_recycling", "top_h", "top_k", "top_n_sigma", "top_p", "tova",
+    "typical", "uncomp",
+}
+"""Strategies without a test against an independent oracle, or without a wrong variant that such a test refuses.
+
+It only gets shorter: nothing new is added, and a strategy that has both is taken out.
+"""
+
+
+def names_marked(mark: str) -> set[str]:
+    """Names in all marks of this kind, `@pytest.mark.oracle("top_p")`, wherever a test file puts them."""
+    return {name for path in TESTS for call in calls_of(path, mark) for name in map(ast.literal_eval, call.args)}
+
+
+def calls_of(path: Path, mark: str) -> list[ast.Call]:
+    calls = (node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call))
+    return [call for call in calls if ast.unparse(call.func) == f"pytest.mark.{mark}"]
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def unproven() -> set[str]:
+    return {cls.name for cls in found()} - (names_marked("oracle") & names_marked("refuses"))
+
+
+def test_every_strategy_has_an_oracle_and_a_wrong_variant_that_is_refused():
+    new = unproven() - UNPROVEN
+    assert not new, f"mark a test of each with pytest.mark.oracle, and one with pytest.mark.refuses: {sorted(new)}"
+
+
+def test_what_has_an_oracle_and_a_refused_variant_leaves_the_list():
+    proven = UNPROVEN - unproven()
+    assert not proven, f"take these out of UNPROVEN: {sorted(proven)}"
+
+
+@pytest.mark.parametrize("mark", ["strategy", "oracle", "refuses"])
+def test_marks_name_strategies_that_exist(mark):
+    assert names_marked(mark) <= discover().keys()
+
+
+def test_no_test_file_imports_another():
+    """What two of them share lies in tests/support."""
+    for path in [*TESTS, *(ROOT / "tests" / "support").glob("*.py")]:
+        imports = {name for node in ast.walk(parsed(path)) for name in imported_by(node, ())}
+        assert not [name for name in imports if name.startswith("test_")], path.name

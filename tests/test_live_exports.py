@@ -16,14 +16,14 @@ import pytest
 from chromium import new_context
 from live_page import address, browser, choose, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
-from test_live_sequences import BEAMS, filling, lane, run_of
-from test_live_view import EVENTS, HEADERS, HOSTILE, RUN
 
 from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Rollback, Stamped, Step
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMNS, to_csv
 from playground.ui.frames import frame, new_name, recording
 from playground.ui.standalone import to_html
+from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN
+from support.live_sequences import BEAMS, filling, lane, run_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 BUNDLED = Path(__file__).parents[1] / "assets" / "traces" / "first_view.jsonl"

@@ -4,7 +4,20 @@ from threading import Event
 from unittest.mock import MagicMock
 
 import pytest
-from app_page import PATIENCE, TWO_LANES, address, browser, choose_strategy, expect, new_tab, running, running_visitors, status, tokens, visit  # noqa: F401
+from app_page import (  # noqa: F401
+    PATIENCE,
+    TWO_LANES,
+    address,
+    browser,
+    choose_strategy,
+    expect,
+    new_tab,
+    running,
+    running_visitors,
+    status,
+    tokens,
+    visit,
+)
 from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page, expect
 

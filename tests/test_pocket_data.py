@@ -148,6 +148,7 @@ def test_the_exam_has_a_row_for_every_task_and_grade_and_only_held_out_items():
     assert rows == exam(2, seed=1) and rows != exam(2, seed=2)
 
 
+@pytest.mark.slow
 def test_every_answer_of_the_exam_fits_into_its_room(tokenizer):
     bundled = tokens.load("assets/models/pocket")
     for row, items in exam(6, seed=2).items():

@@ -89,6 +89,7 @@ def test_a_model_guesses_itself_perfectly(model, tokenizer, prompts):
     }
 
 
+@pytest.mark.slow
 def test_a_draft_that_likes_least_what_the_target_likes_most_guesses_nothing(model, tokenizer, prompts):
     contrary = models.make("nano", 600, seed=3).eval()
     contrary.model.norm.weight.data.neg_()
@@ -164,6 +165,7 @@ def test_an_evaluation_measures_every_role_task_and_grade(result):
     assert {"distinct_2", "longest_repeat", "repetition", "guessing"} <= set(result["tales"]) & set(result["stories"])
 
 
+@pytest.mark.slow
 def test_a_card_says_what_was_measured_and_how_it_was_trained(result, model):
     state = TrainingState(
         step=120, seconds=600, tokens=2_000_000, losses=[(1000, 5.0), (2_000_000, 2.5)], place="2 CPU cores"

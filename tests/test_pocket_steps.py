@@ -107,6 +107,7 @@ def test_a_finished_training_says_so_and_its_budget_can_be_raised(blank, capsys)
     assert train.read_state(blank / "target")[1].minutes == 5 and "go on" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_ends_between_two_steps_and_is_saved(blank):
     windows = (blank / "data-target", blank / "target")
     model = models.for_training(models.make("nano", 4096))
@@ -247,6 +248,7 @@ def test_the_texts_of_the_target_are_its_answers_to_questions_and_its_continuati
     assert len(pairs) == 40 and len(asked) >= 20 and all(said for _, said in pairs)
 
 
+@pytest.mark.slow
 def test_a_share_of_a_drafts_windows_is_written_by_the_target(out, texts):
     tokenizer = tokens.load(out / "tokenizer")
     pairs = [("<|user|> Who?<|assistant|>", " The unmistakable zebra.<|end|>")] * 400

@@ -14,6 +14,8 @@ from playground.pocket.data import STAGES
 from playground.pocket.distill import DraftLoss, soft
 from playground.pocket.muon import Muon, orthogonal
 
+pytestmark = pytest.mark.bench
+
 
 def trainer(folder, out, **plan):
     model = models.for_training(models.make("nano", 600, seed=5))

@@ -10,9 +10,6 @@ import torch
 from architectures import tiny
 from pairs import pair
 from tables import TableModel
-from test_replay import recorded
-from test_session import Clock
-from test_session import side_by_side as decoders
 from toys import byte_tokenizer
 
 import playground
@@ -29,6 +26,9 @@ from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Cache, Commit, Done, Event, Failed, Forward, Note
 from playground.trace import check
+from support.recorded_forwards import recorded
+from support.sessions import Clock
+from support.sessions import side_by_side as decoders
 
 EXACT = 1e-10
 OFF = 1e-3  # by which something wrong is more than rounding

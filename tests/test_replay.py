@@ -6,7 +6,6 @@ the Python around them, and plays them back.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from inspect import signature
 from math import log2
@@ -15,9 +14,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from architectures import tiny
-from test_store import chain, scratch_row, words
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from toys import byte_tokenizer
 
 import playground.engine.cuda_graphs as engine
@@ -43,10 +40,11 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Commit, Done
+from support.kv_caches import chain, scratch_row, words
+from support.recorded_forwards import ENOUGH, Tape, recorded, tensors
 
 EXACT = 1e-12
 KINDS = ("llama", "qwen3")
-ENOUGH = 1 << 30  # bytes of rooms that nobody is in
 
 
 # --- sizes ---
@@ -82,36 +80,6 @@ def test_padding_sees_the_spare_slot_alone_and_no_row_of_the_text_sees_that(rows
 
 
 # --- a recorder that forgets the Python, as a GPU does ---
-
-class Tape(TorchDispatchMode):
-    """What a run did, operation by operation, over the very tensors it did it to."""
-
-    def __init__(self, run: Callable[[], None]):
-        super().__init__()
-        self._operations: list[tuple] = []
-        with self:
-            run()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        self._operations.append((operation, args, kwargs or {}, out))
-        return out
-
-    def __call__(self) -> None:
-        for operation, args, kwargs, out in self._operations:
-            for old, new in zip(tensors(out), tensors(operation(*args, **kwargs))):
-                if old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
-
-
-def tensors(found) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
-
-
-def recorded(kind: str, record=Tape) -> Model:
-    model = Model(tiny(kind), byte_tokenizer(), kind)
-    model.replay = GraphReplay(model.fast, record, ENOUGH)
-    return model
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -296,6 +264,7 @@ def test_without_a_gpu_or_a_lean_network_nothing_is_recorded():
 
 def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(monkeypatch, caplog):
     caplog.set_level("WARNING", logger="playground.engine.model")
+
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing")
     monkeypatch.setattr("playground.engine.model.replay_path", lambda network: GraphReplay(network, fails, 0))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from test_store import EXACT, chain, exact_softmax, feed, twins, words
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
@@ -18,7 +17,9 @@ from playground.engine.attention_mask import EMPTY, Focus, Slots
 from playground.engine.forward_input import ForwardInput
 from playground.engine.kv_buffer import MergeMap
 from playground.engine.kv_cache import KVCache
-from playground.engine.model import Model
+from playground.engine.model import ForwardInput, Model
+from support.kv_caches import chain, exact_softmax, feed, twins, words
+from support.laws import EXACT
 
 HEARING = ("llama", "qwen3", "gemma2", "mistral", "gpt_neox", "gpt2", "cohere")
 ROOM = 64  # positions of the longest text here

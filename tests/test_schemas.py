@@ -73,6 +73,7 @@ def test_nothing_that_is_accepted_is_violated(findings):
     assert sum(finding.outcome == "valid" for finding in accepted) >= len(accepted) - 3
 
 
+@pytest.mark.slow
 def test_every_instance_that_fits_an_accepted_schema_can_be_written(findings):
     assert {name: finding.forbidden for name, finding in findings.items() if finding.forbidden} == {}
 
@@ -120,6 +121,7 @@ def wide_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
 
 
+@pytest.mark.slow
 def test_a_mask_over_150000_tokens_takes_less_than_a_millisecond():
     size = 150_000
     tokenizer, bench = wide_tokenizer(size), Bench.__new__(Bench)

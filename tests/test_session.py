@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -23,30 +22,7 @@ from playground.decoding.session import Models, Prompt, Runner, Session, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Forward, Header, Note, Stamped, Step
 from playground.trace import check
-
-MODEL = TableModel("abcde")
-LENGTH = 6
-
-
-def side_by_side(
-    *decoders: Decoder, length: int = LENGTH, model: TableModel | None = MODEL, prompt: Sequence[int] = (0, 1, 2)
-) -> Session:
-    """A session of decoders that are in no registry, over one model, or over a model each where none is given."""
-    assemblies = [Assembly(decoder) for decoder in decoders]
-    lanes = [
-        Lane(
-            list(prompt),
-            {"target": model or TableModel("abcde")},
-            assembly,
-            Limits(max_new_tokens=length),
-            Recorder(MODEL.tokens),
-        )
-        for assembly in assemblies
-    ]
-    return Session(
-        [Header(lane=i) for i in range(len(decoders))],
-        [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)],
-    )
+from support.sessions import LENGTH, MODEL, Clock, side_by_side
 
 
 def run(session: Session) -> Session:
@@ -255,17 +231,6 @@ class Spendthrift(Decoder):
             for _ in range(50):
                 rows = yield lm.extend(chain([1], "test"))
             yield lm.keep(lm.pick(rows))
-
-
-class Clock:
-    """Every look at it is a second later, so each request takes one second, whatever it does."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1
-        return self.now
 
 
 def test_a_lane_that_asks_for_fifty_forwards_a_token_does_not_starve_another(monkeypatch):

@@ -26,6 +26,8 @@ from playground.engine.load import Loading
 from playground.engine.model import Model
 from playground.events import Commit, Done, Event, Forward, Verdict
 
+pytestmark = pytest.mark.bench
+
 PROMPT, LENGTH, RUNS = 64, 12, 3
 COMPARED = {LANE, SILENT_LANE, LIBRARY, together(4), apart(4), FIRST, ENGINE}
 EDIT = "Write tailor where it says smith.\nText: Grewath gave the cook some fish. In Dakest the smith made a table. The horse slept under the ring."

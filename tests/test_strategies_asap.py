@@ -27,8 +27,8 @@ from playground.errors import Refusal
 from playground.events import Branches, Commit, Done, Event, Failed, Figure, Forward, Note, Step
 from playground.trace import check
 from strategies.constrained.asap.prefix_trie import NEVER, ROOT, PrefixTrie
+from support.laws import EXACT, WRONG
 
-EXACT, WRONG = 1e-9, 1e-3
 TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so every text has one spelling
 END = TOKENIZER.eos_token_id
 START = TOKENIZER.convert_tokens_to_ids("q")

@@ -4,7 +4,6 @@ the bound for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from pairs import pair
 from registry import Collapse
 from tables import TableModel, watch, write
-from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, course, lives, models
 
 from playground.algorithms.kv_cache.attention_scores import heaviest
 from playground.contract import Held, make
@@ -25,25 +23,11 @@ from playground.events import Cache
 from strategies.kv_cache.key_norm import KeyNorm
 from strategies.kv_cache.random_keep import RandomKeep
 from strategies.kv_cache.tova import Tova
+from support.budget_policies import BY_HAND, ROW_WISE, TEXT, TIGHT, TREE, HandRule, Seen, best, roomy, told, with_policy
+from support.eviction import LENGTH, PROMPT, Wrong, alone, course, lives, models
 
-BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
-TEXT = "The green bird sings, and the red fox listens."
-TREE = LaneConfig("speculative", {}, [("draft_model", {"width": 2, "depth": 3})])
-TIGHT = {"tova": {"size": 9}, "key_norm": {"size": 9, "recent": 2}, "random_keep": {"size": 9, "recent": 2},
-         "pyramidkv": {"window": 3, "capacity": 9, "beta": 3}, "dapq": {"capacity": 9, "pretending": 5, "recent": 2},
-         "prefixkv": {"keep": 0.5, "tail": 4}}
-ROW_WISE = {"oracle_keep": {"size": 5}, "sink_window": {"sinks": 2, "window": 5, "positions": "renumbered"}}
 BUDGETED = [name for name in TIGHT if "budget_respected" in make(name).guarantee]
 every_policy = pytest.mark.parametrize("name, knobs", TIGHT.items(), ids=TIGHT)
-
-
-def with_policy(lane: LaneConfig, name: str, **knobs) -> LaneConfig:
-    return replace(lane, extras=[*lane.extras, (name, knobs)])
-
-
-def roomy(name: str, **knobs) -> list[Collapse]:
-    """Token by token, and a tree at a time: with room for the whole text nothing changes."""
-    return [Collapse(with_policy(plain, name, **knobs), plain) for plain in (LaneConfig("greedy"), TREE)]
 
 
 ALIKE = {"window": 3, "capacity": 4, "kernel": 3}
@@ -67,35 +51,6 @@ COLLAPSES = {
 
 
 # --- by hand, with the library alone ---
-
-@dataclass
-class Seen:
-    """One layer after a forward, as the library has it."""
-
-    layer: int
-    weights: torch.Tensor  # of the new rows, [heads, rows, slots]
-    keys: torch.Tensor  # [kv_heads, slots, d]
-    live: list[list[int]]  # positions of the slots, by KV head
-    read: int  # tokens
-
-
-class HandRule(ByHand):
-    """The rule is asked layer by layer: rule(seen) -> positions that stay, by KV head."""
-
-    def _settle(self, layer, weights, places):
-        pool = self.cache.layers[layer]
-        if layer == len(self.live):
-            self.live.append([[] for _ in range(pool.keys.shape[1])])
-        live = [[*head, *places] for head in self.live[layer]]
-        stays = self.rule(Seen(layer, weights, pool.keys[0], live, self.read))
-        kept = torch.tensor([[slot for slot, p in enumerate(head) if p in chosen] for head, chosen in zip(live, stays)])
-        index = kept[None, :, :, None].expand(1, -1, -1, pool.keys.shape[3])
-        pool.keys, pool.values = pool.keys.gather(2, index), pool.values.gather(2, index)
-        self.live[layer] = [[head[slot] for slot in row] for head, row in zip(live, kept.tolist())]
-
-
-def best(scores: dict[int, float], count: int) -> set[int]:
-    return set(sorted(scores, key=lambda p: (scores[p], p), reverse=True)[:count])
 
 
 def least_attended_goes(size: int) -> Callable[[Seen], list[set[int]]]:
@@ -293,15 +248,6 @@ def test_events_tell_what_was_kept_and_what_was_evicted_in_every_layer_and_head(
         assert all(new <= old | fresh for old, new in zip(told(before), told(after)))
         assert sum(map(len, evicted)) == after.evicted
     assert told(caches[-1]) == [head for layer in lives(session._runners[0].lane) for head in layer]
-
-
-def told(cache: Cache) -> list[set[int]]:
-    """Positions held by each layer and head, one after the other; one layer or head may stand for all."""
-    heads = [
-        heads * (cache.heads if len(heads) == 1 else 1)
-        for heads in cache.live * (cache.layers if len(cache.live) == 1 else 1)
-    ]
-    return [{p for start, stop in runs for p in range(start, stop)} for layer in heads for runs in layer]
 
 
 def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():

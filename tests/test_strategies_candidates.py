@@ -8,12 +8,13 @@ from itertools import product
 import pytest
 from registry import Collapse
 from tables import Law, TableModel, Text, distance, law, product_law
-from test_strategies_search import GREEDY, MODEL, chosen_by_brute_force, entire, logp, of, run
 
 from playground.algorithms.search.similarity import MEASURES, edit_distance
 from playground.contract import make
 from playground.errors import Refusal
 from playground.events import Forward, Note
+from support.search_runs import chosen_by_brute_force, entire, logp, of, run
+from support.speculation import GREEDY, MODEL
 
 EXACT, WRONG = 1e-9, 1e-3
 

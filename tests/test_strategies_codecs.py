@@ -12,8 +12,6 @@ import pytest
 import torch
 from pairs import pair
 from tables import watch, write
-from test_strategies_budgets import TREE, roomy
-from test_strategies_packing import LENGTH, PROMPT, models, rows
 from torch import Tensor
 
 from playground.algorithms.kv_cache.quantization import fitting, quantise, unpack_bits
@@ -28,6 +26,8 @@ from strategies.kv_cache.cachegen import CacheGen, binned, pack, unpack
 from strategies.kv_cache.cachegen.entropy_coding import TOTAL, decode, encode, tables
 from strategies.kv_cache.gear import Blocks, Gear, low_rank, set_aside
 from strategies.kv_cache.mustafar import Mustafar, Sparse, sparse
+from support.budget_policies import TREE, roomy
+from support.packed_caches import LENGTH, PROMPT, models, rows
 
 TEXT = "The green bird sings, and the red fox listens. " * 3
 COLLAPSES = {

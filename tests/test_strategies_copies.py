@@ -11,8 +11,6 @@ from guesses_told import follows, letters, passes, told
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import TableModel, write
-from test_strategies_recycling import ids
-from test_strategies_trees import EXACT, WRONG, Judged, at_rest, guessing, off
 
 from playground.algorithms.speculative.suffix_index import BREAK, Suffixes
 from playground.algorithms.speculative.verification import reject
@@ -28,6 +26,9 @@ from playground.decoding.visitor_memory import Memory
 from playground.events import Draft, Failed
 from strategies.speculative.aggressive import Aggressive
 from strategies.speculative.suffix_decoding import Guess, SuffixDecoding
+from support.commits import ids
+from support.laws import EXACT, WRONG
+from support.speculation import Judged, at_rest, guessing, off
 
 COLLAPSES = {
     "suffix_decoding": at_rest("suffix_decoding", alpha=0),

@@ -11,81 +11,38 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from pairs import pair
-from tables import watch
-from test_strategies_budgets import TEXT, TREE, HandRule, Seen, best, roomy, with_policy
-from test_strategies_eviction import LENGTH, PROMPT, ByHand, Lives, alone, course, heavy_hitters, lives, models
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import Votes
 from playground.algorithms.kv_cache.slot_merging import averaged, nearest
-from playground.contract import Merge, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract import make
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.engine.kv_buffer import MergedTokens, MergeMap
 from playground.events import Cache, Figure
 from playground.trace import check
 from strategies.kv_cache.d2o import D2O, dealt, unevenness
+from support.budget_policies import TEXT, TREE, HandRule, Seen, best, roomy, with_policy
+from support.eviction import LENGTH, PROMPT, ByHand, alone, course, heavy_hitters, models
+from support.merging_policies import (
+    ALL_LAYERS,
+    BY_HAND,
+    D2O_TIGHT,
+    alike_in_weight,
+    cosine,
+    mixed,
+    room,
+    room_by_hand,
+    the_same,
+)
 
-BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
-NEAR = 1e-9
-ALL_LAYERS = {"first": 0, "last": 0}
-D2O_TIGHT = {**ALL_LAYERS, "heavy": 0.4, "recent": 0.14, "sinks": 7}
 COLLAPSES = {
     "d2o": roomy("d2o", first=64) + roomy("d2o", last=64),
 }
 
 
 # --- by hand, with the library alone ---
-
-@dataclass
-class Room:
-    """What a lane held at the end: positions as everywhere, keys and values by layer, [kv_heads, slots, d]."""
-
-    ids: list[int]
-    course: list[Lives]
-    rows: list[Tensor]
-
-    def off(self, other: Room) -> float:
-        """Largest difference of a number, where both hold the same tokens."""
-        return max(float((ours - theirs).abs().max()) for ours, theirs in zip(self.rows, other.rows))
-
-
-def room(assembly: Assembly, architecture: str = "llama") -> Room:
-    found: list[Lives] = []
-    for lane in watch(assembly, models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)):
-        if lane.generated > len(found):
-            found += [lives(lane)] * (lane.generated - len(found))
-    store = lane.target.store
-    held = [
-        pools[layer].read(store.slots_of(layer).count)
-        for pools in (store.keys, store.values)
-        for layer in range(store.depth)
-    ]
-    return Room(lane.tokens[len(PROMPT):], found, held)
-
-
-def room_by_hand(architecture: str, rule: Callable) -> Room:
-    hand = HandRule(architecture, rule)
-    rule.hand = hand
-    ids, held = hand.write(PROMPT, LENGTH)
-    layers = hand.cache.layers
-    return Room(ids, held, [layer.keys[0] for layer in layers] + [layer.values[0] for layer in layers])
-
-
-def the_same(one: Room, other: Room) -> bool:
-    return one.ids == other.ids and one.course == other.course and one.off(other) < NEAR
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
-
-
-def mixed(parts: list[Tensor], slot: int, sources: list[int], weights: list[float]) -> None:
-    """The rows of a slot become a sum over sources, of keys and values alike."""
-    for rows in parts:
-        rows[slot] = sum(weight * rows[source] for source, weight in zip(sources, weights))
 
 
 @dataclass
@@ -193,11 +150,6 @@ class NearestByProduct(D2O):
             return None
         sources, slot = merge.meeting.sources, (keys @ keys.mT).masked_fill(~stays[:, None, :], -math.inf).argmax(-1)
         return alike_in_weight(MergeMap.of(sources, slot[sources], stays.shape[1]))
-
-
-def alike_in_weight(meeting: MergeMap) -> Merge:
-    """Each counts as much as any other of those that meet."""
-    return averaged(meeting, torch.ones(len(meeting.into)), torch.ones(len(meeting.targets[0])))
 
 
 class AllCountAlike(D2O):

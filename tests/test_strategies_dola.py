@@ -17,6 +17,7 @@ from playground.algorithms.sampling import contrastive as plausible
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from strategies.sampling.dola import candidates, mixture_first
+from support.contrasting import contrasted
 
 GREEDY = LaneConfig("greedy")
 PROMPT = [54, 71, 71, 9]
@@ -28,14 +29,6 @@ COLLAPSES = {
         Collapse(alone("dola", layers="one", at=1.0, norm=True), GREEDY),
     ],
 }
-
-
-def contrasted(logp: list[float], weaker: list[float], share: float) -> int:
-    """The token with the largest difference among those with at least this share of the best one's probability."""
-    return max(
-        (v for v in range(len(logp)) if math.exp(logp[v]) >= share * math.exp(max(logp))),
-        key=lambda v: logp[v] - weaker[v],
-    )
 
 
 # --- what competes ---

@@ -8,7 +8,6 @@ import torch
 from guesses_told import told
 from registry import Collapse
 from tables import TableModel, watch
-from test_strategies_trees import AT_ONE, EXACT, WRONG, Judged, at_rest, first_drafts, guessing, off
 
 from playground.algorithms.speculative.drafting import guess_row
 from playground.algorithms.speculative.verification import reject
@@ -19,6 +18,8 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Draft, Figure, Forward
+from support.laws import AT_ONE, EXACT, WRONG
+from support.speculation import Judged, at_rest, first_drafts, guessing, off
 
 ONE_GUESS = guessing("draft_model", "rejection", AT_ONE, depth=1)
 COLLAPSES = {

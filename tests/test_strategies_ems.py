@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from registry import Collapse
-from test_strategies_budgets import TREE, HandRule, Seen, best, roomy, with_policy
-from test_strategies_d2o import BY_HAND, alike_in_weight, cosine, mixed, room, room_by_hand, the_same
-from test_strategies_eviction import alone
 
 from playground.algorithms.kv_cache.attention_scores import Votes
 from playground.algorithms.kv_cache.slot_merging import nearest
 from playground.contract import make
 from playground.engine.kv_buffer import MergeMap
 from strategies.kv_cache.ems import EMS, shares
+from support.budget_policies import TREE, HandRule, Seen, best, roomy, with_policy
+from support.ems_settings import EMS_TIGHT
+from support.eviction import alone
+from support.merging_policies import BY_HAND, alike_in_weight, cosine, mixed, room, room_by_hand, the_same
 
-EMS_TIGHT = {"size": 9, "window": 3, "kernel": 3, "likeness": 0.2}
 CUT = {"size": 9, "window": 3, "kernel": 1}
 COLLAPSES = {
     "ems": [

@@ -4,20 +4,17 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 import torch
-from pairs import network, pair
+from pairs import pair
 from registry import Collapse, can_be_had, lanes
-from tables import TableModel, watch, write
-from test_store import exact_softmax
-from transformers import DynamicCache
+from tables import TableModel, write
 
 from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
-from playground.contract import CachePolicy, Drafter, Held, make
+from playground.contract import make
 from playground.contract.lane_config import Assembly, LaneConfig
-from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -25,6 +22,7 @@ from playground.errors import Refusal
 from playground.events import Cache
 from strategies.kv_cache.h2o import H2O
 from strategies.kv_cache.snapkv import SnapKV
+from support.eviction import LENGTH, PROMPT, ByHand, Rule, Wrong, alone, course, heavy_hitters, lives, models, stays
 
 
 def roomy(name: str, **knobs: int) -> list[Collapse]:
@@ -38,109 +36,9 @@ COLLAPSES = {
     "snapkv": roomy("snapkv", capacity=2048),
 }
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
-PROMPT = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80, 71, 100, 9, 9, 31, 54, 71, 120, 7, 88, 41]
-LENGTH = 10
-Lives = list[list[set[int]]]
-"""Live positions by layer and KV head."""
-
-
-def alone(policy: CachePolicy, decoder: str = "greedy") -> Assembly:
-    return Assembly(make(decoder), cache_policy=policy)
-
-
-def models(architecture: str = "llama") -> dict:
-    both = pair(architecture)
-    return {"target": both.target, "draft": both.draft}
-
-
-def lives(lane) -> Lives:
-    store = lane.target.store
-    rows = [store.slots_of(layer).positions.expand(store.heads, -1).tolist() for layer in range(store.depth)]
-    return [[{p for p in head if p >= 0} for head in layer] for layer in rows]
-
-
-def course(
-    assembly: Assembly, speakers: dict, prompt: list[int] = PROMPT, forced: tuple[int, ...] = ()
-) -> tuple[list[int], list[Lives]]:
-    """What a lane wrote, and what its cache held after every keep."""
-    found: list[Lives] = []
-    for lane in watch(assembly, speakers, prompt, Limits(0, LENGTH, forced=forced), Draws(0)):
-        if lane.generated > len(found):
-            found += [lives(lane)] * (lane.generated - len(found))
-    return lane.tokens[len(prompt):], found
 
 
 # --- by hand, with the library alone ---
-
-Rule = Callable[[dict[int, float], list[int], int], set[int]]
-"""rule(votes by position, live positions, tokens read) -> positions that stay."""
-
-
-@dataclass
-class ByHand:
-    """Greedy decoding with a cache of the library whose keys and values are moved about after each forward."""
-
-    architecture: str
-    rule: Rule
-    window: int | None = None  # last rows of the prompt that vote; all rows there are where it is None
-    live: list[list[list[int]]] = field(default_factory=list)
-    votes: list[list[dict[int, float]]] = field(default_factory=list)
-    read: int = 0
-
-    @torch.inference_mode()
-    def write(self, prompt: list[int], length: int) -> tuple[list[int], list[Lives]]:
-        self.network = network(self.architecture)
-        self.network.set_attn_implementation("eager")
-        self.cache = DynamicCache()
-        ids, held = [self._feed(prompt)], [self._lives()]
-        while len(ids) < length:
-            ids.append(self._feed(ids[-1:]))
-            held.append(self._lives())
-        return ids, held
-
-    def _lives(self) -> Lives:
-        return [[set(head) for head in layer] for layer in self.live]
-
-    def _feed(self, tokens: list[int]) -> int:
-        first, self.read = self.read, self.read + len(tokens)
-        places = torch.arange(first, self.read)[None]
-        # everything, however much each layer has left
-        seen = None if not first else torch.zeros(1, 1, 1, 1, dtype=torch.float64)
-        with exact_softmax():
-            out = self.network(
-                input_ids=torch.tensor([tokens]),
-                position_ids=places,
-                attention_mask=seen,
-                past_key_values=self.cache,
-                output_attentions=True,
-            )
-        for layer, weights in enumerate(out.attentions):
-            self._settle(layer, weights[0], places[0].tolist())
-        return int(out.logits[0, -1].argmax())
-
-    def _settle(self, layer: int, weights: torch.Tensor, places: list[int]) -> None:
-        pool, heads = self.cache.layers[layer], self.cache.layers[layer].keys.shape[1]
-        if layer == len(self.live):
-            self.live.append([[] for _ in range(heads)])
-            self.votes.append([{} for _ in range(heads)])
-        voting = weights if self.window is None else weights[:, -self.window:] if len(places) > 1 else weights[:, :0]
-        kept = []
-        for head, cast in enumerate(voting.unflatten(0, (heads, -1)).sum((1, 2)).tolist()):
-            live, votes = self.live[layer][head] + places, self.votes[layer][head]
-            for position, vote in zip(live, cast):
-                votes[position] = votes.get(position, 0.0) + vote
-            stays = self.rule(votes, live, self.read)
-            kept.append([slot for slot, position in enumerate(live) if position in stays])
-            self.live[layer][head] = [position for position in live if position in stays]
-        index = torch.tensor(kept)[None, :, :, None].expand(1, -1, -1, pool.keys.shape[3])
-        pool.keys, pool.values = pool.keys.gather(2, index), pool.values.gather(2, index)
-
-
-def heavy_hitters(heavy: int, recent: int) -> Rule:
-    def rule(votes, live, read):
-        late = {p for p in live if p >= read - recent}
-        return late | set(sorted(set(live) - late, key=lambda p: (votes[p], p), reverse=True)[:heavy])
-    return rule
 
 
 def snapshot(prompt: int, window: int, capacity: int, kernel: int, pool: Callable) -> Rule:
@@ -267,16 +165,6 @@ def test_a_wrong_snapshot_is_found_out(wrong):
 
 
 # --- votes, with numbers small enough to check on paper ---
-
-def held(positions: list, next: int, prompt: int = 0) -> Held:
-    return Held(0, 1, "keep", prompt, next, torch.tensor(positions), read=None)
-
-
-def stays(policy: CachePolicy, *about, **more) -> list[list[int]]:
-    what = held(*about, **more)
-    kept = policy.retain(what) & what.live
-    positions = what.positions.expand_as(kept)
-    return [row[chosen].tolist() for row, chosen in zip(positions, kept)]
 
 
 def test_votes_add_up_over_rows_and_follow_positions_through_the_cache():
@@ -452,17 +340,6 @@ def test_a_rejected_guess_has_no_vote():
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()
     assert course(Assembly(decoder, cache_policy=make("h2o", heavy=5, recent=4)), models()) == plain
-
-
-class Wrong(Drafter):
-    """Guesses that never stand: one more than the token plain decoding would write."""
-
-    def propose(self, lm, budget):
-        tree = TokenTree(source="wrong")
-        rows = yield lm.extend(tree)
-        for _ in range(min(budget, 3)):
-            tree.add((rows.best() + 1) % lm.vocabulary, len(tree) - 1)
-        return tree
 
 
 @pytest.mark.parametrize(

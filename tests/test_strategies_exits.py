@@ -7,10 +7,6 @@ import pytest
 import torch
 from architectures import tiny
 from tables import write
-from test_strategies_pearl import pearl
-from test_strategies_skipping import EarlyTable
-from test_strategies_stopping import law_is_off, told, with_drafter
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing, tables
 from toys import byte_tokenizer
 
 from playground import load
@@ -25,6 +21,11 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.events import Verdict
 from playground.trace import metrics
+from support.early_exits import EarlyTable
+from support.laws import AT_ONE, EXACT, WRONG, tables
+from support.parallel_drafting import pearl
+from support.speculation import GREEDY, at_rest, guessing
+from support.speculative_runs import law_is_off, told, with_drafter
 
 COLLAPSES = {
     "del_exit": at_rest("del_exit", most=0),

@@ -8,7 +8,6 @@ from collections import defaultdict
 import pytest
 import torch
 from tables import TableModel, Text, write
-from test_strategies_search import GREEDY, logp, of, run
 
 import playground
 from playground.bench.questions import gallery
@@ -19,8 +18,11 @@ from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Commit, Forward, Note
 from strategies.search.exact_extract import SpanSearch
+from support.search_runs import logp, of, run
+from support.speculation import GREEDY
 
 # --- exact extraction ---
+
 
 def cost(model: TableModel, prompt: list[int], span: Text) -> float:
     """-log p of a span and an end right after it, each context read anew."""

@@ -11,9 +11,6 @@ import torch
 from pairs import TOKENIZER, network, pair
 from registry import Collapse, title
 from tables import write
-from test_store import exact_softmax
-from test_strategies_eviction import LENGTH, PROMPT, ByHand, Wrong, alone, course, lives, models
-from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
 from playground.contract import Full, find, make
@@ -27,20 +24,25 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Cache, Done, Failed, Figure, Forward, Note
 from strategies.kv_cache.fastkv import FastKV
+from support.eviction import LENGTH, PROMPT, ByHand, Wrong, alone, course, lives, models
+from support.kv_caches import exact_softmax
+from support.layer_cuts import (
+    EARLY,
+    TEXT,
+    TREE,
+    decoder_layers,
+    layer_tokens,
+    leaning_on_earlier_layers,
+    told,
+    with_policy,
+)
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 EXACT = 1e-9
 WINDOW, CAPACITY, KERNEL = 3, 8, 3
 # one layer of three reads everything
 KNOBS = dict(window=WINDOW, capacity=CAPACITY, kernel=KERNEL, rate=0.5, depth=0.35)
-TEXT = "The green bird sings, and the red fox listens."
 ONWARD = 11  # of the 22 tokens of PROMPT
-TREE = LaneConfig("speculative", {}, [("draft_model", {"width": 2, "depth": 3})])
-EARLY = LaneConfig("layer_skip", {}, [("layer_skip_draft", {})])
-
-
-def with_policy(lane: LaneConfig, name: str, **knobs) -> LaneConfig:
-    return replace(lane, extras=[*lane.extras, (name, knobs)])
 
 
 def collapsing() -> list[Collapse]:
@@ -61,13 +63,6 @@ COLLAPSES = {"fastkv": collapsing()}
 
 
 # --- the engine: tokens that go on through the later layers, recomputed by the library ---
-
-def decoder_layers(twin: PreTrainedModel) -> nn.ModuleList:
-    return next(
-        module
-        for module in twin.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == twin.config.num_hidden_layers
-    )
 
 
 @torch.inference_mode()
@@ -292,15 +287,6 @@ def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
 
 # --- what it costs, and what it holds ---
 
-def told(recipe: LaneConfig, kind: type, length: int = 8) -> list:
-    session = prepare(pair(), [recipe], Prompt(TEXT), Limits(max_new_tokens=length))
-    return [stamped.event for stamped in session if isinstance(stamped.event, kind)]
-
-
-def layer_tokens(passes: list[Forward]) -> int:
-    """Passes of a token through a layer while the prompt was read."""
-    return sum(forward.tokens * forward.layers for forward in passes if forward.phase == "prefill")
-
 
 @pytest.mark.parametrize("chunk", [128, 7])
 @pytest.mark.parametrize(
@@ -442,15 +428,6 @@ def test_a_prompt_shorter_than_the_window_goes_on_whole():
 def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, says):
     with pytest.raises(Refusal, match=says):
         make("fastkv", **knobs)
-
-
-def leaning_on_earlier_layers() -> PreTrainedModel:
-    """A network whose last layer adds what its first one attended to, if that was computed in the same forward."""
-    twin, left = network("gpt_neox"), {}
-    first, *_, last = decoder_layers(twin)
-    first.attention.register_forward_hook(lambda _, args, out: left.update(state=out[0]))
-    last.attention.register_forward_hook(lambda _, args, out: (out[0] + left.pop("state", 0), *out[1:]))
-    return twin
 
 
 def test_a_model_whose_layers_cannot_read_apart_is_refused_unless_all_of_them_read_everything():

@@ -4,7 +4,6 @@ from __future__ import annotations
 import pytest
 from registry import Collapse
 from tables import TableModel
-from test_strategies_search import GREEDY, MODEL, of
 
 import playground
 from playground.contract import find
@@ -15,6 +14,8 @@ from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Runner
 from playground.events import Forward, Step, Switch
+from support.search_runs import of
+from support.speculation import GREEDY, MODEL
 
 
 def drawing(name: str, **knobs) -> LaneConfig:

@@ -7,13 +7,13 @@ import pytest
 from registry import Collapse
 from runs import alone, figures, random_rows, told, written
 from tables import TableModel
-from test_strategies_dola import contrasted
 
 from playground.algorithms.sampling import contrastive as plausible
 from playground.contract import EarlyExit, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Prompt
 from playground.events import Done
+from support.contrasting import contrasted
 
 GREEDY = LaneConfig("greedy")
 

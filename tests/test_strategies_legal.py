@@ -16,8 +16,6 @@ import pytest
 import torch
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 from tables import Enumerating, TableModel, distance, write
-from test_strategies_asap import EXACT, WRONG
-from test_strategies_particles import SKEWED, coins, legal_chances, steered, weighed_law, zeros
 from toys import END, byte_tokenizer
 
 from playground.algorithms.constrained.bundled_grammars import NAMES
@@ -33,6 +31,9 @@ from playground.events import Figure, Note
 from strategies.constrained.awrs import token_rejection as rejections
 from strategies.constrained.awrs.token_rejection import Tries, counting, first_legal, recursive
 from strategies.constrained.static.csr_trie import ROOT, CsrTrie
+from support.dates import is_day
+from support.laws import EXACT, WRONG
+from support.particles import SKEWED, coins, legal_chances, steered, weighed_law, zeros
 
 TOKENIZER = byte_tokenizer(merges=80)
 TOKENS = Tokens(TOKENIZER, len(TOKENIZER))
@@ -225,10 +226,6 @@ def test_gbnf_that_cannot_be_used_is_refused_in_one_line(engine, source, says):
 
 def is_animals(text: str) -> bool:
     return all(part.startswith("a ") and 3 <= len(part) - 2 <= 6 and part[2:].isalpha() for part in text.split(" and "))
-
-
-def is_day(text: str) -> bool:
-    return str(date.fromisoformat(text)) == text
 
 
 ANIMALS = 'root ::= animal (" and " animal){0,3} "."\nanimal ::= "a " [a-z]{3,6}'

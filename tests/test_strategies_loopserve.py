@@ -12,9 +12,6 @@ import torch
 from pairs import pair
 from registry import Collapse
 from tables import TableModel, watch, write
-from test_strategies_budgets import TEXT, TREE, best, roomy, with_policy
-from test_strategies_eviction import LENGTH, PROMPT, Lives, Wrong, alone, course, lives, models
-from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, Latest, WholeText
 from torch import Tensor
 
 from playground.contract import make
@@ -27,6 +24,9 @@ from playground.errors import Refusal
 from playground.events import Cache, Figure
 from playground.trace import check
 from strategies.kv_cache.loopserve import LoopServe, covering, sampled
+from support.budget_policies import TEXT, TREE, best, roomy, with_policy
+from support.eviction import LENGTH, PROMPT, Lives, Wrong, alone, course, lives, models
+from support.uncomp_by_hand import BY_HAND, UNCOMP_TIGHT, Latest, WholeText
 
 LOOP_TIGHT = {"coverage": 0.8, "rows": 6, "size": 5, "period": 3}
 COLLAPSES = {

@@ -14,11 +14,9 @@ from playground.algorithms.kv_cache.attention_scores import STRETCH, Lately, mov
 from playground.algorithms.kv_cache.slot_merging import Alike, averaged, company, nearest
 from playground.contract import Merge
 from playground.engine.kv_buffer import KVBuffer, MergedTokens, MergeMap, in_front
+from support.slot_meetings import by_loop, slots
 
 # --- what meets in what ---
-
-def slots(*rows: list[int]) -> Tensor:
-    return torch.tensor(rows)
 
 
 def everyone(keys: Tensor) -> Tensor:
@@ -169,19 +167,6 @@ def test_shares_of_what_meets_add_up_to_one():
         0.5,
     ]
     assert company(met).tolist() == [3, 2]
-
-
-def by_loop(rows: Tensor, merge: Merge) -> Tensor:
-    """Merged rows, one at a time; those that take nothing in are left."""
-    made, (meeting_, added, kept) = rows.clone(), merge
-    for number, (head, slot) in enumerate(zip(*(part.tolist() for part in meeting_.targets))):
-        come = [
-            (float(share), source)
-            for share, source, into in zip(added, meeting_.sources[1].tolist(), meeting_.into.tolist())
-            if into == number
-        ]
-        made[head, slot] = kept[number] * rows[head, slot] + sum(share * rows[head, source] for share, source in come)
-    return made
 
 
 def some_meeting(chance: torch.Generator) -> Merge:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from guesses_told import constant, passes, recording_rejections, told
 from tables import Enumerating, TableModel, distance, watch, write
-from test_strategies_trees import AT_ONE, EXACT, WRONG, Judged, at_rest, guessing, off
 
 from playground.algorithms.speculative.verification import reject
 from playground.contract import find, make
@@ -16,6 +15,8 @@ from playground.contract.lane_config import assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.visitor_memory import Memory
+from support.laws import AT_ONE, EXACT, WRONG
+from support.speculation import Judged, at_rest, guessing, off
 
 COLLAPSES = {
     "stand": at_rest("stand", nodes=0),

@@ -5,11 +5,6 @@ import pytest
 import torch
 from pairs import pair
 from tables import TableModel, watch, write
-from test_strategies_budgets import TEXT, TREE, with_policy
-from test_strategies_d2o import D2O_TIGHT, NEAR, room, the_same
-from test_strategies_ems import EMS_TIGHT
-from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, lives, models
-from test_strategies_meeting import by_loop, slots
 from torch import Tensor
 
 from playground.contract import CachePolicy, make
@@ -20,6 +15,11 @@ from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Cache
 from playground.trace import check
+from support.budget_policies import TEXT, TREE, with_policy
+from support.ems_settings import EMS_TIGHT
+from support.eviction import LENGTH, PROMPT, Wrong, alone, lives, models
+from support.merging_policies import D2O_TIGHT, NEAR, room, the_same
+from support.slot_meetings import by_loop, slots
 
 TIGHT = {"d2o": D2O_TIGHT, "ems": EMS_TIGHT}
 each = pytest.mark.parametrize("name", TIGHT)

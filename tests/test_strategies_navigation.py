@@ -10,7 +10,6 @@ import torch
 from pairs import pair
 from registry import Collapse
 from tables import TableModel, Text, watch
-from test_strategies_search import run
 
 from playground.contract import Decoder, find
 from playground.contract.lane_config import Assembly, LaneConfig
@@ -20,6 +19,7 @@ from playground.engine.forward_input import ForwardInput
 from playground.events import Figure, Note
 from strategies.sampling.in_context_navigation import CUE, LIST, WAYS, ranks, winner
 from strategies.sampling.in_context_navigation import lm_head_geometry as keys
+from support.search_runs import run
 
 LETTERS, PROMPT = 'abcdefgh"', [0, 1]
 

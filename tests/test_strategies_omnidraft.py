@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 
 import pytest
@@ -15,7 +15,7 @@ from registry import Collapse, registered, title
 from tables import Enumerating, Law, Letters, TableModel, distance, product_law
 from toys import byte_tokenizer, sentencepiece_tokenizer
 
-from playground.contract import Decoder, Drafter, find, make
+from playground.contract import Decoder, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.cross_tokenizer import Lexicon
@@ -27,23 +27,13 @@ from playground.decoding.scoring import score
 from playground.decoding.session import Models, Prompt, Runner, prepare
 from playground.decoding.visitor_memory import Memory
 from playground.engine.model import Model
-from playground.events import Done, Draft, Event, Failed, Figure, Forward, Verdict
+from playground.events import Done, Draft, Event, Failed, Forward, Verdict
 from playground.trace import check
 from playground.ui.model_menu import drafts
 from strategies.speculative.omnidraft import Spellings
-
-AT_ONE = ("temperature", {"t": 1.0})
-GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [AT_ONE])
-EXACT, WRONG = 1e-9, 1e-3
-
-
-def guessing(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejection", **knobs) -> LaneConfig:
-    return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
-
-
-def at_rest(make_recipe: Callable[..., LaneConfig]) -> list[Collapse]:
-    return [Collapse(make_recipe(), GREEDY), Collapse(make_recipe(AT_ONE), MODEL)]
-
+from support.laws import AT_ONE, EXACT, WRONG
+from support.online_drafting import at_rest, figures, guessing, speculation
+from support.speculation import GREEDY
 
 CHAIN = guessing("draft_model", AT_ONE, depth=3)
 
@@ -55,16 +45,6 @@ COLLAPSES = {
         Collapse(guessing("omnidraft", AT_ONE, depth=3, longest=1), CHAIN),
     ],
 }
-
-
-def speculation(drafter: Drafter, *samplers: tuple[str, dict], verifier: str = "rejection") -> Assembly:
-    decoder = make("speculative", verifier=verifier)
-    decoder.drafter = drafter
-    return Assembly(decoder, [make(name, **knobs) for name, knobs in samplers])
-
-
-def figures(told: list[Event], name: str) -> list[dict]:
-    return [event.data for event in told if isinstance(event, Figure) and event.name == name]
 
 
 # --- two models with tokens of their own ---

@@ -18,17 +18,10 @@ from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.events import Cache
 from strategies.kv_cache.kivi import Kivi
+from support.packed_caches import LENGTH, PROMPT, models, rows
 
-PROMPT = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80, 71, 100, 9, 9, 31, 54, 71, 120, 7, 88, 41, 3, 77]
-LENGTH = 14
 ADDED = [(replace(plain, extras=[*plain.extras, ("kivi", {"residual": 1024})]), plain) for plain in lanes()]
 COLLAPSES = {"kivi": [Collapse(lane, plain) for lane, plain in ADDED if can_be_had(lane)]}
-
-
-def rows(
-    heads: int = 2, count: int = 24, d: int = 8, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
-    return torch.randn(heads, count, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 # --- bits in bytes ---
@@ -129,11 +122,6 @@ class Held:
     length: int
     keys: Quantised | None
     values: Quantised | None
-
-
-def models(architecture: str = "llama") -> dict:
-    both = pair(architecture)
-    return {"target": both.target, "draft": both.draft}
 
 
 def course(policy: Kivi, decoder: str = "greedy", architecture: str = "llama") -> list[Held]:

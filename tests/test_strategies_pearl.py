@@ -9,8 +9,6 @@ import torch
 from pairs import pair
 from registry import Collapse
 from tables import TableModel, write
-from test_strategies_stopping import CHAIN, figures, law_is_off, of
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, tables
 
 from playground.algorithms.speculative.drafting import new_tree
 from playground.contract import Verifier, find
@@ -21,11 +19,10 @@ from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Commit, Done, Draft, Failed, Figure, Forward, Switch, Verdict
 from playground.trace.result import Result
 from playground.trace.validate import check
-
-
-def pearl(*samplers: tuple[str, dict], **knobs) -> LaneConfig:
-    return LaneConfig("pearl", knobs, list(samplers))
-
+from support.laws import AT_ONE, EXACT, WRONG, tables
+from support.parallel_drafting import agreeing, pearl
+from support.speculation import GREEDY, MODEL
+from support.speculative_runs import CHAIN, figures, law_is_off, of
 
 COLLAPSES = {
     "pearl": [
@@ -42,17 +39,6 @@ def steps(models: dict, recipe: LaneConfig, length: int = 40) -> tuple[list[Draf
     session = prepare(Models(models["target"], models["draft"]), [recipe], Prompt("abc"), Limits(0, length))
     events = [stamped.event for stamped in session]
     return of(Draft, events), of(Verdict, events), events
-
-
-def agreeing(share: int, ends: str = "") -> dict[str, TableModel]:
-    """A draft that says what the target says in all places but every `share`-th."""
-    certain = torch.eye(4, dtype=torch.float64) * 50
-    return {
-        "target": TableModel("abcd", ends, rule=lambda context: certain[len(context) % 3]),
-        "draft": TableModel(
-            "abcd", ends, rule=lambda context: certain[3 if len(context) % share == 0 else len(context) % 3]
-        ),
-    }
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])

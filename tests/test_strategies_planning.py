@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 from registry import Collapse
 from tables import TableModel, Text, write
-from test_strategies_search import GREEDY, of, run
 
 import playground
 from playground.algorithms.programs import sandbox
@@ -21,6 +20,8 @@ from playground.errors import Refusal
 from playground.events import Figure, Forward
 from playground.ui.settings import Rules, Settings
 from strategies.search.pg_td import SearchState
+from support.search_runs import of, run
+from support.speculation import GREEDY
 
 COLLAPSES = {
     "pg_td": [Collapse(of("pg_td", rollouts=1), GREEDY), Collapse(of("pg_td", width=1, rollouts=4), GREEDY)],

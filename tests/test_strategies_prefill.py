@@ -10,8 +10,6 @@ import pytest
 import torch
 from pairs import network, pair
 from tables import watch, write
-from test_strategies_budgets import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, best, told, with_policy
-from test_strategies_eviction import LENGTH, PROMPT, alone, course, lives, models
 
 from playground.contract import Held, make
 from playground.contract.lane_config import LaneConfig, assemble
@@ -22,8 +20,11 @@ from playground.events import Cache, Figure
 from strategies.kv_cache.dapq import DapQ
 from strategies.kv_cache.prefixkv import PrefixKV, level
 from strategies.kv_cache.pyramidkv import PyramidKV
+from support.budget_policies import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, best, told, with_policy
+from support.eviction import LENGTH, PROMPT, alone, course, lives, models
 
 # --- a pyramid ---
+
 
 def by_the_paper(layers: int, prompt: int, window: int, capacity: int, beta: int) -> list[float]:
     """Tokens of the prompt that each layer keeps, before they are rounded, as the paper's authors work them out."""

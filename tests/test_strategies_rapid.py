@@ -8,7 +8,6 @@ import torch
 from pairs import pair
 from registry import Collapse
 from tables import Law, TableModel, distance, law, product_law
-from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest
 
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find, make
@@ -17,6 +16,9 @@ from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, prepare
 from playground.events import Verdict
 from playground.trace import check
+from support.laws import AT_ONE, EXACT, WRONG
+from support.online_drafting import at_rest
+from support.speculation import GREEDY
 
 
 def rapid(*samplers: tuple[str, dict], **knobs) -> LaneConfig:

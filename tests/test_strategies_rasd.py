@@ -7,7 +7,6 @@ from random import Random
 import pytest
 import torch
 from tables import TableModel, distance, law, product_law
-from test_strategies_omnidraft import AT_ONE, EXACT, GREEDY, WRONG, at_rest, figures, guessing, speculation
 
 from playground.algorithms.speculative.suffix_index import Suffixes
 from playground.contract import Drafter, find, make
@@ -20,6 +19,9 @@ from playground.decoding.session import Runner
 from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Forward, Verdict
 from strategies.speculative.rasd import RASD, Continuations
+from support.laws import AT_ONE, EXACT, WRONG
+from support.online_drafting import at_rest, figures, guessing, speculation
+from support.speculation import GREEDY
 
 COLLAPSES = {
     "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),

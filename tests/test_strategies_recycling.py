@@ -1,13 +1,10 @@
 """Guesses out of a table of candidates that earlier rows left behind."""
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 import torch
 from pairs import pair
 from tables import TableModel, watch, write
-from test_strategies_trees import GREEDY, at_rest, guessing
 from toys import byte_tokenizer
 
 from playground.contract import Drafter, find, make
@@ -17,8 +14,10 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
 from playground.decoding.visitor_memory import Memory
-from playground.events import Commit, Draft, Event, Figure
+from playground.events import Draft, Figure
 from playground.trace import metrics
+from support.commits import ids
+from support.speculation import GREEDY, at_rest, guessing
 
 COLLAPSES = {
     "token_recycling": at_rest("token_recycling", nodes=0),
@@ -122,10 +121,6 @@ def test_what_one_run_learned_serves_the_next_and_no_other_visitor():
     assert passes[0] < passes[1] == passes[2]
     known = [[event.data["series"] for event in events if isinstance(event, Figure)][0] for events in (told, again)]
     assert known[0] == {"tokens whose successors are known": 0} != known[1]
-
-
-def ids(events: Iterable[Event]) -> list[int]:
-    return [token for event in events if isinstance(event, Commit) for token in event.ids]
 
 
 class Garbage(Memory):

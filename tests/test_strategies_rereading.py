@@ -6,9 +6,6 @@ import torch
 from pairs import pair
 from registry import Collapse
 from tables import TableModel, write
-from test_strategies_pearl import agreeing
-from test_strategies_stopping import CHAIN, law_is_off, of, told, with_drafter
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing, tables
 
 from playground.contract import Verifier, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
@@ -19,6 +16,10 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 from playground.events import Forward
 from playground.trace import metrics
+from support.laws import AT_ONE, EXACT, WRONG, tables
+from support.parallel_drafting import agreeing
+from support.speculation import GREEDY, at_rest, guessing
+from support.speculative_runs import CHAIN, law_is_off, of, told, with_drafter
 
 COLLAPSES = {
     "reflective": [

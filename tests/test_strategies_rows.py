@@ -6,9 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from pairs import network, pair
-from test_store import exact_softmax
-from test_strategies_budgets import ROW_WISE, TEXT, TREE, with_policy
-from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, course, models
 from transformers import AttentionInterface
 
 from playground.contract import make
@@ -19,6 +16,9 @@ from playground.errors import Refusal
 from playground.events import Figure
 from strategies.kv_cache.oracle_keep import OracleKeep
 from strategies.kv_cache.sink_window import SinkWindow
+from support.budget_policies import ROW_WISE, TEXT, TREE, with_policy
+from support.eviction import LENGTH, PROMPT, Wrong, alone, course, models
+from support.kv_caches import exact_softmax
 
 # --- attention written out by hand over the whole text, for policies that act on rows ---
 

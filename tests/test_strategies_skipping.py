@@ -8,7 +8,6 @@ import torch
 from architectures import tiny
 from pairs import pair
 from tables import TableModel, distance, law, product_law, watch, write
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, at_rest, guessing
 from toys import byte_tokenizer
 
 from playground.algorithms.speculative.speculative_loop import rounds
@@ -24,27 +23,13 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Verdict
 from playground.trace import metrics
+from support.early_exits import EarlyTable
+from support.laws import AT_ONE, EXACT
+from support.speculation import GREEDY, at_rest, guessing
 
 COLLAPSES = {
     "layer_skip_draft": at_rest("layer_skip_draft", depth=0),
 }
-
-
-class EarlyTable(TableModel):
-    """Its early exit has opinions of its own."""
-
-    leaving = False
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.early = TableModel(self.letters, self.ends, self.seed + 1)
-
-    def forward(self, works, plan=None):
-        self.leaving = plan is not None and plan.stop is not None
-        return super().forward(works, plan)
-
-    def scores(self, context):
-        return self.early.scores(context) if self.leaving else super().scores(context)
 
 
 class BelievesItsFirstLayers(Verifier):

@@ -10,9 +10,6 @@ import pytest
 import torch
 from pairs import pair
 from tables import watch
-from test_strategies_eviction import LENGTH, PROMPT, Wrong, alone, course, models
-from test_strategies_fastkv import EARLY, TEXT, TREE, layer_tokens, leaning_on_earlier_layers, told, with_policy
-from test_strategies_uncomp import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, best, by_eigenvalues
 from torch import Tensor
 
 from playground.contract import Full, make
@@ -25,6 +22,10 @@ from playground.errors import Refusal
 from playground.events import Failed, Figure, Forward, Note
 from playground.training import variants as learning
 from strategies.kv_cache.uncomp import UNComp, staged
+from support.budget_policies import best
+from support.eviction import LENGTH, PROMPT, Wrong, alone, course, models
+from support.layer_cuts import EARLY, TEXT, TREE, layer_tokens, leaning_on_earlier_layers, told, with_policy
+from support.uncomp_by_hand import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, by_eigenvalues
 
 STAGED = {**UNCOMP_TIGHT, "stages": "1.1.1", "floor": 6}  # of 22 tokens the three layers read 22, 14 and 6
 ROOMY = {"high": 2048, "low": 2048}

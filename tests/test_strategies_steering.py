@@ -9,8 +9,6 @@ import pytest
 import torch
 from pairs import pair
 from tables import distance
-from test_strategies_particles import EXACT, SKEWED, WRONG, coins, legal_chances, steered, weighed_law
-from test_strategies_search import run
 
 from playground.algorithms.search.particle_filter import mean
 from playground.contract import find
@@ -20,6 +18,9 @@ from playground.engine.forward_input import ForwardInput
 from playground.events import Branches, Figure, Forward
 from strategies.search import smc_steering
 from strategies.search.smc_steering import chances, lots
+from support.laws import EXACT, WRONG
+from support.particles import SKEWED, coins, legal_chances, steered, weighed_law
+from support.search_runs import run
 
 LETTERS = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
 TWINS = ("regex", {"pattern": "00|11"})

@@ -10,10 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from guesses_told import recording_rejections
-from pairs import pair
 from registry import Collapse
-from tables import TableModel, distance, law, product_law, write
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, MODEL, WRONG, at_rest, first_drafts, guessing, tables
+from tables import TableModel, write
 
 from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.algorithms.speculative.speculative_loop import rounds
@@ -21,15 +19,15 @@ from playground.contract import find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Draft, Figure
 from playground.events import Test as Looked
 from playground.trace import metrics
 from strategies.speculative.smartspec import Paced, Server, SmartSpec
 from strategies.speculative.specdec_plus_plus import SpecDecPlusPlus
-
-CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
+from support.laws import AT_ONE, EXACT, WRONG, tables
+from support.speculation import GREEDY, MODEL, at_rest, first_drafts, guessing
+from support.speculative_runs import CHAIN, DropsDoubtful, law_is_off, of, told, with_drafter
 
 
 def smart(drafter: str = "draft_model", *samplers: tuple[str, dict], depth: int = 5, **knobs) -> LaneConfig:
@@ -48,36 +46,6 @@ COLLAPSES = {
         Collapse(smart("draft_model", AT_ONE, depth=3, load=1, row=0.0, kv=0.0, draft=0.0), CHAIN),
     ],
 }
-
-
-def told(recipe: LaneConfig | Assembly, models: Models | None = None, length: int = 24, prompt: str = "The green bird"):
-    """A session that has run to its end, and its events."""
-    session = prepare(models or pair(), [recipe], Prompt(prompt), Limits(0, length))
-    return session, [stamped.event for stamped in session]
-
-
-def of(kind: type, events: list) -> list:
-    return [event for event in events if isinstance(event, kind)]
-
-
-def figures(events: list, name: str) -> list[dict]:
-    return [event.data for event in of(Figure, events) if name in event.name]
-
-
-def with_drafter(drafter, *samplers: tuple[str, dict], verifier: str = "rejection") -> Assembly:
-    """Speculation with a drafter of the test's own making."""
-    assembly = assemble(guessing("draft_model", verifier, *samplers))
-    assembly.decoder.drafter = drafter
-    return assembly
-
-
-def law_is_off(
-    lane: LaneConfig | Assembly, models: dict, length: int = 4, prompt: tuple[int, ...] = (0, 1, 0)
-) -> float:
-    return distance(
-        law(lane, models, list(prompt), length),
-        product_law(TableModel(models["target"].letters, models["target"].ends), list(prompt), length),
-    )
 
 
 # --- SpecDec++: stop where a refusal gets likely ---
@@ -227,14 +195,6 @@ def test_a_draft_that_is_sure_and_wrong_is_soon_stopped_early():
 
     write(with_drafter(Watched(h=0.4, least=1, most=8)), models, [0], Limits(0, 60), Draws(0))
     assert lengths[0] == 8 and max(lengths[5:-2]) <= 3
-
-
-class DropsDoubtful(find("specdec_plus_plus")):
-    """Takes back a guess whose own chance is small, instead of sending it."""
-
-    def propose(self, lm, budget):
-        tree = yield from super().propose(lm, budget)
-        return tree.only(list(range(len(tree) - 1))) if len(tree) and self._doubtful(tree) else tree
 
 
 SHORT = {"h": 0.5, "least": 1, "late": False}

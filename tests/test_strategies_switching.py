@@ -8,8 +8,6 @@ import torch
 from pairs import pair
 from registry import Collapse
 from tables import TableModel, write
-from test_strategies_stopping import of, told
-from test_strategies_trees import AT_ONE, GREEDY, MODEL
 
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find
@@ -17,6 +15,9 @@ from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Draft, Forward, Switch, Verdict
+from support.laws import AT_ONE
+from support.speculation import GREEDY, MODEL
+from support.speculative_runs import of, told
 
 BiLD = find("bild")
 PROMPT, LENGTH = [0, 1, 0, 2], 40

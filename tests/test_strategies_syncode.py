@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 from tables import TableModel, write
-from test_strategies_legal import is_day
 from toys import END, byte_tokenizer
 
 from playground.contract import make
@@ -25,6 +24,7 @@ from strategies.constrained import syncode
 from strategies.constrained.syncode import Terminals
 from strategies.constrained.syncode.byte_dfa import EMPTY, compiled, encoded
 from strategies.constrained.syncode.mask_store import Lookup, MaskStore
+from support.dates import is_day
 
 CROSSING = [
     '"}',

@@ -4,7 +4,6 @@ its forward.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from itertools import permutations, product
 from math import e, prod
 from time import thread_time
@@ -16,16 +15,16 @@ from hypothesis import strategies as st
 from pace import here
 from pairs import pair
 from registry import Collapse, title
-from tables import Enumerating, TableModel, distance, law, product_law, watch, write
+from tables import Enumerating, TableModel, distance, product_law, write
 from toys import byte_tokenizer
 
 from playground import load
 from playground.algorithms.speculative.drafting import best, guess_row
-from playground.algorithms.speculative.verification import Ruling, reject, walk
+from playground.algorithms.speculative.verification import Ruling, reject
 from playground.algorithms.speculative.without_replacement import Urn
-from playground.contract import Drafter, Verifier, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
-from playground.contract.token_tree import ROOT, TokenTree
+from playground.contract import Verifier, find, make
+from playground.contract.lane_config import LaneConfig, assemble
+from playground.contract.token_tree import ROOT
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
@@ -34,22 +33,10 @@ from playground.engine.sampling import leftover
 from playground.errors import Refusal
 from playground.events import Verdict
 from strategies.speculative.k_seq import optimal_transport as transport
+from support.laws import AT_ONE, EXACT, WRONG, tables
+from support.speculation import Judged, at_rest, divided_by, first_drafts, guessing, off
 
-AT_ONE = ("temperature", {"t": 1.0})
-GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [AT_ONE])
-EXACT, WRONG = 1e-9, 1e-3
 P, Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-
-
-def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> LaneConfig:
-    return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
-
-
-def at_rest(drafter: str, **knobs) -> list[Collapse]:
-    return [
-        Collapse(guessing(drafter, **knobs), GREEDY),
-        Collapse(guessing(drafter, "rejection", AT_ONE, **knobs), MODEL),
-    ]
 
 
 CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
@@ -69,35 +56,12 @@ COLLAPSES = {
 }
 
 
-def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
-    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
-
-
 def golden() -> dict[str, TableModel]:
     """Two models that say P and Q wherever they are asked."""
     return {
         "target": TableModel("abc", rule=lambda context: P.log()),
         "draft": TableModel("abc", rule=lambda context: Q.log()),
     }
-
-
-def first_drafts(recipe: LaneConfig, models: dict, length: int) -> Iterator[tuple[float, TokenTree, Verdict]]:
-    """Every first round that can be: its probability, its tree and its verdict."""
-    seen: list = []
-
-    class Watched(Verifier):
-        def judge(self, lm, tree, rows):
-            seen.append((tree, verifier.judge(lm, tree, rows)))
-            return seen[-1][1]
-
-    assembly, draws = assemble(recipe), Enumerating()
-    verifier, assembly.decoder.verifier = assembly.decoder.verifier, Watched()
-    for _ in draws.runs():
-        seen.clear()
-        for lane in watch(assembly, models, [0], Limits(0, length), draws):
-            if lane.generated:
-                break
-        yield draws.weight, *seen[0]
 
 
 def tokens_of_first_round(recipe: LaneConfig, depth: int) -> float:
@@ -202,13 +166,6 @@ def test_of_a_draft_that_is_the_target_the_first_guess_stands_all_the_way_down(r
 
 # --- wrong ways to draw and to judge siblings ---
 
-def off(drafter: Drafter, verifier: Verifier, letters: str = "abc", length: int = 2) -> float:
-    """By how much the law of a lane is not the target's."""
-    decoder, models = make("speculative"), tables(letters)
-    decoder.drafter, decoder.verifier = drafter, verifier
-    found = law(Assembly(decoder, [make(*AT_ONE[:1], **AT_ONE[1])]), models, [0, 1, 0], length)
-    return distance(found, product_law(models["target"], [0, 1, 0], length))
-
 
 class MostProbable(find("rsd_c")):
     """Siblings that were chosen, and pass for drawn."""
@@ -238,26 +195,6 @@ class Merged(find("spectr")):
         return tree
 
 
-class Judged(Verifier):
-    """A verifier made of one rule(p, children, tree, flip, draw)."""
-
-    def __init__(self, rule: Callable[..., Ruling]):
-        self.rule = rule
-
-    def judge(self, lm, tree, rows):
-        def rule(node, children):
-            p, position = rows.p[rows.row(node)], rows.position(node)
-            return self.rule(
-                p,
-                children,
-                tree,
-                lambda ratio: lm.flip(ratio, position),
-                lambda rest: lm.draw(rest, position, "redraw"),
-            )
-
-        return walk(lm, tree, rows, rule)
-
-
 def turned_round(p, children, tree, flip, draw) -> Ruling:
     return reject(p, children[::-1], tree, flip, draw)
 
@@ -270,19 +207,6 @@ def against_q_as_it_was(p, children, tree, flip, draw) -> Ruling:
             return Ruling(child)
         r = leftover(r, q)
     return Ruling(None, draw(r))
-
-
-def divided_by(rho: Callable[[int], float]) -> Callable[..., Ruling]:
-    """k-SEQ with a rho of one's own."""
-    def rule(p, children, tree, flip, draw) -> Ruling:
-        q, k = tree.q[children[0]], len(children)
-        for child in children:
-            token = tree.tokens[child]
-            if flip(min(1.0, float(p[token] / (rho(k) * q[token]))))[0]:
-                return Ruling(child)
-        return Ruling(None, draw(transport.left_over(p, q, k, rho(k))))
-
-    return rule
 
 
 WRONG_WAYS = {

@@ -7,8 +7,6 @@ import pytest
 import torch
 from guesses_told import constant, recording_rejections, told
 from tables import TableModel, distance, law, product_law, watch, write
-from test_strategies_recycling import ids
-from test_strategies_trees import AT_ONE, EXACT, GREEDY, WRONG, at_rest, guessing
 
 from playground.contract import find, make
 from playground.contract.lane_config import assemble
@@ -16,6 +14,9 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
+from support.commits import ids
+from support.laws import AT_ONE, EXACT, WRONG
+from support.speculation import GREEDY, at_rest, guessing
 
 COLLAPSES = {
     "jacobi": at_rest("jacobi", window=0),

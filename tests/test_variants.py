@@ -85,6 +85,7 @@ def test_every_weight_is_trained():
     assert all(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
 
 
+@pytest.mark.slow
 def test_hyperfitting_raises_the_loss_on_other_text_and_says_so():
     model = network()
     *figures, note = told(

@@ -6,24 +6,15 @@ from __future__ import annotations
 import pytest
 from registry import registered
 from tables import TableModel, distance, law, product_law
-from test_guarantees import (
-    AT_ONE,
-    EXACT,
-    WRONG,
-    Judged,
-    Siblings,
-    draws_again_after_a_miss,
-    independent,
-    redraws_from_p,
-)
-from test_strategies_skipping import EarlyTable
-from test_strategies_trees import Judged as JudgedByNumbers
-from test_strategies_trees import divided_by
 
 from playground.contract import Decoder, Verifier, make
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import ROOT
 from playground.events import Verdict
+from support.early_exits import EarlyTable
+from support.laws import AT_ONE, EXACT, WRONG, Judged, Siblings, draws_again_after_a_miss, independent, redraws_from_p
+from support.speculation import Judged as JudgedByNumbers
+from support.speculation import divided_by
 
 
 class ReadsOneRowTwice(Decoder):

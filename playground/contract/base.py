@@ -60,8 +60,7 @@ class Strategy:
     @classmethod
     def knobs(cls) -> list[Knob]:
         """The knobs, in the order of declaration."""
-        types = _types(cls)
-        return [Knob.of(f, types[f.name]) for f in fields(cls) if "help" in f.metadata]
+        return list(_knobs(cls))
 
     @classmethod
     def slots(cls) -> dict[str, str]:
@@ -110,6 +109,13 @@ class Strategy:
 def _types(cls: type) -> dict[str, Any]:
     """Types of a class's fields. Cached: evaluating the annotations takes 0.1 ms, and every run asks many times."""
     return get_type_hints(cls)
+
+
+@cache
+def _knobs(cls: type) -> tuple[Knob, ...]:
+    """The knobs of a class. Cached: every lane that is assembled asks for those of all its strategies."""
+    types = _types(cls)
+    return tuple(Knob.of(f, types[f.name]) for f in fields(cls) if "help" in f.metadata)
 
 
 def _register(cls: type[Strategy]) -> None:

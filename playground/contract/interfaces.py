@@ -17,6 +17,7 @@ class SequenceInterface(Protocol):
     """One growing text of a lane."""
 
     number: int
+    lineage: int  # whose random numbers it uses
     tokens: list[int]  # prompt included
     text: str
     reason: str | None  # why it ended, None while it grows

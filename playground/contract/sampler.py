@@ -1,7 +1,7 @@
 """Samplers and logits processors: which token, given the logits?"""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from playground.contract.base import Strategy
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from playground.events import Event
 
 STAGES = ("mix", "penalty", "temperature", "truncation")
+
+
+def no_chance(probability: float, history: Sequence[int], purpose: str) -> bool:
+    """What `Sampler.flip` calls outside a lane."""
+    raise RuntimeError("a sampler flips within a lane; a test of it alone sets `sampler.chance` to a function")
 
 
 class Sampler(Strategy):
@@ -32,10 +37,19 @@ class Sampler(Strategy):
     streams: ClassVar[tuple[str, ...]] = ()  # other streams it reads: "without_context", and those `instructions` names
     start: ClassVar[int] = 0  # length of the prompt in tokens, once the lane has begun
     piece: ClassVar[Callable[[int], str]] = str  # the text of a token
+    chance: ClassVar[Callable[[float, Sequence[int], str], bool]] = staticmethod(no_chance)  # set by the lane, or a test
 
     def begin(self, start: int, piece: Callable[[int], str]) -> None:
         """Receive the prompt length in tokens, and a function from token id to text, before the first row."""
         self.start, self.piece = start, piece
+
+    def flip(self, probability: float, history: Sequence[int], purpose: str = "") -> bool:
+        """True with this probability: the sampler's own chance for the row after `history`, prompt included.
+
+        The result is the same for one history and purpose: in draft and target rows, in every forward, with the same
+        seed. A sampler that flips several times for a row gives each flip a purpose. Tests enumerate both results.
+        """
+        return self.chance(probability, history, purpose)
 
     def instructions(self) -> dict[str, str]:
         """Extra streams of the target over the same prompt with an instruction prepended, by name of the stream."""

@@ -91,13 +91,8 @@ class Lane:
         self.fitted = {part.name: fitted.find(part, models) for part in assembly.strategies() if part.trained}
         self._asked: Immediate | None = None  # the last request to change the text
         bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
-        chain = Chain(
-            assembly.samplers,
-            self._matcher(assembly),
-            self.target_model.end_ids,
-            assembly.constraint,
-            not assembly.decoder.owns_constraint,
-        )
+        chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, assembly.constraint,
+                      not assembly.decoder.owns_constraint, lambda *flip: self.draws.coin(*flip))
         self.main = Sequence(0, prompt, bounds, chain, Reader(self.target_model.tokens))
         for sampler in assembly.samplers:
             # a bound method would be copied with its lane where sequences fork

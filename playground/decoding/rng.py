@@ -6,6 +6,7 @@ put another object in this one's place and enumerate what every draw could have 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import torch
@@ -29,6 +30,9 @@ class Draws:
     def uniform(self, purpose: str, position: int, lineage: int = 0) -> float:
         count = self._asked[purpose, position, lineage]
         self._asked[purpose, position, lineage] += 1
+        return self._uniform(purpose, position, lineage, count)
+
+    def _uniform(self, purpose: str, position: int, lineage: int, count: int = 0) -> float:
         key = f"{self.seed}|{purpose}|{position}|{count}{f'|{lineage}' if lineage else ''}".encode()
         return (int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 11) * SCALE
 
@@ -36,6 +40,14 @@ class Draws:
         """True with the given probability, and the uniform that decided."""
         u = self.uniform(purpose, position, lineage)
         return u < probability, u
+
+    def coin(self, probability: float, purpose: str, history: Sequence[int], lineage: int = 0) -> bool:
+        """True with the given probability, the same however often it is asked for one history.
+
+        The uniform depends on the length of the history alone, so lanes with one seed share it even where their texts
+        differ.
+        """
+        return self._uniform(purpose, len(history), lineage) < probability
 
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         """An index drawn from the distribution p [V], in order of ids."""

@@ -1,7 +1,7 @@
 """What every row of a sequence passes through before a token is chosen: mixing, token mask, processors, samplers."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -13,9 +13,11 @@ from playground.engine.sampling import REMOVED
 
 if TYPE_CHECKING:
     from playground.contract import Constraint, EarlyExit, Sampler
+    from playground.contract.interfaces import SequenceInterface
     from playground.engine.grammar_matcher import Matcher
 
 HIDDEN = "hidden"
+Coin = Callable[[float, str, Sequence[int], int], bool]  # coin(probability, purpose, history, lineage)
 
 
 class Stage(NamedTuple):
@@ -45,11 +47,17 @@ class Chain:
     end_ids: frozenset[int] = frozenset()
     constraint: Constraint | None = None  # what the matcher follows, where it has more to say than its grammar
     masking: bool = True  # False where the decoder itself sees to it that the text stays legal
+    coin: Coin | None = None  # chance for samplers that draw some of their own
 
     @property
     def draws(self) -> bool:
         """Whether tokens are drawn by chance; argmax otherwise."""
         return any(sampler.draws for sampler in self.samplers)
+
+    def follow(self, text: SequenceInterface) -> None:
+        """Bind the samplers' own chance to the sequence that the chain belongs to."""
+        for sampler in self.samplers if self.coin else ():
+            sampler.chance = flipping(self.coin, sampler.name, text)
 
     def fork(self) -> Chain:
         """The same for another sequence: samplers that remember and the grammar go their own way from here."""
@@ -69,6 +77,11 @@ class Chain:
 
     def _mixing(self) -> list[Sampler]:
         return [sampler for sampler in self.samplers if sampler.stage == "mix"]
+
+
+def flipping(coin: Coin, name: str, text: SequenceInterface) -> Callable[[float, Sequence[int], str], bool]:
+    """What a sampler flips with: a plain function, so that copying the sampler does not copy the lane."""
+    return lambda probability, history, purpose: coin(probability, f"{name}/{purpose}", history, text.lineage)
 
 
 class Histories(Sequence):

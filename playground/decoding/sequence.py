@@ -34,6 +34,7 @@ class Sequence:
         self.reason: Reason | None = None  # why it ended
         self.logprobs: list[float | None] = []
         self.origins: list[str] = []
+        chain.follow(self)
         # its leaf in the lane's tree of branches, and how many tokens stand there or before
         self.node, self.placed = ROOT, len(prompt)
 

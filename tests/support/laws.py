@@ -1,0 +1,137 @@
+"""What lanes promise and what the laws of wrong ones look like."""
+from __future__ import annotations
+
+import copy
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+from registry import can_be_had
+from tables import Enumerating, Law, TableModel, distance, law, prepared, product_law, without_context
+from torch import Tensor
+
+from playground.algorithms.speculative.verification import Ruling, match, reject, walk
+from playground.contract import Drafter, Sampler, Verifier
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.sampler_chain import Chain
+
+EXACT = 1e-9
+WRONG = 1e-3  # a law that is off by less could hide behind rounding
+AT_ONE = ("temperature", {"t": 1.0})
+
+
+def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, TableModel]:
+    """A target, and a draft that disagrees with it in every row."""
+    return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
+
+
+def added(recipe: LaneConfig, *more: tuple[str, dict]) -> LaneConfig:
+    return replace(recipe, extras=[*recipe.extras, *more])
+
+
+def drawing(recipes: list[LaneConfig]) -> list[LaneConfig]:
+    """The recipes, made to draw from the model itself where they would take the largest score; without those that
+    cannot.
+    """
+    made = [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
+    return [recipe for recipe in made if can_be_had(recipe)]
+
+
+def promised(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
+    """The law of plain decoding under the samplers of a lane, by the chain rule; summed over what the samplers
+    themselves leave to chance.
+    """
+    target, assembly = models["target"], lane if isinstance(lane, Assembly) else assemble(lane)
+    fresh, draws, found = prepared(assembly.samplers, models, prompt), Enumerating(), defaultdict(float)
+
+    def reshape(scores, history):
+        samplers = copy.deepcopy(fresh)
+        Chain(samplers, coin=draws.coin).follow(SimpleNamespace(lineage=0))
+        for end in range(len(prompt), len(history)):  # those that remember hear of all that was kept
+            passed(samplers, target, prompt, history[:end], history[end])
+        return passed(samplers, target, prompt, history)
+
+    for _ in draws.runs():
+        for text, p in product_law(target, prompt, length, reshape).items():
+            found[text] += draws.weight * p
+    return dict(found)
+
+
+def passed(
+    samplers: list[Sampler], target: TableModel, prompt: list[int], history: list[int], kept: int | None = None
+) -> Tensor:
+    """Scores [V] after a history, once all samplers have had them; each learns, on what it was given, that `kept` came
+    next.
+    """
+    place, given = len(history) - len(prompt), []
+    whole, short = tuple(history), (*without_context(prompt), *history[len(prompt):])
+    rows = {"target": target.scores(whole), "hidden": target.state(target.depth, whole)}
+    for sampler in samplers:
+        rows |= {name: target.scores(short) for name in sampler.streams}
+        rows |= {
+            at: target.state(at.layer, whole if at.stream == "target" else short)
+            for at in sampler.inner(target.depth, target.tied)
+        }
+    for sampler in samplers:
+        given.append(dict(rows))
+        stacked = {name: row[None] for name, row in rows.items()}
+        rows["target"] = (
+            sampler.mix(stacked) if sampler.stage == "mix" else sampler.apply(stacked["target"], [history])
+        )[0]
+    for sampler, seen in zip(samplers, given) if kept is not None else ():
+        deque(sampler.observe(seen if sampler.stage == "mix" else {"target": seen["target"]}, kept, place), maxlen=0)
+    return rows["target"]
+
+
+def off(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> float:
+    """By how much the law of a lane is not the one it promises."""
+    return distance(law(lane, models, prompt, length), promised(lane, models, prompt, length))
+
+
+Rule = Callable[..., Ruling]
+
+
+class Judged(Verifier):
+    """A verifier made of one rule(lm, tree, rows, node, children)."""
+
+    def __init__(self, rule: Rule):
+        self.rule = rule
+
+    def judge(self, lm, tree, rows):
+        return walk(lm, tree, rows, lambda node, children: self.rule(lm, tree, rows, node, children))
+
+
+def by_the_book(lm, tree, rows, node, children, drawn=None, redraw=None) -> Ruling:
+    p, position = rows.p[rows.row(node)], rows.position(node)
+    return reject(p, children, replace(tree, drawn=drawn or tree.drawn), lambda ratio: lm.flip(ratio, position),
+                  lambda rest: lm.draw(rest if redraw is None else p, position, "redraw"))
+
+
+def redraws_from_p(*case) -> Ruling:
+    return by_the_book(*case, redraw="from p")
+
+
+def draws_again_after_a_miss(lm, tree, rows, node, children) -> Ruling:
+    ruling = match(lm.pick(rows, node).token, children, tree, rows.p[rows.row(node)])
+    return ruling if ruling.child is not None else replace(ruling, token=lm.pick(rows, node, "again").token)
+
+
+class Siblings(Drafter):
+    """One level of guesses from the draft's row q, made in one of several ways."""
+
+    def __init__(self, how: Callable, drawn: str = "independent"):
+        self.how, self.drawn = how, drawn
+
+    def propose(self, lm, budget):
+        tree = TokenTree(source="siblings", drawn=self.drawn)
+        rows = yield lm.stream("draft").extend(tree)
+        q = rows.p[0]
+        for token in self.how(lambda p, count: lm.draw(p, rows.position(ROOT), f"draft/{count}"), q) if budget else ():
+            tree.add(token, ROOT, q)
+        return tree
+
+
+def independent(draw, q) -> list[int]:
+    return [draw(q, 0), draw(q, 1)]

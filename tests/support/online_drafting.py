@@ -1,0 +1,30 @@
+"""Lanes whose draft has tokens of its own."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from registry import Collapse
+
+from playground.contract import Drafter, make
+from playground.contract.lane_config import Assembly, LaneConfig
+from playground.events import Event, Figure
+from support.laws import AT_ONE
+from support.speculation import GREEDY, MODEL
+
+
+def guessing(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejection", **knobs) -> LaneConfig:
+    return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
+
+
+def at_rest(make_recipe: Callable[..., LaneConfig]) -> list[Collapse]:
+    return [Collapse(make_recipe(), GREEDY), Collapse(make_recipe(AT_ONE), MODEL)]
+
+
+def speculation(drafter: Drafter, *samplers: tuple[str, dict], verifier: str = "rejection") -> Assembly:
+    decoder = make("speculative", verifier=verifier)
+    decoder.drafter = drafter
+    return Assembly(decoder, [make(name, **knobs) for name, knobs in samplers])
+
+
+def figures(told: list[Event], name: str) -> list[dict]:
+    return [event.data for event in told if isinstance(event, Figure) and event.name == name]

@@ -1,0 +1,136 @@
+"""Which tests are run: the whole matrix, a fixed part of it, one representative each, or what concerns one strategy.
+
+tests/README.md says what each tier is for.
+"""
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from support.marks import about, marked, parametrized
+
+Items = list[pytest.Item]
+PARTS = 8  # of the matrix, of which the default run takes one
+PER_FUNCTION = 3  # cases of one test function that `--quick` runs, where they are no strategies
+PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
+FOR_ALL = ("test_contract.py", "test_guarantees.py", "test_house.py")  # files that make their cases from the registry
+# fixtures with a server or a browser behind them
+PAGES = {"app", "address", "browser", "page", "visitor", "new_tab", "counted"}
+MODELS = ("architecture", "dtype", "pair")  # parameters that repeat a test on another network
+
+
+def chosen(items: Items, tier: str, part: int, strategy: str | None) -> Items:
+    """Those of the collected items that a run of this tier takes, in their order."""
+    if strategy:
+        return about_strategy(items, strategy)
+    kept = {"quick": quick, "default": lambda items: sampled(items, part), "full": set}[tier](items)
+    return [item for item in items if item in kept]
+
+
+# --- the default: a part of the matrix ---
+
+def sampled(items: Items, part: int) -> set[pytest.Item]:
+    """Everything outside the matrix, one part of it, and of each test function one case at least for every strategy it
+    meets.
+    """
+    return set(outside_matrix(items)) | {
+        item for group in matrix(items) for item in [*in_part(group, part), *representatives(group)]
+    }
+
+
+def matrix(items: Items) -> list[Items]:
+    """Cases of the test functions that cross strategies with each other or with models, by function."""
+    return list(by_function(item for item in items if item.get_closest_marker("matrix")).values())
+
+
+def outside_matrix(items: Items) -> Items:
+    return [item for item in items if not item.get_closest_marker("matrix")]
+
+
+def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
+    """Each case lies in exactly one of PARTS parts, whatever other cases there are."""
+    return (item for item in items if turn(item) % PARTS == part)
+
+
+def representatives(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Cases that together meet every strategy, and every test that meets none: the first in `turn` order that bring a
+    new one.
+    """
+    met: set[str] = set()
+    for item in sorted(items, key=turn):
+        names = about(item)
+        if not names or names - met:
+            met |= names
+            yield item
+
+
+# --- quick: no matrix, no benches, no browser ---
+
+def quick(items: Items) -> set[pytest.Item]:
+    """One representative each: a case for every strategy that a function meets, a network for every test of networks, a
+    few of all else.
+    """
+    light = [
+        item for item in items if not any(map(item.get_closest_marker, ("bench", "slow"))) and not needs_page(item)
+    ]
+    return {item for group in by_function(light).values() for item in few(on_one_network(group))}
+
+
+def few(items: Items) -> Items:
+    """Of a test function made of strategies a case for each of them, of any other the first cases."""
+    met = list(representatives(item for item in items if parametrized(item)))
+    return met + [item for item in items if not parametrized(item)][:PER_FUNCTION]
+
+
+def needs_page(item: pytest.Item) -> bool:
+    return bool(PAGES & set(getattr(item, "fixturenames", ())))
+
+
+def on_one_network(items: Items) -> Items:
+    """The cases that have the first of the values of a parameter that only names the network."""
+    for name in MODELS:
+        values = [
+            item.callspec.params[name] for item in items if hasattr(item, "callspec") and name in item.callspec.params
+        ]
+        items = [item for item in items if not values or item.callspec.params[name] == values[0]]
+    return items
+
+
+# --- what concerns one strategy ---
+
+def concerns(path: Path, name: str) -> bool:
+    """Whether a test file can hold tests about a strategy. This only spares the import of the others: what is run is
+    chosen by marks.
+    """
+    return path.name in FOR_ALL or f'"{name}"' in path.read_text(encoding="utf-8")
+
+
+def about_strategy(items: Items, name: str) -> Items:
+    """All tests whose marks name the strategy, and some of each test function that meets it in a parameter."""
+    own = {item for item in items if name in marked(item)}
+    met = [item for item in items if item not in own and name in parametrized(item) and not needs_page(item)]
+    some = {item for group in by_function(met).values() for item in sorted(group, key=plainest)[:PER_STRATEGY]}
+    return [item for item in items if item in own or item in some]
+
+
+def plainest(item: pytest.Item) -> tuple[int, int]:
+    """Cases with few other strategies come first."""
+    return len(parametrized(item)), turn(item)
+
+
+# --- order and groups ---
+
+def by_function(items: Iterable[pytest.Item]) -> dict[str, Items]:
+    found: dict[str, Items] = defaultdict(list)
+    for item in items:
+        found[item.nodeid.partition("[")[0]].append(item)
+    return found
+
+
+def turn(item: pytest.Item) -> int:
+    """A number that is the same on every machine and on every day."""
+    return crc32(item.nodeid.encode())

@@ -1,0 +1,140 @@
+"""What each tier of the tests runs: parts that add up to the matrix, a case for every strategy, and marks rather than
+substrings.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import conftest
+import pytest
+
+from playground.contract.lane_config import LaneConfig, assemble
+from support import marks, tiers
+from support.tiers import PARTS, chosen
+
+
+@dataclass(eq=False)
+class Item:
+    """What the choice looks at of a collected test."""
+
+    nodeid: str
+    params: dict[str, Any] = field(default_factory=dict)
+    marks: list[pytest.Mark] = field(default_factory=list)
+    fixturenames: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        return Path(self.nodeid.partition("::")[0])
+
+    @property
+    def callspec(self) -> SimpleNamespace:
+        return SimpleNamespace(params=self.params)
+
+    def iter_markers(self) -> list[pytest.Mark]:
+        return self.marks
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return next((mark for mark in self.marks if mark.name == name), None)
+
+
+SAMPLERS = ("temperature", "top_k", "top_p", "min_p", "typical", "eta", "epsilon")
+PAIRS = [Item(f"test_x.py::test_pairs[{a}-{b}]", {"both": (a, b)}, [pytest.mark.matrix.mark])
+         for i, a in enumerate(SAMPLERS) for b in SAMPLERS[:i]]
+SINGLE = Item("test_x.py::test_alone")
+
+
+def by_tier(items: list[Item], tier: str = "full", part: int = 0, strategy: str | None = None) -> list[Item]:
+    return chosen(items, tier, part, strategy)
+
+
+# --- tiers ---
+
+def test_the_parts_of_the_matrix_add_up_to_it_and_none_is_empty():
+    parts = [list(tiers.in_part(PAIRS, part)) for part in range(PARTS)]
+    assert Counter(item for part in parts for item in part) == Counter(PAIRS)
+
+
+def test_a_case_keeps_its_part_whatever_else_is_collected():
+    alone = [item for item in PAIRS if list(tiers.in_part([item], 0))]
+    assert alone == list(tiers.in_part(PAIRS, 0))
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_in_every_part_each_strategy_meets_another(part):
+    kept = by_tier(PAIRS, "default", part)
+    assert {name for item in kept for name in item.params["both"]} == set(SAMPLERS)
+    assert len(kept) < len(PAIRS)
+
+
+def test_what_is_outside_the_matrix_is_in_every_default_run():
+    assert all(SINGLE in by_tier([*PAIRS, SINGLE], "default", part) for part in range(PARTS))
+
+
+def test_the_full_run_leaves_nothing_out():
+    assert by_tier([*PAIRS, SINGLE], "full") == [*PAIRS, SINGLE]
+
+
+def test_the_quick_run_leaves_out_benches_and_pages():
+    bench, page = (
+        Item("test_y.py::test_b", {}, [pytest.mark.bench.mark]),
+        Item("test_y.py::test_p", fixturenames=("page",)),
+    )
+    assert by_tier([bench, SINGLE, page], "quick") == [SINGLE]
+
+
+def test_the_quick_run_takes_one_network():
+    items = [
+        Item(f"test_y.py::test_n[{name}-{i}]", {"architecture": name, "i": i})
+        for name in ("llama", "gpt2")
+        for i in range(2)
+    ]
+    assert by_tier(items, "quick") == items[:2]
+
+
+# --- one strategy ---
+
+def test_a_strategy_is_chosen_by_its_marks_and_not_by_a_substring():
+    marked = Item("test_y.py::test_nucleus", {}, [pytest.mark.oracle("top_p").mark])
+    like = Item("test_y.py::test_top_p_like_words")
+    assert by_tier([marked, like], strategy="top_p") == [marked]
+    assert by_tier([marked, like], strategy="top_k") == []
+
+
+@pytest.mark.parametrize("mark", marks.MARKS)
+def test_each_kind_of_mark_names_strategies(mark):
+    item = Item("test_y.py::test_two", {}, [getattr(pytest.mark, mark)("top_p", "top_k").mark])
+    assert marks.about(item) == {"top_p", "top_k"}
+
+
+def test_a_strategy_meets_a_few_cases_of_the_matrix_and_no_page():
+    page = Item("test_y.py::test_page[top_p]", {"name": "top_p"}, fixturenames=("page",))
+    kept = by_tier([*PAIRS, page], strategy="top_p")
+    assert len(kept) == tiers.PER_STRATEGY and all("top_p" in item.params["both"] for item in kept)
+
+
+@pytest.mark.parametrize(
+    "value, names",
+    [
+        ("top_p", {"top_p"}),
+        ("a prompt", set()),
+        (3, set()),
+        (
+            LaneConfig("speculative", {}, [("draft_model", {}), ("rejection", {})]),
+            {"speculative", "draft_model", "rejection"},
+        ),
+        (assemble(LaneConfig("greedy", {}, [("top_p", {})])), {"greedy", "top_p"}),
+        (("top_k", {"k": 1}), {"top_k"}),
+    ],
+)
+def test_parameters_name_the_strategies_they_are_made_of(value, names):
+    assert set(marks.named_in(value)) == names
+
+
+def test_an_unknown_strategy_is_refused_with_names_that_are_near():
+    config = SimpleNamespace(getoption=lambda name: "topp")
+    with pytest.raises(pytest.UsageError, match="no strategy named 'topp'. Did you mean top_p"):
+        conftest.pytest_configure(config)
