@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 from chromium import PATIENCE
@@ -27,10 +25,11 @@ from playground.ui.admission_queue import (
     Visitor,
     address_of,
 )
-from playground.ui.handlers import Handlers, Visit
+from playground.ui.handlers import Visit
 from playground.ui.readers import Reader
 from playground.ui.settings import Rules, Settings
 from playground.ui.worker import Worker
+from support.visits import request, stream
 
 LOUD, QUIET = Visitor("loud", "10.0.0.1"), Visitor("quiet", "10.0.0.2")
 
@@ -179,14 +178,6 @@ def test_a_client_that_sends_a_thousand_orders_leaves_one_of_each_kind():
 
 # --- streams over it ---
 
-def stream(site, prompt: str = "one"):
-    page = MagicMock(
-        **{f"{name}.return_value": {} for name in ("rest", "remembers", "figures_of", "busy", "stoppable", "shut")}
-    )
-    settings = Settings(prompt=prompt)
-    return page, Handlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
-
-
 def said(page, changes) -> str:
     return " ".join(str(change.get(place, "")) for change in changes for place in (page.prompt_notice, page.status))
 
@@ -292,10 +283,6 @@ def test_a_client_that_takes_messages_stays(monkeypatch, backlogs):
 
 
 # --- who a visitor is ---
-
-def request(forwarded: str, peer: str = "10.1.1.1"):
-    return SimpleNamespace(headers={"x-forwarded-for": forwarded}, client=SimpleNamespace(host=peer))
-
 
 @pytest.mark.parametrize("proxies, forwarded, address", [
     (0, "1.2.3.4", "10.1.1.1"),

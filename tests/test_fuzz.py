@@ -40,6 +40,7 @@ from playground.ui.frames import recording, trace_of
 from playground.ui.lessons import read_lesson
 from playground.ui.settings import Rules, Settings
 from playground.ui.standalone import to_html
+from support.traces import everything
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 20))
@@ -171,7 +172,6 @@ def damaged(draw: Callable, text: str) -> bytes:
 @cache
 def sound() -> dict[str, Any]:
     """A trace of two lanes with every kind of event, as `to_json` gives it."""
-    from test_trace import everything
     return everything().to_json()
 
 

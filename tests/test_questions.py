@@ -23,8 +23,9 @@ from playground.trace import Trace, check
 from playground.trace.result import Result
 from playground.ui.gallery import TASKS as TITLES
 from playground.ui.gallery import beside, picked
+from playground.ui.model_loader import ModelRequest
 from playground.ui.settings import Rules, Settings
-from playground.ui.site import Site, Wish
+from playground.ui.site import Site
 
 EACH = pytest.mark.parametrize(
     "question", gallery(), ids=[f"{question.task} {i}" for i, question in enumerate(gallery())]
@@ -170,11 +171,11 @@ def test_a_program_that_reaches_for_more_comes_to_nothing(body):
 def test_a_public_page_runs_no_program_unless_its_owner_says_so(monkeypatch):
     question = next(question for question in gallery() if question.task == "programs")
     monkeypatch.setenv("PLAYGROUND_PUBLIC", "1")
-    assert not Site.from_environment(Wish()).rules.programs
+    assert not Site.from_environment(ModelRequest()).rules.programs
     assert verdict(question, question.answer, runs_programs=False) == Judged(0.0, question.answer, checked=False)
     assert verdict(ROMAN, "abc", runs_programs=False) == Judged(1.0, "abc")
     monkeypatch.setenv("PLAYGROUND_RUN_PROGRAMS", "1")
-    assert Site.from_environment(Wish()).rules.programs
+    assert Site.from_environment(ModelRequest()).rules.programs
     assert verdict(question, question.answer).score == 1
 
 

@@ -34,10 +34,10 @@ from playground.request_limits import LOCAL, MAX_SEED, PUBLIC, RequestLimits, qu
 from playground.ui import gallery, lessons
 from playground.ui import game_page as game
 from playground.ui import lane_editor as editor
-from playground.ui.benchmark_page import SurveyHandlers as SurveyActs
+from playground.ui.benchmark_page import SurveyHandlers
 from playground.ui.event_fields import number, text, whole_number
 from playground.ui.gallery import picked
-from playground.ui.handlers import Acts, Visit
+from playground.ui.handlers import Handlers, Visit
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
 from playground.ui.playground_page import Page
@@ -358,7 +358,7 @@ def test_links_with_hostile_contents_open_no_page_that_breaks():
 
 @pytest.fixture(scope="module")
 def acts():
-    """Acts of a page without a model, and a visit whose run has one lane."""
+    """Handlers of a page without a model, and a visit whose run has one lane."""
     site = Site(rules=STRANGERS, load=None)
     with gr.Blocks():
         page = Page(site, gr.Row())
@@ -371,7 +371,7 @@ def acts():
         stop=lambda lane=None: None,
         trace=SimpleNamespace(lane=lambda lane: SimpleNamespace(events=[])),
     )
-    return Acts(site, page), Visit(Settings("Hello"), run=run)
+    return Handlers(site, page), Visit(Settings("Hello"), run=run)
 
 
 HOSTILE = [
@@ -488,7 +488,7 @@ def test_a_word_in_the_game_is_bounded():
 
 
 def test_a_survey_event_that_is_malformed_shows_and_saves_nothing():
-    acts, visit = SurveyActs(None, None), SimpleNamespace(questions=[], answers=[], entrants=[], facts={}, beside=0)
+    acts, visit = SurveyHandlers(None, None), SimpleNamespace(questions=[], answers=[], entrants=[], facts={}, beside=0)
     for data in (None, {}, {"number": "x"}, {"number": 1e99}, {"number": -1}, {"number": 0}):
         assert acts.show(visit, gr.EventData(None, data)) == ""
     for data in ({}, {"form": "../../etc"}, {"form": ["csv"]}):

@@ -23,7 +23,6 @@ import pytest
 from chromium import PATIENCE
 from counting import Counting, committed, counting_site
 from fastapi import HTTPException
-from test_admission import request, stream
 
 from playground.events import Commit
 from playground.trace import Trace
@@ -35,6 +34,7 @@ from playground.ui.serving import health, launch_options
 from playground.ui.sessions import Events, Retention, Sweeper, _check
 from playground.ui.settings import Rules
 from playground.ui.worker import DIED, Worker
+from support.visits import request, stream
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROMPT = "Tell me a story about Mia."

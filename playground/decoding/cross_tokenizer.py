@@ -18,8 +18,8 @@ from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
+    from playground.contract import EarlyExit
     from playground.decoding.lane_state import LaneState
-    from playground.decoding.rows import Inner
     from playground.engine.model import Model
 
 ANCHOR = "\n"  # stands before a text while it is cut into tokens: some tokenizers put a space before what comes first
@@ -145,7 +145,7 @@ class CrossTokenizerStream(Stream):
             self.lane.target_model.device
         )
 
-    def _inside(self, rows: Tensor) -> dict[str | Inner, Tensor]:
+    def _inside(self, rows: Tensor) -> dict[str | EarlyExit, Tensor]:
         return {}
 
     # --- when the text changes ---

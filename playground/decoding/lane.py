@@ -31,7 +31,7 @@ from playground.decoding.cache_manager import CacheManager, check_cuts
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Kept, Recorder
-from playground.decoding.requests import Immediate, Request, Together
+from playground.decoding.requests import Background, Immediate, Request, Together
 from playground.decoding.rng import Draws
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sampler_chain import Chain
@@ -279,6 +279,10 @@ class Lane:
         Until then that stream may not be asked for anything else. Lane time is what is waited for.
         """
         return Immediate(lambda: AsyncRequest(request))
+
+    def background(self, work: Callable[[], Any]) -> Request:
+        """Run Python work in a thread while other lanes continue; answers with what it returns."""
+        return Background(work)
 
     def keep(self, what: TokenChoice | Verdict | Sequence | list[TokenChoice]) -> Request:
         """Commit a chosen token, the accepted path of a verdict and the token after it, or what a sequence wrote.

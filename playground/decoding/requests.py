@@ -6,7 +6,9 @@ requests may put forwards of one model into one batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +18,8 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.events import Forward
+
+POLL = 0.05  # seconds a background request may hold the worker before other runs continue
 
 
 class FeedSource(Protocol):
@@ -120,6 +124,31 @@ class Immediate(Request):
         self.served = True
         return act()
         yield
+
+
+class Background(Request):
+    """Python work in a thread of its own. Other lanes and other visitors' runs continue meanwhile.
+
+    Answers with what the work returns; what it raises is raised where the request was yielded.
+    """
+
+    def __init__(self, work: Callable[[], Any]):
+        super().__init__(self._wait(work))
+
+    def _wait(self, work: Callable[[], Any]) -> Steps:
+        done: Future = Future()
+        Thread(target=_complete, args=(done, work), daemon=True).start()
+        while not done.done():
+            wait([done], timeout=POLL)
+            yield []
+        return done.result()
+
+
+def _complete(done: Future, work: Callable[[], Any]) -> None:
+    try:
+        done.set_result(work())
+    except Exception as error:
+        done.set_exception(error)
 
 
 class Together(Request):

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from playground.contract import Sampler, knob
-from playground.decoding.requests import Request, Steps
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
 SHOWN = 8  # names
-GLANCE = 0.05  # seconds between two looks at a library that is being loaded
 PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") | frozenset(range(0x80, 0x100))
 AFTER_A_DOT = re.compile(rb"\.([A-Za-z0-9_\x80-\xff]*)\Z")
 MEMBERS = ("function", "property", "statement", "instance", "class", "module")
@@ -123,7 +121,7 @@ class Monitors(Sampler):
         # which are not copied where sequences fork
         self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens)
         self.known = {}
-        yield Request(_loading())
+        yield lm.background(analysis)  # loading it takes seconds
 
     def apply(self, scores, histories):
         found = [
@@ -221,25 +219,6 @@ def analysis() -> None:
     check_installed()
     with ASKED:
         members("''.", "")
-
-
-def _loading() -> Steps:
-    """`analysis` in a thread of its own: other lanes and other visitors' runs go on meanwhile."""
-    wrong: list[Refusal] = []
-
-    def work() -> None:
-        try:
-            analysis()
-        except Refusal as refusal:
-            wrong.append(refusal)
-
-    worker = Thread(target=work, daemon=True)
-    worker.start()
-    while worker.is_alive():
-        worker.join(GLANCE)
-        yield []
-    if wrong:
-        raise wrong[0]
 
 
 def members(program: str, below: str) -> list[str]:

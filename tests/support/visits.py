@@ -1,0 +1,20 @@
+"""Visits of the page without a browser: a request from an address, and the stream of a run."""
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+from playground.ui.handlers import Handlers
+from playground.ui.settings import Settings
+
+
+def stream(site, prompt: str = "one"):
+    page = MagicMock(
+        **{f"{name}.return_value": {} for name in ("rest", "remembers", "figures_of", "busy", "stoppable", "shut")}
+    )
+    settings = Settings(prompt=prompt)
+    return page, Handlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
+
+
+def request(forwarded: str, peer: str = "10.1.1.1"):
+    return SimpleNamespace(headers={"x-forwarded-for": forwarded}, client=SimpleNamespace(host=peer))
