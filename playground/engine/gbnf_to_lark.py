@@ -7,9 +7,11 @@ special in a class.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
+from playground.engine import grammar_limits as limits
 from playground.errors import Refusal
 
 WORDS = re.compile(r"""
@@ -24,6 +26,7 @@ FORM = 'a GBNF grammar is lines such as  root ::= "yes" | [0-9]+'
 
 def lark_of(source: str) -> str:
     """The same grammar in the Lark dialect; raises Refusal, with the line where one is to blame."""
+    _check_size(source)
     plain = WORDS.sub(_plain, source)
     _check_rules(plain)
     try:
@@ -36,12 +39,29 @@ def lark_of(source: str) -> str:
         raise _refusal(str(reason).replace("'", '"')) from None
 
 
+def _check_size(source: str) -> None:
+    """The converter takes time that grows with the square of these."""
+    bare = WORDS.sub("", source)
+    if (rules := bare.count("::=")) > limits.GBNF_RULES:
+        raise _refusal(f"it has {rules:,} rules, and at most {limits.GBNF_RULES:,} are accepted")
+    depth = deepest = 0
+    for bracket in re.findall(r"[()]", bare):
+        depth += 1 if bracket == "(" else -1
+        deepest = max(deepest, depth)
+    if deepest > limits.GBNF_DEPTH:
+        raise _refusal(
+            f"its brackets are nested too deeply: {deepest:,} deep, and at most {limits.GBNF_DEPTH} are accepted"
+        )
+    if any(len(number) > 9 or int(number) > limits.GBNF_REPEATS for number in re.findall(r"[{,]\s*([0-9]+)", bare)):
+        raise _refusal(f"something is repeated more than {limits.GBNF_REPEATS:,} times")
+
+
 def _check_rules(source: str) -> None:
     """The converter would keep the last of several rules with one name, and takes the name "start" for itself."""
     names = RULE.findall(WORDS.sub(lambda word: word[0] if word["any"] else "", source))
     if "root" not in names:
         raise _refusal(f"it has no rule called root; {FORM}")
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
         raise _refusal(f'there are two rules called "{twice}"')
     if "start" in names:
         raise _refusal('a rule is called "start", which the engine keeps for itself: give it another name')

@@ -7,34 +7,23 @@ contain.
 """
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from copy import copy
+from time import thread_time
 
 import numpy
 import torch
-from llguidance import LLMatcher
-from llguidance.hf import from_tokenizer
+from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from playground.engine.gbnf_to_lark import lark_of
-from playground.engine.schema_subset import enforceable
+from playground.engine import grammar_limits as limits
+from playground.engine.grammar_client import ContentCache, Vocabulary, compiler, digest_of
+from playground.engine.grammar_compiler import KINDS, parser_limits
 from playground.errors import Refusal
 
-KINDS = {
-    "json_schema": "JSON Schema",
-    "regex": "regex",
-    "lark": "Lark grammar",
-    "gbnf": "GBNF grammar",
-    "choice": "list of choices",
-}
-KEPT = 64  # compiled grammars an engine remembers
 LONGEST_RUN = 256  # forced tokens found at once: a grammar that never ends would force tokens for ever
 ROOT = -1
-SURROGATE = re.compile("[\ud800-\udfff]")  # llguidance takes UTF-8, which has none
+TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex", "InternalError")  # reasons of llguidance to give up
 
 
 class GrammarEngine:
@@ -48,39 +37,65 @@ class GrammarEngine:
         self.vocabulary = vocabulary
         self.eos_ids = frozenset(id for id in eos_ids if id < vocabulary)
         self.end_index = sorted(self.eos_ids)
+        self._known = Vocabulary(
+            _description(tokenizer), max(vocabulary, len(tokenizer)), tuple(self.end_index) or _own_end(tokenizer)
+        )
+        self._digest = self._known.digest
         try:
-            self.llguidance = from_tokenizer(tokenizer, max(vocabulary, len(tokenizer)), self.end_index or None)
+            self.llguidance = LLTokenizer(
+                self._known.description, n_vocab=self._known.width, eos_token=list(self._known.ends) or None
+            )
         except ValueError as reason:
-            raise Refusal(
-                f"Grammars do not work with this model's tokenizer ({reason}): switch the constraint off."
-            ) from None
-        self.compile = lru_cache(KEPT)(self._compile)
+            raise _unfit(str(reason)) from None
+        self._cache = ContentCache(limits.GRAMMARS, limits.GRAMMARS_BYTES, lambda grammar: grammar.bytes)
 
-    def _compile(self, kind: str, source: str) -> Grammar:
-        """A grammar ready to be followed. `source` of a choice is its options with "|" between them; raises Refusal."""
+    def compile(self, kind: str, source: str) -> Grammar:
+        """A grammar ready to be followed. `source` of a choice is its options with "|" between them; raises Refusal.
+
+        It is compiled in the compiler process first, and here only where it stayed within all limits there.
+        """
         if kind not in KINDS:
             raise Refusal(f"There is no grammar kind {kind!r}; choose one of {', '.join(KINDS)}.")
         if not source.strip():
             raise Refusal(f"The {KINDS[kind]} is empty: write one, or switch the constraint off.")
-        if SURROGATE.search(source):
-            raise _refusal(kind, "it has half of a character (a lone surrogate)")
-        text = _READERS[kind](source)
-        with _panics_refused(kind):
-            failed, messages = LLMatcher.validate_grammar_with_warnings(text, self.llguidance)
-            if failed:
-                raise _refusal(kind, messages[0])
-            grammar = Grammar(self, kind, LLMatcher(self.llguidance, text, log_level=0))
-        start = grammar.matcher()
-        if not any(start.fork().advance(int(token)) for token in start.mask().nonzero()):
-            raise _refusal(kind, "no finite text satisfies it")
-        return grammar
+        limits.check_text(KINDS[kind], source)
+        if kind == "choice":
+            limits.check_options(source)
+        return self._cache.get(digest_of(kind, source), lambda: self._compile(kind, source))
+
+    def _compile(self, kind: str, source: str) -> Grammar:
+        answer = compiler().compile(kind, source, self._known, self._digest)
+        matcher = LLMatcher(self.llguidance, answer["text"], log_level=0, limits=parser_limits())
+        if matcher.is_error():
+            raise Refusal(f"The {KINDS[kind]} cannot be used: it is too complex to follow. Make it simpler.")
+        return Grammar(self, kind, matcher, answer["bytes"])
+
+
+def _description(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A tokenizer as JSON, with what was added to it, and without padding and truncation."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise _unfit("only fast tokenizers are supported")
+    backend = copy(tokenizer.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    return backend.to_str()
+
+
+def _own_end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+
+
+def _unfit(reason: str) -> Refusal:
+    return Refusal(f"Grammars do not work with this model's tokenizer ({reason}): switch the constraint off.")
 
 
 class Grammar:
-    """A compiled grammar; every sequence that follows it takes a matcher of its own."""
+    """A compiled grammar; every sequence that follows it takes a matcher of its own. `bytes` is about what it takes in
+    memory.
+    """
 
-    def __init__(self, engine: GrammarEngine, kind: str, start: LLMatcher):
-        self.engine, self.kind = engine, kind
+    def __init__(self, engine: GrammarEngine, kind: str, start: LLMatcher, bytes: int = 0):
+        self.engine, self.kind, self.bytes = engine, kind, bytes
         self._start = start
 
     def matcher(self) -> Matcher:
@@ -101,7 +116,17 @@ class Matcher:
         self._ended = False
 
     def mask(self) -> Tensor:
-        """Tokens that may come next, bool [V]. All False after the end and where the grammar has become a dead end."""
+        """Tokens that may come next, bool [V]. All False after the end and where the grammar has become a dead end.
+
+        Raises Refusal where the grammar has become too complex for the parser's limits.
+        """
+        mask = self._mask()
+        if not self._ended and self._parser.is_error() and self._parser.stop_reason() in TOO_COMPLEX:
+            raise Refusal("The grammar has become too complex to follow at this point of the text: "
+                          "make it simpler, with fewer alternatives and smaller repeats.", "constraint")
+        return mask
+
+    def _mask(self) -> Tensor:
         return torch.zeros(self._engine.vocabulary, dtype=torch.bool) if self._ended else self.unpack(self.bitmask())
 
     def unpack(self, bitmask: bytes) -> Tensor:
@@ -142,7 +167,13 @@ class Matcher:
     def forced(self) -> list[int]:
         """The run of tokens that have no alternative from here on; the end is not among them."""
         run: list[int] = []
-        while len(run) < LONGEST_RUN and (token := self._only()) is not None and self.advance(token):
+        deadline = thread_time() + limits.FORCED_SECONDS
+        while (
+            len(run) < LONGEST_RUN
+            and thread_time() < deadline
+            and (token := self._only()) is not None
+            and self.advance(token)
+        ):
             run.append(token)
         self.rollback(len(run))
         return run
@@ -151,13 +182,14 @@ class Matcher:
         """Masks after the text so far and after each node of a draft tree, bool [1 + N, V].
 
         Node i follows node parents[i], -1 being the text so far. Nodes that an illegal token leads to get a row of
-        False.
+        False. Raises Refusal where the grammar has become too complex, or its masks take longer than STEP_SECONDS.
         """
         masks = torch.zeros(1 + len(tokens), self._engine.vocabulary, dtype=torch.bool)
         children: list[list[int]] = [[] for _ in range(1 + len(tokens))]
         for node, parent in enumerate(parents):
             children[1 + parent].append(node)
-        self._visit(ROOT, tokens, children, masks)
+        masks[0] = self.mask()
+        self._visit(ROOT, tokens, children, masks, thread_time() + limits.STEP_SECONDS)
         return masks
 
     def fork(self) -> Matcher:
@@ -215,72 +247,15 @@ class Matcher:
         self._parser = self._grammar.fresh()
         self._parser.consume_tokens(self._path)
 
-    def _visit(self, node: int, tokens: list[int], children: list[list[int]], masks: Tensor) -> None:
-        masks[1 + node] = self.mask()
+    def _visit(self, node: int, tokens: list[int], children: list[list[int]], masks: Tensor, deadline: float) -> None:
+        """Fill in the masks below a node that the parser has reached."""
         for child in children[1 + node]:
+            if thread_time() > deadline:
+                raise Refusal(
+                    f"The masks of this grammar take more than {limits.STEP_SECONDS} s for one step: make it simpler.",
+                    "constraint",
+                )
             if self.advance(tokens[child]):
-                self._visit(child, tokens, children, masks)
+                masks[1 + child] = self._mask()
+                self._visit(child, tokens, children, masks, deadline)
                 self.rollback(1)
-
-
-@contextmanager
-def _panics_refused(kind: str) -> Iterator[None]:
-    """A panic within llguidance, such as one over the message it was about to give, is no Exception: no handler of a
-    request would catch it.
-    """
-    try:
-        yield
-    except BaseException as panic:
-        if type(panic).__name__ != "PanicException":  # which pyo3 does not export
-            raise
-        raise _refusal(kind, "the grammar engine cannot read it") from None
-
-
-def _read_schema(source: str) -> str:
-    try:
-        schema = json.loads(source)
-    except RecursionError:
-        raise Refusal("The JSON Schema is nested too deeply: flatten it.") from None
-    except ValueError as reason:
-        raise Refusal(f"The JSON Schema is not valid JSON: {reason}.") from None
-    if not isinstance(schema, (dict, bool)):
-        raise Refusal(f"A JSON Schema is an object in braces, not {source.strip()[:40]}.")
-    try:
-        sound = enforceable(schema)
-    except RecursionError:
-        raise Refusal("The JSON Schema is nested too deeply: flatten it.") from None
-    return LLMatcher.grammar_from_json_schema(source if sound == schema else json.dumps(sound))
-
-
-def _read_gbnf(source: str) -> str:
-    return LLMatcher.grammar_from_lark(lark_of(source))
-
-
-def _read_choice(source: str) -> str:
-    options = [option.strip() for option in source.split("|")]
-    if not all(options):
-        raise Refusal(
-            'An option of the list of choices is empty: write them with one "|" between each two, as in "yes | no".'
-        )
-    return LLMatcher.grammar_from_lark(
-        "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
-    )
-
-
-_READERS = {
-    "json_schema": _read_schema,
-    "regex": LLMatcher.grammar_from_regex,
-    "lark": LLMatcher.grammar_from_lark,
-    "gbnf": _read_gbnf,
-    "choice": _read_choice,
-}
-
-
-def _refusal(kind: str, message: str) -> Refusal:
-    """llguidance's message in one sentence, without the lines that quote the source."""
-    first, *rest = message.strip().splitlines()
-    if kind in ("regex", "gbnf"):
-        first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a place in a Lark grammar made of it, which nobody wrote
-    causes = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
-    reason = " ".join([first, *causes]).rstrip(".:")
-    return Refusal(f"The {KINDS[kind]} cannot be used: {reason}. Change or remove that part.")

@@ -13,14 +13,84 @@ as it is. The rest, and what such a pattern cannot say, is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
+from playground.engine import grammar_limits as limits
 from playground.errors import Refusal
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 DATA = ("enum", "const", "default", "example", "examples", "required", "x-guidance")  # no schemas in there
 ANY = r"[\s\S]"
 LENIENT = ("lenient", "coerce_one_of")
+LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+
+
+def check_size(schema: Any) -> None:
+    """Raises Refusal, with the bound and the value, for a schema that is larger than `grammar_limits` allows."""
+    for number, (value, depth) in enumerate(_values(schema)):
+        _bounded("values in all", number + 1, limits.SCHEMA_NODES)
+        _bounded("levels of objects and arrays", depth, limits.SCHEMA_DEPTH)
+        if isinstance(value, dict):
+            _check_keywords(value)
+        elif isinstance(value, int | float):
+            _bounded("digits in a number", len(f"{value}"), limits.NUMBER_DIGITS)
+    _check_references(schema)
+
+
+def _values(schema: Any) -> Iterator[tuple[Any, int]]:
+    """Every value in a JSON value, itself first, and how many objects and arrays are around it."""
+    waiting = [(schema, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        yield value, depth
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        waiting += [(part, depth + 1) for part in inner]
+
+
+def _check_keywords(schema: dict) -> None:
+    for key, most in (
+        ("enum", limits.ENUM_VALUES),
+        ("properties", limits.PROPERTIES),
+        ("pattern", limits.PATTERN_CHARACTERS),
+    ):
+        if isinstance(schema.get(key), (list, dict, str)):
+            _bounded(f"{'characters' if key == 'pattern' else 'entries'} in {key}", len(schema[key]), most)
+    for key in LENGTHS:
+        if _is_number(schema.get(key)):
+            _bounded(f"as {key}", schema[key], limits.LENGTH)
+    if _is_number(multiple := schema.get("multipleOf")):
+        digits = "".join(map(str, Decimal(str(multiple)).normalize().as_tuple().digits))
+        _bounded("as the digits of multipleOf", int(digits), limits.MULTIPLE_OF)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_references(schema: Any) -> None:
+    """No $ref may lead to a $ref, and so on, more than REF_CHAIN times."""
+    for value, _ in _values(schema):
+        length, seen = 0, set()
+        while isinstance(value, dict) and isinstance(name := value.get("$ref"), str) and name not in seen:
+            length, value = length + 1, _target(schema, name)
+            _bounded("$refs in a chain", length, limits.REF_CHAIN)
+            seen.add(name)
+
+
+def _target(schema: Any, name: str) -> Any:
+    """What a $ref such as #/$defs/a leads to; None where it is not in this schema."""
+    for step in name.removeprefix("#").split("/")[1:] if name.startswith("#/") else [None]:
+        step = step and step.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(step) if isinstance(schema, dict) else None
+    return schema
+
+
+def _bounded(what: str, found: float, most: int) -> None:
+    if found > most:
+        raise Refusal(
+            f"The JSON Schema cannot be used: it has {found:,} {what}, and at most {most:,} are accepted. Make it smaller."
+        )
 
 
 def enforceable(schema: Any) -> Any:

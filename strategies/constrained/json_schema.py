@@ -2,6 +2,7 @@
 import json
 
 from playground.contract import Constraint, knob
+from playground.engine.grammar_limits import check_text
 
 EXAMPLE = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -26,10 +27,10 @@ class JsonSchema(Constraint):
     )
 
     def grammar(self):
+        check_text("JSON Schema", self.source)
         try:
             schema = json.loads(self.source)
-        except ValueError:
-            schema = None
-        if self.whitespace == "free" or not isinstance(schema, dict):  # what is no schema is refused by the engine
-            return "json_schema", self.source
-        return "json_schema", json.dumps({"x-guidance": FIXED, **schema})
+            strict = json.dumps({"x-guidance": FIXED, **schema}) if isinstance(schema, dict) else self.source
+        except (ValueError, RecursionError):  # what is no schema is refused by the engine
+            strict = self.source
+        return "json_schema", self.source if self.whitespace == "free" else strict

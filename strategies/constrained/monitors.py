@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from playground.contract import Sampler, knob
+from playground.engine.grammar_limits import CODE_CHARACTERS, check_text
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
@@ -114,6 +115,10 @@ class Monitors(Sampler):
     special: ClassVar[Callable[[int], bool]]
     text_of: ClassVar[Callable[[list[int]], str]]
     known: ClassVar[dict[str, list[str]]]  # names by the program up to the dot
+
+    def check(self):
+        check_text("code above the text", self.above, CODE_CHARACTERS)
+        check_text("code below the text", self.below, CODE_CHARACTERS)
 
     def prepare(self, lm):
         check_installed()

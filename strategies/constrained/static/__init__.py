@@ -6,6 +6,7 @@ import torch
 
 from playground.algorithms.search.beams import Offer, best
 from playground.contract import Decoder, knob
+from playground.engine.grammar_limits import check_items, check_rows
 from playground.errors import Refusal
 from playground.events import Branches, Figure, Note
 from strategies.constrained.static.csr_trie import ROOT, CsrTrie
@@ -46,6 +47,7 @@ class Static(Decoder):
     beams: int = knob(4, 1, 64, step=1, help="beginnings that grow side by side")
 
     def check(self) -> None:
+        check_items(self.items)
         if not self._texts():
             raise Refusal("There is no item to choose: write some, separated by |.", "items")
 
@@ -80,6 +82,7 @@ class Static(Decoder):
             raise Refusal(
                 f"An item has {longest} tokens, and {lm.remaining} can be written: raise the length.", "items"
             )
+        check_rows(len(spelt), longest)
         try:
             return CsrTrie([item + end for item in spelt], lm.vocabulary).to(device)
         except ValueError as reason:

@@ -3,22 +3,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from importlib.util import find_spec
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from playground.algorithms.constrained.bundled_grammars import ready_grammar
+from playground.algorithms.constrained.lalr import END, Parser, automata_of, table_of
 from playground.contract import Constraint, knob
+from playground.engine.grammar_client import compiled_tables
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from strategies.constrained.syncode.byte_dfa import DFA, EMPTY, compiled
+from strategies.constrained.syncode.byte_dfa import DEAD, DFA, compiled
 from strategies.constrained.syncode.mask_store import MaskStore
 
 EXAMPLE = 'start: sum\nsum: part ("+" part)*\npart: NUMBER | "(" sum ")"\nNUMBER: /[0-9]{1,3}(\\.[0-9]+)?/'
 OWN = "own"
 READY = ("arithmetic", "date", "json")  # those in the dialect that both engines read
-END = "$END"
 SHOWN = 12  # accept sequences
 
 
@@ -26,7 +28,7 @@ SHOWN = 12  # accept sequences
 class LexState:
     """Where a text stands: whole lexemes, and a remainder that may be one or grow into one."""
 
-    parser: Any  # after the lexemes
+    parser: Parser  # after the lexemes
     states: dict[str, int]  # by terminal that the remainder may belong to: the state of its automaton
     remainder: bytes = b""
     lexemes: tuple[tuple[str, bytes], ...] = ()
@@ -36,17 +38,16 @@ class Terminals:
     """The terminals of a grammar, and a parser that says which of them may come next. Raises Refusal."""
 
     def __init__(self, source: str):
-        self._lark = read(source)
-        ordered = sorted(
-            self._lark.terminals,
-            key=lambda t: (-t.priority, type(t.pattern).__name__ != "PatternStr", -len(t.pattern.value)),
-        )
-        # of equals the first is meant
-        self.automata: dict[str, DFA] = {t.name: compiled(t.pattern.to_regexp()) for t in ordered}
-        self.shown = {
-            t.name: repr(t.pattern.value) if type(t.pattern).__name__ == "PatternStr" else t.name for t in ordered
-        } | {END: "the end"}
-        self.ignored = frozenset(self._lark.ignore_tokens)
+        if find_spec("lark") is None:
+            raise Refusal(
+                'syncode reads grammars with the library lark: install it with `pip install "lark>=1.2,<2"`.', "syncode"
+            )
+        data = compiled_tables(source)
+        table = table_of(data)
+        self._start = Parser(table, (table.first,))
+        self.automata: dict[str, DFA] = automata_of(data)  # of equals the first is meant
+        self.shown = {name: shown for name, shown in data["terminals"]} | {END: "the end"}
+        self.ignored = frozenset(data["ignored"])
         if empty := next((name for name, automaton in self.automata.items() if automaton.finals[0]), None):
             raise Refusal(
                 f"The terminal {self.shown[empty]} may be empty, so there is no telling how often it stands: let it have a letter.",
@@ -54,13 +55,13 @@ class Terminals:
             )
 
     def start(self) -> LexState:
-        return self._begun(self._lark.parse_interactive(""), ())
+        return self._begun(self._start, ())
 
     def advance(self, at: LexState, byte: int) -> LexState | None:
         """The standing after one byte more; None where no terminal goes on with it. A lexeme is as long as it can be.
         """
         states = {
-            t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != EMPTY
+            t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != DEAD
         }
         if states:
             return LexState(at.parser, states, at.remainder + bytes([byte]), at.lexemes)
@@ -71,7 +72,7 @@ class Terminals:
             else None
         )
 
-    def _begun(self, parser: Any, lexemes: tuple) -> LexState:
+    def _begun(self, parser: Parser, lexemes: tuple) -> LexState:
         return LexState(
             parser, dict.fromkeys((parser.accepts() | self.ignored) & self.automata.keys(), 0), b"", lexemes
         )
@@ -80,13 +81,9 @@ class Terminals:
         """Terminals that the remainder is a whole one of, the one that is meant first."""
         return [t for t in self.automata if at.remainder and t in at.states and self.automata[t].finals[at.states[t]]]
 
-    def fed(self, at: LexState, terminal: str) -> Any:
-        """The parser after one terminal more."""
-        if terminal in self.ignored:
-            return at.parser
-        parser = at.parser.copy(deepcopy_values=False)
-        parser.feed_token(token(terminal))
-        return parser
+    def fed(self, at: LexState, terminal: str) -> Parser:
+        """The parser after one terminal more, which it accepts."""
+        return at.parser if terminal in self.ignored else at.parser.fed(terminal)
 
     def following(self, at: LexState, terminal: str) -> set[str]:
         """What may stand after a terminal, were it complete; END where the text may end."""
@@ -196,6 +193,7 @@ class SynCode(Constraint):
         self.store = self.store or MaskStore(
             [self.spelling(token) for token in range(vocabulary)], self.terminals.automata
         )
+        self.store.begin_step()
         at = self._standing(text)
         found = MaskLookup.nothing_known(vocabulary)
         if at is None:
@@ -254,53 +252,10 @@ class SynCode(Constraint):
             " ".join(f"{self.terminals.shown[t]}:{text.decode('utf-8', 'replace')!r}" for t, text in at.lexemes[-3:])
             or "none yet"
         )
-        says = f"Lexemes {'… ' if len(at.lexemes) > 3 else ''}{lexemes}; {self.terminals.kind(at)}. Parser {depth(at)} deep. "
+        says = f"Lexemes {'… ' if len(at.lexemes) > 3 else ''}{lexemes}; {self.terminals.kind(at)}. Parser {at.parser.depth} deep. "
         says += f"{len(self.store.entries)} lookups stored. {tally.undecided} tokens undecided, {tally.passed} of them legal."
         if tally.overruled or tally.missed:
             says += (
                 f" The engine refused {tally.overruled} that the store would let through, and knew {tally.missed} more."
             )
         return says
-
-
-def read(source: str) -> Any:
-    """The grammar, read by the library lark; raises Refusal for one that is not LALR(1), with the conflict."""
-    try:
-        from lark import Lark
-        from lark.exceptions import LarkError
-    except ImportError:
-        raise Refusal(
-            'syncode reads grammars with the library lark: install it with `pip install "lark>=1.2,<2"`.', "syncode"
-        ) from None
-    try:
-        return Lark(source, parser="lalr", lexer=_no_lexer(), strict=True)
-    except LarkError as reason:
-        said = " ".join(str(reason).split())
-        raise Refusal(
-            f"SynCode cannot read this grammar: {said[:200]}. Change that part, or use lark in place of syncode.",
-            "source",
-        ) from None
-
-
-def _no_lexer() -> type:
-    """The library's place for a lexer; ours reads bytes, and tells the parser terminals alone."""
-    from lark.lexer import Lexer
-
-    class NoLexer(Lexer):
-        def __init__(self, settings):
-            pass
-
-        def lex(self, state):
-            return iter(())
-
-    return NoLexer
-
-
-def token(terminal: str) -> Any:
-    from lark import Token
-    return Token(terminal, "")
-
-
-def depth(at: LexState) -> int:
-    """Symbols on the parser's stack."""
-    return len(at.parser.parser_state.value_stack)

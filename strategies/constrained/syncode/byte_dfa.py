@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from playground.errors import Refusal
 
-EMPTY = -1
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DEAD = -1
 LAST = 0x10FFFF
+HEX, DIGITS = frozenset("0123456789abcdefABCDEF"), frozenset("0123456789")
 SURROGATES = (0xD800, 0xDFFF)  # which UTF-8 cannot write
 MOST = 1000  # copies a repeat may be written out to
 PIECES = 50_000  # states before they are put in order
@@ -40,7 +42,7 @@ def compiled(pattern: str) -> DFA:
 
 @dataclass
 class DFA:
-    """State 0 is the start. `table[state][byte]` is the next state, EMPTY where the expression has no such text."""
+    """State 0 is the start. `table[state][byte]` is the next state, DEAD where the expression has no such text."""
 
     table: list[list[int]]
     finals: list[bool]
@@ -50,18 +52,19 @@ class DFA:
 
     def run(self, text: bytes, state: int = 0) -> int:
         for byte in text:
-            if state == EMPTY:
+            if state == DEAD:
                 break
             state = self.table[state][byte]
         return state
 
     def matches(self, text: bytes) -> bool:
         state = self.run(text)
-        return state != EMPTY and self.finals[state]
+        return state != DEAD and self.finals[state]
 
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor]:
         """The table [states, 256] and which states are final [states]."""
+        import torch  # the process that compiles does without
         return torch.tensor(self.table), torch.tensor(self.finals)
 
 
@@ -119,8 +122,12 @@ class _Reader:
         if sign and sign in "*+?":
             self.rest = self.rest[1:]
             found = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-        elif sign == "{" and (end := self.rest.find("}")) > 0 and self.rest[1:end].replace(",", "", 1).isdigit():
+        elif (
+            sign == "{" and (end := self.rest.find("}")) > 0 and DIGITS.issuperset(self.rest[1:end].replace(",", "", 1))
+        ):
             least, comma, most = self.rest[1:end].partition(",")
+            if max(len(least), len(most)) > len(str(MOST)):
+                raise self.refusal(f"something is repeated more than {MOST} times")
             self.rest = self.rest[end + 1:]
             found = int(least or 0), (int(most) if most else None) if comma else int(least)
         else:
@@ -201,14 +208,20 @@ class _Reader:
         sign, self.rest = self.rest[:1], self.rest[1:]
         if sign in ("x", "u", "U"):
             length = {"x": 2, "u": 4, "U": 8}[sign]
-            code, self.rest = int(self.rest[:length], 16), self.rest[length:]
-            return [(code, code)]
+            return [self.code(length)]
         if sign.lower() in SETS:
             return SETS[sign] if sign in SETS else _others(SETS[sign.lower()])
         if not sign or sign.isalnum() and sign not in NAMED:
             raise self.refusal(f"'\\{sign}' is not known")
         code = ord(NAMED.get(sign, sign))
         return [(code, code)]
+
+    def code(self, length: int) -> tuple[int, int]:
+        """The range of the one character whose number is the next `length` hexadecimal digits."""
+        digits, self.rest = self.rest[:length], self.rest[length:]
+        if len(digits) < length or not HEX.issuperset(digits) or (code := int(digits, 16)) > LAST:
+            raise self.refusal(f"'{digits}' is not the number of a character")
+        return code, code
 
     def letters(self, ranges: Ranges) -> tuple[int, int]:
         """One letter of these, as the bytes of its UTF-8."""
@@ -265,7 +278,7 @@ def _determined(steps: list[list[tuple[int, int, int]]], silent: list[list[int]]
             if target and target not in known:
                 known[target] = len(order)
                 order.append(target)
-            row.append(known[target] if target else EMPTY)
+            row.append(known[target] if target else DEAD)
         table.append(row)
     return DFA(*_live(table, [end in states for states in order]))
 
@@ -283,4 +296,4 @@ def _live(table: list[list[int]], finals: list[bool]) -> tuple[list[list[int]], 
     live = set(state for state, final in enumerate(finals) if final)
     while fresh := {state for state, row in enumerate(table) if state not in live and not live.isdisjoint(row)}:
         live |= fresh
-    return [[following if following in live else EMPTY for following in row] for row in table], finals
+    return [[following if following in live else DEAD for following in row] for row in table], finals

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from strategies.constrained.syncode.byte_dfa import DFA, EMPTY
+from playground.engine import grammar_limits as limits
+from playground.errors import Refusal
+from strategies.constrained.syncode.byte_dfa import DEAD, DFA
 
 
 class Lookup(NamedTuple):
@@ -22,14 +24,23 @@ class Lookup(NamedTuple):
 
 
 class MaskStore:
-    """Entries are made when they are first looked up, and stay."""
+    """Entries are made when they are first looked up, and stay. Raises Refusal where they take too much time or memory.
+    """
 
     def __init__(self, spelled: list[bytes], automata: dict[str, DFA]):
         self.automata = automata
         self.lengths = torch.tensor([len(text) for text in spelled])
         # [V, longest]
-        self.bytes = pad_sequence([torch.tensor(list(text) or [0]) for text in spelled], batch_first=True)
+        self.bytes = pad_sequence(
+            [torch.tensor(list(text) or [0], dtype=torch.uint8) for text in spelled], batch_first=True
+        )
         self.entries: dict[tuple[str, int, str | None], Lookup] = {}
+        self.most_entries = limits.STORE_BYTES // (2 * len(spelled))  # two masks each, of one byte a token
+        self.walked = 0  # bytes of tokens that were walked over in this step
+        self._first: tuple = ()  # the last walk through a first terminal, which all that may follow it share
+
+    def begin_step(self) -> None:
+        self.walked = 0
 
     def inside(self, terminal: str, state: int) -> Tensor:
         """Tokens that stay within a terminal from a state on, [V]."""
@@ -42,32 +53,47 @@ class MaskStore:
     def _entry(self, terminal: str, state: int, following: str | None) -> Lookup:
         key = (terminal, state, following)
         if key not in self.entries:
+            self._check()
             self.entries[key] = self._made(*key)
         return self.entries[key]
 
+    def _check(self) -> None:
+        if self.walked > limits.STEP_BYTES or len(self.entries) >= self.most_entries:
+            what = "memory" if len(self.entries) >= self.most_entries else "time for one step"
+            raise Refusal(
+                f"The lookups of this grammar take too much {what}: give it fewer terminals, or use lark in place of syncode.",
+                "constraint",
+            )
+
     def _made(self, terminal: str, state: int, following: str | None) -> Lookup:
-        stops, states = self._walk(terminal, state, torch.zeros_like(self.lengths))
+        stops, states = self._walk_first(terminal, state)
         whole = (stops == self.lengths) & (self.lengths > 0)
         if following is None:
             return Lookup(whole, torch.zeros_like(whole))
         left = ~whole & (self.lengths > 0) & self._final(terminal, states)
-        ends, beyond = self._walk(following, 0, stops)
+        ends, beyond = self._walk(following, 0, torch.where(left, stops, self.lengths))
         return Lookup(
             left & (ends == self.lengths),
             left & (ends > stops) & (ends < self.lengths) & self._final(following, beyond),
         )
 
+    def _walk_first(self, terminal: str, state: int) -> tuple[Tensor, Tensor]:
+        if self._first[:2] != (terminal, state):
+            self._first = (terminal, state, self._walk(terminal, state, torch.zeros_like(self.lengths)))
+        return self._first[2]
+
     def _walk(self, terminal: str, state: int, starts: Tensor) -> tuple[Tensor, Tensor]:
         """Where each token, read from a place on, leaves the automaton or ends, and the state it is in there, [V] each.
         """
         table, _ = self.automata[terminal].tensors
-        at, states, going = starts.clone(), torch.full_like(starts, state), starts < self.lengths
-        while bool(going.any()):
-            byte = self.bytes.gather(1, at.clamp(max=self.bytes.shape[1] - 1)[:, None])[:, 0]
-            following = table[states, byte]
-            going = going & (following != EMPTY)
-            states, at = torch.where(going, following, states), at + going
-            going = going & (at < self.lengths)
+        at, states, going = starts.clone(), torch.full_like(starts, state), (starts < self.lengths).nonzero()[:, 0]
+        while len(going):
+            self.walked += len(going)
+            following = table[states[going], self.bytes[going, at[going]].long()]
+            going, following = going[following != DEAD], following[following != DEAD]
+            states[going] = following
+            at[going] += 1
+            going = going[at[going] < self.lengths[going]]
         return at, states
 
     def _final(self, terminal: str, states: Tensor) -> Tensor:

@@ -1,0 +1,154 @@
+"""Compiles one constraint, in the process that `grammar_server` forks for it.
+
+What comes back is plain data: for llguidance the text of a grammar that has been compiled once here, within the limits
+of the kernel and of the parser, so that the same text compiles in the process that runs the models; for SynCode the
+tables of its automata and of its parser. Imports neither torch nor transformers.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from time import process_time
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from playground.engine import grammar_limits as limits
+from playground.engine.gbnf_to_lark import lark_of
+from playground.engine.schema_subset import check_size, enforceable
+from playground.errors import Refusal
+
+KINDS = {
+    "json_schema": "JSON Schema",
+    "regex": "regex",
+    "lark": "Lark grammar",
+    "gbnf": "GBNF grammar",
+    "choice": "list of choices",
+}
+PROBED = 16  # tokens the compiled grammar is followed over
+PAGE = 4096
+NOWHERE = "no finite text satisfies it, or none that is short enough to follow"
+TOO_COMPLEX = re.compile(r"row has|[Ll]exer|fuel|too complex")  # as llguidance words its limits
+TOO_DEEP = "it is nested too deeply"
+
+
+def parser_limits() -> LLParserLimits:
+    """The limits of llguidance, the same wherever a grammar is compiled."""
+    return LLParserLimits(**limits.PARSER)
+
+
+def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str, Any]:
+    """The grammar as llguidance reads it; raises Refusal.
+
+    {"text", "seconds", "bytes"}: seconds of processor time and bytes of memory are those of building its parser.
+    """
+    text = _in_one_sentence(kind, _READERS[kind], source)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=parser_limits())
+    if failed:
+        raise refusal(kind, messages[0])
+    start, before = process_time(), _resident()
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
+    seconds, size = process_time() - start, len(text) + max(0, _resident() - before)
+    _probe(kind, matcher)
+    if seconds > limits.REPEATED_SECONDS:
+        raise refusal(
+            kind, f"its parser takes {seconds:.1f} s to build, and at most {limits.REPEATED_SECONDS} s are allowed"
+        )
+    return {"text": text, "seconds": seconds, "bytes": size}
+
+
+def _in_one_sentence(kind: str, read: Callable[[str], str], source: str) -> str:
+    try:
+        return read(source)
+    except RecursionError:
+        raise refusal(kind, TOO_DEEP) from None
+
+
+def _probe(kind: str, start: LLMatcher) -> None:
+    """Follow a grammar over its first tokens; raises Refusal where none of them can be followed."""
+    if not start.is_accepting() and (cause := _dead_end(start)) is not None:
+        raise refusal(kind, f"it is too complex to follow ({cause})" if TOO_COMPLEX.search(cause) else NOWHERE)
+    matcher = start.deep_copy()
+    for _ in range(PROBED):
+        token = None if matcher.is_stopped() else next(_allowed(matcher), None)
+        if token is None or not matcher.consume_token(token):
+            break
+
+
+def _dead_end(start: LLMatcher) -> str | None:
+    """Why no token can be the first, in the parser's words; None where one can."""
+    cause = ""
+    for token in _allowed(start):
+        fork = start.deep_copy()
+        if fork.consume_token(token):
+            return None
+        cause = fork.get_error()
+    return ((cause or start.get_error()).splitlines() or [""])[0].partition(";")[0]
+
+
+def _allowed(matcher: LLMatcher) -> Iterator[int]:
+    """The tokens of the mask, the last one first: among those are the long ones, which reach further into a grammar."""
+    bits = int.from_bytes(matcher.compute_bitmask(), "little")
+    while bits and not matcher.is_error():
+        yield (token := bits.bit_length() - 1)
+        bits ^= 1 << token
+
+
+def _resident() -> int:
+    """Bytes of memory this process has; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as pages:
+            return int(pages.read().split()[1]) * PAGE
+    except OSError:
+        return 0
+
+
+def _read_schema(source: str) -> str:
+    try:
+        schema = json.loads(source)
+    except ValueError as reason:
+        raise Refusal(f"The JSON Schema is not valid JSON: {str(reason).partition(';')[0]}.") from None
+    if not isinstance(schema, (dict, bool)):
+        raise Refusal(f"A JSON Schema is an object in braces, not {source.strip()[:40]}.")
+    check_size(schema)
+    sound = enforceable(schema)
+    return LLMatcher.grammar_from_json_schema(source if sound == schema else json.dumps(sound))
+
+
+def _read_gbnf(source: str) -> str:
+    return LLMatcher.grammar_from_lark(lark_of(source))
+
+
+def _read_choice(source: str) -> str:
+    options = [option.strip() for option in source.split("|")]
+    if not all(options):
+        raise Refusal(
+            'An option of the list of choices is empty: write them with one "|" between each two, as in "yes | no".'
+        )
+    return LLMatcher.grammar_from_lark(
+        "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
+    )
+
+
+_READERS = {
+    "json_schema": _read_schema,
+    "regex": LLMatcher.grammar_from_regex,
+    "lark": LLMatcher.grammar_from_lark,
+    "gbnf": _read_gbnf,
+    "choice": _read_choice,
+}
+
+
+def refusal(kind: str, message: str) -> Refusal:
+    """A message of llguidance in one sentence, without the lines that quote the source."""
+    first, *rest = message.strip().splitlines() or ["its compiler gave no reason"]
+    if kind in ("regex", "gbnf"):
+        first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a place in a Lark grammar made of it, which nobody wrote
+    causes = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
+    reason = " ".join([_shortened(first), *causes]).rstrip(".:")
+    return Refusal(f"The {KINDS[kind]} cannot be used: {_shortened(reason)}. Change or remove that part.")
+
+
+def _shortened(text: str, most: int = 300) -> str:
+    return text if len(text) <= most else text[:most] + " …"

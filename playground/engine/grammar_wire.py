@@ -1,0 +1,37 @@
+"""What is said between the compiler process and whoever asks it: orders of one byte, and messages of JSON with their
+length before them.
+"""
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+TOKENIZER, COMPILE = b"t", b"c"
+TABLES = "syncode"  # the kind of source that is compiled to tables, without a tokenizer
+UNKNOWN = "unknown tokenizer"
+BEGUN = "begun"  # the first message of a fork
+LENGTH = struct.Struct("!I")
+
+
+def send(line: socket.socket, message: Any) -> None:
+    body = json.dumps(message).encode()
+    line.sendall(LENGTH.pack(len(body)) + body)
+
+
+def receive(line: socket.socket, most: int) -> Any:
+    """One message; EOFError where the other side is gone or has sent more than `most` bytes."""
+    (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
+    if length > most:
+        raise EOFError
+    return json.loads(_exactly(line, length))
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        if not (part := line.recv(min(count - len(parts), 1 << 20))):
+            raise EOFError
+        parts += part
+    return bytes(parts)
