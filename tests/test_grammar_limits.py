@@ -20,7 +20,6 @@ from llguidance import LLTokenizer
 from tables import TableModel
 from toys import byte_tokenizer
 
-from playground.algorithms.constrained.lalr import Parser, table_of
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane import Limits
@@ -30,6 +29,7 @@ from playground.engine import grammar_matcher as engine_module
 from playground.engine.grammar_client import Compiler, ContentCache, Vocabulary, compiled_tables
 from playground.engine.grammar_compiler import compile_grammar
 from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.lalr import Parser, table_of
 from playground.engine.schema_subset import check_size
 from playground.errors import Refusal
 from playground.events import Failed

@@ -24,7 +24,8 @@ LAYERS = (
     ("app",),
 )
 SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.errors", "playground.algorithms",
-                      "playground.engine.sampling")
+                      "playground.engine.sampling", "playground.engine.lalr", "playground.engine.byte_dfa",
+                      "playground.engine.grammar_limits", "playground.engine.grammar_client")
 SHARED_NAMES = {"__init__", "__main__"}
 
 

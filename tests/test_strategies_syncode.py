@@ -16,13 +16,13 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.byte_dfa import DEAD, compiled, encoded
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from strategies.constrained import syncode
 from strategies.constrained.syncode import Terminals
-from strategies.constrained.syncode.byte_dfa import EMPTY, compiled, encoded
 from strategies.constrained.syncode.mask_store import Lookup, MaskStore
 from support.dates import is_day
 
@@ -128,7 +128,7 @@ def test_from_every_state_there_is_a_way_to_an_end(pattern):
     ends = {state for state, final in enumerate(automaton.finals) if final}
     for _ in automaton.finals:
         ends |= {state for state, row in enumerate(automaton.table) if not ends.isdisjoint(row)}
-    assert {target for row in automaton.table for target in row} <= ends | {EMPTY}
+    assert {target for row in automaton.table for target in row} <= ends | {DEAD}
 
 
 @pytest.mark.parametrize(
@@ -167,11 +167,11 @@ def test_what_would_take_too_many_states_is_refused(pattern):
 def by_definition(store: MaskStore, first: str, state: int, second: str, text: bytes) -> tuple[bool, bool]:
     """(surely legal, undecided), of a token that has to leave the first terminal."""
     one, two = store.automata[first], store.automata[second]
-    end = max(end for end in range(len(text) + 1) if one.run(text[:end], state) != EMPTY)
+    end = max(end for end in range(len(text) + 1) if one.run(text[:end], state) != DEAD)
     if end == len(text) or not one.finals[one.run(text[:end], state)]:
         return False, False
     rest = text[end:]
-    reached = max(cut for cut in range(len(rest) + 1) if two.run(rest[:cut]) != EMPTY)
+    reached = max(cut for cut in range(len(rest) + 1) if two.run(rest[:cut]) != DEAD)
     return reached == len(rest), 0 < reached < len(rest) and two.finals[two.run(rest[:reached])]
 
 
@@ -185,7 +185,7 @@ def test_every_lookup_is_what_its_definition_says_of_each_token(name):
             found = store.then(first, state, second)
             wanted = [by_definition(store, first, state, second, text) for text in SPELLED]
             assert list(zip(found.sure.tolist(), found.undecided.tolist())) == wanted
-            inside = [bool(text) and terminals.automata[first].run(text, state) != EMPTY for text in SPELLED]
+            inside = [bool(text) and terminals.automata[first].run(text, state) != DEAD for text in SPELLED]
             assert store.inside(first, state).tolist() == inside
 
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from playground.algorithms.constrained.lalr import tables
 from playground.engine import grammar_limits as limits
 from playground.engine.grammar_compiler import compile_grammar
 from playground.engine.grammar_wire import BEGUN, TABLES, TOKENIZER, UNKNOWN, receive, send
+from playground.engine.lalr import tables
 from playground.errors import Refusal
 
 Tokenizers = dict[str, LLTokenizer | str]

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from playground.engine import grammar_limits as limits
+from playground.engine.byte_dfa import DEAD, DFA
 from playground.errors import Refusal
-from strategies.constrained.syncode.byte_dfa import DEAD, DFA
 
 
 class Lookup(NamedTuple):

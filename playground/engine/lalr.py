@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from playground.engine import grammar_limits as limits
+from playground.engine.byte_dfa import DFA, compiled
 from playground.errors import Refusal
-from strategies.constrained.syncode.byte_dfa import DFA, compiled
 
 try:
     from lark import Lark
