@@ -1,6 +1,4 @@
-"""Start the page: `python app.py`. Without options it runs the bundled models; a Hugging Face Space starts it the same
-way.
-"""
+"""Start the page: `python app.py`. Without options it runs the bundled models. A Hugging Face Space runs it too."""
 import argparse
 import gc
 import os
@@ -12,12 +10,12 @@ from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
-from playground.ui.serving import Stop, keep_house, launch_options, serve_until
+from playground.ui.serving import Stop, launch_options, serve_until, start_sweeper
 from playground.ui.site import Site
-from playground.ui.theme import dress
+from playground.ui.theme import theme_options
 from playground.ui.zero_gpu import on_zero
 
-VISITORS = 200  # at once: each one who watches or waits takes a thread that sleeps most of the time
+VISITORS = 200  # at a time: each stream takes a thread, which sleeps most of the time
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +29,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--model", default="", help="target model: a folder or a hub id; the bundled one if not given")
     parser.add_argument("--draft", default="", help="draft model with the target's vocabulary")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
-    parser.add_argument("--draft-device", default="", help="where the draft model goes, if not beside the target")
+    parser.add_argument("--draft-device", default="", help="device of the draft model; the target's if not given")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--quantization", default="none", help="none, int8, nf4 or fp4")
     parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
@@ -60,34 +58,33 @@ def main(arguments: list[str]) -> None:
     except Refusal as refusal:
         Parser().error(str(refusal))
     stop = Stop().listen()
-    keep_house(page, site)
-    # what the imports brought stays: to look through it again takes half a second, in the midst of somebody's run
+    start_sweeper(page, site)
+    # Exclude imported objects from garbage collection: scanning them takes half a second during a run.
     gc.freeze()
     site.warm(wait=on_zero())
     serve_until(stop, page, site)
 
 
 def check_mcp(wanted: bool) -> None:
-    """Refuse what Gradio would only mention in passing. Its own extra, gradio[mcp], asks for an older pydantic than
-    this project.
+    """Raise Refusal if MCP is wanted and its package is missing; Gradio would only print a warning.
+
+    The extra gradio[mcp] requires an older pydantic than this project.
     """
     if wanted and find_spec("mcp") is None:
-        raise Refusal('--mcp takes one more package: install it with `pip install "mcp>=1.21,<2"`.', "mcp")
+        raise Refusal('--mcp needs another package: install it with `pip install "mcp>=1.21,<2"`.', "mcp")
 
 
 def port_of(text: str) -> int | None:
-    """The port to listen on; None where none is given, or 0. Raises Refusal."""
+    """The port to listen on; None if none is given, or 0. Raises Refusal."""
     if not text.strip():
         return None
     if not (text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 6 and int(text) < 65_536):
-        raise Refusal(f"There is no port {quoted(text)}: choose a whole number from 1 to 65535.", "port")
+        raise Refusal(f"{quoted(text)} is not a port: choose a whole number from 1 to 65535.", "port")
     return int(text) or None
 
 
 def check_address(host: str, port: int | None) -> None:
-    """Raise Refusal where nothing can listen on that host and port; Gradio would try one port after another, for
-    minutes.
-    """
+    """Raise Refusal if the page cannot listen on that host and port; Gradio would try other ports for minutes."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port or 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as tried:
@@ -100,7 +97,7 @@ def check_address(host: str, port: int | None) -> None:
 
 
 def start(page, given: argparse.Namespace, port: int | None, site: Site) -> None:
-    """Open the page; raises Refusal where the host or the port cannot be had."""
+    """Launch the page; raises Refusal if it cannot listen on the host or the port."""
     check_address(given.host, port)
     try:
         page.launch(
@@ -113,7 +110,7 @@ def start(page, given: argparse.Namespace, port: int | None, site: Site) -> None
             max_threads=VISITORS,
             enable_monitoring=False,
             **launch_options(site, given.host),
-            **dress(),
+            **theme_options(),
         )
     except OSError as reason:
         raise Refusal(f"The page cannot start on {given.host}: {' '.join(str(reason).split())}") from None

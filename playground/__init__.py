@@ -1,13 +1,13 @@
-"""The decoding playground from Python: load models, run a strategy, compare several, score a text, read what they did.
+"""The Python API of the decoding playground: load models, run a strategy, compare several, score a text.
 
     import playground
 
-    models = playground.load("Qwen/Qwen3-0.6B")     # nothing named: the models that come with the project
+    models = playground.load("Qwen/Qwen3-0.6B")     # without a name: the bundled models
     result = playground.run("sample", "Once upon a time", models=models, knobs={"temperature": 0.7},
-    extras=["repetition_penalty"])
+                            extras=["repetition_penalty"])
     print(result.text, result.metrics["tokens_per_second"])
 
-Importing this takes no torch: that waits until something is loaded or run, so traces can be read anywhere.
+torch is imported only when something is loaded or run, so that traces can be read without it.
 """
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ def load(
     shelf: Shelf | None = None,
     draft_device: str = "",
 ) -> Models:
-    """A target and its draft, ready to run; raises Refusal with what to do.
+    """Load a target and its draft model. Raises Refusal with a message that says what to do.
 
-    A model is named by the catalogue, a folder or a hub id; None is the bundled one. A draft of None is the catalogue's
-    partner of the model, if it has one; "none" is no draft; "nf4", "fp4" or "int8" is the model itself, its weights
-    quantised so, and goes to `draft_device`, beside the target where that is empty. One with tokens of its own is
-    refused by the lanes that cannot translate them. `progress` is called with the share done, 0 to 1, and a few words.
-    Loads that are given one `shelf` share what is on it. The oracle is a table in float64 on the CPU, however it is
-    asked for.
+    model: a name from the catalogue, a folder or a hub id; None is the bundled model. The oracle is a table in float64
+        on the CPU, whatever device and dtype are given.
+    draft: None is the draft that the catalogue lists for the model, if any, and "none" is no draft. "nf4", "fp4" or
+        "int8" is the target itself, quantised. Lanes that cannot translate the tokens of a draft with another
+        vocabulary raise Refusal.
+    draft_device: the device of the draft; empty is the device of the target.
+    progress: called with the fraction done, 0 to 1, and a short text.
+    shelf: a cache of loaded models; calls with the same shelf share them.
     """
     from playground.decoding.session import Models
     from playground.engine import catalogue
@@ -58,18 +60,20 @@ def load(
     if name == catalogue.ORACLE:
         return _oracle(draft or NO_DRAFT)
     partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
-    how, tell = loading.Loading(device, dtype, quantization), progress or (lambda share, text: None)
+    options, report = loading.Loading(device, dtype, quantization), progress or (lambda share, text: None)
     shelf = shelf or loading.Shelf(
         lambda network, tokenizer, facts: Model(network, tokenizer, facts.name, facts.revision, facts.quantization)
     )
     share = 0.5 if partner else 1.0
-    target = shelf.get(name, how, lambda done, text: tell(done * share, text))
+    target = shelf.get(name, options, lambda done, text: report(done * share, text))
     if not partner:
         return Models(target)
-    packed = partner in catalogue.PACKED
-    own = replace(how, device=draft_device or device, quantization=partner if packed else quantization)
-    second = shelf.get(name if packed else partner, own,
-                       lambda done, text: tell(share + done * (1 - share), text))
+    quantised_target = partner in catalogue.PACKED
+    options = replace(
+        options, device=draft_device or device, quantization=partner if quantised_target else quantization
+    )
+    second = shelf.get(name if quantised_target else partner, options,
+                       lambda done, text: report(share + done * (1 - share), text))
     return Models(target, second)
 
 
@@ -97,19 +101,19 @@ def run(
     memory: Memory | None = None,
     before: Turns = (),
 ) -> Result:
-    """Let one strategy continue a prompt.
+    """Continue a prompt with one strategy.
 
-    `extras` add toggles and fill slots, by name or as (name, knobs). `context` is a passage read before the prompt,
-    `before` are the earlier (user, assistant) turns of a chat. What a strategy learns for later runs stays in `memory`,
-    a playground.decoding.visitor_memory.Memory of yours. Without `models` the bundled pair is loaded, each time: load
-    once and pass it on. Raises Refusal for what cannot begin; a run that fails on its way comes back with the reason
-    "failed", a message and the text so far.
+    `extras` add toggles and fill slots, by name or as (name, knobs). `context` is a passage before the prompt, `before`
+    are the earlier (user, assistant) turns of a chat. Strategies that learn across runs store what they learn in
+    `memory`, a playground.decoding.visitor_memory.Memory. Without `models` every call loads the bundled pair: load once
+    and pass it in. Raises Refusal if the run cannot start. A run that fails later returns with the reason "failed", a
+    message and the text so far.
     """
     from playground.contract.lane_config import LaneConfig, assemble
-    recipe = LaneConfig(strategy, dict(knobs or {}), [_extra(extra) for extra in extras])
-    assemble(recipe)  # what is wrong with it is said before a model is loaded
+    config = LaneConfig(strategy, dict(knobs or {}), [_extra(extra) for extra in extras])
+    assemble(config)  # raises Refusal before a model is loaded
     result = compare(
-        [recipe],
+        [config],
         prompt,
         models=models,
         chat=chat,
@@ -140,27 +144,28 @@ def compare(
     memory: Memory | None = None,
     before: Turns = (),
 ) -> list[Result]:
-    """Let several strategies, names or recipes, continue one prompt side by side; the results are in their order.
+    """Continue one prompt with several strategies side by side. The results are in the order of `lanes`.
 
-    A lane that cannot begin or fails has the reason "failed" and a message, and the others go on. Raises Refusal where
-    no lane can run. `playground.trace.diff(a.trace, b.trace)` says where two texts part.
+    A lane is the name of a strategy or a LaneConfig. A lane that cannot start or fails has the reason "failed" and a
+    message, and the others continue. Raises Refusal if no lane can run. `playground.trace.diff(a.trace, b.trace)`
+    finds the first token in which two texts differ.
     """
     from playground.contract.lane_config import LaneConfig
     from playground.decoding.session import Limits, Prompt, prepare
-    recipes = [LaneConfig(lane) if isinstance(lane, str) else lane for lane in lanes]
+    configs = [LaneConfig(lane) if isinstance(lane, str) else lane for lane in lanes]
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    asked = Prompt(prompt, chat, system, context, tuple(before))
-    session = prepare(models or load(), recipes, asked, Limits(seed, max_new_tokens, stops), memory=memory)
+    full_prompt = Prompt(prompt, chat, system, context, tuple(before))
+    session = prepare(models or load(), configs, full_prompt, Limits(seed, max_new_tokens, stops), memory=memory)
     return _results(session)
 
 
 def score(
     text: str, *, models: Models | None = None, chat: bool = False, system: str = "", context: str = ""
 ) -> list[Result]:
-    """How the models read a text that nobody is asked to write: the target, then the draft where there is one.
+    """Score a given text: one result for the target, and one for the draft model if there is one.
 
-    The first token takes the place of the prompt; `logprobs` of a result belong to the tokens after it. In a chat the
-    text is the user's message, in the model's own form. Raises Refusal for a text of a single token.
+    The first token serves as the prompt, and the `logprobs` of a result belong to the tokens after it. With `chat` the
+    text is the user's message in the model's chat template. Raises Refusal for a text of a single token.
     """
     from playground.decoding.scoring import score as read
     from playground.decoding.session import Prompt

@@ -1,10 +1,8 @@
-"""The vocabulary of the playground: every fact that may reach a screen, one small dataclass each.
+"""Events: everything that a run reports, one small dataclass for each kind.
 
-Strategies, the lane and the session yield these while they run. A trace is nothing but a header and the stamped events
-in order, so whatever a page, a metric or a test wants to know must be found here. Entropies and log-probabilities are
-in nats and always over the whole vocabulary. Token ids come with their pieces, so a reader needs no tokenizer.
-
-This module imports neither torch nor gradio.
+Strategies, the lane and the session emit events while they run. A trace consists of headers and stamped events, and
+pages, metrics and tests read nothing else. Entropies and log-probabilities are in nats, over the whole vocabulary.
+Token ids come with their pieces, so that a reader needs no tokenizer. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ Origin = Literal["sampled", "draft", "forced", "redraw", "bonus"]
 Drawn = Literal["independent", "without_replacement", "deterministic"]
 Reason = Literal["end", "length", "stop_string", "grammar", "stopped", "failed"]
 Runs = list[tuple[int, int]]
-"""Half-open stretches of true positions, [(0, 4), (60, 124)]."""
+"""Half-open ranges of positions in the text, [(0, 4), (60, 124)]."""
 
 
 class Candidate(NamedTuple):
@@ -28,29 +26,29 @@ class Candidate(NamedTuple):
 
     id: int
     piece: str
-    raw: float  # probability as the model gave it
-    final: float  # probability it was drawn with; 0 where it fell
-    fell: str | None = None  # what removed it: "mask", "top_k", ...
+    raw: float  # the model's own probability
+    final: float  # probability after masks and samplers; 0 if it was removed
+    fell: str | None = None  # the stage that removed it: "mask", "top_k", ...
 
 
 class Test(NamedTuple):
-    """One guess held against the target: kept when draw < ratio, as the verifier reckons it."""
+    """The test of one draft token: accepted if draw < the verifier's acceptance probability."""
 
     node: int
-    p: float
-    q: float
-    draw: float | None  # None where nothing was left to chance
-    kept: bool
+    p: float  # probability under the target
+    q: float  # probability under the drafter
+    draw: float | None  # uniform number; None for a deterministic test
+    kept: bool  # accepted
 
 
 @dataclass(slots=True)
 class Event:
-    """A fact about one sequence of one lane. `kind` names it in JSON."""
+    """Base class of events, which concern one lane, and mostly one sequence of it. `kind` identifies it in JSON."""
 
     kind: ClassVar[str]
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; fields that still hold their default are left out, so a trace stays small."""
+        """A plain dict. Fields with their default value are omitted, which keeps traces small."""
         shown = {name: value for name, value, default in self._items() if value != default}
         return {"kind": self.kind, **shown}
 
@@ -60,29 +58,28 @@ class Event:
 
 @dataclass(slots=True)
 class Forward(Event):
-    """One pass of one model. FLOPs are computed from the shapes, seconds are measured."""
+    """One forward of one model. FLOPs are computed from the shapes, seconds are measured."""
 
     kind: ClassVar[str] = "forward"
     stream: str = "target"
     phase: Literal["prefill", "decode", "catch_up"] = "decode"
-    tokens: int = 1  # rows that went in
-    context: int = 0  # positions they could see, themselves left out
+    tokens: int = 1  # input tokens
+    context: int = 0  # slots they could attend to, without the input tokens
     layers: int = 0  # decoder layers that ran
-    lanes: int = 1  # lanes whose rows went through together; the seconds are this lane's share, by rows
+    lanes: int = 1  # lanes batched in this forward; `seconds` is this lane's share, by rows
     seconds: float = 0.0
     flops: float = 0.0
-    readers: int = 1  # lanes that these very rows were computed for, once; seconds and FLOPs are this lane's equal part
-    # seconds it took besides, made aside while the lane did something else: no part of the lane's clock
-    meanwhile: float = 0.0
+    readers: int = 1  # lanes these rows were computed for, as for a shared prefix; they split seconds and FLOPs equally
+    meanwhile: float = 0.0  # seconds that overlapped with other work of the lane, not on its clock
 
 
 @dataclass(slots=True)
 class Step(Event):
-    """What the model thought before one committed token: the row it was chosen from."""
+    """The distribution that one committed token was chosen from."""
 
     kind: ClassVar[str] = "step"
     position: int = 0  # index among the generated tokens, 0 for the first
-    entropy: float = 0.0  # of the raw row
+    entropy: float = 0.0  # before masks and samplers
     final_entropy: float = 0.0  # after masks and samplers
     chosen: int = -1
     top: list[Candidate] = field(default_factory=list)
@@ -92,55 +89,53 @@ class Step(Event):
 
 @dataclass(slots=True)
 class Draft(Event):
-    """Guesses, seen before the verdict. Node i continues parents[i]; -1 is the end of the committed text."""
+    """Draft tokens before verification. Node i continues parents[i]; -1 is the end of the committed text."""
 
     kind: ClassVar[str] = "draft"
     round: int = 0
     tokens: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    q: list[float] = field(default_factory=list)  # probability the drafter gave each guess; 1 where it is certain of it
-    source: str = ""  # strategy that guessed
+    q: list[float] = field(default_factory=list)  # the drafter's probability of each draft token; 1 if it has none
+    source: str = ""  # strategy that proposed it
     drawn: Drawn = "deterministic"
     sequence: int = 0
 
 
 @dataclass(slots=True)
 class Verdict(Event):
-    """Which guesses stand. `kept` is the accepted path from the root down; `tests` are the guesses looked at, in order.
-    """
+    """Which draft tokens are accepted. `kept` is the accepted path from the root, `tests` the tests in order."""
 
     kind: ClassVar[str] = "verdict"
     round: int = 0
     kept: list[int] = field(default_factory=list)
     tests: list[Test] = field(default_factory=list)
-    token: int = -1  # the token that follows the kept path
+    token: int = -1  # the token that follows the accepted path; -1 for none
     piece: str = ""
-    origin: Origin = "bonus"  # bonus: nothing was refused; redraw: it replaces a refused guess
-    leftover: list[Candidate] = field(default_factory=list)  # what the redraw was drawn from
+    origin: Origin = "bonus"  # bonus: nothing was rejected; redraw: it replaces a rejected draft token
+    leftover: list[Candidate] = field(default_factory=list)  # the residual distribution that a redraw was sampled from
     sequence: int = 0
 
 
 @dataclass(slots=True)
 class Commit(Event):
-    """The only event that lengthens the text. `text` is what became readable: bytes of a half-finished letter wait."""
+    """The only event that extends the text. `text` is the new readable part: incomplete UTF-8 characters wait."""
 
     kind: ClassVar[str] = "commit"
     position: int = 0  # index of the first of these among the generated tokens
     ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     text: str = ""
-    # raw, of the chosen token; None where no row was computed
+    # before masks and samplers; None for tokens without logits
     logprobs: list[float | None] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     sequence: int = 0
-    # the sequence these tokens grew on, where that is another one: its Steps and Masks are theirs too
-    grown_on: int = 0
+    grown_on: int = 0  # if not 0, the sequence that generated these tokens; its Steps and Masks apply to them
 
 
 @dataclass(slots=True)
 class Rollback(Event):
-    """The last `count` committed tokens are taken back; `text` is the whole generated text that is left."""
+    """The last `count` committed tokens are removed; `text` is the whole generated text that remains."""
 
     kind: ClassVar[str] = "rollback"
     count: int = 0
@@ -150,40 +145,40 @@ class Rollback(Event):
 
 @dataclass(slots=True)
 class Cache(Event):
-    """What a KV cache holds after a keep. `live[layer][head]` are runs of true positions; one layer or one head stands
-    for all.
+    """The contents of a KV cache after a commit.
+
+    `live[layer][head]` are ranges of positions in the text. If all layers, or all heads, are equal, only one is listed.
     """
 
     kind: ClassVar[str] = "cache"
     stream: str = "target"
-    length: int = 0  # tokens fed so far, evicted ones included
+    length: int = 0  # tokens read so far, evicted ones included
     layers: int = 0
     heads: int = 0  # KV heads
     live: list[list[Runs]] = field(default_factory=list)
-    scratch: int = 0  # slots held for guesses before this keep
-    evicted: int = 0  # slots freed by this keep, summed over layers and heads
-    merged: int = 0  # of them, slots whose keys and values were merged into others
-    packed: int = 0  # oldest tokens that are held in a coarser form than they were written in
+    scratch: int = 0  # slots of draft tokens before this commit
+    evicted: int = 0  # slots freed by this commit, summed over layers and heads
+    merged: int = 0  # of these, slots whose keys and values were merged into others
+    packed: int = 0  # oldest tokens whose slots are quantised
     bytes: int = 0
-    common: int = 0  # first tokens that are held once for several lanes, which began with them
-    common_bytes: int = 0  # of `bytes`, what these take; all those lanes together hold it once
-    # by layer and head: (position, the one it was merged into) of this keep
+    common: int = 0  # leading tokens stored once for several lanes that share this prefix
+    common_bytes: int = 0  # of `bytes`, the shared part, which exists once for all these lanes
+    # by layer and head: (position, position it was merged into) in this commit
     joined: list[list[list[tuple[int, int]]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Mask(Event):
-    """What the grammar allows before the token at `position`."""
+    """The tokens that the grammar allows at `position`."""
 
     kind: ClassVar[str] = "mask"
     position: int = 0
     allowed: int = 0
     vocabulary: int = 0
-    banned: float = 0.0  # raw probability of everything the mask removed
-    favourites: list[Candidate] = field(default_factory=list)  # the most probable tokens among the banned
-    # ids that had no alternative and were written without asking the model
-    forced: list[int] = field(default_factory=list)
-    accepting: bool = False  # the text could end here
+    banned: float = 0.0  # raw probability of all tokens the mask removed
+    favourites: list[Candidate] = field(default_factory=list)  # the most probable of the removed tokens
+    forced: list[int] = field(default_factory=list)  # token ids without an alternative, committed without a forward
+    accepting: bool = False  # the text may end here
     state: str = ""
     seconds: float = 0.0
     sequence: int = 0
@@ -191,7 +186,7 @@ class Mask(Event):
 
 @dataclass(slots=True)
 class Switch(Event):
-    """Another model or mode takes over from `position` on."""
+    """Another model or mode generates from `position` on."""
 
     kind: ClassVar[str] = "switch"
     position: int = 0
@@ -202,18 +197,18 @@ class Switch(Event):
 
 @dataclass(slots=True)
 class Branches(Event):
-    """Sequences that were born and dropped, and how the living ones score."""
+    """Sequences that were forked and dropped, and the scores of the live ones."""
 
     kind: ClassVar[str] = "branches"
     born: list[tuple[int, int]] = field(default_factory=list)  # (sequence, parent sequence)
     dropped: list[int] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
-    ended: list[int] = field(default_factory=list)  # complete texts: nothing follows them any more
+    ended: list[int] = field(default_factory=list)  # sequences whose text is complete
 
 
 @dataclass(slots=True)
 class Fill(Event):
-    """Masked positions of a canvas that got their token."""
+    """Masked positions of a canvas that were filled."""
 
     kind: ClassVar[str] = "fill"
     positions: list[int] = field(default_factory=list)
@@ -225,25 +220,28 @@ class Fill(Event):
 
 @dataclass(slots=True)
 class Figure(Event):
-    """Whatever a method wants seen that fits no other kind; the page has one renderer per shape.
+    """Data of a method for a chart. The page has one renderer for each shape:
 
-    scalar: {"x": int, "series": {name: number}}, and "lines": {name: number} for thresholds. x is a token position,
-    from 0, unless "axis" names what else is counted, such as "sample". bars: {"labels": [...], "values": [...]}.
-    matrix: {"rows": [...], "columns": [...], "values": [[...]]}. tree: {"labels": [...], "parents": [...], "values":
-    [...]}.  spans: {"spans": [[from, to, label, value]]}, over token positions. points: {"points": [[x, y, label,
-    group, crossed out]]}, in a plane whose middle is 0, 0, and "path": [[x, y, label]] for arrows from there.
+    - scalar: {"x": int, "series": {name: number}}, and "lines": {name: number} for thresholds. x is a token position,
+      from 0, unless "axis" names another unit, such as "sample".
+    - bars: {"labels": [...], "values": [...]}.
+    - matrix: {"rows": [...], "columns": [...], "values": [[...]]}.
+    - tree: {"labels": [...], "parents": [...], "values": [...]}.
+    - spans: {"spans": [[from, to, label, value]]}, over token positions.
+    - points: {"points": [[x, y, label, group, crossed out]]} in a plane centred at 0, 0, and "path": [[x, y, label]]
+      for arrows from the centre.
     """
 
     kind: ClassVar[str] = "figure"
     shape: Literal["scalar", "bars", "matrix", "tree", "spans", "points"] = "scalar"
-    name: str = ""  # figures of one name continue each other
+    name: str = ""  # figures with the same name form one chart
     data: dict[str, Any] = field(default_factory=dict)
     sequence: int = 0
 
 
 @dataclass(slots=True)
 class Note(Event):
-    """One line for the learner: what just happened, in plain words."""
+    """One line that explains in plain words what just happened."""
 
     kind: ClassVar[str] = "note"
     text: str = ""
@@ -252,25 +250,26 @@ class Note(Event):
 
 @dataclass(slots=True)
 class Judged(Event):
-    """How right the lane's text is, told once before it ends where the answer to the prompt is known."""
+    """The score of the lane's text, once before Done, if the prompt has a known answer."""
 
     kind: ClassVar[str] = "judged"
-    score: float = 0.0  # 0 to 1; 1 is right
-    expected: str = ""  # the known answer, or what is asked of one where many are right
-    checked: bool = True  # False where it could only be told by running a program, and none may be run
-    # where it was not checked: what keeps a program from being run, empty where the owner of the page allows none
-    why: str = ""
+    score: float = 0.0  # 0 to 1; 1 is correct
+    expected: str = ""  # the known answer, or the criterion if several answers are correct
+    checked: bool = True  # False if checking requires running a program and that was not possible
+    why: str = ""  # if not checked: why no program can run; empty if the owner of the page does not allow it
 
 
 @dataclass(slots=True)
 class Done(Event):
+    """The lane has ended."""
+
     kind: ClassVar[str] = "done"
     reason: Reason = "end"
 
 
 @dataclass(slots=True)
 class Failed(Event):
-    """The lane cannot go on. `message` says what to do; the other lanes are untouched."""
+    """The lane cannot continue. `message` says what to do; the other lanes are not affected."""
 
     kind: ClassVar[str] = "failed"
     message: str = ""
@@ -281,7 +280,7 @@ EVENTS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__(
 
 @dataclass(slots=True)
 class Part:
-    """One piece of a lane as it was set: the decoder, a slot or a toggle."""
+    """One strategy of a lane with its knobs: the decoder, the filling of a slot, or a toggle."""
 
     name: str
     kind: str
@@ -290,7 +289,7 @@ class Part:
 
 @dataclass(slots=True)
 class Header:
-    """What a lane was before its first event; enough to run it again."""
+    """The configuration of a lane; enough to run it again."""
 
     lane: int = 0
     title: str = ""
@@ -308,25 +307,23 @@ class Header:
     max_new_tokens: int = 0
     stop: list[str] = field(default_factory=list)
     chat: bool = False
-    context: str = ""  # a passage the lane read before the prompt
+    context: str = ""  # passage before the prompt
     before: list[tuple[str, str]] = field(default_factory=list)  # earlier turns of the chat: (user, assistant)
     prompt: str = ""
     prompt_ids: list[int] = field(default_factory=list)
     prompt_pieces: list[str] = field(default_factory=list)
     vocabulary: int = 0
-    # tokens the text was made to begin with: how a fork differs from its origin
-    forced: list[int] = field(default_factory=list)
-    canvas: int = 0  # positions that are filled in any order; 0 where text grows from left to right
-    memory: str = ""  # digest of what the strategy remembered from earlier runs; empty where it remembers nothing
+    forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
+    canvas: int = 0  # positions filled in any order; 0 for text generated from left to right
+    memory: str = ""  # digest of the memory from earlier runs; empty if the strategy has none
 
 
 class Stamped(NamedTuple):
-    """An event as the session hands it out: whose it is, its place in the whole run, the lane's own clock in seconds.
-    """
+    """An event with its lane, its number in the whole run, and its time on the lane's clock."""
 
     lane: int
     seq: int
-    at: float
+    at: float  # seconds
     event: Event
 
     def to_json(self) -> dict[str, Any]:
@@ -334,7 +331,7 @@ class Stamped(NamedTuple):
 
 
 def event_from_json(fields_: dict[str, Any]) -> Event:
-    """Read one event; raises ValueError where a field is missing its type or the kind is unknown."""
+    """Read one event. Raises ValueError for an unknown kind or a field of the wrong type."""
     kind = fields_.get("kind")
     if not isinstance(kind, str) or kind not in EVENTS:
         raise ValueError(f"unknown event kind {kind!r}")
@@ -342,6 +339,7 @@ def event_from_json(fields_: dict[str, Any]) -> Event:
 
 
 def header_from_json(fields_: dict[str, Any]) -> Header:
+    """Read one header. Raises ValueError for a field of the wrong type."""
     return _adapter(Header).validate_python(fields_)
 
 

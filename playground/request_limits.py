@@ -1,7 +1,7 @@
-"""What one request may carry: every number in one place, and the checks that apply them before any work is done.
+"""Limits on what one request may carry, and the checks that apply them before any work is done.
 
-The same limits hold for the controls of the page, links, stored settings, lessons and the API. `LOCAL` is for a page on
-one's own machine, `PUBLIC` for one that strangers use; SECURITY.md prints both. Imports neither torch nor gradio.
+The same limits apply to the controls of the page, links, stored settings, lessons and the API. `LOCAL` is for a page on
+the user's own machine, `PUBLIC` for a page open to others; SECURITY.md lists both. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ UNREADABLE = re.compile("[\x00\ud800-\udfff]")
 QUOTED = 60  # characters of a value that an error message repeats
 MAX_SEED = 2**53 - 1  # the largest integer that JSON carries exactly to and from a browser
 MAX_TOKEN_ID = 2**31 - 1
-MAX_NUMBER = 1e18  # of a knob, either sign
+MAX_NUMBER = 1e18  # largest absolute value of a knob
 
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """Bytes and counts of one HTTP request, and of the texts and lists in it."""
+    """Limits of one HTTP request and of the texts and lists in it."""
 
     body_bytes: int  # of a JSON body
-    json_depth: int  # nested lists and objects
-    json_items: int  # list items and object members, all together
+    json_depth: int  # nesting of lists and objects
+    json_items: int  # list items and object members, in total
     knob_characters: int  # of one knob of a strategy
-    lane_characters: int  # of all knobs of all lanes together
+    lane_characters: int  # of all knobs of all lanes
     own_characters: int  # a visitor's own benchmark questions, as JSON Lines
     upload_bytes: int = 5_000_000
     number_digits: int = 40
@@ -38,7 +38,7 @@ class RequestLimits:
     stop_strings: int = 16
     stop_characters: int = 200  # of one stop string
     name_characters: int = 200  # of a model, a strategy or a knob
-    extras: int = 24  # toggles and slot fillings of one lane
+    extras: int = 24  # toggles and slot values of one lane
     knobs: int = 48  # of one strategy
 
 
@@ -61,7 +61,7 @@ PUBLIC = RequestLimits(
 
 
 def quoted(value: Any) -> str:
-    """`value` as an error message may repeat it: escaped, and cut after QUOTED characters."""
+    """`value` for an error message: escaped, and truncated to QUOTED characters."""
     if isinstance(value, str):
         return repr(value) if len(value) <= QUOTED else f"{value[:QUOTED]!r}…"
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 4 * QUOTED:
@@ -71,56 +71,56 @@ def quoted(value: Any) -> str:
 
 
 def check_text(text: Any, name: str, most: int, about: str = "") -> None:
-    """Raise Refusal unless `text` is a string of at most `most` characters, without NUL and lone surrogates."""
+    """Raise Refusal unless `text` is a string of at most `most` characters without NUL or lone surrogates."""
     if not isinstance(text, str):
         raise Refusal(f"The {name} must be text, not {quoted(text)}.", about)
     if len(text) > most:
-        raise Refusal(f"The {name} has {len(text):,} characters, and {most:,} are the most here: shorten it.", about)
+        raise Refusal(f"The {name} has {len(text):,} characters; at most {most:,} are allowed: shorten it.", about)
     if UNREADABLE.search(text):
-        raise Refusal(f"The {name} holds a NUL or half a character (a lone surrogate): remove it.", about)
+        raise Refusal(f"The {name} contains NUL or half a character (a lone surrogate): remove it.", about)
 
 
 def check_stop_strings(stop: str, limits: RequestLimits) -> None:
-    """Raise Refusal for too many stop strings, one a line, and for one that is too long."""
+    """Raise Refusal for too many stop strings, one per line, or one that is too long."""
     check_text(stop, "list of stop strings", limits.stop_strings * (limits.stop_characters + 1), "stop")
     lines = [line for line in stop.splitlines() if line]
     if len(lines) > limits.stop_strings:
         raise Refusal(
-            f"There are {len(lines)} stop strings, and {limits.stop_strings} are the most here: remove some.", "stop"
+            f"There are {len(lines)} stop strings; at most {limits.stop_strings} are allowed: remove some.", "stop"
         )
     for line in lines:
         check_text(line, "stop string", limits.stop_characters, "stop")
 
 
 def check_lanes(lanes: Iterable[Any], length: int, limits: RequestLimits) -> None:
-    """Raise Refusal for a lane that is malformed or carries too much. `length` is the most tokens a lane may generate.
-    """
+    """Raise Refusal for a lane that is malformed or exceeds a limit. `length`: most tokens a lane may generate."""
     carried = 0
     for number, lane in enumerate(lanes, 1):
         if not isinstance(lane, dict) or not isinstance(lane.get("strategy"), str):
-            raise Refusal(f"Lane {number} is not understood: choose its strategy again.", "lanes")
+            raise Refusal(f"Lane {number} is malformed: choose its strategy again.", "lanes")
         carried += _check_lane(lane, f"lane {number}", length, limits)
     if carried > limits.lane_characters:
         raise Refusal(
-            f"The texts of all lanes have {carried:,} characters, and {limits.lane_characters:,} are the most here: shorten them.",
+            f"The knobs of all lanes have {carried:,} characters; at most {limits.lane_characters:,} are allowed: "
+            "shorten them.",
             "lanes",
         )
 
 
 def _check_lane(lane: dict[str, Any], place: str, length: int, limits: RequestLimits) -> int:
-    """Characters of the lane's knobs."""
+    """Number of characters in the lane's knobs. Raises Refusal."""
     forced, extras = _list(lane, "forced", place), _list(lane, "extras", place)
     if len(forced) > length:
         raise Refusal(
-            f"The text of {place} begins with {len(forced):,} fixed tokens, and the run generates {length:,} at most: "
+            f"The text of {place} begins with {len(forced):,} forced tokens, but the run generates at most {length:,}: "
             "raise the number of tokens, or choose the strategy of that lane again.",
             "lanes",
         )
     if not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in forced):
-        raise Refusal(f"The fixed tokens of {place} must be token ids, whole numbers of 0 or more.", "lanes")
+        raise Refusal(f"The forced tokens of {place} must be token ids, whole numbers of 0 or more.", "lanes")
     if len(extras) > limits.extras:
         raise Refusal(
-            f"There are {len(extras):,} additions to {place}, and {limits.extras} are the most here: remove some.",
+            f"There are {len(extras):,} additions to {place}; at most {limits.extras} are allowed: remove some.",
             "lanes",
         )
     check_seed(lane.get("seed", 0), f"seed of {place}", "lanes")
@@ -137,18 +137,18 @@ def _list(lane: dict[str, Any], name: str, place: str) -> list[Any]:
 
 def _extra(extra: Any, place: str) -> tuple[str, Any]:
     if not isinstance(extra, (list, tuple)) or len(extra) != 2:
-        raise Refusal(f"An addition to {place} is not understood: write it as [name, {{knob: value}}].", "lanes")
+        raise Refusal(f"An addition to {place} is malformed: write it as [name, {{knob: value}}].", "lanes")
     return extra[0], extra[1]
 
 
 def _check_part(name: Any, knobs: Any, place: str, limits: RequestLimits) -> int:
-    """Characters of one strategy's knobs."""
+    """Number of characters in one strategy's knobs. Raises Refusal."""
     check_text(name, f"name of a strategy in {place}", limits.name_characters, "lanes")
     if not isinstance(knobs, dict):
         raise Refusal(f"The knobs of {name} in {place} must be an object, not {quoted(knobs)}.", "lanes")
     if len(knobs) > limits.knobs:
         raise Refusal(
-            f"{name} in {place} is given {len(knobs):,} knobs, and {limits.knobs} are the most here: remove some.",
+            f"{name} in {place} has {len(knobs):,} knobs; at most {limits.knobs} are allowed: remove some.",
             "lanes",
         )
     for knob, value in knobs.items():
@@ -168,7 +168,7 @@ def _check_knob(value: Any, name: str, limits: RequestLimits) -> None:
 
 def check_seed(seed: Any, name: str = "seed", about: str = "seed") -> None:
     if type(seed) is not int or not 0 <= seed <= MAX_SEED:
-        raise Refusal(f"The {name} must be zero or more and at most {MAX_SEED}, not {quoted(seed)}.", about)
+        raise Refusal(f"The {name} must be a whole number from 0 to {MAX_SEED}, not {quoted(seed)}.", about)
 
 
 def in_range(value: Any, low: float, high: float) -> bool:

@@ -124,7 +124,10 @@ def numbers_body(visitor: Visitor) -> bytes:
     """40 MB of numbers in the place of the lanes."""
     head, tail = json.dumps(request(lanes="LANES")).split('"LANES"')
     numbers = "[" + "1," * 20_000_000 + "1]"
-    return f'{{"fn_index": {visitor.functions["run"]}, "session_hash": "{visitor.session}", "data": {head}{numbers}{tail}}}'.encode()
+    return (
+        f'{{"fn_index": {visitor.functions["run"]}, "session_hash": "{visitor.session}", "data":'
+        f" {head}{numbers}{tail}}}".encode()
+    )
 
 
 def unread(count: int = 80) -> Attack:

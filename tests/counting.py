@@ -11,7 +11,7 @@ from playground.trace import Trace
 from playground.ui.admission_queue import AdmissionQueue, Capacity, Share
 from playground.ui.pages import build
 from playground.ui.site import Site
-from playground.ui.theme import dress
+from playground.ui.theme import theme_options
 
 
 class Counting:
@@ -73,7 +73,7 @@ def open_page(prepare, seats: int | None = None):
     """The page over a `counting_site`; gives its address."""
     demo = build(counting_site(prepare, seats))
     try:
-        yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
+        yield demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1]
     finally:
         demo.close()
 

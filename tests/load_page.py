@@ -416,10 +416,19 @@ def told(found: dict[str, Any]) -> str:
     ends = ", ".join(f"{count} {end}" for end, count in sorted(found["ends"].items()))
     return "\n".join(
         [
-            f"{found['pages']} pages opened, {found['requests']} requests: {ends}; at most {found['most_running']} at once",
-            f"first token: p50 {found['first_p50']:.2f} s, p95 {found['first_p95']:.2f} s; ideal p50 {found['ideal_p50']:.2f} s, p95 {found['ideal_p95']:.2f} s; "
-            f"ratio p50 {found['ratio_p50']:.2f}, p95 {found['ratio_p95']:.2f}",
-            f"memory {found['growth']:+.1%} after the warm-up; before {found['before']}, after {found['after']}; busy {found['busy_percent']:.0f} %",
+            (
+                f"{found['pages']} pages opened, {found['requests']} requests: {ends}; at most {found['most_running']}"
+                " at once"
+            ),
+            (
+                f"first token: p50 {found['first_p50']:.2f} s, p95 {found['first_p95']:.2f} s; ideal p50"
+                f" {found['ideal_p50']:.2f} s, p95 {found['ideal_p95']:.2f} s; ratio p50 {found['ratio_p50']:.2f}, p95"
+                f" {found['ratio_p95']:.2f}"
+            ),
+            (
+                f"memory {found['growth']:+.1%} after the warm-up; before {found['before']}, after {found['after']};"
+                f" busy {found['busy_percent']:.0f} %"
+            ),
             *(f"refused {count} times: {said}" for said, count in found["refusals"].items()),
             *(f"VIOLATION: {said}" for said in found["violations"]),
         ]

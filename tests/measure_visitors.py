@@ -131,7 +131,8 @@ async def measure(given: argparse.Namespace) -> None:
         print(f"before: {before:.0f} MB")
         ends = await crowd(client, page, given.visitors, given.at_once, given.length)
         print(
-            f"{given.visitors} visitors in {time.monotonic() - begun:.0f} s: {ends}; at once after: {resident(given.pid):.0f} MB"
+            f"{given.visitors} visitors in {time.monotonic() - begun:.0f} s: {ends}; at once after:"
+            f" {resident(given.pid):.0f} MB"
         )
         await asyncio.sleep(given.settle)
         after = resident(given.pid)

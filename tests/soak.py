@@ -145,7 +145,7 @@ def soak(runs: int, seed: int, distinct: int) -> Report:
 def _one(site: Site, settings: Settings, report: Report) -> None:
     name = json.dumps(settings.lanes)[:300]
     try:
-        run = site.start(site.arrival(settings), settings, Memory())
+        run = site.start(site.model_load(settings), settings, Memory())
     except Refusal:
         report.ends["refused"] += 1
         return
@@ -204,8 +204,9 @@ def main(arguments: list[str]) -> int:
     if given.out:
         given.out.write_text(json.dumps(report.to_json(), indent=1), encoding="utf-8")
     print(
-        f"{report.runs} runs in {time.monotonic() - start:.0f} s: {dict(report.ends)}; memory {report.growth():+.1%} after the warm-up "
-        f"(last {report.megabytes[-1]:.0f} MB); held {report.before} -> {report.after}; {len(report.slow)} stopped after {LONGEST:.0f} s"
+        f"{report.runs} runs in {time.monotonic() - start:.0f} s: {dict(report.ends)}; memory {report.growth():+.1%}"
+        f" after the warm-up (last {report.megabytes[-1]:.0f} MB); held {report.before} -> {report.after};"
+        f" {len(report.slow)} stopped after {LONGEST:.0f} s"
     )
     for violation in report.violations():
         print(f"VIOLATION: {violation}")

@@ -61,7 +61,7 @@ class Letters:
     def bytes(self, token: int) -> bytes:
         return b"" if token in self.ends else self.letters[token].encode()
 
-    opening_bytes = bytes
+    first_token_bytes = bytes
 
     def is_special(self, token: int) -> bool:
         return token in self.ends
@@ -94,7 +94,7 @@ class TableModel:
     )
 
     def __post_init__(self):
-        self.turn, self.thread = Lock(), ThreadPoolExecutor(1)
+        self.lock, self.thread = Lock(), ThreadPoolExecutor(1)
         self.end_ids = frozenset(self.letters.index(letter) for letter in self.ends)
         self.tokens = Letters(self.letters, self.end_ids)
         self.vocabulary = self.vocabulary or len(self.letters)
@@ -104,8 +104,8 @@ class TableModel:
             self.tokens = Tokens(self.tokenizer, self.vocabulary)
             self.grammars = GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
 
-    def new_store(self, room: Capacity = UNKNOWN) -> KVCache:
-        return KVCache(1, room=room)
+    def new_store(self, capacity: Capacity = UNKNOWN) -> KVCache:
+        return KVCache(1, capacity=capacity)
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         return float(rows)
@@ -131,11 +131,11 @@ class TableModel:
         return self.scores(context) if layer else self._random(("embedding", context[-1]))
 
     @property
-    def keys(self) -> Tensor:
+    def lm_head_weights(self) -> Tensor:
         """Its state is its scores, so its head leaves them as they are."""
         return torch.eye(self.vocabulary, dtype=self.dtype)
 
-    def turn_back(self, rows: Tensor, positions: Tensor) -> Tensor:
+    def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Knows of no positions, so they may be numbered in any way."""
         return rows
 

@@ -33,7 +33,7 @@ from playground.decoding.session import Models
 from playground.errors import Refusal
 from playground.events import Done, Draft, Failed, Verdict
 from playground.training import draft_rollouts as guesses
-from playground.training.draft_rollouts import Chance
+from playground.training.draft_rollouts import Sampling
 from support.laws import AT_ONE, EXACT, WRONG, tables
 from support.speculation import GREEDY, first_drafts, guessing
 from support.speculative_runs import DropsDoubtful, figures, law_is_off, of, told, with_drafter
@@ -156,8 +156,8 @@ def by_library(answer: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("mixed", [0.0, 0.5, 1.0])
 def test_a_guess_stands_with_p_over_q_and_its_state_is_that_of_the_draft_having_read_it(mixed):
-    answer = guesses.answers(pair().target, [PROMPT], 40, Chance(3))[0]
-    found = guesses.guessed(pair(), PROMPT, answer, Chance(1), mixed)
+    answer = guesses.answers(pair().target, [PROMPT], 40, Sampling(3))[0]
+    found = guesses.rollout(pair(), PROMPT, answer, Sampling(1), mixed)
     drawn, fed, standing = again(answer, mixed, 1)
     places = (drawn == fed).nonzero()[:, 0]
     assert (len(places) == 40) == (mixed == 0) and len(places) > 3
@@ -169,9 +169,9 @@ def test_a_guess_stands_with_p_over_q_and_its_state_is_that_of_the_draft_having_
 
 
 def test_where_nothing_is_drawn_a_guess_is_the_drafts_best_token_and_stands_if_it_is_the_targets():
-    answer = guesses.answers(pair().target, [PROMPT], 40, Chance(drawn=False))[0]
+    answer = guesses.answers(pair().target, [PROMPT], 40, Sampling(sampled=False))[0]
     assert answer == by_library(answer).argmax(-1).tolist(), "the answer is the greedy one"
-    found = guesses.guessed(pair(), PROMPT, answer, Chance(drawn=False), 0.0)
+    found = guesses.rollout(pair(), PROMPT, answer, Sampling(sampled=False), 0.0)
     best = guesses.read(pair().draft, PROMPT + answer)[0][len(PROMPT) - 1:-1].argmax(-1)
     assert found.chances.tolist() == (best == torch.tensor(answer)).double().tolist() and 0 < found.chances.mean() < 1
 
@@ -181,7 +181,7 @@ def test_answers_are_drawn_from_the_targets_own_law_and_end_where_it_ends_them()
     errors; 'c' ends a text.
     """
     table = TableModel("abc", ends="c")
-    found = guesses.answers(table, [[0, 1]] * 400, 2, Chance(0))
+    found = guesses.answers(table, [[0, 1]] * 400, 2, Sampling(0))
     shares = torch.tensor([sum(answer[0] == token for answer in found) / 400 for token in range(3)])
     assert (shares - table.scores((0, 1)).softmax(-1)).abs().max() < 0.1
     assert all((len(answer) == 1) == (answer[0] == 2) for answer in found)
@@ -189,7 +189,7 @@ def test_answers_are_drawn_from_the_targets_own_law_and_end_where_it_ends_them()
 
 def test_guesses_of_a_lone_target_are_refused():
     with pytest.raises(Refusal, match="has none"):
-        list(guesses.guesses(Models(pair().target), [PROMPT], Chance()))
+        list(guesses.rollouts(Models(pair().target), [PROMPT], Sampling()))
 
 
 def test_questions_that_are_held_out_are_none_of_its_prompts():
@@ -219,7 +219,7 @@ def streams(models: Models) -> dict:
 
 def keep(models: dict, weights: dict[str, Tensor], best: dict[str, Tensor] | None = None) -> None:
     """Weights of the head for drawn tokens, and of that for best ones, where it is another."""
-    fitted.save(fitted.own_place(NAME, models), both(weights, best), models)
+    fitted.save(fitted.local_path(NAME, models), both(weights, best), models)
 
 
 def both(weights: dict[str, Tensor], best: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
@@ -268,7 +268,7 @@ def test_where_there_is_no_head_the_refusal_says_how_to_learn_one(alone):
 
 
 def test_a_damaged_file_is_named(alone):
-    place = fitted.own_place(NAME, streams(pair()))
+    place = fitted.local_path(NAME, streams(pair()))
     place.parent.mkdir()
     place.write_bytes(b"no tensors")
     (failed,) = of(Failed, told(with_head())[1])
@@ -281,7 +281,7 @@ def test_what_was_learnt_here_comes_before_what_comes_with_the_project_and_gives
     models = streams(pair())
     monkeypatch.setattr(fitted, "BUNDLED_FITTED", alone / "bundled")
     fitted.save(alone / "bundled" / fitted.file_name(NAME, models), random_head(4, bias=1.0), models)
-    own, asked = fitted.own_place(NAME, models), SpecDec(predictor="head")
+    own, asked = fitted.local_path(NAME, models), SpecDec(predictor="head")
     fitted.save(own, random_head(4, bias=2.0), models)
     assert float(fitted.find(asked, models)["read.bias"][1]) == 2.0
     fitted.save(own, random_head(4, bias=2.0), {**models, "target": Older()})
@@ -330,7 +330,7 @@ def chain_length(cls, models: dict, **knobs) -> int:
 class StopsOnTheProduct(SpecDec):
     """Compares h with the chance that all stand."""
 
-    def _doubtful(self, tree):
+    def _should_stop(self, tree):
         return len(tree) >= self.least and self.survival(self._chances(tree))[-1] > self.h
 
 
@@ -344,8 +344,8 @@ class StopsOnTheLast(SpecDec):
 class WithoutLag(SpecDec):
     """Takes the state a guess was drawn from for the state that has read it."""
 
-    def _judge(self, lm, node):
-        self._said[node + 1] = float(self._head.chances(lm.stream("draft").seen.hidden[-1]))
+    def _predict(self, lm, node):
+        self._predicted[node + 1] = float(self._head.chances(lm.stream("draft").seen.hidden[-1]))
 
     def survival(self, chances):
         return super().survival([*chances, 1.0])
@@ -427,8 +427,8 @@ class DropsWhatTheHeadDoubts(DropsDoubtful):
         if not len(tree):
             return tree
         yield lm.stream("draft").extend(tree)
-        self._judge(lm, len(tree) - 1)
-        return tree.only(list(range(len(tree) - 1))) if self._said[len(tree) - 1] < 0.5 else tree
+        self._predict(lm, len(tree) - 1)
+        return tree.only(list(range(len(tree) - 1))) if self._predicted[len(tree) - 1] < 0.5 else tree
 
 
 def test_a_guess_that_is_taken_back_for_what_the_head_says_of_it_bends_the_law(alone):
@@ -484,7 +484,9 @@ class Watched(SpecDec):
 
     def observe(self, tree, rows, verdict):
         super().observe(tree, rows, verdict)
-        self.noted += [(self._said[test.node], float(test.kept)) for test in verdict.tests if test.node in self._said]
+        self.noted += [
+            (self._predicted[test.node], float(test.kept)) for test in verdict.tests if test.node in self._predicted
+        ]
 
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
@@ -530,7 +532,7 @@ def words(saved, tmp_path, monkeypatch) -> list[str]:
 def test_the_command_learns_a_head_tells_of_its_loss_and_lanes_find_it(alone, words, capsys):
     assert main(["fit", NAME, *words]) == 0
     out = capsys.readouterr().out
-    assert "held-out loss" in out and "Learnt from" in out and str(alone / "fitted") in out
+    assert "held-out loss" in out and "Trained on" in out and str(alone / "fitted") in out
     run = ["run", "speculative", "--prompt", "Bird", "--max-new-tokens", "8", *words[:4]]
     assert main([*run, "--with", f"{NAME}:predictor=head"]) == 0
     with_head = capsys.readouterr().out

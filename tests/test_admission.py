@@ -128,12 +128,12 @@ def test_a_held_run_needs_no_seat_and_has_to_queue_to_go_on():
 
 def held_and_resumed(site, sessions: int) -> list[Visit]:
     """So many visits, of which each is begun, held and then resumed."""
-    arrival, visits = site.arrivals.want(site.wish), []
+    loading, visits = site.model_loader.request(site.model_request), []
     for _ in range(sessions):
         visit = Visit(Settings(prompt="one"))
         visit.ticket = site.join(PAGE)
         assert list(visit.ticket.wait()) == []
-        visit.begin(site.start(arrival, visit.settings, visit.memory))
+        visit.begin(site.start(loading, visit.settings, visit.memory))
         visit.run.hold()
         visits.append(visit)
     for visit in visits:
@@ -232,7 +232,7 @@ def test_a_held_run_whose_browser_left_ends():
     site = counting_site(lambda models, settings, memory: begun.append(Counting([])) or begun[-1])
     page, changes = stream(site)
     next(change for change in changes if page.live in change)
-    site.worker(site.arrivals.want(site.wish).models).runs()[0].hold()
+    site.worker(site.model_loader.request(site.model_request).models).runs()[0].hold()
     changes.close()
     assert begun[0].stopped.wait(PATIENCE) and site.admission.counts()["resting"] == 0
 

@@ -39,7 +39,10 @@ def trace(*events, stop=()) -> Trace:
 # --- load ---
 
 def test_importing_the_playground_takes_no_torch():
-    code = "import sys, playground; from playground.trace import Trace; assert not {'torch', 'transformers', 'gradio'} & set(sys.modules)"
+    code = (
+        "import sys, playground; from playground.trace import Trace; assert not {'torch', 'transformers', 'gradio'} &"
+        " set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True, timeout=60)
 
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from playground.bench.bandwidth_limit import bytes_a_token, cache_bytes_a_token, weight_bytes
 from playground.bench.baselines import PAIRS, PLAIN, Baseline, TwinModels, twin
-from playground.bench.block_timing import FORWARDS, binary_tree, blocks, cache_memory, filled
-from playground.bench.decode_timing import endless, firsts, writers
+from playground.bench.block_timing import FORWARDS, binary_tree, blocks, cache_memory, prefilled_cache
+from playground.bench.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
 from playground.bench.measurements import Measurement
 from playground.bench.minimal_loop import Loop
 from playground.bench.model_shapes import KNOWN, assemble, build
@@ -38,7 +38,7 @@ from playground.bench.speed_suite import Suite
 from playground.bench.speed_tables import NOT_MEASURED, BenchRun, tables
 from playground.bench.spread import Spread
 from playground.bench.timer import Timer
-from playground.bench.timing import TimedText, compare, contest, failures
+from playground.bench.timing import TimedText, compare, failures, time_rounds
 from playground.cli import main
 from playground.engine.hooks import install
 from playground.engine.load import Loading
@@ -172,14 +172,14 @@ def test_nobody_always_follows_the_same_other():
         Baseline(name, lambda task: None, lambda asked, name=name: order.append(name), lambda left: [1])
         for name in "abc"
     ]
-    writings = contest(everyone, [Task("t", "p")], 2, lambda share, text: None)
+    writings = time_rounds(everyone, [Task("t", "p")], 2, lambda share, text: None)
     assert "".join(order) == "abcbcacab"
     assert [len(writing.seconds) for writing in writings] == [2, 2, 2]
 
 
 def test_without_a_draft_its_pairs_are_left_out():
     everyone = [writer(name) for name in {n for pair in PAIRS[:2] for n in pair}]
-    compared = compare(contest(everyone, [Task("t", "p")], 1, lambda share, text: None))
+    compared = compare(time_rounds(everyone, [Task("t", "p")], 1, lambda share, text: None))
     assert [(c.first, c.second) for c in compared] == list(PAIRS[:2]) and compared[0].first == PLAIN
 
 
@@ -192,7 +192,7 @@ def test_who_fails_is_told_with_its_reason_and_the_others_are_measured():
         raise RuntimeError("no compiler here\nand much more")
 
     names = PAIRS[0]
-    writings = contest([writer(names[0]), writer(names[1], fail)], [Task("t", "p")], 2, lambda share, text: None)
+    writings = time_rounds([writer(names[0]), writer(names[1], fail)], [Task("t", "p")], 2, lambda share, text: None)
     (compared,) = compare(writings)
     assert compared.speeds[0] is not None and compared.speeds[1] is None and compared.ratio is None
     assert failures(writings) == [f"{names[1]} failed (RuntimeError: no compiler here)"]
@@ -203,7 +203,7 @@ def test_a_prompt_that_cannot_be_read_ends_the_benchmark_with_its_own_sentence()
         raise Refusal("Shorten it.", "prompt")
 
     with pytest.raises(Refusal, match="Shorten it."):
-        contest([writer("a", refuse)], [Task("t", "p")], 1, lambda share, text: None)
+        time_rounds([writer("a", refuse)], [Task("t", "p")], 1, lambda share, text: None)
 
 
 # --- the hand-written loop, and everyone who writes behind a prompt of a given length ---
@@ -231,17 +231,17 @@ def test_the_loop_writes_what_the_library_writes(twice):
 
 
 def test_everyone_writes_the_same_tokens_after_the_first(twice):
-    task, ours = Task("16", "", ids=tuple(range(20, 36))), endless(twice)
+    task, ours = Task("16", "", ids=tuple(range(20, 36))), without_end_tokens(twice)
     expected = greedy(twice.untouched, list(task.ids), 7)
-    for contender in writers(ours, 7, [1, 2], compiled=False):
+    for contender in decode_baselines(ours, 7, [1, 2], compiled=False):
         lanes = 2 if contender.name.startswith("2 lanes") else 1
         assert contender.read(contender.write(contender.ready(task))) == expected[1:] * lanes, contender.name
-    for contender in firsts(ours):
+    for contender in first_token_baselines(ours):
         assert contender.read(contender.write(contender.ready(task))) == expected[:1], contender.name
 
 
 def test_no_end_token_ends_a_text_whose_length_counts(twice):
-    ours = endless(twice)
+    ours = without_end_tokens(twice)
     assert not ours.model.end_ids and twice.model.end_ids
     assert ours.model.network is twice.model.network and ours.untouched.generation_config.eos_token_id is None
 
@@ -250,7 +250,7 @@ def test_no_end_token_ends_a_text_whose_length_counts(twice):
 
 def test_a_block_is_a_tree_of_two_guesses_after_every_token_and_leaves_the_store_as_it_was(twice):
     assert binary_tree(6) == [-1, -1, 0, 0, 1, 1]
-    store, rows = filled(twice.model, list(range(9))), []
+    store, rows = prefilled_cache(twice.model, list(range(9))), []
     forward = twice.model.forward
     (block,) = blocks(twice.model, store, (6,))
     twice.model.forward = lambda works: rows.append(len(works[0].tokens)) or forward(works)
@@ -292,7 +292,7 @@ def test_the_bandwidth_limit_is_the_time_that_a_tokens_bytes_take_while_a_copy_m
         twice, Grid(contexts=(16,), lanes=(), length=4, compiled=False), ["decoding"], lambda share, text: None
     )
     copied = TimedText(LIMIT, Task("16", "", ids=tuple(range(16))), seconds=[0.5])
-    monkeypatch.setattr(suite, "_contest", lambda part, everyone, task: [copied, TimedText(LANE, task, [1, 2], [0.1])])
+    monkeypatch.setattr(suite, "_time", lambda part, everyone, task: [copied, TimedText(LANE, task, [1, 2], [0.1])])
     limit, lane = suite.records()
     # read and written, four times
     assert limit.rounds == [pytest.approx(0.5 * bytes_a_token(twice.untouched, 16 + 2) / (2 * 4 * (1 << 20)))]

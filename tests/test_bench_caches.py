@@ -13,19 +13,19 @@ from playground.bench.caches.caches_defaults import NEAR, SLOWER
 from playground.bench.caches.freed_memory import (
     Freed,
     MemoryRequest,
-    Weighing,
-    Weight,
+    MemoryResult,
+    MemoryUse,
     allocated,
     freed,
+    measure,
+    measure_all,
     tensors,
-    weigh,
-    weighings,
 )
 from playground.bench.caches.freed_memory import rows as memory_rows
-from playground.bench.caches.policy_configs import FULL, Point, alike, full_cache, own_sizes, policies
-from playground.bench.caches.policy_lane import Driven, random_model, some_tokens
+from playground.bench.caches.policy_configs import FULL, Point, default_points, full_cache, points_at_budget, policies
+from playground.bench.caches.policy_lane import PolicyLane, random_model, some_tokens
 from playground.bench.caches.recall_score import BudgetedEntrant, Measured, RecallTrial, chart, questions
-from playground.bench.caches.step_timing import AGAIN, Pace, StepRatio, TimedLanes, ratios
+from playground.bench.caches.step_timing import AGAIN, StepRatio, StepTimes, TimedLanes, ratios
 from playground.bench.charts import Chart, below
 from playground.bench.results import Score
 from playground.cli import main
@@ -36,8 +36,8 @@ pytestmark = pytest.mark.bench
 
 PROMPT, KEPT, WRITTEN = 240, 48, 12
 SVG = "{http://www.w3.org/2000/svg}"
-BY_TOKENS = [cls.name for cls in policies() if cls.holding(KEPT, PROMPT) is not None]
-PACKING = [cls.name for cls in policies() if cls.packs]
+BY_TOKENS = [cls.name for cls in policies() if cls.knobs_for_budget(KEPT, PROMPT) is not None]
+PACKING = [cls.name for cls in policies() if cls.quantises]
 
 
 @pytest.fixture(scope="module")
@@ -45,28 +45,28 @@ def model():
     return random_model("tiny", 512)
 
 
-def driven(point: Point, model, tokens: int = WRITTEN) -> Driven:
+def driven(point: Point, model, tokens: int = WRITTEN) -> PolicyLane:
     """A lane that has read the prompt and so many tokens behind it."""
-    lane = Driven(point, model, some_tokens(model, PROMPT), tokens)
-    lane.read()
+    lane = PolicyLane(point, model, some_tokens(model, PROMPT), tokens)
+    lane.prefill()
     for _ in range(tokens):
         lane.step()
     return lane
 
 
-def held_share(lane: Driven, model) -> float:
+def held_share(lane: PolicyLane, model) -> float:
     """Of a full cache's slots, those that hold a token."""
     return lane.store.live_slots() / (lane.store.length * model.depth * lane.store.heads)
 
 
 # --- equal room ---
 
-@pytest.mark.parametrize("name", [name for name in BY_TOKENS if not find(name).focuses])
+@pytest.mark.parametrize("name", [name for name in BY_TOKENS if not find(name).selects_per_row])
 def test_a_policy_that_goes_by_tokens_holds_as_many_as_it_is_asked_to(name, model):
     """Over layers and heads, give or take a token. Those under which every row chooses for itself hold more than it
     looks at.
     """
-    lane = driven(Point(name, name, find(name).holding(KEPT, PROMPT)), model, 1)
+    lane = driven(Point(name, name, find(name).knobs_for_budget(KEPT, PROMPT)), model, 1)
     assert abs(lane.store.live_slots() / (model.depth * lane.store.heads) - KEPT) <= 2
 
 
@@ -74,17 +74,17 @@ def test_a_policy_that_goes_by_tokens_holds_as_many_as_it_is_asked_to(name, mode
 def test_what_is_asked_of_a_policy_lies_within_its_limits_for_any_prompt(name):
     for tokens in (8, 32, 512):
         for prompt in (20, 300, 8000):
-            make(name, **find(name).holding(tokens, prompt)).check()
+            make(name, **find(name).knobs_for_budget(tokens, prompt)).check()
 
 
 def test_policies_without_a_number_of_tokens_stand_at_the_choices_of_their_first_knob():
-    assert [point.name for point in own_sizes(find("kivi"))] == ["kivi, bits 2", "kivi, bits 4", "kivi, bits 8"]
-    assert own_sizes(find("mustafar")) == [Point("mustafar", "mustafar")]
+    assert [point.name for point in default_points(find("kivi"))] == ["kivi, bits 2", "kivi, bits 4", "kivi, bits 8"]
+    assert default_points(find("mustafar")) == [Point("mustafar", "mustafar")]
 
 
 # --- promises ---
 
-@pytest.mark.parametrize("point", alike(KEPT, PROMPT)[1:], ids=lambda point: point.name)
+@pytest.mark.parametrize("point", points_at_budget(KEPT, PROMPT)[1:], ids=lambda point: point.name)
 def test_a_policy_holds_what_it_promises(point, model):
     """Behind the prompt and at the end, within a twentieth of the full cache: in bytes where it packs, in tokens where
     it does not.
@@ -92,8 +92,8 @@ def test_a_policy_holds_what_it_promises(point, model):
     for generated in (1, WRITTEN):
         lane, full = driven(point, model, generated), full_cache(model, PROMPT, generated)
         policy = lane.lane.cache_manager.policy
-        held = lane.store.bytes() / full_bytes(full.length) if policy.packs else held_share(lane, model)
-        assert make(point.policy, **point.knobs).promise(full) == pytest.approx(held, abs=0.05)
+        held = lane.store.bytes() / full_bytes(full.length) if policy.quantises else held_share(lane, model)
+        assert make(point.policy, **point.knobs).expected_share(full) == pytest.approx(held, abs=0.05)
 
 
 @pytest.mark.parametrize("name", PACKING)
@@ -101,18 +101,18 @@ def test_the_bits_of_a_packed_number_are_those_it_takes(name, model):
     lane = driven(Point(name, name), model, 1)
     policy, full = lane.lane.cache_manager.policy, full_cache(model, PROMPT, 1)
     for part in ("keys", "values"):
-        packed = getattr(lane.store, part)[0].packed
+        packed = getattr(lane.store, part)[0].quantised_rows
         numbers = packed.count * full.heads * full.head
-        assert policy.packed_bits(part, full) == pytest.approx(8 * packed.bytes / numbers, rel=0.01)
+        assert policy.quantised_bits(part, full) == pytest.approx(8 * packed.bytes / numbers, rel=0.01)
 
 
 def test_a_promise_of_a_budget_is_a_share_of_the_whole_text():
-    assert make("h2o", heavy=30, recent=20).promise(Full(90, 10, 4, 2, 16, 32)) == 0.5
-    assert make("snapkv", capacity=40).promise(Full(90, 10, 4, 2, 16, 32)) == 0.5
-    assert make("kivi", bits="8", residual=8, group=8).promise(Full(8, 0, 4, 2, 16, 32)) == pytest.approx(
+    assert make("h2o", heavy=30, recent=20).expected_share(Full(90, 10, 4, 2, 16, 32)) == 0.5
+    assert make("snapkv", capacity=40).expected_share(Full(90, 10, 4, 2, 16, 32)) == 0.5
+    assert make("kivi", bits="8", residual=8, group=8).expected_share(Full(8, 0, 4, 2, 16, 32)) == pytest.approx(
         (12 / 32 + 1) / 2
     )
-    assert make("cachegen").promise(Full(90, 10, 4, 2, 16, 32)) == 1.0
+    assert make("cachegen").expected_share(Full(90, 10, 4, 2, 16, 32)) == 1.0
 
 
 # --- memory ---
@@ -139,7 +139,7 @@ def test_a_view_counts_as_all_that_it_keeps_alive(model):
 
 def test_memory_is_weighed_behind_the_prompt_and_at_the_end(model):
     plain, cut = (
-        weigh(MemoryRequest(point, "tiny", PROMPT, WRITTEN, 1))
+        measure(MemoryRequest(point, "tiny", PROMPT, WRITTEN, 1))
         for point in (Point(FULL), Point("sink_window", "sink_window", {"window": 28}))
     )
     assert plain.early.full == plain.early.promised == full_bytes(PROMPT + 1) and plain.late.full == full_bytes(
@@ -155,31 +155,31 @@ def full_bytes(tokens: int) -> int:
 
 
 def test_a_policy_that_is_refused_says_so():
-    bad, = weighings([MemoryRequest(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1)])
+    bad, = measure_all([MemoryRequest(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1)])
     assert "capacity" in bad.failure and bad.early is None and memory_rows([bad])[-1][:2] == ["snapkv", "failed"]
 
 
-FULL_RUN = Weight(1000, 1000, 1400, 1100)
+FULL_RUN = MemoryUse(1000, 1000, 1400, 1100)
 
 
 @pytest.mark.parametrize("own, holds", [
-    (Weight(1000, 200, 210, 320), True),
-    (Weight(1000, 200, 330, 320), False),  # storages: 670 of 800 that were promised
-    (Weight(1000, 200, 210, 430), False),  # resident: likewise
-    (Weight(1000, 1000, 1100, 1200), True),  # nothing promised
-    (Weight(1000, 1000, 1000, 1300), False),  # and yet more taken
+    (MemoryUse(1000, 200, 210, 320), True),
+    (MemoryUse(1000, 200, 330, 320), False),  # storages: 670 of 800 that were promised
+    (MemoryUse(1000, 200, 210, 430), False),  # resident: likewise
+    (MemoryUse(1000, 1000, 1100, 1200), True),  # nothing promised
+    (MemoryUse(1000, 1000, 1000, 1300), False),  # and yet more taken
 ])
 def test_memory_counts_as_freed_where_storages_and_resident_memory_are_near_the_promise(own, holds):
     assert NEAR == 0.15 and Freed.of(own, FULL_RUN).holds is holds
 
 
 def test_slack_of_the_full_cache_does_not_count_as_freed():
-    gap = Freed.of(Weight(1000, 200, 200, 300), FULL_RUN)
+    gap = Freed.of(MemoryUse(1000, 200, 200, 300), FULL_RUN)
     assert gap.storages == gap.promised == gap.resident == pytest.approx(0.8) and gap.off == pytest.approx((0, 0))
 
 
 def test_without_the_full_cache_nothing_is_compared():
-    assert freed([Weighing(FULL, failure="out of memory"), Weighing("h2o", FULL_RUN, FULL_RUN)]) == {}
+    assert freed([MemoryResult(FULL, failure="out of memory"), MemoryResult("h2o", FULL_RUN, FULL_RUN)]) == {}
 
 
 # --- steps ---
@@ -191,8 +191,8 @@ def test_every_lane_takes_every_step_and_warming_up_is_dropped(model):
 
 
 def test_a_step_reads_one_token_and_lets_the_policy_act(model):
-    lane = Driven(Point("tova", "tova", {"size": 16}), model, some_tokens(model, 40), 5)
-    lane.read()
+    lane = PolicyLane(Point("tova", "tova", {"size": 16}), model, some_tokens(model, 40), 5)
+    lane.prefill()
     for step in range(1, 6):
         lane.step()
         assert (
@@ -201,15 +201,16 @@ def test_a_step_reads_one_token_and_lets_the_policy_act(model):
 
 
 def test_a_step_is_held_against_the_plain_one_of_its_round():
-    slow, plain = Pace("slow", [2.0, 4.0, 30.0]), Pace(FULL, [1.0, 2.0, 3.0])
+    slow, plain = StepTimes("slow", [2.0, 4.0, 30.0]), StepTimes(FULL, [1.0, 2.0, 3.0])
     ratio = StepRatio.of(slow, plain)
     assert ratio.rounds == (2.0, 2.0, 10.0) and ratio.whole == 6.0 and not ratio.holds
-    assert StepRatio.of(Pace("quick", [SLOWER, 2 * SLOWER, 60.0]), plain).holds  # the median decides
+    assert StepRatio.of(StepTimes("quick", [SLOWER, 2 * SLOWER, 60.0]), plain).holds  # the median decides
 
 
 def test_lanes_that_fail_are_left_out_of_the_comparison():
     assert [
-        ratio.name for ratio in ratios([Pace(FULL, [1.0]), Pace("broken", failure="why"), Pace("fine", [1.0])])
+        ratio.name
+        for ratio in ratios([StepTimes(FULL, [1.0]), StepTimes("broken", failure="why"), StepTimes("fine", [1.0])])
     ] == ["fine"]
 
 
@@ -320,7 +321,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, c
     assert all(len(each["seconds"]) == 2 for each in told["step"]) and len(told["score"]) == 2 * (1 + 2)
     assert "caches/score.svg" in text and (tmp_path / "caches" / "score.svg").exists()
     assert (
-        all(title in text for title in ("## Score against room", "## Memory", "## A step", "bench caches"))
+        all(title in text for title in ("## Score against cache size", "## Memory", "## A step", "bench caches"))
         and "Memory" in capsys.readouterr().out
     )
 

@@ -1,6 +1,4 @@
-"""Guessing ahead is measured beside plain decoding and the library: who takes part, what is counted, and what counts as
-reached.
-"""
+"""Speculative decoding is compared with plain decoding and with the library: lanes, counts, and aims."""
 from __future__ import annotations
 
 import json
@@ -12,9 +10,15 @@ from pairs import network, pair
 
 from playground.bench.baselines import TwinModels
 from playground.bench.questions import Question
-from playground.bench.speculation.findings import FULL, MOST_WORK, matches, standings, works
+from playground.bench.speculation.findings import (
+    FULL,
+    MAX_OVERHEAD,
+    compare_with_library,
+    lane_results,
+    round_overheads,
+)
 from playground.bench.speculation.library_baselines import Library, Watched
-from playground.bench.speculation.observe import Beside, Guessed, ObservedRound, observe, rounds_of
+from playground.bench.speculation.observe import LibraryExaminer, ObservedAnswer, ObservedRound, observe, rounds_of
 from playground.bench.speculation.speculation_report import document, page, sections
 from playground.bench.speculation.speculative_lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
 from playground.cli import main
@@ -30,8 +34,8 @@ BIRD = Question("edit", "The green bird", None, chat=False)
 ASSISTED, LOOKED_UP = PAIRS[0], PAIRS[2]
 
 
-def made(entrant: str, round: int = 1, task: str = "edit", **facts) -> Guessed:
-    return Guessed(
+def made(entrant: str, round: int = 1, task: str = "edit", **facts) -> ObservedAnswer:
+    return ObservedAnswer(
         entrant,
         0,
         replace(BIRD, task=task),
@@ -75,37 +79,37 @@ def test_the_library_takes_part_where_its_counterpart_does():
 
 def test_who_does_not_guess_without_loss_is_refused_in_one_sentence():
     for name in ("nobody", "reflective", "top_p"):
-        with pytest.raises(Refusal, match=f"{name} does not guess ahead without loss here; choose some of aded, "):
+        with pytest.raises(Refusal, match=f"{name} is no lossless speculative strategy here; choose some of aded, "):
             entrants(True, [name])
 
 
 # --- what is counted ---
 
-def test_a_rounds_work_is_the_time_between_two_passes_of_the_target_without_that_of_any_forward():
+def test_the_overhead_of_a_round_is_the_time_between_target_forwards_outside_any_forward():
     events = [event(1.0, Forward(phase="prefill", seconds=0.9)), event(1.0, Draft(tokens=[4, 5], parents=[-1, 0])),
               event(1.5, Forward(seconds=0.3)),  # 0.5 s, of which 0.3 in the forward
               event(1.7, Forward(stream="draft", seconds=0.1)), event(1.8, Forward(stream="draft", seconds=0.1)),
               # 0.9 s, of which 0.7 in forwards
               event(1.8, Draft(tokens=[4], parents=[-1])), event(2.4, Forward(seconds=0.5))]
-    assert [found.guesses for found in rounds_of(events)] == [2, 1]
-    assert [found.work for found in rounds_of(events)] == pytest.approx([0.2, 0.2])
-    assert [found.passes for found in rounds_of(events)] == [0, 2]
+    assert [found.draft_tokens for found in rounds_of(events)] == [2, 1]
+    assert [found.overhead for found in rounds_of(events)] == pytest.approx([0.2, 0.2])
+    assert [found.other_forwards for found in rounds_of(events)] == [0, 2]
 
 
-def test_guesses_of_the_library_are_tested_up_to_the_first_that_falls():
+def test_draft_tokens_of_the_library_are_tested_up_to_the_first_rejected_one():
     watched = Watched()
     watched.put(torch.tensor([[1, 2, 3]]))
     for fed, came in (([1, 2, 3, 7, 8, 9], [7, 8, 4]), ([4, 5, 6], [5, 6, 0]), ([0], [2]), ([2, 3], [9])):
-        watched.fed(torch.nn.Identity(), (), {"input_ids": torch.tensor([fed])})
+        watched.before_target_forward(torch.nn.Identity(), (), {"input_ids": torch.tensor([fed])})
         watched.put(torch.tensor(came))
-    assert watched.guessed == [[7, 8, 9], [5, 6], [], [3]] and watched.ids == [7, 8, 4, 5, 6, 0, 2, 9]
+    assert watched.drafts == [[7, 8, 9], [5, 6], [], [3]] and watched.ids == [7, 8, 4, 5, 6, 0, 2, 9]
     assert watched.trials() == [(2, 3), (2, 2), (0, 1)]
 
 
 def test_a_guess_that_ends_the_text_stands_and_those_behind_it_are_not_tested():
     watched = Watched()
     watched.put(torch.tensor([[1]]))
-    watched.fed(torch.nn.Identity(), (), {"input_ids": torch.tensor([[1, 6, 2, 8]])})
+    watched.before_target_forward(torch.nn.Identity(), (), {"input_ids": torch.tensor([[1, 6, 2, 8]])})
     watched.put(torch.tensor([6, 2]))
     assert watched.trials() == [(1, 1), (1, 1)]
 
@@ -118,15 +122,15 @@ def loaded(model) -> TwinModels:
 
 
 @pytest.fixture(scope="module")
-def answers() -> list[Guessed]:
+def answers() -> list[ObservedAnswer]:
     """Three lanes and the library on small models that guess badly, twice."""
     models, lanes = pair(), [*entrants(True, ["draft_model", "prompt_lookup"])]
     library = {
         found.theirs: Library.of(found, loaded(models.target), loaded(models.draft), 12)
         for found in (ASSISTED, LOOKED_UP)
     }
-    examiner = Beside(models, Limits(max_new_tokens=12), lambda question, text: None, library)
-    everyone = examiner.everyone([lane for lane in lanes if lane.name in (PLAIN, ASSISTED.ours, LOOKED_UP.ours)])
+    examiner = LibraryExaminer(models, Limits(max_new_tokens=12), lambda question, text: None, library)
+    everyone = examiner.entrants([lane for lane in lanes if lane.name in (PLAIN, ASSISTED.ours, LOOKED_UP.ours)])
     return list(
         observe(
             examiner,
@@ -137,13 +141,13 @@ def answers() -> list[Guessed]:
     )
 
 
-def test_the_library_writes_our_text_and_its_guesses_are_counted_as_ours_are(answers):
+def test_the_library_writes_our_text_and_its_draft_tokens_are_counted_as_ours(answers):
     assert len(answers) == 5 * 2 * 2 and not any(answer.failure for answer in answers)
     ours = {(answer.number, answer.round): answer.token_ids for answer in answers if answer.entrant == PLAIN}
     assert all(answer.token_ids == ours[answer.number, answer.round] for answer in answers)
     for answer in answers:
         if answer.entrant in (ASSISTED.theirs, LOOKED_UP.theirs):
-            passes = answer.forwards["target"] + 1  # the prompt's, which checks guesses too
+            passes = answer.forwards["target"] + 1  # the prefill, which verifies draft tokens too
             # each pass gives a token of its own, the last perhaps not
             assert passes + answer.accepted - len(answer.token_ids) in (0, 1)
             assert answer.accepted <= answer.tested and answer.seconds > 0 and not answer.rounds
@@ -154,14 +158,14 @@ def test_the_library_writes_our_text_and_its_guesses_are_counted_as_ours_are(ans
 def test_a_lane_has_a_round_for_each_pass_of_the_target(answers):
     lanes = [answer for answer in answers if answer.entrant in (PLAIN, ASSISTED.ours)]
     assert lanes and all(len(answer.rounds) == answer.forwards["target"] for answer in lanes)
-    assert all(found.guesses == 0 for answer in lanes for found in answer.rounds if answer.entrant == PLAIN)
+    assert all(found.draft_tokens == 0 for answer in lanes for found in answer.rounds if answer.entrant == PLAIN)
     assert all(
-        0 < found.guesses <= ASSISTED.guesses
+        0 < found.draft_tokens <= ASSISTED.depth
         for answer in lanes
         for found in answer.rounds[:1]
         if answer.entrant == ASSISTED.ours
     )
-    assert all(sum(found.work for found in answer.rounds) < answer.clock for answer in lanes)
+    assert all(sum(found.overhead for found in answer.rounds) < answer.clock for answer in lanes)
 
 
 def test_what_was_measured_can_be_read_back_and_names_its_command(answers):
@@ -170,7 +174,7 @@ def test_what_was_measured_can_be_read_back_and_names_its_command(answers):
     assert {work["entrant"] for work in found["work"]} == {PLAIN, ASSISTED.ours, LOOKED_UP.ours}
     text = page({"settings": {"model": "toy"}, "machine": {"cores": 2}}, answers, [ASSISTED])
     assert (
-        "python -m playground bench guessing" in text
+        "python -m playground bench speculation" in text
         and "| cores | 2 |" in text
         and f"| {ASSISTED.ours} | {ASSISTED.theirs} | edit |" in text
     )
@@ -183,7 +187,7 @@ def test_an_aim_is_reached_by_the_median_of_the_rounds_with_the_same_text_and_no
     def reaches(times: list[float], **facts) -> bool:
         plain = [made(PLAIN, round, task) for round in (1, 2, 3)]
         lane = [made("fast", round, task, **{"seconds": 1 / speed, **facts}) for round, speed in enumerate(times, 1)]
-        return standings(plain + lane)[1].reaches
+        return lane_results(plain + lane)[1].reaches
 
     aim = AIMS[task]
     assert reaches([aim / 2, aim * 1.01, aim * 2]) and not reaches([aim * 2, aim * 0.99, aim / 2])
@@ -191,18 +195,18 @@ def test_an_aim_is_reached_by_the_median_of_the_rounds_with_the_same_text_and_no
 
 
 def test_where_no_speed_is_asked_for_none_is_reached():
-    assert not standings([made(PLAIN, task="lists"), made("fast", task="lists", seconds=0.01)])[1].reaches
+    assert not lane_results([made(PLAIN, task="lists"), made("fast", task="lists", seconds=0.01)])[1].reaches
 
 
 def compared(ours: dict, theirs: dict, task: str = "edit"):
-    (match,) = matches(
+    (match,) = compare_with_library(
         [made(PLAIN, task=task), made(ASSISTED.ours, task=task, **ours), made(ASSISTED.theirs, task=task, **theirs)],
         [ASSISTED],
     )
     return match
 
 
-def test_ours_is_slower_by_the_clock_and_accepts_less_by_the_share_of_the_guesses_that_stood():
+def test_ours_is_slower_by_the_clock_and_accepts_less_by_the_acceptance_rate():
     assert (
         compared({"seconds": 2.0}, {"seconds": 1.0}).slower and not compared({"seconds": 1.0}, {"seconds": 2.0}).slower
     )
@@ -216,18 +220,20 @@ def test_ours_is_slower_by_the_clock_and_accepts_less_by_the_share_of_the_guesse
 
 def test_full_rounds_alone_say_whether_the_work_takes_too_long():
     def work(*rounds: ObservedRound):
-        found, = works([made("lane", rounds=list(rounds))])
+        found, = round_overheads([made("lane", rounds=list(rounds))])
         return found
 
-    full, small = ObservedRound(64, MOST_WORK * 2, 30), ObservedRound(FULL[0] - 1, MOST_WORK * 9, 10)
+    full, small = ObservedRound(64, MAX_OVERHEAD * 2, 30), ObservedRound(FULL[0] - 1, MAX_OVERHEAD * 9, 10)
     assert (
-        work(full, small).too_long and work(full, small).full == 1 and work(full, small).full_seconds == MOST_WORK * 2
+        work(full, small).too_long
+        and work(full, small).full == 1
+        and work(full, small).full_seconds == MAX_OVERHEAD * 2
     )
     assert work(full, small).passes == 20  # the median of all
     assert (
         not work(small).too_long
         and work(small).full_seconds is None
-        and not work(full._replace(work=MOST_WORK / 2), small).too_long
+        and not work(full._replace(overhead=MAX_OVERHEAD / 2), small).too_long
     )
 
 
@@ -241,12 +247,12 @@ def test_tables_say_which_lanes_reach_an_aim_and_where_ours_falls_short():
     tables = {title: rows for title, _, rows in sections(found, [ASSISTED])}
     assert tables["Aims"][1] == ["edit", "4", "quick", "5.00", "quick"]
     assert [row[0] for row in tables["Edit"] if row[2].startswith("reaches")] == ["quick"]
-    assert tables["Beside the library"][1][-1] == "slower"
+    assert tables["Compared with the library"][1][-1] == "slower"
 
 
 def test_names_of_a_pair_say_what_is_equal():
     assert Pair("draft_model:depth=5", "assisted", 5).theirs == "generate, assisted, 5"
-    assert all(f"depth={found.guesses}" in found.ours for found in PAIRS)
+    assert all(f"depth={found.depth}" in found.ours for found in PAIRS)
 
 
 # --- the command ---
@@ -257,7 +263,7 @@ def test_the_command_measures_prints_and_writes(tmp_path, capsys):
         main(
             [
                 "bench",
-                "guessing",
+                "speculation",
                 "--only",
                 "prompt_lookup",
                 "--tasks",
@@ -286,13 +292,13 @@ def test_the_command_measures_prints_and_writes(tmp_path, capsys):
     }
     assert all(row["same_text"] == row["compared"] == 1 for row in found["table"]) and found["failures"] == []
     assert found["settings"]["questions"] == 1 and found["machine"]["torch"]
-    assert "Beside the library" in told and "## Facts" in page_file.read_text()
+    assert "Compared with the library" in told and "## Facts" in page_file.read_text()
 
 
 def test_a_task_or_lane_there_is_none_of_is_refused_before_anything_is_loaded(capsys):
     assert (
         main(["bench", "guessing", "--tasks", "knitting"])
-        == main(["bench", "guessing", "--only", "knitting", "--model", "nowhere"])
+        == main(["bench", "speculation", "--only", "knitting", "--model", "nowhere"])
         == 2
     )
     assert capsys.readouterr().err.count("knitting") == 2

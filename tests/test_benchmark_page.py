@@ -29,11 +29,11 @@ from playground.ui import benchmark_page as benchmark
 from playground.ui import gallery
 from playground.ui.benchmark_page import Forecast, SurveyVisit
 from playground.ui.pages import build
-from playground.ui.results_table import MEANINGS, answers_to, told
+from playground.ui.results_table import MEANINGS, answers_to, table_value
 from playground.ui.settings import WIDEST, Rules, Settings
 from playground.ui.site import Site
-from playground.ui.survey_run import MOST_LETTERS, Asking, SurveySettings, asking, judge_for, written
-from playground.ui.theme import dress
+from playground.ui.survey_run import MOST_LETTERS, SurveySession, SurveySettings, judge_for, survey_session, written
+from playground.ui.theme import theme_options
 from playground.ui.worker import Worker
 
 pytestmark = pytest.mark.bench
@@ -43,7 +43,10 @@ GREEDY, GUESSING, NEEDY = (
     {"strategy": "speculative", "extras": [["draft_model", {"depth": 3}]]},
     {"strategy": "greedy", "extras": [["cad", {}]]},
 )  # cad wants a passage, which these questions do not have
-OWN = '{"task": "birds", "prompt": "The green bird", "answer": "x"}\n{"task": "foxes", "prompt": "The red fox", "answer": "e", "contains": true}\n'
+OWN = (
+    '{"task": "birds", "prompt": "The green bird", "answer": "x"}\n{"task": "foxes", "prompt": "The red fox", "answer":'
+    ' "e", "contains": true}\n'
+)
 TWO = SurveySettings(lanes=[GREEDY, GUESSING, NEEDY], tasks=[], own=OWN, length=12, repeats=2, seed=3)
 ENDLESS = replace(TWO, lanes=[GREEDY, GUESSING], repeats=999)
 HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
@@ -53,7 +56,7 @@ HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
 def address():
     """The whole site over random models, in this process."""
     demo = build(Site(load=lambda *names, **how: pair()))
-    yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1]
+    yield demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1]
     demo.close()
 
 
@@ -148,7 +151,7 @@ def test_a_single_question_shows_what_everybody_wrote(asked):
         section = shown.locator("section").filter(has=asked.get_by_role("heading", name=name, exact=True))
         assert section.locator("pre").first.text_content() == text
         expect(section.locator(".facts b").first).to_have_text("right" if "e" in text else "wrong")
-    expect(shown.locator("section").last).to_contain_text("Not asked: the question does not bring a passage.")
+    expect(shown.locator("section").last).to_contain_text("Not asked: the question does not provide a passage.")
 
 
 def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(asked):
@@ -164,7 +167,7 @@ def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(aske
 
 
 def test_a_strategy_that_cannot_says_so_in_its_row_and_the_others_answer(asked):
-    expect(asked.locator("[data-task='birds'] tr[data-row='2'] .note")).to_contain_text("does not bring a passage")
+    expect(asked.locator("[data-task='birds'] tr[data-row='2'] .note")).to_contain_text("does not provide a passage")
     assert cells(asked)[2][-1] == "" and [line[2] for line in cells(asked)[:2]] == ["12", "12"]
 
 
@@ -199,7 +202,7 @@ def test_lines_that_are_no_questions_are_named_beside_them(page, address, tmp_pa
     visit(page, address, replace(TWO, own=""))
     page.locator("#brought .label-wrap").click()
     page.locator("#brought input[type='file']").set_input_files(tmp_path / "bad.jsonl")
-    expect(page.locator("#own-notice")).to_contain_text("Line 3 of bad.jsonl: prompt is a text")
+    expect(page.locator("#own-notice")).to_contain_text("Line 3 of bad.jsonl: prompt must be a text")
     page.locator("#brought input[type='file']").set_input_files(tmp_path / "good.jsonl")
     expect(page.locator("#own textarea")).to_have_value(OWN)
     expect(page.locator("#own-notice p")).to_be_empty()
@@ -326,7 +329,7 @@ def test_every_task_and_every_column_has_words():
 def test_a_survey_gives_others_their_turn_between_two_forwards():
     worker, models = Worker(), pair()
     long, run = (
-        worker.take(asking(models, ENDLESS, Rules(answers=10_000))),
+        worker.take(survey_session(models, ENDLESS, Rules(answers=10_000))),
         prepare(models, [LaneConfig("greedy")], Prompt("The red fox"), Limits(0, 8)),
     )
     other = worker.take(run)
@@ -336,7 +339,7 @@ def test_a_survey_gives_others_their_turn_between_two_forwards():
 
 
 def test_what_the_worker_serves_answers_as_the_survey_itself():
-    run = Worker().take(asking(pair(), TWO, Rules()))
+    run = Worker().take(survey_session(pair(), TWO, Rules()))
     served = [answer for frame in run.frames() if frame for answer in frame["events"]]
     alone = [*survey(pair(), TWO.entrants(), TWO.questions(Rules()), TWO.repeats, Limits(TWO.seed, TWO.length))]
     assert [(one.entrant, one.number, one.round, one.token_ids, one.forwards) for one in served] \
@@ -353,7 +356,7 @@ def test_a_survey_that_is_stopped_drops_the_answer_under_way():
         finally:
             closed.append(True)
 
-    session = Asking(endless())
+    session = SurveySession(endless())
     assert session.advance() == [] and not session.finished
     assert session.stop() == [] and session.finished and closed == [True]
 
@@ -361,7 +364,7 @@ def test_a_survey_that_is_stopped_drops_the_answer_under_way():
 def test_seconds_are_only_those_of_ones_own_turns(monkeypatch):
     ticks, others = count(), []
     monkeypatch.setattr("playground.bench.survey.perf_counter", lambda: next(ticks) + 1000 * len(others))
-    session, answers = asking(pair(), replace(TWO, lanes=[GREEDY], repeats=1), Rules()), []
+    session, answers = survey_session(pair(), replace(TWO, lanes=[GREEDY], repeats=1), Rules()), []
     while not session.finished:
         answers += session.advance()
         others.append("a turn of a thousand seconds")
@@ -375,7 +378,7 @@ def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
     visit_ = SurveyVisit(replace(TWO, repeats=4), entrants, [question])
     visit_.answers = [Answer("greedy", 0, question, round, 0, seconds=2.0) for round in (1, 2)]
     forecast = Forecast(visit_)
-    forecast.hear(visit_.answers)
+    forecast.add(visit_.answers)
     assert forecast.left == 2 * 2.0 * (4.0 / 2.0)
 
 
@@ -387,7 +390,7 @@ def test_marks_tell_right_from_wrong_from_failed_from_unknown_from_not_asked():
     answers = [Answer("a", 0, bird, 1, 0, score=1.0, seconds=1.0), Answer("a", 0, bird, 2, 0, score=0.0, seconds=1.0),
                Answer("b", 0, bird, 1, 0, failure="It broke."),
                Answer("a", 1, unknown, 1, 0, text="?", seconds=1.0), Answer("b", 2, fox, 1, 0, lacking="a passage")]
-    asked = told([Entrant(name, LaneConfig("greedy")) for name in "ab"], [bird, unknown, fox], answers)["asked"]
+    asked = table_value([Entrant(name, LaneConfig("greedy")) for name in "ab"], [bird, unknown, fox], answers)["asked"]
     assert [one["marks"] for one in asked] == [[0.5, "failed"], ["written", None], [None, "unasked"]]
 
 
@@ -397,8 +400,8 @@ def test_who_was_not_asked_did_not_fail():
         [Answer("a", 0, bird, 1, 0, lacking="a passage", reason="not asked")],
         [Entrant("a", LaneConfig("greedy"))],
     )
-    [row] = told(entrants, [bird], answers)["sections"][0]["rows"]
-    assert row["failure"] == "" and row["remark"] == "Not asked: the question does not bring a passage."
+    [row] = table_value(entrants, [bird], answers)["sections"][0]["rows"]
+    assert row["failure"] == "" and row["remark"] == "Not asked: the question does not provide a passage."
     html = answers_to(bird, 0, entrants, answers)
     assert "not asked" in html and "a passage" in html and "failed" not in html and "failure" not in html
 

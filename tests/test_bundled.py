@@ -14,8 +14,9 @@ STORY = "Tell me a story about Mia."
 RECORD = ("JSON, please: {owner: text, sells: [text], size: small|medium|large}\n"
           "The shop of Zabeast sells bread and fish, and it is large.")
 EDIT = (
-    "My editor says: One more in front: Nobody heard the cat behind the chair.\nIt rained in Brurin for 18 days. Dogarn sold the hunter some pears. "
-    "A purple hen ran through Leavaim. The path to Serith was muddy. The potter painted the broom red."
+    "My editor says: One more in front: Nobody heard the cat behind the chair.\nIt rained in Brurin for 18 days. Dogarn"
+    " sold the hunter some pears. A purple hen ran through Leavaim. The path to Serith was muddy. The potter painted"
+    " the broom red."
 )
 LANES = [LaneConfig("speculative", extras=[(drafter, knobs), (verifier, {})])
          for drafter, knobs in (("draft_model", {}), ("draft_model", {"width": 3}), ("prompt_lookup", {}))

@@ -19,7 +19,7 @@ from playground.events import Commit, Draft
 from support.laws import AT_ONE
 from support.speculation import guessing
 
-stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
+stand = __import__(find("stand").__module__, fromlist=["NGramDistributions"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
 
 RUNS = 3
@@ -55,8 +55,8 @@ def full(name: str):
         drafter._table = DenseTable()
     elif name == "stand":
         drafter = find(name)(64)
-        drafter._thoughts = stand.Thoughts()
-        drafter._thoughts.known = {
+        drafter._memory = stand.NGramDistributions()
+        drafter._memory.known = {
             (token,): ({(token + i * i) % 100: 0.1 for i in range(10)}, 3) for token in range(8000)
         }
     else:

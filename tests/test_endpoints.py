@@ -160,12 +160,12 @@ def test_a_lane_that_fails_says_why_and_the_others_are_told(client):
 @pytest.mark.parametrize("lanes, more, sentence", [
     ([], {}, "There is no lane to run"),
     ([GREEDY] * 5, {}, "list of one to 4"),
-    ([GREEDY, {"name": "greedy"}], {}, "Lane 2 is not understood"),
-    ([{"strategy": "greedy", "extras": ["top_p"]}], {}, "Lane 1 is not understood"),
-    ([{"strategy": "greedy", "knobs": {"file": "/etc/passwd"}}], {}, "Lane 1 is not understood"),
+    ([GREEDY, {"name": "greedy"}], {}, "Lane 2 is malformed"),
+    ([{"strategy": "greedy", "extras": ["top_p"]}], {}, "Lane 1 is malformed"),
+    ([{"strategy": "greedy", "knobs": {"file": "/etc/passwd"}}], {}, "Lane 1 is malformed"),
     ([{"strategy": "gredy"}], {}, "Did you mean greedy"),
     ([GREEDY], {"mode": "chatt"}, "mode must be one of raw, chat, not 'chatt'"),
-    ([GREEDY], {"length": 100_000}, "number of tokens must lie between"),
+    ([GREEDY], {"length": 100_000}, "number of tokens must be from 1 to"),
     ([GREEDY], {"seed": "3"}, "seed must be a whole number"),
     ([GREEDY], {"model": "/no/such/folder"}, "no folder /no/such/folder"),
 ])
@@ -182,7 +182,7 @@ def test_a_public_page_keeps_its_limits_for_programs(pair):
     demo, address = opened(Site(ModelRequest(pair.target, pair.draft), Rules.for_visitors()))
     try:
         client = Client(address, verbose=False)
-        assert "between 1 and 256" in refused(client, GREEDY, length=300)
+        assert "from 1 to 256" in refused(client, GREEDY, length=300)
         assert "only the models in its list" in refused(client, GREEDY, model=pair.target)
     finally:
         demo.close()

@@ -10,7 +10,15 @@ from torch import nn
 from toys import byte_tokenizer
 
 from playground.engine.forward_input import ForwardInput
-from playground.engine.fused_llama import DTYPES, KINDS, LARGE, SMALL, FusedLlama, Product, fast_path
+from playground.engine.fused_llama import (
+    DTYPES,
+    MODEL_TYPES,
+    ONEDNN_FROM,
+    REORDER_UP_TO,
+    FusedLinear,
+    FusedLlama,
+    build_fused_llama,
+)
 from playground.engine.hooks import Call, LayerPlan
 from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
@@ -30,17 +38,17 @@ def rows(model: Model, plan: LayerPlan) -> tuple[torch.Tensor, dict]:
 
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_whatever_the_plan_both_ways_give_the_same_rows(kind, plan):
     lean, library = (Model(tiny(kind), byte_tokenizer(), kind) for _ in range(2))
-    assert lean.fast is not None
-    library.fast = None
+    assert lean.fused is not None
+    library.fused = None
     (ours, kept), (theirs, expected) = rows(lean, plan), rows(library, plan)
     assert (ours - theirs).abs().max() < 1e-9
     assert kept.keys() == expected.keys() and all((kept[layer] - expected[layer]).abs().max() < 1e-9 for layer in kept)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_in_short_numbers_it_rounds_no_worse_than_the_library(kind):
     ids, exact = torch.tensor([TEXT]), tiny(kind)
     expected = exact(input_ids=ids, use_cache=False).logits[0]
@@ -52,12 +60,12 @@ def test_in_short_numbers_it_rounds_no_worse_than_the_library(kind):
     assert (ours - expected).abs().mean() < 1.25 * (theirs - expected).abs().mean()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_no_weight_is_held_twice(kind):
     network = tiny(kind)
     before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
     held = sum(weight.untyped_storage().nbytes() for weight in network.parameters())
-    fast_path(network, 64)
+    build_fused_llama(network, 64)
     storages = {
         weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in network.parameters()
     }
@@ -67,7 +75,7 @@ def test_no_weight_is_held_twice(kind):
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2", "gpt_neox", "phi3", "smollm3", "granite", "mixtral"])
 def test_other_kinds_go_the_librarys_way(kind):
-    assert fast_path(tiny(kind), 64) is None
+    assert build_fused_llama(tiny(kind), 64) is None
 
 
 def test_a_network_with_an_unusual_part_goes_the_librarys_way():
@@ -77,13 +85,13 @@ def test_a_network_with_an_unusual_part_goes_the_librarys_way():
     packed, curved = tiny("llama"), tiny("llama")
     packed.model.layers[1].mlp.up_proj = Packed(32, 48, bias=False)
     curved.model.layers[0].mlp.act_fn = nn.GELU()
-    assert [fast_path(network, 64) for network in (packed, curved)] == [None] * 2
+    assert [build_fused_llama(network, 64) for network in (packed, curved)] == [None] * 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_processor_takes_it_whatever_numbers_the_weights_are(dtype):
     """Short ones too: without it a lane in bfloat16 took longer than the library."""
-    assert Model(tiny("llama", dtype=dtype), byte_tokenizer(), "llama").fast is not None
+    assert Model(tiny("llama", dtype=dtype), byte_tokenizer(), "llama").fused is not None
 
 
 @pytest.mark.parametrize("dtype, off", [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=str)
@@ -91,11 +99,11 @@ def test_a_processor_takes_it_whatever_numbers_the_weights_are(dtype):
 @pytest.mark.parametrize("bias", [False, True], ids=["without a bias", "with a bias"])
 @pytest.mark.parametrize("count", [1, 2, 16, 100])
 def test_a_large_product_is_the_layers_up_to_rounding(count, bias, packed, dtype, off):
-    layer = nn.Linear(LARGE // 256, 256, bias=bias, dtype=dtype)
-    states = torch.randn(count, LARGE // 256, generator=torch.Generator().manual_seed(0)).to(dtype)
-    product = Product.of(layer)
+    layer = nn.Linear(ONEDNN_FROM // 256, 256, bias=bias, dtype=dtype)
+    states = torch.randn(count, ONEDNN_FROM // 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    product = FusedLinear.of(layer)
     if packed:
-        product.pack()
+        product.reorder()
     with torch.inference_mode():
         found, exact = product(states), layer.double()(states.double())
     assert found.shape == (count, 256) and found.dtype == dtype
@@ -103,22 +111,22 @@ def test_a_large_product_is_the_layers_up_to_rounding(count, bias, packed, dtype
 
 
 def test_in_float64_a_block_keeps_all_its_digits():
-    layer = nn.Linear(LARGE // 256, 256, dtype=torch.float64)
+    layer = nn.Linear(ONEDNN_FROM // 256, 256, dtype=torch.float64)
     product, states = (
-        Product.of(layer),
-        torch.randn(16, LARGE // 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+        FusedLinear.of(layer),
+        torch.randn(16, ONEDNN_FROM // 256, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
     )
-    product.pack()
+    product.reorder()
     with torch.inference_mode():
         assert (product(states) - layer(states)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("most, small", [(SMALL, True), (0, False)], ids=["small", "large"])
+@pytest.mark.parametrize("most, small", [(REORDER_UP_TO, True), (0, False)], ids=["small", "large"])
 def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, small, dtype):
-    monkeypatch.setattr("playground.engine.fused_llama.SMALL", most)
-    monkeypatch.setattr("playground.engine.fused_llama.LARGE", 1)
-    products = [product for layer in FusedLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.products]
+    monkeypatch.setattr("playground.engine.fused_llama.REORDER_UP_TO", most)
+    monkeypatch.setattr("playground.engine.fused_llama.ONEDNN_FROM", 1)
+    products = [product for layer in FusedLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.linears]
     # not every processor computes in bfloat16
     twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    assert products and all(product._read.is_mkldnn is twice for product in products)
+    assert products and all(product._reordered.is_mkldnn is twice for product in products)

@@ -224,7 +224,7 @@ def test_a_trace_with_parts_replaced_is_read_or_refused(document: Any):
 @fuzz
 @given(changed({"headers": sound()["lanes"], "events": sound()["events"]}))
 def test_headers_and_events_of_a_frame_are_read_or_refused(document: Any):
-    assume(isinstance(document, dict))
+    assume(isinstance(document, dict) and {"headers", "events"} <= document.keys())
     try:
         trace = trace_of(document["headers"], document["events"])
     except Refusal:

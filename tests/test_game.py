@@ -17,7 +17,7 @@ from playground.ui import game_page as game
 from playground.ui.pages import build
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
-from playground.ui.theme import dress
+from playground.ui.theme import theme_options
 
 HOSTILE = "<img src=x onerror=\"window.struck = 1\"> & <b>Mia</b>"
 PIECES = (" fox", " crow", " hen", " duck", " bee")
@@ -56,7 +56,7 @@ def test_a_token_is_told_with_the_odds_and_the_entropy_of_its_step():
     trace = Trace(
         [Header(prompt="The red", prompt_ids=[1, 2])], [Stamped(0, i, 0.0, event) for i, event in enumerate(events)]
     )
-    told = game.told(trace, reads=False)
+    told = game.game_text(trace, reads=False)
     assert told["opening"] == ["The red"] and told["ids"] == [1, 2]
     (found,) = told["tokens"]
     assert found["entropy"] == pytest.approx(2) and found["p"] == pytest.approx(0.25)
@@ -65,7 +65,7 @@ def test_a_token_is_told_with_the_odds_and_the_entropy_of_its_step():
 
 def test_a_text_that_is_read_begins_with_its_first_token():
     trace = Trace([Header(prompt="The red fox", prompt_ids=[1], prompt_pieces=["The"])])
-    assert game.told(trace, reads=True)["opening"] == ["The"]
+    assert game.game_text(trace, reads=True)["opening"] == ["The"]
 
 
 @pytest.mark.parametrize("way", ["greedy", "sample", "score"])
@@ -105,7 +105,7 @@ def test_every_offer_can_be_played_even_by_strangers():
     ],
 )
 def test_a_typed_word_that_is_none_is_refused_in_a_sentence(asked):
-    assert game.odds_over(Site(load=never))(asked)["refused"].endswith(".")
+    assert game.probability_lookup(Site(load=never))(asked)["refused"].endswith(".")
 
 
 def never(*names, **how):
@@ -321,7 +321,7 @@ def models():
 @pytest.fixture(scope="module")
 def address(models):
     demo = build(Site(load=lambda *names, **how: models))
-    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **dress())
+    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **theme_options())
     yield address
     demo.close()
 
@@ -381,7 +381,9 @@ def test_a_given_text_is_read_and_its_own_tokens_come(page, address, models):
 
 def test_a_word_beyond_the_ten_likeliest_gets_the_models_odds_of_it(address, models):
     ids = models.target.tokens.encode("The red fox listens to the")
-    found = game.odds_over(Site(load=lambda *names, **how: models))({"ids": ids, "word": "zeppelin", "spaced": False})
+    found = game.probability_lookup(Site(load=lambda *names, **how: models))(
+        {"ids": ids, "word": "zeppelin", "spaced": False}
+    )
     longer = playground.score(models.target.tokens.decode([*ids, found["id"]]), models=models)[0]
     assert " zeppelin".startswith(found["piece"]) and found["p"] == pytest.approx(
         math.exp(longer.logprobs[-1]), abs=1e-6
@@ -397,7 +399,7 @@ def test_a_refusal_stands_beside_its_cause_and_the_game_before_it_stays(page, ad
     page.fill("#length input", "0")
     page.fill("#prompt textarea", "The fox")
     page.click("#run")
-    expect(page.locator("#numbers-notice")).to_contain_text("must lie between 1 and")
+    expect(page.locator("#numbers-notice")).to_contain_text("must be from 1 to")
 
 
 def test_a_hostile_prompt_stays_text(page, address):
@@ -410,12 +412,12 @@ def test_an_example_fills_the_controls_and_a_link_keeps_the_rounds(page, address
     visit(page, address, choices="above=2&options=5")
     assert page.locator(".game .bound").input_value() == "2"
     page.click("#example input")
-    page.get_by_role("option", name="To read:").first.click()
-    expect(page.locator("#prompt textarea")).to_have_value(game.offers()[-game.TOLD][1].prompt)
+    page.get_by_role("option", name="To score:").first.click()
+    expect(page.locator("#prompt textarea")).to_have_value(game.offers()[-game.TALES_OFFERED][1].prompt)
     expect(page.locator("#length")).to_be_hidden()
     page.click("#share")
     expect(page).not_to_have_url(f"{address}game?s={TALE.to_code()}#above=2&options=5")
-    assert "#above=2&options=5" in page.url and game.offers()[-game.TOLD][1].to_code() in page.url
+    assert "#above=2&options=5" in page.url and game.offers()[-game.TALES_OFFERED][1].to_code() in page.url
 
 
 def test_nothing_sticks_out_sideways(page, address):

@@ -336,8 +336,8 @@ def test_closing_leaves_no_process_and_no_descriptor(model):
 
 def test_the_compiler_ends_with_the_process_that_started_it():
     program = (
-        "import sys; from playground.engine.grammar_client import Compiler; made = Compiler(); made.compile('syncode', 'start: /a/');"
-        "print(made.pid, flush=True); import os; os._exit(9)"
+        "import sys; from playground.engine.grammar_client import Compiler; made = Compiler(); made.compile('syncode',"
+        " 'start: /a/');print(made.pid, flush=True); import os; os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     pid, deadline = int(done.stdout), perf_counter() + 10

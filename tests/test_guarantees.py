@@ -21,7 +21,7 @@ from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
-from playground.engine.sampling import leftover
+from playground.engine.sampling import residual_distribution
 from playground.trace import metrics
 from support.laws import (
     AT_ONE,
@@ -132,7 +132,7 @@ def swaps_p_and_q(lm, tree, rows, node, children) -> Ruling:
     q, token = tree.q[child], tree.tokens[child]
     if lm.flip(min(1.0, float(q[token] / p[token])), rows.position(node))[0]:
         return Ruling(child)
-    return Ruling(None, lm.draw(leftover(p, q), rows.position(node), "redraw"))
+    return Ruling(None, lm.draw(residual_distribution(p, q), rows.position(node), "redraw"))
 
 
 def distinct(draw, q) -> list[int]:

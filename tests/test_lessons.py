@@ -22,7 +22,7 @@ from playground.ui.lessons import SHOWN, lessons, read_lesson, settings_of
 from playground.ui.pages import build
 from playground.ui.settings import Rules
 from playground.ui.site import Site
-from playground.ui.theme import dress
+from playground.ui.theme import theme_options
 
 LESSON = "guessing-ahead"
 SUBJECTS = {
@@ -99,28 +99,28 @@ def test_a_lesson_is_read_and_settings_hold_from_step_to_step(tmp_path):
     "text, told",
     [
         ("A lesson\n", "line 1: 'key: value' is expected"),
-        ("title: A lesson\ntitel: x\n", "line 2: titel is none of"),
+        ("title: A lesson\ntitel: x\n", "line 2: titel is not one of"),
         (HEAD.replace("minutes: 3", "minutes: three") + STEP, "line 2: the value of minutes cannot be read"),
         (HEAD.replace("minutes: 3\n", "") + STEP, "line 1: minutes is missing"),
-        (HEAD.replace("3", "true") + STEP, "line 2: true is no value for minutes"),
+        (HEAD.replace("3", "true") + STEP, "line 2: true is not a value of minutes"),
         (HEAD, "line 1: the lesson has no step"),
-        (HEAD + "mode: song\n" + STEP, "line 6: song is no value for mode"),
+        (HEAD + "mode: song\n" + STEP, "line 6: song is not a value of mode"),
         (HEAD + "\n## First\n\nWords.\n", "line 7: show is missing"),
-        (HEAD + "\n## First\nshow: moon\n", "line 8: moon is no value for show"),
+        (HEAD + "\n## First\nshow: moon\n", "line 8: moon is not a value of show"),
         (HEAD + "\n## First\nshow: prompt\nlanes: [{\n", "line 9: the value of lanes cannot be read"),
         (HEAD + STEP + CHOICES, "line 13: 'key: value' is expected"),
-        (HEAD + STEP + "\n" + CHOICES, "line 7: there is an answer in this step and no question"),
+        (HEAD + STEP + "\n" + CHOICES, "line 7: this step has an answer but no question"),
         (HEAD + STEP + ASKED, "line 7: a question has either choices or a line 'guess:'"),
         (HEAD + STEP + ASKED + "- few | under 3\n", "line 17: a choice is"),
         (
             HEAD + STEP + ASKED + "- many | otherwise\n- few | below 3\n- more | otherwise\n",
-            "line 7: the limits of the choices must grow",
+            "line 7: the limits of the choices must increase",
         ),
         (
             HEAD + STEP + ASKED.replace("tokens(1)", "tokens(2)") + CHOICES,
             "asks about a lane that this step does not have",
         ),
-        (HEAD + STEP + ASKED.replace("tokens(1)", "tokens of lane 1") + CHOICES, "is no reading such as"),
+        (HEAD + STEP + ASKED.replace("tokens(1)", "tokens of lane 1") + CHOICES, "is neither a reading such as"),
     ],
 )
 def test_a_malformed_lesson_gets_a_sentence_with_its_file_and_line(tmp_path, text, told):
@@ -143,7 +143,7 @@ def address(begun):
         return begun[-1]
 
     demo = build(Site(prepare=prepare))
-    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **dress())[1]
+    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **theme_options())[1]
     demo.close()
 
 
@@ -190,16 +190,20 @@ def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
     frame = json.dumps(
         recording([asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events])
     )
-    return page.evaluate("""([code, frame, asked]) => new Function("frame", "asked", `${code}
+    return page.evaluate(
+        """([code, frame, asked]) => new Function("frame", "asked", `${code}
         const trace = new Trace();
         trace.take(JSON.parse(frame));
         const readings = new Readings(trace);
-        return asked.map(([name, lanes]) => readings.read(name, lanes).value);`)(frame, asked)""", [unstarted(), frame, asked])
+        return asked.map(([name, lanes]) => readings.read(name, lanes).value);`)(frame, asked)""",
+        [unstarted(), frame, asked],
+    )
 
 
 def test_every_reading_that_a_lesson_names_is_known_and_takes_its_lanes(page):
     known = page.evaluate(
-        "(code) => new Function(`${code}; return Object.entries(READINGS).map(([name, { of }]) => [name, of.length])`)()",
+        "(code) => new Function(`${code}; return Object.entries(READINGS).map(([name, { of }]) => [name,"
+        " of.length])`)()",
         unstarted(),
     )
     asked = [
@@ -334,10 +338,13 @@ def test_the_panel_leaves_what_it_points_at_in_sight(page, address, width):
     page.get_by_role("button", name="Step 2: ").click()
     rounds = page.locator(SHOWN["rounds"])
     expect(rounds).to_have_css("outline-style", "solid")
-    page.wait_for_function("""([part, wide]) => {
+    page.wait_for_function(
+        """([part, wide]) => {
         const [box, panel] = [part, ".lesson-panel"].map((found) => document.querySelector(found).getBoundingClientRect());
         return box.top >= 0 && (wide ? box.right <= panel.left : box.top < panel.top - 100);
-    }""", arg=[SHOWN["rounds"], width > 1100])
+    }""",
+        arg=[SHOWN["rounds"], width > 1100],
+    )
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

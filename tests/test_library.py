@@ -14,12 +14,12 @@ from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS
 from playground.contract.metadata import citation, description, link
 from playground.ui import library_page as library
 from playground.ui.demo_lanes import settings_for
-from playground.ui.guarantee_labels import LIMIT, PROMISES, told
+from playground.ui.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.lane_editor import check
 from playground.ui.pages import build
 from playground.ui.settings import Settings
 from playground.ui.site import Site
-from playground.ui.theme import dress
+from playground.ui.theme import theme_options
 
 STRATEGIES = list(discover().values())
 IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")
@@ -32,7 +32,7 @@ every_strategy = pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.
 def test_an_entry_tells_what_its_class_declares(cls):
     entry = library.entry(cls)
     knobs = [said for one in cls.knobs() for said in (one.name, one.help)]
-    for said in (cls.title, cls.name, cls.summary(), *knobs, *told(cls.guarantee)):
+    for said in (cls.title, cls.name, cls.summary(), *knobs, *labelled(cls.guarantee)):
         assert escape(said) in entry
     assert ("reconstruction" in entry) == cls.reconstruction
     assert escape(library.SURE[cls.sure]) in entry
@@ -74,15 +74,15 @@ def test_every_guarantee_and_every_need_has_words():
 
 
 def test_promises_that_share_a_label_are_told_once():
-    lossless = told(["greedy_identical", "distribution_identical"])
+    lossless = labelled(["greedy_identical", "distribution_identical"])
     assert list(lossless) == ["lossless"] and lossless["lossless"].count(".") == 2
 
 
 @pytest.mark.parametrize("name, refused", [
-    ("adadec", ["samplers that draw by chance"]),
-    ("greedy_match", ["samplers that draw by chance"]),
-    ("k_seq", ["guesses that are drawn without replacement", "guesses that are not drawn at all"]),
-    ("h2o", ["decoders that grow several texts"]),
+    ("adadec", ["samplers that draw at random"]),
+    ("greedy_match", ["samplers that draw at random"]),
+    ("k_seq", ["draft tokens that are drawn without replacement", "draft tokens that are not drawn at all"]),
+    ("h2o", ["decoders that generate several texts"]),
     ("masked_diffusion", ["samplers", "constraints", "cache policies", "compute policies"]),
     ("greedy", []),
 ])
@@ -121,7 +121,7 @@ def address():
         target=SimpleNamespace(name="none", dtype="float", device=SimpleNamespace(type="cpu")), draft=None
     )
     demo = build(Site(load=lambda *names, **how: models))
-    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **dress())[1]
+    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **theme_options())[1]
     demo.close()
 
 
@@ -187,7 +187,7 @@ def test_a_search_without_a_find_says_so_and_leads_back(page):
 def test_chips_filter_by_family_and_promise_and_count_what_they_would_leave(page):
     page.locator("[data-promise='lossless'].entry").first.wait_for()
     family, promise = page.locator(".chips [data-family='sampling']"), page.locator(".chips [data-promise='lossless']")
-    lossless = {cls.name for cls in STRATEGIES if "lossless" in told(cls.guarantee)}
+    lossless = {cls.name for cls in STRATEGIES if "lossless" in labelled(cls.guarantee)}
     expect(promise.locator(".count")).to_have_text(str(len(lossless)))
     promise.click()
     assert shown(page) == lossless

@@ -14,7 +14,19 @@ from xml.etree import ElementTree
 
 import pytest
 from chromium import new_context
-from live_page import address, browser, choose, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import (  # noqa: F401
+    address,
+    browser,
+    choose,
+    feed,
+    numbers,
+    page,
+    seek,
+    send,
+    token_texts,
+    visitor,
+    wait_for,
+)
 from playwright.sync_api import expect
 
 from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Rollback, Stamped, Step
@@ -432,13 +444,16 @@ def test_the_oldest_runs_go_first_and_a_told_recording_is_none_of_them(fresh, fe
 # --- opening ---
 
 def drop(page, name: str, text: str, on: str = ".live"):
-    page.evaluate("""([name, text, on]) => {
+    page.evaluate(
+        """([name, text, on]) => {
         const carried = new DataTransfer();
         carried.items.add(new File([text], name));
         for (const act of ["dragover", "drop"]) {
             document.querySelector(on).dispatchEvent(new DragEvent(act, { bubbles: true, cancelable: true, dataTransfer: carried }));
         }
-    }""", [name, text, on])
+    }""",
+        [name, text, on],
+    )
 
 
 def as_lines(head: dict, *events: dict) -> str:

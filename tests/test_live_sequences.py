@@ -6,7 +6,20 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, choose, drawn, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import (  # noqa: F401
+    address,
+    browser,
+    choose,
+    drawn,
+    feed,
+    numbers,
+    page,
+    seek,
+    send,
+    token_texts,
+    visitor,
+    wait_for,
+)
 from playwright.sync_api import expect
 
 from playground.events import (
@@ -58,7 +71,8 @@ def listed(page) -> list[list[str]]:
     page.wait_for_selector(".panel-branches .branch")
     drawn(page)
     return page.locator(".panel-branches .branch").evaluate_all(
-        "rows => rows.map((row) => ['.num', '.score', '.standing', '.shared', '.own'].map((part) => row.querySelector(part).textContent))"
+        "rows => rows.map((row) => ['.num', '.score', '.standing', '.shared', '.own'].map((part) =>"
+        " row.querySelector(part).textContent))"
     )
 
 

@@ -53,7 +53,8 @@ def show(page, feed, happened: list, header: Header | None = None, make=frame) -
     if page.locator(".live .play.playing").count():
         page.locator(".live .play").click()
     page.evaluate(
-        "const s = document.querySelector('.live .scrub'); s.value = s.max; s.dispatchEvent(new Event('input', { bubbles: true }))"
+        "const s = document.querySelector('.live .scrub'); s.value = s.max; s.dispatchEvent(new Event('input', {"
+        " bubbles: true }))"
     )
     expect(page.locator(".lane .tokens > .t")).to_have_count(
         sum(len(one.ids) for _, one in happened if isinstance(one, Commit))
@@ -126,8 +127,10 @@ def test_an_underline_stands_for_another_number_beside_the_colour(page, feed, un
     page.select_option(".live .metric", "surprisal")
     page.select_option(".live .underline", underline)
     drawn(page)
-    lines = tokens(page).evaluate_all("""(all) => all.map((t) => getComputedStyle(t)).map((style) => style.textDecorationLine === "none" ? "none"
-        : style.textDecorationStyle === "solid" && style.textDecorationThickness !== "1.5px" ? style.textDecorationThickness : style.textDecorationStyle)""")
+    lines = tokens(page).evaluate_all(
+        """(all) => all.map((t) => getComputedStyle(t)).map((style) => style.textDecorationLine === "none" ? "none"
+        : style.textDecorationStyle === "solid" && style.textDecorationThickness !== "1.5px" ? style.textDecorationThickness : style.textDecorationStyle)"""
+    )
     colours = tokens(page).evaluate_all(
         "all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown)$/.test(c)))"
     )

@@ -11,7 +11,20 @@ import time
 from dataclasses import asdict
 
 import pytest
-from live_page import address, browser, choose, drawn, feed, numbers, page, seek, send, token_texts, visitor, wait_for  # noqa: F401
+from live_page import (  # noqa: F401
+    address,
+    browser,
+    choose,
+    drawn,
+    feed,
+    numbers,
+    page,
+    seek,
+    send,
+    token_texts,
+    visitor,
+    wait_for,
+)
 from playwright.sync_api import expect
 
 from playground.events import (
@@ -181,7 +194,8 @@ def test_views_a_lane_does_not_have_are_named_in_one_line(page, feed):
     show(page, feed)
     choose(page, 2)
     expect(page.locator(".live .absent")).to_have_text(
-        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the lane's clock."
+        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the"
+        " lane's clock."
     )
     expect(page.locator(".live .panel.empty:visible")).to_have_count(0)
     expect(page.locator(".panel-figures")).to_be_hidden()

@@ -144,7 +144,8 @@ def settle(page) -> None:
     """Wait until the views have drawn what the player shows; while it plays they rest between two drawings."""
     page.wait_for_timeout(100)
     page.evaluate(
-        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(done))))"
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() =>"
+        " requestAnimationFrame(done))))"
     )
 
 
@@ -286,7 +287,8 @@ def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, fe
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, in_rounds())), 1)
     assert (
         pace(page)
-        == "2.00 times the speed: 20.0 against 10.0 tokens/s of plain greedy in lane 1, both measured in this run, prompt included."
+        == "2.00 times the speed: 20.0 against 10.0 tokens/s of plain greedy in lane 1, both measured in this run,"
+        " prompt included."
     )
     choose(page, 0)
     assert pace(page) == "This is the plain lane: the others are measured against it."
@@ -531,9 +533,11 @@ def test_every_shape_of_a_figure_is_drawn(page, feed):
 
 def test_every_drawing_has_a_name_that_says_what_it_shows(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, in_rounds())), 1)
-    nameless = page.evaluate("""() => [...document.querySelectorAll('.panel [role=img]')].filter((one) => one.checkVisibility())
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('.panel [role=img]')].filter((one) => one.checkVisibility())
         .filter((one) => ((one.getAttribute('aria-label') || one.querySelector(':scope > title')?.textContent || '').match(/ /g) || []).length < 2)
-        .map((one) => one.outerHTML.slice(0, 90))""")
+        .map((one) => one.outerHTML.slice(0, 90))"""
+    )
     assert nameless == []
     assert page.locator(".panel canvas:visible:not([role=img])").count() == 0
 

@@ -32,7 +32,7 @@ def models(*names, **how):
 @pytest.mark.parametrize("needed, total, free, held", [(7.5, 16, 11, 0), (7.5, 16, 16, 5), (7.5, 8, 8, 0)],
                          ids=["too little is free", "another set is kept", "the machine is small"])
 def test_models_that_do_not_fit_beside_the_others_are_refused_with_the_sizes(needed, total, free, held):
-    with pytest.raises(Refusal, match=r"takes about 7\.5 GB, and beside what is loaded and running .* are free"):
+    with pytest.raises(Refusal, match=r"takes about 7\.5 GB, but only .* are free"):
         guard(needed, total, free).check(LARGE, held * GB)
 
 
@@ -47,19 +47,19 @@ def test_sets_that_are_kept_count_and_a_refused_one_is_not_loaded():
         loaded.append(names[0])
         return models(*names)
 
-    arrivals = ModelLoader(load, OWN, guard(7.5, 16, 16).check)
-    assert arrivals.want(LARGE).result()
-    with pytest.raises(Refusal, match="beside what is loaded and running"):
-        arrivals.want(OTHER).result()
+    loader = ModelLoader(load, OWN, guard(7.5, 16, 16).check)
+    assert loader.request(LARGE).result()
+    with pytest.raises(Refusal, match="but only .* are free"):
+        loader.request(OTHER).result()
     assert loaded == ["Qwen/Qwen3-1.7B"]
 
 
 def test_a_visitor_of_a_public_page_hears_why_a_large_model_is_not_loaded(monkeypatch):
     monkeypatch.setattr("playground.ui.site.MemoryGuard", lambda: guard(7.5, 8, 6))
     site = Site(rules=Rules.for_visitors(), load=models)
-    assert site.arrivals.want(site.wish).result()
+    assert site.model_loader.request(site.model_request).result()
     with pytest.raises(Refusal, match="choose a smaller model"):
-        site.arrival(Settings(model="Qwen/Qwen3-1.7B")).result()
+        site.model_load(Settings(model="Qwen/Qwen3-1.7B")).result()
 
 
 def test_what_the_bundled_pair_takes_is_known_before_it_is_loaded():
@@ -70,21 +70,21 @@ def test_what_the_bundled_pair_takes_is_known_before_it_is_loaded():
 
 
 def test_however_many_models_strangers_ask_for_the_page_keeps_its_own():
-    arrivals = ModelLoader(models, OWN)
-    own = arrivals.want(OWN)
+    loader = ModelLoader(models, OWN)
+    own = loader.request(OWN)
     own.result()
     for number in range(10):
-        arrivals.want(ModelRequest(f"model {number}")).result()
-    assert arrivals.want(OWN) is own
+        loader.request(ModelRequest(f"model {number}")).result()
+    assert loader.request(OWN) is own
 
 
 def test_a_row_of_models_that_are_asked_for_at_once_is_refused_and_the_pages_own_is_not():
     loading = Event()
-    arrivals = ModelLoader(lambda *names, **how: loading.wait(PATIENCE) and models(*names), OWN)
+    loader = ModelLoader(lambda *names, **how: loading.wait(PATIENCE) and models(*names), OWN)
     for number in range(PENDING):
-        arrivals.want(ModelRequest(f"model {number}"))
+        loader.request(ModelRequest(f"model {number}"))
     with pytest.raises(Refusal, match=f"{PENDING} other sets of models are being loaded"):
-        arrivals.want(ModelRequest("one more"))
-    own = arrivals.want(OWN)
+        loader.request(ModelRequest("one more"))
+    own = loader.request(OWN)
     loading.set()
     assert own.result().target.name == "pocket"

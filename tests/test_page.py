@@ -6,7 +6,19 @@ import sys
 
 import gradio as gr
 import pytest
-from app_page import ROOT, TWO_LANES, address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
+from app_page import (  # noqa: F401
+    ROOT,
+    TWO_LANES,
+    address,
+    browser,
+    choose_strategy,
+    expect,
+    page,
+    running,
+    status,
+    tokens,
+    visit,
+)
 from counting import committed
 
 from playground.events import Header

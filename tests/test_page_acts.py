@@ -11,7 +11,18 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
-from app_page import address, browser, expect, new_tab, page, running, running_visitors, status, tokens, visit  # noqa: F401
+from app_page import (  # noqa: F401
+    address,
+    browser,
+    expect,
+    new_tab,
+    page,
+    running,
+    running_visitors,
+    status,
+    tokens,
+    visit,
+)
 from counting import Counting, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page
 from toys import byte_tokenizer
@@ -22,12 +33,15 @@ from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.gallery import examples
 from playground.ui.pages import build
 from playground.ui.settings import Settings
-from playground.ui.theme import dress
+from playground.ui.theme import theme_options
 from playground.ui.worker import Worker
 
 GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}
 ATTACK = "<img src=x onerror=window.hacked=1>"
-HOSTILE = f"{ATTACK}</textarea><script>window.hacked=1</script> \u202eabc\u202c שלום مرحبا 👩‍👩‍👧 a\u0000b ${{7*7}} {'w' * 400}"
+HOSTILE = (
+    f"{ATTACK}</textarea><script>window.hacked=1</script> \u202eabc\u202c שלום مرحبا 👩‍👩‍👧 a\u0000b ${{7*7}}"
+    f" {'w' * 400}"
+)
 
 
 def unharmed(page) -> bool:
@@ -160,7 +174,7 @@ def test_a_run_says_with_how_many_others_it_takes_turns(counted, new_tab):
     address, _ = counted
     visitors = running_visitors(new_tab, address, "first", "second")
     for visitor in visitors:
-        expect(visitor.locator("#status")).to_contain_text("in turn with 1 other run")
+        expect(visitor.locator("#status")).to_contain_text("sharing the device with 1 other run")
     visitors[0].click("#stop")
     expect(visitors[1].locator("#status")).not_to_contain_text("in turn")
 
@@ -262,10 +276,10 @@ class Slow:
 @contextmanager
 def slow_page():
     site = counting_site(lambda models, settings, memory: Counting([], length=3))
-    site.arrivals._load = slow = Slow(site.load)
+    site.model_loader._load = slow = Slow(site.load)
     demo = build(site)
     try:
-        yield demo.launch(prevent_thread_lock=True, quiet=True, **dress())[1], slow
+        yield demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1], slow
     finally:
         slow.let.set()
         demo.close()

@@ -5,7 +5,18 @@ import re
 from itertools import groupby
 
 import pytest
-from app_page import TWO_LANES, address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
+from app_page import (  # noqa: F401
+    TWO_LANES,
+    address,
+    browser,
+    choose_strategy,
+    expect,
+    page,
+    running,
+    status,
+    tokens,
+    visit,
+)
 from playwright.sync_api import Page, expect
 
 from playground.contract import Strategy, discover, find
@@ -22,7 +33,7 @@ def test_a_strategy_is_found_by_typing_and_taken_with_the_keyboard(page, address
     page.keyboard.press("ArrowDown")
     everything = page.locator(".editor .option").count()
     assert page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") == "sample"
-    page.keyboard.type("guess ahead")
+    page.keyboard.type("speculative decoding")
     assert 0 < page.locator(".editor .option").count() < everything
     assert page.locator(".editor .options .heading").first.text_content() == "Speculative"
     while page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") != "speculative":

@@ -92,7 +92,7 @@ def test_one_can_look_inside_while_lanes_write(page, address):
 def test_a_borrowed_gpu_scores_and_looks_too(monkeypatch):
     monkeypatch.setattr(site_module, "on_zero", lambda: True)
     site = Site(load=lambda *names, **how: pair())
-    run = site.read(site.arrival(TEXT), TEXT)
+    run = site.read(site.model_load(TEXT), TEXT)
     assert isinstance(run, RemoteRun)
     list(run.frames())
     assert [header["model"] for header in run.headers] == [pair().target.name, pair().draft.name]

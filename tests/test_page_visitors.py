@@ -130,7 +130,7 @@ def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
 
 
 def test_stop_is_offered_before_the_first_frame_and_once_again_with_it():
-    page = MagicMock(**{f"{name}.return_value": {} for name in ("rest", "remembers", "figures_of")})
+    page = MagicMock(**{f"{name}.return_value": {} for name in ("idle", "show_memory", "figures_of")})
     page.busy.return_value = page.stoppable.return_value = {"stop": "offered"}
     acts, wanted = (
         Handlers(counting_site(lambda models, settings, memory: Counting([], length=30)), page),
@@ -178,10 +178,10 @@ def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning
     visit(first, address, Settings(prompt="one"))
     expect(first.locator("#forget")).to_be_hidden()
     ran(first)
-    expect(first.locator("#remembered")).to_contain_text("remembers 1 thing from earlier runs")
+    expect(first.locator("#remembered")).to_contain_text("memory: 1 entry from earlier runs")
     first.fill("#prompt textarea", "two")
     ran(first)
-    expect(first.locator("#remembered")).to_contain_text("remembers 2 things from earlier runs")
+    expect(first.locator("#remembered")).to_contain_text("memory: 2 entries from earlier runs")
     visit(second, address, Settings(prompt="one"))
     ran(second)
     first.click("#forget")

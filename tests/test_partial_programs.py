@@ -242,15 +242,15 @@ def test_the_parts_a_model_was_unsure_of_become_holes():
 def test_a_text_that_is_no_program_is_one_hole_and_another_model_is_named():
     study = make("pac_sets", calibration=calibration([GRID[40]] * 30, "other"))
     [*_, note] = study.draw([lane(CODE), lane("def def")])
-    assert "all of it is one hole" in note.text and "of other, another model" in note.text
+    assert "all of it is one hole" in note.text and "of another model, other" in note.text
     with pytest.raises(Refusal, match="None of these texts"):
         study.draw([lane("def def")])
 
 
 def test_too_few_programs_are_refused_with_the_number_that_is_needed():
-    with pytest.raises(Refusal, match="3 programs are too few to say so: 22 are needed"):
+    with pytest.raises(Refusal, match="3 programs are too few for a guarantee: 22 are needed"):
         make("pac_sets", eps=0.1, delta=0.1, calibration=calibration([0.5] * 3)).draw([lane(CODE)])
-    with pytest.raises(Refusal, match="no calibration"):
+    with pytest.raises(Refusal, match="not a calibration"):
         make("pac_sets", calibration="{}").draw([lane(CODE)])
 
 

@@ -178,9 +178,9 @@ def test_a_card_says_what_was_measured_and_how_it_was_trained(result, model):
             and f"--role {role.name}` on 2 CPU cores: 10 minutes, 120 steps" in text
             and "c0ffee" in text
         )
-        assert report(result, role.name).strip() in text and "began with random weights" in text
+        assert report(result, role.name).strip() in text and "started from random weights" in text
     text = card(ROLES["target"], model, replace(state, earlier=dict(tokens=17_800_000, minutes=95)), facts)
-    assert "began with the weights of the version before it (17.8 million tokens, 95 minutes)" in text
+    assert "started from the weights of the previous version (17.8 million tokens, 95 minutes)" in text
     layers = ", ".join(f"{layer} {share:.2f}" for layer, share in enumerate(result["exits"]["mean"]))
     assert layers in text and "| stories |" in text
 

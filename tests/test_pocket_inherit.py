@@ -50,7 +50,9 @@ def test_with_the_same_tokens_it_is_the_same_model(published, tokenizer):  # noq
     )
 
 
-def test_layers_are_taken_as_they_are_and_rows_of_shared_tokens_are_carried_over(published, tokenizer, others):  # noqa: F811
+def test_layers_are_taken_as_they_are_and_rows_of_shared_tokens_are_carried_over(
+    published, tokenizer, others
+):  # noqa: F811
     fresh, old = (
         models.make("nano", len(others), seed=8),
         LlamaForCausalLM.from_pretrained(published, dtype=torch.float32),

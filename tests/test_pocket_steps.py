@@ -94,7 +94,7 @@ def blank(small, out, tmp_path):
 def test_a_piece_leaves_a_training_that_goes_on(blank, capsys):
     do("train --size nano --minutes 9 --piece 0.01", out=blank)
     first, plan = train.read_state(blank / "target")
-    assert "go on with --resume" in capsys.readouterr().out and 0 < first.seconds / 60 / 9 < 1
+    assert "continue with --resume" in capsys.readouterr().out and 0 < first.seconds / 60 / 9 < 1
     do("train --size nano --piece 0.01 --resume", out=blank)
     second, same = train.read_state(blank / "target")
     assert second.step > first.step and second.seconds > first.seconds and same == plan
@@ -104,14 +104,14 @@ def test_a_finished_training_says_so_and_its_budget_can_be_raised(blank, capsys)
     do("train --size nano --minutes 0.01", out=blank)
     assert "finished" in capsys.readouterr().out
     do("train --size nano --minutes 5 --piece 0.01 --resume", out=blank)
-    assert train.read_state(blank / "target")[1].minutes == 5 and "go on" in capsys.readouterr().out
+    assert train.read_state(blank / "target")[1].minutes == 5 and "continue" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_an_interrupted_training_ends_between_two_steps_and_is_saved(blank):
     windows = (blank / "data-target", blank / "target")
     model = models.for_training(models.make("nano", 4096))
-    run = train.Trainer(model, train.target_loss, train.Plan(steps=1000, tokens=512), windows)
+    run = train.Trainer(model, train.target_loss, train.TrainingPlan(steps=1000, tokens=512), windows)
     note = run._note
 
     def third_step_interrupted(loss, count):
@@ -301,7 +301,7 @@ def test_from_the_first_text_to_the_finished_models(out, texts, tmp_path, monkey
         assert json.loads((made / "evaluation.json").read_text())["tokens_seen"] > 0
     with pytest.raises(Refusal, match="exists already"):
         do("publish", corpus=texts, out=out, assets=tmp_path)
-    monkeypatch.setattr(steps, "read_state", lambda folder: (train.State(), train.Plan()))
+    monkeypatch.setattr(steps, "read_state", lambda folder: (train.TrainingState(), train.TrainingPlan()))
     with pytest.raises(Refusal, match="hardly begun"):
         do("publish --replace", corpus=texts, out=out, assets=tmp_path)
     assert (tmp_path / "pocket" / "README.md").exists()

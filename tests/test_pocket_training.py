@@ -19,7 +19,8 @@ pytestmark = pytest.mark.bench
 
 def trainer(folder, out, **plan):
     model = models.for_training(models.make("nano", 600, seed=5))
-    return training.Trainer(model, training.target_loss, training.Plan(tokens=512, warm_up=1, **plan), (folder, out))
+    plan = training.TrainingPlan(tokens=512, warm_up=1, **plan)
+    return training.Trainer(model, training.target_loss, plan, (folder, out))
 
 
 # training
@@ -116,7 +117,7 @@ def test_the_loss_is_the_weighted_cross_entropy_and_so_is_its_gradient():
 def test_distillation_asks_the_target_only_after_its_first_part(folder, tmp_path):
     target, draft = models.make("nano", 600, seed=1), models.for_training(models.make("nano", 600, seed=2))
     loss = DraftLoss(models.for_training(target), on_data=0.5)
-    run = training.Trainer(draft, loss, training.Plan(steps=10, tokens=512), (folder, tmp_path))
+    run = training.Trainer(draft, loss, training.TrainingPlan(steps=10, tokens=512), (folder, tmp_path))
     batch = run.batch()
     early = loss(draft, batch, run)
     run.state.step = 6
@@ -196,7 +197,7 @@ def test_the_device_there_is_lowers_the_loss(folder, tmp_path):
     """A GPU where the machine has one; the choice of attention goes by it."""
     model = models.for_training(models.make("nano", 600, seed=5).to("cuda" if torch.cuda.is_available() else "cpu"))
     run = training.Trainer(
-        model, training.target_loss, training.Plan(steps=12, tokens=4096, warm_up=1), (folder, tmp_path)
+        model, training.target_loss, training.TrainingPlan(steps=12, tokens=4096, warm_up=1), (folder, tmp_path)
     )
     before = float(training.data_loss(model, run.batch(), run).detach())
     run.run()

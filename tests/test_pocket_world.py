@@ -94,6 +94,11 @@ def whole(item):
     return item.before, item.prompt
 
 
+def test_the_split_hashes_passages_in_the_form_the_bundled_models_were_trained_with():
+    told = context_qa.Statement("Ann", "town", "Rome")
+    assert str(told) == "Told(subject='Ann', attribute='town', value='Rome')"
+
+
 def test_the_question_of_a_held_out_chat_is_held_out_in_its_own_task():
     trained = [item.meta["last"] for item in some(chat, 600, grade=1) if "last" in item.meta]
     kept = [item.meta["last"] for item in some(chat, 200, held_out=True, grade=1) if "last" in item.meta]
@@ -202,7 +207,7 @@ def test_the_answer_to_a_passage_is_a_span_of_it(grade):
 @pytest.mark.parametrize("grade", [3, 4])
 def test_at_the_harder_grades_the_attribute_alone_does_not_tell_the_answer(grade):
     rng = random.Random(1)
-    for told in (context_qa.told_of_strangers(rng, grade) for _ in range(100)):
+    for told in (context_qa.about_strangers(rng, grade) for _ in range(100)):
         for attribute in {t.attribute for t in told}:
             values = [t.value for t in told if t.attribute == attribute]
             assert len(values) == len({t.subject for t in told}) >= 2 and len(set(values)) >= 2
@@ -210,7 +215,7 @@ def test_at_the_harder_grades_the_attribute_alone_does_not_tell_the_answer(grade
 
 def test_at_the_easier_grades_no_two_subjects_share_an_attribute():
     rng = random.Random(1)
-    for told in (context_qa.told_of_strangers(rng, grade) for grade in (1, 2) for _ in range(100)):
+    for told in (context_qa.about_strangers(rng, grade) for grade in (1, 2) for _ in range(100)):
         assert max(Counter(t.attribute for t in told).values()) == 1
 
 

@@ -159,7 +159,7 @@ def read(model: Model, tokens: list[int]) -> KVCache:
 
 def beginning_with(model: Model, read_before: KVCache) -> KVCache:
     store = model.new_store()
-    store.begin_with(read_before, once=True)
+    store.start_from(read_before, shared=True)
     return store
 
 
@@ -287,7 +287,7 @@ def test_a_store_that_loses_a_token_amid_the_prefix_has_its_own_from_then_on(lla
 
 def test_a_copy_is_its_own(llama):
     shared, store = read(llama, words(1, 20)), llama.new_store()
-    store.begin_with(shared, once=False)
+    store.start_from(shared, shared=False)
     assert store.common == 0 and store.keys[0].rows.data_ptr() != shared.keys[0].rows.data_ptr()
     assert (
         off(
@@ -319,7 +319,7 @@ PROMPT = "The green bird sings, and the red fox listens."
 @pytest.fixture
 def once(monkeypatch):
     """Every prompt is held once, however short."""
-    monkeypatch.setattr(prefixes, "HELD_ONCE", 1)
+    monkeypatch.setattr(prefixes, "STORED_ONCE", 1)
 
 
 @pytest.fixture(autouse=True)
@@ -615,7 +615,7 @@ def test_on_the_bundled_pair_long_prompts_are_held_once_and_texts_stay_the_same(
         LaneConfig("greedy"),
     ]
     session = run(side_by_side(*recipes, models=bundled, length=40, prompt=asked))
-    assert len(session.headers[0].prompt_ids) > prefixes.HELD_ONCE
+    assert len(session.headers[0].prompt_ids) > prefixes.STORED_ONCE
     assert [store_of(session, lane).common for lane in range(4)] == [len(session.headers[0].prompt_ids)] * 4
     alone = run(side_by_side("greedy", models=bundled, length=40, prompt=asked))
     assert [written(session, lane)[0] for lane in range(4)] == [written(alone)[0]] * 4

@@ -22,7 +22,7 @@ from playground.pocket.world import TASKS, arithmetic, context_qa, facts, progra
 from playground.trace import Trace, check
 from playground.trace.result import Result
 from playground.ui.gallery import TASKS as TITLES
-from playground.ui.gallery import beside, picked
+from playground.ui.gallery import picked, question_note
 from playground.ui.model_loader import ModelRequest
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
@@ -230,7 +230,7 @@ def test_a_saved_trace_keeps_the_verdict_and_a_contradictory_one_is_told(tmp_pat
     result.trace.events[-2] = result.trace.events[-2]._replace(event=Judged(7.0))
     assert any("not between 0 and 1" in complaint for complaint in check(result.trace))
     result.trace.events[0] = result.trace.events[0]._replace(event=Judged(1.0))
-    assert any("a text that goes on" in complaint for complaint in check(result.trace))
+    assert any("a text that is not complete" in complaint for complaint in check(result.trace))
 
 
 @pytest.mark.parametrize("judged, said", [
@@ -260,7 +260,7 @@ def test_earlier_turns_without_a_chat_are_refused():
     with pytest.raises(Refusal, match="turn chat on") as refused:
         Prompt("red fox", before=(("green", "bird"),)).encode(pair().target)
     assert refused.value.about == "before"
-    with pytest.raises(Refusal, match="choose chat"):
+    with pytest.raises(Refusal, match="choose Chat"):
         Settings("red fox", "raw", before=[["green", "bird"]]).check(Rules())
 
 
@@ -270,7 +270,7 @@ def test_turns_from_strangers_are_pairs_of_texts_or_nothing():
     assert (
         Settings.read({"before": "ab"}).before == [] and len(Settings.read({"before": [["a", "b"]] * 99}).before) == 32
     )
-    with pytest.raises(Refusal, match="longer than"):
+    with pytest.raises(Refusal, match="more than 4,000"):
         Settings("hello", "chat", before=[["x" * 5000, "y"]]).check(Rules.for_visitors())
 
 
@@ -282,9 +282,12 @@ def test_a_link_carries_earlier_turns():
 def test_beside_a_question_stands_what_to_look_at_and_nothing_beside_another():
     question = next(question for question in gallery() if question.before)
     settings = Settings.read(picked("questions", gallery().index(question)))
-    assert "The answer is known" in beside(settings) and question.answer in beside(settings)
+    assert "The answer is known" in question_note(settings) and question.answer in question_note(settings)
     assert (
-        beside(replace(settings, before=[])) == beside(replace(settings, mode="raw")) == beside(Settings("<b>")) == ""
+        question_note(replace(settings, before=[]))
+        == question_note(replace(settings, mode="raw"))
+        == question_note(Settings("<b>"))
+        == ""
     )
 
 

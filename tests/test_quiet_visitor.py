@@ -7,6 +7,7 @@ visitor only what it costs the server.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
 import time
@@ -18,7 +19,8 @@ import pytest
 from attacks import ATTACKS, Attack
 from visitor import Server, TurnedAway, Visitor, is_sentence, request, start_page
 
-MOST_DELAY = 2.0  # seconds beyond the longest gap that the quiet visitor has when nobody else is there
+# Seconds beyond the quiet visitor's longest gap without an attack. Beside other test workers the machine is shared.
+MOST_DELAY = 4.0 if "PYTEST_XDIST_WORKER" in os.environ else 2.0
 LONGEST_ANSWER = 20.0  # seconds until an attack has an answer
 AFTERMATH = 1.0  # seconds watched after the answer, for work that goes on without a client
 MOST_MEMORY = 1024  # MB by which an attack may make the server grow
@@ -163,10 +165,14 @@ def send_beside(attack: Attack, server: Server) -> tuple[QuietVisitor, Attacker,
 
 
 def polite(said: str) -> bool:
-    """A normal answer, a sentence, or an HTTP refusal that is not the server's own failure."""
+    """A normal answer, a sentence, an HTTP refusal that is not the server's own failure, or a connection that the
+    server closed while the client was still sending a body that is too large.
+    """
     refused = re.match(r"HTTP (\d+): ", said)
     return (
-        said == "done" or is_sentence(said) or bool(refused and (400 <= int(refused[1]) < 500 or refused[1] == "503"))
+        said in ("done", "CLOSED ReadError")
+        or is_sentence(said)
+        or bool(refused and (400 <= int(refused[1]) < 500 or refused[1] == "503"))
     )
 
 
@@ -177,8 +183,9 @@ def test_an_attack_gets_an_answer_and_delays_no_token_of_another_visitor(
     server, log = page.up(), page.server.tracebacks()
     quiet, attacker, gap, most = send_beside(attack, server)
     print(
-        f"\n{attack.name}: gap {gap:.2f} s (alone {page.baseline:.2f}), grew {most:.0f} MB, alive {server.alive}, "
-        f"tracebacks {server.tracebacks() - log}, said {[line[:160] for line in (attacker.said or ['nothing'])[:3]]}, quiet {quiet.troubles[:2]}"
+        f"\n{attack.name}: gap {gap:.2f} s (alone {page.baseline:.2f}), grew {most:.0f} MB, alive {server.alive},"
+        f" tracebacks {server.tracebacks() - log}, said {[line[:160] for line in (attacker.said or ['nothing'])[:3]]},"
+        f" quiet {quiet.troubles[:2]}"
     )
     assert server.alive, f"the server ended; its log ends with {''.join(server.log)[-300:]}"
     assert gap - page.baseline <= MOST_DELAY, f"another visitor got no token for {gap:.1f} s"

@@ -114,10 +114,10 @@ def test_a_lane_is_repeated_from_its_own_seed_or_from_the_runs():
     [
         (2, 4, 9, Rules(), "no lane 3"),
         (-1, 4, 9, Rules(), "no lane 0"),
-        (0, 33, 9, Rules(), "2 to 32 times"),
-        (0, 1, 9, Rules(), "2 to 32 times"),
-        (0, 2.5, 9, Rules(), "2 to 32 times"),
-        (0, 9, 9, Rules.for_visitors(), "2 to 8 times"),
+        (0, 33, 9, Rules(), "from 2 to 32"),
+        (0, 1, 9, Rules(), "from 2 to 32"),
+        (0, 2.5, 9, Rules(), "from 2 to 32"),
+        (0, 9, 9, Rules.for_visitors(), "from 2 to 8"),
         (0, 32, MOST_WRITTEN // 32 + 1, Rules(), "fewer runs or tokens"),
     ],
 )
@@ -130,7 +130,7 @@ def test_too_many_runs_are_refused_with_what_to_do(lane, times, length, rules, t
 
 def told(*lanes: list[Event], asked: int) -> str:
     trace, tally = sample_of(*lanes), SweepProgress(SimpleNamespace(lanes=[{}] * asked, length=4))
-    tally.hear([stamped.to_json() for stamped in trace.events])
+    tally.add([stamped.to_json() for stamped in trace.events])
     return tally.draw(
         [
             {"lane": header.lane, "seed": header.seed}
@@ -148,7 +148,9 @@ def test_runs_that_stopped_or_failed_are_told_from_whole_ones():
     said = told(wrote(" a"), wrote(" b", last=Done("stopped")), [Failed("Choose <another> draft.")], asked=3)
     assert "2 runs, 1 different text." in told(wrote(" a"), wrote(" a"), asked=2)
     assert (
-        "1 of 3 runs wrote a whole text." in said and "Choose &lt;another&gt; draft." in said and said.count("<li") == 1
+        "1 of 3 runs finished their text." in said
+        and "Choose &lt;another&gt; draft." in said
+        and said.count("<li") == 1
     )
 
 
@@ -159,13 +161,13 @@ def test_only_what_a_text_does_not_share_with_the_commonest_stands_out():
         and "<span class='same'> a</span>&lt;img" in html
         and "<img" not in html
     )
-    assert re.findall(r"width:([\d.]+)%", html) == ["66.67", "33.33"] and "leaves the first at token 2" in html
+    assert re.findall(r"width:([\d.]+)%", html) == ["66.67", "33.33"] and "diverges from the first at token 2" in html
     assert listing([]) == ""
 
 
 def test_steps_of_thought_are_not_kept_while_runs_are_tallied():
     tally = SweepProgress(SimpleNamespace(lanes=[{}], length=4))
-    tally.hear([Stamped(0, 0, 0.0, Step()).to_json(), Stamped(0, 1, 0.0, Commit(ids=[1], pieces=["x"])).to_json()])
+    tally.add([Stamped(0, 0, 0.0, Step()).to_json(), Stamped(0, 1, 0.0, Commit(ids=[1], pieces=["x"])).to_json()])
     assert [event["kind"] for event in tally.events] == ["commit"]
 
 
@@ -203,7 +205,7 @@ def test_many_runs_are_stopped_at_once(page, address):
     page.click("#repeat")
     expect(page.locator("#repeated")).to_contain_text(re.compile(r"0 of 4 runs ended, [1-9]\d* tokens"))
     page.click("#repeat-stop")
-    expect(page.locator("#repeated")).to_contain_text("0 of 4 runs wrote a whole text.")
+    expect(page.locator("#repeated")).to_contain_text("0 of 4 runs finished their text.")
     expect(page.locator("#repeat")).to_be_visible()
 
 

@@ -22,18 +22,18 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.engine.attention_mask import Window
 from playground.engine.cuda_graphs import (
-    ROWS,
-    SMALLEST,
+    BLOCK_SIZES,
+    MIN_CAPACITY,
     Bucket,
-    Buffers,
+    CudaGraphRecorder,
     GraphBuffers,
+    GraphInputs,
     GraphReplay,
-    Graphs,
-    at_once,
     bucket,
     buckets,
-    replay_path,
-    room_sizes,
+    build_graph_replay,
+    capacities,
+    run_eagerly,
 )
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -52,7 +52,7 @@ KINDS = ("llama", "qwen3")
 @pytest.mark.parametrize("context", [1, 255, 256, 1000, 4096, 131072])
 def test_every_size_falls_into_the_smallest_bucket_that_holds_it_and_a_spare_slot(context):
     every = buckets(context)
-    for rows in range(1, ROWS[-1] + 1):
+    for rows in range(1, BLOCK_SIZES[-1] + 1):
         for slots in sorted({rows, context // 3 + rows, context}):
             if slots <= context:
                 assert bucket(rows, slots) == min(size for size in every if size.rows >= rows and size.slots > slots)
@@ -60,18 +60,20 @@ def test_every_size_falls_into_the_smallest_bucket_that_holds_it_and_a_spare_slo
 
 @pytest.mark.parametrize("context", [2048, 131072])
 def test_there_are_few_buckets_and_at_most_a_third_of_a_large_room_is_empty(context):
-    assert len(set(buckets(context))) == len(buckets(context)) <= len(ROWS) * (2 * log2(context / SMALLEST) + 2)
-    assert all(bucket(1, slots).slots <= 1.5 * (slots + 1) for slots in range(SMALLEST, context, 7))
+    assert (
+        len(set(buckets(context))) == len(buckets(context)) <= len(BLOCK_SIZES) * (2 * log2(context / MIN_CAPACITY) + 2)
+    )
+    assert all(bucket(1, slots).slots <= 1.5 * (slots + 1) for slots in range(MIN_CAPACITY, context, 7))
 
 
 def test_a_block_too_long_for_any_bucket_has_none():
-    assert bucket(ROWS[-1] + 1, 500) is None
+    assert bucket(BLOCK_SIZES[-1] + 1, 500) is None
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_padding_sees_the_spare_slot_alone_and_no_row_of_the_text_sees_that(rows):
     store, size = KVCache(depth=1), bucket(rows, rows)
-    buffers = Buffers(size, torch.device("cpu"))
+    buffers = GraphInputs(size, torch.device("cpu"))
     buffers.fill([3] * rows, store.extend(chain(rows)))
     spare = size.slots - 1
     assert torch.equal(buffers.seen[:rows, :rows], torch.ones(rows, rows, dtype=torch.bool).tril())
@@ -91,7 +93,7 @@ def pair(request) -> tuple[Model, Model]:
 @pytest.fixture
 def small_rooms(monkeypatch):
     """Rooms so small that a short text outgrows several."""
-    monkeypatch.setattr(engine, "SMALLEST", 16)
+    monkeypatch.setattr(engine, "MIN_CAPACITY", 16)
 
 
 class Both:
@@ -183,11 +185,11 @@ def test_rows_that_were_handed_out_do_not_change_with_the_next_forward():
 
 def test_a_prompt_goes_the_ordinary_way_and_the_text_behind_it_is_replayed(pair):
     both = Both(pair)
-    both.models[0].replay.rooms.clear()
-    both.read(ROWS[-1] + 6)
-    assert not both.models[0].replay.rooms
+    both.models[0].replay.buffers.clear()
+    both.read(BLOCK_SIZES[-1] + 6)
+    assert not both.models[0].replay.buffers
     both.feed([3], [-1])
-    assert both.models[0].replay.recorded() == {Bucket(1, SMALLEST)} and both.worst < EXACT
+    assert both.models[0].replay.recorded() == {Bucket(1, MIN_CAPACITY)} and both.worst < EXACT
 
 
 # --- what does not fit goes the ordinary way ---
@@ -232,7 +234,7 @@ def test_a_cache_with_holes_or_under_a_policys_window_is_left_to_the_ordinary_wa
         for store in both.stores:
             narrow(store)
         pair[0].replay._record, keeping = refuse, pair[0].replay._record
-        both.models[0].replay.rooms.clear()
+        both.models[0].replay.buffers.clear()
         both.feed([3, 4], [-1, -1])
         pair[0].replay._record = keeping
         assert both.worst < EXACT
@@ -241,25 +243,25 @@ def test_a_cache_with_holes_or_under_a_policys_window_is_left_to_the_ordinary_wa
 def test_a_cache_from_which_every_head_dropped_the_same_number_is_replayed(pair):
     both = Both(pair).read(12)
     both.each("evict", [torch.tensor([[True] * 2 + [False] * 3 + [True] * 7])])
-    both.models[0].replay.rooms.clear()
+    both.models[0].replay.buffers.clear()
     both.feed([3, 4, 5], [-1, 0, 0])
-    assert both.models[0].replay.rooms and both.worst < EXACT
+    assert both.models[0].replay.buffers and both.worst < EXACT
 
 
 def test_a_text_longer_than_a_sliding_window_is_left_to_the_ordinary_way():
     pair = recorded("mistral"), Model(tiny("mistral"), byte_tokenizer(), "mistral")  # it looks six tokens back
     both = Both(pair).read(5)
     both.feed([3], [-1])
-    before = len(pair[0].replay.rooms)
+    before = len(pair[0].replay.buffers)
     both.each("keep", 0).each("keep", -1)
-    pair[0].replay.rooms.clear()
+    pair[0].replay.buffers.clear()
     both.feed([4, 5, 6], [-1, 0, 1])
-    assert before and not pair[0].replay.rooms and both.worst < EXACT
+    assert before and not pair[0].replay.buffers and both.worst < EXACT
 
 
 def test_without_a_gpu_or_a_lean_network_nothing_is_recorded():
     assert Model(tiny("llama"), byte_tokenizer(), "llama").replay is None
-    assert replay_path(None) is None
+    assert build_graph_replay(None) is None
 
 
 def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(monkeypatch, caplog):
@@ -267,20 +269,20 @@ def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(m
 
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing")
-    monkeypatch.setattr("playground.engine.model.replay_path", lambda network: GraphReplay(network, fails, 0))
+    monkeypatch.setattr("playground.engine.model.build_graph_replay", lambda network: GraphReplay(network, fails, 0))
     model = Model(tiny("llama"), byte_tokenizer(), "tiny")
-    assert model.replay is None and model.fast is not None
-    assert "tiny goes without replay: operation not permitted" in caplog.text
+    assert model.replay is None and model.fused is not None
+    assert "tiny runs without the replay implementation: operation not permitted" in caplog.text
 
 
 def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
     caplog.set_level("WARNING", logger="playground.engine.model")
     monkeypatch.setattr(
-        "playground.engine.model.fast_path",
+        "playground.engine.model.build_fused_llama",
         lambda network, context: lambda positions, *rest, **inputs: torch.zeros(5, 96),
     )
-    assert Model(tiny("llama"), byte_tokenizer(), "tiny").fast is None
-    assert "goes without fast, which is off by" in caplog.text
+    assert Model(tiny("llama"), byte_tokenizer(), "tiny").fused is None
+    assert "runs without the fused implementation, whose error is" in caplog.text
 
 
 def test_a_graph_is_recorded_behind_a_run_and_carried_out_at_once(monkeypatch):
@@ -305,7 +307,7 @@ def test_a_graph_is_recorded_behind_a_run_and_carried_out_at_once(monkeypatch):
     }
     for name, stand_in in cuda.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    again = Graphs(torch.device("cuda:0"))(lambda: told.append("run"))
+    again = CudaGraphRecorder(torch.device("cuda:0"))(lambda: told.append("run"))
     assert told == ["run", "begin", "run", "end", "replay"]
     again()
     assert told[5:] == ["replay"]
@@ -355,7 +357,7 @@ class Watch(TorchDispatchMode):
 
 
 def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
-    model = recorded("llama", at_once)
+    model = recorded("llama", run_eagerly)
     store, places = model.new_store(), []
     for _ in range(40):
         model.forward([ForwardInput(store, [3, 4], [-1, 0])])
@@ -366,34 +368,34 @@ def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
 
 
 def test_a_room_is_used_again_once_its_text_is_done_and_leaves_nothing_to_the_next():
-    model = recorded("llama", at_once)
+    model = recorded("llama", run_eagerly)
     first, second = model.new_store(), model.new_store()
     model.forward([ForwardInput(first, [3, 4], [-1, 0])])
-    room, held = model.replay.rooms[0], first.keys[0].rows[:, :2].clone()
+    room, held = model.replay.buffers[0], first.keys[0].rows[:, :2].clone()
     room.keys[0][:, 100] = float("nan")
     first.done = True
     (rows,), _ = model.forward([ForwardInput(second, [5, 6], [-1, 0])])
-    assert model.replay.rooms == [room] and room.holds(second) and rows.isfinite().all()
+    assert model.replay.buffers == [room] and room.holds(second) and rows.isfinite().all()
     assert torch.equal(first.keys[0].rows[:, :2], held), "who was there before lost what it holds"
 
 
 def test_a_room_in_use_is_not_given_away():
-    model = recorded("llama", at_once)
+    model = recorded("llama", run_eagerly)
     stores = [model.new_store() for _ in range(3)]
     for store in stores:
         model.forward([ForwardInput(store, [3], [-1])])
-    assert len(model.replay.rooms) == len({store.keys[0].rows.data_ptr() for store in stores}) == 3
+    assert len(model.replay.buffers) == len({store.keys[0].rows.data_ptr() for store in stores}) == 3
 
 
 def test_rooms_that_nobody_is_in_are_kept_only_up_to_their_share_of_memory(small_rooms):
-    model = recorded("llama", at_once)
-    model.replay._kept = GraphBuffers(24, model.fast).bytes
+    model = recorded("llama", run_eagerly)
+    model.replay._free_bytes = GraphBuffers(24, model.fused).bytes
     store = model.new_store()
     for _ in range(40):
         model.forward([ForwardInput(store, [3], [-1])])
         store.keep(0)
-    *free, own = model.replay.rooms
-    assert own.holds(store) and sum(room.bytes for room in free) <= model.replay._kept
+    *free, own = model.replay.buffers
+    assert own.holds(store) and sum(room.bytes for room in free) <= model.replay._free_bytes
 
 
 # --- strategies do not know ---
@@ -426,7 +428,7 @@ def tiny_writer() -> Model:
 
 def test_lanes_write_what_they_write_without_recording():
     plain, model = tiny_writer(), tiny_writer()
-    model.replay = GraphReplay(model.fast, Tape, ENOUGH)
+    model.replay = GraphReplay(model.fused, Tape, ENOUGH)
     assert [write(model, recipe) for recipe in LANES] == [write(plain, recipe) for recipe in LANES]
     assert model.replay.recorded()
 
@@ -436,15 +438,15 @@ def test_a_lane_that_changes_its_strategy_records_nothing_anew():
 
     def counted(run):
         made.append(run)
-        return at_once(run)
+        return run_eagerly(run)
 
     model = tiny_writer()
-    model.replay = GraphReplay(model.fast, counted, ENOUGH)
-    for rows in ROWS:
+    model.replay = GraphReplay(model.fused, counted, ENOUGH)
+    for rows in BLOCK_SIZES:
         model.forward([ForwardInput(store := model.new_store(), [3] * rows, [-1] * rows)])
         store.done = True
     before = model.replay.recorded()
-    assert len(made) == len(before) == len(ROWS)
+    assert len(made) == len(before) == len(BLOCK_SIZES)
     for recipe in LANES:
         write(model, recipe)
     assert model.replay.recorded() == before and len(made) == len(before)
@@ -452,19 +454,19 @@ def test_a_lane_that_changes_its_strategy_records_nothing_anew():
 
 # --- wrong variants, each of which the random texts find out ---
 
-def padding_writes_to_the_first_slot(buffers: Buffers, rows: int) -> None:
+def padding_writes_to_the_first_slot(buffers: GraphInputs, rows: int) -> None:
     buffers.slots[rows:] = 0
 
 
-def padding_is_seen(buffers: Buffers, rows: int) -> None:
+def padding_is_seen(buffers: GraphInputs, rows: int) -> None:
     buffers.seen[:rows, -1] = True
 
 
-def all_of_the_scratch_is_seen(buffers: Buffers, rows: int) -> None:
+def all_of_the_scratch_is_seen(buffers: GraphInputs, rows: int) -> None:
     buffers.seen[:rows] |= buffers.seen[:rows].any(0)
 
 
-def positions_follow_the_slots(buffers: Buffers, rows: int) -> None:
+def positions_follow_the_slots(buffers: GraphInputs, rows: int) -> None:
     buffers.positions[:rows] = buffers.slots[:rows]
 
 
@@ -474,51 +476,57 @@ WRONG = [padding_writes_to_the_first_slot, padding_is_seen, all_of_the_scratch_i
 def found_out(pair: tuple[Model, Model]) -> float:
     """The furthest that rows of random texts are from the ordinary ones."""
     model, plain = pair
-    model.replay = GraphReplay(model.fast, Tape, ENOUGH)
+    model.replay = GraphReplay(model.fused, Tape, ENOUGH)
     return max(wander(Both((model, plain)), seed).worst for seed in range(2))
 
 
 @pytest.mark.parametrize("spoil", WRONG)
 def test_wrong_buffers_are_found_out(pair, small_rooms, monkeypatch, spoil):
-    right = Buffers.fill
+    right = GraphInputs.fill
 
     def wrong(buffers, tokens, segment):
         right(buffers, tokens, segment)
         spoil(buffers, segment.rows)
-    monkeypatch.setattr(Buffers, "fill", wrong)
+    monkeypatch.setattr(GraphInputs, "fill", wrong)
     assert found_out(pair) > 1e-6
 
 
 @pytest.mark.parametrize("stale", ["ids", "positions", "slots", "seen"])
 def test_a_buffer_that_keeps_what_the_last_forward_read_is_found_out(pair, small_rooms, monkeypatch, stale):
-    right = Buffers.fill
+    right = GraphInputs.fill
 
     def wrong(buffers, tokens, segment):
         last = getattr(buffers, stale).clone()
         right(buffers, tokens, segment)
         if last.any():
             getattr(buffers, stale).copy_(last)
-    monkeypatch.setattr(Buffers, "fill", wrong)
+    monkeypatch.setattr(GraphInputs, "fill", wrong)
     assert found_out(pair) > 1e-6
 
 
 def test_sizes_that_are_read_from_the_host_while_recording_are_found_out(pair, small_rooms, monkeypatch):
-    right, known = Buffers.fill, {}
+    right, known = GraphInputs.fill, {}
 
     def fill(buffers, tokens, segment):
         known["slots"] = segment.store.slots_of(0).count + segment.end
         right(buffers, tokens, segment)
 
     def bias(seat, layer, sliding_window, groups, dtype):
-        seen = seat._buffers.seen.clone()
+        seen = seat._inputs.seen.clone()
         seen[:, known["slots"]:-1] = False
         seen[:, known["slots"] - 1] |= True
         return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat(groups, 1)
-    monkeypatch.setattr(Buffers, "fill", fill)
-    monkeypatch.setattr(engine.Seat, "bias", bias)
+    monkeypatch.setattr(GraphInputs, "fill", fill)
+    monkeypatch.setattr(engine.GraphSegment, "bias", bias)
     assert found_out(pair) > 1e-6
 
 
 def test_room_sizes_grow_by_half_and_by_a_third_in_turn():
-    sizes = room_sizes()
-    assert [next(sizes) for _ in range(5)] == [SMALLEST, SMALLEST * 3 // 2, SMALLEST * 2, SMALLEST * 3, SMALLEST * 4]
+    sizes = capacities()
+    assert [next(sizes) for _ in range(5)] == [
+        MIN_CAPACITY,
+        MIN_CAPACITY * 3 // 2,
+        MIN_CAPACITY * 2,
+        MIN_CAPACITY * 3,
+        MIN_CAPACITY * 4,
+    ]

@@ -106,7 +106,8 @@ def test_a_body_without_a_length_is_counted_while_it_comes(public):
     host, _, port = public.partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as line:
         line.sendall(
-            f"POST /gradio_api/queue/join HTTP/1.1\r\nHost: {public}\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+            f"POST /gradio_api/queue/join HTTP/1.1\r\nHost: {public}\r\nContent-Type:"
+            " application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
         )
         sent = 0
         try:
@@ -152,7 +153,7 @@ def test_json_that_would_be_dear_or_break_its_reader_is_refused_with_a_sentence(
 )
 def test_routes_that_the_page_does_not_use_are_shut(public, path):
     status, told = ask(public, path, method="GET")
-    assert status == 404 and "no such address" in told
+    assert status == 404 and "no such route" in told
 
 
 def test_a_page_of_another_site_cannot_ask_for_anything(public):
@@ -252,12 +253,12 @@ def test_reading_a_hostile_body_takes_linear_time(body):
 
 LONE = "half \ud800 a letter"
 MALFORMED = [
-    ({"prompt": "x" * 4001}, "longer than the 4,000"),
+    ({"prompt": "x" * 4001}, "more than 4,000"),
     ({"prompt": LONE}, "surrogate"),
     ({"prompt": "a\0b"}, "NUL"),
     ({"system": LONE}, "surrogate"),
-    ({"context": "x" * 5000}, "longer"),
-    ({"before": [["x" * 5000, "y"]], "mode": "chat"}, "longer"),
+    ({"context": "x" * 5000}, "more than 4,000"),
+    ({"before": [["x" * 5000, "y"]], "mode": "chat"}, "more than 4,000"),
     ({"before": [[LONE, "y"]], "mode": "chat"}, "surrogate"),
     ({"stop": "\n".join("abcdefghijklmnopq")}, "17 stop strings"),
     ({"stop": "x" * 201}, "201 characters"),
@@ -270,14 +271,14 @@ MALFORMED = [
     ({"length": 10**400}, "number of tokens"),
     ({"length": True}, "whole number"),
     ({"prompt": ["a"] * 9}, "empty"),
-    ({"lanes": [GREEDY, "greedy"]}, "Lane 2 is not understood"),
+    ({"lanes": [GREEDY, "greedy"]}, "Lane 2 is malformed"),
     ({"lanes": [{"strategy": "g" * 201}]}, "201 characters"),
-    ({"lanes": [GREEDY | {"forced": [1] * 400_000}]}, "begins with 400,000 fixed tokens"),
+    ({"lanes": [GREEDY | {"forced": [1] * 400_000}]}, "begins with 400,000 forced tokens"),
     ({"lanes": [GREEDY | {"forced": [-1]}]}, "token ids"),
     ({"lanes": [GREEDY | {"forced": [2**31]}]}, "token ids"),
     ({"lanes": [GREEDY | {"forced": "abc"}]}, "must be a list"),
     ({"lanes": [GREEDY | {"extras": [["top_p", {}]] * 25}]}, "25 additions"),
-    ({"lanes": [GREEDY | {"extras": [["top_p"]]}]}, "not understood"),
+    ({"lanes": [GREEDY | {"extras": [["top_p"]]}]}, "malformed"),
     ({"lanes": [GREEDY | {"seed": -1}]}, "seed of lane 1"),
     ({"lanes": [GREEDY | {"knobs": {str(number): 1 for number in range(49)}}]}, "49 knobs"),
     ({"lanes": [GREEDY | {"knobs": {"k" * 201: 1}}]}, "name of a knob"),
@@ -286,7 +287,7 @@ MALFORMED = [
     ({"lanes": [GREEDY | {"knobs": {"x": LONE}}]}, "surrogate"),
     ({"lanes": [{"strategy": "gencls_ppl", "knobs": {"labels": "good|bad|" + "x" * 300_000}}]}, "300,009 characters"),
     ({"lanes": [{"strategy": "caad", "knobs": {"pairs": "a => b\n" * 40_000}}]}, "280,000 characters"),
-    ({"lanes": [GREEDY | {"extras": [["choice", {"options": "x" * 9000}]] * 5}]}, "texts of all lanes have 45,000"),
+    ({"lanes": [GREEDY | {"extras": [["choice", {"options": "x" * 9000}]] * 5}]}, "knobs of all lanes have 45,000"),
 ]
 
 
@@ -466,14 +467,14 @@ def test_fields_of_events_are_read_within_bounds():
 
 
 def test_the_lane_editor_explains_what_it_cannot_read():
-    assert "1 is not understood" in editor.check(["x"])[0]["problem"]
+    assert "1 is malformed" in editor.check(["x"])[0]["problem"]
     assert "characters" in editor.check([{"strategy": "gencls_ppl", "knobs": {"labels": "x" * 200_000}}])[0]["problem"]
     assert editor.check([GREEDY])[0]["problem"] == "" and editor.check({"a": 1}) == []
     assert len(editor.check([GREEDY] * 100_000)) <= 8
 
 
 def test_a_word_in_the_game_is_bounded():
-    odds = game.odds_over(SimpleNamespace())
+    odds = game.probability_lookup(SimpleNamespace())
     for asked in (
         {"ids": [1], "word": LONE},
         {"ids": [1], "word": " " * 10**7},
@@ -513,10 +514,10 @@ def test_the_benchmark_csv_starts_no_formula(start):
 @pytest.mark.parametrize(
     "options, says",
     [
-        (["--port", "99999"], "There is no port '99999'"),
-        (["--port", "-1"], "no port '-1'"),
-        (["--port", "1e4"], "no port"),
-        (["--port", "9" * 5000], "no port"),
+        (["--port", "99999"], "'99999' is not a port"),
+        (["--port", "-1"], "'-1' is not a port"),
+        (["--port", "1e4"], "is not a port"),
+        (["--port", "9" * 5000], "is not a port"),
         (["--host", "nosuch.invalid"], "cannot listen on 'nosuch.invalid'"),
         (["--host", "a" * 300], "cannot listen on"),
         (["--host", "203.0.113.7"], "cannot listen on"),

@@ -59,7 +59,7 @@ class Heard:
 
 def listening(model: Model) -> tuple[KVCache, Heard]:
     store, heard = model.new_store(), Heard()
-    store.hear = heard
+    store.on_attention = heard
     return store, heard
 
 
@@ -167,7 +167,7 @@ def mask(store: KVCache, live: torch.Tensor) -> None:
     """Free slots as a policy would, but leave every key where it is; live [layers, kv_heads, positions]."""
     layers = [store.slots_of(layer) for layer in range(store.depth)]
     store.slots = [
-        Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), EMPTY), whole=False)
+        Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), EMPTY), dense=False)
         for i, slots in enumerate(layers)
     ]
 
@@ -184,7 +184,9 @@ def _stays(slots: Slots, live: torch.Tensor) -> torch.Tensor:
 def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
     model, _ = llama
     store, told = model.new_store(), []
-    store.hear = lambda layer, weights, queries, keys: told.append(weights.masked_select((keys == EMPTY)[:, None]))
+    store.on_attention = lambda layer, weights, queries, keys: told.append(
+        weights.masked_select((keys == EMPTY)[:, None])
+    )
     feed_watched(model, store, words(7, 6), chain(6))
     store.keep(5)
     feed_watched(model, store, [5], [-1])  # it sees what goes before it is kept
@@ -292,7 +294,7 @@ def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, 
         for pool in (plain.keys[layer], plain.values[layer]):
             pool.rows[:, :14] = mixed(pool.rows[:, :14], merge)
         told.append(merged.merge(layer, *merge).by_head(merged.heads))
-        assert [len(head) for head in told[-1]] == merge.meeting.sources[0].bincount(minlength=merged.heads).tolist()
+        assert [len(head) for head in told[-1]] == merge.merge_map.sources[0].bincount(minlength=merged.heads).tolist()
     stays = torch.rand(3, merged.heads, 14, generator=torch.Generator().manual_seed(seed)) < 0.7
     evict(merged, stays)
     mask(plain, stays)
@@ -342,7 +344,7 @@ def due(part: str, exact: int) -> int:
 
 
 def pack(store: KVCache) -> None:
-    store.pack(due, {"keys": tenths, "values": tenths})
+    store.quantise(due, {"keys": tenths, "values": tenths})
 
 
 @dataclass
@@ -377,7 +379,9 @@ def test_packed_rows_are_read_as_if_they_had_been_written_coarser(pair, seed):
     for _ in grow(random.Random(seed), text, both, feed_both):
         pack(packed)
         rounded.pack()
-        assert packed.packed() == len(text) - len(text) % 4 and packed.values[0].coarse == len(text) - 3
+        assert (
+            packed.quantised_slots() == len(text) - len(text) % 4 and packed.values[0].quantised_slots == len(text) - 3
+        )
     assert largest < EXACT
 
 
@@ -424,9 +428,9 @@ def test_only_where_a_packed_row_goes_are_packed_rows_written_out_again(llama):
     store.keep(13)
     pack(store)
     store.evict([torch.arange(14)[None] != 13])
-    assert (store.keys[0].coarse, store.values[0].coarse) == (12, 11)
+    assert (store.keys[0].quantised_slots, store.values[0].quantised_slots) == (12, 11)
     store.evict([torch.arange(13)[None] != 10])
-    assert (store.keys[0].coarse, store.values[0].coarse) == (0, 0)
+    assert (store.keys[0].quantised_slots, store.values[0].quantised_slots) == (0, 0)
 
 
 def test_the_last_token_can_be_taken_back_where_its_key_is_packed(llama):

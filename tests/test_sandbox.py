@@ -329,7 +329,10 @@ def test_text_that_chokes_a_parser_is_a_program_that_fails(code):
 def test_the_process_has_no_environment_no_files_and_no_arguments_of_ours(without, tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_PAGE", SECRET)
     without(policy=True, kernel=True)
-    look = "import os, sys\ndef work(x):\n    return [dict(os.environ), sorted(os.listdir('/proc/self/fd')), os.getcwd(), sys.argv[1:]]"
+    look = (
+        "import os, sys\ndef work(x):\n    return [dict(os.environ), sorted(os.listdir('/proc/self/fd')), os.getcwd(),"
+        " sys.argv[1:]]"
+    )
     environment, files, folder, arguments = sandbox.call(look, "work", [1])[0]
     assert SECRET not in str(environment) and folder == "/" and arguments == []
     assert files == ["0", "1", "2", "3"], "the request, the results, nothing, and the folder that is listed"

@@ -135,16 +135,16 @@ FAILURES = {
     Raises: "ZeroDivisionError: nothing is left",
     RaisesAtOnce: "ZeroDivisionError: nothing is left",
     Refuses: "This prompt has no question in it: ask one.",
-    WantsADraft: "This strategy needs a draft model next to the target: choose one.",
+    WantsADraft: "This strategy needs a draft model in addition to the target: choose one.",
     YieldsNonsense: "a strategy yields events and requests, not str",
     ReturnsNothing: "decode of ReturnsNothing returned NoneType: it has to be a generator",
     ForgetsToYieldPrefill: "write `answer = yield lm.…`",
     ForgetsToYieldKeep: "write `yield lm.keep(…)`",
     ForgetsToYieldRollBack: "`yield lm.roll_back(…)`",
     YieldsFromARequest: "not iterable",
-    TakesBackTooMuch: "cannot take back 1 of 0 generated tokens",
+    TakesBackTooMuch: "cannot roll back 1 of 0 generated tokens",
     AsksForANodeThatIsNotThere: "no row for node 2",
-    TalksForEver: "asked for nothing: a loop in it needs a request",
+    TalksForEver: "events without a request: it may be in an endless loop",
     RunsOutOfMemory: "The device ran out of memory",
 }
 
@@ -476,9 +476,7 @@ def test_a_text_cannot_go_back_where_something_cannot_be_undone(parts):
     assembly = Assembly(GoesBack(), **parts)
     lane = Lane([0, 1, 2], {"target": MODEL}, assembly, Limits(max_new_tokens=LENGTH), Recorder(MODEL.tokens))
     message = last(run(Session([Header()], [Runner(lane, assembly)])), 0).message
-    assert message.endswith(
-        "cannot undo what it did at a later place of the text, so the text cannot go back: take it away."
-    )
+    assert message.endswith("cannot undo its effect on later positions, so tokens cannot be rolled back: remove it.")
 
 
 def test_impossible_tokens_add_nothing_to_an_entropy():

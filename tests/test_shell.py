@@ -370,7 +370,8 @@ def test_a_replay_keeps_the_pace_of_its_run(shell, pair, tmp_path, monkeypatch):
 def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 2, "--trace", tmp_path / "t.jsonl")
     seen = outside(
-        "import sys; from playground.cli import main; code = main(sys.argv[1:]); assert not {'torch', 'gradio'} & {*sys.modules}; sys.exit(code)",
+        "import sys; from playground.cli import main; code = main(sys.argv[1:]); assert not {'torch', 'gradio'} &"
+        " {*sys.modules}; sys.exit(code)",
         "replay",
         tmp_path / "t.jsonl",
         "--speed",

@@ -14,8 +14,8 @@ from pace import here
 
 import playground
 from playground.bench.baselines import Baseline, TwinModels, load_twice
-from playground.bench.block_timing import blocks, filled
-from playground.bench.decode_timing import endless, firsts, writers
+from playground.bench.block_timing import blocks, prefilled_cache
+from playground.bench.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
 from playground.bench.speed_defaults import ENGINE, FIRST, LANE, LIBRARY, SILENT_LANE, apart, block, together
 from playground.bench.speed_prompts import Task
 from playground.bench.speed_suite import prompt_ids
@@ -30,7 +30,10 @@ pytestmark = pytest.mark.bench
 
 PROMPT, LENGTH, RUNS = 64, 12, 3
 COMPARED = {LANE, SILENT_LANE, LIBRARY, together(4), apart(4), FIRST, ENGINE}
-EDIT = "Write tailor where it says smith.\nText: Grewath gave the cook some fish. In Dakest the smith made a table. The horse slept under the ring."
+EDIT = (
+    "Write tailor where it says smith.\nText: Grewath gave the cook some fish. In Dakest the smith made a table. The"
+    " horse slept under the ring."
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -59,8 +62,8 @@ def task(bundled) -> Task:
 @pytest.fixture(scope="module")
 def seconds(bundled, task) -> dict[str, float]:
     """Processor seconds of everyone who writes behind the prompt, or reads it."""
-    ours = endless(bundled)
-    everyone = [*writers(ours, LENGTH, [4], compiled=False), *firsts(ours)]
+    ours = without_end_tokens(bundled)
+    everyone = [*decode_baselines(ours, LENGTH, [4], compiled=False), *first_token_baselines(ours)]
     return least([contender for contender in everyone if contender.name in COMPARED], task)
 
 
@@ -96,7 +99,7 @@ def test_the_first_token_of_a_lane_takes_hardly_longer_than_reading_its_prompt(s
 
 
 def test_a_tree_of_sixteen_nodes_costs_at_most_three_and_a_half_single_ones(bundled, task):
-    found = least(blocks(bundled.model, filled(bundled.model, list(task.ids)), (1, 16)), task)
+    found = least(blocks(bundled.model, prefilled_cache(bundled.model, list(task.ids)), (1, 16)), task)
     assert found[block(16)] / found[block(1)] <= 3.5
 
 
@@ -111,7 +114,7 @@ def test_loading_the_bundled_pair_takes_under_two_seconds():
 def counted(monkeypatch) -> Counter:
     """How often each model runs forward, and waits for its device."""
     counts: Counter = Counter()
-    for name in ("forward", "_wait"):
+    for name in ("forward", "_synchronize"):
         monkeypatch.setattr(Model, name, counting(getattr(Model, name), name, counts))
     return counts
 
@@ -159,4 +162,4 @@ def test_speculation_takes_a_forward_for_its_prompt_and_one_a_round(pair, counte
 def test_no_forward_waits_for_its_device_more_than_once(pair, counted, recipe):
     run(pair, recipe)
     for model in (pair.target, pair.draft):
-        assert counted[model.name, "_wait"] == counted[model.name, "forward"]
+        assert counted[model.name, "_synchronize"] == counted[model.name, "forward"]

@@ -121,7 +121,7 @@ def test_evicting_slots_equals_masking_them_in_every_layer_and_head(llama):
 def _mask_by_hand(store: KVCache, live: list[torch.Tensor]) -> None:
     """Same keep sets, but every key stays where it is."""
     positions = store.slots[0].positions
-    store.slots = [Slots(positions.expand(2, -1).masked_fill(~mask, -1), whole=False) for mask in live]
+    store.slots = [Slots(positions.expand(2, -1).masked_fill(~mask, -1), dense=False) for mask in live]
 
 
 def test_evicting_in_one_head_changes_the_rows(llama):
@@ -178,7 +178,7 @@ def test_memory_is_taken_for_what_is_known_to_come_and_no_further_ahead_than_tha
 @pytest.mark.parametrize("once, capacity", [(True, 64), (False, 384)])
 def test_behind_a_prompt_that_others_hold_too_only_the_own_part_of_a_text_takes_memory(once, capacity):
     pool = KVBuffer(Capacity(300, 340))
-    pool.begin_with(torch.zeros(2, 300, 4), once)
+    pool.start_from(torch.zeros(2, 300, 4), once)
     pool.write(300, torch.zeros(2, 20, 4))
     assert pool.rows.shape[1] == capacity
 
@@ -187,7 +187,7 @@ def test_behind_a_prompt_that_others_hold_too_only_the_own_part_of_a_text_takes_
 def test_a_lane_tells_its_cache_how_long_the_text_can_get(llama, new):
     session = prepare(Models(llama[0]), [LaneConfig("greedy")], Prompt("The green bird"), Limits(max_new_tokens=new))
     lane = session._runners[0].lane
-    assert lane.target.store.room == (lane.prompt_length, min(lane.prompt_length + new, llama[0].context))
+    assert lane.target.store.capacity == (lane.prompt_length, min(lane.prompt_length + new, llama[0].context))
 
 
 def test_a_window_hides_old_positions_from_decode_rows_but_not_from_the_prompt(llama):
@@ -219,7 +219,7 @@ def test_a_node_cannot_continue_one_that_does_not_exist(llama):
     store = llama[0].new_store()
     with pytest.raises(ValueError, match="node 0 cannot continue node 3"):
         store.extend([3])
-    with pytest.raises(ValueError, match="cannot take back 1 of 0"):
+    with pytest.raises(ValueError, match="cannot roll back 1 of 0"):
         store.roll_back(1)
 
 
@@ -252,8 +252,8 @@ def test_the_stretches_of_all_heads_together_are_those_of_a_walk_through_each(se
         store = KVCache(3, length=length)
         store.slots = [some_slots(chance, length) for _ in range(3)]
         expected = [[walked(head) for head in slots.positions.tolist()] for slots in store.slots]
-        agree = [slots.whole and slots.count == length for slots in store.slots]
+        agree = [slots.dense and slots.count == length for slots in store.slots]
         assert store.runs() == [[[(0, length)]] if all_there else told for all_there, told in zip(agree, expected)]
-        assert [slots.held for slots in store.slots] == [
+        assert [slots.live for slots in store.slots] == [
             sum(p != EMPTY for head in slots.positions.tolist() for p in head) for slots in store.slots
         ]

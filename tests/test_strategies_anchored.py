@@ -124,7 +124,7 @@ def test_what_is_not_spent_is_saved_and_no_step_overdraws():
     _, events = run(anchored(k=0.2, debt=False), models, [0, 1], 12)
     account, spent = [data["series"] for data in figures(events, "account, nats")], 0.0
     for step, entry in enumerate(account, 1):
-        assert entry["could be spent"] == pytest.approx(0.2 * step - spent)
+        assert entry["budget"] == pytest.approx(0.2 * step - spent)
         spent += entry["spent on this token"]
         assert spent <= 0.2 * step + 1e-9 and entry["left"] == pytest.approx(0.2 * step - spent)
     assert max(entry["spent on this token"] for entry in account) > 0.2  # some step spent what others had saved

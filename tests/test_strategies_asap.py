@@ -427,7 +427,7 @@ def test_a_row_with_nothing_legal_is_no_error_for_a_decoder_that_owns_the_gramma
     lane.main.chain = Chain(matcher=Blocked(), masking=False)
     assert not Rows("target", torch.zeros(1, 3), lane.main, lane.target.seen.tree).masks.any()
     lane.main.chain = Chain(matcher=Blocked())
-    with pytest.raises(Refusal, match="allows no token here"):
+    with pytest.raises(Refusal, match="allows no token of this model here"):
         Rows("target", torch.zeros(1, 3), lane.main, lane.target.seen.tree)
 
 

@@ -12,7 +12,7 @@ from pairs import pair
 from registry import Collapse
 from tables import TableModel, watch, write
 
-from playground.algorithms.kv_cache.attention_scores import heaviest
+from playground.algorithms.kv_cache.attention_scores import top_slots
 from playground.contract import Held, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
@@ -25,6 +25,7 @@ from strategies.kv_cache.random_keep import RandomKeep
 from strategies.kv_cache.tova import Tova
 from support.budget_policies import BY_HAND, ROW_WISE, TEXT, TIGHT, TREE, HandRule, Seen, best, roomy, told, with_policy
 from support.eviction import LENGTH, PROMPT, Wrong, alone, course, lives, models
+from support.wrong_variants import variants_of
 
 BUDGETED = [name for name in TIGHT if "budget_respected" in make(name).guarantee]
 every_policy = pytest.mark.parametrize("name, knobs", TIGHT.items(), ids=TIGHT)
@@ -88,46 +89,48 @@ def test_key_norm_writes_and_holds_what_decoding_by_hand_does(architecture, size
 
 
 class EachHeadForItself(Tova):
-    def attended(self, layer, weights, queries, keys):
-        self.votes.replace(layer, weights[:, -1:], keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.replace(layer, weights[:, -1:], key_positions)
 
 
 class VotesAddUp(Tova):
-    def attended(self, layer, weights, queries, keys):
-        self.votes.add(layer, weights[:, -1:].sum(0, keepdim=True), keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights[:, -1:].sum(0, keepdim=True), key_positions)
 
 
 class TheNewestIsSafe(Tova):
     def retain(self, held):
         newest = held.positions == held.next - 1
-        return newest | heaviest(self.votes.of(held.layer, held.positions), self.size - 1, held.live & ~newest)
+        return newest | top_slots(self.attention.of(held.layer, held.positions), self.size - 1, held.live & ~newest)
 
 
 class TheWholePromptCutsItself(Tova):
-    def wants(self, position, prompt):
+    def wants_attention(self, position, prompt):
         return True
 
-    def attended(self, layer, weights, queries, keys):
-        self.votes.replace(layer, weights.sum((0, 1), keepdim=True), keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.replace(layer, weights.sum((0, 1), keepdim=True), key_positions)
 
 
 class LongKeysStay(KeyNorm):
     def retain(self, held):
-        return heaviest(held.read("keys").norm(dim=-1), self.size, held.live)
+        return top_slots(held.read("keys").norm(dim=-1), self.size, held.live)
 
 
 class ValuesAreMeasured(KeyNorm):
     def retain(self, held):
-        return heaviest(-held.read("values").norm(dim=-1), self.size, held.live)
+        return top_slots(-held.read("values").norm(dim=-1), self.size, held.live)
 
 
 class OneHeadIsMeasured(KeyNorm):
     def retain(self, held):
-        return heaviest(-held.read("keys").norm(dim=-1)[:1], self.size, held.live)
+        return top_slots(-held.read("keys").norm(dim=-1)[:1], self.size, held.live)
 
 
 @pytest.mark.refuses("tova", "key_norm")
-@pytest.mark.parametrize("wrong", [*Tova.__subclasses__(), *KeyNorm.__subclasses__()], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "wrong", [*variants_of(Tova, __name__), *variants_of(KeyNorm, __name__)], ids=lambda cls: cls.__name__
+)
 def test_a_wrong_way_to_choose_is_found_out(wrong):
     right = wrong.__base__
     rule = least_attended_goes(13) if right is Tova else long_keys_go(13, 0)
@@ -178,7 +181,7 @@ def test_tokens_that_stay_by_chance_are_an_even_sample_of_the_text():
 
 
 @pytest.mark.refuses("random_keep")
-@pytest.mark.parametrize("wrong", RandomKeep.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(RandomKeep, __name__), ids=lambda cls: cls.__name__)
 def test_an_uneven_sample_is_found_out(wrong):
     assert unevenness(wrong) > 31 + 5 * 8
 

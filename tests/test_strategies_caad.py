@@ -118,7 +118,7 @@ def test_at_a_stored_place_the_model_meets_its_own_logits_so_nothing_turns():
     text, events = told(alone("caad", **knobs), SAID, length=1)
     assert figures(events, "entries averaged")[0]["series"]["entries"] == 1
     assert text == told(GREEDY, SAID, length=1)[0] and not [
-        e for e in events if isinstance(e, Note) and "before" in e.text
+        e for e in events if isinstance(e, Note) and "above" in e.text
     ]
 
 

@@ -191,4 +191,4 @@ def test_where_the_streams_put_another_token_first_is_marked():
 def test_a_lane_that_needs_a_context_says_so_where_there_is_none():
     for name in CONTEXTUAL:
         (event,) = told(alone(name), Prompt(QUESTION))[1]
-        assert "give a passage as context" in event.message
+        assert "enter a passage as context" in event.message

@@ -115,7 +115,7 @@ def test_where_none_ends_the_note_says_so_and_the_likeliest_per_token_is_taken()
 
 
 def test_more_texts_cannot_be_awaited_than_are_drawn():
-    with pytest.raises(Refusal, match="Of 2 texts 3 cannot end"):
+    with pytest.raises(Refusal, match="3 of 2 texts cannot end"):
         make("first_finish", n=2, wait=3)
 
 

@@ -14,7 +14,7 @@ from pairs import pair
 from tables import watch, write
 from torch import Tensor
 
-from playground.algorithms.kv_cache.quantization import fitting, quantise, unpack_bits
+from playground.algorithms.kv_cache.quantization import group_size, quantise, unpack_bits
 from playground.contract import CachePolicy, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
@@ -24,10 +24,11 @@ from playground.events import Cache, Figure
 from playground.trace import check
 from strategies.kv_cache.cachegen import CacheGen, binned, pack, unpack
 from strategies.kv_cache.cachegen.entropy_coding import TOTAL, decode, encode, tables
-from strategies.kv_cache.gear import Blocks, Gear, low_rank, set_aside
+from strategies.kv_cache.gear import Blocks, Gear, find_outliers, low_rank
 from strategies.kv_cache.mustafar import Mustafar, Sparse, sparse
 from support.budget_policies import TREE, roomy
 from support.packed_caches import LENGTH, PROMPT, models, rows
+from support.wrong_variants import variants_of
 
 TEXT = "The green bird sings, and the red fox listens. " * 3
 COLLAPSES = {
@@ -55,7 +56,12 @@ def course(policy: CachePolicy, decoder: str = "greedy", architecture: str = "ll
         if lane.generated and not (found and found[-1].length == store.length):
             read = tuple(pools[0].read(store.length) for pools in (store.keys, store.values))
             found.append(
-                Held(store.length, store.keys[0].packed, store.values[0].packed, tuple(part.clone() for part in read))
+                Held(
+                    store.length,
+                    store.keys[0].quantised_rows,
+                    store.values[0].quantised_rows,
+                    tuple(part.clone() for part in read),
+                )
             )
     return found
 
@@ -107,16 +113,16 @@ def test_tiny_errors_are_repaired_as_well_as_large_ones_and_the_same_way_each_ti
     assert all(part.isfinite().all() for part in low_rank(torch.zeros(2, 8, 8), 4, 3))
 
 
-# --- numbers set aside ---
+# --- outliers ---
 
 @pytest.mark.parametrize("part", ["keys", "values"])
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.25, 1.0])
 def test_the_ends_of_every_vector_are_held_bit_for_bit(part, share):
     written = rows(2, 24, 8)
-    aside = set_aside(part, written, share)
+    outliers = find_outliers(part, written, share)
     length = 24 if part == "keys" else 16
-    assert aside.numbers.shape[-1] == 2 * int(share * length / 2) and aside.places.dtype == torch.int16
-    found = aside.put_back(torch.zeros_like(written))
+    assert outliers.numbers.shape[-1] == 2 * int(share * length / 2) and outliers.places.dtype == torch.int16
+    found = outliers.restore(torch.zeros_like(written))
     for vector, kept in zip(by_vector(part, written), by_vector(part, found)):
         count = int(share * length / 2)
         ends = [*vector.sort().values[:count].tolist(), *vector.sort().values[length - count:].tolist()]
@@ -135,20 +141,22 @@ def test_a_mean_in_place_of_an_outlier_stretches_no_scale(part):
     written = rows(2, 24, 8)
     written[0, 3, 2], axis = 50.0, 1 if part == "keys" else 2
     shares = (0.0, 0.2, 0.3)
-    steps = [quantise(set_aside(part, written, share).replaced(written), 2, axis, 8).scale.double() for share in shares]
+    steps = [
+        quantise(find_outliers(part, written, share).replaced(written), 2, axis, 8).scale.double() for share in shares
+    ]
     assert steps[0].max() > 10 and max(float(step.max()) for step in steps[1:]) < 2
 
 
 # --- a block, and when it is made ---
 
 def packed(part: str, written: Tensor, **knobs) -> Blocks:
-    return make("gear", **knobs).encode(part, written, None)
+    return make("gear", **knobs).quantise(part, written, None)
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
 def test_blocks_come_back_one_behind_the_other_with_room_behind_the_last(part):
     gear, written = make("gear", buffer=8), torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(3))
-    blocks = gear.encode(part, written[:, 24:], gear.encode(part, written[:, :24], None))
+    blocks = gear.quantise(part, written[:, 24:], gear.quantise(part, written[:, :24], None))
     assert len(blocks.blocks) == 3
     found = blocks.unpack(room=5)
     assert found.shape == (2, 45, 16) and torch.equal(
@@ -162,7 +170,7 @@ def test_outliers_and_columns_each_lower_the_error_and_neither_is_the_quantised_
     written[:, :, 3] += 5 * rows(2, 64, 1, seed=1)[..., 0] ** 3  # a channel of keys with outliers
     plain = packed(part, written, outliers=0.0, rank=0)
     axis = 1 if part == "keys" else 2
-    assert torch.equal(plain.unpack(), quantise(written, 2, axis, fitting(written.shape[axis], 64)).unpack())
+    assert torch.equal(plain.unpack(), quantise(written, 2, axis, group_size(written.shape[axis], 64)).unpack())
     errors = [
         norm(packed(part, written, outliers=share, rank=rank).unpack() - written)
         for share, rank in ((0, 0), (0.1, 0), (0.1, 2), (0.1, 4), (0.1, 8))
@@ -174,8 +182,8 @@ def test_outliers_and_columns_each_lower_the_error_and_neither_is_the_quantised_
 def test_what_is_shown_as_bytes_is_what_is_stored_and_what_the_formula_says(part):
     heads, n, d = 2, 64, 16
     block = packed(part, rows(heads, n, d), bits="2", group=16, outliers=0.1, rank=3)
-    aside = heads * d * 2 * int(0.05 * n) if part == "keys" else n * 2 * int(0.05 * heads * d)
-    assert block.bytes == heads * n * d // 4 + heads * n * d // 16 * 4 + aside * (8 + 2) + heads * 3 * (n + d) * 2
+    outliers = heads * d * 2 * int(0.05 * n) if part == "keys" else n * 2 * int(0.05 * heads * d)
+    assert block.bytes == heads * n * d // 4 + heads * n * d // 16 * 4 + outliers * (8 + 2) + heads * 3 * (n + d) * 2
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
@@ -184,7 +192,7 @@ def test_blocks_are_sealed_at_the_buffer_and_never_touched_again(decoder):
     for held in settled:
         whole = held.length - held.length % 8
         assert held.keys.count == held.values.count == whole
-        assert [block.coded.count for block in held.keys.blocks] == [len(PROMPT) - len(PROMPT) % 8] + [8] * (
+        assert [block.codes.count for block in held.keys.blocks] == [len(PROMPT) - len(PROMPT) % 8] + [8] * (
             (whole - len(PROMPT)) // 8
         )
     for earlier, later in itertools.pairwise(settled):
@@ -202,13 +210,13 @@ def test_what_is_in_the_buffer_is_as_it_was_written():
 class FitsTheRowsThemselves(Gear):
     def _block(self, part, written, rank):
         block = super()._block(part, written, rank)
-        return type(block)(block.coded, block.aside, low_rank(written, rank, self.rounds))
+        return type(block)(block.codes, block.outliers, low_rank(written, rank, self.rounds))
 
 
 class LeavesOutliersInTheScale(Gear):
     def _block(self, part, written, rank):
         block = super()._block(part, written, rank)
-        return type(block)(self._quantised(part, written), block.aside, block.factors)
+        return type(block)(self._quantised(part, written), block.outliers, block.factors)
 
 
 class KeysByTheToken(Gear):
@@ -225,14 +233,14 @@ def gear_error_by_definition(keys: Tensor, bits: int, group: int, share: float, 
         left = numpy.zeros_like(head)
         for channel, column in enumerate(head.T):
             order, count = column.argsort(), int(share * len(column) / 2)
-            aside = numpy.concatenate([order[:count], order[len(order) - count:]])
+            outliers = numpy.concatenate([order[:count], order[len(order) - count:]])
             whole = column.copy()
-            whole[aside] = column.mean()
+            whole[outliers] = column.mean()
             for start in range(0, len(whole), group):
                 part = whole[start:start + group]
                 step = (part.max() - part.min()) / (2 ** bits - 1)
                 left[start:start + group, channel] = part - part.min() - step * numpy.rint((part - part.min()) / step)
-            left[aside, channel] = 0
+            left[outliers, channel] = 0
         missed += float((numpy.linalg.svd(left, compute_uv=False)[rank:] ** 2).sum())
     return math.sqrt(missed)
 
@@ -242,7 +250,7 @@ def check_gear(policy: type[Gear]) -> None:
     """
     written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
     written[:, 5, 3] += 30
-    error = norm(policy(bits="2", group=16, outliers=0.1, rank=3).encode("keys", written, None).unpack() - written)
+    error = norm(policy(bits="2", group=16, outliers=0.1, rank=3).quantise("keys", written, None).unpack() - written)
     assert error == pytest.approx(gear_error_by_definition(written, 2, 16, 0.1, 3), rel=0.05)
 
 
@@ -252,18 +260,18 @@ def test_the_error_of_a_repaired_block_is_that_of_the_definition():
 
 
 @pytest.mark.refuses("gear")
-@pytest.mark.parametrize("wrong", Gear.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(Gear, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_repair_has_another_error(wrong):
     with pytest.raises(AssertionError):
         check_gear(wrong)
 
 
-@pytest.mark.parametrize("wrong", Gear.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(Gear, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_recipe_repairs_worse(wrong):
     written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
     written[:, 5, 3] += 30
     right, ours = (
-        norm(policy.encode("keys", written, None).unpack() - written)
+        norm(policy.quantise("keys", written, None).unpack() - written)
         for policy in (Gear(outliers=0.1), wrong(outliers=0.1))
     )
     assert ours > 1.2 * right
@@ -289,8 +297,8 @@ def test_a_lane_tells_how_well_each_block_was_repaired():
         lambda part, written: quantise(written, 2, 1 if part == "keys" else 2, 8),
         packed,
         lambda part, written: sparse(written, 5),
-        lambda part, written: Gear(buffer=8, group=8).encode(
-            part, written[:, 8:], Gear(buffer=8, group=8).encode(part, written[:, :8], None)
+        lambda part, written: Gear(buffer=8, group=8).quantise(
+            part, written[:, 8:], Gear(buffer=8, group=8).quantise(part, written[:, :8], None)
         ),
     ],
     ids=["quantised", "repaired", "sparse", "two blocks"],
@@ -373,12 +381,14 @@ def test_bytes_are_bits_for_all_places_and_the_numbers_that_are_left(share, d):
 def test_places_are_bits_and_widths_that_fill_no_byte_are_read_back():
     pruned = sparse(rows(2, 4, 11), 3)
     assert pruned.places.shape == (2, 4, 2) and unpack_bits(pruned.places, 1, 11).sum(-1).tolist() == [[8] * 4] * 2
-    assert isinstance(pruned.then(pruned), Sparse) and torch.equal(pruned.then(pruned).unpack()[:, 4:], pruned.unpack())
+    assert isinstance(pruned.concat(pruned), Sparse) and torch.equal(
+        pruned.concat(pruned).unpack()[:, 4:], pruned.unpack()
+    )
 
 
 class LargeOnesGo(Mustafar):
-    def encode(self, part, written, packed):
-        return super().encode(part, 1 / written, packed)
+    def quantise(self, part, written, packed):
+        return super().quantise(part, 1 / written, packed)
 
 
 class OneShareForBoth(Mustafar):
@@ -387,13 +397,13 @@ class OneShareForBoth(Mustafar):
 
 
 class TheWindowIsPrunedToo(Mustafar):
-    def due(self, part, exact):
+    def quantise_count(self, part, exact):
         return exact
 
 
 class PrunedOverAndOver(Mustafar):
-    def encode(self, part, written, packed):
-        return super().encode(part, torch.cat([packed.unpack() * 0.99, written], 1) if packed else written, None)
+    def quantise(self, part, written, packed):
+        return super().quantise(part, torch.cat([packed.unpack() * 0.99, written], 1) if packed else written, None)
 
 
 def pruned_by_definition(written: Tensor, zeros: int) -> Tensor:
@@ -422,7 +432,7 @@ def test_old_rows_lose_their_smallest_numbers_and_recent_ones_lose_none():
 
 
 @pytest.mark.refuses("mustafar")
-@pytest.mark.parametrize("wrong", Mustafar.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(Mustafar, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_way_to_prune_is_found_out(wrong):
     with pytest.raises(AssertionError):
         check_mustafar(wrong)
@@ -636,7 +646,7 @@ def by_hand(exact: Tensor, bins: int) -> Tensor:
 
 @pytest.mark.oracle("cachegen")
 @pytest.mark.refuses("cachegen")
-@pytest.mark.parametrize("wrong", CacheGen.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(CacheGen, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_stream_is_found_out(wrong):
     exact, length = course(make("mustafar", window=1024))[0].rows, len(PROMPT)
     expected = [by_hand(exact[0], 32), by_hand(exact[1], 32)]  # level 2, first layer

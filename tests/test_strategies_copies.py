@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import TableModel, write
 
-from playground.algorithms.speculative.suffix_index import BREAK, Suffixes
+from playground.algorithms.speculative.suffix_index import BREAK, SuffixIndex
 from playground.algorithms.speculative.verification import reject
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
@@ -25,7 +25,7 @@ from playground.decoding.session import Runner
 from playground.decoding.visitor_memory import Memory
 from playground.events import Draft, Failed
 from strategies.speculative.aggressive import Aggressive
-from strategies.speculative.suffix_decoding import Guess, SuffixDecoding
+from strategies.speculative.suffix_decoding import ScoredDraft, SuffixDecoding
 from support.commits import ids
 from support.laws import EXACT, WRONG
 from support.speculation import Judged, at_rest, guessing, off
@@ -38,8 +38,8 @@ COLLAPSES = {
 
 # --- what followed every ending ---
 
-def stored(*texts: Iterable[int]) -> Suffixes:
-    store = Suffixes()
+def stored(*texts: Iterable[int]) -> SuffixIndex:
+    store = SuffixIndex()
     for text in texts:
         store.begin()
         for token in text:
@@ -71,12 +71,12 @@ def test_endings_and_what_followed_them_are_counted_as_by_hand_before_and_after_
             followers = {token: len(after) for token, after in store.followers(places).items()}
             assert followers == {token: many for token in range(3) if (many := count(known, [*endings[n], token]))}
             assert sum(followers.values()) <= len(places)
-        store.only_last(kept)
+        store.keep_last(kept)
         assert store.digest() == stored(*left).digest()
 
 
 def guess(texts: list[list[int]], context: list[int], budget: int = 64, **knobs):
-    return find("suffix_decoding")(**knobs).guess(stored(*texts), context, budget)
+    return find("suffix_decoding")(**knobs).best_draft(stored(*texts), context, budget)
 
 
 @pytest.mark.parametrize("text, expected, match", [("abcabcab", "cab", 5), ("xabyabxab", "yab", 3)])
@@ -142,7 +142,7 @@ def check_suffix_decoding(drafter: type[SuffixDecoding]) -> None:
         if seed % 2 and len(texts[0]) > 9:
             context = texts[0][3:3 + len(context)]
         alpha, least = chance.choice([0.5, 1.0, 2.5]), chance.choice([0.1, 0.3, 0.9])
-        found = drafter(depth=8, alpha=alpha, min_prob=least).guess(stored(*texts), context, 64)
+        found = drafter(depth=8, alpha=alpha, min_prob=least).best_draft(stored(*texts), context, 64)
         score, length = by_the_paper(texts, context, 8, alpha, least)
         assert found.score == pytest.approx(score) and len(found.tree) == length
 
@@ -155,11 +155,11 @@ def test_of_all_endings_in_longer_texts_the_one_with_most_expected_tokens_is_fol
 class TakesTheLongestEnding(SuffixDecoding):
     """Goes by the length of the ending where it should go by the expected number of accepted tokens."""
 
-    def guess(self, store, context, budget, ends=lambda token: False):
+    def best_draft(self, store, context, budget, ends=lambda token: False):
         guesses = [(match, *self._grow(store, places, min(self._cap(match), self.most), budget, ends))
-                   for match, places in self._endings(store, context)]
-        found = [Guess(tree, match, score) for match, tree, score in guesses if score]
-        return max(found, key=lambda guess: guess.match, default=Guess())
+                   for match, places in self._suffixes(store, context)]
+        found = [ScoredDraft(tree, match, score) for match, tree, score in guesses if score]
+        return max(found, key=lambda guess: guess.match, default=ScoredDraft())
 
 
 class CountsFollowersAlone(SuffixDecoding):
@@ -208,7 +208,7 @@ def test_a_tree_of_suffixes_takes_the_likeliest_paths_and_the_chain_is_among_the
 
 def test_nothing_is_guessed_after_a_token_that_ends_the_text():
     drafter = make("suffix_decoding", alpha=4.0)
-    assert drafter.guess(
+    assert drafter.best_draft(
         stored(letters("abcde")), letters("xab"), 9, ends=lambda token: token == 3
     ).tree.tokens == letters("cd")
 
@@ -294,7 +294,7 @@ def test_frequencies_are_no_chances_a_guess_was_drawn_with():
 # --- prompt lookup as others have it ---
 
 def looked_up(text: list[int], length: int, **knobs) -> list[int]:
-    return make("prompt_lookup", **knobs).guess(text, length, lambda token: token == 99)
+    return make("prompt_lookup", **knobs).look_up(text, length, lambda token: token == 99)
 
 
 def test_the_three_public_ways_to_look_a_prompt_up_differ_where_they_are_known_to():
@@ -446,4 +446,4 @@ def test_the_input_is_the_passage_or_the_prompt_or_what_follows_some_words_of_it
 
 def test_words_that_are_not_in_the_prompt_are_refused_in_one_sentence():
     _, events = told(guessing("aggressive", "greedy_match", after="that:"), prompt="Mend this: a rad fox.")
-    assert isinstance(events[-1], Failed) and events[-1].message.startswith("The prompt does not hold 'that:'")
+    assert isinstance(events[-1], Failed) and events[-1].message.startswith("The prompt does not contain 'that:'")

@@ -13,8 +13,8 @@ import torch
 from pairs import pair
 from torch import Tensor
 
-from playground.algorithms.kv_cache.attention_scores import Votes
-from playground.algorithms.kv_cache.slot_merging import averaged, nearest
+from playground.algorithms.kv_cache.attention_scores import AttentionScores
+from playground.algorithms.kv_cache.slot_merging import merge_by_mean, nearest
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
@@ -22,7 +22,7 @@ from playground.decoding.session import Prompt, prepare
 from playground.engine.kv_buffer import MergedTokens, MergeMap
 from playground.events import Cache, Figure
 from playground.trace import check
-from strategies.kv_cache.d2o import D2O, dealt, unevenness
+from strategies.kv_cache.d2o import D2O, budget_shares, unevenness
 from support.budget_policies import TEXT, TREE, HandRule, Seen, best, roomy, with_policy
 from support.eviction import LENGTH, PROMPT, ByHand, alone, course, heavy_hitters, models
 from support.merging_policies import (
@@ -36,6 +36,7 @@ from support.merging_policies import (
     room_by_hand,
     the_same,
 )
+from support.wrong_variants import variants_of
 
 COLLAPSES = {
     "d2o": roomy("d2o", first=64) + roomy("d2o", last=64),
@@ -148,63 +149,63 @@ class NearestByProduct(D2O):
         keys, merge = held.read("keys"), super().merge(held, stays, goes)
         if merge is None:
             return None
-        sources, slot = merge.meeting.sources, (keys @ keys.mT).masked_fill(~stays[:, None, :], -math.inf).argmax(-1)
+        sources, slot = merge.merge_map.sources, (keys @ keys.mT).masked_fill(~stays[:, None, :], -math.inf).argmax(-1)
         return alike_in_weight(MergeMap.of(sources, slot[sources], stays.shape[1]))
 
 
 class AllCountAlike(D2O):
     def merge(self, held, stays, goes):
         merge = super().merge(held, stays, goes)
-        return merge and alike_in_weight(merge.meeting)
+        return merge and alike_in_weight(merge.merge_map)
 
 
 class EverythingIsMerged(D2O):
     def merge(self, held, stays, goes):
         alike = nearest([held.read("keys")], stays, goes)
-        found = alike.likeness > -math.inf
-        meeting = alike.meeting(found, stays.shape[1])
-        return averaged(
-            meeting, alike.likeness[found].exp(), alike.likeness.new_full((len(meeting.targets[0]),), math.e)
+        found = alike.cosine > -math.inf
+        meeting = alike.merge_map(found, stays.shape[1])
+        return merge_by_mean(
+            meeting, alike.cosine[found].exp(), alike.cosine.new_full((len(meeting.targets[0]),), math.e)
         )
 
 
 class TheThresholdStandsStill(D2O):
-    def _moved(self, layer, alike):
-        return self.thresholds[layer] if layer in self.thresholds else super()._moved(layer, alike)
+    def _update_thresholds(self, layer, alike):
+        return self.thresholds[layer] if layer in self.thresholds else super()._update_thresholds(layer, alike)
 
 
 class HeadsShareAThreshold(D2O):
-    def _moved(self, layer, alike):
-        moved_ = super()._moved(layer, alike)
+    def _update_thresholds(self, layer, alike):
+        moved_ = super()._update_thresholds(layer, alike)
         return [statistics.mean(moved_)] * len(moved_)
 
 
 @dataclass
 class Upside:
-    """Votes whose variance is small where it was large."""
+    """Scores whose variance is small where it was large."""
 
-    votes: Votes
+    attention: AttentionScores
 
     def of(self, layer: int, positions: Tensor) -> Tensor:
-        found = self.votes.of(layer, positions)
+        found = self.attention.of(layer, positions)
         return found / found.var(1, keepdim=True)
 
 
 class UnevenLayersGetMore(D2O):
-    def _dealt(self, held):
-        received = self.votes
-        self.votes = Upside(received)
+    def _layer_budgets(self, held):
+        received = self.attention
+        self.attention = Upside(received)
         try:
-            return super()._dealt(held)
+            return super()._layer_budgets(held)
         finally:
-            self.votes = received
+            self.attention = received
 
 
 class TheMergedLeaveTheirVotes(D2O):
     def merge(self, held, stays, goes):
         merge = super().merge(held, stays, goes)
         if merge:
-            self.votes.move(held.layer, MergedTokens.of(merge.meeting, held.positions.expand(len(stays), -1)))
+            self.attention.move(held.layer, MergedTokens.of(merge.merge_map, held.positions.expand(len(stays), -1)))
         return merge
 
 
@@ -220,7 +221,7 @@ class NoSinks(D2O):
 
 
 @pytest.mark.refuses("d2o")
-@pytest.mark.parametrize("wrong", D2O.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(D2O, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_compensation_is_found_out(wrong):
     """With four heads to a layer: how two compare in their variance is the same in every layer."""
     expected = room_by_hand("gpt_neox", D2OByHand())
@@ -236,16 +237,16 @@ def test_the_layer_whose_heads_differ_most_gets_the_least_room():
     assert unevenness(spread, "heads").tolist() == pytest.approx([0, 0.5, 0.75], abs=1e-4)
     assert unevenness(spread, "layers").tolist() == pytest.approx([(1 + 1 / 3 + 2 / 8 + 2 / 8) / 4, 0, 0.75], abs=1e-4)
     assert unevenness(torch.tensor([[1.0, 7.0], [5.0, 4.0]]), "heads").tolist() == pytest.approx([0.5, 0.5], abs=1e-4)
-    shares = dealt(torch.tensor([0.2, 0.9, 0.5]))
+    shares = budget_shares(torch.tensor([0.2, 0.9, 0.5]))
     assert shares.argsort().tolist() == [1, 2, 0] and float(shares.mean()) == pytest.approx(1)
 
 
 def test_a_threshold_that_hears_the_same_forever_stays_and_one_that_hears_nothing_too():
     policy = make("d2o")
     for _ in range(5):
-        threshold = policy._moved(0, [[0.2, 0.4], []])
+        threshold = policy._update_thresholds(0, [[0.2, 0.4], []])
     assert threshold == [pytest.approx(0.3), math.inf]
-    assert policy._moved(0, [[], [0.7, 0.1]]) == pytest.approx([0.3, 0.4])
+    assert policy._update_thresholds(0, [[], [0.7, 0.1]]) == pytest.approx([0.3, 0.4])
 
 
 def delayed(rule: Callable) -> Callable:
@@ -255,7 +256,7 @@ def delayed(rule: Callable) -> Callable:
 class EvenRooms(D2O):
     """What is to be had without merging and without a say for layers."""
 
-    def _dealt(self, held):
+    def _layer_budgets(self, held):
         return [(5, 4)] * held.layers
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import pytest
@@ -60,10 +60,10 @@ def canvas(model: OracleDenoiser, assembly, prompt: list[int] = [], seed: int = 
     return Canvas(prompt, {"target": model}, assembly, Limits(seed), Recorder(model.tokens))
 
 
-def session(model: OracleDenoiser, *recipes: LaneConfig, prompt: list[int] = [], seed: int = 0) -> Session:  # noqa: B006
+def session(model: OracleDenoiser, *recipes: LaneConfig, prompt: Sequence[int] = (), seed: int = 0) -> Session:
     """Lanes side by side, run to their end."""
     assemblies = [assemble(recipe) for recipe in recipes]
-    lanes = [canvas(model, assembly, prompt, seed) for assembly in assemblies]
+    lanes = [canvas(model, assembly, list(prompt), seed) for assembly in assemblies]
     runners = [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)]
     run = Session([Header(lane=i) for i in range(len(runners))], runners)
     for _ in run:
@@ -485,7 +485,7 @@ def test_what_has_no_meaning_on_a_canvas_is_refused():
     assert "does not work with a sampler" in refused(extras=[("top_p", {})])
     assert "does not work with a constraint" in refused(extras=[("regex", {"pattern": "a"})])
     assert "does not work with a cache policy" in refused(extras=[("sink_window", {})])
-    assert "no place for a drafter" in refused(extras=[("prompt_lookup", {})])
+    assert "no slot for a drafter" in refused(extras=[("prompt_lookup", {})])
 
 
 def test_a_model_that_continues_text_is_refused_for_a_canvas_and_the_oracle_for_text():

@@ -13,7 +13,7 @@ from runs import alone, figures, random_rows, run, written
 from runs import divergence as jensen_shannon_by_definition
 from tables import TableModel
 
-from playground.algorithms.sampling import contrastive as plausible
+from playground.algorithms.sampling import contrastive
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from strategies.sampling.dola import candidates, mixture_first
@@ -36,18 +36,20 @@ COLLAPSES = {
 def test_tokens_compete_that_have_a_share_of_the_best_ones_probability():
     logits = torch.tensor([[0.5, 0.3, 0.05, 0.15]], dtype=torch.float64).log()
     for share, competing in [(0.0, [0, 1, 2, 3]), (0.1, [0, 1, 2, 3]), (0.2, [0, 1, 3]), (0.5, [0, 1]), (1.0, [0])]:
-        assert plausible.plausible(logits, share)[0].nonzero().flatten().tolist() == competing
+        assert contrastive.plausible(logits, share)[0].nonzero().flatten().tolist() == competing
 
 
 def test_where_nothing_differs_the_likeliest_comes_first_and_not_the_lowest_id():
     logits = random_rows(1)
-    assert torch.equal(plausible.among(torch.zeros_like(logits), logits, 0.1).argmax(-1), logits.argmax(-1))
-    assert not torch.equal(torch.where(plausible.plausible(logits, 0.1), 0.0, -math.inf).argmax(-1), logits.argmax(-1))
+    assert torch.equal(contrastive.restricted(torch.zeros_like(logits), logits, 0.1).argmax(-1), logits.argmax(-1))
+    assert not torch.equal(
+        torch.where(contrastive.plausible(logits, 0.1), 0.0, -math.inf).argmax(-1), logits.argmax(-1)
+    )
 
 
 def test_implausible_tokens_are_never_drawn_but_keep_the_models_order_for_a_grammar_that_leaves_no_other():
     logits = random_rows(2)
-    kept, scores = plausible.plausible(logits, 0.1), plausible.among(random_rows(3), logits, 0.1)
+    kept, scores = contrastive.plausible(logits, 0.1), contrastive.restricted(random_rows(3), logits, 0.1)
     assert bool(((scores / 2).softmax(-1)[~kept] == 0).all())
     left = ~kept
     assert torch.equal(scores.masked_fill(~left, -math.inf).argmax(-1), logits.masked_fill(~left, -math.inf).argmax(-1))
@@ -100,7 +102,7 @@ def test_each_row_is_contrasted_with_the_candidate_that_diverges_most(name, meas
         apart = [measure(p, rows[at][i].softmax(-1).tolist()) for at in exits]
         chosen.append(apart.index(max(apart)))
         expected = rows["target"][i].log_softmax(-1) - rows[exits[chosen[-1]]][i].log_softmax(-1)
-        kept = plausible.plausible(rows["target"][i], 0.1)
+        kept = contrastive.plausible(rows["target"][i], 0.1)
         assert (scores[i] - expected)[kept].abs().max() < 1e-4
     assert len(set(chosen)) == len(exits), "some candidate was never chosen, so this says little"
 

@@ -9,7 +9,7 @@ from guesses_told import told
 from registry import Collapse
 from tables import TableModel, watch
 
-from playground.algorithms.speculative.drafting import guess_row
+from playground.algorithms.speculative.drafting import draft_distribution
 from playground.algorithms.speculative.verification import reject
 from playground.algorithms.speculative.without_replacement import Ranking, Urn
 from playground.contract import find, make
@@ -178,8 +178,8 @@ class JudgesAtAnotherTemperature(find("dyspec")):
     """Draws at one temperature and tells another's q."""
 
     def _urn(self, lm, tree, rows, parent):
-        urn = Urn((guess_row(lm, tree, rows, parent).log() / 0.3).softmax(-1))
-        urn.q = guess_row(lm, tree, rows, parent)
+        urn = Urn((draft_distribution(lm, tree, rows, parent).log() / 0.3).softmax(-1))
+        urn.q = draft_distribution(lm, tree, rows, parent)
         return urn
 
 

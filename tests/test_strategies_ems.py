@@ -12,7 +12,7 @@ import pytest
 import torch
 from registry import Collapse
 
-from playground.algorithms.kv_cache.attention_scores import Votes
+from playground.algorithms.kv_cache.attention_scores import AttentionScores
 from playground.algorithms.kv_cache.slot_merging import nearest
 from playground.contract import make
 from playground.engine.kv_buffer import MergeMap
@@ -21,6 +21,7 @@ from support.budget_policies import TREE, HandRule, Seen, best, roomy, with_poli
 from support.ems_settings import EMS_TIGHT
 from support.eviction import alone
 from support.merging_policies import BY_HAND, alike_in_weight, cosine, mixed, room, room_by_hand, the_same
+from support.wrong_variants import variants_of
 
 CUT = {"size": 9, "window": 3, "kernel": 1}
 COLLAPSES = {
@@ -114,24 +115,24 @@ class TheWindowTakesInToo(EMS):
         merge = super().merge(held, stays, goes)
         if merge is None:
             return None
-        sources, alike = merge.meeting.sources, nearest([held.read("keys")], stays, torch.ones_like(stays))
+        sources, alike = merge.merge_map.sources, nearest([held.read("keys")], stays, torch.ones_like(stays))
         return alike_in_weight(MergeMap.of(sources, alike.targets[sources], stays.shape[1]))
 
 
 class CentresMatterAsBefore(EMS):
     def merge(self, held, stays, goes):
-        self.ever.move, self.lately.move = (lambda *about: None,) * 2
+        self.attention.move, self.recent_attention.move = (lambda *about: None,) * 2
         return super().merge(held, stays, goes)
 
 
 class OldTokensAreFavoured(EMS):
     def importance(self, held, positions, others):
-        return shares(torch.cat([self.ever.of(layer.layer, layer.positions) for layer in held]), others)
+        return shares(torch.cat([self.attention.of(layer.layer, layer.positions) for layer in held]), others)
 
 
 class OnlyTheLatestCount(EMS):
     def importance(self, held, positions, others):
-        return shares(torch.cat([self.lately.of(layer.layer, layer.positions) for layer in held]), others)
+        return shares(torch.cat([self.recent_attention.of(layer.layer, layer.positions) for layer in held]), others)
 
 
 class NobodyIsLost(EMS):
@@ -149,7 +150,7 @@ class EveryoneIsACandidate(EMS):
 class TheNearestCountMost(EMS):
     def merge(self, held, stays, goes):
         merge = super().merge(held, stays, goes)
-        return merge and alike_in_weight(merge.meeting)
+        return merge and alike_in_weight(merge.merge_map)
 
 
 class LayersAreAskedOneByOne(EMS):
@@ -167,7 +168,7 @@ def test_a_look_at_all_layers_finds_what_a_look_at_each_does():
     )
 
 
-WRONG = [cls for cls in EMS.__subclasses__() if cls is not LayersAreAskedOneByOne]
+WRONG = [cls for cls in variants_of(EMS, __name__) if cls is not LayersAreAskedOneByOne]
 
 
 @pytest.mark.refuses("ems")
@@ -188,7 +189,7 @@ def test_attention_that_falls_anywhere_favours_no_age():
     rows = torch.rand(rounds, n, n, generator=chance).tril()
     # a row that sees twice as many gives each as much
     rows = (rows / rows.sum(-1, keepdim=True)) * torch.arange(1, n + 1)[:, None]
-    votes = Votes()
+    votes = AttentionScores()
     votes.add(0, rows.sum(0, keepdim=True) / rounds, torch.arange(n)[None])
     means = votes.of(0, torch.arange(n)[None])[0] / (n - torch.arange(n))
     assert float((means[:-3] - 1).abs().max()) < 5 * 0.6 / math.sqrt(rounds * 4)

@@ -12,7 +12,7 @@ from pairs import pair
 from registry import Collapse, can_be_had, lanes
 from tables import TableModel, write
 
-from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
 from playground.contract import make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
@@ -23,6 +23,7 @@ from playground.events import Cache
 from strategies.kv_cache.h2o import H2O
 from strategies.kv_cache.snapkv import SnapKV
 from support.eviction import LENGTH, PROMPT, ByHand, Rule, Wrong, alone, course, heavy_hitters, lives, models, stays
+from support.wrong_variants import variants_of
 
 
 def roomy(name: str, **knobs: int) -> list[Collapse]:
@@ -90,50 +91,50 @@ def test_layers_and_heads_hold_different_positions():
 # --- and what a rule that is wrong looks like ---
 
 class OnlyTheLastRowVotes(H2O):
-    def attended(self, layer, weights, queries, keys):
-        self.votes._layers.pop(layer, None)
-        self.votes.add(layer, weights[:, -1:], keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention._layers.pop(layer, None)
+        self.attention.add(layer, weights[:, -1:], key_positions)
 
 
 class ThePromptHasNoVote(H2O):
-    def attended(self, layer, weights, queries, keys):
-        self.votes.add(layer, weights if len(queries) == 1 else weights[:, :0], keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights if len(query_positions) == 1 else weights[:, :0], key_positions)
 
 
 class VotesAreMeans(H2O):
     def retain(self, held):
         recent = held.positions >= held.next - self.recent
-        means = self.votes.of(held.layer, held.positions) / (held.next - held.positions)
-        return recent | heaviest(means, self.heavy, held.live & ~recent)
+        means = self.attention.of(held.layer, held.positions) / (held.next - held.positions)
+        return recent | top_slots(means, self.heavy, held.live & ~recent)
 
 
 class OneHeadSpeaksForAll(H2O):
-    def attended(self, layer, weights, queries, keys):
-        self.votes.add(layer, weights[:1].expand_as(weights), keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights[:1].expand_as(weights), key_positions)
 
 
 class RecentTokensTakePlacesOfHeavyOnes(H2O):
     def retain(self, held):
-        return (held.positions >= held.next - self.recent) | heaviest(
-            self.votes.of(held.layer, held.positions), self.heavy, held.live
+        return (held.positions >= held.next - self.recent) | top_slots(
+            self.attention.of(held.layer, held.positions), self.heavy, held.live
         )
 
 
 class PositionsAreSlots(H2O):
     """Counts by the place in the cache, which moves when something before it goes."""
 
-    def attended(self, layer, weights, queries, keys):
-        self.votes.add(layer, weights, torch.arange(keys.shape[1])[None])
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights, torch.arange(key_positions.shape[1])[None])
 
     def retain(self, held):
         recent = held.positions >= held.next - self.recent
-        return recent | heaviest(
-            self.votes.of(held.layer, torch.arange(held.positions.shape[1])[None]), self.heavy, held.live & ~recent
+        return recent | top_slots(
+            self.attention.of(held.layer, torch.arange(held.positions.shape[1])[None]), self.heavy, held.live & ~recent
         )
 
 
 @pytest.mark.refuses("h2o")
-@pytest.mark.parametrize("wrong", H2O.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(H2O, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_way_to_count_votes_is_found_out(wrong):
     _, expected = ByHand("llama", heavy_hitters(12, 7)).write(PROMPT, LENGTH)
     assert course(alone(H2O(heavy=12, recent=7)), models())[1] == expected
@@ -144,21 +145,21 @@ class TheWindowHasNoPlaceOfItsOwn(SnapKV):
     def retain(self, held):
         if held.next > held.prompt:
             return held.live
-        return heaviest(self.votes.of(held.layer, held.positions), self.capacity, held.live)
+        return top_slots(self.attention.of(held.layer, held.positions), self.capacity, held.live)
 
 
 class EveryRowOfThePromptVotes(SnapKV):
-    def wants(self, position, prompt):
+    def wants_attention(self, position, prompt):
         return position < prompt
 
 
 class NothingIsPooled(SnapKV):
     def _pooled(self, held, late):
-        return self.votes.of(held.layer, held.positions)
+        return self.attention.of(held.layer, held.positions)
 
 
 @pytest.mark.refuses("snapkv")
-@pytest.mark.parametrize("wrong", SnapKV.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(SnapKV, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_snapshot_is_found_out(wrong):
     _, expected = ByHand("llama", snapshot(len(PROMPT), 3, 9, 5, sum), 3).write(PROMPT, LENGTH)
     assert course(alone(wrong(window=3, capacity=9, kernel=5)), models())[1] != expected
@@ -168,7 +169,7 @@ def test_a_wrong_snapshot_is_found_out(wrong):
 
 
 def test_votes_add_up_over_rows_and_follow_positions_through_the_cache():
-    votes = Votes()
+    votes = AttentionScores()
     votes.add(0, torch.tensor([[[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]]]), torch.tensor([[0, 1, 2]]))
     votes.add(0, torch.tensor([[[0.5, 0.25, 0.25]]]), torch.tensor([[0, 2, 3]]))
     assert votes.of(0, torch.tensor([[0, 1, 2, 3, 4]])).tolist() == [[1.25, 0.75, 0.75, 0.25, 0.0]]
@@ -176,7 +177,7 @@ def test_votes_add_up_over_rows_and_follow_positions_through_the_cache():
 
 
 def test_an_empty_slot_casts_no_vote_for_the_first_token():
-    votes = Votes()
+    votes = AttentionScores()
     votes.add(0, torch.tensor([[[1, 1, 0]], [[1, 1, 1]]]), torch.tensor([[0, 4, -1], [1, 2, 4]]))
     assert votes.of(0, torch.arange(5)[None]).tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 1]]
     assert votes.of(0, torch.tensor([[4, 0], [4, 1]])).tolist() == [[1, 1], [1, 1]]
@@ -195,7 +196,7 @@ def test_an_empty_slot_casts_no_vote_for_the_first_token():
     ],
 )
 def test_of_equal_scores_the_later_position_is_kept(scores, count, among, kept):
-    found = heaviest(torch.tensor([scores], dtype=torch.float32), count, torch.tensor([among], dtype=torch.bool))
+    found = top_slots(torch.tensor([scores], dtype=torch.float32), count, torch.tensor([among], dtype=torch.bool))
     assert found[0].nonzero().flatten().tolist() == kept
 
 
@@ -217,19 +218,19 @@ def keeps_the_best(choose: Callable[[torch.Tensor, int, torch.Tensor], torch.Ten
 
 @pytest.mark.parametrize("seed", range(5))
 def test_however_many_are_too_many_the_best_and_latest_stay(seed):
-    assert keeps_the_best(heaviest, seed)
+    assert keeps_the_best(top_slots, seed)
 
 
 def the_latest_of_equals_goes(scores: torch.Tensor, count: int, among: torch.Tensor) -> torch.Tensor:
-    return heaviest(scores.flip(1), count, among.flip(1)).flip(1)
+    return top_slots(scores.flip(1), count, among.flip(1)).flip(1)
 
 
 def those_outside_are_weighed_too(scores: torch.Tensor, count: int, among: torch.Tensor) -> torch.Tensor:
-    return heaviest(scores, count, torch.ones_like(among)) & among
+    return top_slots(scores, count, torch.ones_like(among)) & among
 
 
 def every_row_loses_one(scores: torch.Tensor, count: int, among: torch.Tensor) -> torch.Tensor:
-    return heaviest(scores, among.sum(1) - 1, among)
+    return top_slots(scores, among.sum(1) - 1, among)
 
 
 @pytest.mark.parametrize("wrong", [the_latest_of_equals_goes, those_outside_are_weighed_too, every_row_loses_one])
@@ -240,16 +241,16 @@ def test_a_wrong_choice_of_the_best_is_found_out(wrong):
 def test_heads_with_rooms_of_their_own_keep_what_each_would_alone():
     scores = torch.randint(0, 4, (5, 9), generator=torch.Generator().manual_seed(0)).float()  # many are equal
     counts, among = torch.tensor([0, 2, 5, 9, 12]), scores < 3
-    found = heaviest(scores, counts, among)
+    found = top_slots(scores, counts, among)
     assert torch.equal(
-        found, torch.cat([heaviest(scores[[i]], int(count), among[[i]]) for i, count in enumerate(counts)])
+        found, torch.cat([top_slots(scores[[i]], int(count), among[[i]]) for i, count in enumerate(counts)])
     )
     assert found.sum(1).tolist() == [min(int(count), int(there)) for count, there in zip(counts, among.sum(1))]
 
 
 def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
     policy = make("h2o", heavy=2, recent=2)
-    policy.attended(
+    policy.observe_attention(
         0, torch.tensor([[[4, 1, 2, 3, 9, 9]], [[1, 2, 2, 2, 9, 9]]]).float(), torch.tensor([5]), torch.arange(6)[None]
     )
     assert stays(policy, [[0, 1, 2, 3, 4, 5]], 6) == [[0, 3, 4, 5], [2, 3, 4, 5]]
@@ -261,7 +262,7 @@ def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
 ])
 def test_snapkv_pools_the_votes_of_neighbours(knobs, kept):
     policy = make("snapkv", window=2, capacity=4, **knobs)
-    policy.attended(
+    policy.observe_attention(
         0, torch.tensor([[[0, 7, 0, 0, 0, 4, 5, 1, 99, 99]]]).float(), torch.tensor([8, 9]), torch.arange(10)[None]
     )
     assert stays(policy, [list(range(10))], 10, prompt=10) == [kept]
@@ -269,7 +270,7 @@ def test_snapkv_pools_the_votes_of_neighbours(knobs, kept):
 
 def test_snapkv_listens_to_the_last_rows_of_the_prompt_alone():
     policy = make("snapkv", window=3)
-    assert [position for position in range(12) if policy.wants(position, 9)] == [6, 7, 8]
+    assert [position for position in range(12) if policy.wants_attention(position, 9)] == [6, 7, 8]
 
 
 # --- what it means for a lane ---

@@ -47,7 +47,7 @@ def counted(hits: dict[int, tuple[float, float]], depth: int = 8, **knobs):
     drafter = make("del_exit", **knobs)
     drafter.inner(depth, False)
     for layer, (right, wrong) in hits.items():
-        drafter.tallies[layer].hits, drafter.tallies[layer].misses = right, wrong
+        drafter.statistics[layer].hits, drafter.statistics[layer].misses = right, wrong
     return drafter
 
 
@@ -81,7 +81,7 @@ def test_a_layer_nothing_is_known_of_is_not_chosen():
 
 
 def test_what_was_counted_fades_round_by_round():
-    tally = counted({}).tallies[1]
+    tally = counted({}).statistics[1]
     for right in (True, False, True):
         tally.add([right], [0.5], 0.5)
     assert (tally.hits, tally.misses) == (1 + 0.25, 0.5)
@@ -139,7 +139,7 @@ def test_counts_are_what_one_reading_of_the_finished_text_would_give(cls, right,
     lane = write(with_drafter(cls(decay=1.0), *samplers), {"target": model}, START, Limits(0, 30), Draws(1))
     fresh = {layer: rows[len(START) - 1:].argmax(-1) for layer, rows in read_by_layers(model, lane.tokens[:-1]).items()}
     expected = {layer: int((fresh[layer] == fresh[model.depth]).sum()) for layer in (1, 2)}
-    found = lane.assembly.decoder.drafter.tallies
+    found = lane.assembly.decoder.drafter.statistics
     assert (
         {layer: (tally.hits, tally.misses) for layer, tally in found.items()}
         == {n: (hits, 30 - hits) for n, hits in expected.items()}
@@ -151,7 +151,7 @@ def test_a_chain_ends_with_its_first_unsure_guess_and_that_guess_is_sent():
 
     class Watched(DEL):
         def propose(self, lm, budget):
-            bar = self.tallies[self.plan()[0]].threshold
+            bar = self.statistics[self.plan()[0]].threshold
             tree = yield from super().propose(lm, budget)
             chains.append((tree.confidence, bar, budget))
             return tree

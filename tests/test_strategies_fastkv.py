@@ -36,6 +36,7 @@ from support.layer_cuts import (
     told,
     with_policy,
 )
+from support.wrong_variants import variants_of
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 EXACT = 1e-9
@@ -103,7 +104,7 @@ def chosen_rows(model: Model, whole: int, onward: list[int], pieces: int = 1, pl
     store.narrow(whole, torch.tensor([[place in onward for place in range(len(PROMPT))]]))
     for part in torch.arange(len(onward)).chunk(pieces):
         tokens, told = [PROMPT[onward[i]] for i in part], [(places or onward)[i] for i in part]
-        work = LateInput(store, tokens, [], first=int(part[0]), places=told)
+        work = LateInput(store, tokens, [], first=int(part[0]), positions=told)
         (rows,), _ = model.forward([work], LayerPlan(resume=(whole, captured[whole][[onward[i] for i in part]])))
     return rows[-1], store
 
@@ -246,38 +247,38 @@ class OneHeadChoosesForAll(FastKV):
 
 
 class TheWindowDoesNotGoOn(FastKV):
-    def onward(self, held):
-        return super().onward(held) & (held.positions < held.prompt - self.window)
+    def select_prompt(self, held):
+        return super().select_prompt(held) & (held.positions < held.prompt - self.window)
 
 
 class TheLeastAttendedGoOn(FastKV):
-    def onward(self, held):
+    def select_prompt(self, held):
         late = held.positions >= held.prompt - self.window
-        return late | ~super().onward(held)
+        return late | ~super().select_prompt(held)
 
 
 class NothingIsPooled(FastKV):
     def _pooled(self, held, late):
-        return self.votes.of(held.layer, held.positions).masked_fill(late, 0)
+        return self.attention.of(held.layer, held.positions).masked_fill(late, 0)
 
 
 class AllGoOn(FastKV):
-    def onward(self, held):
+    def select_prompt(self, held):
         return held.live
 
 
 class ALayerTooEarly(FastKV):
-    def cuts(self, layers):
-        return [cut - 1 for cut in super().cuts(layers)]
+    def cut_layers(self, layers):
+        return [cut - 1 for cut in super().cut_layers(layers)]
 
 
 class LaterLayersGoByTheVotesOfTheMiddle(FastKV):
     def _pooled(self, held, late):
-        return super()._pooled(replace(held, layer=min(held.layer, self.cuts(held.layers)[0] - 1)), late)
+        return super()._pooled(replace(held, layer=min(held.layer, self.cut_layers(held.layers)[0] - 1)), late)
 
 
 @pytest.mark.refuses("fastkv")
-@pytest.mark.parametrize("wrong", FastKV.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(FastKV, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
     knobs = KNOBS | {"depth": 0.7}
     expected = by_hand("llama", 2, max)
@@ -305,7 +306,7 @@ def test_forwards_tell_what_was_computed_and_no_more(rate, depth, whole, chunk, 
         assert sum(forward.flops for forward in ours) < sum(forward.flops for forward in plain)
         figure, = told(recipe, Figure)
         assert figure.data["values"] == [prompt] * whole + [onward] * (3 - whole)
-        assert any(f"took {layer_tokens(ours)} passes" in note.text for note in told(recipe, Note))
+        assert any(f"{layer_tokens(ours)} token-layer computations" in note.text for note in told(recipe, Note))
 
 
 def test_reading_and_holding_are_settled_apart():
@@ -327,15 +328,15 @@ def test_each_layer_holds_as_many_as_it_may_of_what_it_has_read(rate, room):
     assert [[len(head) for head in layer] for layer in found[0]] == [
         [min(room, count)] * 2 for count in (22, read, read)
     ]
-    assert policy.promise(Full(22, 0, 3, 2, 8, 64)) == pytest.approx(
+    assert policy.expected_share(Full(22, 0, 3, 2, 8, 64)) == pytest.approx(
         sum(len(head) for layer in found[0] for head in layer) / (22 * 6)
     )
 
 
 @pytest.mark.parametrize("tokens, prompt", [(48, 240), (100, 240), (7, 9), (512, 20), (33, 100)])
 def test_asked_to_hold_so_many_tokens_enough_of_them_go_on(tokens, prompt):
-    policy = make("fastkv", **find("fastkv").holding(tokens, prompt))
-    assert policy.promise(Full(prompt, 0, 6, 2, 8, 32)) * prompt == pytest.approx(min(tokens, prompt))
+    policy = make("fastkv", **find("fastkv").knobs_for_budget(tokens, prompt))
+    assert policy.expected_share(Full(prompt, 0, 6, 2, 8, 32)) * prompt == pytest.approx(min(tokens, prompt))
 
 
 # --- beside everything else a lane does ---

@@ -8,7 +8,7 @@ from registry import Collapse
 from runs import alone, figures, random_rows, told, written
 from tables import TableModel
 
-from playground.algorithms.sampling import contrastive as plausible
+from playground.algorithms.sampling import contrastive
 from playground.contract import EarlyExit, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Prompt
@@ -69,7 +69,7 @@ def test_lol_adds_up_the_last_layer_the_lower_layer_and_the_call_for_truth():
     assert (own, induced) == (EarlyExit("target", 6), EarlyExit("induced", 6))
     rows = {name: random_rows(seed) for seed, name in enumerate(["target", "induced", "refocused", own, induced])}
     p, a, r, pl, al = (rows[name].log_softmax(-1) for name in ["target", "induced", "refocused", own, induced])
-    expected, kept = 1.5 * r - 0.5 * p - a + 0.5 * (pl - al), plausible.plausible(rows["target"], 0.1)
+    expected, kept = 1.5 * r - 0.5 * p - a + 0.5 * (pl - al), contrastive.plausible(rows["target"], 0.1)
     assert (lol.mix(rows) - expected)[kept].abs().max() < 1e-4
     for wrong in (1.5 * r - 0.5 * p - a, 1.5 * r - 0.5 * p - a + 0.5 * (al - pl), r - a + 0.5 * (pl - al)):
         assert (lol.mix(rows) - wrong)[kept].abs().max() > 0.1

@@ -181,7 +181,7 @@ def test_the_text_it_is_held_against_is_the_one_that_follows_and_its_gains_are_t
         assert float(effects.logps[i]) == pytest.approx(model_logp) and float(effects.gains[i]) == pytest.approx(
             float(mixed[i, token]) - model_logp
         )
-    shown = [data["series"]["of the model's row"] for data in true_text(LONGER, 16)]
+    shown = [data["series"]["of the model"] for data in true_text(LONGER, 16)]
     assert shown == pytest.approx(effects.model.tolist(), abs=1e-4)
     one_off = sampler.effects(logits, states, ids[16:31])
     assert (one_off.gains - effects.gains).abs().max() > 1e-2
@@ -216,13 +216,13 @@ def test_gains_split_into_those_helped_and_those_hurt_and_none_lies_beyond_the_w
 def test_growth_is_the_least_squares_slope_of_what_stands_and_forgets_what_was_taken_back():
     sampler = knn()
     for position, value in enumerate([9.0, 1.0, 2.0, 4.0, 3.0, 5.0, 5.0, 8.0, 7.0]):
-        list(sampler._uncertain(position, value, 2 * value))
-    told_again = list(sampler._uncertain(8, 1.0, 30.0))[-1].data["series"]
+        list(sampler._entropies(position, value, 2 * value))
+    told_again = list(sampler._entropies(8, 1.0, 30.0))[-1].data["series"]
     expected = torch.linalg.lstsq(
         torch.stack([torch.arange(9.0), torch.ones(9)], 1), torch.tensor([9.0, 1, 2, 4, 3, 5, 5, 8, 1])[:, None]
     ).solution
-    assert told_again["of the model's row"] == pytest.approx(float(expected[0]), abs=1e-5)
-    assert told_again["of the neighbours"] > told_again["of the model's row"]
+    assert told_again["of the model"] == pytest.approx(float(expected[0]), abs=1e-5)
+    assert told_again["of the neighbours"] > told_again["of the model"]
 
 
 def test_a_text_of_one_token_is_refused():

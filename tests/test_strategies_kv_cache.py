@@ -71,18 +71,18 @@ def check_sink_window(policy: type[SinkWindow], decoder: str) -> None:
 class OneTooMany(SinkWindow):
     """The window does not count the token that is being written."""
 
-    def visible(self, query, key):
-        return (key < self.sinks) | (query - key <= self.window)
+    def visible(self, query_positions, key_positions):
+        return (key_positions < self.sinks) | (query_positions - key_positions <= self.window)
 
 
 class SinksLeaveToo(SinkWindow):
-    def visible(self, query, key):
-        return query - key < self.window + self.sinks
+    def visible(self, query_positions, key_positions):
+        return query_positions - key_positions < self.window + self.sinks
 
 
 class SinksCountFromOne(SinkWindow):
-    def visible(self, query, key):
-        return (key <= self.sinks) & (key > 0) | (query - key < self.window)
+    def visible(self, query_positions, key_positions):
+        return (key_positions <= self.sinks) & (key_positions > 0) | (query_positions - key_positions < self.window)
 
 
 @pytest.mark.oracle("sink_window")

@@ -19,7 +19,7 @@ from tables import Enumerating, TableModel, distance, write
 from toys import END, byte_tokenizer
 
 from playground.algorithms.constrained.bundled_grammars import NAMES
-from playground.bench.schemas.random_writer import Scribbler
+from playground.bench.schemas.random_writer import RandomWriter
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
@@ -75,7 +75,7 @@ def test_every_ready_grammar_has_a_reader_of_its_own():
 @pytest.mark.oracle("lark")
 @pytest.mark.parametrize("name", READERS)
 def test_what_is_written_under_a_ready_grammar_is_read_by_the_real_thing(engine, name):
-    grammar, scribbler = engine.compile(*make("lark", ready=name).grammar()), Scribbler(TOKENS, len(TOKENIZER))
+    grammar, scribbler = engine.compile(*make("lark", ready=name).grammar()), RandomWriter(TOKENS, len(TOKENIZER))
     written = [scribbler.write(grammar.matcher(), seed, 120) for seed in range(30)]
     texts = {TOKENS.decode(ids) for ids in written if ids is not None}
     assert len(texts) >= 12
@@ -92,7 +92,10 @@ SENTENCES = {
     ),
     "sql": (
         [
-            "SELECT name, COUNT(*) AS n FROM birds WHERE age >= 3 AND (x = 'it''s' OR NOT z < 2) GROUP BY name ORDER BY n DESC LIMIT 3",
+            (
+                "SELECT name, COUNT(*) AS n FROM birds WHERE age >= 3 AND (x = 'it''s' OR NOT z < 2) GROUP BY name"
+                " ORDER BY n DESC LIMIT 3"
+            ),
             "SELECT * FROM a LEFT JOIN b ON a.x = b.y WHERE t IN ('a', 3)",
             "SELECT fromage FROM wherever",
         ],
@@ -406,9 +409,9 @@ def test_where_everything_is_legal_all_texts_count_and_nothing_is_refused():
         LaneConfig("awrs", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0)
     )
     effective = [
-        event.data["series"]["texts that count"]
+        event.data["series"]["effective sample size"]
         for event in lane.told
-        if isinstance(event, Figure) and event.name == "effective number of texts"
+        if isinstance(event, Figure) and event.name == "effective sample size"
     ]
     refused = [
         event.data["series"]["refused"]

@@ -207,7 +207,7 @@ def is_refused(seeds=SEEDS) -> None:
 @pytest.mark.refuses("cntp")
 @pytest.mark.parametrize("wrong", [SumOfTheTrial, LeastSureTrial])
 def test_a_cntp_that_judges_trials_otherwise_is_refused(wrong, monkeypatch):
-    monkeypatch.setattr("strategies.sampling.cntp.Trial", wrong)
+    monkeypatch.setattr("strategies.sampling.cntp.Continuation", wrong)
     is_refused()
 
 
@@ -255,7 +255,7 @@ def test_the_winner_has_the_lowest_perplexity_as_the_library_reads_it(architectu
     lane, events = run(recipe, {"target": pair(architecture).target}, [54, 71, 9], 20)
     bars, kept = (
         figures(events, "perplexity of the trials"),
-        [data["spans"][0] for data in figures(events, "kept trials")],
+        [data["spans"][0] for data in figures(events, "committed trials")],
     )
     assert len(bars) == len(kept) > 0 and all(min(data["values"]) == span[3] for data, span in zip(bars, kept))
     ids = lane.tokens
@@ -294,7 +294,7 @@ def test_eight_trials_cost_as_many_forwards_as_their_longest():
     _, events = run(cntp(trials=8, low=0.0, high=0.1, terminators="b"), {"target": model}, [0], 60, seed=1)
     branchings = figures(events, "perplexity of the trials")
     longest = [max(map(len, data["labels"])) for data in branchings]
-    kept = [data["spans"][0] for data in figures(events, "kept trials")]
+    kept = [data["spans"][0] for data in figures(events, "committed trials")]
     assert all(len(data["labels"]) == 8 for data in branchings) and sum(end - first for first, end, *_ in kept) == 60
     # the row a branching starts from is known, and the winner's last token is read by a forward of its own
     assert model.forwards == sum(1 for event in events if isinstance(event, Forward)) == sum(longest)
@@ -304,7 +304,7 @@ def test_what_was_drawn_for_nothing_is_counted():
     _, events = run(
         cntp(trials=4, low=0.0, high=0.1, terminators="a b c d e"), {"target": TableModel("abcde", spread=0.3)}, [0], 10
     )
-    assert [data["series"]["share"] for data in figures(events, "tokens drawn for nothing")] == [0.75] * 10
+    assert [data["series"]["share"] for data in figures(events, "tokens discarded")] == [0.75] * 10
 
 
 # --- contrastive search, with every state read from the beginning by the library ---

@@ -27,6 +27,7 @@ from strategies.kv_cache.loopserve import LoopServe, covering, sampled
 from support.budget_policies import TEXT, TREE, best, roomy, with_policy
 from support.eviction import LENGTH, PROMPT, Lives, Wrong, alone, course, lives, models
 from support.uncomp_by_hand import BY_HAND, UNCOMP_TIGHT, Latest, WholeText
+from support.wrong_variants import variants_of
 
 LOOP_TIGHT = {"coverage": 0.8, "rows": 6, "size": 5, "period": 3}
 COLLAPSES = {
@@ -156,7 +157,7 @@ def views(assembly: Assembly, speakers: dict) -> tuple[list[int], list[Lives]]:
             held, policy = lives(lane), lane.assembly.cache_policy
             assert all(head == set(range(lane.target.store.length)) for layer in held for head in layer)
             shown = [[{p for p in head if p >= seen.shape[1] or seen[i, p]} for i, head in enumerate(layer)]
-                     for seen, layer in zip((policy._seen[at] for at in sorted(policy._seen)), held)]
+                     for seen, layer in zip((policy._views[at] for at in sorted(policy._views)), held)]
             found += [shown] * (lane.generated - len(found))
     return lane.tokens[len(PROMPT):], found
 
@@ -191,30 +192,31 @@ def test_under_a_view_what_was_let_go_comes_back_when_later_rows_want_it(archite
 
 
 class TheLastRowsAreTheSample(LoopServe):
-    def focus(self, layer, weights, queries):
-        return covering(weights, queries, list(range(len(queries)))[-self.rows:], self.coverage).mask
+    def select_for_rows(self, layer, weights, query_positions):
+        return covering(weights, query_positions, list(range(len(query_positions)))[-self.rows:], self.coverage).mask
 
 
 class HeadsShareTheirLines(LoopServe):
-    def focus(self, layer, weights, queries):
-        return super().focus(layer, weights.sum(0, keepdim=True), queries).expand_as(weights)
+    def select_for_rows(self, layer, weights, query_positions):
+        return super().select_for_rows(layer, weights.sum(0, keepdim=True), query_positions).expand_as(weights)
 
 
 class OnlyColumns(LoopServe):
-    def focus(self, layer, weights, queries):
-        mask, own = super().focus(layer, weights, queries), queries[:, None] == torch.arange(weights.shape[2])
+    def select_for_rows(self, layer, weights, query_positions):
+        mask = super().select_for_rows(layer, weights, query_positions)
+        own = query_positions[:, None] == torch.arange(weights.shape[2])
         return mask[:, -1:] | own
 
 
 class TheEndOfThePromptChoosesForever(LoopServe):
-    def wants(self, position, prompt):
+    def wants_attention(self, position, prompt):
         return prompt - self.period <= position < prompt
 
 
 class AllRowsChoose(LoopServe):
     def __post_init__(self):
         super().__post_init__()
-        self.lately.count = 1000
+        self.recent_attention.count = 1000
 
 
 class ChosenOnce(LoopServe):
@@ -224,12 +226,12 @@ class ChosenOnce(LoopServe):
 
 class ChosenEveryTime(LoopServe):
     def retain(self, held):
-        self._cut.clear()
+        self._last.clear()
         return super().retain(held)
 
 
 @pytest.mark.refuses("loopserve")
-@pytest.mark.parametrize("wrong", LoopServe.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(LoopServe, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_loop_is_found_out(wrong):
     expected = WholeText("llama", LoopByHand()).write(PROMPT, LENGTH)
     assert course(alone(LoopServe(**LOOP_TIGHT)), models()) == expected
@@ -279,16 +281,16 @@ def test_a_lane_shows_what_was_decided(name, knobs, recipe):
     told = {figure.name: figure.data for figure in figures if figure.shape == "matrix"}
     assert len(told) == 2 and all(len(data["values"]) == 3 and len(data["values"][0]) == 2 for data in told.values())
     if name == "uncomp":
-        assert {number for layer in told["tokens a head may hold"]["values"] for number in layer} == {7, 12}
+        assert {number for layer in told["budget of each head, tokens"]["values"] for number in layer} == {7, 12}
         assert all(0 < number <= 1 for layer in told["entropy of the queries"]["values"] for number in layer)
     else:
         assert all(
             0.8 - 1e-6 <= number <= 1
-            for layer in told["attention of the sampled rows that they carry"]["values"]
+            for layer in told["share of the sampled attention covered"]["values"]
             for number in layer
         )
         assert any(
-            number < 1 for layer in told["cells of the prompt's attention that were read"]["values"] for number in layer
+            number < 1 for layer in told["share of the prompt's attention matrix read"]["values"] for number in layer
         )
 
 
@@ -304,16 +306,16 @@ def test_the_figure_counts_what_left_and_what_came_back():
         told = [
             event.data["series"]
             for event in events
-            if isinstance(event, Figure) and event.shape == "scalar" and "let go" in event.data["series"]
+            if isinstance(event, Figure) and event.shape == "scalar" and "dropped" in event.data["series"]
         ]
         evicted = sum(event.evicted for event in events if isinstance(event, Cache))
-        assert evicted == (sum(series["let go"] for series in told) if dropped == "gone" else 0)
+        assert evicted == (sum(series["dropped"] for series in told) if dropped == "gone" else 0)
         return told
 
     gone, view = turnover("gone"), turnover("view")
     assert (
-        not any(series["came back"] for series in gone)
-        and any(series["came back"] for series in view)
+        not any(series["restored"] for series in gone)
+        and any(series["restored"] for series in view)
         and len(gone) == len(view) == 4
     )
 
@@ -329,7 +331,7 @@ def test_a_table_that_pays_no_attention_goes_on(name, knobs):
     [
         (dict(window=32), "raise high and low above it"),
         (dict(kernel=4), "take 5"),
-        (dict(marks="a b"), "let `fit` print"),
+        (dict(marks="a b"), "run `fit` to print"),
     ],
 )
 def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, says):

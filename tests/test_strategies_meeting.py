@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from playground.algorithms.kv_cache.attention_scores import STRETCH, Lately, moved
-from playground.algorithms.kv_cache.slot_merging import Alike, averaged, company, nearest
+from playground.algorithms.kv_cache.attention_scores import CHUNK, RecentAttention, move_scores
+from playground.algorithms.kv_cache.slot_merging import NearestSlots, merge_by_mean, merge_sizes, nearest
 from playground.contract import Merge
-from playground.engine.kv_buffer import KVBuffer, MergedTokens, MergeMap, in_front
+from playground.engine.kv_buffer import KVBuffer, MergedTokens, MergeMap, selected_indices
 from support.slot_meetings import by_loop, slots
 
 # --- what meets in what ---
@@ -27,26 +27,26 @@ def test_the_most_similar_key_points_the_same_way_however_long_it_is():
     keys = torch.tensor([[[1.0, 0.0], [9.0, 9.0], [0.1, 0.01], [-5.0, 0.0]]])
     alike = nearest([keys], slots([0, 1, 1, 0]).bool(), everyone(keys))
     assert alike.targets.tolist() == [[2, 1, 2, 1]]
-    assert alike.likeness[0, 0] == pytest.approx(1 / math.sqrt(1.01)) and alike.likeness[0, 3] == pytest.approx(
+    assert alike.cosine[0, 0] == pytest.approx(1 / math.sqrt(1.01)) and alike.cosine[0, 3] == pytest.approx(
         -math.sqrt(0.5)
     )
 
 
 def test_a_key_of_length_zero_is_like_nothing_and_no_number_is_lost():
     keys = torch.zeros(1, 3, 2)
-    assert nearest([keys], slots([1, 1, 0]).bool(), everyone(keys)).likeness.tolist() == [[0.0, 0.0, 0.0]]
+    assert nearest([keys], slots([1, 1, 0]).bool(), everyone(keys)).cosine.tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_nothing_is_like_a_head_that_keeps_nothing():
     keys = torch.ones(2, 2, 3)
-    likeness = nearest([keys], slots([1, 0], [0, 0]).bool(), everyone(keys)).likeness
+    likeness = nearest([keys], slots([1, 0], [0, 0]).bool(), everyone(keys)).cosine
     assert likeness[1].tolist() == [-math.inf, -math.inf] and likeness[0, 0] == pytest.approx(1)
 
 
-Nearest = Callable[[Tensor, Tensor, Tensor], Alike]
+Nearest = Callable[[Tensor, Tensor, Tensor], NearestSlots]
 
 
-def by_slot(alike: Alike) -> list[dict[int, tuple[int, float]]]:
+def by_slot(alike: NearestSlots) -> list[dict[int, tuple[int, float]]]:
     """For each head its slots that have a nearest one: which, and how like it is."""
     heads = zip(*(part.tolist() for part in alike))
     return [{source: (target, cosine) for source, target, cosine in zip(*head) if cosine > -math.inf} for head in heads]
@@ -84,11 +84,11 @@ def seeks(find: Nearest, seed: int, each: int | None = None) -> bool:
     )
 
 
-def heads_of_one_layer(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
+def heads_of_one_layer(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
     return nearest([keys], among, seekers)
 
 
-def a_head_in_each_layer(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
+def a_head_in_each_layer(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
     return nearest(keys.split(1), among, seekers)
 
 
@@ -104,20 +104,20 @@ def test_those_that_seek_may_be_looked_at_a_few_at_a_time(monkeypatch):
     assert all(seeks(heads_of_one_layer, seed) for seed in range(4))
 
 
-def all_are_told(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
+def all_are_told(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
     return nearest([keys], among, everyone(keys))
 
 
-def they_look_among_themselves(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
+def they_look_among_themselves(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
     return nearest([keys], among & seekers, seekers)
 
 
-def places_are_taken_for_slots(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
+def places_are_taken_for_slots(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
     right = nearest([keys], among, seekers)
     return right._replace(sources=torch.arange(right.sources.shape[1]).expand_as(right.sources))
 
 
-def long_keys_count_more(keys: Tensor, among: Tensor, seekers: Tensor) -> Alike:
+def long_keys_count_more(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
     targets = (keys @ keys.mT).masked_fill(~among[:, None], -math.inf).argmax(-1)
     right = nearest([keys], among, seekers)
     return right._replace(targets=targets.gather(1, right.sources))
@@ -132,9 +132,9 @@ def test_a_wrong_search_for_the_most_similar_is_found_out(wrong, each):
 
 
 def test_slots_of_a_mask_come_in_front_in_their_order():
-    assert in_front(slots([0, 1, 0, 1], [1, 1, 0, 0]).bool()).tolist() == [[1, 3], [0, 1]]
-    assert in_front(slots([0, 1, 0, 1], [0, 0, 1, 0]).bool()).tolist() == [[1, 3], [2, 0]]
-    assert in_front(torch.zeros(2, 3).bool()).shape == (2, 0)
+    assert selected_indices(slots([0, 1, 0, 1], [1, 1, 0, 0]).bool()).tolist() == [[1, 3], [0, 1]]
+    assert selected_indices(slots([0, 1, 0, 1], [0, 0, 1, 0]).bool()).tolist() == [[1, 3], [2, 0]]
+    assert selected_indices(torch.zeros(2, 3).bool()).shape == (2, 0)
 
 
 def meeting(*heads: dict[int, int], count: int = 4) -> MergeMap:
@@ -147,8 +147,8 @@ def meeting(*heads: dict[int, int], count: int = 4) -> MergeMap:
 
 
 def test_those_that_join_theirs_meet_there():
-    alike = Alike(slots([1, 2], [0, 0]), slots([3, 3], [2, 2]), torch.zeros(2, 2))
-    found = alike.meeting(slots([1, 1], [1, 0]).bool(), 4)
+    alike = NearestSlots(slots([1, 2], [0, 0]), slots([3, 3], [2, 2]), torch.zeros(2, 2))
+    found = alike.merge_map(slots([1, 1], [1, 0]).bool(), 4)
     assert [part.tolist() for part in (*found.sources, found.into, *found.targets)] == [
         [0, 0, 1],
         [1, 2, 0],
@@ -156,17 +156,21 @@ def test_those_that_join_theirs_meet_there():
         [0, 1],
         [3, 2],
     ]
-    assert alike.meeting(torch.zeros(2, 2).bool(), 4) is None
+    assert alike.merge_map(torch.zeros(2, 2).bool(), 4) is None
 
 
 def test_shares_of_what_meets_add_up_to_one():
     met = meeting({1: 3, 2: 3}, {0: 2})
-    merge = averaged(met, torch.tensor([2.0, 4.0, 0.0]), torch.tensor([6.0, 0.0]))
-    assert merge.added.tolist() == [pytest.approx(1 / 6), pytest.approx(1 / 3), 0.5] and merge.kept.tolist() == [
+    merge = merge_by_mean(met, torch.tensor([2.0, 4.0, 0.0]), torch.tensor([6.0, 0.0]))
+    assert merge.source_weights.tolist() == [
+        pytest.approx(1 / 6),
+        pytest.approx(1 / 3),
+        0.5,
+    ] and merge.target_weights.tolist() == [
         0.5,
         0.5,
     ]
-    assert company(met).tolist() == [3, 2]
+    assert merge_sizes(met).tolist() == [3, 2]
 
 
 def some_meeting(chance: torch.Generator) -> Merge:
@@ -185,7 +189,7 @@ def adds_up(wrong: Callable[[Merge], Merge], seed: int) -> bool:
     pool.write(0, torch.cat([rows, rows[:, :2]], 1))  # the last two stand for the scratch
     pool.merge(*wrong(merge))
     untouched = torch.ones(3, 12, dtype=torch.bool)
-    untouched[merge.meeting.targets] = False
+    untouched[merge.merge_map.targets] = False
     stays = torch.equal(pool.read(12)[untouched], rows[untouched]) and torch.equal(pool.read(14)[:, 12:], rows[:, :2])
     return stays and bool((pool.read(12) - by_loop(rows, merge)).abs().max() < 1e-12)
 
@@ -196,20 +200,20 @@ def test_rows_are_added_by_their_shares_and_all_others_stay_bit_for_bit(seed):
 
 
 def who_takes_them_in_is_forgotten(merge: Merge) -> Merge:
-    return merge._replace(kept=torch.zeros_like(merge.kept))
+    return merge._replace(target_weights=torch.zeros_like(merge.target_weights))
 
 
 def shares_are_forgotten(merge: Merge) -> Merge:
-    return merge._replace(added=torch.ones_like(merge.added))
+    return merge._replace(source_weights=torch.ones_like(merge.source_weights))
 
 
 def sums_go_to_another_head(merge: Merge) -> Merge:
-    heads, into = merge.meeting.targets
-    return merge._replace(meeting=merge.meeting._replace(targets=((heads + 1) % 3, into)))
+    heads, into = merge.merge_map.targets
+    return merge._replace(merge_map=merge.merge_map._replace(targets=((heads + 1) % 3, into)))
 
 
 def all_go_into_the_first(merge: Merge) -> Merge:
-    return merge._replace(meeting=merge.meeting._replace(into=torch.zeros_like(merge.meeting.into)))
+    return merge._replace(merge_map=merge.merge_map._replace(into=torch.zeros_like(merge.merge_map.into)))
 
 
 @pytest.mark.parametrize(
@@ -230,7 +234,7 @@ def test_short_numbers_are_added_in_longer_ones():
 
 def test_votes_of_a_merged_token_count_for_the_one_it_is_merged_into():
     votes = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
-    found = moved(votes, MergedTokens(*slots([0, 1], [0, 1], [3, 2])))
+    found = move_scores(votes, MergedTokens(*slots([0, 1], [0, 1], [3, 2])))
     assert found.tolist() == [[0, 2, 4, 9], [1, 0, 6, 8]]
 
 
@@ -239,13 +243,13 @@ def test_votes_of_several_rows_move_as_those_of_each_do():
     moving = MergedTokens(
         slots([0, 0, 0, 1, 1])[0], slots([0, 2, 5, 1, 4])[0], torch.randint(0, 6, (5,), generator=chance)
     )
-    together = moved(votes, moving)
-    assert torch.equal(together, torch.stack([moved(votes[:, row], moving) for row in range(3)], 1))
+    together = move_scores(votes, moving)
+    assert torch.equal(together, torch.stack([move_scores(votes[:, row], moving) for row in range(3)], 1))
     assert not torch.equal(together, votes) and torch.allclose(together.sum(-1), votes.sum(-1))
 
 
 def test_the_latest_rows_are_remembered_and_no_more():
-    lately = Lately(2)
+    lately = RecentAttention(2)
     lately.add(0, torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]]), torch.tensor([[0, 1, 2]]))
     assert lately.of(0, torch.tensor([[0, 1, 2, 3]])).tolist() == [pytest.approx([0.35, 0.35, 0.3, 0.0])]
     lately.add(0, torch.tensor([[[0.0, 0.4, 0.0, 0.6]]]), torch.tensor([[0, 2, -1, 3]]))
@@ -259,8 +263,8 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
     """Heads that lose unlike tokens, one after the other, and votes that move on; held against one table for all
     positions.
     """
-    chance, heads, count, length = torch.Generator().manual_seed(0), 3, 4, 2 * STRETCH + 20
-    lately, table, slots = Lately(count), torch.zeros(heads, 0, length), torch.arange(6).expand(heads, -1)
+    chance, heads, count, length = torch.Generator().manual_seed(0), 3, 4, 2 * CHUNK + 20
+    lately, table, slots = RecentAttention(count), torch.zeros(heads, 0, length), torch.arange(6).expand(heads, -1)
     for position in range(6, length):
         slots = torch.cat([slots, torch.full((heads, 1), position)], 1)
         weights = torch.rand(heads, 1, slots.shape[1], generator=chance).masked_fill(slots[:, None] < 0, 0)
@@ -276,7 +280,7 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
         gone = slots.gather(1, loses)
         moving = MergedTokens(torch.arange(heads), gone[:, 0], slots.amax(1))
         lately.move(0, moving)
-        table, slots = moved(table, moving), slots.scatter(1, loses, -1)
+        table, slots = move_scores(table, moving), slots.scatter(1, loses, -1)
         if position % 3 == 0:  # the holes are closed now and then; in between slots stand empty
             order = (slots < 0).byte().argsort(dim=1, stable=True)[:, :int((slots >= 0).sum(1).max())]
             slots = slots.gather(1, order)
@@ -284,13 +288,13 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
         expected = table.mean(1).gather(1, slots.clamp(min=0))
         assert torch.allclose(lately.of(0, slots)[there], expected[there]), position
         # and so much memory it takes, however long the text is
-        assert lately._layers[0].weights.shape[2] <= slots.shape[1] + 2 * STRETCH
+        assert lately._layers[0].weights.shape[2] <= slots.shape[1] + 2 * CHUNK
 
 
 def test_once_a_cache_is_cut_what_was_heard_takes_no_more_memory_than_what_is_left():
-    lately, slots = Lately(4), torch.arange(1000).expand(3, -1)
+    lately, slots = RecentAttention(4), torch.arange(1000).expand(3, -1)
     lately.add(0, torch.ones(3, 4, 1000), slots)
-    left = torch.cat([slots[:, 5:900:100], torch.full((3, 1), 1000 + 2 * STRETCH)], 1)
+    left = torch.cat([slots[:, 5:900:100], torch.full((3, 1), 1000 + 2 * CHUNK)], 1)
     lately.add(0, torch.zeros(3, 1, left.shape[1]), left)
-    assert lately._layers[0].weights.shape == (3, 4, left.shape[1] + STRETCH)
+    assert lately._layers[0].weights.shape == (3, 4, left.shape[1] + CHUNK)
     assert lately.of(0, left)[0].tolist() == [0.75] * 9 + [0.0]

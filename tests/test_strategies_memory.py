@@ -26,7 +26,7 @@ COLLAPSES = {
 
 # --- STAND ---
 
-stand = __import__(find("stand").__module__, fromlist=["Thoughts"])
+stand = __import__(find("stand").__module__, fromlist=["NGramDistributions"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
 
 
@@ -35,7 +35,7 @@ def row(*p: float) -> torch.Tensor:
 
 
 def test_what_is_remembered_is_the_mean_of_what_was_thought():
-    thoughts = stand.Thoughts()
+    thoughts = stand.NGramDistributions()
     for p, mean in [(row(0.8, 0.2), (0.8, 0.2)), (row(0.2, 0.8), (0.5, 0.5)), (row(0.2, 0.8), (0.4, 0.6))]:
         thoughts.learn([7], p, 1, 10)
         likely, _ = thoughts.after([7], 1)
@@ -43,7 +43,7 @@ def test_what_is_remembered_is_the_mean_of_what_was_thought():
 
 
 def test_the_longest_ending_that_is_known_is_asked_and_its_chances_sum_to_one():
-    thoughts = stand.Thoughts()
+    thoughts = stand.NGramDistributions()
     thoughts.learn([1, 2, 3], row(0.5, 0.3, 0.2), 3, 2)
     thoughts.learn([9, 3], row(0.0, 0.0, 1.0), 1, 2)
     assert thoughts.after([1, 2, 3], 3) == (pytest.approx({0: 0.625, 1: 0.375}), 3)
@@ -62,7 +62,7 @@ class Primed(find("stand")):
 
     def _begin(self, lm):
         super()._begin(lm)
-        self._thoughts.known = {(token,): (dict(self.beliefs), 1) for token in range(3)}
+        self._memory.known = {(token,): (dict(self.beliefs), 1) for token in range(3)}
 
 
 @pytest.mark.oracle("stand")
@@ -178,7 +178,7 @@ def test_a_search_visits_its_places_as_often_as_worked_out_by_hand():
 def test_a_way_goes_on_below_the_tree_as_it_does_on_average():
     known = {(0, 1): {1: 0.5, 2: 1.5}, (1, 1): {0: 1.0}, (1, 2): {1: 0.2, 2: 0.6}}
     expected = 0.25 * (0.5 + 1.0) + 0.75 * (1.5 + 0.25 * 0.2 + 0.75 * 0.6)
-    assert searching(known)._on_average((0, 1), 2, {}) == pytest.approx(expected)
+    assert searching(known)._expected_weight((0, 1), 2, {}) == pytest.approx(expected)
 
 
 def test_scores_change_a_search_that_weights_alone_would_lead_elsewhere():
@@ -193,12 +193,12 @@ def test_scores_change_a_search_that_weights_alone_would_lead_elsewhere():
 def test_ways_become_guesses_one_token_longer_than_they_were_searched():
     ring = {(a, (a + 1) % 9): {(a + 2) % 9: 1.0} for a in range(9)}
     drafter = searching(ring)
-    assert max(drafter.ways(drafter.search((0, 1))), key=len) == [2, 3, 4, 5]
+    assert max(drafter.most_visited(drafter.search((0, 1))), key=len) == [2, 3, 4, 5]
 
 
 def test_guesses_fit_their_number_and_those_of_most_tokens_go_first():
     drafter = make("aded", nodes=8)
-    assert drafter._within([[1, 2, 3], [1], [1, 2, 3, 4], [4, 5], [1]]) == [[1, 2, 3], [1], [4, 5]]
+    assert drafter._fitting([[1, 2, 3], [1], [1, 2, 3, 4], [4, 5], [1]]) == [[1, 2, 3], [1], [4, 5]]
 
 
 def test_a_ring_is_written_five_tokens_a_pass_once_its_table_knows_it():

@@ -71,7 +71,7 @@ def test_a_duplicate_that_goes_leaves_the_one_that_stays_as_it_was(name, weights
     held = of_keys(keys)
     stays = policy.retain(held) if name == "ems" else slots([0, 1, 1, 1]).bool()
     merge = policy.merge(held, stays, ~stays)
-    assert [slot.tolist() for _, slot in (merge.meeting.sources, merge.meeting.targets)] == [[0], [1]]
+    assert [slot.tolist() for _, slot in (merge.merge_map.sources, merge.merge_map.targets)] == [[0], [1]]
     assert (by_loop(keys, merge)[0, 1] - keys[0, 1]).abs().max() < 1e-6
 
 

@@ -323,7 +323,10 @@ def test_that_the_analysis_knows_nothing_is_told_at_the_dot_alone(knows):
 
 # --- the analysis ---
 
-ACCOUNT = "class Account:\n    def __init__(self):\n        self.balance = 1\n    def deposit(self, sum):\n        pass\naccount = Account()\n"
+ACCOUNT = (
+    "class Account:\n    def __init__(self):\n        self.balance = 1\n    def deposit(self, sum):\n       "
+    " pass\naccount = Account()\n"
+)
 
 
 def public(program: str, below: str = "") -> list[str]:

@@ -103,13 +103,13 @@ def test_a_list_grows_as_by_the_book(knobs):
 @pytest.mark.parametrize("wrong", ["asks without the answers", "completes after the answers"])
 def test_a_search_that_mixes_its_two_prompts_up_is_found_out(wrong, monkeypatch):
     cls, one = find("in_context_navigation"), 0 if wrong.startswith("asks") else 1
-    asked = cls._asked
+    asked = cls._query_nodes
 
     def confused(self, *about):
         nodes = yield from asked(self, *about)
         return nodes and (nodes[one], nodes[one])
 
-    monkeypatch.setattr(cls, "_asked", confused)
+    monkeypatch.setattr(cls, "_query_nodes", confused)
     models = [TableModel(LETTERS, seed=seed) for seed in range(8)]
     wrongly = [answers_of(run(navigation(n_run=3, n_tol=2, longest=6), model, PROMPT, 40)) for model in models]
     assert sum(found != listed(model, 3, 2)[0] for found, model in zip(wrongly, models)) > 4
@@ -147,7 +147,7 @@ def test_first_tokens_are_told_apart_by_what_they_read(strip):
 def test_an_answer_that_closes_no_quote_is_none_and_the_text_is_what_came_of_the_first_token():
     model = TableModel("abcd", seed=2)
     told = run(navigation(n_run=2, n_tol=2, longest=5), model, PROMPT, 9)
-    assert not answers_of(told) and "2 closed no quote" in next(
+    assert not answers_of(told) and "2 had no closing quote" in next(
         note.text for note in told.of(Note) if "Query 1" in note.text
     )
     assert list(told.texts()[0]) == greedily(model, PROMPT, ordered(model, PROMPT)[0], '"', 5)
@@ -193,7 +193,7 @@ class Planted(TableModel):
     """The keys of a to c point one way, those of the others each their own."""
 
     @property
-    def keys(self):
+    def lm_head_weights(self):
         keys = torch.eye(len(LETTERS), dtype=self.dtype)
         keys[1], keys[2] = 3 * keys[0], keys[0]
         return keys
@@ -207,7 +207,7 @@ def falling(context: Text) -> torch.Tensor:
 
 
 def compared(told) -> list[list]:
-    [figure] = [event.data for event in told.of(Figure) if "by the cluster of their key" in event.name]
+    [figure] = [event.data for event in told.of(Figure) if ", by cluster" in event.name]
     return figure["values"]
 
 
@@ -246,7 +246,7 @@ def test_main_clusters_of_all_tokens_would_leave_nothing_elsewhere(monkeypatch):
 
 def test_two_tokens_with_the_same_key_have_the_same_score_after_every_prompt_and_one_cluster():
     model = pair("llama").target
-    head, generator = model.keys.clone(), torch.Generator().manual_seed(0)
+    head, generator = model.lm_head_weights.clone(), torch.Generator().manual_seed(0)
     head[7] = head[3]
     states = torch.randn(5, model.width, generator=generator, dtype=head.dtype)
     scores, centres = states @ head.T, keys.clusters(head, 16)
@@ -261,7 +261,7 @@ def test_scores_are_products_of_the_state_with_the_keys(architecture):
 
         def decode(self, lm):
             rows = yield lm.prefill()
-            found.append((rows.hidden @ lm.keys.T, rows.raw))
+            found.append((rows.hidden @ lm.lm_head_weight.T, rows.raw))
             yield lm.keep(lm.pick(rows))
 
     found = []
@@ -320,7 +320,7 @@ def test_without_clusters_no_keys_are_drawn_and_the_same_is_found():
 
 
 def test_a_head_that_is_no_plain_matrix_leaves_the_keys_undrawn(monkeypatch):
-    monkeypatch.setattr(TableModel, "keys", None)
+    monkeypatch.setattr(TableModel, "lm_head_weights", None)
     told = run(navigation(n_run=2, n_tol=2), TableModel(LETTERS, seed=4), PROMPT, 60)
     assert answers_of(told) and not [event for event in told.of(Figure) if event.shape == "points"]
 

@@ -142,7 +142,7 @@ class InPlace(Knowing):
     it.
     """
 
-    def woven(self, run):
+    def merged(self, run):
         tree, self._runs, at, parent = TokenTree(run.source, run.drawn), [], 0, ROOT
         while at < len(run):
             token, length = next(self._spellings.beginnings(run.tokens[at:], self.longest), (run.tokens[at], 1))
@@ -158,8 +158,8 @@ class InPlace(Knowing):
 class MergedFirst(Knowing):
     """Asks about the merged guess before the drawn one that it was made of."""
 
-    def woven(self, run):
-        tree = super().woven(run)
+    def merged(self, run):
+        tree = super().merged(run)
         tree.order = sorted(tree.order, key=lambda node: (tree.parents[node], tree.q[node] is not None))
         return tree
 
@@ -268,7 +268,7 @@ def test_every_reading_of_a_chain_is_in_the_tree():
     drafter._spellings.known = {(0, 1): 2}
     for token in (0, 1, 0, 1):
         run.add(token, len(run) - 1)
-    tree = drafter.woven(run)
+    tree = drafter.merged(run)
     leaves = {tuple(tree.prefix(node)) for node in range(len(tree)) if node not in tree.parents}
     assert leaves == {(0, 1, 0, 1), (0, 1, 2), (2, 0, 1), (2, 2)}
     assert len({tuple(tree.prefix(node)) for node in range(len(tree))}) == len(tree)

@@ -10,7 +10,7 @@ from registry import Collapse, can_be_had, lanes
 from tables import watch, write
 from torch.nn.functional import pad
 
-from playground.algorithms.kv_cache.quantization import Quantised, fitting, pack_bits, quantise, unpack_bits
+from playground.algorithms.kv_cache.quantization import Quantised, group_size, pack_bits, quantise, unpack_bits
 from playground.contract import make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
@@ -103,14 +103,14 @@ def test_rows_packed_one_after_another_are_read_as_if_packed_together():
     written = rows()
     for axis in (1, 2):
         parts = [quantise(part, 4, axis, 8) for part in written.split(8, 1)]
-        assert torch.equal(parts[0].then(parts[1]).then(parts[2]).unpack(), quantise(written, 4, axis, 8).unpack())
+        assert torch.equal(parts[0].concat(parts[1]).concat(parts[2]).unpack(), quantise(written, 4, axis, 8).unpack())
 
 
 @pytest.mark.parametrize(
     "whole, wanted, size", [(64, 32, 32), (80, 32, 20), (24, 32, 24), (8, 32, 8), (7, 4, 1), (7, 32, 7)]
 )
 def test_groups_shrink_until_they_divide_what_they_are_groups_of(whole, wanted, size):
-    assert fitting(whole, wanted) == size
+    assert group_size(whole, wanted) == size
 
 
 # --- when, and how much ---
@@ -131,7 +131,7 @@ def course(policy: Kivi, decoder: str = "greedy", architecture: str = "llama") -
     ):
         if lane.generated:
             store = lane.target.store
-            found.append(Held(store.length, store.keys[1].packed, store.values[1].packed))
+            found.append(Held(store.length, store.keys[1].quantised_rows, store.values[1].quantised_rows))
     return found
 
 
@@ -161,33 +161,33 @@ def test_keys_share_their_scale_along_tokens_and_values_along_channels():
 class KeysByTheToken(Kivi):
     """One scale for the channels of a token, though keys have channels that are large in every token."""
 
-    def encode(self, part, rows, packed):
-        return super().encode("values", rows, packed)
+    def quantise(self, part, rows, packed):
+        return super().quantise("values", rows, packed)
 
 
 class ValuesWaitForABlock(Kivi):
     """Values are packed a block at a time, as keys are."""
 
-    def due(self, part, exact):
-        return super().due("keys", exact)
+    def quantise_count(self, part, exact):
+        return super().quantise_count("keys", exact)
 
 
 class RecentValuesArePackedToo(Kivi):
-    def due(self, part, exact):
-        return exact if part == "values" else super().due(part, exact)
+    def quantise_count(self, part, exact):
+        return exact if part == "values" else super().quantise_count(part, exact)
 
 
 class LevelsAreCutOff(Kivi):
     """A number becomes the level below it in place of the nearest."""
 
-    def encode(self, part, rows, packed):
+    def quantise(self, part, rows, packed):
         axis = 1 if part == "keys" else 2
         groups = rows.unflatten(axis, (-1, 8))
         half = (groups.amax(axis + 1, keepdim=True) - groups.amin(axis + 1, keepdim=True)) / 6
-        coded = super().encode(
+        coded = super().quantise(
             part, (groups - half).clamp(min=groups.amin(axis + 1, keepdim=True)).flatten(axis, axis + 1), None
         )
-        return packed.then(coded) if packed else coded
+        return packed.concat(coded) if packed else coded
 
 
 def read_back(policy: Kivi, part: str, written: torch.Tensor, prompt: int) -> tuple[int, torch.Tensor]:
@@ -196,8 +196,8 @@ def read_back(policy: Kivi, part: str, written: torch.Tensor, prompt: int) -> tu
     """
     packed, count = None, 0
     for length in range(prompt, written.shape[1] + 1):
-        more = policy.due(part, length - count)
-        packed = policy.encode(part, written[:, count:count + more], packed) if more else packed
+        more = policy.quantise_count(part, length - count)
+        packed = policy.quantise(part, written[:, count:count + more], packed) if more else packed
         count += more
     return count, packed.unpack()
 
@@ -269,7 +269,7 @@ def reckoned(length: int, bits: int, group: int, residual: int) -> int:
     """
     exact = length % residual + residual
     keys, values = length - length % residual, length - residual
-    constants = keys // fitting(residual, group) * 8 + values * 8 // min(group, 8)
+    constants = keys // group_size(residual, group) * 8 + values * 8 // min(group, 8)
     return exact * 8 * 8 + (keys + values) * bits + 4 * constants
 
 
@@ -278,7 +278,7 @@ def reckoned(length: int, bits: int, group: int, residual: int) -> int:
 class Whole(Kivi):
     """The same schedule, in a form that loses nothing."""
 
-    def encode(self, part, rows, packed):
+    def quantise(self, part, rows, packed):
         return Verbatim(torch.cat([packed.rows, rows], 1) if packed else rows.clone())
 
 
@@ -335,6 +335,6 @@ def test_heads_that_no_group_fits_are_packed_all_the_same(bits):
     policy = make("kivi", bits=bits, group=32, residual=40)
     for part in ("keys", "values"):
         written = rows(2, 40, 7)
-        packed = policy.encode(part, written, None)
+        packed = policy.quantise(part, written, None)
         assert (packed.unpack() - written).abs().max() < 4 / (2 ** int(bits) - 1)
         assert packed.codes.shape[2] == -(-7 * int(bits) // 8)

@@ -29,16 +29,16 @@ def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of
 def test_weights_that_are_wrong_are_found_out(wrong, monkeypatch):
     smc = find("smc")
     if wrong.startswith("keeps"):
-        redrawn = smc._redrawn
+        copied = smc._copied
 
         def kept(self, lm, texts):
             heaviest = max(particle.weight for particle in texts)
-            copies = redrawn(self, lm, texts)
+            copies = copied(self, lm, texts)
             for copy in copies:
                 copy.weight = heaviest
             return copies
 
-        monkeypatch.setattr(smc, "_redrawn", kept)
+        monkeypatch.setattr(smc, "_copied", kept)
     else:
         step = smc._step
 
@@ -65,9 +65,9 @@ def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_a
         LaneConfig("smc", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0)
     )
     figures = [
-        event.data["series"]["texts that count"]
+        event.data["series"]["effective sample size"]
         for event in lane.told
-        if isinstance(event, Figure) and event.name == "effective number of texts"
+        if isinstance(event, Figure) and event.name == "effective sample size"
     ]
     assert figures == pytest.approx([5.0] * 4) and not [
         event for event in lane.told if isinstance(event, Branches) and event.dropped

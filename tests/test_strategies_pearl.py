@@ -126,7 +126,7 @@ class BelievesPending(Verifier):
         if first == len(tree):
             return Verdict(kept=pending, token=lm.pick(rows, first - 1).token)
         accepted = lm.flip(
-            min(1.0, float(rows.chances(first - 1)[tree.tokens[first]] / tree.q[first][tree.tokens[first]])),
+            min(1.0, float(rows.distribution(first - 1)[tree.tokens[first]] / tree.q[first][tree.tokens[first]])),
             rows.position(first - 1),
         )[0]
         return Verdict(kept=pending + [first] * accepted, token=-1 if accepted else lm.pick(rows, first - 1).token)
@@ -135,8 +135,8 @@ class BelievesPending(Verifier):
 class BonusBesidePending(find("pearl")):
     """Adds the token after a checked chain, and keeps the guesses that were made for its place."""
 
-    def _checked(self, lm, tree, rows, clock):
-        rest = yield from super()._checked(lm, tree, rows, clock)
+    def _verified(self, lm, tree, rows, clock):
+        rest = yield from super()._verified(lm, tree, rows, clock)
         if len(rest):
             row = yield lm.extend()
             yield lm.keep(lm.choose(row, rest.tokens[0]))
@@ -162,14 +162,14 @@ def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_says_that_it
     *_, last = figures(events, "time so far")
     count = len(verdicts)
     assert last["series"] == {
-        "both models at once": pytest.approx(4 * (count - 1) + 4, abs=4),
+        "both models in parallel": pytest.approx(4 * (count - 1) + 4, abs=4),
         "plain decoding": 4.0 * 41,
-        "the same steps in turn": pytest.approx(8 * (count - 1) + 8, abs=8),
+        "the same steps in sequence": pytest.approx(8 * (count - 1) + 8, abs=8),
     }
     clocks = [event.name for event in of(Figure, events) if "clock" in event.name]
-    assert clocks and all("reckoned, not measured" in name for name in clocks)
+    assert clocks and all("simulated, not measured" in name for name in clocks)
     one = figures(events, "one step")[1]
-    assert one == {"labels": ["the draft guesses", "the target checks"], "values": [4, 4.0]}
+    assert one == {"labels": ["the draft proposes", "the target verifies"], "values": [4, 4.0]}
 
 
 def test_where_one_model_waits_for_the_other_the_clock_shows_it():
@@ -177,7 +177,9 @@ def test_where_one_model_waits_for_the_other_the_clock_shows_it():
         cost: figures(steps(agreeing(1000), pearl(gamma=4, cost=cost), 41)[2], "time so far")[-2]["series"]
         for cost in (1.0, 4.0, 16.0)
     }
-    gain = {cost: found["the same steps in turn"] / found["both models at once"] for cost, found in times.items()}
+    gain = {
+        cost: found["the same steps in sequence"] / found["both models in parallel"] for cost, found in times.items()
+    }
     assert gain[4.0] == pytest.approx(2) and gain[1.0] == gain[16.0] == pytest.approx(1.25)
 
 

@@ -14,7 +14,7 @@ from tables import TableModel, write
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
 
-from playground.algorithms.sampling.repetition import echoes, marks, stretch
+from playground.algorithms.sampling.repetition import last_tokens, parse_marks, repeat_lengths
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
@@ -108,7 +108,7 @@ def repeat(text: list[int], token: int, longest: int = 99) -> int:
 def test_a_token_echoes_the_longest_earlier_ngram_it_would_complete():
     for text in texts():
         for longest in (0, 1, 2, 4, 99):
-            found = echoes(text, longest)
+            found = repeat_lengths(text, longest)
             assert found.keys() == set(text)
             assert all(length + 1 == repeat(text, token, longest + 1) for token, length in found.items())
 
@@ -124,18 +124,18 @@ def test_a_token_echoes_the_longest_earlier_ngram_it_would_complete():
     ],
 )
 def test_by_hand_what_echoes(text, found):
-    assert echoes(text) == found
+    assert repeat_lengths(text) == found
 
 
 def test_a_window_reaches_back_no_further_than_the_start():
     text = [1, 2, 3, 4, 5]
     assert [
-        stretch(text, 0, 0),
-        stretch(text, 2, 0),
-        stretch(text, 0, 2),
-        stretch(text, 4, 3),
-        stretch(text, 5, 3),
-        stretch(text, 0, 9),
+        last_tokens(text, 0, 0),
+        last_tokens(text, 2, 0),
+        last_tokens(text, 0, 2),
+        last_tokens(text, 4, 3),
+        last_tokens(text, 5, 3),
+        last_tokens(text, 0, 9),
     ] == [text, [3, 4, 5], [4, 5], [5], [], text]
 
 
@@ -207,7 +207,7 @@ def test_no_ngram_of_a_text_occurs_twice_as_long_as_there_is_a_way_round(n):
     written, events = run(alone("no_repeat_ngram", n=n), model, [0, 1, 0], 40)
     text = [0, 1, 0, *written]
     assert len(ngrams(text, n)) == len(text) - n + 1 and len(set(written)) > 1
-    assert notes(events) and spans(events, "repeats that were forbidden")[0][2] == "a" * n
+    assert notes(events) and spans(events, "forbidden repeats")[0][2] == "a" * n
 
 
 # --- DRY ---
@@ -261,7 +261,7 @@ def test_a_token_that_contains_a_breaker_is_one():
 
 
 def test_marks_are_written_with_spaces_between_them():
-    assert marks('\\n : "') == ("\n", ":", '"') and marks("  ") == ()
+    assert parse_marks('\\n : "') == ("\n", ":", '"') and parse_marks("  ") == ()
 
 
 def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_told():
@@ -273,9 +273,9 @@ def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_told():
     written, events = run(alone("dry"), model, [0, 1, 2], 9)
     # "abc" is repeated for 0.80, but going on to the next a costs 1.40 of the 4 - 3 that speak for it
     assert written[:4] == [0, 1, 2, 3]
-    assert spans(events, "repeats that were punished")[:2] == [[2, 3, "abc", 0.8], [3, 4, "abca", pytest.approx(1.4)]]
-    assert notes(events)[0] == ("'a' would have gone on with 'abca', which was there before: its score fell by 1.40, "
-                                "and 'd' stands in its place.")
+    assert spans(events, "penalised repeats")[:2] == [[2, 3, "abc", 0.8], [3, 4, "abca", pytest.approx(1.4)]]
+    assert notes(events)[0] == ("'a' would have repeated 'abca': its score was lowered by 1.40, "
+                                "and 'd' was chosen instead.")
 
 
 # --- wrong variants ---
@@ -283,7 +283,7 @@ def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_told():
 def counts_the_token_itself(text: list[int]) -> list[float]:
     return [
         0.8 * 1.75 ** (length + 1 - 2) if length + 1 >= 2 else 0.0
-        for length in (echoes(text).get(v, -1) for v in range(4))
+        for length in (repeat_lengths(text).get(v, -1) for v in range(4))
     ]
 
 
@@ -395,7 +395,7 @@ def test_by_hand_a_circle_is_left_where_repeating_costs_more_than_the_next_best(
     assert written == [0, 0, 1, 0]
     assert [(label, depth) for _, _, label, depth in spans(events, "momentum")] == [
         ("greedy, new", 0), ("greedy, again", 1), ("detour", 0), ("greedy, again", 1)]
-    assert notes(events) == ["'a' would make a repeat of 2, so the text turns to 'b'."]
+    assert notes(events) == ["'a' would repeat 2 tokens; 'b' was chosen instead."]
 
 
 def test_what_it_thinks_of_every_token_is_shown():
@@ -409,7 +409,7 @@ def test_what_it_thinks_of_every_token_is_shown():
 
 @pytest.mark.parametrize("resistance", ["", "one two", "1, 2", "1 inf", "nan"])
 def test_a_list_that_is_no_list_of_numbers_is_refused(resistance):
-    with pytest.raises(Refusal, match="takes numbers with spaces between them"):
+    with pytest.raises(Refusal, match="takes numbers separated by spaces"):
         make("momentum", resistance=resistance)
 
 

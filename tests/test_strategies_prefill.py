@@ -22,6 +22,7 @@ from strategies.kv_cache.prefixkv import PrefixKV, level
 from strategies.kv_cache.pyramidkv import PyramidKV
 from support.budget_policies import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, best, told, with_policy
 from support.eviction import LENGTH, PROMPT, alone, course, lives, models
+from support.wrong_variants import variants_of
 
 # --- a pyramid ---
 
@@ -87,7 +88,7 @@ class AsWideAsItLikes(PyramidKV):
 
 
 @pytest.mark.refuses("pyramidkv")
-@pytest.mark.parametrize("wrong", PyramidKV.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(PyramidKV, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_pyramid_is_found_out(wrong):
     found = [
         abs(ours - theirs)
@@ -175,34 +176,34 @@ def test_dapq_keeps_what_such_an_answer_attends_to_and_writes_on_as_if_it_had_ne
     expected = HandRule(architecture, by_the_answer(architecture, pretended, 9, knobs.get("recent", 0))).write(
         PROMPT, LENGTH
     )
-    assert make("dapq", capacity=9, **knobs).rehearsal(PROMPT) == pretended
+    assert make("dapq", capacity=9, **knobs).probe_tokens(PROMPT) == pretended
     assert course(alone(make("dapq", capacity=9, **knobs)), models(architecture)) == expected
 
 
 class TheFirstOneSpeaksForAll(DapQ):
-    def attended(self, layer, weights, queries, keys):
-        self.votes.add(layer, weights[:, :1], keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights[:, :1], key_positions)
 
 
 class OnlySharesOfThePromptCount(DapQ):
-    def attended(self, layer, weights, queries, keys):
-        self.votes.add(layer, weights / weights.sum(-1, keepdim=True), keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights / weights.sum(-1, keepdim=True), key_positions)
 
 
 class TheStartLendsTheMost(DapQ):
-    def rehearsal(self, text):
+    def probe_tokens(self, text):
         return text[:self.pretending - self.first] + text[-self.first:]
 
 
 class ReadOnePlaceLate(DapQ):
     """The right tokens, but behind one more of them."""
 
-    def rehearsal(self, text):
-        return super().rehearsal(text)[:1] + super().rehearsal(text)
+    def probe_tokens(self, text):
+        return super().probe_tokens(text)[:1] + super().probe_tokens(text)
 
 
 @pytest.mark.refuses("dapq")
-@pytest.mark.parametrize("wrong", DapQ.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(DapQ, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_rehearsal_is_found_out(wrong):
     expected = HandRule("llama", by_the_answer("llama", PROMPT[:2] + PROMPT[-6:], 9)).write(PROMPT, LENGTH)
     assert course(alone(DapQ(capacity=9, pretending=8)), models()) == expected
@@ -214,7 +215,7 @@ def test_a_rehearsal_stays_within_the_positions_a_model_has_and_a_short_prompt_n
     long = [7, 9, 54] * (model.context // 3)
     lane = write(alone(make("dapq", capacity=16)), models("gpt2"), long[:model.context - 3], Limits(0, 50), Draws(0))
     assert (lane.generated, lane.reason) == (3, "length")
-    assert make("dapq", capacity=9).rehearsal(PROMPT[:9]) == [] != make("dapq", capacity=9).rehearsal(PROMPT[:10])
+    assert make("dapq", capacity=9).probe_tokens(PROMPT[:9]) == [] != make("dapq", capacity=9).probe_tokens(PROMPT[:10])
 
 
 def test_a_fork_rehearses_behind_what_it_was_given():
@@ -320,7 +321,7 @@ def test_every_layer_holds_to_its_ratio_as_the_text_grows(lane):
     ):
         if state.generated > generated:
             generated, read = state.generated, state.target.store.length
-            for forgotten, heads in zip(state.assembly.cache_policy._forgotten, lives(state)):
+            for forgotten, heads in zip(state.assembly.cache_policy._evicted, lives(state)):
                 wanted = read * (1 - forgotten / len(PROMPT))
                 assert all(-1e-9 < len(head) - wanted < 1 for head in heads)
     assert generated == 30
@@ -332,25 +333,25 @@ class EveryLayerTheSame(PrefixKV):
 
 
 class TheNewestGoes(PrefixKV):
-    def _with_the_tail_moved_on(self, held):
-        return super()._with_the_tail_moved_on(held).flip(1)
+    def _evict_tail(self, held):
+        return super()._evict_tail(held).flip(1)
 
 
 class TheBeginningIsNotSafe(PrefixKV):
-    def _cut(self, held):
+    def _evict_prompt(self, held):
         safe, self.sinks = self.sinks, 0
-        kept = super()._cut(held)
+        kept = super()._evict_prompt(held)
         self.sinks = safe
         return kept
 
 
 class TheLastRowVotes(PrefixKV):
-    def wants(self, position, prompt):
+    def wants_attention(self, position, prompt):
         return position == prompt - 1
 
 
 @pytest.mark.refuses("prefixkv")
-@pytest.mark.parametrize("wrong", PrefixKV.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(PrefixKV, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_level_is_found_out(wrong):
     found = []
     for knobs in (dict(keep=0.75, sinks=3, tail=4), dict(keep=0.3, sinks=8, tail=4)):

@@ -92,8 +92,8 @@ def off(decoder) -> float:
 class ForgetsTheMove(find("rapid")):
     """Redraws a refused guess from what p has more than q."""
 
-    def _drawn(self, lm, child, tree, position, p, q, moved):
-        ruling = super()._drawn(lm, child, tree, position, p, q, moved)
+    def _sampled(self, lm, child, tree, position, p, q, moved):
+        ruling = super()._sampled(lm, child, tree, position, p, q, moved)
         left = (p - q).clamp(min=0)
         return (
             ruling
@@ -105,14 +105,14 @@ class ForgetsTheMove(find("rapid")):
 class MovesScoresByScores(find("rapid")):
     """Moves by the difference of log-probabilities in place of probabilities."""
 
-    def moved(self, scores, q):
+    def shifted(self, scores, q):
         return (scores + self.eta * (q.log() - scores.log_softmax(-1))).softmax(-1)
 
 
 class NotMadeWhole(find("rapid")):
     """Leaves out the last step, so that the moved p does not sum to 1."""
 
-    def moved(self, scores, q):
+    def shifted(self, scores, q):
         p = scores.softmax(-1)
         moved = (scores + self.eta * (q - p)).softmax(-1)
         return torch.where(moved < self.tail * moved.max(), p, moved)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tables import TableModel, distance, law, product_law
 
-from playground.algorithms.speculative.suffix_index import Suffixes
+from playground.algorithms.speculative.suffix_index import SuffixIndex
 from playground.contract import Drafter, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
@@ -45,7 +45,7 @@ def ran(lane: LaneConfig | Assembly, models: dict, prompt: list[int], length: in
 def looking(*texts: list[int], **knobs) -> Drafter:
     """A RASD whose stores hold these texts: the first is the one that is written, the others are documents."""
     drafter = make("rasd", **knobs)
-    drafter._stores = [Suffixes(), Suffixes()]
+    drafter._stores = [SuffixIndex(), SuffixIndex()]
     for text, store in zip(texts, [0, *[1] * len(texts)]):
         drafter._stores[store].begin()
         drafter._stores[store].add(text)

@@ -120,7 +120,7 @@ def test_what_one_run_learned_serves_the_next_and_no_other_visitor():
     passes = [metrics(session.trace)["target_forwards"] for session in (warm, cold, other)]
     assert passes[0] < passes[1] == passes[2]
     known = [[event.data["series"] for event in events if isinstance(event, Figure)][0] for events in (told, again)]
-    assert known[0] == {"tokens whose successors are known": 0} != known[1]
+    assert known[0] == {"tokens with known successors": 0} != known[1]
 
 
 class Garbage(Memory):

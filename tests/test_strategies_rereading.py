@@ -180,7 +180,7 @@ def test_what_stands_only_by_reflection_is_told():
     models = Models(copying(), TableModel("abcdefgh", seed=9))
     recipe = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
     notes = [event.text for event in told(recipe, models, 40, "abc")[1] if event.kind == "note"]
-    assert notes and all("own choice" in note for note in notes)
+    assert notes and all("top token" in note for note in notes)
     assert not [
         event for event in told(LaneConfig("reflective", {"alpha": 0.0}), models, 40, "abc")[1] if event.kind == "note"
     ]

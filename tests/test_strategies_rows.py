@@ -19,6 +19,7 @@ from strategies.kv_cache.sink_window import SinkWindow
 from support.budget_policies import ROW_WISE, TEXT, TREE, with_policy
 from support.eviction import LENGTH, PROMPT, Wrong, alone, course, models
 from support.kv_caches import exact_softmax
+from support.wrong_variants import variants_of
 
 # --- attention written out by hand over the whole text, for policies that act on rows ---
 
@@ -55,18 +56,19 @@ def only_the_largest(size: int, groups: int) -> Change:
 
 
 class EveryHeadSeesTheSame(OracleKeep):
-    def focus(self, layer, weights, queries):
-        return super().focus(layer, weights.sum(0, keepdim=True), queries).expand_as(weights)
+    def select_for_rows(self, layer, weights, query_positions):
+        return super().select_for_rows(layer, weights.sum(0, keepdim=True), query_positions).expand_as(weights)
 
 
 class TheSmallestAreSeen(OracleKeep):
-    def focus(self, layer, weights, queries):
-        return super().focus(layer, -weights.masked_fill(weights == 0, 9), queries)
+    def select_for_rows(self, layer, weights, query_positions):
+        return super().select_for_rows(layer, -weights.masked_fill(weights == 0, 9), query_positions)
 
 
 class TheLatestAreSeen(OracleKeep):
-    def focus(self, layer, weights, queries):
-        return super().focus(layer, torch.arange(weights.shape[-1]).expand(weights.shape).double(), queries)
+    def select_for_rows(self, layer, weights, query_positions):
+        latest = torch.arange(weights.shape[-1]).expand(weights.shape).double()
+        return super().select_for_rows(layer, latest, query_positions)
 
 
 @pytest.mark.oracle("oracle_keep")
@@ -79,7 +81,7 @@ def test_an_oracle_lets_every_row_see_what_it_attends_to_most(architecture, grou
 
 
 @pytest.mark.refuses("oracle_keep")
-@pytest.mark.parametrize("wrong", OracleKeep.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(OracleKeep, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_oracle_is_found_out(wrong):
     assert any(
         course(alone(wrong(size=size)), models())[0] != written_out("llama", only_the_largest(size, 2))
@@ -111,7 +113,7 @@ def test_rows_that_go_by_themselves_may_be_checked_a_tree_at_a_time(name, knobs,
 @pytest.mark.parametrize("size", [1, 5])
 def test_no_other_choice_keeps_as_much_attention_as_the_oracles(size):
     weights = torch.rand(2, 3, 20, generator=torch.Generator().manual_seed(0)) ** 4
-    kept = (weights * make("oracle_keep", size=size).focus(0, weights, torch.arange(3))).sum(-1)
+    kept = (weights * make("oracle_keep", size=size).select_for_rows(0, weights, torch.arange(3))).sum(-1)
     for seed in range(50):
         others = torch.rand(2, 3, 20, generator=torch.Generator().manual_seed(seed)).argsort(-1)[..., :size]
         assert (weights.gather(-1, others).sum(-1) <= kept).all()
@@ -163,18 +165,18 @@ def rotated(rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
 
 
 class TurnedTheOtherWay(SinkWindow):
-    def skipped(self, query):
-        return -super().skipped(query)
+    def gap_width(self, query_positions):
+        return -super().gap_width(query_positions)
 
 
 class OneTooFew(SinkWindow):
-    def skipped(self, query):
-        return (super().skipped(query) - 1).clamp(min=0)
+    def gap_width(self, query_positions):
+        return (super().gap_width(query_positions) - 1).clamp(min=0)
 
 
 class EverythingIsFar(SinkWindow):
-    def far(self, key):
-        return key >= 0
+    def before_gap(self, key_positions):
+        return key_positions >= 0
 
 
 @pytest.mark.oracle("sink_window")
@@ -201,7 +203,7 @@ def test_no_token_is_further_away_than_the_cache_is_long():
     for query in range(200):
         at = torch.tensor([query])
         seen = policy.visible(at[:, None], torch.arange(query + 1))[0].nonzero().flatten()
-        distances = query - seen - policy.skipped(at) * policy.far(seen)
+        distances = query - seen - policy.gap_width(at) * policy.before_gap(seen)
         assert distances.sort(descending=True).values.tolist() == list(range(min(query + 1, 10)))[::-1]
 
 
@@ -210,11 +212,11 @@ def test_turning_queries_back_moves_them_to_an_earlier_position():
     rows = torch.randn(4, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     back = torch.tensor([0, 1, 7, 30, 100])
     # the model's table of angles is in float32
-    assert torch.allclose(model.turn_back(rows, back), rotated(rows, -back), atol=1e-5)
+    assert torch.allclose(model.rotate_back(rows, back), rotated(rows, -back), atol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gpt_neox"])
 def test_positions_that_cannot_be_renumbered_are_refused_in_one_sentence(architecture):
-    with pytest.raises(Refusal, match="leave them true") as refusal:
+    with pytest.raises(Refusal, match="switch renumbering off") as refusal:
         course(alone(make("sink_window", positions="renumbered")), models(architecture))
     assert str(refusal.value).count(".") == 1

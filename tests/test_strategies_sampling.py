@@ -369,7 +369,7 @@ def test_it_says_how_much_of_the_text_is_the_large_models():
     shares = [
         event.data["series"]["share"]
         for event in events
-        if isinstance(event, Figure) and event.name == "written by the large model"
+        if isinstance(event, Figure) and event.name == "share of the large model"
     ]
     assert shares == pytest.approx([0, 0, 0, 0, 0, 1 / 6, 2 / 7, 3 / 8, 3 / 9])
     assert [event.why for event in events if isinstance(event, Switch)][1:] == [

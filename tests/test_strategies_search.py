@@ -462,7 +462,7 @@ def test_shares_of_the_mixture_are_those_of_the_scores_and_sum_to_one():
     told = run(of("superposed", drafts=3, temperature=1.0, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 2)
     scores, shares = (
         next(event.scores for event in told.of(Branches) if event.scores),
-        told.figure("shares of the mixture"),
+        told.figure("mixture weights"),
     )
     expected = torch.tensor([scores[int(label[1:])] for label in shares["labels"]], dtype=torch.float64).softmax(0)
     assert shares["values"] == pytest.approx(expected.tolist()) and sum(shares["values"]) == pytest.approx(1)

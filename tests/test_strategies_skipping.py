@@ -17,8 +17,8 @@ from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.attention_mask import Segment
 from playground.engine.forward_input import ForwardInput
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Verdict
@@ -178,15 +178,15 @@ def test_guesses_of_the_first_layers_change_no_greedy_text(architecture, share):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(architecture, monkeypatch):
-    passes, original = defaultdict(list), KVCache.write
+    passes, original = defaultdict(list), Segment.write
 
-    def counted(store, layer, at, keys, values):
+    def counted(segment, layer, keys, values):
         passes[layer].append(keys.shape[1])
-        return original(store, layer, at, keys, values)
+        return original(segment, layer, keys, values)
 
     model = pair(architecture).target
     session = prepare(Models(model), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
-    monkeypatch.setattr(KVCache, "write", counted)
+    monkeypatch.setattr(Segment, "write", counted)
     told = [stamped.event for stamped in session]
     guesses = [len(event.tokens) for event in told if isinstance(event, Draft)]
     assert model.depth == 3 and guesses

@@ -64,7 +64,13 @@ def rulings(count: int, p: torch.Tensor, q: torch.Tensor, drawn: str = "independ
     draws, found = Enumerating(), []
     for _ in draws.runs():
         tree = siblings(count, q, drawn, draws)
-        ruling = reject(p, tree.children(ROOT), tree, lambda ratio: draws.flip(ratio, "accept", 0), lambda rest: draws.pick(rest, "redraw", 0))
+        ruling = reject(
+            p,
+            tree.children(ROOT),
+            tree,
+            lambda ratio: draws.flip(ratio, "accept", 0),
+            lambda rest: draws.pick(rest, "redraw", 0),
+        )
         found.append(
             (
                 tree.tokens[ruling.child] if ruling.child is not None else ruling.token,
@@ -289,7 +295,7 @@ END = 99
 
 
 def guess(text: list[int], count: int = 4, ends: Callable = lambda token: token == END, **knobs) -> list[int]:
-    return make("prompt_lookup", **knobs).guess(text, count, ends)
+    return make("prompt_lookup", **knobs).look_up(text, count, ends)
 
 
 @pytest.mark.parametrize("n_max", [2, 3])

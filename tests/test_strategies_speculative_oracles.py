@@ -21,13 +21,13 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from playground.algorithms.speculative.drafting import independent, new_tree
 from playground.algorithms.speculative.speculative_loop import rounds
-from playground.algorithms.speculative.verification import Ruling, certain, match, reject, walk
+from playground.algorithms.speculative.verification import Ruling, match, reject, walk
 from playground.contract import Drafter, Verifier, find, make
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.sampling import leftover
+from playground.engine.sampling import one_hot, residual_distribution
 from playground.events import Verdict
 from strategies.speculative.aded import TriGrams
 
@@ -102,7 +102,7 @@ class RedrawsFromTarget(find("rejection")):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            p, position = rows.chances(node), rows.position(node)
+            p, position = rows.distribution(node), rows.position(node)
             return reject(p, children, tree, lambda ratio: lm.flip(ratio, position),
                           lambda rest: lm.draw(p, position, "redraw"))
 
@@ -114,11 +114,11 @@ class SwapsTheRatio(find("rejection")):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            p, position, (child, *_) = rows.chances(node), rows.position(node), children
+            p, position, (child, *_) = rows.distribution(node), rows.position(node), children
             q, token = tree.q[child], tree.tokens[child]
             if lm.flip(min(1.0, float(q[token] / p[token])), position)[0]:
                 return Ruling(child)
-            return Ruling(None, lm.draw(leftover(p, q), position, "redraw"))
+            return Ruling(None, lm.draw(residual_distribution(p, q), position, "redraw"))
 
         return walk(lm, tree, rows, rule)
 
@@ -128,12 +128,12 @@ class ComparesEverySiblingWithTheTarget(find("rejection")):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            p, position, rest = rows.chances(node), rows.position(node), rows.chances(node)
+            p, position, rest = rows.distribution(node), rows.position(node), rows.distribution(node)
             for child in children:
                 token, q = tree.tokens[child], tree.q[child]
                 if lm.flip(min(1.0, float(p[token] / q[token])), position)[0]:
                     return Ruling(child)
-                rest = leftover(rest, q)
+                rest = residual_distribution(rest, q)
             return Ruling(None, lm.draw(rest, position, "redraw"))
 
         return walk(lm, tree, rows, rule)
@@ -144,7 +144,7 @@ class DrawsAgainAfterAMiss(find("sample_match")):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            ruling = match(lm.pick(rows, node).token, children, tree, rows.chances(node))
+            ruling = match(lm.pick(rows, node).token, children, tree, rows.distribution(node))
             return ruling if ruling.child is not None else Ruling(None, lm.pick(rows, node, "again").token)
 
         return walk(lm, tree, rows, rule)
@@ -154,7 +154,9 @@ class MatchesTheMostProbable(find("sample_match")):
     """Asks for the most probable token although tokens are drawn."""
 
     def judge(self, lm, tree, rows):
-        return walk(lm, tree, rows, lambda node, children: match(rows.best(node), children, tree, rows.chances(node)))
+        return walk(
+            lm, tree, rows, lambda node, children: match(rows.best(node), children, tree, rows.distribution(node))
+        )
 
 
 class DividesByNothing(find("k_seq")):
@@ -162,12 +164,12 @@ class DividesByNothing(find("k_seq")):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            p, position, q = rows.chances(node), rows.position(node), tree.q[children[0]]
+            p, position, q = rows.distribution(node), rows.position(node), tree.q[children[0]]
             for child in children:
                 token = tree.tokens[child]
                 if lm.flip(min(1.0, float(p[token] / q[token])), position)[0]:
                     return Ruling(child)
-            return Ruling(None, lm.draw(leftover(p, q), position, "redraw"))
+            return Ruling(None, lm.draw(residual_distribution(p, q), position, "redraw"))
 
         return walk(lm, tree, rows, rule)
 
@@ -256,7 +258,7 @@ def check_greedy_match(verifier: type[Verifier]) -> None:
 class LooksAtTheFirstSibling(find("greedy_match")):
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            return match(rows.best(node), children[:1], tree, certain(rows.best(node), rows.raw[0]))
+            return match(rows.best(node), children[:1], tree, one_hot(rows.best(node), rows.raw[0]))
 
         return walk(lm, tree, rows, rule)
 
@@ -268,7 +270,7 @@ class AcceptsTheRunnerUp(find("greedy_match")):
         def rule(node, children):
             two = rows.raw[rows.row(node)].topk(2).indices.tolist()
             found = next((token for token in two if token in [tree.tokens[child] for child in children]), two[0])
-            return match(found, children, tree, certain(found, rows.raw[0]))
+            return match(found, children, tree, one_hot(found, rows.raw[0]))
 
         return walk(lm, tree, rows, rule)
 
@@ -534,12 +536,12 @@ def check_prompt_lookup(drafter: type[Drafter]) -> None:
         n_max, count = chance.randrange(1, 5), chance.randrange(1, 6)
         library = PromptLookupCandidateGenerator(torch.tensor([end]), count, n_max, max_length=1000)
         expected = library.get_candidates(torch.tensor([text]))[0][0, len(text):].tolist()
-        assert drafter(n_max=n_max).guess(text, count, lambda token: token == end) == expected
+        assert drafter(n_max=n_max).look_up(text, count, lambda token: token == end) == expected
 
 
 class PrefersShortEndings(find("prompt_lookup")):
-    def guess(self, text, count, ends=lambda token: False):
-        found = (type(self).__base__(n_max=n, n_min=n).guess(text, count, ends) for n in range(1, self.n_max + 1))
+    def look_up(self, text, count, ends=lambda token: False):
+        found = (type(self).__base__(n_max=n, n_min=n).look_up(text, count, ends) for n in range(1, self.n_max + 1))
         return next(filter(None, found), [])
 
 
@@ -551,8 +553,8 @@ class TakesTheLatest(find("prompt_lookup")):
 class GuessesTheEnd(find("prompt_lookup")):
     """Does not stop before a token that ends the text."""
 
-    def guess(self, text, count, ends=lambda token: False):
-        return super().guess(text, count)
+    def look_up(self, text, count, ends=lambda token: False):
+        return super().look_up(text, count)
 
 
 @pytest.mark.oracle("prompt_lookup")
@@ -679,8 +681,8 @@ class RemembersTheLastRow(find("stand")):
         for node in (ROOT, *verdict.kept):
             context = rows.committed[-self.orders:] + tree.prefix(node)
             for n in range(1, self.orders + 1):
-                self._thoughts.known.pop(tuple(context[-n:]), None)
-            self._thoughts.learn(context, self._final(rows, node), self.orders, self.stored)
+                self._memory.known.pop(tuple(context[-n:]), None)
+            self._memory.learn(context, self._final(rows, node), self.orders, self.stored)
 
 
 @pytest.mark.oracle("stand")
@@ -761,26 +763,26 @@ def check_aded(drafter: type[Drafter]) -> None:
         assert visits_of(root) == dict(expected)
         rows = {path: known.get((0, 1, *path)[-2:], {}) for path in expected if path}
         longer = {(*path, *sorted(row, key=row.get)[-1:]) for path, row in rows.items()}
-        assert set(map(tuple, searching.ways(root))) == longer
+        assert set(map(tuple, searching.most_visited(root))) == longer
 
 
 class IgnoresTheWeights(find("aded")):
     """Explores every child alike, however likely the table has it."""
 
-    def _promising(self, place):
+    def _select(self, place):
         return min(place.children, key=lambda child: child.visits)
 
 
 class NeverExplores(find("aded")):
     """Goes by the mean score alone."""
 
-    def _promising(self, place):
+    def _select(self, place):
         return max(place.children, key=lambda child: child.score / child.visits if child.visits else float("inf"))
 
 
 class CountsTheRestTwice(find("aded")):
-    def _on_average(self, pair, steps, averages):
-        return 2 * super()._on_average(pair, steps, averages)
+    def _expected_weight(self, pair, steps, averages):
+        return 2 * super()._expected_weight(pair, steps, averages)
 
 
 @pytest.mark.oracle("aded")

@@ -112,7 +112,7 @@ class TheLeastAttendedGoOn(UNComp):
 
 class OneHeadChoosesForAll(UNComp):
     def _received(self, held):
-        return self.lately.of(held.layer, held.positions)[:1]
+        return self.recent_attention.of(held.layer, held.positions)[:1]
 
 
 class TheFirstLayerChoosesAtEveryCut(UNComp):
@@ -121,8 +121,8 @@ class TheFirstLayerChoosesAtEveryCut(UNComp):
 
 
 class TheWindowDoesNotGoOn(UNComp):
-    def onward(self, held):
-        return super().onward(held) & (held.positions < held.prompt - self.window)
+    def select_prompt(self, held):
+        return super().select_prompt(held) & (held.positions < held.prompt - self.window)
 
 
 class EveryStageReadsAsTheLast(UNComp):
@@ -131,13 +131,13 @@ class EveryStageReadsAsTheLast(UNComp):
 
 
 class AllGoOn(UNComp):
-    def onward(self, held):
+    def select_prompt(self, held):
         return held.live
 
 
 class OneCutInsteadOfTwo(UNComp):
-    def onward(self, held):
-        return super().onward(held) if held.layer == 0 else held.live
+    def select_prompt(self, held):
+        return super().select_prompt(held) if held.layer == 0 else held.live
 
 
 WRONG = [
@@ -160,7 +160,7 @@ def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
 
 
 class NothingIsSafe(UNComp):
-    def onward(self, held):
+    def select_prompt(self, held):
         return torch.zeros_like(held.live)
 
 
@@ -195,8 +195,8 @@ def test_a_prompt_goes_down_to_the_floor_in_even_steps():
 
 @pytest.mark.parametrize("stages, cuts", [("1.1.1", [1, 2]), ("1.2", [1]), ("2.1", [2]), ("3", [])])
 def test_cuts_are_where_stages_begin_and_without_a_floor_there_are_none(stages, cuts):
-    assert make("uncomp", stages=stages, floor=6).cuts(3) == cuts
-    assert make("uncomp", stages=stages).cuts(3) == make("uncomp").cuts(3) == []
+    assert make("uncomp", stages=stages, floor=6).cut_layers(3) == cuts
+    assert make("uncomp", stages=stages).cut_layers(3) == make("uncomp").cut_layers(3) == []
 
 
 def test_without_a_floor_stages_change_nothing():
@@ -227,7 +227,7 @@ def test_forwards_tell_what_was_computed_and_no_more(stages, floor, chunk, monke
         stairs, = [figure for figure in told(recipe, Figure) if figure.name == "prompt tokens read"]
         assert stairs.data["values"] == read
         assert any(
-            f"took {sum(read)} passes of a token through a layer, not {3 * prompt}" in note.text
+            f"{sum(read)} token-layer computations instead of {3 * prompt}" in note.text
             for note in told(recipe, Note)
         )
 
@@ -238,7 +238,7 @@ def test_it_promises_what_is_held(knobs):
     _, found = course(alone(policy), models())
     for generated in (0, LENGTH - 1):
         slots = sum(len(head) for layer in found[generated] for head in layer)
-        assert policy.promise(Full(22, generated, 3, 2, 8, 64)) == pytest.approx(slots / (22 + generated) / 6)
+        assert policy.expected_share(Full(22, generated, 3, 2, 8, 64)) == pytest.approx(slots / (22 + generated) / 6)
 
 
 # --- beside everything else a lane does ---
@@ -309,9 +309,9 @@ def test_stages_go_by_the_mean_over_heads_and_texts(architecture, fall, monkeypa
 
 CONTRARY = [
     ({"stages": "1.x"}, "numbers of layers"),
-    ({"stages": "0.3"}, "none of them 0"),
+    ({"stages": "0.3"}, "positive numbers"),
     ({"stages": "1..2"}, "numbers of layers"),
-    ({"floor": 6}, "let `fit` print them"),
+    ({"floor": 6}, "run `fit` to print them"),
     ({"stages": "1.2", "floor": 60, "longest": 50}, "below the floor of 60"),
 ]
 

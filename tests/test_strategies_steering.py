@@ -17,7 +17,7 @@ from playground.decoding.rng import Draws
 from playground.engine.forward_input import ForwardInput
 from playground.events import Branches, Figure, Forward
 from strategies.search import smc_steering
-from strategies.search.smc_steering import chances, lots
+from strategies.search.smc_steering import survival_probabilities, systematic_outcomes
 from support.laws import EXACT, WRONG
 from support.particles import SKEWED, coins, legal_chances, steered, weighed_law
 from support.search_runs import run
@@ -37,7 +37,7 @@ SHARES = torch.tensor([0.5, 0.2, 0.1, 0.08, 0.07, 0.05], dtype=torch.float64)
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_chances_to_stay_are_the_shares_times_one_number_capped_at_one_and_add_up_to_the_places(count):
-    stay = chances(SHARES, count)
+    stay = survival_probabilities(SHARES, count)
     assert float(stay.sum()) == pytest.approx(count) and bool((stay <= 1).all())
     ratios = (stay / SHARES)[stay < 1 - 1e-9]
     assert bool((ratios - ratios[0]).abs().max() < 1e-9) and bool(
@@ -46,13 +46,13 @@ def test_chances_to_stay_are_the_shares_times_one_number_capped_at_one_and_add_u
 
 
 def test_all_stay_where_there_are_places_enough_but_never_one_without_weight():
-    assert chances(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 2).tolist() == [1, 1, 0]
-    assert chances(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 3).tolist() == [1, 1, 0]
+    assert survival_probabilities(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 2).tolist() == [1, 1, 0]
+    assert survival_probabilities(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 3).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("stay", [[0.5] * 4, [0.9, 0.6, 0.5], [0.2, 0.3, 0.1, 0.4], [0.75, 0.75, 0.75, 0.75], []])
 def test_lots_let_everyone_stay_with_its_chance_and_nobody_twice(stay):
-    outcomes = lots(stay)
+    outcomes = systematic_outcomes(stay)
     assert sum(p for p, _ in outcomes) == pytest.approx(1)
     for _, staying in outcomes:
         assert len(staying) == len(set(staying)) == round(sum(stay))
@@ -98,7 +98,7 @@ def keeps_the_heaviest(shares, count):
 def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
     cls = find("smc_steering")
     if wrong.startswith("keeps"):
-        monkeypatch.setattr(smc_steering, "chances", keeps_the_heaviest)
+        monkeypatch.setattr(smc_steering, "survival_probabilities", keeps_the_heaviest)
     elif wrong.startswith("all"):
         monkeypatch.setattr(cls, "_threshold", lambda self, texts, stay: mean(texts))
     else:
@@ -130,9 +130,9 @@ def dropped(branches: list[Branches]) -> list[int]:
 
 def test_as_many_texts_go_on_as_there_are_places_and_the_numbers_of_those_kept_add_up():
     lane = steered(steering(4, 3, SKEWED), coins(2, 0.3), Draws(3))
-    kept = [event.data for event in lane.told if isinstance(event, Figure) and event.name == "texts kept"]
-    assert [data["series"]["for sure"] + data["series"]["by lot"] for data in kept] == [4] * len(kept)
-    assert kept[0]["lines"]["tried"] == 12 and all(data["lines"]["tried"] >= 4 for data in kept)
+    kept = [event.data for event in lane.told if isinstance(event, Figure) and event.name == "particles that survive"]
+    assert [data["series"]["certain"] + data["series"]["random"] for data in kept] == [4] * len(kept)
+    assert kept[0]["lines"]["continuations"] == 12 and all(data["lines"]["continuations"] >= 4 for data in kept)
 
 
 def test_all_ways_on_of_a_step_are_read_in_one_forward():

@@ -23,7 +23,7 @@ from playground.errors import Refusal
 from playground.events import Draft, Figure
 from playground.events import Test as Looked
 from playground.trace import metrics
-from strategies.speculative.smartspec import Paced, Server, SmartSpec
+from strategies.speculative.smartspec import PacedDrafter, Server, SmartSpec
 from strategies.speculative.specdec_plus_plus import SpecDecPlusPlus
 from support.laws import AT_ONE, EXACT, WRONG, tables
 from support.speculation import GREEDY, MODEL, at_rest, first_drafts, guessing
@@ -115,8 +115,8 @@ class ForgetsTheLag(SpecDecPlusPlus):
 class StopsAtTheLeast(SpecDecPlusPlus):
     """Takes the smallest number of tokens for one that may not be reached."""
 
-    def _doubtful(self, tree):
-        return len(tree) > self.least and super()._doubtful(tree)
+    def _should_stop(self, tree):
+        return len(tree) > self.least and super()._should_stop(tree)
 
 
 @pytest.mark.oracle("specdec_plus_plus")
@@ -148,7 +148,7 @@ def test_h_zero_makes_the_shortest_chain_and_h_one_the_longest(h, least, most, l
 
 
 def test_a_chance_is_what_the_draft_says_until_guesses_were_seen_and_then_what_was_seen():
-    known = type(make("specdec_plus_plus")._reliability)()
+    known = type(make("specdec_plus_plus")._calibration)()
     assert known.chance(0.85) == pytest.approx(0.85)
     for stood in [True] * 30 + [False] * 70:
         known.learn(0.88, stood)
@@ -162,7 +162,7 @@ class CountsAll(find("specdec_plus_plus")):
 
     def observe(self, tree, rows, verdict):
         for node in range(len(tree)):
-            self._reliability.learn(tree.confidence[node], node in verdict.kept)
+            self._calibration.learn(tree.confidence[node], node in verdict.kept)
 
 
 @pytest.mark.parametrize("cls, right", [(find("specdec_plus_plus"), True), (CountsAll, False)], ids=["tested", "all"])
@@ -175,8 +175,8 @@ def test_only_guesses_that_were_looked_at_teach_how_far_the_draft_can_be_trusted
     models = {"target": TableModel("abc", rule=target), "draft": TableModel("abc", rule=draft)}
     assembly = with_drafter(cls(h=1.0, most=8, estimate="draft"))
     lane = write(assembly, models, [0], Limits(0, 200), Draws(0))
-    known = lane.assembly.decoder.drafter._reliability
-    measured = sum(known.stood) / sum(known.seen)
+    known = lane.assembly.decoder.drafter._calibration
+    measured = sum(known.accepted) / sum(known.tested)
     assert (abs(measured - 0.6) < 0.05) == right
 
 
@@ -283,7 +283,9 @@ class DraftsForNothing(SmartSpec):
     """Leaves the cost of the draft's passes out."""
 
     def decode(self, lm):
-        yield from rounds(lm, Paced(self.drafter, Server(self.load, self.row, self.kv, 0.0), self), self.verifier)
+        yield from rounds(
+            lm, PacedDrafter(self.drafter, Server(self.load, self.row, self.kv, 0.0), self), self.verifier
+        )
 
 
 class CountsWhatNobodyLookedAt(SmartSpec):
@@ -310,7 +312,7 @@ def test_a_wrong_number_of_draft_tokens_is_found_out(wrong):
         check_smartspec(wrong)
 
 
-class DividesByDrafted(Paced):
+class DividesByDrafted(PacedDrafter):
     """Takes guesses nobody looked at for refused."""
 
     def observe(self, tree, rows, verdict):
@@ -323,7 +325,7 @@ class DividesByDrafted(Paced):
 
 @pytest.mark.oracle("smartspec")
 @pytest.mark.refuses("smartspec")
-@pytest.mark.parametrize("cls, estimate", [(Paced, 0.7), (DividesByDrafted, 0.44)], ids=["tested", "drafted"])
+@pytest.mark.parametrize("cls, estimate", [(PacedDrafter, 0.7), (DividesByDrafted, 0.44)], ids=["tested", "drafted"])
 def test_the_estimate_is_the_share_of_guesses_that_stood_among_those_that_were_looked_at(cls, estimate):
     """4000 rounds of four guesses that each stand with .7. At a weight of .005 some 500 looked-at guesses count: a
     standard error of .02.
@@ -343,7 +345,7 @@ def test_a_heavy_load_turns_guessing_off_and_a_light_one_on_and_the_text_is_the_
     assert metrics(busy.trace)["target_forwards"] > metrics(idle.trace)["target_forwards"]
     assert not of(Draft, told_busy) and len(of(Draft, told_idle)) > 5
     names = {event.name for event in of(Figure, told_busy) if "goodput" in event.name}
-    assert names and all("64 texts at once, simulated" in name for name in names)
+    assert names and all("simulated batch of 64" in name for name in names)
 
 
 def test_after_many_rounds_without_a_guess_one_is_made_to_see_whether_it_stands():

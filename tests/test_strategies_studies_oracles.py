@@ -174,7 +174,7 @@ def by_definition(accepted: list[int], draft_seconds: float) -> dict[str, float]
     best = max(range(17), key=speed_up)
     return {
         "α from counts": alpha,
-        "tokens a round, measured": sum(count + 1 for count in accepted) / len(accepted),
+        "tokens per round, measured": sum(count + 1 for count in accepted) / len(accepted),
         "predicted from α": sum(alpha**i for i in range(GAMMA + 1)),
         "draft cost": cost,
         "cost of a further row": row,
@@ -195,12 +195,15 @@ def check_scaling_laws(cls: type[Strategy]) -> None:
     tokens = [sum(accepted) / len(accepted) + 1 for accepted, *_ in LANES]
     slope, start = numpy.polyfit(sizes, tokens, 1)
     fitted = [[size, measured, slope * size + start] for size, measured in zip(sizes, tokens)]
-    law = figure(told, "Tokens a round, by size")
+    law = figure(told, "Tokens per round, by draft size")
     assert [row[:3] for row in law["values"]] == [pytest.approx(row) for row in fitted]
 
 
 WRONG_ARITHMETIC = {
-    "accepted over drafted": ("acceptance", lambda found: sum(r.kept for r in found) / sum(r.levels for r in found)),
+    "accepted over drafted": (
+        "acceptance",
+        lambda found: sum(r.accepted for r in found) / sum(r.levels for r in found),
+    ),
     "a round without the token after the draft": (
         "block_efficiency",
         lambda alpha, gamma: sum(alpha**i for i in range(1, gamma + 1)),

@@ -88,8 +88,8 @@ def _wrong(p: torch.Tensor, token: int, rollback: float) -> bool:
 class WritesOnBeforeHandingOver(BiLD):
     """Hands over after the token it is unsure of, as a switch by entropy does."""
 
-    def _little(self, lm):
-        tree = yield from super()._little(lm)
+    def _draft(self, lm):
+        tree = yield from super()._draft(lm)
         if len(tree) < min(self.most, lm.remaining - 1):
             rows = lm.stream("draft").seen
             tree.add(rows.best(len(tree) - 1), len(tree) - 1)
@@ -99,15 +99,15 @@ class WritesOnBeforeHandingOver(BiLD):
 class TakesBackWhatItWouldWrite(BiLD):
     """Goes by the surprise alone, and takes back a token it then writes again."""
 
-    def _stands(self, lm, tree, rows, node, children):
-        ruling = super()._stands(lm, tree, rows, node, children)
+    def _verify(self, lm, tree, rows, node, children):
+        ruling = super()._verify(lm, tree, rows, node, children)
         surprised = ruling.tests[0].p < 2.718281828 ** -self.rollback
         return Ruling(None, rows.best(node), ruling.tests) if surprised else ruling
 
 
 class NeverTakesBack(BiLD):
-    def _stands(self, lm, tree, rows, node, children):
-        return Ruling(children[0], tests=super()._stands(lm, tree, rows, node, children).tests)
+    def _verify(self, lm, tree, rows, node, children):
+        return Ruling(children[0], tests=super()._verify(lm, tree, rows, node, children).tests)
 
 
 def of_class(cls: type, **knobs) -> Assembly:
@@ -159,7 +159,7 @@ def test_the_large_model_is_asked_once_for_each_stretch_and_named_where_it_takes
     small, large = ([turn for turn in of(Switch, events) if turn.to == who] for who in ("small", "large"))
     assert (
         len(small) > 3
-        and any("takes back" in turn.why for turn in large)
+        and any("rolled back" in turn.why for turn in large)
         and any("unsure" in turn.why for turn in large)
     )
     asked = sum(event.stream == "target" for event in of(Forward, events)) - 1  # the prompt

@@ -51,7 +51,10 @@ TOKENIZER.add_tokens(CROSSING)
 TOKENS = Tokens(TOKENIZER, len(TOKENIZER))
 SPELLED = [TOKENS.bytes(token) for token in range(len(TOKENIZER))]
 SUM = make("syncode").source
-WORDS = 'start: line+\nline: "def" NAME | NAME ("<" | "<=") NUMBER\nNAME: /[a-z]+/\nNUMBER: /[0-9]+(\\.[0-9]+)?(e[0-9]+)?/\nWS: / +/\n%ignore WS'
+WORDS = (
+    'start: line+\nline: "def" NAME | NAME ("<" | "<=") NUMBER\nNAME: /[a-z]+/\nNUMBER:'
+    " /[0-9]+(\\.[0-9]+)?(e[0-9]+)?/\nWS: / +/\n%ignore WS"
+)
 SOURCES = {
     "sums": {"source": SUM},
     "words": {"source": WORDS},
@@ -341,7 +344,7 @@ def test_what_is_banned_is_never_written_and_what_is_checked_sometimes_is():
 def test_a_text_the_lexer_cannot_follow_is_left_to_the_engine_or_to_nobody(monkeypatch):
     monkeypatch.setattr(Terminals, "advance", lambda self, at, byte: None)
     assert lane(("syncode", {"ready": "arithmetic"})).tokens == lane(("lark", {"ready": "arithmetic"})).tokens
-    with pytest.raises(AssertionError, match="no token here"):  # how these lanes tell of a failure
+    with pytest.raises(AssertionError, match="no token of this model here"):  # how these lanes tell of a failure
         lane(("syncode", {"ready": "arithmetic", "undecided": "banned"}))
 
 

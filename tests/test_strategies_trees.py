@@ -19,7 +19,7 @@ from tables import Enumerating, TableModel, distance, product_law, write
 from toys import byte_tokenizer
 
 from playground import load
-from playground.algorithms.speculative.drafting import best, guess_row
+from playground.algorithms.speculative.drafting import best, draft_distribution
 from playground.algorithms.speculative.verification import Ruling, reject
 from playground.algorithms.speculative.without_replacement import Urn
 from playground.contract import Verifier, find, make
@@ -29,7 +29,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.decoding.visitor_memory import Memory
-from playground.engine.sampling import leftover
+from playground.engine.sampling import residual_distribution
 from playground.errors import Refusal
 from playground.events import Verdict
 from strategies.speculative.k_seq import optimal_transport as transport
@@ -171,7 +171,7 @@ class MostProbable(find("rsd_c")):
     """Siblings that were chosen, and pass for drawn."""
 
     def _children(self, lm, tree, rows, leaf, width):
-        q = guess_row(lm, tree, rows, leaf)
+        q = draft_distribution(lm, tree, rows, leaf)
         nodes = best(tree, leaf, q, width)
         tree.q[nodes[0]:] = [q] * len(nodes)
         return nodes
@@ -181,7 +181,7 @@ class Pruned(find("rsd_c")):
     """Of the drawn siblings only the most probable is fed."""
 
     def _children(self, lm, tree, rows, leaf, width):
-        q, urn = guess_row(lm, tree, rows, leaf), Urn(guess_row(lm, tree, rows, leaf))
+        q, urn = draft_distribution(lm, tree, rows, leaf), Urn(draft_distribution(lm, tree, rows, leaf))
         tokens = [urn.take(lambda rest: lm.draw(rest, 0, "draft")) for _ in range(width)]
         return [tree.add(max(tokens, key=lambda token: float(q[token])), leaf, q)]
 
@@ -205,7 +205,7 @@ def against_q_as_it_was(p, children, tree, flip, draw) -> Ruling:
         token, q = tree.tokens[child], tree.q[child]
         if flip(min(1.0, float(r[token] / q[token])))[0]:
             return Ruling(child)
-        r = leftover(r, q)
+        r = residual_distribution(r, q)
     return Ruling(None, draw(r))
 
 
@@ -247,7 +247,7 @@ def test_rho_and_acceptance_are_those_worked_out_by_hand():
         assert found == pytest.approx(rho, abs=1e-5)
         assert transport.accepted_at_all(transport.accepted_once(P, Q, found), k) == pytest.approx(accepted, abs=1e-5)
         assert tokens_of_first_round(guessing("spectr", "k_seq", AT_ONE, rows=k, length=1), 1) >= 1 + accepted - 1e-6
-    assert transport.left_over(P, Q, 2, transport.division(P, Q, 2)).tolist() == pytest.approx([1, 0, 0], abs=1e-6)
+    assert transport.residual(P, Q, 2, transport.division(P, Q, 2)).tolist() == pytest.approx([1, 0, 0], abs=1e-6)
 
 
 def test_a_redraw_that_some_row_guessed_keeps_that_row_in_step():
@@ -275,7 +275,7 @@ def test_k_seq_gives_p_and_comes_near_the_best_any_rule_can_do(data, size, k):
     accepted = transport.accepted_at_all(beta, k)
     stands = torch.minimum(p / rho, q) * (accepted / beta if beta else 0)
     assert (p - stands).min() > -1e-12, "some token stands more often than the target says it"
-    assert (stands + (1 - accepted) * transport.left_over(p, q, k, rho) - p).abs().max() < 1e-9
+    assert (stands + (1 - accepted) * transport.residual(p, q, k, rho) - p).abs().max() < 1e-9
     assert (1 - 1 / e) * best_acceptance(p, q, k) - 1e-9 <= accepted <= best_acceptance(p, q, k) + 1e-9
 
 
@@ -295,13 +295,13 @@ def test_the_best_any_rule_can_do_is_what_the_linear_program_finds():
 def test_nothing_is_divided_where_models_agree_or_have_nothing_in_common(p, q, rho):
     assert transport.division(p, q, 4) == rho
     assert torch.equal(
-        transport.left_over(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 4, 1.0), torch.tensor([1.0, 0.0])
+        transport.residual(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 4, 1.0), torch.tensor([1.0, 0.0])
     )
 
 
 def test_a_rule_for_independent_guesses_refuses_distinct_ones():
     for drafter in ("rsd_c", "rsd_s", "token_recycling"):
-        with pytest.raises(Refusal, match="k_seq is exact for guesses that are drawn independently"):
+        with pytest.raises(Refusal, match="k_seq is exact for draft tokens that are drawn independently"):
             assemble(guessing(drafter, "k_seq", AT_ONE))
 
 
@@ -334,7 +334,7 @@ def test_a_row_looked_at_alone_is_the_row_it_is_among_all():
     class Comparing(Verifier):
         def judge(self, lm, tree, rows):
             nodes = range(ROOT, len(tree))
-            alone, best = [rows.chances(node) for node in nodes], [rows.best(node) for node in nodes]
+            alone, best = [rows.distribution(node) for node in nodes], [rows.best(node) for node in nodes]
             assert "stages" not in vars(rows) or len(nodes) == 1, "all rows were computed for one"
             assert torch.equal(torch.stack(alone), rows.p) and best == rows.scores.argmax(-1).tolist()
             compared.append(len(nodes))

@@ -24,6 +24,7 @@ from strategies.kv_cache.uncomp import UNComp, matrix_entropy, wide_half, writte
 from support.budget_policies import TEXT, roomy, with_policy
 from support.eviction import LENGTH, PROMPT, alone, course, models
 from support.uncomp_by_hand import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, by_eigenvalues
+from support.wrong_variants import variants_of
 
 ALIKE = {"window": 3, "kernel": 3, "pooling": "max"}
 
@@ -132,7 +133,7 @@ class ThePromptIsCutOnce(UNComp):
 class EveryRowVotesForever(UNComp):
     def __post_init__(self):
         super().__post_init__()
-        self.lately.count = 1000
+        self.recent_attention.count = 1000
 
 
 class NeighboursDoNotHelp(UNComp):
@@ -148,7 +149,7 @@ class TheWindowIsNotSafe(UNComp):
 
 
 @pytest.mark.refuses("uncomp")
-@pytest.mark.parametrize("wrong", UNComp.__subclasses__(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("wrong", variants_of(UNComp, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_choice_of_heads_or_tokens_is_found_out(wrong):
     expected = WholeText("llama", UNCompByHand()).write(PROMPT, LENGTH)
     assert course(alone(UNComp(**UNCOMP_TIGHT)), models()) == expected
@@ -177,9 +178,9 @@ def test_with_high_and_low_alike_the_first_cut_is_snapkvs_and_every_new_token_pu
 # --- what rows of the prompt ask for ---
 
 class Overheard(UNComp):
-    def asked(self, layer, queries):
-        super().asked(layer, queries)
-        self.counts = getattr(self, "counts", []) + [(layer, queries.shape[2])]
+    def observe_queries(self, layer, query_states):
+        super().observe_queries(layer, query_states)
+        self.counts = getattr(self, "counts", []) + [(layer, query_states.shape[2])]
 
 
 @pytest.mark.parametrize("chunk", [5, 128])
@@ -195,18 +196,18 @@ def test_each_row_of_the_prompt_is_heard_once_and_no_other(chunk, forced, monkey
 
 
 class OneHeadSpeaksForItsGroup(UNComp):
-    def asked(self, layer, queries):
-        super().asked(layer, queries[:, :1])
+    def observe_queries(self, layer, query_states):
+        super().observe_queries(layer, query_states[:, :1])
 
 
 class TheLastRowsSpeak(UNComp):
-    def asked(self, layer, queries):
-        super().asked(layer, queries[:, :, -5:])
+    def observe_queries(self, layer, query_states):
+        super().observe_queries(layer, query_states[:, :, -5:])
 
 
 class EachHeadHasAMeanOfItsOwn(UNComp):
-    def asked(self, layer, queries):
-        super().asked(layer, queries - queries.mean(2, keepdim=True))
+    def observe_queries(self, layer, query_states):
+        super().observe_queries(layer, query_states - query_states.mean(2, keepdim=True))
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_marks_of_another_model_are_refused_in_one_sentence(marks):
         Limits(max_new_tokens=4),
     )
     (failed,) = [stamped.event for stamped in session if isinstance(stamped.event, Failed)]
-    assert failed.message == "The marks are not for 3 layers with 2 heads of keys each: run `fit` for this model."
+    assert failed.message == "The marks are not for 3 layers with 2 KV heads each: run `fit` for this model."
 
 
 def test_the_command_prints_marks_to_paste_behind_a_lane(capsys, tmp_path):

@@ -67,18 +67,18 @@ def test_drawn_windows_have_the_targets_law_over_several_rounds(init):
 class KeepsTheOldGuess(find("jacobi")):
     """A guess that was not looked at stays, and passes for drawn from its new row."""
 
-    def _redrawn(self, lm, node, place):
+    def _resampled(self, lm, node, place):
         old = self._rows.tree.tokens[node + 1:]
-        token, q = super()._redrawn(lm, node, place)
+        token, q = super()._resampled(lm, node, place)
         return (old[0] if old else token), q
 
 
 class OffByOne(find("jacobi")):
     """Tells the row of the place before."""
 
-    def _redrawn(self, lm, node, place):
-        token, _ = super()._redrawn(lm, node, place)
-        return token, self._rows.chances(node - 1)
+    def _resampled(self, lm, node, place):
+        token, _ = super()._resampled(lm, node, place)
+        return token, self._rows.distribution(node - 1)
 
 
 @pytest.mark.refuses("jacobi")
@@ -139,15 +139,15 @@ def check_greedy_windows(drafter: type) -> None:
 class KeepsTheOldWindow(find("jacobi")):
     """Tokens that were not accepted stay as they were."""
 
-    def _redrawn(self, lm, node, place):
-        token, q = super()._redrawn(lm, node, place)
+    def _resampled(self, lm, node, place):
+        token, q = super()._resampled(lm, node, place)
         old = self._rows.tree.tokens[node + 1:]
         return (old[0] if old else token), q
 
 
 class MovesAPlaceTooFar(find("jacobi")):
-    def _left_over(self):
-        return super()._left_over()[1:]
+    def _remaining(self):
+        return super()._remaining()[1:]
 
 
 @pytest.mark.oracle("jacobi")
@@ -173,7 +173,7 @@ lookahead = __import__(find("lookahead").__module__, fromlist=["Pool"])
 
 
 def test_a_pool_keeps_the_latest_of_each_token_and_gives_the_latest_first():
-    pool = lookahead.Pool(2)
+    pool = lookahead.NGramPool(2)
     for following in [(1, 2), (3, 4), (1, 2), (5, 6)]:
         pool.add(7, following)
     assert pool.after(7) == [[5, 6], [1, 2]] and pool.after(8) == [] and len(pool) == 2
@@ -301,5 +301,5 @@ def test_a_window_takes_a_node_for_each_place_and_columns_hang_on_the_first_row(
 
 
 def test_more_guesses_than_a_tree_may_have_are_refused_in_one_sentence():
-    with pytest.raises(Refusal, match=r"^A round would check 420 guesses.*\.$"):
+    with pytest.raises(Refusal, match=r"^A round would have 420 draft tokens.*\.$"):
         make("lookahead", n=8, window=30, guesses=30)

@@ -97,7 +97,7 @@ def test_a_block_by_depth_is_the_sum_of_what_survives():
 def test_acceptance_is_counted_over_guesses_that_were_looked_at():
     found = chained([0.7] * 4, 4, 40_000)
     assert acceptance(found) == pytest.approx(0.7, abs=0.01)
-    over_drafted = sum(r.kept for r in found) / sum(r.levels for r in found)
+    over_drafted = sum(r.accepted for r in found) / sum(r.levels for r in found)
     assert over_drafted == pytest.approx(0.44, abs=0.01), "accepted over drafted is something else"
     assert acceptance([]) is None
 
@@ -218,7 +218,7 @@ def notes(told: list) -> str:
 def test_a_law_over_three_drafts_is_recovered_exactly():
     traces = [lane([1, 2], "small", 1e7), lane([2, 2], "middle", 1e8), lane([2, 3], "large", 1e9)]
     told = study(*traces)
-    law = next(event for event in told if isinstance(event, Figure) and event.name.startswith("Tokens a round"))
+    law = next(event for event in told if isinstance(event, Figure) and event.name.startswith("Tokens per round"))
     assert law.data["rows"] == ["small", "middle", "large"]
     assert [row[0] for row in law.data["values"]] == pytest.approx([7, 8, 9])
     assert [row[1] for row in law.data["values"]] == pytest.approx([1.5, 2.0, 2.5])
@@ -228,7 +228,7 @@ def test_a_law_over_three_drafts_is_recovered_exactly():
 
 def test_two_drafts_are_no_law_nor_are_three_on_different_prompts():
     traces = [lane([1, 2], "small", 1e7), lane([2, 2], "middle", 1e8)]
-    assert "it takes 3 draft models of known size, and these traces hold 2" in notes(study(*traces))
+    assert "it needs 3 draft models of known size, and these traces have 2" in notes(study(*traces))
     other = lane([2, 3], "large", 1e9)
     other.headers[0].prompt = "Twice"
     assert "not run on the same prompts" in notes(study(*traces, other))
@@ -278,7 +278,7 @@ def test_a_recorded_run_is_told_as_it_was(recorded):
     speculative = [stamped.event for stamped in recorded.lane(1).events]
     drafts, verdicts = ([event for event in speculative if isinstance(event, kind)] for kind in (Draft, Verdict))
     assert numbers(told)["rounds"] == [len(drafts)] == [len(verdicts)]
-    assert numbers(told)["tokens a round, measured"] == [
+    assert numbers(told)["tokens per round, measured"] == [
         pytest.approx(sum(len(v.kept) + 1 for v in verdicts) / len(verdicts))
     ]
     tested = sum(len(v.tests) for v in verdicts)
@@ -330,8 +330,8 @@ def test_the_command_prints_tables_or_json(shell, recorded, tmp_path):
         ("study greedy F", "is a decoder"),
         ("study scaling_laws /nowhere", "cannot be opened"),
         ("study scaling_laws F --set gamma_max=99", "between"),
-        ("study scaling_laws PLAIN", "guesses ahead"),
-        ("study scaling_laws BROKEN", "contradicts itself"),
+        ("study scaling_laws PLAIN", "uses speculation"),
+        ("study scaling_laws BROKEN", "is inconsistent"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(shell, tmp_path, words, says):

@@ -193,7 +193,7 @@ def test_who_was_not_asked_has_dashes_and_a_sentence_says_why():
     rows = {row[0]: row[1:] for row in section.rows}
     assert set(rows["needy"]) == set(rows["other"]) == {"-", ""} and rows["needy"][-1] == "" and rows["half"][1] == "3"
     assert section.remarks == [
-        "Not asked, for these questions do not bring it: needy, half (1 of 2 answers) for want of a passage; other for want of tests."
+        "Not asked, since the questions lack inputs: a passage for needy, half (1 of 2 answers); tests for other."
     ]
     assert sections(table([made()]))[0].remarks == [] and section.remarks[0] in page("Survey", {}, answers)
 
@@ -318,7 +318,7 @@ def test_an_own_question_is_never_judged_by_the_rule_of_a_task_of_the_same_name(
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
-        ("[1]", "no object"),
+        ("[1]", "not an object"),
         ('{"prompt": 1}', "quotation marks"),
         ('{"prompt": " "}', "prompt is missing"),
         ('{"answer": "x"}', "prompt is missing"),
@@ -404,7 +404,7 @@ def test_the_command_asks_prints_and_writes(tmp_path, capsys):
     )
     logging.getLogger("playground").setLevel(level)
     printed, told = capsys.readouterr().out, json.loads(out.read_text())
-    assert code == 0 and "greedy+cad for want of a passage" in printed
+    assert code == 0 and "a passage for greedy+cad" in printed
     assert [row["entrant"] for row in told["table"]] == ["greedy", "speculative", "greedy+cad"]
     assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and (
         told["table"][2]["unasked"],

@@ -130,7 +130,10 @@ def test_chat_without_a_template_is_refused():
 
 
 def test_a_template_that_takes_no_system_message_is_refused_with_advice():
-    template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}"
+    template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{"
+        " messages[0].content }}"
+    )
     tokenizer = byte_tokenizer(template=template)
     tokens = Tokens(tokenizer, len(tokenizer))
     assert tokens.decode(tokens.encode_chat("hello")) == "hello"

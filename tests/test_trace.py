@@ -79,16 +79,16 @@ NOTE = '{"lane":0,"seq":0,"at":0.0,"kind":"note","text":"hi"}\n'
 @pytest.mark.parametrize(
     "content, line, reason",
     [
-        ("", 1, "it is cut off"),
+        ("", 1, "it is truncated"),
         ("hello\n", 1, "it is not JSON"),
-        ("[1]\n", 1, "does not begin a decoding playground trace"),
-        (HEAD.replace("decoding-playground-trace", "other"), 1, "does not begin a decoding playground trace"),
+        ("[1]\n", 1, "is not the header of a decoding playground trace"),
+        (HEAD.replace("decoding-playground-trace", "other"), 1, "is not the header of a decoding playground trace"),
         (
             HEAD.replace('"version":1', '"version":2'),
             1,
-            "has version 2 of the format, and this playground reads versions up to 1",
+            "format version is 2, and this playground reads versions up to 1",
         ),
-        (HEAD.replace('"version":1', '"version":"1"'), 1, "'1' is no version"),
+        (HEAD.replace('"version":1', '"version":"1"'), 1, "'1' is not a version"),
         (HEAD.replace('[{"lane":0}]', "3"), 1, "not a list"),
         (HEAD.replace('{"lane":0}', "3"), 1, "a header is not a JSON object"),
         (HEAD.replace('{"lane":0}', '{"seed":"x"}'), 1, "seed: input should be a valid integer"),
@@ -104,7 +104,7 @@ NOTE = '{"lane":0,"seq":0,"at":0.0,"kind":"note","text":"hi"}\n'
         (HEAD + NOTE.replace("0.0", "NaN"), 2, "it is not JSON"),
         (HEAD + NOTE.replace('"lane":0', '"lane":1'), 2, "there is no lane 1"),
         (HEAD + NOTE + NOTE, 3, "seq 0 follows seq 0"),
-        (HEAD + NOTE + NOTE[:20], 3, "it is cut off"),
+        (HEAD + NOTE + NOTE[:20], 3, "it is truncated"),
     ],
 )
 def test_a_wrong_file_is_refused_with_line_and_reason(tmp_path, content, line, reason):
@@ -129,7 +129,7 @@ def test_a_wrong_document_is_refused_with_the_event():
     document["events"][3]["entropy"] = "high"
     with pytest.raises(Refusal, match="Event 3 of the trace cannot be read: entropy"):
         Trace.from_json(document)
-    with pytest.raises(Refusal, match="does not begin"):
+    with pytest.raises(Refusal, match="is not the header"):
         Trace.from_json([])
 
 
@@ -228,45 +228,47 @@ GUESS = draft(0, [5, 6])
     {
         "clock goes back": trace(ONE, Note("x"), END, at=[0.0, 2.0, 1.0]),
         "neither ends nor fails": trace(ONE),
-        "comes after the end": trace(ONE, END, Note("late")),
-        "comes after the end ": trace(ONE, Failed("out of memory"), Done("failed")),
-        "says position 3 where 1 tokens stand": trace(ONE, commit(3, [2]), END),
-        "takes back 2 tokens where 1 stand": trace(ONE, Rollback(2), END),
+        "follows the end": trace(ONE, END, Note("late")),
+        "follows the end ": trace(ONE, Failed("out of memory"), Done("failed")),
+        "position is 3, but 1 tokens are committed": trace(ONE, commit(3, [2]), END),
+        "removes 2 tokens, but 1 are committed": trace(ONE, Rollback(2), END),
         "do not spell the text ' one'": trace(commit(0, [1], text=" one"), END),
         "do not spell the text ' wrong'": trace(commit(0, [1, 2]), Rollback(1, " wrong"), END),
         "do not spell the text ' two'": trace(commit(0, [1, 2], text=" two"), Rollback(1, " 1"), END),
         "the draft of round 0 has no verdict": trace(GUESS, draft(1, [7]), verdict(1, [0], 8), commit(0, [7, 8]), END),
         "the draft of round 0 has no verdict ": trace(GUESS, END),
-        "(draft): round 0 had one before": trace(GUESS, verdict(0, [], 8), commit(0, [8]), GUESS, END),
-        "(verdict): round 0 had one before": trace(GUESS, verdict(0, [], 8), commit(0, [8]), verdict(0, [], 8), END),
+        "(draft): round 0 already has one": trace(GUESS, verdict(0, [], 8), commit(0, [8]), GUESS, END),
+        "(verdict): round 0 already has one": trace(GUESS, verdict(0, [], 8), commit(0, [8]), verdict(0, [], 8), END),
         "round 0 has no draft before it": trace(verdict(0, [], 5), END),
         "round 0 has no draft before it ": trace(verdict(0, [], 5), GUESS, END),
         "node 2 is not in a draft of 2 nodes": trace(
             GUESS, verdict(0, [0, 1], 7, tests=[0, 1, 2]), commit(0, [5, 6, 7]), END
         ),
-        "kept nodes [1] are not a path": trace(GUESS, verdict(0, [1], 7), commit(0, [6, 7]), END),
-        "kept nodes [0, 1] are not a path": trace(
+        "accepted nodes [1] are not a path": trace(GUESS, verdict(0, [1], 7), commit(0, [6, 7]), END),
+        "accepted nodes [0, 1] are not a path": trace(
             draft(0, [5, 6], [-1, -1]), verdict(0, [0, 1], 7), commit(0, [5, 6, 7]), END
         ),
-        "commits [5, 9] where the verdict gave [5, 7]": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 9]), END),
-        "commits 3 tokens where the verdict gave 2": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 7, 9]), END),
-        "was not committed whole": trace(
+        "commits [5, 9], but the verdict accepted [5, 7]": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 9]), END),
+        "commits 3 tokens, but the verdict accepted 2": trace(GUESS, verdict(0, [0], 7), commit(0, [5, 7, 9]), END),
+        "were not all committed": trace(
             GUESS, verdict(0, [0], 7), commit(0, [5]), draft(1, [8]), verdict(1, [], 9), commit(1, [9]), END
         ),
         "its lists have lengths [1, 1, 0, 1]": trace(commit(0, [1], logprobs=[]), END),
         "its lists have lengths [2, 2, 2, 1]": trace(replace(GUESS, q=[0.5]), verdict(0, [], 7), commit(0, [7]), END),
         "its lists have lengths [1, 1, 0, 1] ": trace(Fill([0], [1], [], [0.5]), END),
-        "parent does not come before it": trace(draft(0, [5, 6], [1, -1]), verdict(0, [], 7), commit(0, [7]), END),
+        "parent of a node does not precede it": trace(
+            draft(0, [5, 6], [1, -1]), verdict(0, [], 7), commit(0, [7]), END
+        ),
         "101 tokens are allowed in a vocabulary of 100": trace(Mask(0, 101, 100), END),
-        "not given for 4 layers of 2 heads": trace(Cache(length=5, layers=4, heads=2, live=[[[(0, 5)]]] * 3), END),
-        "are not ascending stretches of 5 positions": trace(Cache(length=5, layers=1, heads=1, live=[[[(0, 6)]]]), END),
-        "are not ascending stretches of 9 positions": trace(
+        "not listed for 4 layers of 2 heads": trace(Cache(length=5, layers=4, heads=2, live=[[[(0, 5)]]] * 3), END),
+        "are not ascending within 5 positions": trace(Cache(length=5, layers=1, heads=1, live=[[[(0, 6)]]]), END),
+        "are not ascending within 9 positions": trace(
             Cache(length=9, layers=1, heads=1, live=[[[(4, 6), (0, 2)]]]), END
         ),
-        "position 2 was merged into 4, and what is live": trace(
+        "position 2 was merged into 4, but the live ranges are": trace(
             Cache(length=5, layers=1, heads=1, live=[[[(0, 2), (3, 4)]]], evicted=2, merged=1, joined=[[[(2, 4)]]]), END
         ),
-        "position 3 was merged into 0, and what is live": trace(
+        "position 3 was merged into 0, but the live ranges are": trace(
             Cache(
                 length=5,
                 layers=2,
@@ -278,7 +280,7 @@ GUESS = draft(0, [5, 6])
             ),
             END,
         ),
-        "1 merged slots are named, 2 were counted": trace(
+        "1 merged slots are listed, 2 were counted": trace(
             Cache(length=5, layers=1, heads=1, live=[[[(0, 2)]]], evicted=3, merged=2, joined=[[[(2, 0)]]]), END
         ),
         "1.5 is not a probability": trace(Step(top=[Candidate(1, "a", 1.5, 0.5)]), END),
@@ -305,7 +307,7 @@ def test_complaints_name_lane_and_event():
     both = Trace(
         [Header(0), Header(1)], [*stamp(ONE, END), Stamped(1, 5, 0.0, commit(4, [1])), Stamped(1, 6, 0.0, END)]
     )
-    assert check(both) == ["lane 1: event 5 (commit): it says position 4 where 0 tokens stand"]
+    assert check(both) == ["lane 1: event 5 (commit): its position is 4, but 0 tokens are committed"]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +381,7 @@ def test_the_first_difference_comes_with_its_margin_in_logits():
     found = diff(trace(ONE, row, commit(1, [2]), END), trace(ONE, commit(1, [9]), END))
     assert (found.index, found.a.id, found.b.id, found.b.piece) == (1, 2, 9, " 9")
     assert found.margin == pytest.approx(math.log(0.4 / 0.1)) and not found.prefix
-    assert found.sentence() == "Token 1 is ' 2' in the first text and ' 9' in the second; their logits lie 1.39 apart."
+    assert found.sentence() == "Token 1 is ' 2' in the first text and ' 9' in the second; their logits differ by 1.39."
 
 
 def test_the_margin_may_come_from_the_other_lane():
@@ -389,7 +391,7 @@ def test_the_margin_may_come_from_the_other_lane():
 
 def test_without_a_row_that_shows_both_there_is_no_margin():
     found = diff(greedy(1, 2), greedy(1, 3))
-    assert found.margin is None and "no row shows both" in found.sentence()
+    assert found.margin is None and "no step lists both" in found.sentence()
 
 
 def test_a_row_that_was_taken_back_gives_no_margin():
@@ -400,10 +402,10 @@ def test_a_row_that_was_taken_back_gives_no_margin():
 def test_a_shorter_text_that_agrees_says_why_it_ends():
     found = diff(greedy(1, 2, 3), greedy(1, 2))
     assert found.prefix and (found.index, found.a.id, found.b) == (2, 3, None)
-    assert found.sentence() == "The first 2 tokens are the same; there the second text ends at its length limit."
+    assert found.sentence() == "The first 2 tokens are the same; then the second text ends at its length limit."
     assert (
         diff(greedy(1, end="end"), greedy(1, 2)).sentence()
-        == "The first 1 tokens are the same; there the first text ends."
+        == "The first 1 tokens are the same; then the first text ends."
     )
 
 

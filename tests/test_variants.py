@@ -227,7 +227,7 @@ def test_an_interrupted_saving_leaves_no_model_behind(base, home, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, says", [("a/b", "letters, digits"), ("..", "letters, digits"), ("pocket", "comes with the project")]
+    "name, says", [("a/b", "letters, digits"), ("..", "letters, digits"), ("pocket", "bundled model")]
 )
 def test_names_that_mean_something_else_are_refused(base, name, says):
     with pytest.raises(Refusal, match=says):

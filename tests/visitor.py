@@ -36,7 +36,7 @@ STARTUP = 120  # seconds for the imports and the models
 LAST = ("process_completed", "unexpected_error", "server_stopped", "close_stream")
 # as they stand in a frame, which is JSON within JSON
 COMMIT, DONE = '\\"kind\\":\\"commit\\"', '\\"state\\":\\"done\\"'
-INTERNAL = ("Traceback (most recent", "unexpected error (", "broke inside the program")
+INTERNAL = ("Traceback (most recent", "unexpected error (", "failed with an internal error")
 ARGUMENTS = {
     "prompt": "The red fox",
     "lanes": [{"strategy": "greedy"}],

@@ -1,1 +1,1 @@
-"""What several strategies share, by family."""
+"""Code shared by several strategies, by family."""

@@ -1,6 +1,4 @@
-"""Text that comes with the project: tales of the brothers Grimm in Margaret Hunt's translation of 1884, in the public
-domain.
-"""
+"""The bundled text: tales of the brothers Grimm in Margaret Hunt's translation of 1884, in the public domain."""
 from __future__ import annotations
 
 import json
@@ -10,5 +8,5 @@ TALES = Path(__file__).resolve().parents[2] / "assets" / "texts" / "tales.jsonl"
 
 
 def tales() -> str:
-    """All of them, some 150,000 characters; paragraphs and tales are divided by empty lines."""
+    """All tales, some 150,000 characters; paragraphs and tales are separated by empty lines."""
     return "\n\n".join(json.loads(line)["text"] for line in TALES.read_text(encoding="utf-8").splitlines())

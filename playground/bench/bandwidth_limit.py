@@ -1,7 +1,6 @@
-"""What the memory allows: every token needs all weights and the whole cache read once, and memory gives only so many
-bytes a second.
+"""The memory-bandwidth limit of decoding: every token reads all weights and the whole KV cache once.
 
-Small models can stay in the caches of a processor, which are faster than its memory; for those this is no limit.
+It is no limit for models small enough to stay in a processor's caches, which are faster than its memory.
 """
 from __future__ import annotations
 
@@ -16,21 +15,21 @@ COPIES = 4  # timed together
 
 
 def copier(device: torch.device) -> Baseline:
-    """Copies a large tensor, in turn with those who write, so that the bandwidth is that of the same moments; it writes
-    no tokens.
+    """A baseline that copies a large tensor and writes no tokens. It is interleaved with the others, so that the
+    bandwidth is measured under the same load.
     """
     source = torch.ones(_size_on(device), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
 
-    def write(asked: None) -> None:
+    def write(prepared: None) -> None:
         for _ in range(COPIES):
             target.copy_(source)
 
-    return Baseline(LIMIT, lambda task: None, write, lambda left: [], device)
+    return Baseline(LIMIT, lambda task: None, write, lambda output: [], device)
 
 
 def copied_bytes(device: torch.device) -> int:
-    """Bytes that the copier reads and writes each time."""
+    """Bytes that one timed run of the copier reads and writes."""
     return 2 * COPIES * _size_on(device)
 
 
@@ -39,35 +38,32 @@ def _size_on(device: torch.device) -> int:
 
 
 def bytes_a_token(network: PreTrainedModel, context: float) -> float:
-    """Bytes read for one token behind `context` tokens: weights and cache."""
+    """Bytes of weights and KV cache that one token after `context` tokens reads."""
     return weight_bytes(network) + context * cache_bytes_a_token(network)
 
 
 def weight_bytes(network: PreTrainedModel) -> int:
-    """Of all weights a token goes through; of an embedding table that is not the head as well, a token reads but one
-    row.
+    """Bytes of all weights that a token reads. An embedding table that is not tied to the lm_head is left out: a token
+    reads one row of it.
     """
     table, head = network.get_input_embeddings().weight, network.get_output_embeddings().weight
-    return sum(_held(weight) for weight in network.parameters() if weight is not table or table is head)
+    return sum(_nbytes(weight) for weight in network.parameters() if weight is not table or table is head)
 
 
 def cache_bytes_a_token(network: PreTrainedModel) -> int:
-    """Keys and values of one token in all layers, by the formula: 2 x layers x KV heads x width of a head x bytes of a
-    number.
-    """
+    """KV cache of one token in all layers, in bytes: 2 x layers x KV heads x head_dim x bytes per number."""
+    heads, head_dim = kv_heads(network)
+    return 2 * network.config.get_text_config().num_hidden_layers * heads * head_dim * network.dtype.itemsize
+
+
+def kv_heads(network: PreTrainedModel) -> tuple[int, int]:
+    """Number of KV heads and head_dim of a network."""
     config = network.config.get_text_config()
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return (
-        2
-        * config.num_hidden_layers
-        * (getattr(config, "num_key_value_heads", None) or heads)
-        * width
-        * network.dtype.itemsize
-    )
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads, head_dim
 
 
-def _held(weight: torch.Tensor) -> int:
-    """With the scales of a quantised weight."""
+def _nbytes(weight: torch.Tensor) -> int:
+    """Bytes of a weight, the scales of a quantised one included."""
     state = getattr(weight, "quant_state", None)
     return weight.nbytes + (state.absmax.nbytes if state is not None else 0)

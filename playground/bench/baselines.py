@@ -1,5 +1,4 @@
-"""Who is compared: our lanes, the library's own `generate` on an untouched copy of the same network, and the least a
-loop can do.
+"""What is compared: our lanes, the library's `generate` on an unmodified copy of the same network, and a minimal loop.
 """
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from playground.engine.load import Loading, check_draft, load
 from playground.engine.model import Model
 from playground.trace.result import Result
 
-GUESSES = 5  # tokens the draft models guess at a time, ours and the library's
-LOOKED_UP = 10  # tokens taken from the prompt at a time
-LONGEST = 3  # tokens of the ending that is looked up
+DRAFT_DEPTH = 5  # tokens a draft model proposes per round, ours and the library's
+LOOKUP_DEPTH = 10  # tokens that prompt lookup proposes per round
+MAX_NGRAM = 3  # longest ngram that is looked up, in tokens
 
 PLAIN, SILENT = "greedy", "greedy, nothing recorded"
 DRAFT, ASSISTED, ASSISTED_DEFAULT = "draft model", "generate, assisted", "generate, assisted, own settings"
@@ -48,8 +47,7 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class Baseline:
-    """Writes a text. `ready` does what need not be timed; `write` is timed; `read` takes the token ids from what it
-    left.
+    """Writes a text: `ready` prepares and is not timed, `write` is timed, `read` takes the token ids from its output.
     """
 
     name: str
@@ -60,8 +58,8 @@ class Baseline:
 
 
 @dataclass(frozen=True)
-class Given(Prompt):
-    """A prompt of which only the token ids count."""
+class TokenPrompt(Prompt):
+    """A prompt given as token ids."""
 
     ids: tuple[int, ...] = ()
 
@@ -70,15 +68,15 @@ class Given(Prompt):
 
 
 def prompt_of(task: Task, model: Model) -> Prompt:
-    """What a model is asked to continue; a chat only where it has a chat form."""
-    return (
-        Given("", ids=task.ids) if task.ids else Prompt(task.prompt, task.chat and bool(model.tokenizer.chat_template))
-    )
+    """The task's prompt; a chat only if the model has a chat template."""
+    if task.ids:
+        return TokenPrompt("", ids=task.ids)
+    return Prompt(task.prompt, task.chat and bool(model.tokenizer.chat_template))
 
 
 @dataclass(frozen=True)
 class TwinModels:
-    """A model twice, sharing its weights: with our seams in place, and as the library made it."""
+    """A model twice, sharing its weights: with our hooks, and as the library built it."""
 
     model: Model
     untouched: PreTrainedModel
@@ -91,25 +89,25 @@ def load_twice(name: str, loading: Loading, progress: Callable[[float, str], Non
 
 
 def twin(network: PreTrainedModel) -> PreTrainedModel:
-    """A second network over the very same weights."""
+    """A second network that shares all weights and buffers."""
     shared = {id(tensor): tensor for tensor in [*network.parameters(), *network.buffers()]}
     return copy.deepcopy(network, shared)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Most tokens of a text, and tokens that a cache of fixed size has room for: the longest prompt and its text."""
+    """Maximum length of a text, and capacity of a static cache: longest prompt plus text. Both in tokens."""
 
     length: int
-    room: int
+    capacity: int
 
     @classmethod
     def of(cls, tasks: list[Task], model: Model, length: int) -> Size:
         return cls(length, length + max(len(prompt_of(task, model).encode(model)) for task in tasks))
 
 
-def contenders(target: TwinModels, draft: TwinModels | None, size: Size, compiled: bool = False) -> list[Baseline]:
-    """Everyone; those that need a draft model only where there is one, the compiled one only where it is wanted."""
+def make_baselines(target: TwinModels, draft: TwinModels | None, size: Size, compiled: bool = False) -> list[Baseline]:
+    """All baselines; those with a draft model only if there is one, the compiled one only if `compiled`."""
     if draft:
         check_draft(target.model.tokens, draft.model.tokens)
     lanes = _lanes(Models(target.model, draft.model if draft else None), size.length)
@@ -118,9 +116,9 @@ def contenders(target: TwinModels, draft: TwinModels | None, size: Size, compile
 
 
 def _lanes(models: Models, length: int) -> list[Baseline]:
-    def run(task: Task, lanes: int, recipe: LaneConfig, recorder: type[Recorder] = Recorder) -> Session:
+    def run(task: Task, lanes: int, config: LaneConfig, recorder: type[Recorder] = Recorder) -> Session:
         session = prepare(
-            models, [recipe] * lanes, prompt_of(task, models.target), Limits(max_new_tokens=length), recorder
+            models, [config] * lanes, prompt_of(task, models.target), Limits(max_new_tokens=length), recorder
         )
         for _ in session:
             pass
@@ -129,23 +127,23 @@ def _lanes(models: Models, length: int) -> list[Baseline]:
     def lane(name: str, write: Callable[[Task], list[Session]]) -> Baseline:
         return Baseline(name, lambda task: task, write, texts, models.target.device)
 
-    def guessing(drafter: str, **knobs: int) -> LaneConfig:
+    def speculative(drafter: str, **knobs: int) -> LaneConfig:
         return LaneConfig("speculative", extras=[(drafter, knobs), ("greedy_match", {})])
 
-    plain, looked_up = LaneConfig("greedy"), guessing("prompt_lookup", depth=LOOKED_UP, n_max=LONGEST)
-    ahead = [lane(DRAFT, lambda task: [run(task, 1, guessing("draft_model", depth=GUESSES))])] if models.draft else []
+    plain, lookup = LaneConfig("greedy"), speculative("prompt_lookup", depth=LOOKUP_DEPTH, n_max=MAX_NGRAM)
+    drafted = speculative("draft_model", depth=DRAFT_DEPTH)
     return [
         lane(PLAIN, lambda task: [run(task, 1, plain)]),
         lane(SILENT, lambda task: [run(task, 1, plain, Silent)]),
         lane(TOGETHER, lambda task: [run(task, 4, plain)]),
         lane(APART, lambda task: [run(task, 1, plain) for _ in range(4)]),
-        *ahead,
-        lane(LOOKUP, lambda task: [run(task, 1, looked_up)]),
+        *([lane(DRAFT, lambda task: [run(task, 1, drafted)])] if models.draft else []),
+        lane(LOOKUP, lambda task: [run(task, 1, lookup)]),
     ]
 
 
 def texts(sessions: list[Session]) -> list[int]:
-    """Ids of all lanes, one text after the other."""
+    """Token ids of all lanes, concatenated. Raises RuntimeError if a lane failed."""
     results = [Result(session.trace.lane(header.lane)) for session in sessions for header in session.headers]
     if failed := next((result.message for result in results if result.message), ""):
         raise RuntimeError(failed)
@@ -153,36 +151,40 @@ def texts(sessions: list[Session]) -> list[int]:
 
 
 def _library(target: TwinModels, size: Size, compiled: bool) -> list[Baseline]:
-    """`generate` without a draft, keys and values growing or in a place of fixed size."""
-    length, static = size.length, {"cache_implementation": "static", "max_cache_len": size.room}
+    """`generate` without a draft model, with a dynamic or a static cache."""
+    length, static = size.length, {"cache_implementation": "static", "max_cache_len": size.capacity}
     return [
         _generate(target, length, LIBRARY),
-        _generate(target, length, LIBRARY_LOOKUP, prompt_lookup_num_tokens=LOOKED_UP, max_matching_ngram_size=LONGEST),
+        _generate(
+            target, length, LIBRARY_LOOKUP, prompt_lookup_num_tokens=LOOKUP_DEPTH, max_matching_ngram_size=MAX_NGRAM
+        ),
         _generate(target, length, STATIC, **static, disable_compile=True),
         *([_generate(target, length, COMPILED, **static, compile_config=everywhere())] if compiled else []),
     ]
 
 
 def _assisted(target: TwinModels, draft: TwinModels, length: int) -> list[Baseline]:
-    """`generate` with the draft: with as many guesses as ours, and with its own settings."""
-    return [_generate(target, length, ASSISTED, assistant_model=assistant(draft, GUESSES)),
+    """Assisted generation: with as many draft tokens per round as ours, and with the library's own settings."""
+    return [_generate(target, length, ASSISTED, assistant_model=assistant(draft, DRAFT_DEPTH)),
             _generate(target, length, ASSISTED_DEFAULT, assistant_model=draft.untouched)]
 
 
-def assistant(draft: TwinModels, guesses: int) -> PreTrainedModel:
-    """The draft as the library takes it, guessing so many tokens at a time, whatever stood and however sure it is."""
-    alike = twin(draft.untouched)
+def assistant(draft: TwinModels, depth: int) -> PreTrainedModel:
+    """The draft model for the library, always proposing `depth` tokens per round: neither the acceptance rate nor the
+    draft's confidence changes that.
+    """
+    network = twin(draft.untouched)
     for setting, value in (
-        ("num_assistant_tokens", guesses),
+        ("num_assistant_tokens", depth),
         ("num_assistant_tokens_schedule", "constant"),
         ("assistant_confidence_threshold", 0.0),
     ):
-        setattr(alike.generation_config, setting, value)
-    return alike
+        setattr(network.generation_config, setting, value)
+    return network
 
 
 def settings(model: Model, length: int) -> dict[str, Any]:
-    """What `generate` is told so that it writes what a greedy lane writes."""
+    """Arguments with which `generate` writes what a greedy lane writes."""
     ends = sorted(model.end_ids)
     return {
         "max_new_tokens": length,
@@ -193,7 +195,7 @@ def settings(model: Model, length: int) -> dict[str, Any]:
 
 
 def _generate(target: TwinModels, length: int, name: str, **options: Any) -> Baseline:
-    """It gets its prompt as ids; ours count the encoding of the prompt as their own time."""
+    """The library gets token ids; for our lanes, encoding the prompt is part of the measured time."""
     model, common = target.model, settings(target.model, length)
 
     def ready(task: Task) -> torch.Tensor:
@@ -208,16 +210,14 @@ def _generate(target: TwinModels, length: int, name: str, **options: Any) -> Bas
 
 
 def everywhere() -> CompileConfig:
-    """Settings under which the library compiles on every device; unasked it does so on a GPU only."""
+    """Settings with which the library compiles on every device; by default it does so on a GPU only."""
     config = CompileConfig(dynamic=False)
     config._compile_all_devices = True
     return config
 
 
 def _loop(target: TwinModels, length: int) -> list[Baseline]:
-    """The hand-written loop. It does not look for the end of a text: the warm-up finds it, and from then on it writes
-    as far as that.
-    """
+    """The hand-written loop. It does not check for end tokens: the warm-up round finds the length of each text."""
     if not has_loop(target.untouched):
         return []
     model, lengths = target.model, {}
@@ -226,13 +226,13 @@ def _loop(target: TwinModels, length: int) -> list[Baseline]:
         ids = torch.tensor(prompt_of(task, model).encode(model), device=model.device)
         return task, Loop(target.untouched, len(ids) + length), ids
 
-    def write(asked: tuple[Task, Loop, torch.Tensor]) -> tuple[Task, list[int]]:
-        task, loop, ids = asked
+    def write(prepared: tuple[Task, Loop, torch.Tensor]) -> tuple[Task, list[int]]:
+        task, loop, ids = prepared
         first = loop.prefill(ids)
         return task, [*first.tolist(), *loop.decode(first, len(ids), lengths.get(task, length) - 1).tolist()]
 
-    def read(left: tuple[Task, list[int]]) -> list[int]:
-        task, ids = left
+    def read(output: tuple[Task, list[int]]) -> list[int]:
+        task, ids = output
         lengths[task] = next((place for place, token in enumerate(ids, 1) if token in model.end_ids), len(ids))
         return ids[:lengths[task]]
 

@@ -1,6 +1,4 @@
-"""One forward of the engine behind a filled cache: how long a block of tree nodes takes, and how much memory the cache
-does.
-"""
+"""One forward of the engine after a prefilled KV cache: its time for a block of tree nodes, and the cache's memory."""
 from __future__ import annotations
 
 import torch
@@ -14,17 +12,17 @@ from playground.engine.kv_buffer import Capacity
 from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 
-FORWARDS = 10  # timed together, for one is over soon
-CHUNK = 512  # tokens of a prompt in one forward
+FORWARDS = 10  # timed together, since one is short
+CHUNK = 512  # prompt tokens per forward
 
 
 def binary_tree(nodes: int) -> list[int]:
-    """Parents of a tree that guesses two tokens after every one; -1 is the end of the text."""
+    """Parents of a draft tree with two children per node; -1 is the end of the text."""
     return [node // 2 - 1 for node in range(nodes)]
 
 
-def filled(model: Model, ids: list[int]) -> KVCache:
-    """A store that has read a prompt, as a lane reads it whose text ends there."""
+def prefilled_cache(model: Model, ids: list[int]) -> KVCache:
+    """A KV cache after the prefill of a prompt, allocated as for a lane whose text ends there."""
     store = model.new_store(Capacity(len(ids), len(ids)))
     for start in range(0, len(ids), CHUNK):
         piece = ids[start:start + CHUNK]
@@ -34,8 +32,8 @@ def filled(model: Model, ids: list[int]) -> KVCache:
 
 
 def blocks(model: Model, store: KVCache, sizes: tuple[int, ...]) -> list[Baseline]:
-    """Trees of these numbers of nodes, each fed FORWARDS times to the same store, which is left as it was."""
-    def fed(nodes: int) -> Baseline:
+    """Trees of these sizes, each fed FORWARDS times after the same cache, which is left unchanged."""
+    def baseline(nodes: int) -> Baseline:
         parents = binary_tree(nodes)
 
         def write(tokens: list[int]) -> None:
@@ -43,9 +41,9 @@ def blocks(model: Model, store: KVCache, sizes: tuple[int, ...]) -> list[Baselin
                 model.forward([ForwardInput(store, tokens, parents)])
                 store.forget()
 
-        return Baseline(block(nodes), lambda task: _tokens(task, nodes), write, lambda left: [], model.device)
+        return Baseline(block(nodes), lambda task: _tokens(task, nodes), write, lambda output: [], model.device)
 
-    return [fed(nodes) for nodes in sizes]
+    return [baseline(nodes) for nodes in sizes]
 
 
 def _tokens(task: Task, nodes: int) -> list[int]:
@@ -53,13 +51,12 @@ def _tokens(task: Task, nodes: int) -> list[int]:
 
 
 def cache_memory(model: Model, ids: list[int]) -> dict[str, float]:
-    """Bytes of a filled cache: by the formula, as the store counts what it holds, as its tensors are allocated, and as
-    the device's memory grew.
+    """Bytes of a KV cache after a prefill: by the formula, live slots, allocated tensors, and growth of device memory.
 
-    The last only on a GPU, where it is counted.
+    The last is measured on a GPU only.
     """
     before = _device_bytes(model)
-    store = filled(model, ids)
+    store = prefilled_cache(model, ids)
     grown = {DEVICE: _device_bytes(model) - before} if model.device.type == "cuda" else {}
     allocated = sum(pool.rows.untyped_storage().nbytes() for pool in [*store.keys, *store.values])
     return {FORMULA: len(ids) * cache_bytes_a_token(model.network), HELD: store.bytes(), ALLOCATED: allocated, **grown}

@@ -1,9 +1,8 @@
-"""Programs that training never showed, and how much of each has to be cut out before the true one is among what is
-left.
+"""Calibration for the study `pac_sets`: how much of a program must be removed before the right one fits what is left.
 
     python -m playground.bench.calibrate --items 80 > assets/texts/calibration.json
 
-The bundled model is asked for them greedily. What is printed is a calibration for the study `pac_sets`.
+The bundled model writes held-out programs greedily; the calibration is printed as JSON.
 """
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ LENGTH = 112  # tokens, enough for the longest of these programs
 
 
 def pairs(models: Models, items: int, seed: int) -> Iterator[tuple[Trace, str]]:
-    """What the model writes, and what is right."""
+    """The model's trace and the right answer, for each question."""
     for question in ask(PROGRAMS, items, seed):
         yield (
             playground.run("greedy", question.prompt, models=models, chat=True, max_new_tokens=LENGTH).trace,

@@ -1,7 +1,6 @@
-"""Small charts as SVG text: lines or bars over named places, each value with its standard error. Nothing is drawn that
-was not measured.
+"""Small SVG charts: lines or bars over categories, each value with its standard error. Missing values are not drawn.
 
-Letters and colours read on white, which is drawn too, so that a chart looks the same on a dark page.
+The white background is drawn as well, so that a chart looks the same on a dark page.
 """
 from __future__ import annotations
 
@@ -12,19 +11,16 @@ from html import escape
 
 from playground.trace.plot_style import COLOURS
 
-# pixels; a letter's width is a mean of what browsers draw
-WIDTH, LEFT, RIGHT, TOP, PLOT, LETTER = 640, 46, 14, 30, 190, 6.3
+WIDTH, LEFT, RIGHT, TOP, PLOT, LETTER = 640, 46, 14, 30, 190, 6.3  # pixels; LETTER is a mean character width
 MORE = ("#56b4e9", "#e69f00", "#000000", "#999999")
-Value = tuple[float, float] | None  # with its standard error, 0 where there is none; None where nothing was measured
+Value = tuple[float, float] | None  # value and standard error, 0 if there is none; None if nothing was measured
 
 
 @dataclass(frozen=True)
 class Chart:
-    """series: {name: a value for each of the places}. levels: {name: a value that holds everywhere}, drawn as dashed
-    lines.
+    """series: {name: a value for each of `places`, the categories}. levels: {name: value}, drawn as dashed lines.
 
-    at: {name of a series: where its values stand, counted in places}, for lines whose values do not stand at the places
-    themselves.
+    at: {series: x positions of its values, in places}, for lines whose values lie between the places.
     """
 
     title: str
@@ -37,11 +33,12 @@ class Chart:
     at: dict[str, list[float]] = field(default_factory=dict)
 
     def svg(self) -> str:
-        """The whole picture; raises ValueError where there is nothing to draw."""
+        """The whole chart; raises ValueError if there is nothing to draw."""
         drawn = [*self._grid(), *self._levels(), *(self._bars() if self.bars else self._lines()), *self._keys()]
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" font-family="sans-serif" font-size="12" role="img">',
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" '
+                'font-family="sans-serif" font-size="12" role="img">',
                 f"<title>{escape(self.title)}</title>",
                 f'<rect width="{WIDTH}" height="{self.height}" fill="white"/>',
                 _text(LEFT, 17, self.title, "start", "#222", 'font-weight="bold"'),
@@ -60,7 +57,7 @@ class Chart:
 
     @property
     def _top(self) -> float:
-        """A round number that no value, error included, goes beyond."""
+        """A round number at or above every value plus error."""
         highest = max(
             [
                 *self.levels.values(),
@@ -89,7 +86,8 @@ class Chart:
 
     def _levels(self) -> Iterator[str]:
         for colour, value in zip(_colours()[len(self.series):], self.levels.values()):
-            yield f'<path d="M{LEFT} {self._level(value):.1f}H{WIDTH - RIGHT}" stroke="{colour}" stroke-dasharray="5 4"/>'
+            line = f"M{LEFT} {self._level(value):.1f}H{WIDTH - RIGHT}"
+            yield f'<path d="{line}" stroke="{colour}" stroke-dasharray="5 4"/>'
 
     def _lines(self) -> Iterator[str]:
         for number, (colour, (name, values)) in enumerate(zip(_colours(), self.series.items())):
@@ -110,12 +108,13 @@ class Chart:
             for place, (value, error) in ((place, value) for place, value in enumerate(values) if value):
                 middle = self._at(place + (number - (len(self.series) - 1) / 2) * wide)
                 half = (self._at(wide) - self._at(0)) * 0.45
-                place = f'x="{middle - half:.1f}" y="{self._level(value):.1f}" width="{2 * half:.1f}" height="{PLOT * value / self._top:.1f}"'
-                yield f'<rect {place} fill="{colour}"/>'
+                corner = f'x="{middle - half:.1f}" y="{self._level(value):.1f}"'
+                size = f'width="{2 * half:.1f}" height="{PLOT * value / self._top:.1f}"'
+                yield f'<rect {corner} {size} fill="{colour}"/>'
                 yield self._error(middle, value, error, "#333")
 
     def _error(self, x: float, value: float, error: float, colour: str) -> str:
-        """One standard error up and down, cut at the axis."""
+        """One standard error up and down, clipped at the axis."""
         low, high = self._level(max(0.0, value - error)), self._level(value + error)
         return f'<path d="M{x:.1f} {low:.1f}V{high:.1f}" stroke="{colour}"/>' if error else ""
 
@@ -128,7 +127,7 @@ class Chart:
 
 
 def _legend(names: list[str]) -> Iterator[tuple[float, int, str]]:
-    """Left edge and row of each name; a row takes as many as fit."""
+    """Left edge and row of each name; each row takes as many as fit."""
     x, row = float(LEFT), 0
     for name in names:
         wide = 38 + LETTER * len(name)
@@ -139,13 +138,11 @@ def _legend(names: list[str]) -> Iterator[tuple[float, int, str]]:
 
 
 def _step(highest: float) -> float:
-    """A distance between grid lines, 1, 2 or 5 times a power of ten, that takes four to nine of them."""
-    power = 10 ** math.floor(math.log10(highest or 1))
-    return (
-        next(power * share for share in (0.1, 0.2, 0.5, 1) if highest / (power * share) <= 9 or share == 1)
-        if highest
-        else 1.0
-    )
+    """Distance between grid lines: 1, 2 or 5 times a power of ten, giving four to nine of them."""
+    if not highest:
+        return 1.0
+    power = 10 ** math.floor(math.log10(highest))
+    return next(power * share for share in (0.1, 0.2, 0.5, 1) if highest / (power * share) <= 9 or share == 1)
 
 
 def _colours() -> list[str]:
@@ -153,12 +150,12 @@ def _colours() -> list[str]:
 
 
 def _dotted(number: int) -> str:
-    """Lines that have a colour for the second time are dotted."""
+    """Lines that reuse a colour are dotted."""
     return ' stroke-dasharray="2 3"' if number >= len([*COLOURS, *MORE]) else ""
 
 
 def below(charts: list[Chart]) -> str:
-    """Charts one under the other, as one picture; raises ValueError where there is nothing to draw."""
+    """Charts stacked vertically in one SVG; raises ValueError if there is nothing to draw."""
     placed, height = [], 0
     for chart in charts:
         placed.append(chart.svg().replace("<svg ", f'<svg y="{height}" height="{chart.height}" ', 1))

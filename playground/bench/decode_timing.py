@@ -1,6 +1,6 @@
-"""Who writes behind a prompt of a given length: only the tokens after the first are timed, or only the first.
+"""Baselines that decode after a prompt of a given length. Either the tokens after the first are timed, or the first.
 
-Nobody looks for the end of a text here, so everyone writes the same number of tokens.
+End tokens are ignored here, so that all baselines write the same number of tokens.
 """
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 
 
-def endless(loaded: TwinModels) -> TwinModels:
-    """The same weights, with no token that ends a text."""
+def without_end_tokens(loaded: TwinModels) -> TwinModels:
+    """The same weights, without end tokens."""
     model, untouched = copy.copy(loaded.model), twin(loaded.untouched)
     model.end_ids = frozenset()
     untouched.generation_config.eos_token_id = None
     return TwinModels(model, untouched)
 
 
-def writers(loaded: TwinModels, length: int, lanes: Iterable[int], compiled: bool) -> list[Baseline]:
-    """Everyone who writes `length` tokens; the first one is not timed. `loaded` is endless."""
+def decode_baselines(loaded: TwinModels, length: int, lanes: Iterable[int], compiled: bool) -> list[Baseline]:
+    """All baselines that write `length` tokens, of which the first is not timed. `loaded` has no end tokens."""
     model = loaded.model
     one = [_lanes(model, LANE, length, [1]), _lanes(model, SILENT_LANE, length, [1], Silent)]
     several = [
@@ -59,8 +59,8 @@ def writers(loaded: TwinModels, length: int, lanes: Iterable[int], compiled: boo
     return [*one, *several, *loop, *_library(loaded, length, compiled)]
 
 
-def firsts(loaded: TwinModels) -> list[Baseline]:
-    """A lane up to its first token, and forwards that read the prompt and do nothing else."""
+def first_token_baselines(loaded: TwinModels) -> list[Baseline]:
+    """A lane up to its first token, and bare prefills without a lane."""
     return [_first_of_a_lane(loaded.model), _engine(loaded.model), _prefill(loaded)]
 
 
@@ -74,20 +74,20 @@ def _session(model: Model, task: Task, lanes: int, length: int, recorder: type[R
 
 
 def _lanes(model: Model, name: str, length: int, sessions: list[int], recorder: type[Recorder] = Recorder) -> Baseline:
-    """Sessions one after the other, each with so many lanes."""
-    def write(begun: list[Session]) -> list[Session]:
-        for session in begun:
+    """Sessions one after the other; `sessions` has the number of lanes of each."""
+    def write(started: list[Session]) -> list[Session]:
+        for session in started:
             for _ in session:
                 pass
-        return begun
+        return started
 
     return Baseline(name, lambda task: [_session(model, task, lanes, length, recorder) for lanes in sessions], write,
-                     lambda written: _after_the_first(texts(written), length), model.device)
+                    lambda finished: _after_the_first(texts(finished), length), model.device)
 
 
 def _after_the_first(ids: list[int], length: int) -> list[int]:
-    """Of texts of `length` tokens, one after the other, all but the first token of each."""
-    return [token for place, token in enumerate(ids) if place % length]
+    """Drops the first token of each text from concatenated texts of `length` tokens."""
+    return [token for position, token in enumerate(ids) if position % length]
 
 
 def _loop(loaded: TwinModels, length: int) -> Baseline:
@@ -95,8 +95,8 @@ def _loop(loaded: TwinModels, length: int) -> Baseline:
         loop = Loop(loaded.untouched, len(task.ids) + length)
         return loop, loop.prefill(torch.tensor(task.ids, device=loaded.model.device)), len(task.ids)
 
-    def write(begun: tuple[Loop, torch.Tensor, int]) -> list[int]:
-        loop, first, at = begun
+    def write(prepared: tuple[Loop, torch.Tensor, int]) -> list[int]:
+        loop, first, at = prepared
         return loop.decode(first, at, length - 1).tolist()
 
     return Baseline(LOOP, ready, write, list, loaded.model.device)
@@ -114,22 +114,22 @@ def _library(loaded: TwinModels, length: int, compiled: bool) -> list[Baseline]:
 
 
 def _generate(loaded: TwinModels, name: str, length: int, cache: Callable[[int], Cache], **options: Any) -> Baseline:
-    """`generate` behind a prompt that is in its cache already, the first token chosen."""
+    """`generate` after a prefill that has already chosen the first token."""
     network, device = loaded.untouched, loaded.model.device
 
     @torch.inference_mode()
     def ready(task: Task) -> tuple[torch.Tensor, Cache]:
-        ids, held = torch.tensor([task.ids], device=device), cache(len(task.ids))
-        first = network(input_ids=ids, past_key_values=held, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)
-        return torch.cat([ids, first[None]], 1), held
+        ids, past = torch.tensor([task.ids], device=device), cache(len(task.ids))
+        first = network(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)
+        return torch.cat([ids, first[None]], 1), past
 
     @torch.inference_mode()
-    def write(begun: tuple[torch.Tensor, Cache]) -> list[int]:
-        ids, held = begun
+    def write(prepared: tuple[torch.Tensor, Cache]) -> list[int]:
+        ids, past = prepared
         written = network.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            past_key_values=held,
+            past_key_values=past,
             max_new_tokens=length - 1,
             do_sample=False,
             pad_token_id=0,
@@ -147,8 +147,9 @@ def _first_of_a_lane(model: Model) -> Baseline:
 def _engine(model: Model) -> Baseline:
     """The prompt in one forward, without a lane around it."""
     def write(ids: list[int]) -> list[int]:
-        (row,), _ = model.forward([ForwardInput(model.new_store(), ids, list(range(-1, len(ids) - 1)), last_only=True)])
-        return row.argmax(-1).tolist()
+        prefill = ForwardInput(model.new_store(), ids, list(range(-1, len(ids) - 1)), last_only=True)
+        (logits,), _ = model.forward([prefill])
+        return logits.argmax(-1).tolist()
 
     return Baseline(ENGINE, lambda task: list(task.ids), write, list, model.device)
 

@@ -1,4 +1,4 @@
-"""A measured number of one model at one context, round by round. Imports neither torch nor transformers."""
+"""One measured quantity of a model at one context length, round by round. Imports neither torch nor transformers."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -8,11 +8,10 @@ from typing import Any
 
 @dataclass
 class Measurement:
-    """What `subject` took: seconds (of a forward, of a token, of a prompt) or bytes, one number for each measured
-    round.
+    """What `subject` took, one value per measured round: seconds (per forward, token or prompt) or bytes.
 
-    `part` is one of the benchmark's parts, `context` the tokens that came before. `same` says whether it wrote what the
-    plain lane wrote, where it wrote; `failure` why there are no numbers.
+    `part` is one of the benchmark's parts, `context` the number of preceding tokens. `same` says whether it wrote the
+    plain lane's text, if it wrote any; `failure` says why there are no values.
     """
 
     part: str
@@ -28,7 +27,7 @@ class Measurement:
 
 
 def find(records: Iterable[Measurement], part: str, model: str, context: int) -> dict[str, Measurement]:
-    """The records of one row of a table, by subject."""
+    """The records of one table row, by subject."""
     return {
         record.subject: record
         for record in records

@@ -1,9 +1,10 @@
 """Networks with the shapes of well-known instruct models and random weights, built on the device and never stored.
 
-How long a forward takes depends on shapes, not on what was learnt. The tokenizer is the bundled one; the ids above its
-own stand for no text. Shapes are those of the published configurations:
-    huggingface.co/Qwen/Qwen2.5-0.5B-Instruct, huggingface.co/Qwen/Qwen2.5-1.5B-Instruct, huggingface.co/meta-
-    llama/Llama-3.1-8B-Instruct
+The time of a forward depends on shapes, not on learnt weights. The tokenizer is the bundled one; ids beyond its
+vocabulary decode to nothing. Shapes are those of the published configurations:
+    huggingface.co/Qwen/Qwen2.5-0.5B-Instruct
+    huggingface.co/Qwen/Qwen2.5-1.5B-Instruct
+    huggingface.co/meta-llama/Llama-3.1-8B-Instruct
 """
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Shape:
-    """A network's configuration: its class and its numbers."""
+    """A network's configuration: its class and arguments."""
 
     kind: type[PreTrainedConfig]
     numbers: dict[str, Any]
@@ -86,14 +87,14 @@ KNOWN = {
 
 
 def build(name: str, loading: Loading) -> TwinModels:
-    """The shape of that name, one of SHAPES; raises Refusal where the device cannot hold it or quantise it."""
+    """Build one of SHAPES by name; raises Refusal if it does not fit on the device or cannot be quantised there."""
     loading = loading.resolve()
     check(name, loading)
     return assemble(KNOWN[name].config(), SHAPES[name], loading)
 
 
 def check(name: str, loading: Loading) -> None:
-    """Refuse what cannot be built, before anything is; `loading` is resolved."""
+    """Raise Refusal for a shape that cannot be built, before anything is; `loading` is resolved."""
     if loading.quantization not in ("none", "nf4"):
         raise Refusal(
             f"Networks with random weights are not built in {loading.quantization}: choose nf4, or no quantization.",
@@ -109,14 +110,14 @@ def check(name: str, loading: Loading) -> None:
     needed, free = parameters * getattr(torch, loading.dtype).itemsize * HEADROOM, free_bytes(loading.device)
     if needed > free:
         raise Refusal(
-            f"{SHAPES[name]} takes about {size_text(needed)} in {loading.dtype}, and {size_text(free)} are free on {loading.device}: "
-            "choose a smaller shape.",
+            f"{SHAPES[name]} takes about {size_text(needed)} in {loading.dtype}, and {size_text(free)} are free on "
+            f"{loading.device}: choose a smaller shape.",
             "shapes",
         )
 
 
 def assemble(config: PreTrainedConfig, title: str, loading: Loading) -> TwinModels:
-    """A network of random weights twice, as `load_twice` hands out a stored one; `loading` is resolved."""
+    """A network of random weights twice, as `load_twice` returns a stored one; `loading` is resolved."""
     torch.manual_seed(SEED)
     with torch.device(loading.device):
         network = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, loading.dtype)).eval()
@@ -128,7 +129,7 @@ def assemble(config: PreTrainedConfig, title: str, loading: Loading) -> TwinMode
 
 
 def _quantise(network: PreTrainedModel) -> None:
-    """All linear layers but the head in 4 bits, as the library loads them."""
+    """Quantise all linear layers except the lm_head to 4 bits, as the library loads them."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     linear = [
@@ -147,4 +148,4 @@ def _quantise(network: PreTrainedModel) -> None:
         )
         small.weight, small.bias = quantised, part.bias
         setattr(parent, name, small)
-    network.is_loaded_in_4bit = True  # so that the library counts the weights a packed tensor stands for
+    network.is_loaded_in_4bit = True  # makes the library count unpacked weights

@@ -1,10 +1,10 @@
-"""What a question brings beside its prompt, for entrants that need more: `gencls_ppl:labels={labels}` chooses among its
+"""Inputs that a question provides besides its prompt: with `gencls_ppl:labels={labels}` a lane chooses among its
 labels.
 
-A knob that is nothing but a name in braces takes its value from the question. Whatever an entrant gets so says what is
-asked for and never which answer is right: labels are all that could be asked for, the tests are not those that judge a
-program, and trusted answers are those of other questions. A person's own questions bring a passage and nothing else.
-Imports neither torch nor gradio.
+A knob whose value is a name in braces takes its value from the question. Such inputs describe the task and never reveal
+the right answer: labels are all values that could be asked for, tests differ from those that judge a program, and
+trusted answers belong to other questions. A user's own questions provide a passage only. Imports neither torch nor
+gradio.
 """
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from playground.pocket.world.attributes import VALUES
 from playground.pocket.world.show import items
 
 TRUSTED = 8  # questions with their answers
-PAIRED = ("facts", "lists")  # tasks whose questions and answers are a line each
+PAIRED = ("facts", "lists")  # tasks whose questions and answers are one line each
 READ_THROUGH = "needle"  # the task whose prompt is the passage
 
 
 class Lacking(Refusal):
-    """An entrant needs what a question does not bring: nothing failed, it cannot be asked."""
+    """An entrant needs an input that the question does not provide: it is not asked, which is no failure."""
 
 
 def passage(question: Question) -> str | None:
@@ -38,16 +38,14 @@ def passage(question: Question) -> str | None:
 
 
 def labels(question: Question) -> str | None:
-    """All values of what is asked for; none where it is asked who or which town has one."""
+    """All values of the attribute that is asked for; None if the question asks for its owner or town instead."""
     attribute = question.meta.get("kind" if question.task == facts.TASK else "attribute")
     values = VALUES.get(attribute, ())
     return "|".join(values) if question.answer in values else None
 
 
 def tests(question: Question) -> str | None:
-    """A line for each input that guides a search, with what the known program returns; the inputs that judge are
-    others.
-    """
+    """A line per input that guides a search, with what the known program returns. Judging uses other inputs."""
     if question.task != PROGRAMS:
         return None
     name, inputs = question.meta["name"], programs.GUIDES[question.meta["takes"]]
@@ -60,7 +58,7 @@ def schema(question: Question) -> str | None:
 
 
 def pairs(question: Question) -> str | None:
-    """Questions of the same task that training shows, none about the same subject, with their answers."""
+    """Training questions of the same task with their answers, none about the same subject."""
     if question.task not in PAIRED:
         return None
     subject = question.meta.get("subject", "")
@@ -73,7 +71,7 @@ def pairs(question: Question) -> str | None:
 
 
 def cue(question: Question) -> str | None:
-    """What stands before the final number of a worked answer; a sheet of sums has none."""
+    """The marker before the final number of a worked answer; a sheet of sums has none."""
     return "####" if question.task == arithmetic.TASK and question.meta["kind"] != "sheet" else None
 
 
@@ -88,9 +86,7 @@ BRINGS: dict[str, tuple[str, Callable[[Question], str | None]]] = {
 
 
 def filled(recipe: LaneConfig, question: Question) -> LaneConfig:
-    """The recipe with what the question brings in the place of names in braces. Raises Lacking for what it does not
-    bring.
-    """
+    """The recipe with names in braces replaced by the question's inputs. Raises Lacking for one it does not provide."""
     def fill(knobs: dict[str, Any]) -> dict[str, Any]:
         return {knob: _brought(asked, question) if (asked := _asked(value)) else value for knob, value in knobs.items()}
 
@@ -98,7 +94,7 @@ def filled(recipe: LaneConfig, question: Question) -> LaneConfig:
 
 
 def bare(recipe: LaneConfig) -> LaneConfig:
-    """The recipe before there is a question: such knobs are as they come."""
+    """The recipe without these knobs, which keep their defaults until there is a question."""
     def strip(knobs: dict[str, Any]) -> dict[str, Any]:
         return {knob: value for knob, value in knobs.items() if not _asked(value)}
 
@@ -106,12 +102,12 @@ def bare(recipe: LaneConfig) -> LaneConfig:
 
 
 def _asked(value: Any) -> str:
-    """The name that a knob's value asks for; empty where it is a value. Raises Refusal for a name there is none of."""
+    """The name in braces that a knob's value is; empty for any other value. Raises Refusal for an unknown name."""
     if not (isinstance(value, str) and value[:1] == "{" and value[-1:] == "}" and value[1:-1].isidentifier()):
         return ""
     if value[1:-1] not in BRINGS:
         raise Refusal(
-            f"No question brings {value}: take one of {', '.join(f'{{{name}}}' for name in BRINGS)}.", "entrants"
+            f"No question provides {value}: use one of {', '.join(f'{{{name}}}' for name in BRINGS)}.", "entrants"
         )
     return value[1:-1]
 

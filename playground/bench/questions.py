@@ -1,8 +1,8 @@
-"""Questions whose answers are known: those of the gallery, and others drawn afresh from the small world.
+"""Questions with known answers: those of the gallery, and others sampled from the small world.
 
-The gallery's are items that training never shows, kept in `assets/questions.json` with a sentence on what to look at
-and the lanes that show it; `ask` draws others of the same kind. `judge` holds a text against what is known, by the rule
-of the task (`playground.pocket.world`). Imports neither torch nor gradio.
+The gallery's questions are held out from training. They are stored in `assets/questions.json` with a sentence on what
+to look at and the lanes that show it; `ask` samples others of the same kind. `judge` compares a text with the known
+answer by the rule of the task (`playground.pocket.world`). Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from playground.pocket.world.show import items
 
 FILE = Path(__file__).resolve().parents[2] / "assets" / "questions.json"
 PROGRAMS = "programs"  # the task whose answers are judged by running them
-STORIES = "stories"  # the one whose answers are many
+STORIES = "stories"  # the task with many right answers
 Turns = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question to a chat model, and enough to judge its answer.
+    """One question to a chat model, and what is needed to judge its answer.
 
-    before: earlier (user, assistant) turns. context: a passage that is read before the prompt. answer: None where there
+    before: earlier (user, assistant) turns. context: a passage that is read before the prompt. answer: None if there
     is no single right one. meta: what the task's own rule needs, as plain data. look: what is worth watching. settings:
-    length and lanes that suit it, by the names of the page's settings.
+    suitable length and lanes, by the names of the page's settings.
     """
 
     task: str
@@ -46,14 +46,18 @@ class Question:
 
     @property
     def expected(self) -> str:
-        """What a right answer is, for a reader: the answer itself, or a sentence where many texts are right."""
+        """The right answer for a reader: the answer itself, or a description if many texts are right."""
         if self.answer is None:
-            return f"A story of forty words or more that names {self.meta['hero']}, ends with its last sentence and repeats no six words in a row."
+            hero = self.meta["hero"]
+            return (
+                f"A story of forty words or more that names {hero}, ends with its last sentence and repeats no six "
+                "words in a row."
+            )
         return self.answer
 
 
 def gallery() -> tuple[Question, ...]:
-    """The questions that come with the page, in the order of its file."""
+    """The bundled questions, in the order of their file."""
     return _read(FILE)
 
 
@@ -67,14 +71,12 @@ def _question(raw: dict[str, Any]) -> Question:
 
 
 def turns(pairs: Iterable[Iterable[str]]) -> Turns:
-    """Pairs in any form of list, as tuples."""
+    """Pairs in any kind of sequence, as tuples."""
     return tuple((user, assistant) for user, assistant in pairs)
 
 
 def known(prompt: str, before: Iterable[Iterable[str]] = (), context: str = "") -> Question | None:
-    """The gallery's question that stands there exactly as written, with its earlier turns and its passage; None where
-    there is none.
-    """
+    """The gallery's question with exactly this prompt, these earlier turns and this passage; None if there is none."""
     asked = prompt, turns(before), context
     return next(
         (question for question in gallery() if (question.prompt, question.before, question.context) == asked), None
@@ -82,18 +84,17 @@ def known(prompt: str, before: Iterable[Iterable[str]] = (), context: str = "") 
 
 
 def judge(question: Question, text: str) -> float:
-    """How right a text is as the answer, 0 to 1. A program is run for this, in a confined process; raises NotRun where
-    it cannot be.
+    """Score of a text as the answer, 0 to 1. A program is run for this in a confined process; raises NotRun if it
+    cannot be.
     """
     try:
         return score(_item(question.task, question.answer or "", question.meta), text)
-    except (ValueError, RecursionError):  # a number of thousands of digits, thousands of brackets: nothing that could be read
+    except (ValueError, RecursionError):  # unreadable: a number of thousands of digits, thousands of brackets
         return 0.0
 
 
 def verdict(question: Question, text: str, runs_programs: bool = True) -> Judged:
-    """The judgement as an event; not checked where it would take running a program and none may be run, or none can be.
-    """
+    """The judgement as an event; not checked if that means running a program, and programs may not or cannot be run."""
     if question.task == PROGRAMS and not runs_programs:
         return Judged(expected=question.expected, checked=False)
     try:
@@ -103,20 +104,18 @@ def verdict(question: Question, text: str, runs_programs: bool = True) -> Judged
 
 
 def judging(question: Question | None, runs_programs: bool = True) -> Callable[[str], Judged] | None:
-    """What a session asks about the final text of each lane; None where nothing is known."""
+    """The function with which a session judges the final text of each lane; None if the answer is unknown."""
     return partial(verdict, question, runs_programs=runs_programs) if question else None
 
 
 def ask(task: str, count: int, seed: int, grade: int | None = None) -> list[Question]:
-    """`count` questions that training never shows, the same for the same seed. Refusal: a task, grade or number there
-    is none of.
-    """
+    """`count` held-out questions, the same for the same seed. Raises Refusal for an unknown task, grade or number."""
     return [from_item(item) for item in items(task, count, seed, grade=grade, held_out=True)]
 
 
 def from_item(item: Item) -> Question:
-    """An item of the world as a question. A passage that is asked about becomes the context, so that lanes may do
-    without it.
+    """An item of the world as a question. The passage of a reading task becomes the context, so that lanes may contrast
+    with and without it.
     """
     meta = _plain(item.meta)
     answer = None if item.task == STORIES else item.answer
@@ -126,12 +125,12 @@ def from_item(item: Item) -> Question:
 
 
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
-    """Meta as JSON can hold it: the item behind the last turn of a chat becomes a dict."""
+    """Meta as JSON data: the item of a chat's last turn becomes a dict."""
     last = meta.get("last")
     return meta | {"last": {"task": last.task, "answer": last.answer, "meta": _plain(last.meta)}} if last else meta
 
 
 def _item(task: str, answer: str, meta: dict[str, Any]) -> Item:
-    """As much of an item as its task's rule looks at."""
+    """An item with the fields that its task's rule reads."""
     inner = {"last": _item(**meta["last"])} if "last" in meta else {}
     return Item("", answer, task, meta | inner)

@@ -1,9 +1,8 @@
-"""What a survey came to: a row for each entrant and task, and two entrants held against each other on the same
-questions.
+"""Results of a survey: a row per entrant and task, and paired comparisons of two entrants on the same questions.
 
-A score is a mean over questions; rounds of one question are averaged first, since a strategy that draws nothing answers
-them alike. Answers that failed count as such and nowhere else, and questions that an entrant was not asked count
-nowhere. Imports neither torch nor gradio.
+A score is a mean over questions. Rounds of one question are averaged first, since a deterministic strategy answers them
+identically. Failed answers count as failures only, and questions that an entrant was not asked do not count at all.
+Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from math import comb, sqrt
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from playground.bench.report_text import Rows, number, spread_text
 from playground.bench.spread import Spread
 from playground.bench.survey import Answer
 
@@ -30,34 +30,39 @@ class Score(NamedTuple):
         return cls(fmean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else None, len(values))
 
 
+def score_text(score: Score | None) -> str:
+    """Mean ± standard error, if there is one."""
+    if score is None:
+        return "-"
+    return number(score.mean, 3) + (f" ± {score.error:.3f}" if score.error is not None else "")
+
+
 @dataclass(frozen=True)
 class ResultRow:
-    """One entrant on one task, over all its answers. None where a number has no meaning, as acceptance where nothing
-    was guessed.
+    """One entrant on one task, over all its answers. Numbers that do not apply are None, such as acceptance without
+    draft tokens.
     """
 
     entrant: str
     task: str
-    answers: int  # those that came through
+    answers: int  # that did not fail
     failed: int
-    failure: str  # the first sentence that says why one failed
-    unasked: int  # those that it was not asked, because a question lacked what it needs
-    lacking: str  # what that is, of the first one
+    failure: str  # message of the first failure
+    unasked: int  # questions it was not asked because they lack what it needs
+    lacking: str  # what the first of these lacks
     score: Score | None
-    tokens: float | None  # of a text, mean
-    # for each token after the first, which prefill gives; greedy decoding takes exactly 1
-    target_forwards: float | None
+    tokens: float | None  # mean length of a text
+    target_forwards: float | None  # per token after the first, prefill excluded; greedy decoding takes exactly 1
     other_forwards: float | None  # the same for all other streams together
-    target_share: float | None  # of the tokens, those chosen from a row of the target
-    flops: float | None  # for each token, prefill included
-    tokens_per_second: Spread | None  # wall clock, prefill included, round by round
-    # its seconds over the first entrant's, on the questions that both answered in one round, round by round
-    time_ratio: Spread | None
-    acceptance: float | None  # guesses accepted over tested
-    acceptance_by_position: list[float | None]  # the same at each depth of the draft, from 1
+    target_share: float | None  # share of the tokens that were chosen from the target's logits
+    flops: float | None  # per token, prefill included
+    tokens_per_second: Spread | None  # wall clock, prefill included, over the rounds
+    time_ratio: Spread | None  # its seconds / the first entrant's, per round, on questions both answered in that round
+    acceptance: float | None  # draft tokens accepted / tested
+    acceptance_by_position: list[float | None]  # the same at each position of the draft, from 1
     same_text: int  # answers with exactly the first entrant's tokens
-    compared: int  # answers that could be compared with it
-    kv_live: int | None  # most live slots of any KV head after a keep, the largest of all answers
+    compared: int  # answers that could be compared with the first entrant's
+    kv_live: int | None  # maximum of live slots of any KV head after a commit, over all answers
 
     def to_json(self) -> dict[str, Any]:
         tuples = {name: value._asdict() for name, value in vars(self).items() if isinstance(value, (Score, Spread))}
@@ -65,9 +70,7 @@ class ResultRow:
 
 
 def table(answers: Iterable[Answer]) -> list[ResultRow]:
-    """Task by task, the entrants in the order in which they first answered; the first of them is what others are held
-    against.
-    """
+    """Task by task, entrants in the order of their first answers; the others are compared with the first of them."""
     answers = list(answers)
     entrants = list(dict.fromkeys(answer.entrant for answer in answers))
     tasks = list(dict.fromkeys(answer.question.task for answer in answers))
@@ -85,13 +88,14 @@ def select(answers: Iterable[Answer], entrant: str) -> list[Answer]:
 
 
 def _row(given: list[Answer], firsts: list[Answer]) -> ResultRow:
-    answers, head = _fine(given), given[0]
+    answers, head = _complete(given), given[0]
     pairs = pairs_of(given, firsts)
     tokens, later = sum(_tokens(answer) for answer in answers), sum(max(0, _tokens(answer) - 1) for answer in answers)
     target = sum(answer.forwards.get("target", 0) for answer in answers)
     every = sum(sum(answer.forwards.values()) for answer in answers)
     wrote = sum(sum(answer.wrote.values()) for answer in answers)
-    failures, lacking = ([said for answer in given if (said := getattr(answer, why))] for why in ("failure", "lacking"))
+    failures = [answer.failure for answer in given if answer.failure]
+    lacking = [answer.lacking for answer in given if answer.lacking]
     return ResultRow(
         head.entrant,
         head.question.task,
@@ -117,7 +121,7 @@ def _row(given: list[Answer], firsts: list[Answer]) -> ResultRow:
 
 
 def time_ratio(answers: Iterable[Answer], firsts: Iterable[Answer]) -> Spread | None:
-    """Seconds over the others' seconds within each round, over the questions that both answered in it."""
+    """Seconds / the others' seconds within each round, over the questions that both answered in it."""
     rounds: dict[int, list[tuple[Answer, Answer]]] = defaultdict(list)
     for one, first in pairs_of(answers, firsts):
         rounds[one.round].append((one, first))
@@ -128,45 +132,43 @@ def time_ratio(answers: Iterable[Answer], firsts: Iterable[Answer]) -> Spread | 
 
 
 def pairs_of(answers: Iterable[Answer], others: Iterable[Answer]) -> list[tuple[Answer, Answer]]:
-    """Answers to the same question in the same round, where both came through."""
-    found = {(other.number, other.round): other for other in _fine(others)}
-    return [(answer, found[place]) for answer in _fine(answers) if (place := (answer.number, answer.round)) in found]
+    """Pairs of answers to the same question in the same round, neither of which failed."""
+    found = {(other.number, other.round): other for other in _complete(others)}
+    return [(answer, found[key]) for answer in _complete(answers) if (key := (answer.number, answer.round)) in found]
 
 
 class Paired(NamedTuple):
-    """How much better one entrant scores than another on the same questions."""
+    """Difference of two entrants' scores on the same questions."""
 
-    mean: float  # of the differences, question by question
+    mean: float  # mean difference per question
     error: float | None  # standard error of that mean
     better: int  # questions on which the first scores higher
     worse: int
-    p: float  # two-sided sign test: how likely so uneven a split is if neither were better
+    p: float  # of the two-sided sign test
 
 
 def paired(answers: Iterable[Answer], others: Iterable[Answer]) -> Paired | None:
-    """Over the questions that both have a score for; None where there is none."""
+    """Compared on the questions that both have a score for; None if there are none."""
     ours, theirs = scores(answers), scores(others)
     gaps = [ours[number] - theirs[number] for number in ours if number in theirs]
     if not gaps:
         return None
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    whole = Score.of(gaps)
-    return Paired(whole.mean, whole.error, better, worse, sign_test(better, worse))
+    mean = Score.of(gaps)
+    return Paired(mean.mean, mean.error, better, worse, sign_test(better, worse))
 
 
 def sign_test(better: int, worse: int) -> float:
-    """Two-sided p of a split between coin flips; 1 where there is nothing to split."""
+    """Two-sided p value of a split under fair coin flips; 1 if both counts are 0."""
     count = better + worse
     tail = sum(comb(count, k) for k in range(min(better, worse) + 1)) / 2 ** count
     return min(1.0, 2 * tail)
 
 
 def scores(answers: Iterable[Answer]) -> dict[int, float]:
-    """By number of the question, mean over its rounds; failed answers and questions without a known answer are left
-    out.
-    """
+    """Mean score over the rounds, by question number. Failed answers and unscored questions are left out."""
     found: dict[int, list[float]] = defaultdict(list)
-    for answer in _fine(answers):
+    for answer in _complete(answers):
         if answer.score is not None:
             found[answer.number].append(answer.score)
     return {number: fmean(values) for number, values in found.items()}
@@ -198,7 +200,7 @@ def _by_position(answers: list[Answer]) -> list[float | None]:
     return [_ratio(sum(accepted for accepted, _ in each), sum(tested for _, tested in each)) for each in at]
 
 
-def _fine(answers: Iterable[Answer]) -> list[Answer]:
+def _complete(answers: Iterable[Answer]) -> list[Answer]:
     return [answer for answer in answers if not (answer.failure or answer.lacking)]
 
 
@@ -210,39 +212,26 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-# In words: the same columns on a terminal and on a page.
+# The columns of tables, on a terminal and on a page.
 
-SHOWN = 5  # positions of a draft that a table has room for
-
-def number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+SHOWN = 5  # positions of a draft that a table shows
 
 
-def spread(values: Spread | None, digits: int) -> str:
-    """Median, lowest and highest; the median alone of a single round."""
-    if values is None:
-        return "-"
-    around = f" ({values.low:.{digits}f} to {values.high:.{digits}f})" if values.low < values.high else ""
-    return f"{values.median:.{digits}f}{around}"
-
-
-def told(score: Score | None) -> str:
-    """A mean with its standard error, where it has one."""
-    if score is None:
-        return "-"
-    return f"{score.mean:.3f} ± {score.error:.3f}" if score.error is not None else f"{score.mean:.3f}"
+def by_position(row: ResultRow) -> str:
+    """Acceptance at the first positions of the draft."""
+    return " ".join(number(share, 2) for share in row.acceptance_by_position[:SHOWN]) or "-"
 
 
 COLUMNS: dict[str, Callable[[ResultRow], str]] = {
     "entrant": lambda row: row.entrant,
-    "score": lambda row: told(row.score),
+    "score": lambda row: score_text(row.score),
     "tokens": lambda row: number(row.tokens, 0),
     "target forwards a token": lambda row: number(row.target_forwards, 2),
     "other forwards": lambda row: number(row.other_forwards, 2),
-    "tokens/s": lambda row: spread(row.tokens_per_second, 1),
-    "time": lambda row: spread(row.time_ratio, 2),
+    "tokens/s": lambda row: spread_text(row.tokens_per_second, 1),
+    "time": lambda row: spread_text(row.time_ratio, 2),
     "accepted": lambda row: number(row.acceptance, 2),
-    "by position": lambda row: " ".join(number(share, 2) for share in row.acceptance_by_position[:SHOWN]) or "-",
+    "by position": by_position,
     "live slots": lambda row: number(row.kv_live, 0),
     "same text": lambda row: f"{row.same_text} of {row.compared}" if row.answers or row.failed else "-",
     "failed": lambda row: str(row.failed) if row.failed else "",
@@ -250,23 +239,23 @@ COLUMNS: dict[str, Callable[[ResultRow], str]] = {
 
 
 class Section(NamedTuple):
-    """What is told of one task."""
+    """The table of one task."""
 
     task: str
-    remarks: list[str]  # a sentence above the table where there are dashes in it to explain
-    rows: list[list[str]]  # the table, its head first
+    remarks: list[str]  # explains rows of dashes
+    rows: Rows
 
 
 def sections(rows: Sequence[ResultRow]) -> list[Section]:
     of_task = {task: [row for row in rows if row.task == task] for task in dict.fromkeys(row.task for row in rows)}
     return [
-        Section(task, unasked(these), [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in these)])
-        for task, these in of_task.items()
+        Section(task, unasked(some), [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in some)])
+        for task, some in of_task.items()
     ]
 
 
 def unasked(rows: Iterable[ResultRow]) -> list[str]:
-    """One sentence about the entrants that a task's questions could not be put to; none where there were no such."""
+    """One sentence about the entrants that could not be asked a task's questions; empty if there are none."""
     needing: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.unasked:
@@ -274,5 +263,5 @@ def unasked(rows: Iterable[ResultRow]) -> list[str]:
             needing[row.lacking].append(
                 f"{row.entrant} ({row.unasked} of {row.unasked + asked} answers)" if asked else row.entrant
             )
-    told = "; ".join(f"{', '.join(names)} for want of {lacking}" for lacking, names in needing.items())
-    return [f"Not asked, for these questions do not bring it: {told}."] if told else []
+    missing = "; ".join(f"{lacking} for {', '.join(names)}" for lacking, names in needing.items())
+    return [f"Not asked, since the questions lack inputs: {missing}."] if missing else []

@@ -1,6 +1,6 @@
-"""What the speed benchmark measures where nothing else is said, and the names of those it measures.
+"""Defaults of the speed benchmark, and the names of what it measures.
 
-Imports neither torch nor transformers, so that options are read at once and a report needs no model.
+Imports neither torch nor transformers, so that options are parsed at once and a report needs no model.
 """
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def block(nodes: int) -> str:
 
 @dataclass(frozen=True)
 class Grid:
-    """Contexts and block sizes in tokens, and numbers of lanes; measured rounds; tokens of a text; whether the
-    library's compiled way runs.
+    """What to measure: contexts and block sizes in tokens, numbers of lanes, measured rounds (`repeats`), tokens per
+    text (`length`), and whether the library's compiled `generate` runs.
     """
 
     contexts: tuple[int, ...] = (128, 2048, 16384)

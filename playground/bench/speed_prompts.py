@@ -1,4 +1,4 @@
-"""What the contenders write about: prompts by task, because guessing ahead pays on some and not on others."""
+"""Prompts of the speed benchmark, by task: speculative decoding pays on some tasks and not on others."""
 from __future__ import annotations
 
 import json
@@ -13,9 +13,9 @@ DEFAULT = Path(__file__).with_name("prompts.json")
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt and the task it stands for. `chat` holds only for models that have a chat form.
+    """One prompt and its task. `chat` applies only to models with a chat template.
 
-    Where only the length of a prompt counts, it is given as token ids.
+    If only the length of a prompt matters, it is given as token ids.
     """
 
     task: str
@@ -39,14 +39,15 @@ def read_tasks(path: str | Path = DEFAULT) -> list[Task]:
     tasks = [_task(entry) for entry in entries] if isinstance(entries, list) else []
     if not tasks or None in tasks:
         raise Refusal(
-            f'The prompts {path} must be an array of objects such as {{"task": "story", "prompt": "Once", "chat": false}}.',
+            f"The prompts {path} must be an array of objects such as "
+            '{"task": "story", "prompt": "Once", "chat": false}.',
             "prompts",
         )
     return tasks
 
 
 def _task(entry: Any) -> Task | None:
-    fits = isinstance(entry, dict) and all(
+    valid = isinstance(entry, dict) and all(
         isinstance(entry.get(name), str) and entry[name].strip() for name in ("task", "prompt")
     )
-    return Task(entry["task"], entry["prompt"], entry.get("chat") is True) if fits else None
+    return Task(entry["task"], entry["prompt"], entry.get("chat") is True) if valid else None

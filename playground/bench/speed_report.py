@@ -1,5 +1,5 @@
-"""A speed benchmark as plain data, as tables for a terminal and as a page. Documents of other machines may be shown
-beside one's own.
+"""Results of a speed benchmark as plain data, as terminal tables and as a Markdown page, which can show documents of
+other machines as well.
 """
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from typing import Any
 import torch
 
 from playground.bench.measurements import Measurement
-from playground.bench.speed_tables import BenchRun, Rows, spread_text, tables
+from playground.bench.report_text import Rows, markdown_page, section, significant_text
+from playground.bench.speed_tables import BenchRun, tables
 from playground.bench.spread import Spread
-from playground.bench.survey_export import markdown
 from playground.bench.timing import Comparison, TimedText, failures
 from playground.errors import Refusal
 
 FORMAT, VERSION = "decoding-playground-benchmark", 2
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-NOTES = """Everyone wrote in one process, in turn, round by round; a first round was dropped, and every ratio is taken within a round.
-Numbers are medians (lowest to highest) of the measured rounds. All decode greedily. `generate` is the transformers library on
-the same weights in a network without our seams, by default with a cache that grows; the hand-written loop is plain torch on the
-same weights with keys and values allocated ahead, no events and no choice of strategies. On a GPU times come from the
-device's own events. Models named after public ones have their shapes and random weights. In short numbers (bfloat16) tokens that are
-about as likely change places by rounding, and whoever computes in another order then writes another text, as long as the others'."""
-TEXT_NOTES = """Tokens a second with the prompt's own forward included. Our lanes also count encoding the prompt, making text and, where nothing
-else is said, recording every event. Same text: prompts on which both wrote the same tokens. "Own settings" is assisted
-generation with the library's own number of guesses, all others guess {guesses} tokens at a time with a draft model and {looked_up} by
-prompt lookup."""
+NOTES = """All baselines ran in one process, interleaved round by round; the first round was dropped, and every ratio is
+taken within a round. Numbers are medians (lowest to highest) of the measured rounds. All decode greedily. `generate`
+is the transformers library on the same weights in a network without our hooks, by default with a dynamic cache; the
+hand-written loop is plain torch on the same weights with a preallocated KV cache, no events and no strategies. On a
+GPU, times are measured with CUDA events. Models named after public ones have their shapes and random weights. In
+bfloat16, rounding can swap tokens of nearly equal probability, so that a baseline with another order of operations
+writes another text of the same length."""
+TEXT_NOTES = """Tokens per second, prefill included. Our lanes also include encoding the prompt, decoding the text and,
+unless stated otherwise, recording every event. Same text: prompts on which both wrote the same tokens. "Own settings"
+is assisted generation with the library's own number of draft tokens; all others propose {draft_depth} tokens per round
+with a draft model and {lookup_depth} by prompt lookup."""
 Facts = dict[str, Any]
 Document = dict[str, Any]
 
 
 def machine(device: torch.device) -> Facts:
-    """What it was measured on."""
+    """Hardware and software that a benchmark ran on."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -57,7 +58,7 @@ def document(
     comparisons: list[Comparison],
     records: list[Measurement],
 ) -> Document:
-    """Everything, as JSON."""
+    """All measurements as plain data for JSON."""
     failed = [
         *failures(writings),
         *(f"{r.model}, {r.part} at {r.context}: {r.subject} failed ({r.failure})" for r in records if r.failure),
@@ -75,24 +76,24 @@ def document(
 
 
 def read_document(path: str) -> Document:
-    """What `document` made, from a file; raises Refusal."""
+    """Read a `document` from a file; raises Refusal if it is none of this version."""
     try:
         read = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise Refusal(
-            f"The measurements {path} cannot be read: name a file that `bench speed --json` has written.", "beside"
+            f"The measurements {path} cannot be read: name a file written by `bench speed --json`.", "beside"
         ) from None
     if not isinstance(read, dict) or (read.get("format"), read.get("version")) != (FORMAT, VERSION):
         raise Refusal(
-            f"The file {path} holds no measurements of this version: name one that `bench speed --json` has written.",
+            f"The file {path} has no measurements of this version: name a file written by `bench speed --json`.",
             "beside",
         )
     return read
 
 
 def sections(documents: list[Document]) -> list[tuple[str, str, Rows, Rows]]:
-    """Title, note, rows of every table, and rows that nobody measured; the runs are named A, B, ... in their order."""
-    runs = [BenchRun.of(LETTERS[place % len(LETTERS)], document) for place, document in enumerate(documents)]
+    """Title, note, rows and placeholder rows of every table; runs are named A, B, ... in order."""
+    runs = [BenchRun.of(LETTERS[index % len(LETTERS)], document) for index, document in enumerate(documents)]
     named = [f", run {run.name}" if len(runs) > 1 else "" for run in runs]
     compared = [
         (title + name, "", rows, [])
@@ -103,19 +104,21 @@ def sections(documents: list[Document]) -> list[tuple[str, str, Rows, Rows]]:
 
 
 def page(documents: list[Document], notes: str) -> str:
-    """The tables in Markdown, with what they were measured on."""
-    parts = [
+    """The tables in Markdown, with settings and machine of each run."""
+    tables = [
+        section(f"{title[0].upper()}{title[1:]}", rows + missing, note)
+        for title, note, rows, missing in sections(documents)
+    ]
+    failed = "\n".join(f"- {failure}" for document in documents for failure in document["failures"])
+    return markdown_page(
         "# Benchmark",
         "Made by `python -m playground bench speed --page`.",
         NOTES,
         notes,
-        "## Runs",
-        markdown(_told(documents)),
-    ]
-    for title, note, rows, missing in sections(documents):
-        parts += [f"## {title[0].upper()}{title[1:]}", *[note] * bool(note), markdown(rows + missing)]
-    failed = [f"- {failure}" for document in documents for failure in document["failures"]]
-    return "\n\n".join([*parts, *["## Failed", "\n".join(failed)] * bool(failed)]) + "\n"
+        section("Runs", _facts(documents)),
+        *tables,
+        *["## Failed", failed] * bool(failed),
+    )
 
 
 def terminal(document: Document, table: Callable[[Rows], str]) -> str:
@@ -124,15 +127,15 @@ def terminal(document: Document, table: Callable[[Rows], str]) -> str:
     )
 
 
-def _told(documents: list[Document]) -> Rows:
-    """Settings and machine of every run, a column each."""
+def _facts(documents: list[Document]) -> Rows:
+    """Settings and machine, a column per run."""
     facts = [{**document["settings"], **document["machine"]} for document in documents]
     names = dict.fromkeys(name for fact in facts for name in fact if name != "kind")
     return [["", *LETTERS[:len(facts)]], *([name, *(str(fact.get(name, "")) for fact in facts)] for name in names)]
 
 
 def _compared(comparisons: list[dict[str, Any]]) -> list[tuple[str, Rows]]:
-    """A title and a table for each pair of contenders."""
+    """A title and a table for each pair of baselines."""
     pairs = groupby(comparisons, key=lambda comparison: (comparison["first"], comparison["second"]))
     return [
         (f"{first} against {second}", [["task", first, second, "ratio", "same text"], *map(_row, group)])
@@ -142,7 +145,7 @@ def _compared(comparisons: list[dict[str, Any]]) -> list[tuple[str, Rows]]:
 
 def _row(comparison: dict[str, Any]) -> list[str]:
     names = ("first_tokens_per_second", "second_tokens_per_second", "ratio")
-    first, second, ratio = (comparison[name] and spread_text(Spread(**comparison[name])) for name in names)
+    first, second, ratio = (comparison[name] and significant_text(Spread(**comparison[name])) for name in names)
     return [
         comparison["task"],
         first or "failed",
@@ -159,11 +162,12 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def processor(told: str) -> str:
-    """The first processor that Linux tells of. Clouds hide what it is called, so its family and model say of what
-    generation it is.
+def processor(cpuinfo: str) -> str:
+    """The first processor in /proc/cpuinfo: model name, family and model number.
+
+    Cloud machines often hide the model name; family and number then identify the generation.
     """
-    lines = (line.partition(":") for line in told.split("\n\n")[0].splitlines())
+    lines = (line.partition(":") for line in cpuinfo.split("\n\n")[0].splitlines())
     first = {name.strip(): value.strip() for name, _, value in lines}
     numbers = [f"{name} {first[key]}" for name, key in (("family", "cpu family"), ("model", "model")) if key in first]
     return ", ".join([first["model name"], *numbers])

@@ -1,4 +1,4 @@
-"""All parts of the speed benchmark for one model, at every context it can read."""
+"""All parts of the speed benchmark for one model, at every context length it supports."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -7,30 +7,28 @@ from functools import cached_property
 
 from playground.bench.bandwidth_limit import bytes_a_token, copied_bytes, copier
 from playground.bench.baselines import Baseline, TwinModels
-from playground.bench.block_timing import FORWARDS, blocks, cache_memory, filled
-from playground.bench.decode_timing import endless, firsts, writers
+from playground.bench.block_timing import FORWARDS, blocks, cache_memory, prefilled_cache
+from playground.bench.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
 from playground.bench.measurements import Measurement
 from playground.bench.speed_defaults import FIRST, LANE, LIMIT, Grid
 from playground.bench.speed_prompts import Task, read_tasks
-from playground.bench.timing import TimedText, contest
+from playground.bench.timing import TimedText, time_rounds
 from playground.engine.model import Model
 
-Tell = Callable[[float, str], None]
+ProgressCallback = Callable[[float, str], None]
 
 
 @dataclass
 class Suite:
-    """One model under measurement. `parts` are those of standard.PARTS that are wanted, text left out: it has tasks of
-    its own.
-    """
+    """Measures one model. `parts` is a selection of speed_defaults.PARTS without "text", which has its own tasks."""
 
     loaded: TwinModels
     grid: Grid
     parts: list[str]
-    tell: Tell
+    progress: ProgressCallback
 
     def records(self) -> Iterator[Measurement]:
-        """Part by part; contexts beyond what the model reads are left out."""
+        """Context by context, part by part. Contexts longer than the model's are left out."""
         measures = {"blocks": self._blocks, "decoding": self._decoding, "first": self._first, "memory": self._memory}
         for context in self._contexts():
             task = Task(str(context), "", ids=tuple(prompt_ids(self.loaded.model, context)))
@@ -38,56 +36,51 @@ class Suite:
                 yield from measures[part](task, context)
 
     @cached_property
-    def _endless(self) -> TwinModels:
-        return endless(self.loaded)
+    def _without_end_tokens(self) -> TwinModels:
+        return without_end_tokens(self.loaded)
 
     def _contexts(self) -> list[int]:
         most = self.loaded.model.context - max(self.grid.length, *self.grid.blocks)
         return [context for context in self.grid.contexts if context <= most]
 
     def _blocks(self, task: Task, context: int) -> Iterator[Measurement]:
-        store = filled(self.loaded.model, list(task.ids))
-        for writing in self._contest("blocks", blocks(self.loaded.model, store, self.grid.blocks), task):
-            yield self._record(
-                "blocks",
-                context,
-                writing.contender,
-                [seconds / FORWARDS for seconds in writing.seconds],
-                writing.failure,
-            )
+        store = prefilled_cache(self.loaded.model, list(task.ids))
+        for timed in self._time("blocks", blocks(self.loaded.model, store, self.grid.blocks), task):
+            rounds = [seconds / FORWARDS for seconds in timed.seconds]
+            yield self._record("blocks", context, timed.contender, rounds, timed.failure)
 
     def _decoding(self, task: Task, context: int) -> Iterator[Measurement]:
-        everyone = writers(self._endless, self.grid.length, self.grid.lanes, self.grid.compiled)
-        yield from self._timed("decoding", [*everyone, copier(self.loaded.model.device)], task)
+        baselines = decode_baselines(self._without_end_tokens, self.grid.length, self.grid.lanes, self.grid.compiled)
+        yield from self._timed("decoding", [*baselines, copier(self.loaded.model.device)], task)
 
     def _first(self, task: Task, context: int) -> Iterator[Measurement]:
-        yield from self._timed("first", firsts(self._endless), task)
+        yield from self._timed("first", first_token_baselines(self._without_end_tokens), task)
 
     def _memory(self, task: Task, context: int) -> Iterator[Measurement]:
         for subject, size in cache_memory(self.loaded.model, list(task.ids)).items():
             yield self._record("memory", context, subject, [size])
 
-    def _timed(self, part: str, everyone: list[Baseline], task: Task) -> Iterator[Measurement]:
-        """Seconds a token, and whether everyone wrote what the plain lane wrote."""
-        writings = self._contest(part, everyone, task)
-        ours = next(writing.ids for writing in writings if writing.contender in (LANE, FIRST))
-        for writing in writings:
-            same = writing.ids == ours * (len(writing.ids) // max(len(ours), 1)) if writing.ids else None
-            rounds = [seconds * self._share(writing) for seconds in writing.seconds]
-            yield self._record(part, len(task.ids), writing.contender, rounds, writing.failure, same)
+    def _timed(self, part: str, baselines: list[Baseline], task: Task) -> Iterator[Measurement]:
+        """Seconds per token, and whether each baseline wrote the plain lane's text."""
+        texts = self._time(part, baselines, task)
+        ours = next(timed.ids for timed in texts if timed.contender in (LANE, FIRST))
+        for timed in texts:
+            same = timed.ids == ours * (len(timed.ids) // max(len(ours), 1)) if timed.ids else None
+            rounds = [seconds * self._share(timed) for seconds in timed.seconds]
+            yield self._record(part, len(task.ids), timed.contender, rounds, timed.failure, same)
 
-    def _share(self, writing: TimedText) -> float:
-        """Which part of what it took is a token's; of a copy, what a token has to read of all the bytes that it moved.
+    def _share(self, timed: TimedText) -> float:
+        """Fraction of the measured time that one token accounts for. For the copy: bytes a token reads / bytes moved.
         """
-        if writing.contender != LIMIT:
-            return 1 / len(writing.ids)
-        halfway = len(writing.task.ids) + self.grid.length / 2
+        if timed.contender != LIMIT:
+            return 1 / len(timed.ids)
+        halfway = len(timed.task.ids) + self.grid.length / 2
         return bytes_a_token(self.loaded.untouched, halfway) / copied_bytes(self.loaded.model.device)
 
-    def _contest(self, part: str, everyone: list[Baseline], task: Task) -> list[TimedText]:
+    def _time(self, part: str, baselines: list[Baseline], task: Task) -> list[TimedText]:
         name = self.loaded.model.name
-        return contest(
-            everyone, [task], self.grid.repeats, lambda share, text: self.tell(share, f"{name}, {part} at {text}")
+        return time_rounds(
+            baselines, [task], self.grid.repeats, lambda share, text: self.progress(share, f"{name}, {part} at {text}")
         )
 
     def _record(
@@ -97,6 +90,6 @@ class Suite:
 
 
 def prompt_ids(model: Model, count: int) -> list[int]:
-    """So many tokens of the benchmark's own prompts, over and over."""
+    """`count` tokens of the benchmark's own prompts, repeated as needed."""
     ids = model.tokens.encode("\n".join(task.prompt for task in read_tasks()))
     return (ids * (count // len(ids) + 1))[:count]

@@ -1,5 +1,4 @@
-"""Records as tables: a row for each run, model and context, a column for each subject, and ratios taken within a round.
-"""
+"""Tables of measurements: a row per run, model and context, a column per subject, and ratios taken within a round."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from playground.bench.measurements import Measurement, find
+from playground.bench.report_text import Rows, significant_text
 from playground.bench.speed_defaults import (
     ALLOCATED,
     COMPILED,
@@ -29,17 +29,16 @@ from playground.bench.speed_defaults import (
 )
 from playground.bench.spread import Spread
 
-Rows = list[list[str]]
 NOT_MEASURED = "not measured"
 MILLI, MEGA = 1e3, 1e-6
 
 
 @dataclass(frozen=True)
 class BenchRun:
-    """What one command measured on one machine, as its document tells it."""
+    """What one command measured on one machine."""
 
     name: str
-    device: str  # its kind: cpu, cuda, mps
+    device: str  # device type: cpu, cuda, mps
     records: list[Measurement]
 
     @classmethod
@@ -49,7 +48,7 @@ class BenchRun:
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """What one subject took, divided by what another did."""
+    """What subject `above` took, divided by what subject `below` took."""
 
     title: str
     above: str
@@ -58,7 +57,7 @@ class TimeRatio:
 
 @dataclass(frozen=True)
 class Table:
-    """`scale` turns seconds or bytes into what the columns show."""
+    """One part's table. `scale` converts seconds or bytes into the unit of the columns."""
 
     title: str
     note: str
@@ -66,7 +65,7 @@ class Table:
     columns: list[str]
     ratios: list[TimeRatio]
     scale: float = MILLI
-    same: bool = False  # whether it says who wrote the same text as the plain lane
+    same: bool = False  # whether it has a column for texts that differ from the plain lane's
 
     def head(self) -> list[str]:
         return [
@@ -79,7 +78,7 @@ class Table:
         ]
 
     def rows(self, runs: list[BenchRun]) -> Rows:
-        """With its head; a cell that is missing says so."""
+        """Header and rows; missing cells say so."""
         return [
             self.head(),
             *(
@@ -90,7 +89,7 @@ class Table:
         ]
 
     def missing(self, runs: list[BenchRun]) -> Rows:
-        """Rows of the shapes that no run measured, and of a GPU where none was there."""
+        """Placeholder rows for shapes that no run measured, and for a GPU if no run had one."""
         models = {model for run in runs for model, _ in self._places(run)}
         absent = [("-", title) for title in SHAPES.values() if title not in models]
         absent += [] if any(run.device == "cuda" for run in runs) else [("on a GPU", "all")]
@@ -106,8 +105,8 @@ class Table:
 
 
 def tables(runs: list[BenchRun]) -> list[Table]:
-    """Those of which something was measured."""
-    made = [
+    """The tables of all parts that were measured."""
+    available = [
         _blocks(_numbers(runs, "blocks", block)),
         _lanes(_numbers(runs, "decoding", together)),
         _FIRST,
@@ -116,11 +115,11 @@ def tables(runs: list[BenchRun]) -> list[Table]:
         _LIMITS,
     ]
     measured = {record.part for run in runs for record in run.records}
-    return [table for table in made if table.part in measured]
+    return [table for table in available if table.part in measured]
 
 
 def _numbers(runs: list[BenchRun], part: str, name: Callable[[int], str]) -> list[int]:
-    """The block sizes, or the numbers of lanes, that occur: the number is the first word of a subject's name."""
+    """The block sizes or numbers of lanes that were measured: the first word of a subject's name."""
     subjects = {record.subject for run in runs for record in run.records if record.part == part}
     first_words = {int(subject.split()[0]) for subject in subjects if subject.split()[0].isdecimal()}
     return sorted(number for number in first_words if name(number) in subjects)
@@ -128,7 +127,10 @@ def _numbers(runs: list[BenchRun], part: str, name: Callable[[int], str]) -> lis
 
 def _blocks(sizes: list[int]) -> Table:
     least = block(sizes[0]) if sizes else ""
-    note = "Milliseconds of a forward that feeds a block of tree nodes behind a cache of so many tokens; the tree guesses two tokens after every one."
+    note = (
+        "Milliseconds of a forward that feeds a block of tree nodes after a cache of so many tokens; the draft tree "
+        "has two children per node."
+    )
     return Table("One forward of a tree", note, "blocks", [block(size) for size in sizes],
                  [TimeRatio(f"{size} / {sizes[0]}", block(size), least) for size in sizes[1:]])
 
@@ -137,7 +139,7 @@ def _lanes(counts: list[int]) -> Table:
     columns = [LANE, *(name(count) for count in counts for name in (together, apart))]
     return Table(
         "Lanes together",
-        "Milliseconds a token, over the tokens of all lanes.",
+        "Milliseconds per token, over the tokens of all lanes.",
         "decoding",
         columns,
         [TimeRatio(f"together / one after the other, {count}", together(count), apart(count)) for count in counts],
@@ -147,16 +149,16 @@ def _lanes(counts: list[int]) -> Table:
 
 _FIRST = Table(
     "First token",
-    "Milliseconds from a prompt of so many token ids to the first token, and a forward that does nothing but read it.",
+    "Milliseconds from a prompt of so many token ids to the first token, and of a bare prefill.",
     "first",
     [FIRST, ENGINE, LIBRARY_PREFILL],
     [TimeRatio("lane / ours", FIRST, ENGINE), TimeRatio("lane / library", FIRST, LIBRARY_PREFILL)],
     same=True,
 )
 _MEMORY = Table(
-    "Memory of keys and values",
-    "Megabytes of a cache of so many tokens. Formula: 2 x layers x KV heads x width of a head x bytes of a number, "
-    "a token. Allocated: what the tensors take of a lane whose text ends there.",
+    "KV cache memory",
+    "Megabytes of a KV cache of so many tokens. Formula: 2 x layers x KV heads x head_dim x bytes per number, per "
+    "token. Held: the slots in use. Allocated: the tensors of a lane whose text ends there.",
     "memory",
     [FORMULA, HELD, ALLOCATED, DEVICE],
     [TimeRatio("held / formula", HELD, FORMULA), TimeRatio("allocated / formula", ALLOCATED, FORMULA)],
@@ -164,7 +166,7 @@ _MEMORY = Table(
 )
 _RECORDING = Table(
     "Recording",
-    "Milliseconds a token of a lane that records every event, and of one that notes only its text.",
+    "Milliseconds per token of a lane that records every event, and of one that records only its text.",
     "decoding",
     [LANE, SILENT_LANE],
     [TimeRatio("recorded / not recorded", LANE, SILENT_LANE)],
@@ -172,9 +174,9 @@ _RECORDING = Table(
 )
 _LIMITS = Table(
     "Shares of the limits",
-    "Milliseconds a token behind a prompt of so many tokens. The bandwidth limit: bytes of weights and cache that one token "
-    "reads, over the bandwidth of a copy measured in the same run; a model that fits into a processor's caches can be faster. A share is a limit's "
-    "time over the lane's: 1 is as fast.",
+    "Milliseconds per token after a prompt of so many tokens. Bandwidth limit: bytes of weights and KV cache that one "
+    "token reads, divided by the bandwidth of a copy measured in the same run; a model that fits into a processor's "
+    "caches can be faster. A share is the limit's time divided by the lane's: 1 is as fast.",
     "decoding",
     [LIMIT, LOOP, LANE, SILENT_LANE, LIBRARY, STATIC, COMPILED],
     [
@@ -189,27 +191,16 @@ _LIMITS = Table(
 def _cell(record: Measurement | None, scale: float) -> str:
     if record is None:
         return NOT_MEASURED
-    return "failed" if record.failure else spread_text(Spread.of([value * scale for value in record.rounds]))
+    return "failed" if record.failure else significant_text(Spread.of([value * scale for value in record.rounds]))
 
 
 def _quotient(above: Measurement | None, below: Measurement | None) -> str:
     if not (above and below and above.rounds and below.rounds):
         return NOT_MEASURED
-    return spread_text(Spread.of([a / b for a, b in zip(above.rounds, below.rounds)]))
+    return significant_text(Spread.of([a / b for a, b in zip(above.rounds, below.rounds)]))
 
 
 def _same(records: list[Measurement]) -> str:
-    """Who wrote something else than the plain lane."""
+    """The subjects whose text differs from the plain lane's."""
     others = [record.subject for record in records if record.same is False]
     return f"not: {', '.join(others)}" if others else "all"
-
-
-def spread_text(spread: Spread) -> str:
-    """Median, and in brackets the lowest and highest where there are several."""
-    median, low, high = map(_number, spread)
-    return median if low == high else f"{median} ({low} to {high})"
-
-
-def _number(value: float) -> str:
-    """Three digits that count."""
-    return f"{value:.{max(0, 2 - len(str(int(value))) + 1)}f}"

@@ -1,4 +1,4 @@
-"""How a measured number varied from round to round."""
+"""Median and range of a number that was measured in several rounds."""
 from __future__ import annotations
 
 from statistics import median
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Spread(NamedTuple):
-    """Of the measured rounds."""
+    """Median, lowest and highest value over the measured rounds."""
 
     median: float
     low: float
@@ -15,3 +15,7 @@ class Spread(NamedTuple):
     @classmethod
     def of(cls, values: list[float]) -> Spread:
         return cls(median(values), min(values), max(values))
+
+
+def as_json(spread: Spread | None) -> dict[str, float] | None:
+    return spread and spread._asdict()

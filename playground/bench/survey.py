@@ -1,8 +1,8 @@
-"""Strategies on questions: who answers what, how right it is and what it costs.
+"""Runs strategies on questions and records each answer's score and cost.
 
-Every entrant answers every question in a session of one lane, in turn, round after round, so that whatever else the
-machine does hits all; who begins moves on from question to question. What an answer says it takes from the lane's
-trace, but for the wall-clock seconds. Imports neither torch nor gradio before the first question is asked.
+Every entrant answers every question in a session with one lane, interleaved round by round, so that other load on the
+machine affects all of them; the order rotates from question to question. All fields of an answer come from the lane's
+trace, except the wall-clock seconds. Imports neither torch nor gradio before the first question is asked.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from playground.trace.result import Result
 if TYPE_CHECKING:
     from playground.decoding.session import Limits, Models, Prompt, Session
 
-ROUNDS = 1000  # more than anybody asks for: keeps the seeds of two questions apart
+ROUNDS = 1000  # exclusive upper bound of the rounds: keeps the seeds of two questions distinct
 Judge = Callable[[Question, str], float | None]
 
 
@@ -36,31 +36,31 @@ class Entrant:
     recipe: LaneConfig
 
     def recipe_for(self, question: Question) -> LaneConfig:
-        """With what the question brings for the knobs that ask for it; raises Lacking where it does not."""
+        """The recipe for this question: knobs such as {labels} take its values. Raises Lacking if it has none."""
         return filled(self.recipe, question)
 
     def assembly(self) -> Assembly:
-        """What it is before there is a question; raises Refusal for what could never work."""
+        """The entrant before any question is known; raises Refusal if it could never run."""
         return assemble(bare(self.recipe))
 
 
 class Asked(NamedTuple):
-    """One question to one entrant."""
+    """One question for one entrant."""
 
     entrant: Entrant
     number: int  # of the question, from 0
     question: Question
-    round: int  # from 1; 0 warms up
+    round: int  # from 1; 0 is the warm-up
 
     def seed(self, given: int) -> int:
-        """Of the session: the same for all entrants, another for each question and round."""
+        """Seed of the session: the same for all entrants, different for each question and round."""
         own = self.entrant.recipe.seed
         return (given if own is None else own) + self.number * ROUNDS + self.round
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an entrant made of a question in one round."""
+    """An entrant's answer to a question in one round."""
 
     entrant: str
     number: int  # of the question, from 0
@@ -69,20 +69,17 @@ class Answer:
     seed: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)  # of the text, a committed end token included
-    score: float | None = None  # 0 to 1; None where nothing is known or the lane failed
-    # wall clock, from the text of the prompt to the last event; other people's turns in between are not counted
-    seconds: float = 0.0
+    score: float | None = None  # 0 to 1; None if the right answer is unknown or the lane failed
+    seconds: float = 0.0  # wall clock from the text of the prompt to the last event, without time spent on other work
     clock: float = 0.0  # seconds of the lane's own clock, prefill included
     forwards: dict[str, int] = field(default_factory=dict)  # by stream, such as target and draft; prefill excluded
-    wrote: dict[str, int] = field(default_factory=dict)  # tokens by the stream whose row they were chosen from
-    # guesses (accepted, tested) at each depth of the draft, from 1
-    trials: list[tuple[int, int]] = field(default_factory=list)
-    flops: float = 0.0  # of all passes, computed from their shapes, prefill included
-    kv_live: int | None = None  # most live slots of any KV head of the target after a keep
+    wrote: dict[str, int] = field(default_factory=dict)  # tokens by the stream whose logits they were chosen from
+    trials: list[tuple[int, int]] = field(default_factory=list)  # draft tokens (accepted, tested) by position, from 1
+    flops: float = 0.0  # of all forwards, computed from their shapes, prefill included
+    kv_live: int | None = None  # maximum of live slots of any KV head of the target after a commit
     reason: str = "failed"  # why the text ended
-    failure: str = ""  # what went wrong, in one sentence; empty where nothing did
-    # what the question does not bring and the entrant needs, so that it was not asked; empty where it was
-    lacking: str = ""
+    failure: str = ""  # error message; empty if nothing failed
+    lacking: str = ""  # what the entrant needs and the question lacks, so that it was not asked; empty if it was
 
     @property
     def accepted(self) -> int:
@@ -94,9 +91,9 @@ class Answer:
 
 
 def score(question: Question, text: str) -> float | None:
-    """How right a text is, 0 to 1; None where nobody knows the answer, or a program was not run for it.
+    """Score of a text, 0 to 1; None if the answer is unknown, or a program was not run for it.
 
-    A visitor's own question is judged by its own rule.
+    A user's own question is scored by its own rule.
     """
     try:
         return own_score(question, text) if is_own(question) else judge(question, text)
@@ -115,12 +112,12 @@ def survey(
     judge: Judge = score,
     warm_up: bool = True,
 ) -> Iterator[Answer]:
-    """Answers, as they come. A lane that fails or is refused says so in its answer, as one does that is not asked
-    because the question lacks what it needs, and the others go on.
+    """Yields answers as they are finished. If a lane fails, or the question lacks what it needs, its answer says so and
+    the others go on.
 
-    Before the first round every entrant answers the first question of each task, which is dropped; without `warm_up`
-    that is left out, for times that nobody reads. `cancelled` is asked after every forward, and an unfinished answer is
-    dropped. Raises Refusal where there is nothing to do.
+    For the warm-up, every entrant answers the first question of each task, and these answers are dropped; `warm_up` can
+    be False if times do not matter. `cancelled` is called after every forward, and an unfinished answer is dropped.
+    Raises Refusal if there is nothing to do.
     """
     for answer in steps(models, entrants, questions, repeats, limits, judge=judge, warm_up=warm_up):
         if cancelled():
@@ -131,10 +128,10 @@ def survey(
 
 def steps(models: Models, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, limits: Limits, *,
           judge: Judge = score, warm_up: bool = True) -> Iterator[Answer | None]:
-    """The same survey one forward at a time, for whoever serves others in between: None after each forward, and the
-    answers as they come.
+    """The same survey one forward at a time, so that a caller can do other work in between: yields None after each
+    forward, and the answers as they are finished.
 
-    An answer's seconds are those spent in here. Closing the iterator ends a lane that is under way.
+    An answer's seconds exclude time spent in the caller. Closing the iterator stops the running lane.
     """
     return rounds(Examiner(models, limits, judge), entrants, questions, repeats, warm_up)
 
@@ -142,13 +139,13 @@ def steps(models: Models, entrants: Sequence[Entrant], questions: Sequence[Quest
 def rounds(
     examiner: Examiner, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int, warm_up: bool = True
 ) -> Iterator[Answer | None]:
-    """Every question to every entrant by way of an examiner; None where somebody else may be served, and the answers as
-    they come.
+    """Ask every entrant every question through `examiner`: yields None after each forward, and answers as they are
+    finished.
     """
     _check(entrants, questions, repeats)
-    for asked in [*(_warming(entrants, questions) if warm_up else []), *_turns(entrants, questions, repeats)]:
-        told = examiner.ask(asked)
-        yield from told if asked.round else (None for _ in told)
+    for asked in [*(_warm_up(entrants, questions) if warm_up else []), *_schedule(entrants, questions, repeats)]:
+        results = examiner.ask(asked)
+        yield from results if asked.round else (None for _ in results)
 
 
 def _check(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int) -> None:
@@ -157,22 +154,22 @@ def _check(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: 
         raise Refusal("There is no strategy to measure: name one.", "entrants")
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise Refusal(
-            f"Two strategies are called {twice}: a table could not tell them apart, so give one another name.",
+            f"Two strategies are called {twice}: rename one, so that tables can tell them apart.",
             "entrants",
         )
     if not questions:
-        raise Refusal("There is no question to ask: choose a task, or bring questions of your own.", "questions")
+        raise Refusal("There is no question to ask: choose a task, or add questions of your own.", "questions")
     if not 1 <= repeats < ROUNDS:
-        raise Refusal(f"The number of rounds is between 1 and {ROUNDS - 1}, not {repeats}.", "repeats")
+        raise Refusal(f"The number of rounds must be between 1 and {ROUNDS - 1}, not {repeats}.", "repeats")
 
 
-def _warming(entrants: Sequence[Entrant], questions: Sequence[Question]) -> Iterator[Asked]:
+def _warm_up(entrants: Sequence[Entrant], questions: Sequence[Question]) -> Iterator[Asked]:
     first = {question.task: number for number, question in reversed([*enumerate(questions)])}
     return (Asked(entrant, number, questions[number], 0) for number in sorted(first.values()) for entrant in entrants)
 
 
-def _turns(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int) -> Iterator[Asked]:
-    """Whoever begins with one question comes last with the next, so that none always follows the same other."""
+def _schedule(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int) -> Iterator[Asked]:
+    """The order rotates from question to question, so that no entrant always follows the same other."""
     for round in range(1, repeats + 1):
         for number, question in enumerate(questions):
             begins = (round - 1 + number) % len(entrants)
@@ -188,7 +185,7 @@ class Examiner:
     judge: Judge
 
     def ask(self, asked: Asked) -> Iterator[Answer | None]:
-        """None after every forward, then the answer."""
+        """Yields None after every forward, then the answer."""
         blank, watch = (
             Answer(asked.entrant.name, asked.number, asked.question, asked.round, asked.seed(self.limits.seed)),
             Stopwatch(),
@@ -207,19 +204,19 @@ class Examiner:
         yield self._read(replace(blank, seconds=watch.seconds), Result(session.trace))
 
     def _recipe(self, asked: Asked) -> LaneConfig:
-        """For this question; raises Lacking where it does not bring what the entrant needs."""
+        """The recipe for this question; raises Lacking if the question does not have what the entrant needs."""
         recipe = replace(asked.entrant.recipe_for(asked.question), seed=None)
         if "context" in assemble(recipe).needs() and not asked.question.context.strip():
             raise Lacking("a passage", "context")
         return recipe
 
     def _session(self, asked: Asked, recipe: LaneConfig) -> Session:
-        from playground.decoding.session import prepare  # not before: it brings torch along
+        from playground.decoding.session import prepare  # late, since it imports torch
         limits = replace(self.limits, seed=asked.seed(self.limits.seed))
         return prepare(self.models, [recipe], prompt_of(asked.question, self.models), limits)
 
     def _read(self, blank: Answer, result: Result) -> Answer:
-        """Everything the trace says. A text that was cut short by a failure is not judged."""
+        """The answer from the trace. A text cut short by a failure is not scored."""
         found, record = result.metrics, LaneRecord(result.trace.events)
         known = None if result.message else self.judge(blank.question, result.text)
         return replace(
@@ -239,7 +236,7 @@ class Examiner:
 
 
 class Stopwatch:
-    """Seconds spent inside its `with` statements."""
+    """Accumulates the seconds spent inside its `with` statements."""
 
     seconds = 0.0
 
@@ -251,7 +248,7 @@ class Stopwatch:
 
 
 def _forwards(session: Session, watch: Stopwatch) -> Iterator[None]:
-    """Run a session to its end, None after each turn; a reader who goes away ends it."""
+    """Run a session to its end, yielding None after each step; closing the iterator stops the session."""
     try:
         while not session.finished:
             with watch:
@@ -262,7 +259,7 @@ def _forwards(session: Session, watch: Stopwatch) -> Iterator[None]:
 
 
 def prompt_of(question: Question, models: Models) -> Prompt:
-    """The question as a session takes it; in chat form only for models that have one."""
+    """The question as a session's prompt; a chat only if the model has a chat template."""
     from playground.decoding.session import Prompt
     chat = question.chat and bool(models.target.tokenizer.chat_template)
     return Prompt(question.prompt, chat, context=question.context, before=question.before)
@@ -281,9 +278,7 @@ def _trials(record: LaneRecord) -> list[tuple[int, int]]:
 
 
 class Progress:
-    """How far a survey is, and how long the rest will take: each answer to come as long as its entrant took for that
-    task so far.
-    """
+    """Progress of a survey and an estimate of the remaining time, from each entrant's mean time per task so far."""
 
     def __init__(self, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int):
         self._waiting = Counter(
@@ -298,12 +293,12 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """Of all answers, 0 to 1."""
+        """Share of all answers that are finished, 0 to 1."""
         return 1 - self._waiting.total() / self._total
 
     @property
     def left(self) -> float | None:
-        """Seconds; None as long as something is to come of which nothing was measured."""
+        """Estimated seconds left; None until every entrant still to answer a task has answered it once."""
         waiting = {kind: count for kind, count in self._waiting.items() if count > 0}
         if any(not self._seconds[kind] for kind in waiting):
             return None

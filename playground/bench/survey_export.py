@@ -1,6 +1,4 @@
-"""A survey on paper: all of it as JSON, its answers as CSV, its tables as a page in Markdown. Imports neither torch nor
-gradio.
-"""
+"""Exports a survey: everything as JSON, answers as CSV, tables as a Markdown page. Imports neither torch nor gradio."""
 from __future__ import annotations
 
 import csv
@@ -10,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.questions import Question
+from playground.bench.report_text import facts_table, markdown_page, section
 from playground.bench.results import sections, table
 from playground.bench.survey import Answer, Entrant
 from playground.trace.csv_export import cell
@@ -18,20 +17,20 @@ if TYPE_CHECKING:
     from playground.decoding.session import Models
 
 FORMAT, VERSION = "decoding-playground-survey", 1
-NOTES = """Every entrant answered every question in a lane of its own, in turn, round after round, in one process; a warm-up was
-dropped. *Score*: mean over the questions with its standard error, 1 for a right answer. *Target forwards a token*: passes of the
-target for each token after the first, prefill left out, so that plain decoding takes 1; *other forwards*: those of every other
-model or stream. *Tokens/s* and *time*: wall clock with the prompt's own forward included, median (lowest to highest) of the
-rounds; the time is the entrant's seconds over those of the first entrant, taken within each round. *Accepted*: guesses that stood
-over those tested, in all and by their position in the draft. *Live slots*: most tokens that a KV head held. *Same text*: answers
-with exactly the first entrant's tokens. What stands in braces came from each question; *a dash* in every column: the questions lack
-what the entrant needs, and the sentence above the table says what."""
+NOTES = """Every entrant answered every question in a lane of its own, in one process, interleaved round by round; a
+warm-up was dropped. *Score*: mean over the questions with its standard error, 1 for a right answer. *Target forwards a
+token*: target forwards per token after the first, prefill excluded, so that plain decoding takes 1; *other forwards*:
+those of every other model or stream. *Tokens/s* and *time*: wall clock, prefill included, median (lowest to highest)
+of the rounds; the time is the entrant's seconds divided by those of the first entrant, within each round. *Accepted*:
+draft tokens accepted / tested, in total and by position in the draft. *Live slots*: maximum over KV heads. *Same
+text*: answers with exactly the first entrant's tokens. Names in braces are inputs from each question; *a dash* in every
+column: the questions lack an input that the entrant needs, as the sentence above the table says."""
 
 
 def document(
     facts: dict[str, Any], entrants: Sequence[Entrant], questions: Sequence[Question], answers: Sequence[Answer]
 ) -> dict[str, Any]:
-    """Plain data for JSON. Answers name their question by its place in the list. facts: settings and machine."""
+    """Plain data for JSON. Answers refer to their question by its index in the list. facts: settings and machine."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -44,7 +43,7 @@ def document(
 
 
 def models_told(models: Models) -> dict[str, Any]:
-    """What was measured."""
+    """Name, revision, size and number format of the models."""
     target, draft = models.target, models.draft
     return {
         "model": target.name,
@@ -57,9 +56,7 @@ def models_told(models: Models) -> dict[str, Any]:
 
 
 def as_csv(answers: Sequence[Answer]) -> str:
-    """A line for each answer, under a line of names. Texts that a spreadsheet would run as formulas begin with an
-    apostrophe.
-    """
+    """Header and one line per answer. An apostrophe precedes texts that a spreadsheet would run."""
     streams = sorted({stream for answer in answers for stream in answer.forwards})
     deepest = max((len(answer.trials) for answer in answers), default=0)
     lines = [_line(answer, streams, deepest) for answer in answers]
@@ -73,21 +70,9 @@ def as_csv(answers: Sequence[Answer]) -> str:
 
 
 def page(title: str, facts: dict[str, Any], answers: Sequence[Answer]) -> str:
-    """The tables in Markdown, with what they were measured on."""
-    parts = [f"# {title}", NOTES, facts_table(facts)]
-    for section in sections(table(answers)):
-        parts += [f"## {section.task}", *section.remarks, markdown(section.rows)]
-    return "\n\n".join(parts) + "\n"
-
-
-def facts_table(facts: dict[str, Any]) -> str:
-    return markdown([["", ""], *([name, str(value)] for part in facts.values() for name, value in part.items())])
-
-
-def markdown(rows: list[list[str]]) -> str:
-    """A table whose first row is its head."""
-    lines = [f"| {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
+    """The tables in Markdown, with settings and machine."""
+    tables = [section(each.task, each.rows, *each.remarks) for each in sections(table(answers))]
+    return markdown_page(f"# {title}", NOTES, facts_table(facts), *tables)
 
 
 def _asked(question: Question) -> dict[str, Any]:
@@ -103,7 +88,7 @@ def _asked(question: Question) -> dict[str, Any]:
 
 
 def _told(answer: Answer) -> dict[str, Any]:
-    """Everything but the question, which stands elsewhere."""
+    """Everything except the question, which the document lists separately."""
     return {name: value for name, value in vars(answer).items() if name != "question"}
 
 

@@ -1,4 +1,4 @@
-"""Figures of a survey: how right the answers are for what they cost, and how far a draft is believed."""
+"""Figures of a survey: score against cost, and acceptance by draft position."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -10,28 +10,29 @@ from playground.trace.plot_style import COLOURS, blank, if_drawn
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# one for each task
+# one per task
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon", "hexagon", "x")
-ENTRANTS = (*COLOURS, "#e69f00", "#7b5cc4", "#7d8590", "#c2255c")  # one for each entrant
+ENTRANTS = (*COLOURS, "#e69f00", "#7b5cc4", "#7d8590", "#c2255c")  # one colour per entrant
 DASHES = ("solid", "dash", "dot", "dashdot")
 COSTS: dict[str, tuple[str, Callable[[ResultRow], float | None]]] = {
-    "forwards": ("target forwards for each token", lambda row: row.target_forwards),
-    "flops": ("floating-point operations for each token", lambda row: row.flops),
+    "forwards": ("target forwards per token", lambda row: row.target_forwards),
+    "flops": ("floating-point operations per token", lambda row: row.flops),
     "time": (
-        "milliseconds for each token",
+        "milliseconds per token",
         lambda row: 1000 / row.tokens_per_second.median if row.tokens_per_second else None,
     ),
 }
 
 
 def quality(rows: Sequence[ResultRow], cost: str = "forwards") -> Figure | None:
-    """Score with its standard error against one of COSTS: a colour for each entrant, a shape for each task; None where
-    nothing was judged.
+    """Score with its standard error against one of COSTS: a colour per entrant, a marker shape per task.
+
+    None if nothing was scored.
     """
     axis, of = COSTS[cost]
-    figure, tasks = blank("Score, and what it costs", axis, "score"), _places(rows, lambda row: row.task)
+    figure, tasks = blank("Score against cost", axis, "score"), _distinct(rows, lambda row: row.task)
     figure.update_layout(hovermode="closest").update_yaxes(range=[-0.06, 1.08])
-    for place, name in enumerate(_places(rows, lambda row: row.entrant)):
+    for index, name in enumerate(_distinct(rows, lambda row: row.entrant)):
         shown = [row for row in rows if row.entrant == name and row.score and of(row) is not None]
         figure.add_scatter(
             x=[of(row) for row in shown],
@@ -41,7 +42,7 @@ def quality(rows: Sequence[ResultRow], cost: str = "forwards") -> Figure | None:
             text=[_plain(row.task) for row in shown],
             error_y={"type": "data", "array": [row.score.error or 0 for row in shown], "thickness": 1},
             marker={
-                "color": ENTRANTS[place % len(ENTRANTS)],
+                "color": ENTRANTS[index % len(ENTRANTS)],
                 "size": 10,
                 "symbol": [SHAPES[tasks.index(row.task) % len(SHAPES)] for row in shown],
             },
@@ -51,14 +52,10 @@ def quality(rows: Sequence[ResultRow], cost: str = "forwards") -> Figure | None:
 
 
 def acceptance(rows: Sequence[ResultRow]) -> Figure | None:
-    """How likely a guess is to stand, by its depth in the draft, for every entrant and task that guesses; None where
-    none does.
+    """Acceptance rate by position in the draft, for every entrant and task with draft tokens; None if there are none.
     """
-    figure, tasks = (
-        blank("Guesses accepted, by their depth in the draft", "depth of the guess", "accepted / tested"),
-        _places(rows, lambda row: row.task),
-    )
-    names = _places(rows, lambda row: row.entrant)
+    figure = blank("Draft tokens accepted, by position", "position in the draft", "accepted / tested")
+    tasks, names = _distinct(rows, lambda row: row.task), _distinct(rows, lambda row: row.entrant)
     for row in (row for row in rows if row.acceptance_by_position):
         line = {
             "color": ENTRANTS[names.index(row.entrant) % len(ENTRANTS)],
@@ -76,10 +73,10 @@ def acceptance(rows: Sequence[ResultRow]) -> Figure | None:
     return if_drawn(figure)
 
 
-def _places(rows: Sequence[ResultRow], of: Callable[[ResultRow], str]) -> list[str]:
+def _distinct(rows: Sequence[ResultRow], of: Callable[[ResultRow], str]) -> list[str]:
     return list(dict.fromkeys(map(of, rows)))
 
 
 def _plain(text: str) -> str:
-    """A name that anybody may have chosen: plotly reads tags in its labels, and a $ as the beginning of a formula."""
+    """Escape a user's text: plotly interprets tags in labels, and a $ as the beginning of a formula."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")

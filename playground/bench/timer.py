@@ -1,5 +1,4 @@
-"""How long something took: wall clock on a CPU, the device's own events on a GPU, which do not make it wait on the way.
-"""
+"""Elapsed time: wall clock on a CPU, CUDA events on a GPU, which do not synchronise in between."""
 from __future__ import annotations
 
 from time import perf_counter
@@ -10,17 +9,14 @@ import torch
 
 
 class Timer:
-    """Measures what happens inside a `with`. Read `seconds` as late as possible: on a GPU only then is its end waited
-    for.
-    """
+    """Measures the body of a `with` statement. On a GPU, reading `seconds` waits for the end event: read it late."""
 
     def __init__(self, device: torch.device):
         self._device = device
 
     def __enter__(self) -> Timer:
         if self._device.type == "cuda":
-            # or work from before would hide how long it takes to launch what follows
-            torch.cuda.synchronize(self._device)
+            torch.cuda.synchronize(self._device)  # pending work would hide the launch overhead of what follows
         self._start = self._mark()
         return self
 

@@ -1,4 +1,4 @@
-"""Everyone writes every prompt, round after round; the first round warms up and is dropped."""
+"""Times baselines on prompts, round by round; the first round is a warm-up and is dropped."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -7,18 +7,16 @@ from typing import Any
 
 from playground.bench.baselines import PAIRS, Baseline
 from playground.bench.speed_prompts import Task
-from playground.bench.spread import Spread
+from playground.bench.spread import Spread, as_json
 from playground.bench.timer import Timer
 from playground.errors import Refusal
 
-MOST_LETTERS = 120  # of an error
+ERROR_LENGTH = 120  # characters of an error message that are kept
 
 
 @dataclass
 class TimedText:
-    """What one contender did with one prompt: the ids it wrote, the same in each round, and the seconds it took; or why
-    it could not.
-    """
+    """One baseline on one prompt: the ids it wrote, the same in each round, and seconds per round, or why it failed."""
 
     contender: str
     task: Task
@@ -27,7 +25,7 @@ class TimedText:
     failure: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        speed = None if self.failure else Spread.of([len(self.ids) / s for s in self.seconds])._asdict()
+        speed = None if self.failure else Spread.of([len(self.ids) / seconds for seconds in self.seconds])._asdict()
         return {
             "contender": self.contender,
             "task": self.task.task,
@@ -42,10 +40,9 @@ class TimedText:
 
 @dataclass
 class Comparison:
-    """Two contenders on one task: tokens a second of each, how many times as fast the first is, and on how many prompts
-    they wrote the same.
+    """Two baselines on one task: tokens/s of each, their ratio, and the number of prompts with identical texts.
 
-    A speed is None for who failed, and then there is no ratio.
+    The speed of a failed baseline is None, and so is the ratio then.
     """
 
     first: str
@@ -57,78 +54,73 @@ class Comparison:
     prompts: int
 
     def to_json(self) -> dict[str, Any]:
-        speeds = {"first_tokens_per_second": _told(self.speeds[0]), "second_tokens_per_second": _told(self.speeds[1])}
-        return {"first": self.first, "second": self.second, "task": self.task, **speeds, "ratio": _told(self.ratio),
-                "same_text": self.same, "prompts": self.prompts}
+        first, second, ratio = map(as_json, (*self.speeds, self.ratio))
+        return {"first": self.first, "second": self.second, "task": self.task, "first_tokens_per_second": first,
+                "second_tokens_per_second": second, "ratio": ratio, "same_text": self.same, "prompts": self.prompts}
 
 
-def contest(
-    everyone: list[Baseline], tasks: list[Task], repeats: int, tell: Callable[[float, str], None]
+def time_rounds(
+    baselines: list[Baseline], tasks: list[Task], repeats: int, progress: Callable[[float, str], None]
 ) -> list[TimedText]:
-    """Measure `repeats` rounds. Whoever begins in one round comes last in the next, so that none always follows the
-    same other.
+    """Measure `repeats` rounds. The order rotates from round to round, so that none always follows the same other.
 
-    Who fails at a prompt is not asked for it again.
+    A baseline that failed on a prompt is skipped on it from then on.
     """
-    writings = [[TimedText(contender.name, task) for contender in everyone] for task in tasks]
-    for turn in range(repeats + 1):
-        for row, task in zip(writings, tasks):
-            tell(
-                (turn * len(tasks) + tasks.index(task)) / ((repeats + 1) * len(tasks)),
-                f"round {turn} of {repeats}, {task.task}",
-            )
-            for place in _order(len(everyone), turn):
-                _write(everyone[place], row[place], counts=turn > 0)
-    return [writing for row in writings for writing in row]
+    texts = [[TimedText(baseline.name, task) for baseline in baselines] for task in tasks]
+    for round in range(repeats + 1):
+        for number, (task_texts, task) in enumerate(zip(texts, tasks)):
+            share = (round * len(tasks) + number) / ((repeats + 1) * len(tasks))
+            progress(share, f"round {round} of {repeats}, {task.task}")
+            for place in _order(len(baselines), round):
+                _write(baselines[place], task_texts[place], measured=round > 0)
+    return [text for task_texts in texts for text in task_texts]
 
 
-def compare(writings: list[TimedText]) -> list[Comparison]:
-    """Every pair that was measured, task by task; ratios are taken within a round."""
-    names = {writing.contender for writing in writings}
-    tasks = list(dict.fromkeys(writing.task.task for writing in writings))
+def compare(texts: list[TimedText]) -> list[Comparison]:
+    """Every pair of PAIRS that was measured, task by task; ratios are taken within a round."""
+    names = {text.contender for text in texts}
+    tasks = list(dict.fromkeys(text.task.task for text in texts))
     return [
-        _compared(first, second, task, writings)
+        _compared(first, second, task, texts)
         for first, second in PAIRS
         if {first, second} <= names
         for task in tasks
     ]
 
 
-def failures(writings: list[TimedText]) -> list[str]:
-    """Who could not write, and why."""
-    return list(
-        dict.fromkeys(f"{writing.contender} failed ({writing.failure})" for writing in writings if writing.failure)
-    )
+def failures(texts: list[TimedText]) -> list[str]:
+    """A line for each failure, without repetitions."""
+    return list(dict.fromkeys(f"{text.contender} failed ({text.failure})" for text in texts if text.failure))
 
 
-def _order(count: int, turn: int) -> Iterator[int]:
-    return ((place + turn) % count for place in range(count))
+def _order(count: int, round: int) -> Iterator[int]:
+    return ((place + round) % count for place in range(count))
 
 
-def _write(contender: Baseline, writing: TimedText, counts: bool) -> None:
-    if writing.failure:
+def _write(baseline: Baseline, text: TimedText, measured: bool) -> None:
+    if text.failure:
         return
     try:
-        asked = contender.ready(writing.task)
-        with Timer(contender.device) as timer:
-            left = contender.write(asked)
-        writing.ids = contender.read(left)
+        prepared = baseline.ready(text.task)
+        with Timer(baseline.device) as timer:
+            output = baseline.write(prepared)
+        text.ids = baseline.read(output)
     except Refusal:
         raise
-    except Exception as error:  # a peer that cannot run here is a finding, not the end of the benchmark
-        writing.failure = reason(error)
+    except Exception as error:  # a baseline that cannot run here is a finding, not the end of the benchmark
+        text.failure = reason(error)
         return
-    writing.seconds += [timer.seconds] if counts else []
+    text.seconds += [timer.seconds] if measured else []
 
 
 def reason(error: Exception) -> str:
-    """Kind and first line of an error, for a cell of a table."""
+    """Type and first line of an error, for a table cell."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:MOST_LETTERS]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0][:ERROR_LENGTH]}" if lines else type(error).__name__
 
 
-def _compared(first: str, second: str, task: str, writings: list[TimedText]) -> Comparison:
-    ours, theirs = ([w for w in writings if w.contender == name and w.task.task == task] for name in (first, second))
+def _compared(first: str, second: str, task: str, texts: list[TimedText]) -> Comparison:
+    ours, theirs = ([t for t in texts if t.contender == name and t.task.task == task] for name in (first, second))
     speeds = _speeds(ours), _speeds(theirs)
     spreads = tuple(Spread.of(speed) if speed else None for speed in speeds)
     ratio = Spread.of([a / b for a, b in zip(*speeds)]) if all(speeds) else None
@@ -136,13 +128,9 @@ def _compared(first: str, second: str, task: str, writings: list[TimedText]) -> 
     return Comparison(first, second, task, spreads, ratio, same, len(ours))
 
 
-def _speeds(writings: list[TimedText]) -> list[float]:
-    """Tokens a second over all prompts of the task, round by round; none where one of them failed."""
-    if any(writing.failure for writing in writings):
+def _speeds(texts: list[TimedText]) -> list[float]:
+    """Tokens/s over all prompts of the task, round by round; empty if one of them failed."""
+    if any(text.failure for text in texts):
         return []
-    tokens = sum(len(writing.ids) for writing in writings)
-    return [tokens / sum(seconds) for seconds in zip(*(writing.seconds for writing in writings))]
-
-
-def _told(spread: Spread | None) -> dict[str, float] | None:
-    return spread and spread._asdict()
+    tokens = sum(len(text.ids) for text in texts)
+    return [tokens / sum(seconds) for seconds in zip(*(text.seconds for text in texts))]

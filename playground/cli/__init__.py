@@ -1,7 +1,6 @@
-"""The playground from a shell: results on standard output, everything else on standard error.
+"""The command line: results on standard output, everything else on standard error.
 
-Exit code 0: it worked. 2: the input was wrong or nothing could run, said in one line `error: ...`. 130: stopped with
-Ctrl-C.
+Exit code 0: success. 2: invalid input, or nothing could run; one line `error: ...` says why. 130: stopped with Ctrl-C.
 """
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ WRONG, INTERRUPTED = 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Carry out a command line; returns the exit code."""
+    """Run a command line; returns the exit code."""
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a letter shows "?"
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot encode become "?"
     try:
         return _carry_out(argv)
     except Refusal as refusal:
@@ -26,14 +25,14 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has seen enough, as in `list | head`
+    except BrokenPipeError:  # the reader closed the pipe, as in `list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as reason:  # a full disk behind standard output, or a file that went away
-        # or what is still unwritten fails once more at the end
+    except OSError as reason:  # standard output on a full disk, or a file that was removed
+        # otherwise flushing the buffered output fails again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(
-            f"error: The result cannot be written ({reason.strerror or reason}): free some space, or write elsewhere.",
+            f"error: The result cannot be written ({reason.strerror or reason}): free disk space, or write elsewhere.",
             file=sys.stderr,
         )
         return WRONG

@@ -1,4 +1,4 @@
-"""`bench caches`: the cache policies side by side."""
+"""`bench caches`: recall, memory and step time of the cache policies."""
 from __future__ import annotations
 
 import json
@@ -11,26 +11,23 @@ from playground.bench.survey import Answer, Progress
 from playground.cli import terminal_view as screen
 from playground.cli.bench_survey import gather, load_for, models_told, timed
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import hush, tell
+from playground.cli.load_models import set_up, show_progress
 
 if TYPE_CHECKING:
     from playground.bench.caches.caches_report import Findings
 
 
 def measure(options: Namespace) -> bool:
-    """Measure the parts that were asked for, print their tables, and write what was asked for. Nothing is written where
-    Ctrl-C ended it.
+    """Measure the requested parts, print their tables, and write the requested files. After Ctrl-C nothing is shown or
+    written.
     """
     for path in (options.out, options.page):
         check_place(path)
-    if not options.verbose:
-        hush()
+    set_up(options)
     import torch
 
-    from playground.bench.caches.caches_report import Findings  # not before: these bring torch along
+    from playground.bench.caches.caches_report import Findings  # late, since these import torch
     from playground.bench.speed_report import machine
-    if options.threads:
-        torch.set_num_threads(options.threads)
     findings = Findings({"settings": _settings(options), "machine": machine(torch.device("cpu"))})
     try:
         for part in dict.fromkeys(options.parts):
@@ -38,7 +35,7 @@ def measure(options: Namespace) -> bool:
     except KeyboardInterrupt:
         return True
     finally:
-        tell(1.0, "")
+        show_progress(1.0, "")
     _show(findings)
     write_text(options.out, json.dumps(findings.to_json(), indent=1))
     if options.page is not None:
@@ -48,11 +45,11 @@ def measure(options: Namespace) -> bool:
 
 def _settings(options: Namespace) -> dict[str, Any]:
     names = ("parts", "budgets", "questions", "seed", "tokens", "written", "kept", "behind", "rounds")
-    told = {
+    settings = {
         name: " ".join(map(str, value)) if isinstance(value := getattr(options, name), list) else value
         for name in names
     }
-    return told | {"weighed": options.shape or WEIGHED, "paced": options.shape or PACED}
+    return settings | {"weighed": options.shape or WEIGHED, "paced": options.shape or PACED}
 
 
 def _score(findings: Findings, options: Namespace) -> None:
@@ -69,25 +66,26 @@ def _score(findings: Findings, options: Namespace) -> None:
 def _memory(findings: Findings, options: Namespace) -> None:
     import torch
 
-    from playground.bench.caches.freed_memory import MemoryRequest, weighings
-    from playground.bench.caches.policy_configs import alike
+    from playground.bench.caches.freed_memory import MemoryRequest, measure_all
+    from playground.bench.caches.policy_configs import points_at_budget
 
-    orders = [
+    requests = [
         MemoryRequest(point, options.shape or WEIGHED, options.tokens, options.written, torch.get_num_threads())
-        for point in alike(options.kept, options.tokens)
+        for point in points_at_budget(options.kept, options.tokens)
     ]
-    tell(0.0, "memory")
-    for weighing in weighings(orders):
-        findings.weighings.append(weighing)
-        tell(len(findings.weighings) / len(orders), f"memory, {weighing.name}")
+    show_progress(0.0, "memory")
+    for result in measure_all(requests):
+        findings.memory_results.append(result)
+        show_progress(len(findings.memory_results) / len(requests), f"memory, {result.name}")
 
 
 def _step(findings: Findings, options: Namespace) -> None:
-    from playground.bench.caches.policy_configs import alike
+    from playground.bench.caches.policy_configs import points_at_budget
     from playground.bench.caches.policy_lane import random_model
     from playground.bench.caches.step_timing import WARM_UP, TimedLanes
     model = random_model(options.shape or PACED, options.behind + options.rounds + WARM_UP + 64)
-    findings.paces = TimedLanes(model, options.behind, options.rounds).run(alike(options.kept, options.behind), tell)
+    points = points_at_budget(options.kept, options.behind)
+    findings.step_times = TimedLanes(model, options.behind, options.rounds).run(points, show_progress)
 
 
 def _show(findings: Findings) -> None:
@@ -97,7 +95,7 @@ def _show(findings: Findings) -> None:
 
 
 def _write_page(path: Path, findings: Findings) -> None:
-    """The page, and its figure in a folder of its name beside it."""
+    """Write the page, and its figure in a folder of the same name next to it."""
     folder = path.with_suffix("")
     if findings.scores:
         folder.mkdir(exist_ok=True)

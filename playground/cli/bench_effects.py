@@ -1,4 +1,4 @@
-"""`bench effects`: what the bundled models show of the strategies, recorded with its rules, numbers and charts."""
+"""`bench effects`: the effects that the bundled models show, recorded with rules, numbers and charts."""
 from __future__ import annotations
 
 import json
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 
 def record(options: Namespace) -> bool:
-    """Look for each effect, say whether it shows, and write what was asked for. Nothing is written where Ctrl-C ended
-    it.
+    """Measure each effect, print whether it is shown, and write the requested files. After Ctrl-C nothing is written.
     """
     effects = _effects(options)
     for path in (options.out, options.page):
         check_place(path)
     models = load_for([entrant for effect in effects for entrant in effect.entrants], options)
-    from playground.bench.speed_report import machine  # not before: it brings torch along
+    from playground.bench.speed_report import machine  # late, since it imports torch
     findings = []
     for effect in effects:
         answers, stopped = _observed(effect, models, options)
@@ -59,7 +58,7 @@ def _observed(effect: Effect, models: Models, options: Namespace) -> tuple[list[
 
 
 def _write_page(path: Path, facts: dict[str, Any], findings: list[EffectResult]) -> None:
-    """The page, and the charts in a folder of its name beside it."""
+    """Write the page, and the charts in a folder of the same name next to it."""
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     for finding in findings:

@@ -1,4 +1,4 @@
-"""`bench guessing`: every lossless way to guess ahead beside plain decoding and the library's own."""
+"""`bench speculation`: every lossless speculative strategy compared with plain decoding and with the library."""
 from __future__ import annotations
 
 import json
@@ -6,11 +6,12 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.questions import Question, ask
+from playground.bench.report_text import failure_lines
 from playground.bench.survey import Answer, Progress
-from playground.cli.bench_speed import load_pair, set_up
+from playground.cli.bench_speed import load_pair, prepare_machine
 from playground.cli.bench_survey import gather, timed
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import tell
+from playground.cli.load_models import show_progress
 from playground.cli.terminal_view import table
 from playground.pocket.world import TASKS
 
@@ -19,26 +20,25 @@ if TYPE_CHECKING:
 
 
 def measure(options: Namespace) -> bool:
-    """Measure, print the tables, and write what was asked for; what Ctrl-C ends is shown as far as it came, and not
-    written.
+    """Measure, print the tables, and write the requested files. After Ctrl-C, partial results are shown, not written.
     """
     questions = _questions(options)
     for path in (options.out, options.page):
         check_place(path)
-    set_up(options)
-    from playground.bench.speculation import speculation_report as report  # not before: they bring torch along
-    from playground.bench.speculation import speculative_lanes as lanes  # not before: they bring torch along
-    lanes.entrants(True, options.only)  # refuses a name before anything is loaded
+    prepare_machine(options)
+    from playground.bench.speculation import speculation_report as report  # late, since these import torch
+    from playground.bench.speculation import speculative_lanes as lanes
+    lanes.entrants(True, options.only)  # raises Refusal for an unknown name before anything is loaded
     target, draft = load_pair(options)
-    tell(1.0, "")
+    show_progress(1.0, "")
     entrants = lanes.entrants(draft is not None, options.only)
     pairs = lanes.pairs(entrants)
     answers, stopped = _answers(options, (target, draft), questions, entrants, pairs)
     print(
         "\n\n".join(f"{title}\n{table(rows)}" for title, _, rows in report.sections(answers, [] if stopped else pairs))
     )
-    for failure in dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure):
-        print(failure)
+    for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
+        print(line)
     if not stopped:
         facts = _facts(options, target, draft)
         write_text(options.out, json.dumps(report.document(facts, answers, pairs), indent=1))
@@ -62,33 +62,26 @@ def _answers(
     entrants: list[Any],
     pairs: list[Any],
 ) -> tuple[list[Answer], bool]:
-    """Everything that comes, and whether Ctrl-C ended it."""
+    """All answers, and whether Ctrl-C stopped the measurement."""
     from playground.bench.speculation.library_baselines import Library
-    from playground.bench.speculation.observe import Beside, observe
+    from playground.bench.speculation.observe import LibraryExaminer, observe
     from playground.decoding.session import Limits, Models
     target, draft = models
     library = {pair.theirs: Library.of(pair, target, draft, options.max_new_tokens) for pair in pairs}
     limits = Limits(options.seed, options.max_new_tokens)
-    # all write the same: nothing to judge
-    examiner = Beside(Models(target.model, draft and draft.model), limits, lambda question, text: None, library)
+    pair = Models(target.model, draft and draft.model)
+    examiner = LibraryExaminer(pair, limits, lambda question, text: None, library)  # all write the same: not scored
     answers: list[Answer] = []
-    everyone = examiner.everyone(entrants)
-    stopped = gather(
-        answers,
-        timed(observe(examiner, everyone, questions, options.repeats), Progress(everyone, questions, options.repeats)),
-    )
-    return answers, stopped
+    everyone = examiner.entrants(entrants)
+    progress = Progress(everyone, questions, options.repeats)
+    return answers, gather(answers, timed(observe(examiner, everyone, questions, options.repeats), progress))
 
 
 def _facts(options: Namespace, target: TwinModels, draft: TwinModels | None) -> dict[str, Any]:
     from playground.bench.speed_report import machine
     from playground.bench.survey_export import models_told
     from playground.decoding.session import Models
-    told = models_told(Models(target.model, draft and draft.model))
-    own = {
-        "questions": options.questions,
-        "repeats": options.repeats,
-        "seed": options.seed,
-        "max_new_tokens": options.max_new_tokens,
-    }
-    return {"settings": told | own, "machine": machine(target.model.device)}
+    names = ("questions", "repeats", "seed", "max_new_tokens")
+    models = models_told(Models(target.model, draft and draft.model))
+    settings = models | {name: getattr(options, name) for name in names}
+    return {"settings": settings, "machine": machine(target.model.device)}

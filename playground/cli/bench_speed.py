@@ -1,4 +1,4 @@
-"""`bench` and `bench speed`: how fast everything is, beside the transformers library and what the machine allows."""
+"""`bench` and `bench speed`: speed compared with the transformers library and with the machine's limits."""
 from __future__ import annotations
 
 import gc
@@ -13,7 +13,7 @@ from playground import NO_DRAFT
 from playground.bench.speed_defaults import Grid
 from playground.bench.speed_prompts import DEFAULT, Task, read_tasks
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import hush, tell
+from playground.cli.load_models import set_up, show_progress
 from playground.cli.terminal_view import table
 
 if TYPE_CHECKING:
@@ -24,33 +24,27 @@ if TYPE_CHECKING:
 
 
 def measure(options: Namespace) -> bool:
-    """Measure, print the tables, and write what was asked for."""
+    """Measure, print the tables, and write the requested files."""
     tasks = read_tasks(options.prompts or DEFAULT)
     for path in (options.json, options.page):
         check_place(path)
-    set_up(options)
-    from playground.bench import baselines as contenders  # not before: it brings torch along
-    from playground.bench import speed_report as report  # not before: it brings torch along
+    prepare_machine(options)
+    from playground.bench import speed_report as report  # late, since these import torch
+    from playground.bench.baselines import DRAFT_DEPTH, LOOKUP_DEPTH
     beside = [report.read_document(path) for path in options.beside]
     for document in _documents(tasks, options):
-        # a large model takes long, and a run that is cut keeps what it has
-        write_text(options.json, json.dumps(document, indent=1))
-    tell(1.0, "")
+        write_text(options.json, json.dumps(document, indent=1))  # after each record, so that a stopped run keeps them
+    show_progress(1.0, "")
     print(report.terminal(document, table))
-    notes = report.TEXT_NOTES.format(guesses=contenders.GUESSES, looked_up=contenders.LOOKED_UP)
+    notes = report.TEXT_NOTES.format(draft_depth=DRAFT_DEPTH, lookup_depth=LOOKUP_DEPTH)
     write_text(options.page, report.page([document, *beside], notes))
     return False
 
 
-def set_up(options: Namespace) -> None:
-    """Threads, quiet libraries, and a refusal of shapes that this machine cannot hold, before anything is loaded."""
-    import torch
-
+def prepare_machine(options: Namespace) -> None:
+    """Set up torch and the libraries; raises Refusal for shapes too large for this machine, before any loading."""
     from playground.bench.model_shapes import check
-    if not options.verbose:
-        hush()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    set_up(options)
     for name in options.shapes:
         check(name, _loading(options).resolve())
 
@@ -61,7 +55,7 @@ def _loading(options: Namespace) -> Any:
 
 
 def load_pair(options: Namespace) -> tuple[TwinModels, TwinModels | None]:
-    """Target and draft, each twice: as lanes take it, and as the library made it."""
+    """Target and draft, each twice: as lanes use it, and as the library built it."""
     from playground.bench.baselines import load_twice
     from playground.engine import catalogue
     how, name = _loading(options), options.model or catalogue.BUNDLED[0].name
@@ -70,38 +64,39 @@ def load_pair(options: Namespace) -> tuple[TwinModels, TwinModels | None]:
     own = replace(
         how, device=options.draft_device or options.device, quantization=second if packed else options.quantization
     )
-    return load_twice(name, how, tell), load_twice(name if packed else second, own, tell) if second else None
+    target = load_twice(name, how, show_progress)
+    return target, load_twice(name if packed else second, own, show_progress) if second else None
 
 
 def _documents(tasks: list[Task], options: Namespace) -> Iterator[Document]:
-    """What is measured so far, again after each record."""
+    """Everything measured so far, after each record."""
     from playground.bench import speed_report as report
-    from playground.bench import timing as contest
+    from playground.bench.timing import compare
     target, draft = load_pair(options)
-    writings = _texts(target, draft, tasks, options) if "text" in options.only else []
-    comparisons, parts = contest.compare(writings), [part for part in options.only if part != "text"]
-    found = _records(target, parts, options) if parts else ()
-    for records in accumulate(([record] for record in found), initial=[]):
-        yield report.document(_settings(options, target, draft), target.model.device, writings, comparisons, records)
+    texts = _texts(target, draft, tasks, options) if "text" in options.only else []
+    comparisons, parts = compare(texts), [part for part in options.only if part != "text"]
+    measured = _records(target, parts, options) if parts else ()
+    for records in accumulate(([record] for record in measured), initial=[]):
+        yield report.document(_settings(options, target, draft), target.model.device, texts, comparisons, records)
 
 
 def _texts(target: TwinModels, draft: TwinModels | None, tasks: list[Task], options: Namespace) -> list[TimedText]:
-    from playground.bench.baselines import Size, contenders
-    from playground.bench.timing import contest
+    from playground.bench.baselines import Size, make_baselines
+    from playground.bench.timing import time_rounds
     size = Size.of(tasks, target.model, options.max_new_tokens)
-    return contest(contenders(target, draft, size, options.compiled), tasks, options.repeats, tell)
+    return time_rounds(make_baselines(target, draft, size, options.compiled), tasks, options.repeats, show_progress)
 
 
 def _records(target: TwinModels, parts: list[str], options: Namespace) -> Iterator[Measurement]:
-    """Of the model that was named, then of the shapes; each of these is let go of before the next is built."""
+    """Of the named model, then of the shapes; each of these is freed before the next is built."""
     from playground.bench.model_shapes import build
     from playground.bench.speed_suite import Suite
     sizes = map(tuple, (options.contexts, options.blocks, options.lanes))
     grid = Grid(*sizes, options.repeats, options.max_new_tokens, options.compiled)
-    yield from Suite(target, grid, parts, tell).records()
+    yield from Suite(target, grid, parts, show_progress).records()
     for name in options.shapes:
-        tell(0.0, f"building {name}")
-        yield from Suite(build(name, _loading(options)), grid, parts, tell).records()
+        show_progress(0.0, f"building {name}")
+        yield from Suite(build(name, _loading(options)), grid, parts, show_progress).records()
         gc.collect()
 
 

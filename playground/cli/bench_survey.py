@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.questions import Question, ask
+from playground.bench.report_text import failure_lines
 from playground.bench.results import sections, table
 from playground.bench.survey import Answer, Entrant, Progress, survey
 from playground.bench.survey_export import as_csv, document, models_told, page
@@ -14,7 +15,7 @@ from playground.bench.user_questions import read_questions
 from playground.cli import terminal_view as screen
 from playground.cli.input_files import check_place, write_text
 from playground.cli.lane_options import read_lane
-from playground.cli.load_models import load, tell
+from playground.cli.load_models import load, show_progress
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def measure(options: Namespace) -> bool:
-    """Ask, print the tables, and write what was asked for; what Ctrl-C ends is shown as far as it came."""
+    """Ask, print the tables, and write the requested files. After Ctrl-C, partial results are shown and written."""
     entrants, questions = read_entrants(options.entrants), _questions(options)
     for path in (options.out, options.csv, options.page):
         check_place(path)
     models = load_for(entrants, options)
-    from playground.bench.speed_report import machine  # not before: it brings torch along
+    from playground.bench.speed_report import machine  # late, since it imports torch
     from playground.decoding.session import Limits
     answers: list[Answer] = []
     limits = Limits(options.seed, options.max_new_tokens)
@@ -40,8 +41,8 @@ def measure(options: Namespace) -> bool:
             for section in sections(table(answers))
         )
     )
-    for failure in dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure):
-        print(failure)
+    for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
+        print(line)
     write_text(options.out, json.dumps(document(facts, entrants, questions, answers), indent=1))
     write_text(options.csv, as_csv(answers))
     write_text(options.page, page("Survey", facts, answers))
@@ -49,9 +50,7 @@ def measure(options: Namespace) -> bool:
 
 
 def read_entrants(lanes: list[str]) -> list[Entrant]:
-    """Lanes under the names they are written by. Raises Refusal for one that could never work, before a model is
-    loaded.
-    """
+    """Lanes, named as they are written. Raises Refusal for one that could never run, before a model is loaded."""
     entrants = [Entrant(text, read_lane(text)) for text in lanes]
     for entrant in entrants:
         entrant.assembly()
@@ -59,36 +58,36 @@ def read_entrants(lanes: list[str]) -> list[Entrant]:
 
 
 def load_for(entrants: Iterable[Entrant], options: Namespace) -> Models:
-    """The models that the lanes need, computing with as many threads as was said."""
+    """The models that the lanes need, with the requested number of threads."""
     import torch
     if options.threads:
         torch.set_num_threads(options.threads)
     return load(options, draft=any("draft" in entrant.assembly().needs() for entrant in entrants))
 
 
-def gather(into: list[Answer], answers: Iterator[Answer]) -> bool:
-    """Everything that comes; True where Ctrl-C ended it."""
+def gather(into: list[Any], results: Iterator[Any]) -> bool:
+    """Collect answers or other results as they are finished; returns True if Ctrl-C stopped it."""
     try:
-        into.extend(answers)
+        into.extend(results)
     except KeyboardInterrupt:
         return True
     finally:
-        tell(1.0, "")
+        show_progress(1.0, "")
     return False
 
 
 def timed(answers: Iterator[Answer], progress: Progress) -> Iterator[Answer]:
-    """The answers, with a line that says how many there are and how long the rest will take."""
-    tell(0.0, "warming up")
+    """Pass the answers on, showing progress and the estimated time left."""
+    show_progress(0.0, "warming up")
     for answer in answers:
         progress.count(answer)
         left = progress.left
-        tell(progress.share, answer.entrant if left is None else f"{left:.0f} s left, {answer.entrant}")
+        show_progress(progress.share, answer.entrant if left is None else f"{left:.0f} s left, {answer.entrant}")
         yield answer
 
 
 def _questions(options: Namespace) -> list[Question]:
-    """Of every task in turn, then a person's own; raises Refusal."""
+    """Questions of the tasks, interleaved, then those of the file; raises Refusal."""
     if not options.tasks and not options.file:
         raise Refusal(
             "There is no question to ask: name --tasks, such as records arithmetic, or a --file of your own.", "tasks"

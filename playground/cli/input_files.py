@@ -1,4 +1,4 @@
-"""Files named on the command line: read here and only here, and refused before a run rather than after it."""
+"""Reads and writes the files named on the command line. Bad paths are refused before a run rather than after it."""
 from __future__ import annotations
 
 import sys
@@ -8,7 +8,7 @@ from playground.errors import Refusal
 
 
 def read_text(path: str) -> str:
-    """The text of a file, - being standard input; raises Refusal."""
+    """The text of a file, or of standard input for `-`; raises Refusal."""
     try:
         return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except OSError as reason:
@@ -16,23 +16,24 @@ def read_text(path: str) -> str:
             f"The file {path} cannot be read ({reason.strerror or reason}): check the path.", "file"
         ) from None
     except ValueError:
-        raise Refusal(f"The file {path} is no text in UTF-8: save it as one.", "file") from None
+        raise Refusal(f"The file {path} is not UTF-8 text: save it as UTF-8.", "file") from None
 
 
 def check_place(path: str | None) -> None:
-    """Refuse a place where no file can be written; None is nowhere, and fine."""
+    """Raise Refusal if no file can be written there; None is allowed and means no file."""
     if path is not None and (Path(path).is_dir() or not Path(path).parent.is_dir()):
         raise Refusal(f"{path} cannot be written: name a file in a folder that exists.", "file")
 
 
 def write_text(path: str | None, text: str) -> None:
-    """Write a file that `check_place` found fine; None is nowhere. Raises Refusal, for instance where the disk is full.
+    """Write a file at a place that passed `check_place`; None writes nothing. Raises Refusal, for instance if the disk
+    is full.
     """
     if path is not None:
         try:
             Path(path).write_text(text, encoding="utf-8")
         except OSError as reason:
             raise Refusal(
-                f"{path} cannot be written ({reason.strerror or reason}): free some space, or name another file.",
+                f"{path} cannot be written ({reason.strerror or reason}): free disk space, or name another file.",
                 "file",
             ) from None

@@ -1,4 +1,4 @@
-"""From `--set` and `--with` to recipes."""
+"""Parses `--set` and `--with` into lane configurations."""
 from __future__ import annotations
 
 import re
@@ -9,39 +9,39 @@ from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 
-FILE = "file"  # stands for the knob that takes a file's text
+FILE = "file"  # alias of the knob that takes a file's text
 
 
 def read_recipe(name: str, settings: list[str], extras: list[str]) -> LaneConfig:
-    """One lane as the command line asks for it; raises Refusal."""
+    """One lane as the command line describes it; raises Refusal."""
     return LaneConfig(name, read_knobs(find(name), settings), [read_extra(extra) for extra in extras])
 
 
 def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> list[LaneConfig]:
-    """Lanes to compare. A knob goes to the lanes that have it, a drafter or verifier to those with a slot for it, a
-    toggle to all.
+    """Lanes to compare. Knobs apply to lanes that have them, drafters and verifiers to lanes with a slot for them,
+    toggles to all.
 
-    Raises Refusal for what is wrong whatever the lane; what a single lane cannot take is left for it to say.
+    Raises Refusal for errors that do not depend on the lane; a lane reports what it cannot take itself.
     """
     classes, added = [find(name) for name in names], [read_extra(extra) for extra in extras]
     given = [read_knobs(cls, [setting for setting in settings if _has(cls, setting)]) for cls in classes]
     for setting in settings:
         if not any(_has(cls, setting) for cls in classes):
             raise Refusal(
-                f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows the knobs of one."
+                f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows "
+                "the knobs of one."
             )
     slots = {kind for cls in classes for kind in cls.slots().values()}
     return [
-        LaneConfig(cls.name, knobs, [extra for extra in added if _concerns(extra[0], cls, slots)])
+        LaneConfig(cls.name, knobs, [extra for extra in added if _applies(extra[0], cls, slots)])
         for cls, knobs in zip(classes, given)
     ]
 
 
 def read_lane(text: str) -> LaneConfig:
-    """`speculative:...+prompt_lookup:depth=10+greedy_match`: a decoder with its knobs, and what is added to it; raises
-    Refusal.
+    """Parse `speculative:...+prompt_lookup:depth=10+greedy_match`: a decoder with its knobs and extras; raises Refusal.
 
-    A plus separates only where the name of a strategy follows, so that a pattern may hold one.
+    A plus separates only if the name of a strategy follows, so that a pattern may contain one.
     """
     known = "|".join(sorted(discover(), key=len, reverse=True))
     (name, knobs), *extras = map(read_extra, re.split(rf"\+(?=(?:{known})(?:[:+]|$))", text))
@@ -49,7 +49,7 @@ def read_lane(text: str) -> LaneConfig:
 
 
 def read_extra(text: str) -> tuple[str, dict[str, Any]]:
-    """`regex:pattern=[0-9]{1,3}` as a name and knobs. A comma separates only where a known `knob=` follows."""
+    """Parse `regex:pattern=[0-9]{1,3}` into name and knobs. A comma separates only if a known `knob=` follows."""
     name, _, rest = text.partition(":")
     cls = find(name)
     known = "|".join([*(knob.name for knob in cls.knobs()), FILE])
@@ -57,13 +57,14 @@ def read_extra(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_knobs(cls: type[Strategy], settings: list[str]) -> dict[str, Any]:
-    """`knob=value` pairs, values still as text; raises Refusal for other shapes and for a knob that is set twice."""
+    """Parse `knob=value` pairs, with values as text; raises Refusal for other forms and for a knob that is set twice.
+    """
     knobs: dict[str, Any] = {}
     for name, value in map(_split, settings):
         if name == FILE and (target := _file_knob(cls)):
             name, value = target, read_text(value)
         if name in knobs:
-            raise Refusal(f"{cls.name}: {name} is set twice; leave one away.", name)
+            raise Refusal(f"{cls.name}: {name} is set twice; remove one.", name)
         knobs[name] = value
     return knobs
 
@@ -71,7 +72,7 @@ def read_knobs(cls: type[Strategy], settings: list[str]) -> dict[str, Any]:
 def _split(setting: str) -> tuple[str, str]:
     name, equals, value = setting.partition("=")
     if not equals:
-        raise Refusal(f"{setting!r} sets nothing: write knob=value.")
+        raise Refusal(f"{setting!r} is not a setting: write knob=value.")
     return name.strip(), value
 
 
@@ -84,6 +85,6 @@ def _file_knob(cls: type[Strategy]) -> str | None:
     return next((knob.name for knob in cls.knobs() if knob.file), None)
 
 
-def _concerns(extra: str, cls: type[Strategy], slots: set[str]) -> bool:
+def _applies(extra: str, cls: type[Strategy], slots: set[str]) -> bool:
     kind = find(extra).kind
     return kind not in slots or kind in cls.slots().values()

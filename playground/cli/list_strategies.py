@@ -1,4 +1,4 @@
-"""`list`: which strategies there are. No model is needed, and none is loaded."""
+"""`list`: the available strategies. No model is loaded."""
 from __future__ import annotations
 
 import json
@@ -22,7 +22,7 @@ def show(options: Namespace) -> bool:
                 _group(kind, found) for kind in KINDS if (found := [cls for cls in classes if cls.kind == kind])
             )
         )
-        print("\n`list NAME` shows everything about one, its knobs too.")
+        print("\n`list NAME` shows everything about one, including its knobs.")
     return False
 
 
@@ -35,7 +35,7 @@ def _group(kind: str, classes: list[type[Strategy]]) -> str:
 
 
 def _details(cls: type[Strategy]) -> str:
-    """Everything a person needs to run one."""
+    """Everything needed to run one strategy."""
     lines = [f"{cls.name}: {cls.title} ({cls.kind.replace('_', ' ')}, {cls.paper})", cls.summary()]
     lines += [f"guarantee: {', '.join(cls.guarantee)}"] if cls.guarantee else []
     lines += [f"needs: {', '.join(cls.needs)}"] if cls.needs else []

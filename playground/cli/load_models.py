@@ -1,4 +1,4 @@
-"""Models for a command, with progress on a terminal and nothing else on it."""
+"""Loads the models of a command, with a progress line on the terminal and no library output."""
 from __future__ import annotations
 
 import logging
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playground.decoding.session import Models
 
-WIDTH = 60  # letters of a progress line
+WIDTH = 60  # characters of a progress line
 
 
 def load(options: Namespace, draft: bool) -> Models:
-    """The models that were named. A draft that nobody named is loaded only where a lane needs one."""
+    """Load the named models. Without --draft, a draft model is loaded only if a lane needs one."""
     import playground
     if not options.verbose:
-        hush()
+        silence_libraries()
     name = options.draft or (None if draft else playground.NO_DRAFT)
     models = playground.load(
         options.model,
@@ -25,15 +25,24 @@ def load(options: Namespace, draft: bool) -> Models:
         options.device,
         options.dtype,
         options.quantization,
-        tell,
+        show_progress,
         draft_device=options.draft_device,
     )
-    tell(1.0, "")
+    show_progress(1.0, "")
     return models
 
 
-def hush() -> None:
-    """Libraries keep their warnings and progress bars to themselves, and so does the log of an unexpected error."""
+def set_up(options: Namespace) -> None:
+    """Set the number of threads, and silence the libraries unless --verbose is given."""
+    import torch
+    if not options.verbose:
+        silence_libraries()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+
+
+def silence_libraries() -> None:
+    """Silence the libraries' warnings and progress bars, and the log of unexpected errors."""
     import transformers
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -42,12 +51,8 @@ def hush() -> None:
         logging.getLogger(log).setLevel(logging.CRITICAL)
 
 
-def tell(share: float, text: str) -> None:
-    """One line on a terminal that writes over itself; an empty text clears it."""
+def show_progress(share: float, text: str) -> None:
+    """Show one progress line on a terminal, overwriting the previous one; an empty text clears it."""
     if sys.stderr.isatty():
-        print(
-            f"\r{f'{share:4.0%} {text}' if text else '':<{WIDTH}.{WIDTH}}",
-            end="" if text else "\r",
-            file=sys.stderr,
-            flush=True,
-        )
+        line = f"{share:4.0%} {text}" if text else ""
+        print(f"\r{line:<{WIDTH}.{WIDTH}}", end="" if text else "\r", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`replay`: a recorded run once more, at its own pace, or written for other programs. Imports neither torch nor gradio.
+"""`replay`: shows a recorded run at its own pace, or exports it for other programs. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ WRITERS = {"csv": to_csv, "html": to_html}
 
 
 def play(options: Namespace) -> bool:
-    """Print a trace as its run was printed, or write it as it is asked for; raises Refusal where the file cannot be
-    read or contradicts itself.
-    """
+    """Print a trace as its run was printed, or export it; raises Refusal if the file is unreadable or inconsistent."""
     trace = Trace.load(options.file)
     if not trace.headers:
-        raise Refusal(f"{options.file} holds no lane: there is nothing to show.")
+        raise Refusal(f"{options.file} contains no lane: there is nothing to show.")
     wanted = {form: path for form in WRITERS if (path := getattr(options, form))}
     for form, path in wanted.items():
         _save(path, WRITERS[form](trace))
@@ -35,7 +33,7 @@ def play(options: Namespace) -> bool:
 
 def _save(path: str, text: str) -> None:
     try:
-        Path(path).write_text(text, encoding="utf-8", newline="")  # line ends are part of what is written
+        Path(path).write_text(text, encoding="utf-8", newline="")  # keep line endings as they are
     except OSError as reason:
         raise Refusal(
             f"{path} cannot be written ({reason.strerror or reason}): name a file in a folder that exists.", "file"
@@ -46,7 +44,7 @@ def _save(path: str, text: str) -> None:
 def _print(trace: Trace, options: Namespace) -> None:
     _show(trace, options.speed or math.inf)
     if complaints := check(trace):
-        raise Refusal(f"{options.file} contradicts itself, so it says nothing about costs: {complaints[0]}.")
+        raise Refusal(f"{options.file} is inconsistent, so costs cannot be computed: {complaints[0]}.")
     results = [Result(trace.lane(header.lane)) for header in trace.headers]
     print(f"\n{report(results)}")
 

@@ -1,4 +1,4 @@
-"""`run` and `compare`: lanes over one prompt."""
+"""`run` and `compare`: one or several lanes on one prompt."""
 from __future__ import annotations
 
 import json
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def run(options: Namespace) -> bool:
-    """One lane. Raises Refusal where it cannot begin, and after what it wrote was shown where it fails on its way."""
+    """Run one lane. Raises Refusal if it cannot start; if it fails later, its text is shown first."""
     session, stopped = _decode(options, [read_recipe(options.name, options.set, options.extras)])
     result = Result(session.trace)
     if result.begun:
@@ -32,9 +32,7 @@ def run(options: Namespace) -> bool:
 
 
 def compare(options: Namespace) -> bool:
-    """Several lanes. Those that fail say so in their place; raises Refusal, after all was shown, where none came
-    through.
-    """
+    """Run several lanes. Failed lanes say so in the report; raises Refusal after it if all of them failed."""
     session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
     results = [Result(session.trace.lane(header.lane)) for header in session.headers]
     print(json.dumps(compared(results, yardstick_of(results))) if options.json else f"\n{report(results)}")
@@ -45,13 +43,13 @@ def compare(options: Namespace) -> bool:
 
 
 def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, bool]:
-    """Run the lanes to their end; the second is True where Ctrl-C ended them. What is wrong is said before a model is
+    """Run the lanes to their end; the second value is True if Ctrl-C stopped them. Input is checked before a model is
     loaded.
     """
     needs, prompt = _needs(recipes), _prompt(options)
     check_place(options.trace)
     models = load(options, draft="draft" in needs)
-    from playground.decoding.session import Limits, Prompt, prepare  # not before: it brings torch along
+    from playground.decoding.session import Limits, Prompt, prepare  # late, since it imports torch
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
     asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before))
     session = prepare(
@@ -77,7 +75,7 @@ def _drive(session: Session, shown: bool) -> bool:
 
 
 def _needs(recipes: list[LaneConfig]) -> set[str]:
-    """What the lanes need beside the target; raises Refusal where not one of them can work."""
+    """What the lanes need besides the target; raises Refusal if none of them can run."""
     needs, refusals = set(), []
     for recipe in recipes:
         try:
@@ -94,9 +92,9 @@ def _prompt(options: Namespace) -> str:
     if not text.strip():
         raise Refusal("The prompt is empty: write a few words for the model to continue.", "prompt")
     if options.system and not options.chat:
-        raise Refusal("A system message belongs to a chat: add --chat, or leave --system away.", "system")
+        raise Refusal("A system message needs a chat: add --chat, or omit --system.", "system")
     if options.before and not options.chat:
-        raise Refusal("Earlier turns belong to a chat: add --chat, or leave --before away.", "before")
+        raise Refusal("Earlier turns need a chat: add --chat, or omit --before.", "before")
     return text
 
 

@@ -1,4 +1,4 @@
-"""`study`: conclusions from recorded runs, as tables. No model is loaded."""
+"""`study`: analyses of recorded runs, as tables. No model is loaded."""
 from __future__ import annotations
 
 import json
@@ -14,30 +14,29 @@ from playground.trace import Trace, check
 
 
 def study(options: Namespace) -> bool:
-    """Print the figures and notes of a study; raises Refusal where a file cannot be read or there is nothing to study.
-    """
+    """Print the figures and notes of a study; raises Refusal if a file is unreadable or there is nothing to study."""
     method = of_kind("study", options)
-    told = method.draw([lane for path in options.files for lane in lanes(path)])
-    print(json.dumps([event.to_json() for event in told]) if options.json else "\n\n".join(printed(told)))
+    events = method.draw([lane for path in options.files for lane in lanes(path)])
+    print(json.dumps([event.to_json() for event in events]) if options.json else "\n\n".join(printed(events)))
     return False
 
 
 def lanes(path: str) -> list[Trace]:
-    """Every lane of a trace file alone; raises Refusal for a file that contradicts itself."""
+    """Each lane of a trace file as a trace of its own; raises Refusal for an inconsistent file."""
     trace = Trace.load(path)
     if complaints := check(trace):
-        raise Refusal(f"{path} contradicts itself, so nothing can be learnt from it: {complaints[0]}.", "file")
+        raise Refusal(f"{path} is inconsistent, so it cannot be studied: {complaints[0]}.", "file")
     return [trace.lane(header.lane) for header in trace.headers]
 
 
-def printed(told: Iterable[Event]) -> list[str]:
-    """One block of text for each figure, whose events of one name continue each other, and one for the notes."""
-    told = list(told)
+def printed(events: Iterable[Event]) -> list[str]:
+    """One block of text per figure, merging figure events of the same name, and one for the notes."""
+    events = list(events)
     figures: dict[str, list[Figure]] = {}
-    for event in told:
+    for event in events:
         if isinstance(event, Figure):
             figures.setdefault(event.name, []).append(event)
-    notes = [event.text for event in told if isinstance(event, Note)]
+    notes = [event.text for event in events if isinstance(event, Note)]
     return [f"{name}\n{SHAPES[parts[0].shape](parts)}" for name, parts in figures.items()] + (
         ["\n".join(notes)] if notes else []
     )
@@ -69,7 +68,7 @@ def _matrix(parts: list[Figure]) -> str:
 
 
 def _tree(parts: list[Figure]) -> str:
-    """A node under its parent; parents come before their children."""
+    """Nodes indented below their parents; parents come before their children."""
     last, depths = parts[-1].data, []
     for parent in last["parents"]:
         depths.append(0 if parent < 0 else depths[parent] + 1)

@@ -1,6 +1,6 @@
-"""What a person in front of a terminal sees of a run, live or recorded: the text as it grows, then what it cost.
+"""Terminal output of a run, live or recorded: the text as it grows, then a table of costs.
 
-Imports neither torch nor gradio. What a model wrote is data: control characters do not reach the terminal.
+Imports neither torch nor gradio. Model output is untrusted: control characters do not reach the terminal.
 """
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ COLUMNS = ("lane", "tokens", "seconds", "tokens/s", "per forward", "accepted", "
 
 
 class Screen:
-    """Takes events one by one. A single lane's text appears as it grows; of several lanes each appears when it is
-    complete.
+    """Shows events one by one. A single lane's text appears as it grows; of several lanes, each appears when complete.
     """
 
     def __init__(self, headers: list[Header]):
@@ -40,7 +39,7 @@ class Screen:
         return CONTROL.sub("\ufffd", cut(text, stops) if over else settled(text, stops))
 
     def _grow(self, text: str, over: bool) -> None:
-        """Write what is new; where something was taken back, all that is left, on a new line."""
+        """Write what is new. If text was rolled back, write the remaining text again on a new line."""
         if not text.startswith(self._shown):
             _write("\n[taken back]\n")
             self._shown = ""
@@ -49,20 +48,21 @@ class Screen:
 
 
 def settled(text: str, stops: list[str]) -> str:
-    """The beginning of a growing text that will be shown whatever follows: its last letters may begin a stop string."""
+    """The part of a growing text that can be shown: its last characters are held back if they may begin a stop string.
+    """
     text = cut(text, stops)
     held = max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
     return text[:len(text) - held]
 
 
 def report(results: list[Result]) -> str:
-    """What all lanes cost, whether they wrote the same, and why some failed."""
+    """Costs of all lanes, whether they wrote the same text, and why lanes failed."""
     failures = [f"{result.strategy}: {result.message}" for result in results if result.message]
     return "\n".join([costs(results, _remarks(results)), *failures])
 
 
 def costs(results: list[Result], remarks: list[str] | None = None) -> str:
-    """A table of the metrics people ask for first, a row for each lane, with a remark at its end."""
+    """A table of the main metrics, a row per lane, with a remark at its end."""
     rows = [list(COLUMNS), *(_cost(result) for result in results)]
     for row, remark in zip(rows, ["", *(remarks or [""] * len(results))]):
         row.append(remark)
@@ -70,9 +70,7 @@ def costs(results: list[Result], remarks: list[str] | None = None) -> str:
 
 
 def _verdict(result: Result) -> str:
-    """Whether the answer is right, where it is known; what was expected begins on a line of its own where it has
-    several.
-    """
+    """Whether the answer is right, if that is known. An expected answer of several lines starts on a new line."""
     judged = result.judged
     if judged is None:
         return ""
@@ -92,8 +90,7 @@ def _standing(judged: Judged) -> str:
 
 
 def table(rows: list[list[str]], left: int = 1) -> str:
-    """Columns under each other, two spaces apart; the first `left` ones and the last begin at the left, the others end
-    at the right.
+    """Aligned columns, two spaces apart; the first `left` ones and the last are left-aligned, the others right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     sides = ["<" if i < left or i == len(widths) - 1 else ">" for i in range(len(widths))]
@@ -103,7 +100,7 @@ def table(rows: list[list[str]], left: int = 1) -> str:
 
 
 def _remarks(results: list[Result]) -> list[str]:
-    """For each lane, whether it wrote what the yardstick wrote, or where it first differs."""
+    """For each lane, whether its text equals the yardstick's, or where it first differs."""
     yardstick = results[yardstick_of(results)]
     return ["" if result is yardstick else _remark(result, yardstick) for result in results]
 

@@ -1,4 +1,4 @@
-"""Texts to learn from, named on the command line."""
+"""Training texts named on the command line."""
 from __future__ import annotations
 
 import json
@@ -9,10 +9,10 @@ from playground.errors import Refusal
 
 
 def read_texts(paths: list[str] | None) -> list[str]:
-    """Every file is one text, or many where it is JSON Lines; the bundled tales where none is named. Raises Refusal."""
+    """Each file is one text, or many if it is JSON Lines; the bundled tales if none is named. Raises Refusal."""
     texts = [text for path in paths or [str(TALES)] for text in _read(path)]
     if not any(text.strip() for text in texts):
-        raise Refusal("The texts are empty: name files with something to read in them.", "texts")
+        raise Refusal("The texts are empty: name files with text in them.", "texts")
     return texts
 
 
@@ -32,7 +32,7 @@ def _text_of(line: str, place: str) -> str:
         text = None
     if not isinstance(text, str):
         raise Refusal(
-            f'{place} is not of the form {{"text": "..."}}: write one such object on every line, or name a plain text file.',
+            f'{place} is not of the form {{"text": "..."}}: write one such object per line, or name a plain text file.',
             "texts",
         )
     return text

@@ -12,7 +12,7 @@ from playground.engine.attention_mask import EMPTY
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.engine.kv_buffer import MergeMap, Packed
+    from playground.engine.kv_buffer import MergeMap, QuantisedRows
     from playground.events import Event
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Full:
 class Merge(NamedTuple):
     """Which slots of one layer are merged into which, and with what weights."""
 
-    meeting: MergeMap
-    added: Tensor  # weight of each slot that is merged away, [m]
-    kept: Tensor  # weight of each slot that takes some in, [k]
+    merge_map: MergeMap
+    source_weights: Tensor  # weight of each slot that is merged away, [m]
+    target_weights: Tensor  # weight of each slot that others are merged into, [k]
 
 
 class CachePolicy(Strategy):
@@ -66,58 +66,58 @@ class CachePolicy(Strategy):
     What a policy implements depends on what it is based on:
 
     - positions alone (`row_wise`): `visible`, a mask; slots that no later row can see are freed;
-    - attention (`watches`): `attended` receives the attention weights of committed rows, `retain` selects slots;
-    - per-row selection (`focuses`): `focus` selects what each row attends to;
-    - the prompt's queries (`asks`): `asked` receives their query states;
+    - attention (`uses_attention`): `observe_attention` receives the weights of committed rows, `retain` selects slots;
+    - per-row selection (`selects_per_row`): `select_for_rows` selects what each row attends to;
+    - the prompt's queries (`uses_queries`): `observe_queries` receives their query states;
     - merging (`merges`): `merge` says which kept slots absorb the evicted ones;
-    - quantisation (`packs`): `due` and `encode`;
-    - a shortened prompt in later layers: `cuts` and `onward`.
+    - quantisation (`quantises`): `quantise_count` and `quantise`;
+    - a shortened prompt in later layers: `cut_layers` and `select_prompt`.
 
     Eviction and quantisation are irreversible.
     """
 
     kind = "cache_policy"
     row_wise: ClassVar[bool] = True  # False if what a row sees depends on the path, not on its position alone
-    watches: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
+    uses_attention: ClassVar[bool] = False
+    quantises: ClassVar[bool] = False
     merges: ClassVar[bool] = False
-    focuses: ClassVar[bool] = False
-    asks: ClassVar[bool] = False
+    selects_per_row: ClassVar[bool] = False
+    uses_queries: ClassVar[bool] = False
 
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Which key positions [m] each query position [n, 1] may attend to, bool [n, m]. Depends on positions alone."""
         raise NotImplementedError
 
-    def wants(self, position: int, prompt: int) -> bool:
-        """Whether `attended` shall receive the row at `position`; `prompt` is the prompt length in tokens."""
+    def wants_attention(self, position: int, prompt: int) -> bool:
+        """Whether `observe_attention` shall receive the row at `position`; `prompt` is the prompt length in tokens."""
         return True
 
-    def attended(self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> None:
+    def observe_attention(self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> None:
         """Receive the attention of committed rows.
 
         `weights` [kv_heads, n, m] are summed over the query heads of a group, for query positions [n] over key
         positions [1 or kv_heads, m]; a negative key position marks an empty slot, which has no weight.
         """
 
-    def chooses(self, position: int, prompt: int) -> bool:
-        """Whether `focus` selects what the row at `position` sees; any other row sees every slot."""
+    def selects_for(self, position: int, prompt: int) -> bool:
+        """Whether `select_for_rows` selects what the row at `position` sees; any other row sees every slot."""
         return position >= prompt
 
-    def focus(self, layer: int, weights: Tensor, query_positions: Tensor) -> Tensor:
+    def select_for_rows(self, layer: int, weights: Tensor, query_positions: Tensor) -> Tensor:
         """What the rows at query positions [n] see, bool [kv_heads, n, m].
 
         `weights` [kv_heads, n, m] are their attention weights, summed over the query heads of a group.
         """
         raise NotImplementedError
 
-    def asked(self, layer: int, query_states: Tensor) -> None:
+    def observe_queries(self, layer: int, query_states: Tensor) -> None:
         """Receive the query states of the next rows of the prompt, [kv_heads, group, n, head_dim]."""
 
-    def cuts(self, layers: int) -> list[int]:
-        """Layers, ascending and never the first, that read only the prompt tokens `onward` selects."""
+    def cut_layers(self, layers: int) -> list[int]:
+        """Layers, ascending and never the first, that read only the prompt tokens `select_prompt` selects."""
         return []
 
-    def onward(self, held: Held) -> Tensor:
+    def select_prompt(self, held: Held) -> Tensor:
         """Which prompt tokens continue past a cut, bool [1, slots], given the layer before it.
 
         The last prompt token always continues.
@@ -125,15 +125,15 @@ class CachePolicy(Strategy):
         raise NotImplementedError
 
     @property
-    def renumbers(self) -> bool:
-        """Whether rows use their index in the cache as position; then it implements `far` and `skipped`."""
+    def renumbers_positions(self) -> bool:
+        """Whether rows use their index in the cache as position; then `before_gap` and `gap_width` are implemented."""
         return False
 
-    def far(self, key_positions: Tensor) -> Tensor:
+    def before_gap(self, key_positions: Tensor) -> Tensor:
         """Which true key positions [..., m] lie before the gap that positions leave open, bool."""
         raise NotImplementedError
 
-    def skipped(self, query_positions: Tensor) -> Tensor:
+    def gap_width(self, query_positions: Tensor) -> Tensor:
         """Width of the gap for rows at query positions [n], in positions, [n]."""
         raise NotImplementedError
 
@@ -158,31 +158,31 @@ class CachePolicy(Strategy):
         raise NotImplementedError
 
     @classmethod
-    def holding(cls, tokens: int, prompt: int) -> dict[str, Any] | None:
+    def knobs_for_budget(cls, tokens: int, prompt: int) -> dict[str, Any] | None:
         """Knobs with which a layer and KV head keeps `tokens` tokens of a prompt, on average and as nearly as possible.
 
         None if the policy is not parametrised by a number of tokens. Comparisons at equal budget use them.
         """
         return None
 
-    def promise(self, full: Full) -> float:
+    def expected_share(self, full: Full) -> float:
         """Share of a full cache's bytes it intends to hold, from its budget or from the bits of its quantisation."""
-        if self.packs:
+        if self.quantises:
             return sum(self._packed_share(part, full) for part in ("keys", "values")) / 2
         return min(1.0, self.budget(full.generated) / full.length) if "budget_respected" in self.guarantee else 1.0
 
     def _packed_share(self, part: str, full: Full) -> float:
-        packed = self.due(part, full.length) / full.length
-        return 1 - packed + packed * self.packed_bits(part, full) / full.bits
+        packed = self.quantise_count(part, full.length) / full.length
+        return 1 - packed + packed * self.quantised_bits(part, full) / full.bits
 
-    def packed_bits(self, part: str, full: Full) -> float:
+    def quantised_bits(self, part: str, full: Full) -> float:
         """Bits per quantised number of "keys" or "values", with its share of scales and everything else stored beside
         it.
         """
         raise NotImplementedError
 
-    def rehearsal(self, text: list[int]) -> list[int]:
-        """Tokens to append to the prompt once and discard: only `attended` sees their rows."""
+    def probe_tokens(self, text: list[int]) -> list[int]:
+        """Tokens to append to the prompt once and discard: only `observe_attention` sees their rows."""
         return []
 
     def explain(self, prompt: int, layers: int) -> Iterator[Event]:
@@ -192,10 +192,10 @@ class CachePolicy(Strategy):
         """
         yield from ()
 
-    def due(self, part: str, exact: int) -> int:
+    def quantise_count(self, part: str, exact: int) -> int:
         """How many of the oldest rows of "keys" or "values" are quantised now, of `exact` rows in full precision."""
         return 0
 
-    def encode(self, part: str, rows: Tensor, packed: Packed | None) -> Packed:
+    def quantise(self, part: str, rows: Tensor, packed: QuantisedRows | None) -> QuantisedRows:
         """Quantise rows [kv_heads, n, head_dim], together with those quantised before them."""
         raise NotImplementedError

@@ -42,7 +42,7 @@ class RowsInterface(Protocol):
     def logp(self) -> Tensor:
         """The model's own log-probabilities, before masks and samplers, [n, V]."""
 
-    def chances(self, node: int = -1) -> Tensor:
+    def distribution(self, node: int = -1) -> Tensor:
         """The row of `p` after one node, [V]."""
 
     def entropy(self, node: int = -1) -> float:

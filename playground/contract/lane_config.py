@@ -1,7 +1,7 @@
-"""What a person asks of a lane, and what it takes to grant it.
+"""The configuration of a lane, and the strategies assembled from it.
 
-A recipe names one decoder and whatever is added to it: slots it fills (drafter, verifier) and toggles (samplers, a
-constraint, policies). `assemble` turns names into strategies and refuses, in one sentence, what cannot work together.
+A LaneConfig names one decoder and what is added to it: strategies for its slots (drafter, verifier) and toggles
+(samplers, a constraint, policies). `assemble` instantiates them and raises Refusal for a combination that cannot work.
 """
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ SINGLE_KINDS = ("constraint", "cache_policy", "compute_policy")  # at most one o
 
 @dataclass
 class LaneConfig:
-    """One lane as it was asked for; plain data, so a page, a shell and a link can all hold it."""
+    """The configuration of one lane. It is plain data, so that a page, a shell command or a link can carry it."""
 
     strategy: str = "greedy"
     knobs: dict[str, Any] = field(default_factory=dict)
-    # [("top_p", {"p": 0.9}), ("prompt_lookup", {})]
+    # slots and toggles, [("top_p", {"p": 0.9}), ("prompt_lookup", {})]
     extras: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    # tokens the text begins with: how a fork takes another way from a shared past
-    forced: list[int] = field(default_factory=list)
-    seed: int | None = None  # of its own; None where it shares the run's, and with it the draws of the other lanes
+    forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
+    seed: int | None = None  # None: the seed of the run, so that lanes share their uniform numbers
 
     def running(self) -> list[str]:
-        """Those of its strategies that run programs the model wrote; of a name there is none of the lane itself will
-        say so.
-        """
+        """Its strategies that execute programs the model wrote. Unknown names are skipped; `assemble` rejects them."""
         known = discover()
         return [
             name
@@ -47,10 +44,10 @@ class LaneConfig:
 
 @dataclass
 class Assembly:
-    """The strategies of one lane, checked against each other."""
+    """The strategies of one lane, checked for compatibility."""
 
     decoder: Decoder
-    samplers: list[Sampler] = field(default_factory=list)  # in the order they act
+    samplers: list[Sampler] = field(default_factory=list)  # in the order they are applied
     constraint: Constraint | None = None
     cache_policy: CachePolicy | None = None
     compute_policy: Strategy | None = None
@@ -64,62 +61,62 @@ class Assembly:
         return {need for part in self.strategies() for need in part.needs}
 
     def needing(self, need: str) -> str:
-        """Name of the strategy that has a need."""
+        """Name of the first strategy with this need."""
         return next(part.name for part in self.strategies() if need in part.needs)
 
     def streams(self) -> list[str]:
-        """Streams that samplers read beside the target."""
+        """Streams that samplers read in addition to the target."""
         return list(dict.fromkeys(name for sampler in self.samplers for name in sampler.streams))
 
     def prompts(self) -> list[str]:
-        """Streams of the target's model over another prompt, whoever reads them."""
+        """Streams of the target's model over other prompts, read by samplers or by the decoder."""
         return list(dict.fromkeys([*self.streams(), *self.decoder.views]))
 
     def remembers(self) -> bool:
         return any(part.remembers for part in self.strategies())
 
     def guarantee(self) -> list[str]:
-        """What the whole lane promises. Lossless means: same as plain decoding under the same toggles.
+        """The guarantees of the whole lane. Lossless means: same as plain decoding under the same toggles.
 
-        It survives toggles that act row by row. One whose rows depend on the path sees another path where guesses are
-        checked several at a time.
+        Row-wise toggles preserve it. A toggle that depends on the path sees another path if several draft tokens are
+        verified at once.
         """
-        promises = list(self.decoder.guarantee)
-        by_path = self.cache_policy and not self.cache_policy.row_wise
+        guarantees = list(self.decoder.guarantee)
+        path_dependent = self.cache_policy and not self.cache_policy.row_wise
         if (
-            by_path
+            path_dependent
             or "verifier" in self.decoder.slots().values()
             and not all(sampler.row_wise for sampler in self.samplers)
         ):
-            promises = ["heuristic"]
+            guarantees = ["heuristic"]
         added = [part for part in (self.constraint, self.cache_policy) if part]
-        return list(dict.fromkeys(promises + [g for part in added for g in part.guarantee]))
+        return list(dict.fromkeys(guarantees + [g for part in added for g in part.guarantee]))
 
     def parts(self) -> list[Part]:
         return [Part(part.name, part.kind, part.values()) for part in self.strategies()]
 
 
 def translating() -> list[str]:
-    """Names of the strategies that can use a draft model whose tokens are not the target's."""
+    """Names of the strategies that can use a draft model with a vocabulary of its own."""
     return [name for name, cls in discover().items() if cls.translates]
 
 
-def assemble(recipe: LaneConfig) -> Assembly:
-    """The strategies a recipe names, with knobs set; raises Refusal for whatever cannot work."""
-    main = find(recipe.strategy)
+def assemble(config: LaneConfig) -> Assembly:
+    """The strategies of a configuration with their knobs set. Raises Refusal for a combination that cannot work."""
+    main = find(config.strategy)
     if main.kind not in MAIN_KINDS:
         raise Refusal(
-            f"{recipe.strategy} is a {main.kind.replace('_', ' ')}, not a way for text to grow: add it to a decoder, "
-            f"for example greedy with {recipe.strategy}.",
-            recipe.strategy,
+            f"{config.strategy} is a {main.kind.replace('_', ' ')}, not a decoder: add it to one, "
+            f"for example greedy with {config.strategy}.",
+            config.strategy,
         )
-    extras = [(find(name), knobs) for name, knobs in recipe.extras]
+    extras = [(find(name), knobs) for name, knobs in config.extras]
     slots = {kind: name for name, kind in main.slots().items()}
-    filling = _filling(recipe, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
-    decoder = make(recipe.strategy, **{**recipe.knobs, **filling})
+    filled = _fill_slots(config, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
+    decoder = make(config.strategy, **{**config.knobs, **filled})
     assembly = Assembly(decoder)
     added = [make(cls.name, **knobs) for cls, knobs in extras if cls.kind not in slots]
-    _check_refused(decoder, added)
+    _check_refuses(decoder, added)
     for toggle in [*decoder.toggles(), *added]:
         _add(assembly, toggle)
     assembly.samplers.sort(key=lambda sampler: (STAGES.index(sampler.stage), sampler.rank))
@@ -129,23 +126,24 @@ def assemble(recipe: LaneConfig) -> Assembly:
     return assembly
 
 
-def _filling(recipe: LaneConfig, extras: list, slots: dict[str, str]) -> dict[str, Any]:
-    """What fills the slots, by field: a knob of that name, or a strategy that was added."""
-    filling = {slot: recipe.knobs[slot] for slot in slots.values() if slot in recipe.knobs}
+def _fill_slots(config: LaneConfig, extras: list, slots: dict[str, str]) -> dict[str, Any]:
+    """The strategies in the slots, by field: from a knob of that name, or added as an extra."""
+    filled = {slot: config.knobs[slot] for slot in slots.values() if slot in config.knobs}
     for cls, knobs in extras:
-        if slots[cls.kind] in filling:
-            raise Refusal(f"{recipe.strategy} takes one {cls.kind}; {cls.name} is one too many.", cls.name)
-        filling[slots[cls.kind]] = make(cls.name, **knobs)
-    return filling
+        if slots[cls.kind] in filled:
+            raise Refusal(f"{config.strategy} takes one {cls.kind}; {cls.name} is one too many.", cls.name)
+        filled[slots[cls.kind]] = make(cls.name, **knobs)
+    return filled
 
 
-def _check_refused(decoder: Decoder, toggles: list[Strategy]) -> None:
-    """What a decoder brings along itself it may refuse from others."""
+def _check_refuses(decoder: Decoder, toggles: list[Strategy]) -> None:
+    """Raise Refusal for an added toggle that the decoder excludes. Toggles of its own are not checked."""
     for toggle in toggles:
         drawing = "drawing" in decoder.refuses and getattr(toggle, "draws", False)
         if drawing or toggle.kind in decoder.refuses or toggle.name in decoder.refuses:
             raise Refusal(
-                f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.name}: take {toggle.name} away.",
+                f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.name}: "
+                f"remove {toggle.name}.",
                 toggle.name,
             )
 
@@ -154,13 +152,13 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
     decoder = assembly.decoder
     if toggle.kind == "cache_policy" and decoder.several and not toggle.row_wise:
         raise Refusal(
-            f"{toggle.name} goes by the path of one text, and {decoder.name} grows several: take {toggle.name} away.",
+            f"{toggle.name} depends on the path of one text, and {decoder.name} grows several: remove {toggle.name}.",
             toggle.name,
         )
     if toggle.kind == "sampler":
         if any(sampler.name == toggle.name for sampler in assembly.samplers):
             raise Refusal(
-                f"{toggle.name} is in this lane already, added or brought along by {decoder.name}: take one away.",
+                f"{toggle.name} is in this lane already, added or included by {decoder.name}: remove one.",
                 toggle.name,
             )
         assembly.samplers.append(toggle)
@@ -173,26 +171,26 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
         setattr(assembly, toggle.kind, toggle)
     else:
         raise Refusal(
-            f"{decoder.name} has no place for a {toggle.kind}: {toggle.name} goes with a decoder that has such a slot.",
+            f"{decoder.name} has no slot for a {toggle.kind}: use {toggle.name} with a decoder that has one.",
             toggle.name,
         )
 
 
 def _check_exactness(assembly: Assembly) -> None:
-    """A verifier must be exact for the way its guesses are drawn and for the way the lane draws."""
+    """Raise Refusal unless the verifier is exact for the way its draft tokens and the lane's tokens are drawn."""
     drafter, verifier = (getattr(assembly.decoder, name, None) for name in ("drafter", "verifier"))
     if verifier is None:
         return
     if drafter and drafter.drawn not in verifier.exact_for:
         exact = " or ".join(WAYS[way] for way in verifier.exact_for)
         raise Refusal(
-            f"{verifier.name} is exact for guesses that are {exact}, and those of {drafter.name} are {WAYS[drafter.drawn]}: "
-            "choose another verifier.",
+            f"{verifier.name} is exact for draft tokens that are {exact}, and those of {drafter.name} are "
+            f"{WAYS[drafter.drawn]}: choose another verifier.",
             verifier.name,
         )
     if verifier.greedy_only and any(sampler.draws for sampler in assembly.samplers):
         raise Refusal(
-            f"{verifier.name} is exact only where nothing is drawn by chance: take the samplers away, or choose rejection "
-            "or sample_match.",
+            f"{verifier.name} is exact only for greedy decoding: remove the samplers, or choose rejection or "
+            "sample_match.",
             verifier.name,
         )

@@ -1,6 +1,6 @@
-"""What strategies declare, as plain data: for the shell, for pages and for programs. Imports neither torch nor gradio.
+"""What strategies declare, as plain data for the shell, the pages and the API. Imports neither torch nor gradio.
 
-Everything comes from the class itself. Names and year of a paper are read from the docstring, which cites it in the
+Everything is read from the class. Authors and year of a paper come from its docstring, which cites the paper in the
 form "Holtzman et al. 2020, arXiv 1904.09751".
 """
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 from playground.contract import Knob, Strategy
 
 ARXIV = re.compile(r"\d{4}\.\d{4,5}")
-BASELINE = "baseline"  # in the place of a paper
+BASELINE = "baseline"  # `paper` of a strategy without one
 
 
 def facts(cls: type[Strategy]) -> dict[str, Any]:
-    """A strategy as plain data. `slots` names the kind that fills each slot and the default filling, [{"field", "kind",
-    "default"}].
+    """A strategy as plain data.
+
+    `slots` names the kind and the default strategy of each slot, [{"field", "kind", "default"}].
     """
-    told = {name: getattr(cls, name) for name in ("name", "kind", "title", "paper", "sheet", "reconstruction", "sure")}
+    plain = ("name", "kind", "title", "paper", "sheet", "reconstruction", "sure")
     return {
-        **told,
+        **{name: getattr(cls, name) for name in plain},
         "family": cls.family(),
         "summary": cls.summary(),
         "guarantee": list(cls.guarantee),
@@ -34,26 +35,26 @@ def facts(cls: type[Strategy]) -> dict[str, Any]:
 
 def description(cls: type[Strategy]) -> list[str]:
     """The paragraphs of the docstring after the first, each on one line."""
-    return [" ".join(paragraph.split()) for paragraph in _written(cls).split("\n\n")[1:]]
+    return [" ".join(paragraph.split()) for paragraph in _docstring(cls).split("\n\n")[1:]]
 
 
 def citation(cls: type[Strategy]) -> str:
-    """The paper as people name it, "Holtzman et al. 2020, arXiv 1904.09751"; empty for a baseline."""
+    """The citation of the paper, "Holtzman et al. 2020, arXiv 1904.09751"; empty for a baseline."""
     if not ARXIV.fullmatch(cls.paper):
         return "" if cls.paper == BASELINE else cls.paper
     names = re.search(
         rf"([A-Z][\w'-]+(?: et al\.| and [A-Z][\w'-]+)? \d{{4}}),? arXiv {re.escape(cls.paper)}",
-        " ".join(_written(cls).split()),
+        " ".join(_docstring(cls).split()),
     )
     return f"{names[1]}, arXiv {cls.paper}" if names else f"arXiv {cls.paper}"
 
 
 def link(cls: type[Strategy]) -> str:
-    """Address of the paper; empty where it is not on arXiv."""
+    """URL of the paper; empty if it is not on arXiv."""
     return f"https://arxiv.org/abs/{cls.paper}" if ARXIV.fullmatch(cls.paper) else ""
 
 
-def _written(cls: type[Strategy]) -> str:
+def _docstring(cls: type[Strategy]) -> str:
     return inspect.getdoc(cls) or ""
 
 

@@ -37,7 +37,9 @@ class Sampler(Strategy):
     streams: ClassVar[tuple[str, ...]] = ()  # other streams it reads: "without_context", and those `instructions` names
     start: ClassVar[int] = 0  # length of the prompt in tokens, once the lane has begun
     piece: ClassVar[Callable[[int], str]] = str  # the text of a token
-    chance: ClassVar[Callable[[float, Sequence[int], str], bool]] = staticmethod(no_chance)  # set by the lane, or a test
+    chance: ClassVar[Callable[[float, Sequence[int], str], bool]] = staticmethod(
+        no_chance
+    )  # set by the lane, or a test
 
     def begin(self, start: int, piece: Callable[[int], str]) -> None:
         """Receive the prompt length in tokens, and a function from token id to text, before the first row."""

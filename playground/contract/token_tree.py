@@ -1,7 +1,7 @@
-"""Token trees: guesses that continue the committed text, as a list in topological order.
+"""Token trees: draft tokens that continue the committed text, as a list in topological order.
 
 Node i holds a token and the index of its parent; -1 is the root, the last committed token, which is not in the list.
-A chain is a tree whose node i has parent i - 1. Nodes are only ever added, so a tree can be fed while it grows.
+A chain is a tree in which node i has parent i - 1. Nodes are only appended, so a tree can be read while it grows.
 """
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ROOT = -1
 class TokenTree:
     """Tokens with parents, and how they were drawn.
 
-    q[i] is the distribution [V] node i was drawn from, None where chance had no part in it. confidence[i] is the
-    probability the drafter gave the token, for people to look at; no rule reads it. `order` names nodes as they were
-    drawn: a node that was drawn several times is fed once and stands there several times. `blends` are nodes that stand
-    for several tokens at once, (tokens, weights): their input is the weighted mean of the tokens' embeddings.
+    q[i] is the distribution [V] that node i was drawn from, None if it was chosen deterministically. confidence[i] is
+    the drafter's probability of the token; it is displayed, and no verifier reads it. `order` lists nodes in the order
+    of drawing: a node that was drawn several times is read once and listed several times. `blends` maps nodes that
+    represent several tokens to (tokens, weights): their input is the weighted mean of the tokens' embeddings.
     """
 
     source: str = ""
@@ -39,7 +39,7 @@ class TokenTree:
         return len(self.tokens)
 
     def add(self, token: int, parent: int = ROOT, q: torch.Tensor | None = None, confidence: float = 1.0) -> int:
-        """Append a node and return its index. Children of one parent are judged in the order they were added."""
+        """Append a node and return its index. Children of one parent are verified in the order they were added."""
         node = len(self.tokens)
         if not ROOT <= parent < node:
             raise ValueError(f"parent {parent} is not in a tree of {node} nodes")
@@ -51,30 +51,30 @@ class TokenTree:
         return node
 
     def again(self, node: int) -> int:
-        """The same child was drawn once more."""
+        """Record that the same child was drawn once more."""
         self.order.append(node)
         return node
 
     def blend(self, tokens: list[int], weights: list[float], parent: int = ROOT) -> int:
-        """Append a node that stands for several tokens at once; the heaviest is the one it shows."""
+        """Append a node that represents several tokens; `tokens` lists it under the one with the largest weight."""
         node = self.add(max(zip(weights, tokens))[1], parent)
         self.blends[node] = (tokens, weights)
         return node
 
     def children(self, node: int) -> list[int]:
-        """In the order they were drawn, repeats included."""
+        """Children of a node in the order they were drawn, repeats included."""
         return [child for child in self.order if self.parents[child] == node]
 
     def only(self, nodes: list[int]) -> TokenTree:
-        """The tree of these nodes, ascending and every one's parent among them, numbered anew."""
+        """The subtree of these nodes, renumbered. They are ascending, and the parent of each is among them."""
         new = {old: i for i, old in enumerate(nodes)} | {ROOT: ROOT}
-        kept = TokenTree(self.source, self.drawn)
+        subtree = TokenTree(self.source, self.drawn)
         for node in nodes:
-            kept.add(self.tokens[node], new[self.parents[node]], self.q[node], self.confidence[node])
-        return kept
+            subtree.add(self.tokens[node], new[self.parents[node]], self.q[node], self.confidence[node])
+        return subtree
 
     def path(self, node: int) -> list[int]:
-        """Nodes from the root's child down to `node`; empty for the root."""
+        """Nodes from the child of the root down to `node`; empty for the root."""
         path = []
         while node != ROOT:
             path.append(node)
@@ -86,6 +86,7 @@ class TokenTree:
         return [self.tokens[i] for i in self.path(node)]
 
     def depth(self) -> int:
+        """Length of the longest path from the root."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
@@ -103,7 +104,7 @@ class TokenTree:
 
 
 def chain(tokens: list[int], source: str) -> TokenTree:
-    """A tree without branches, each token certain in the drafter's eyes."""
+    """A tree without branches whose tokens have confidence 1."""
     tree = TokenTree(source=source)
     for token in tokens:
         tree.add(token, len(tree) - 1)
@@ -111,7 +112,7 @@ def chain(tokens: list[int], source: str) -> TokenTree:
 
 
 def merged(texts: list[list[int]], source: str) -> tuple[TokenTree, list[list[int]]]:
-    """Texts as one tree that holds shared beginnings once, and the nodes of each text, the root first."""
+    """Texts as one tree that stores shared prefixes once, and the nodes of each text, the root first."""
     tree, paths, known = TokenTree(source), [], {}
     for text in texts:
         paths.append([ROOT])

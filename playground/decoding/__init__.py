@@ -1,1 +1,1 @@
-"""A run: scheduler, lanes, streams, sequences and rows, the cache manager, random numbers and what lanes share."""
+"""The runtime: session, lanes, streams, sequences, rows, the cache manager, random numbers and shared prefixes."""

@@ -1,4 +1,4 @@
-"""Forwards made in a thread of their model's own, while the lane that asked for them goes on."""
+"""Forwards in the worker thread of a model, while the lane that requested them continues."""
 from __future__ import annotations
 
 from time import perf_counter
@@ -12,39 +12,39 @@ if TYPE_CHECKING:
     from playground.decoding.requests import Feed
 
 
-class Flight:
-    """One forward on its way. What is told of it is settled before it begins, for it changes what it reads."""
+class AsyncForward:
+    """One forward in a worker thread. Its event is created before it starts, because the forward changes its input."""
 
     def __init__(self, feed: Feed):
         self.event, self._model = feed.describe(), feed.stream.model
-        self._made = self._model.thread.submit(self._make, feed)
+        self._future = self._model.thread.submit(self._run, feed)
 
-    def _make(self, feed: Feed) -> tuple[list[Tensor], dict[int, Tensor]]:
-        with self._model.turn:
-            begun = perf_counter()
-            made = self._model.forward([feed.work], feed.plan)
-            self._took = perf_counter() - begun
-        return made
+    def _run(self, feed: Feed) -> tuple[list[Tensor], dict[int, Tensor]]:
+        with self._model.lock:
+            start = perf_counter()
+            outputs = self._model.forward([feed.work], feed.plan)
+            self._seconds = perf_counter() - start
+        return outputs
 
-    def land(self) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """What Model.forward returned, once it is there. Seconds that nobody waited for are told as `meanwhile`."""
-        begun = perf_counter()
-        made = self._made.result()
-        self.event.meanwhile = max(0.0, self._took - (perf_counter() - begun))
-        return made
+    def wait(self) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Wait for the forward; returns what Model.forward returned. Sets `meanwhile` to the overlapped seconds."""
+        start = perf_counter()
+        outputs = self._future.result()
+        self.event.meanwhile = max(0.0, self._seconds - (perf_counter() - start))
+        return outputs
 
 
 class AsyncRequest(Request):
-    """A request that has been set out; its answer is there when this is yielded."""
+    """A request whose first forwards have been submitted; yield it to get the result."""
 
     def __init__(self, request: Request):
-        self._over = request.go_on()
+        self._finished = request.go_on()
         for feed in request.feeds:
-            feed.flight = Flight(feed)
-        super().__init__(self._land(request))
+            feed.in_flight = AsyncForward(feed)
+        super().__init__(self._continue(request))
 
-    def _land(self, request: Request) -> Steps:
-        while not self._over:
+    def _continue(self, request: Request) -> Steps:
+        while not self._finished:
             yield request.feeds
-            self._over = request.go_on()
+            self._finished = request.go_on()
         return request.result

@@ -21,80 +21,87 @@ if TYPE_CHECKING:
 
 LONG = 1024  # prompt length, in tokens, from which returning evicted memory to the system is worth its milliseconds
 
-Turn = Callable[[Tensor, Tensor], Tensor]
-"""turn(rotated queries [heads, n, head_dim], positions [n]) -> the same queries, rotated back by so many positions"""
+RotateBack = Callable[[Tensor, Tensor], Tensor]
+"""rotate_back(query states [heads, n, head_dim], positions [n]) -> the states rotated back by so many positions"""
 
 
 class CacheManager:
-    """One policy, or none, at work on one KV cache."""
+    """Connects one cache policy, or none, to one KV cache."""
 
     def __init__(
-        self, policy: CachePolicy | None, store: KVCache, prompt: int, recorder: Recorder, turn: Turn | None = None
+        self,
+        policy: CachePolicy | None,
+        store: KVCache,
+        prompt: int,
+        recorder: Recorder,
+        rotate_back: RotateBack | None = None,
     ):
-        """`turn` rotates the model's queries back. Raises Refusal if the policy needs it and the model has none."""
+        """`rotate_back` is the model's. Raises Refusal if the policy needs it and the model has none."""
         self.policy, self.store, self.prompt, self.recorder = policy, store, prompt, recorder
-        self._heard_of: dict[int, int] = {}  # by layer, prompt rows whose queries the policy has received
+        self._observed: dict[int, int] = {}  # by layer, prompt rows whose query states the policy has received
         if policy:
-            self._connect(policy, turn)
+            self._connect(policy, rotate_back)
 
-    def _connect(self, policy: CachePolicy, turn: Turn | None) -> None:
+    def _connect(self, policy: CachePolicy, rotate_back: RotateBack | None) -> None:
         store = self.store
         if policy.row_wise:
             store.window = Window(policy.visible, self.prompt)
-        if policy.watches:
-            store.hear = policy.attended
-        if policy.focuses:
-            store.focus = Focus(policy.focus, self._chooses)  # bound, so that a copied lane asks its own policy
-        if policy.asks:
-            store.ask = self._asked
-        if policy.renumbers:
-            store.renumbering = self._renumbering(policy, turn)
+        if policy.uses_attention:
+            store.on_attention = policy.observe_attention
+        if policy.selects_per_row:
+            # bound, so that a copied lane asks its own policy
+            store.focus = Focus(policy.select_for_rows, self._selects_for)
+        if policy.uses_queries:
+            store.on_queries = self._observe_queries
+        if policy.renumbers_positions:
+            store.renumbering = self._renumbering(policy, rotate_back)
 
-    def _renumbering(self, policy: CachePolicy, turn: Turn | None) -> Renumbering:
-        if turn is None:
+    def _renumbering(self, policy: CachePolicy, rotate_back: RotateBack | None) -> Renumbering:
+        if rotate_back is None:
             raise Refusal(
                 f"{policy.name} cannot renumber the positions of this model: switch renumbering off.", "positions"
             )
-        return Renumbering(policy.skipped, policy.far, turn, self.prompt)
+        return Renumbering(policy.gap_width, policy.before_gap, rotate_back, self.prompt)
 
-    def _chooses(self, position: int) -> bool:
-        return self.policy.chooses(position, self.prompt)
+    def _selects_for(self, position: int) -> bool:
+        return self.policy.selects_for(position, self.prompt)
 
-    def _asked(self, layer: int, query_states: Tensor, positions: list[int]) -> None:
+    def _observe_queries(self, layer: int, query_states: Tensor, positions: list[int]) -> None:
         """Pass the query states of prompt rows to the policy, each row once even if it is read again."""
-        heard = self._heard_of.get(layer, 0)
-        fresh = [row for row, position in enumerate(positions) if heard <= position < self.prompt]
+        observed = self._observed.get(layer, 0)
+        fresh = [row for row, position in enumerate(positions) if observed <= position < self.prompt]
         if fresh:
-            self._heard_of[layer] = positions[fresh[-1]] + 1
-            self.policy.asked(layer, query_states[:, :, fresh])
+            self._observed[layer] = positions[fresh[-1]] + 1
+            self.policy.observe_queries(layer, query_states[:, :, fresh])
 
     def watch(self) -> Callable[[int], bool] | None:
         """By position, whether the policy wants a row's attention; None if it wants none."""
-        if not (self.policy and self.policy.watches):
+        if not (self.policy and self.policy.uses_attention):
             return None
-        return lambda position: self.policy.wants(position, self.prompt)
+        return lambda position: self.policy.wants_attention(position, self.prompt)
 
-    def cuts(self) -> list[int]:
+    def cut_layers(self) -> list[int]:
         """Layers before which the prompt is shortened."""
-        return self.policy.cuts(self.store.depth) if self.policy else []
+        return self.policy.cut_layers(self.store.depth) if self.policy else []
 
-    def rehearsal(self, tokens: list[int]) -> list[int]:
+    def probe_tokens(self, tokens: list[int]) -> list[int]:
         """Tokens the policy wants appended to the text once and discarded."""
-        return self.policy.rehearsal(tokens) if self.policy else []
+        return self.policy.probe_tokens(tokens) if self.policy else []
 
-    def send_on(self, layer: int) -> Tensor:
+    def select_prompt(self, layer: int) -> Tensor:
         """Which prompt tokens held by the layer before `layer` continue, bool [slots]. Later layers hold no others."""
         held = self._held(layer - 1, "prefill", self.prompt)
-        onward = self.policy.onward(held) | (held.positions == self.prompt - 1)  # the last row gives the first token
-        self.store.narrow(layer, onward)
-        return onward[0]
+        selected = self.policy.select_prompt(held)
+        selected = selected | (held.positions == self.prompt - 1)  # the last row gives the first token
+        self.store.narrow(layer, selected)
+        return selected[0]
 
-    def hear_rehearsal(self, count: int) -> None:
-        """Pass the attention of the `count` scratch rows to the policy, without their attention to each other."""
+    def observe_probes(self, count: int) -> None:
+        """Pass the attention of the `count` probe tokens to the policy, without their attention to each other."""
         rows = self.store.length + torch.arange(count, device=self.store.device)
         for layer, weights in (item for noted in self.store.attention for item in noted.layers.items()):
             slots = self.store.slots_of(layer)
-            self.policy.attended(layer, weights[:, :, :slots.count], rows, slots.positions)
+            self.policy.observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
 
     def settle(self, moment: str, next_position: int, drafted: int = 0) -> list[Event]:
         """Let the policy act, and return the events that show the result.
@@ -112,25 +119,25 @@ class CacheManager:
     def _apply(self, moment: str, next_position: int) -> Settled:
         """Evict, merge and quantise as the policy decides."""
         policy, store = self.policy, self.store
-        if policy.packs:
-            store.pack(policy.due, {part: self._encoder(part) for part in ("keys", "values")})
+        if policy.quantises:
+            store.quantise(policy.quantise_count, {part: self._encoder(part) for part in ("keys", "values")})
         if policy.row_wise:
             next_row = torch.tensor([[next_position]], device=store.device)
             return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
         held = [self._held(layer, moment, next_position) for layer in range(store.depth)]
         live = policy.retain_all(held)
-        joined = [self._merge(layer, stays) for layer, stays in zip(held, live)] if policy.merges else []
+        joined = [self._merge(layer, retained) for layer, retained in zip(held, live)] if policy.merges else []
         return Settled(store.evict(live), joined if any(joined) else [])
 
     def _merge(self, held: Held, live: Tensor) -> MergedTokens | None:
-        """Merge evicted slots of a layer into kept ones; returns which, or None."""
-        stays = (live & held.live).expand(self.store.heads, -1)
-        goes = held.live & ~stays
-        merge = self.policy.merge(held, stays, goes) if bool(goes.any()) else None
+        """Merge evicted slots of a layer into live ones; returns which, or None."""
+        retained = (live & held.live).expand(self.store.heads, -1)
+        evicted = held.live & ~retained
+        merge = self.policy.merge(held, retained, evicted) if bool(evicted.any()) else None
         return self.store.merge(held.layer, *merge) if merge else None
 
     def _encoder(self, part: str) -> Callable:
-        return lambda rows, packed: self.policy.encode(part, rows, packed)
+        return lambda rows, packed: self.policy.quantise(part, rows, packed)
 
     def _held(self, layer: int, moment: str, next_position: int) -> Held:
         store = self.store
@@ -147,7 +154,7 @@ class CacheManager:
 
 def check_cuts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
-    if policy.cuts(model.depth) and not model.splits:
+    if policy.cut_layers(model.depth) and not model.splits:
         raise Refusal(
             f"Later layers of {model.name} use what earlier ones computed, so {policy.name} cannot shorten the "
             f"prompt for them: remove {policy.name}.",

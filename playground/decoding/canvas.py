@@ -1,12 +1,11 @@
-"""The canvas: one strategy's run over positions that are filled in any order. Canvas decoders know it as `lm`.
+"""The canvas: one strategy's run over positions that are filled in any order. Canvas decoders receive it as `lm`.
 
     rows = yield lm.read()                             one forward: a row for every position of the answer
-    token = lm.pick(rows, position)                    a token from a row, by chance as far as the temperature leaves
-    any
-    yield lm.fill(positions, tokens, confidences)      these positions are settled and never change again
+    token = lm.pick(rows, position)                    choose a token: sampled if a sampler draws, argmax otherwise
+    yield lm.fill(positions, tokens, confidences)      fill these positions, which is final
 
-It is to a canvas decoder what Lane is to others, and offers the session the same. The text is committed when nothing is
-masked any more, up to its first end token or stop string.
+It takes the place of Lane and has the same interface towards the session. The text is committed when no position is
+masked, up to its first end token or stop string.
 """
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import TokenTree
-from playground.decoding.recorder import Kept, Recorder
+from playground.decoding.recorder import CommittedToken, Recorder
 from playground.decoding.requests import Immediate, Request
 from playground.decoding.rng import Draws
 from playground.decoding.rows import Rows
@@ -37,20 +36,23 @@ if TYPE_CHECKING:
 
 
 def check_fit(decoder: Decoder, model: Model | OracleDenoiser) -> None:
-    """Raise Refusal where the decoder wants to fill and the model continues text, or the other way round."""
+    """Raise Refusal if the decoder fills masked positions and the model continues text, or vice versa."""
     fills, wanted = getattr(model, "fills", False), decoder.kind == "canvas_decoder"
     if fills and not wanted:
         raise Refusal(
-            f"{model.name} fills masked positions and does not continue text: choose masked_diffusion or another model.",
+            f"{model.name} fills masked positions and does not continue text: choose masked_diffusion or another "
+            "model.",
             "model",
         )
     if wanted and not fills:
         raise Refusal(
-            f"{model.name} continues text and cannot fill masked positions: choose the oracle as the model.", "model"
+            f"{model.name} continues text and cannot fill masked positions: choose the oracle as the model.", "model",
         )
 
 
 class Canvas:
+    """The answer of one lane, filled position by position."""
+
     def __init__(
         self,
         prompt: list[int],
@@ -65,14 +67,14 @@ class Canvas:
         self.ids: list[int | None] = [None] * self.length  # None is masked
         self.draws = Draws(limits.seed)
         self.reason: Reason | None = None
-        self.events: list[Event] = []  # not handed out yet
+        self.events: list[Event] = []  # not yet delivered
         bounds = Bounds(len(prompt) + limits.max_new_tokens, self.model.end_ids, limits.stop)
         chain = Chain(assembly.samplers, None, self.model.end_ids)
-        # the prompt, until the answer joins it
+        # the prompt; the answer is appended once it is complete
         self.sequence = Sequence(0, prompt, bounds, chain, Reader(self.model.tokens))
-        self._seen: Rows | None = None  # what was read last
-        self._behind: dict[int, Tensor] = {}  # each filled position's raw row [V] of the pass before
-        self._asked: Immediate | None = None  # the last request to fill
+        self._last_rows: Rows | None = None
+        self._logits_at_fill: dict[int, Tensor] = {}  # by filled position, its logits [V] in the forward before
+        self._last_fill: Immediate | None = None  # the last request to fill
 
     # --- what a strategy reads ---
 
@@ -87,7 +89,7 @@ class Canvas:
 
     @property
     def masked(self) -> list[int]:
-        """Positions without a token, ascending; the first after the prompt is 0."""
+        """Masked positions, ascending, counted from 0 at the end of the prompt."""
         return [position for position, token in enumerate(self.ids) if token is None]
 
     def ends(self, token: int) -> bool:
@@ -95,53 +97,52 @@ class Canvas:
         return token in self.model.end_ids
 
     def piece(self, token: int) -> str:
-        """What a screen shows for a token."""
+        """The text that is displayed for a token."""
         return self.model.tokens.piece(token)
 
-    # --- what a strategy asks for ---
+    # --- requests ---
 
     def read(self) -> Request:
-        """The whole canvas through the model; answers with Rows whose node j is position j: raw log-probabilities [G,
-        V].
-        """
+        """Request a forward over the canvas. Answers with Rows whose node j is position j: log-probabilities [G, V]."""
         return Immediate(self._read)
 
     def fill(self, positions: Iterable[int], tokens: Iterable[int], confidences: Iterable[float]) -> Request:
-        """Settle masked positions. `confidences` are probabilities for people to look at; raises ValueError for a
-        filled position.
-        """
-        if self._asked and not self._asked.served:
-            raise RuntimeError("positions were to be filled and were not: write `yield lm.fill(…)`")
-        self._asked = Immediate(lambda: self._fill(list(positions), list(tokens), list(confidences)))
-        return self._asked
+        """Request to fill masked positions; `confidences` are probabilities to display.
 
-    # --- chance ---
+        Raises ValueError for a position that is not masked, or is listed twice.
+        """
+        if self._last_fill and not self._last_fill.served:
+            raise RuntimeError("a fill was requested but not yielded: write `yield lm.fill(…)`")
+        self._last_fill = Immediate(lambda: self._fill(list(positions), list(tokens), list(confidences)))
+        return self._last_fill
+
+    # --- random numbers ---
 
     def pick(self, rows: Rows, position: int, purpose: str = "token") -> int:
-        """A token for a position: drawn from its distribution, or its best where nothing is left to chance."""
+        """Choose a token for a position: sampled if a sampler draws, argmax otherwise."""
         if not rows.chain.draws:
             return rows.best(position)
         return self.draw(rows.p[rows.row(position)], position, purpose)
 
     def draw(self, p: Tensor, position: int, purpose: str) -> int:
-        """An index from any distribution p [n], for a position of the canvas."""
+        """Sample an index from a distribution p [n] for a position of the canvas."""
         return self.draws.pick(p, purpose, self.sequence.start + position)
 
     def flip(self, probability: float, position: int, purpose: str) -> tuple[bool, float]:
         """True with the given probability, and the uniform number that decided."""
         return self.draws.flip(probability, purpose, self.sequence.start + position)
 
-    # --- how the canvas fills ---
+    # --- the interface of a lane towards the session ---
 
     def record(self, event: Event) -> None:
-        """Note a fact."""
+        """Record an event."""
         self.events.append(event)
 
     def begin(self) -> None:
-        """Before the first forward: nothing is known of an answer yet."""
+        """Before the first forward: a canvas commits nothing yet."""
 
     def remember(self) -> None:
-        """At the end: canvas decoders learn nothing for later runs."""
+        """At the end of the run: canvas decoders have no memory."""
 
     def _read(self) -> Rows:
         canvas = [*self.tokens, *self.ids]
@@ -152,55 +153,57 @@ class Canvas:
         self.record(
             Forward(tokens=len(canvas), layers=depth, seconds=seconds, flops=self.model.flops(len(canvas), 0, depth))
         )
-        self._seen = self._rows(marginals[self.sequence.start:])
-        return self._seen
+        self._last_rows = self._rows(marginals[self.sequence.start:])
+        return self._last_rows
 
     def _rows(self, raw: Tensor) -> Rows:
-        """Rows without a tree: node i is row i."""
+        """Rows without a tree, in which node i is row i."""
         return Rows("target", raw, self.sequence, TokenTree(), first=0)
 
     def _fill(self, positions: list[int], tokens: list[int], confidences: list[float]) -> None:
         if not positions or len(set(positions)) < len(positions) or not set(positions) <= set(self.masked):
             raise ValueError(
-                f"positions {positions} cannot be filled: masked are {self.masked}, and each is filled once"
+                f"positions {positions} cannot be filled: {self.masked} are masked, and each is filled once"
             )
         for position, token in zip(positions, tokens, strict=True):
             self.ids[position] = token
-            if self._seen:
-                self._behind[position] = self._seen.raw[position]
+            if self._last_rows:
+                self._logits_at_fill[position] = self._last_rows.raw[position]
         self.record(Fill(positions, tokens, [self.piece(token) for token in tokens], confidences))
         if not self.masked:
             self._complete()
 
     def _complete(self) -> None:
-        """The text is what stands up to the first end token or stop string; what follows it stays on the canvas."""
+        """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
         for token in self.ids:
             self.sequence.append(token)
             if self.sequence.reason:
                 break
         self.sequence.finish()
-        self.events += self.recorder.committed(self._kept(self.sequence.written), 0, self.text)
+        self.events += self.recorder.committed(self._committed(self.sequence.written), 0, self.text)
         self.reason = "stop_string" if self.sequence.reason == "stop_string" else "end"
 
-    def _kept(self, written: list[int]) -> list[Kept]:
-        """Each token with the row of the pass before it was filled."""
-        places = {position: place for place, position in enumerate(self._behind)}
-        rows = self._rows(torch.stack(list(self._behind.values()))) if places else None
+    def _committed(self, written: list[int]) -> list[CommittedToken]:
+        """Each token with the logits of its position in the forward before it was filled."""
+        index_of = {position: index for index, position in enumerate(self._logits_at_fill)}
+        rows = self._rows(torch.stack(list(self._logits_at_fill.values()))) if index_of else None
         return [
-            Kept(token, "sampled", rows if i in places else None, places.get(i, 0)) for i, token in enumerate(written)
+            CommittedToken(token, "sampled", rows if position in index_of else None, index_of.get(position, 0))
+            for position, token in enumerate(written)
         ]
 
 
 def _check(limits: Limits, length: int) -> None:
-    """Refuse what has no meaning on a canvas."""
+    """Raise Refusal for limits that a canvas does not support."""
     if limits.forced:
         raise Refusal(
-            "A canvas does not grow from left to right, so it cannot begin with other tokens: run it again with another seed.",
+            "A canvas does not grow from left to right, so it cannot begin with other tokens: run it again with "
+            "another seed.",
             "forced",
         )
     if limits.max_new_tokens < length:
         raise Refusal(
-            f"{length} positions are to be filled after this prompt, and only {limits.max_new_tokens} tokens are allowed: "
+            f"This prompt has {length} positions to fill, but only {limits.max_new_tokens} tokens are allowed: "
             f"allow at least {length}.",
             "max_new_tokens",
         )

@@ -1,7 +1,7 @@
-"""Weights that `fit` has learnt for a lane's models: where they lie, and whether they belong to these very models.
+"""Files of the weights that `fit` learns for a strategy and a lane's models.
 
-A file of safetensors is named for a strategy and the models, and its header says of which weights these were. Those
-learnt on this machine come before those that come with the project.
+Each is a safetensors file named after the strategy and the models. Its header identifies the weights of the models it
+was fitted to. Files fitted on this machine take precedence over bundled ones.
 """
 from __future__ import annotations
 
@@ -25,25 +25,23 @@ Streams = Mapping[str, Model]
 
 
 def digests(models: Streams) -> dict[str, str]:
-    """What tells the weights of each model from others, by stream: the revision, and how they are quantised."""
+    """What identifies the weights of each model, by stream: revision and quantization."""
     return {stream: f"{model.revision} {model.quantization}" for stream, model in sorted(models.items())}
 
 
 def file_name(strategy: str, models: Streams) -> str:
-    """Such as specdec_plus_plus-pocket-draft-pocket.safetensors."""
-    return (
-        "-".join([strategy, *(re.sub(r"[^\w.-]+", "-", Path(models[stream].name).name) for stream in sorted(models))])
-        + ".safetensors"
-    )
+    """The name of the file, such as specdec_plus_plus-pocket-draft-pocket.safetensors."""
+    names = [re.sub(r"[^\w.-]+", "-", Path(models[stream].name).name) for stream in sorted(models)]
+    return "-".join([strategy, *names]) + ".safetensors"
 
 
-def own_place(strategy: str, models: Streams) -> Path:
-    """Where what is learnt on this machine is kept."""
+def local_path(strategy: str, models: Streams) -> Path:
+    """The path of weights fitted on this machine."""
     return made_models().parent / "fitted" / file_name(strategy, models)
 
 
 def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
-    """Write weights and whose they are; raises Refusal where that cannot be."""
+    """Write weights and the digests of the models. Raises Refusal if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
@@ -59,22 +57,22 @@ def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
 
 
 def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
-    """The weights by name; raises Refusal where none were learnt for these models, or only for others of their names.
-    """
-    places = own_place(strategy.name, models), BUNDLED_FITTED / file_name(strategy.name, models)
-    there = [path for path in places if path.is_file()]
-    for path in there:
-        weights, learnt_for = _read(path)
-        if learnt_for == digests(models):
+    """The weights by name. Raises Refusal if there are none for these models, or only for other weights of them."""
+    candidates = local_path(strategy.name, models), BUNDLED_FITTED / file_name(strategy.name, models)
+    existing = [path for path in candidates if path.is_file()]
+    for path in existing:
+        weights, fitted_to = _read(path)
+        if fitted_to == digests(models):
             return weights
     names = " and ".join(models[stream].name for stream in sorted(models))
-    said = (
-        f"was fitted to other weights of {names} than those that are loaded"
-        if there
+    problem = (
+        f"was fitted to other weights of {names} than those loaded"
+        if existing
         else f"has not been fitted to {names} yet"
     )
     raise Refusal(
-        f"{strategy.name} {said}: run `python -m playground fit {strategy.name}` with these models, or {strategy.trained}.",
+        f"{strategy.name} {problem}: run `python -m playground fit {strategy.name}` with these models, "
+        f"or {strategy.trained}.",
         strategy.name,
     )
 
@@ -84,4 +82,4 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads((file.metadata() or {})["models"])
     except (OSError, SafetensorError, KeyError, ValueError):
-        raise Refusal(f"The file {path} is damaged: delete it, and let `fit` learn it anew.", path.name) from None
+        raise Refusal(f"The file {path} is damaged: delete it and run `fit` again.", path.name) from None

@@ -1,20 +1,18 @@
-"""The lane: one strategy's run over one text. Strategies know it as `lm`, and it is the only thing they touch.
+"""The lane: one strategy's run over one text. Strategies receive it as `lm` and use nothing else.
 
-    rows = yield lm.prefill()           the prompt goes through the target
-    rows = yield lm.extend(tree)        rows for the end of the text and for every node of a guessed tree, in one
-    forward
-    choice = lm.pick(rows)              a token from a row: by chance where a sampler draws, the largest score otherwise
-    yield lm.keep(choice)               commit; also lm.keep(verdict) for a tree that was judged
+    rows = yield lm.prefill()           forward over the prompt
+    rows = yield lm.extend(tree)        one forward: rows for the end of the text and for every node of a draft tree
+    choice = lm.pick(rows)              choose a token from a row: sampled if a sampler draws, argmax otherwise
+    yield lm.keep(choice)               commit it; lm.keep(verdict) commits what a verifier accepted
     other = lm.stream("draft")          another model that follows the same text: other.extend(tree)
-    early = lm.exit(4)                  the target left after four layers: early.extend(tree)
+    early = lm.exit(4)                  early exit of the target after four layers: early.extend(tree)
 
-    leaves = lm.fork(8)                 sequences that grow side by side from here, sharing the cache of what they share
-    rows = yield lm.extend(leaves)      a row for the end of each, in one forward
+    leaves = lm.fork(8)                 parallel sequences that start here and share the KV cache of their prefixes
+    rows = yield lm.extend(leaves)      one forward: a row for the end of each
     yield lm.keep([lm.pick(row) for row in rows])
-    yield lm.keep(leaves[3])            that one becomes the text
+    yield lm.keep(leaves[3])            this sequence becomes the text
 
-The lane counts costs, keeps grammar, caches, policies and samplers in step with the text, and knows when it is
-complete.
+The lane records costs, keeps grammar, caches, policies and samplers in step with the text, and detects its end.
 """
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from playground.decoding.async_forward import AsyncRequest
 from playground.decoding.cache_manager import CacheManager, check_cuts
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
-from playground.decoding.recorder import Kept, Recorder
+from playground.decoding.recorder import CommittedToken, Recorder
 from playground.decoding.requests import Background, Immediate, Request, Together
 from playground.decoding.rng import Draws
 from playground.decoding.rows import Rows, TokenChoice
@@ -47,8 +45,12 @@ from playground.events import Branches, Commit, Draft, Event, Reason, Rollback, 
 if TYPE_CHECKING:
     from playground.contract import Strategy
     from playground.contract.lane_config import Assembly
+    from playground.engine.grammar_matcher import Matcher
+
 
 class Lane:
+    """One strategy's run over one text: its models, streams, sequences, KV caches and events."""
+
     def __init__(
         self,
         prompt: list[int],
@@ -59,56 +61,73 @@ class Lane:
         prompts: dict[str, list[int]] | None = None,
         memory: Memory | None = None,
     ):
-        """`prompts` are other prompts by the name of the stream that reads them: for the target's model, or for one
-        with tokens of its own in those.
+        """`prompts` maps streams to other prompts, for the target's model or for a draft with another vocabulary.
+
+        Raises Refusal if the prompt is too long, fitted weights are missing, or the cache policy cannot work.
         """
         self.prompt_length = len(prompt)
         self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.draws = Draws(limits.seed)
-        self.target_model = models["target"]
+        self.target_model, self._models = models["target"], models
         self.prompts = {"target": prompt, **(prompts or {})}
-        # they read the same tokens
-        alike = [model for name, model in models.items() if name == "target" or name not in self.prompts]
-        self.vocabulary = min(model.vocabulary for model in alike)  # embeddings may be padded to different sizes
-        longest = max(len(ids) for name, ids in self.prompts.items() if name == "target" or name not in models)
-        self.context = min(model.context for model in alike) - longest + len(prompt)
-        if len(prompt) >= self.context:
-            raise Refusal(
-                f"The prompt has {len(prompt)} tokens, but a model of this lane reads {self.context} at most: shorten it.",
-                "prompt",
-            )
-        self.form: Callable[[str], list[int]] = self.encode  # what makes a prompt of a text
-        self.passage = ""  # what the prompt gives as context, before it was put into the model's form
-        self.prefixes = SharedPrefixes()  # prompts that it reads together with other lanes
-        self.events: list[Event] = []  # not handed out yet
-        self._models, self._streams, self._round = models, {}, -1
+        self._set_sizes()
+        self.form: Callable[[str], list[int]] = self.encode  # formats and encodes a question as the prompt was
+        self.passage = ""  # the context of the prompt as plain text
+        self.prefixes = SharedPrefixes()  # prompts shared with other lanes
+        self.events: list[Event] = []  # not yet delivered
+        self._streams, self._round = {}, -1
         self.inner = [
             exit
             for part in assembly.strategies()
             for exit in part.inner(self.target_model.depth, self.target_model.tied)
         ]
-        # learnt weights by name, by strategy
+        # fitted weights by name, by strategy
         self.fitted = {part.name: fitted.find(part, models) for part in assembly.strategies() if part.trained}
-        self._asked: Immediate | None = None  # the last request to change the text
-        bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), self.target_model.end_ids, limits.stop)
-        chain = Chain(assembly.samplers, self._matcher(assembly), self.target_model.end_ids, assembly.constraint,
-                      not assembly.decoder.owns_constraint, lambda *flip: self.draws.coin(*flip))
-        self.main = Sequence(0, prompt, bounds, chain, Reader(self.target_model.tokens))
+        self._last_change: Immediate | None = None  # the last request that changes the text
+        self.main = self._new_sequence(prompt)
         for sampler in assembly.samplers:
-            # a bound method would be copied with its lane where sequences fork
+            # a lambda, because deepcopy of a bound method would copy the lane when sequences fork
             sampler.begin(len(prompt), lambda token: self.piece(token))
-        # sequences that grow beside each other, by number; those dropped are not among them
-        self.leaves: dict[int, Sequence] = {}
-        self._born, self._branches = 0, TokenTree()
-        self._visitor, self._recalled = Memory() if memory is None else memory, {}  # an empty one is false
-        if assembly.cache_policy:  # now, so that what it cannot do with this model is refused before the run
+        self.leaves: dict[int, Sequence] = {}  # parallel sequences by number, without dropped ones
+        self._forked, self._branches = 0, TokenTree()
+        self._memory, self._recalled = Memory() if memory is None else memory, {}  # an empty Memory is falsy
+        if assembly.cache_policy:  # now, so that an unsupported combination raises Refusal before the run
             self.stream("target")
 
-    def _matcher(self, assembly: Assembly):
-        if assembly.constraint is None:
+    def _set_sizes(self) -> None:
+        """Set vocabulary and context length. Raises Refusal if the prompt is too long."""
+        prompts, models = self.prompts, self._models
+        same_tokens = [model for name, model in models.items() if name == "target" or name not in prompts]
+        self.vocabulary = min(model.vocabulary for model in same_tokens)  # embeddings may be padded to different sizes
+        longest = max(len(ids) for name, ids in prompts.items() if name == "target" or name not in models)
+        self.context = min(model.context for model in same_tokens) - longest + self.prompt_length
+        if self.prompt_length >= self.context:
+            raise Refusal(
+                f"The prompt has {self.prompt_length} tokens, but a model of this lane reads at most {self.context}: "
+                "shorten it.",
+                "prompt",
+            )
+
+    def _new_sequence(self, prompt: list[int]) -> Sequence:
+        """The sequence of the lane's own text."""
+        limits, model, assembly = self.limits, self.target_model, self.assembly
+        bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), model.end_ids, limits.stop)
+        chain = Chain(
+            assembly.samplers,
+            self._new_matcher(),
+            model.end_ids,
+            assembly.constraint,
+            not assembly.decoder.owns_constraint,
+            lambda *flip: self.draws.coin(*flip),
+        )
+        return Sequence(0, prompt, bounds, chain, Reader(model.tokens))
+
+    def _new_matcher(self) -> Matcher | None:
+        constraint = self.assembly.constraint
+        if constraint is None:
             return None
-        assembly.constraint.begin(len(self.prompts["target"]), self.bytes)
-        return self.target_model.grammars.compile(*assembly.constraint.grammar()).matcher()
+        constraint.begin(self.prompt_length, self.bytes)
+        return self.target_model.grammars.compile(*constraint.grammar()).matcher()
 
     # --- what a strategy reads ---
 
@@ -123,11 +142,12 @@ class Lane:
 
     @property
     def text(self) -> str:
-        """What was generated, as far as it is readable."""
+        """The generated text, without an incomplete last character."""
         return self.main.text
 
     @property
     def reason(self) -> Reason | None:
+        """Why the text is complete; None while it grows."""
         return self.main.reason
 
     @reason.setter
@@ -154,12 +174,10 @@ class Lane:
         return self.target_model.depth
 
     @property
-    def keys(self) -> torch.Tensor | None:
-        """Rows of the target's head, [V, width]: a score is the product of one with the state; None where the head is
-        no plain matrix.
-        """
-        keys = self.target_model.keys
-        return None if keys is None else keys[:self.vocabulary]
+    def lm_head_weight(self) -> torch.Tensor | None:
+        """Weights of the target's lm_head, [V, hidden_size]; None if the head is not a plain matrix."""
+        weight = self.target_model.lm_head_weights
+        return None if weight is None else weight[:self.vocabulary]
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -171,112 +189,116 @@ class Lane:
         return token in self.end_ids
 
     def ask(self, text: str) -> list[int]:
-        """Another question as token ids, in the form the lane's own prompt has."""
+        """Another question as token ids, formatted like the lane's own prompt."""
         return self.form(text)
 
     def special(self, token: int) -> bool:
-        """Whether a token is none of the text, such as one that begins a turn."""
+        """Whether a token is a special token, such as one that starts a chat turn."""
         return self.target_model.tokens.is_special(token)
 
     def piece(self, token: int) -> str:
-        """What a screen shows for a token."""
+        """The text that is displayed for a token."""
         return self.target_model.tokens.piece(token)
 
     def bytes(self, token: int) -> bytes:
-        """The bytes a token adds to a text that has begun; none for one that is no text."""
+        """The bytes a token adds to a text after its start; none for a special token."""
         return self.target_model.tokens.bytes(token)
 
     def encode(self, text: str) -> list[int]:
-        """A text as the target's token ids, with whatever its tokenizer puts around it."""
+        """A text as the target's token ids, with the special tokens that its tokenizer adds."""
         return self.target_model.tokens.encode(text)
 
     def spell(self, text: str) -> list[int]:
-        """A text as the target's token ids inside a longer text, with nothing put around it."""
+        """A text as the target's token ids, without special tokens."""
         return [token for token in self.encode(text) if not self.special(token)]
 
     def text_of(self, tokens: list[int]) -> str:
-        """What these tokens say by themselves, as far as it is readable."""
+        """The text of these tokens alone."""
         reader = Reader(self.target_model.tokens)
         return reader.push(tokens) + reader.flush()
 
-    # --- what a strategy asks for ---
+    # --- requests ---
 
     def stream(self, name: str) -> Stream:
-        """The stream of that name; it reads the text when it is first asked for rows."""
+        """The stream of that name. It reads the text at its first request. Raises Refusal for a missing model."""
         if name not in self._streams:
-            self._streams[name] = self._opened(name)
+            self._streams[name] = self._open_stream(name)
         return self._streams[name]
 
-    def _opened(self, name: str) -> Stream:
+    def _open_stream(self, name: str) -> Stream:
         if name in self._models and name != "target" and name in self.prompts:
             return CrossTokenizerStream(name, self._models[name], self, self.prompts[name])
         if name in self._models:
             companions = [self.stream(other) for other in self.assembly.streams()] if name == "target" else []
             stream = Stream(name, self._models[name], self, self.prompts["target"], companions)
             if name == "target":
-                stream.cache_manager = self._managed(stream)
+                stream.cache_manager = self._new_cache_manager(stream)
             return stream
         if name in self.prompts:
             return Stream(name, self.target_model, self, self.prompts[name])
-        raise Refusal(f"This strategy needs a {name} model next to the target: choose one.", name)
+        raise Refusal(f"This strategy needs a {name} model in addition to the target: choose one.", name)
 
-    def _managed(self, stream: Stream) -> CacheManager:
+    def _new_cache_manager(self, stream: Stream) -> CacheManager:
         policy, model = self.assembly.cache_policy, self.target_model
         if policy:
             check_cuts(policy, model)
-        return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.turn_back)
+        return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
 
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """By stream, the model and the prompt it reads; without the target where a cache policy has a say in what is
-        held of it.
+        """By stream, the model (by id) and the prompt it reads.
+
+        The target is excluded if there is a cache policy, which needs a cache of its own.
         """
         names = [
             name for name in {**self._models, **self.prompts} if not (self.assembly.cache_policy and name == "target")
         ]
-        ours = self.prompts["target"]
+        default = self.prompts["target"]
         return {
-            name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, ours))) for name in names
+            name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, default)))
+            for name in names
         }
 
     def captures(self, stream: str) -> frozenset[int]:
-        """Layers of a stream before which its hidden states are taken out, the depth for those after the last."""
+        """Layers of a stream before which hidden states are captured; the depth stands for after the last layer."""
         last = [self._models.get(stream, self.target_model).depth] if self.shows_hidden(stream) else []
         return frozenset([*(exit.layer for exit in self.inner if exit.stream == stream), *last])
 
     def shows_hidden(self, stream: str) -> bool:
+        """Whether the rows of a stream carry the input of its lm_head."""
         return any(stream in part.reads_hidden for part in self.assembly.strategies())
 
     def exit(self, layer: int) -> Exit:
-        """The target left after `layer` layers."""
+        """The early exit of the target after `layer` layers."""
         return self.target.exit(min(layer, self.depth))
 
     def prefill(self) -> Request:
-        """The prompt through the target; answers with the row after it."""
+        """Request the forward over the prompt; answers with the row after it."""
         return self.target.prefill()
 
     def reading(self, ids: list[int], name: str = "target") -> list[Request]:
-        """A text of its own through the model of a stream, from an empty cache of which nothing stays.
+        """Requests that read another text with the model of a stream, from an empty cache that is discarded.
 
-        One request for each piece, to be yielded in order; each answers with what was read, a `Piece`.
+        There is one request for each piece of the text, to be yielded in order; each answers with a `Piece`.
         """
-        told = "reading" if name == "target" else f"{name} reading"
-        return reading(Stream(told, self.stream(name).model, self, ids), ids, self.shows_hidden(name))
+        stream_name = "reading" if name == "target" else f"{name} reading"
+        return reading(Stream(stream_name, self.stream(name).model, self, ids), ids, self.shows_hidden(name))
 
     def extend(self, what: TokenTree | list[Sequence] | None = None) -> Request:
-        """Rows of the target in one forward: for the end of the text and every node of a tree, or one for the end of
-        each sequence.
+        """Request one forward of the target.
+
+        It answers with Rows for the end of the text and every node of a tree, or for a list of sequences with one Rows
+        for the end of each.
         """
         return self.target.grow(what) if isinstance(what, list) else self.target.extend(what)
 
     def together(self, *requests: Request) -> Request:
-        """Several independent requests; answers with a tuple."""
+        """Serve several independent requests at the same time; answers with a tuple."""
         return Together(*requests)
 
     def aside(self, request: Request) -> Request:
-        """Set a request out in a thread of its model's own; answers at once, with a request to yield where its answer
-        is needed.
+        """Submit a request to its model's worker thread; answers at once with a request to yield for the result.
 
-        Until then that stream may not be asked for anything else. Lane time is what is waited for.
+        Until then the stream accepts no other request. Only the time spent waiting counts on the lane's clock.
         """
         return Immediate(lambda: AsyncRequest(request))
 
@@ -285,53 +307,49 @@ class Lane:
         return Background(work)
 
     def keep(self, what: TokenChoice | Verdict | Sequence | list[TokenChoice]) -> Request:
-        """Commit a chosen token, the accepted path of a verdict and the token after it, or what a sequence wrote.
+        """Commit a chosen token, the accepted path of a verdict and the token after it, or the text of a sequence.
 
-        A list of choices is committed each by its own sequence, and none of them is the lane's text yet.
+        In a list of choices each is committed to its own sequence; the lane's text does not change yet.
         """
         if isinstance(what, list):
-            return self._due(Immediate(lambda: self._keep_each(what)))
+            return self._text_change(lambda: self._commit_each(what))
         if isinstance(what, Sequence):
-            return self._due(Immediate(lambda: self._adopt(what)))
-        steps = (
-            [Kept(what.token, what.origin, what.rows, what.node)]
+            return self._text_change(lambda: self._adopt(what))
+        tokens = (
+            [CommittedToken(what.token, what.origin, what.rows, what.node)]
             if isinstance(what, TokenChoice)
-            else self._steps(what)
+            else self._accepted(what)
         )
-        return self._due(Immediate(lambda: self._keep(steps)))
+        return self._text_change(lambda: self._commit_main(tokens))
 
     def roll_back(self, count: int) -> Request:
-        """Take back the last `count` generated tokens."""
-        return self._due(Immediate(lambda: self._roll_back(count)))
+        """Remove the last `count` generated tokens."""
+        return self._text_change(lambda: self._roll_back(count))
 
-    def _due(self, request: Immediate) -> Immediate:
-        """These answer nothing, so a forgotten yield would go unnoticed, and the text would never grow."""
-        if self._asked and not self._asked.served:
+    def _text_change(self, act: Callable[[], None]) -> Immediate:
+        """A request without an answer. Raises RuntimeError if the previous one was never yielded."""
+        if self._last_change and not self._last_change.served:
             raise RuntimeError(
-                "the text was to change and did not: write `yield lm.keep(…)` and `yield lm.roll_back(…)`"
+                "a change of the text was not yielded: write `yield lm.keep(…)` and `yield lm.roll_back(…)`"
             )
-        self._asked = request
-        return request
+        self._last_change = Immediate(act)
+        return self._last_change
 
-    # --- chance ---
+    # --- random numbers ---
 
     def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> TokenChoice:
-        """A token for the place after `node`: drawn from the row's distribution, or its best where nothing is left to
-        chance.
-        """
+        """Choose a token after `node`: sampled if a sampler draws, argmax otherwise."""
         if not rows.chain.draws:
             return TokenChoice(rows.best(node), rows, node)
-        token = self.draws.pick(rows.chances(node), purpose, rows.position(node), rows.sequence.lineage)
+        token = self.draws.pick(rows.distribution(node), purpose, rows.position(node), rows.sequence.lineage)
         return TokenChoice(token, rows, node)
 
     def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
-        """A token the strategy decided on, to be kept; by another sequence than the row's where both stand at the same
-        place.
-        """
+        """A token that the strategy chose itself; `leaf` commits it instead of the sequence of the rows."""
         return TokenChoice(token, rows, node, by=leaf)
 
     def draw(self, p: torch.Tensor, position: int, purpose: str) -> int:
-        """A token from any distribution p [V], at a position of the sequence."""
+        """Sample a token from a distribution p [V] for a position of the sequence."""
         return self.draws.pick(p, purpose, position)
 
     def flip(self, probability: float, position: int, purpose: str = "accept") -> tuple[bool, float]:
@@ -339,36 +357,33 @@ class Lane:
         return self.draws.flip(probability, purpose, position)
 
     def uniform(self, position: int, purpose: str) -> float:
-        """A number drawn evenly from [0, 1), where a strategy needs noise of its own making. Laws with it cannot be
-        enumerated.
-        """
+        """A uniform number in [0, 1), for noise of a strategy. Tests cannot enumerate what depends on it."""
         return self.draws.uniform(purpose, position)
 
     # --- memory ---
 
     def memory(self, name: str, make: Callable[[], Any], *about: object) -> Any:
-        """What a strategy learned in earlier runs of the same visitor with this model, a copy of it; `make` makes it
-        new.
+        """A copy of what a strategy learned in earlier runs of the same visitor with this model, or `make()`.
 
-        `about` is all else it depends on. A thing has `digest() -> str`, equal for equal contents.
+        `about` is everything else it depends on. The object has a method `digest() -> str`, equal for equal contents.
         """
         model = self.target_model
         key = "|".join(map(str, (name, model.name, model.revision, model.quantization, model.dtype, *about)))
         if key not in self._recalled:
-            self._recalled[key] = self._visitor.recall(key, make)
+            self._recalled[key] = self._memory.recall(key, make)
         return self._recalled[key]
 
     def remember(self) -> None:
-        """At the end: give back what was learned, and say that the caches have done their work."""
+        """At the end of the run: store what was learned, and mark the caches as no longer needed."""
         for key, thing in self._recalled.items():
-            self._visitor.keep(key, thing)
+            self._memory.keep(key, thing)
         for stream in self._streams.values():
             stream.store.done = True
 
     # --- events ---
 
     def record(self, event: Event) -> None:
-        """Note a fact, with the pieces and the round a strategy need not know."""
+        """Record an event. Pieces and rounds of drafts and verdicts are filled in."""
         if isinstance(event, Draft):
             self._round += 1
             event.round, event.pieces = self._round, self.target_model.tokens.pieces(event.tokens)
@@ -379,41 +394,42 @@ class Lane:
     # --- several sequences ---
 
     def fork(self, count: int, leaf: Sequence | None = None) -> list[Sequence]:
-        """New sequences at the end of the text, or of a sequence. The first of the lane draws what the lane itself
-        would have drawn.
+        """Start `count` sequences at the end of the text, or of a sequence.
+
+        The first sequence of the lane uses the same random numbers as the lane itself.
         """
         parent = leaf or self.main
-        if parent is self.main:  # it stands where the trunk ends, whatever it grew on
+        if parent is self.main:  # its tokens are committed, whichever sequence generated them
             parent.node, parent.placed = ROOT, len(parent.tokens)
-        twins = [parent.fork(self._born + i) for i in range(1, count + 1)]
-        self._born += count
-        self.leaves |= {twin.number: twin for twin in twins}
-        self.record(Branches(born=[(twin.number, parent.number) for twin in twins]))
-        return twins
+        children = [parent.fork(self._forked + i) for i in range(1, count + 1)]
+        self._forked += count
+        self.leaves |= {child.number: child for child in children}
+        self.record(Branches(born=[(child.number, parent.number) for child in children]))
+        return children
 
     def drop(self, leaves: Iterable[Sequence]) -> None:
-        """These sequences are given up, and their slots are free."""
+        """Discard sequences and free their KV slots."""
         dropped = [leaf.number for leaf in leaves]
         if dropped:
             self.leaves = {number: leaf for number, leaf in self.leaves.items() if number not in dropped}
             self.record(Branches(dropped=dropped))
             self._prune()
 
-    def plant(self, leaves: list[Sequence]) -> TokenTree:
-        """The tree of all that living sequences wrote since they were forked; ready to be fed."""
+    def branch_tree(self, leaves: list[Sequence]) -> TokenTree:
+        """The tree of all tokens that live sequences generated since they were forked, with those of `leaves` added."""
         self._prune()
-        fresh: dict[tuple[int, int], int] = {}  # those who write the same in the same place share it
+        added: dict[tuple[int, int], int] = {}  # by parent and token: equal new tokens share a node
         for leaf in leaves:
             for token in leaf.tokens[leaf.placed:]:
-                place = (leaf.node, token)
-                if place not in fresh:
-                    fresh[place] = self._branches.add(token, leaf.node)
-                leaf.node = fresh[place]
+                edge = (leaf.node, token)
+                if edge not in added:
+                    added[edge] = self._branches.add(token, leaf.node)
+                leaf.node = added[edge]
             leaf.placed = len(leaf.tokens)
         return self._branches
 
     def _prune(self) -> None:
-        """Free what no sequence that still grows stands on."""
+        """Free the nodes on no path of a sequence that is still growing."""
         growing = [leaf for leaf in self.leaves.values() if not leaf.reason]
         needed = sorted({node for leaf in growing for node in self._branches.path(leaf.node)})
         if len(needed) == len(self._branches):
@@ -425,15 +441,15 @@ class Lane:
         for stream in self._streams.values():
             stream.prune(before, needed, self._branches)
 
-    def _keep_each(self, choices: list[TokenChoice]) -> None:
+    def _commit_each(self, choices: list[TokenChoice]) -> None:
         for choice in choices:
-            self._commit([Kept(choice.token, choice.origin, choice.rows, choice.node)], choice.sequence)
+            self._commit([CommittedToken(choice.token, choice.origin, choice.rows, choice.node)], choice.sequence)
         if ended := [choice.sequence.number for choice in choices if choice.sequence.reason]:
             self.record(Branches(ended=ended))
         self.settle("branch")
 
     def _adopt(self, leaf: Sequence) -> None:
-        """What a sequence wrote becomes the lane's text."""
+        """Make the text of a sequence the lane's text."""
         start, main = self.generated, self.main
         ids = leaf.tokens[len(main.tokens):]
         text = leaf.text[len(main.text):]
@@ -448,62 +464,66 @@ class Lane:
     # --- how the text grows ---
 
     def begin(self) -> None:
-        """Before the first forward: what the grammar leaves no choice about is written at once."""
+        """Before the first forward: commit the tokens that the grammar forces."""
         if not self.limits.forced:
             self._commit(self._forced(self.main), self.main)
 
-    def keep_given(self, rows: Rows) -> None:
-        """Commit the tokens a fork begins with; `rows` is what the model thought before and after each of them."""
-        self._keep([Kept(token, "forced", rows, node) for node, token in enumerate(rows.tree.tokens, ROOT)])
+    def commit_forced(self, rows: Rows) -> None:
+        """Commit the tokens of the tree of `rows`, a chain of given tokens."""
+        self._commit_main(
+            [CommittedToken(token, "forced", rows, node) for node, token in enumerate(rows.tree.tokens, ROOT)]
+        )
 
-    def _steps(self, verdict: Verdict) -> list[Kept]:
+    def _accepted(self, verdict: Verdict) -> list[CommittedToken]:
+        """The accepted path of a verdict and the token after it."""
         rows = self.target.seen
         path = [rows.tree.tokens[node] for node in verdict.kept]
-        befores = [ROOT, *verdict.kept]
-        drafted = [Kept(token, "draft", rows, before) for token, before in zip(path, befores)]
-        return drafted + [Kept(verdict.token, verdict.origin, rows, befores[-1])] * (verdict.token >= 0)
+        parents = [ROOT, *verdict.kept]
+        drafted = [CommittedToken(token, "draft", rows, parent) for token, parent in zip(path, parents)]
+        return drafted + [CommittedToken(verdict.token, verdict.origin, rows, parents[-1])] * (verdict.token >= 0)
 
-    def _keep(self, steps: list[Kept]) -> None:
+    def _commit_main(self, tokens: list[CommittedToken]) -> None:
         if self.leaves:
-            raise RuntimeError("sequences grow side by side: keep one of them before the text goes on")
-        self._commit(steps, self.main)
+            raise RuntimeError("parallel sequences are growing: keep one of them before the text continues")
+        self._commit(tokens, self.main)
         self._follow("keep")
 
     def _follow(self, moment: str) -> None:
-        held = len(self.target.store.parents)
+        drafted = len(self.target.store.parents)
         for stream in self._streams.values():
             stream.follow()
-        self.settle(moment, held)
+        self.settle(moment, drafted)
 
-    def _commit(self, steps: list[Kept], sequence: Sequence) -> None:
-        """Lengthen a text token by token, until it is complete; tokens the grammar forces follow at once."""
-        start, kept, text = sequence.generated, [], ""
-        waiting = deque(steps)
+    def _commit(self, tokens: list[CommittedToken], sequence: Sequence) -> None:
+        """Append tokens to a text until it is complete, then the tokens that the grammar forces after them."""
+        start, committed, text = sequence.generated, [], ""
+        waiting = deque(tokens)
         while waiting and not sequence.reason:
-            kept.append(waiting.popleft())
-            text += self._append(kept[-1], sequence)
+            committed.append(waiting.popleft())
+            text += self._append(committed[-1], sequence)
             if not waiting and not sequence.reason:
                 waiting.extend(self._forced(sequence))
         if sequence.reason:
             text += sequence.finish()
-        if kept:
-            self._tell(kept, start, text, sequence)
+        if committed:
+            self._record_commit(committed, start, text, sequence)
 
-    def _append(self, kept: Kept, sequence: Sequence) -> str:
+    def _append(self, item: CommittedToken, sequence: Sequence) -> str:
         matcher = sequence.chain.matcher
-        if matcher and not matcher.advance(kept.token):
+        if matcher and not matcher.advance(item.token):
             raise Refusal(
-                f"The grammar does not allow {self.piece(kept.token)!r} here, so the text cannot go on: loosen the grammar.",
+                f"The grammar does not allow {self.piece(item.token)!r} here, so the text cannot continue: "
+                "loosen the grammar.",
                 "constraint",
             )
-        if kept.rows is not None:
-            for event in kept.rows.kept(kept.node, kept.token, sequence):
+        if item.rows is not None:
+            for event in item.rows.observe_commit(item.node, item.token, sequence):
                 event.sequence = sequence.number
                 self.events.append(event)
-        return sequence.append(kept.token)
+        return sequence.append(item.token)
 
-    def _tell(self, kept: list[Kept], start: int, text: str, sequence: Sequence) -> None:
-        events = self.recorder.committed(kept, start, text)
+    def _record_commit(self, committed: list[CommittedToken], start: int, text: str, sequence: Sequence) -> None:
+        events = self.recorder.committed(committed, start, text)
         for event in events:
             event.sequence = sequence.number
         commit = events[-1]
@@ -511,36 +531,37 @@ class Lane:
         sequence.origins += commit.origins
         self.events += events
 
-    def _forced(self, sequence: Sequence) -> list[Kept]:
-        """Tokens the grammar leaves no alternative to; they need no forward of their own."""
+    def _forced(self, sequence: Sequence) -> list[CommittedToken]:
+        """Tokens without an alternative under the grammar; they need no forward."""
         chain = sequence.chain
-        return [Kept(token, "forced") for token in chain.matcher.forced()] if chain.matcher and chain.masking else []
+        forced = chain.matcher.forced() if chain.matcher and chain.masking else []
+        return [CommittedToken(token, "forced") for token in forced]
 
     # --- caches ---
 
     @property
     def cache_manager(self) -> CacheManager:
-        """What the cache policy does to the target's cache."""
+        """Applies the cache policy to the target's cache."""
         return self.target.cache_manager
 
     def settle(self, moment: str, drafted: int = 0) -> None:
-        """After a commit: the policy acts on the target's cache, and the result is recorded.
+        """After a commit: apply the cache policy to the target's cache and record the result.
 
         `drafted` is how many slots the draft tokens of the round took.
         """
-        self.events += self.cache_manager.settle(moment, self._next(), drafted)
+        self.events += self.cache_manager.settle(moment, self._next_position(), drafted)
 
-    def _next(self) -> int:
-        """Position of the next row; of the hindmost where several sequences grow."""
+    def _next_position(self) -> int:
+        """Position of the next row; the smallest one if several sequences are growing."""
         ends = [len(leaf.tokens) for leaf in self.leaves.values() if not leaf.reason] or [self.target.store.length + 1]
         return min(ends) - 1
 
     def _roll_back(self, count: int) -> None:
         if not 0 <= count <= self.generated:
-            raise ValueError(f"cannot take back {count} of {self.generated} generated tokens")
-        for part in self._past_going_back():
+            raise ValueError(f"cannot roll back {count} of {self.generated} generated tokens")
+        for part in self._irreversible():
             raise Refusal(
-                f"{part.name} cannot undo what it did at a later place of the text, so the text cannot go back: take it away.",
+                f"{part.name} cannot undo its effect on later positions, so tokens cannot be rolled back: remove it.",
                 part.name,
             )
         self.main.take_back(count)
@@ -549,7 +570,7 @@ class Lane:
         self.record(Rollback(count, self.text))
         self.settle("keep")
 
-    def _past_going_back(self) -> list[Strategy]:
-        """Toggles that have freed slots an earlier place needs, or learned from tokens that would be taken back."""
+    def _irreversible(self) -> list[Strategy]:
+        """Toggles that may have evicted slots needed again, or learned from the tokens that would be removed."""
         learners = [sampler for sampler in self.chain.samplers if not sampler.row_wise]
         return ([self.assembly.cache_policy] if self.assembly.cache_policy else []) + learners

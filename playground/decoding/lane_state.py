@@ -1,4 +1,4 @@
-"""What streams read of the lane whose text they follow, as a protocol: a stream does not import the lane."""
+"""What streams read from their lane, as a protocol, so that they do not import it."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class PrefixPool(Protocol):
-    """Prompts that the lanes of a session share (`decoding.shared_prefix.Prefixes`)."""
+    """Prompts that the lanes of a session share (`decoding.shared_prefix.SharedPrefixes`)."""
 
     def of(self, stream: Any) -> Any:
-        """The shared prefix a stream begins with, or None."""
+        """The shared prefix that a stream starts with, or None."""
 
 
 class LaneState(Protocol):
@@ -40,11 +40,11 @@ class LaneState(Protocol):
     def shows_hidden(self, stream: str) -> bool:
         """Whether the rows of a stream carry the input of its lm_head."""
 
-    def keep_given(self, rows: Rows) -> None:
-        """Commit the tokens a fork begins with."""
+    def commit_forced(self, rows: Rows) -> None:
+        """Commit the tokens that a fork of a run begins with."""
 
-    def plant(self, leaves: list[Sequence]) -> TokenTree:
-        """The tree of all that parallel sequences have written since they were forked."""
+    def branch_tree(self, leaves: list[Sequence]) -> TokenTree:
+        """The tree of all tokens that parallel sequences generated since they were forked."""
 
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream: the model (by id) and the prompt that it reads."""

@@ -1,8 +1,8 @@
-"""A look into a model at one place of a text: what each layer would say next, and which tokens its heads attend to.
+"""Inspects a model at one position of a text: the logit lens of every layer and the attention of every head.
 
-Logit lens (nostalgebraist 2020; Belrose et al. 2023, arXiv 2303.08112): the hidden state that enters a layer goes
-straight through the final norm and the head. The last row has seen all layers and is the model's own. Attention is that
-of the last token read, over a cache that holds everything, whatever the lane's own cache holds.
+Logit lens (nostalgebraist 2020; Belrose et al. 2023, arXiv 2303.08112): the hidden state before a layer is passed
+directly through the final norm and the lm_head. The last entry, after all layers, is the model's own distribution.
+Attention is that of the last token over a full KV cache, even if the cache of the lane is not full.
 """
 from __future__ import annotations
 
@@ -17,43 +17,42 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.errors import Refusal
 
-TOP = 5  # tokens named for each layer
-PIECE = 512  # tokens of the text that go through in one forward
+TOP = 5  # tokens listed for each layer
+PIECE = 512  # tokens of the text per forward
 
 
 @dataclass
 class Lens:
-    """What one layer would say next."""
+    """The logit lens of one layer."""
 
     entropy: float  # nats
-    chosen: float  # probability of the token that was chosen
+    chosen: float  # probability of the chosen token
     top: list[tuple[int, str, float]]  # id, piece, probability
 
 
 @dataclass
 class Inside:
-    """`layers` begin with the embedding, so there is one more than the model has; attention [layers][kv_heads][tokens]
-    sums to 1 over tokens.
-    """
+    """The logit lens and the attention at one position."""
 
-    pieces: list[str]  # the tokens that were read
-    layers: list[Lens]
-    attention: list[list[list[float]]]
+    pieces: list[str]  # of the tokens before the position
+    layers: list[Lens]  # depth + 1, from the embedding to the output of the last layer
+    attention: list[list[list[float]]]  # [layers][kv_heads][tokens], sums to 1 over tokens
 
 
 def look(model: Model, tokens: list[int], chosen: int) -> Inside:
-    """Look at the place after `tokens`, where `chosen` was chosen. Raises Refusal where there is nothing to look at."""
+    """Inspect the position after `tokens`, at which `chosen` was chosen.
+
+    Raises Refusal for a model without layers, tokens of another model, and no or too many tokens.
+    """
     if getattr(model, "fills", False):
-        raise Refusal(
-            f"{model.name} is computed, not a network of layers: there is nothing inside to look at.", "model"
-        )
+        raise Refusal(f"{model.name} is a table, not a network of layers: choose another model.", "model")
     if not 0 < len(tokens) <= model.context:
         raise Refusal(
-            f"A look inside needs between 1 and {model.context} tokens before the place, not {len(tokens)}.", "prompt"
+            f"The position must have between 1 and {model.context} tokens before it, not {len(tokens)}.", "prompt"
         )
     if not all(0 <= token < model.vocabulary for token in [*tokens, chosen]):
         raise Refusal(f"These are not tokens of {model.name}: run the prompt again with this model.", "model")
-    hidden, attention = _last_row(model, tokens)
+    hidden, attention = _last_token(model, tokens)
     p = model.read_out(hidden).softmax(-1)
     return Inside(
         model.tokens.pieces(tokens),
@@ -62,9 +61,10 @@ def look(model: Model, tokens: list[int], chosen: int) -> Inside:
     )
 
 
-def _last_row(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """Hidden states [depth + 1, d] of the last token before each layer and after the last; its attention, [kv_heads,
-    tokens] a layer.
+def _last_token(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states [depth + 1, hidden_size] and attention, [kv_heads, tokens] for each layer, of the last token.
+
+    The hidden states are those before each layer and after the last.
     """
     store, last = model.new_store(), len(tokens) - 1
     for start in range(0, last, PIECE):
@@ -82,14 +82,17 @@ def _last_row(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
 
 def _lenses(model: Model, p: Tensor, chosen: int) -> list[Lens]:
     values, ids = p.topk(min(TOP, p.shape[-1]), -1)
-    entropies, chances = entr(p).sum(-1).tolist(), p[:, chosen].tolist()
-    named = [
-        [(token, model.tokens.piece(token), round(value, 6)) for token, value in zip(*row)]
-        for row in zip(ids.tolist(), values.tolist())
+    entropies, probabilities = entr(p).sum(-1).tolist(), p[:, chosen].tolist()
+    tops = [
+        [(token, model.tokens.piece(token), round(value, 6)) for token, value in zip(*layer)]
+        for layer in zip(ids.tolist(), values.tolist())
     ]
-    return [Lens(round(entropy, 4), round(chance, 6), top) for entropy, chance, top in zip(entropies, chances, named)]
+    return [
+        Lens(round(entropy, 4), round(probability, 6), top)
+        for entropy, probability, top in zip(entropies, probabilities, tops)
+    ]
 
 
 def _rounded(weights: Tensor) -> list[float]:
-    """Three decimals are what a shade can show; most weights of a long text then are a plain 0."""
+    """Three decimals suffice for a colour scale, and turn most weights of a long text into a short 0."""
     return [round(weight, 3) or 0 for weight in weights.tolist()]

@@ -1,6 +1,6 @@
-"""Turns rows, kept tokens and caches into events: what the model thought before each token, and what it weighed.
+"""Turns rows, committed tokens and caches into events.
 
-A lane holds one recorder. `Silent` notes only the text itself; the benchmark uses it to say what recording costs.
+A lane has one recorder. `Silent` records only the text; the benchmark uses it to measure the overhead of recording.
 """
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from playground.engine.kv_cache import KVCache
     from playground.engine.tokens import Tokens
 
-# a logarithm for what is impossible: times its probability it is nothing, where minus infinity is no number
-LOWEST = -1e30
-FAVOURITES = 5  # banned tokens that are named
+LOWEST = -1e30  # replaces log 0, so that 0 * log 0 is 0 and not NaN
+FAVOURITES = 5  # masked tokens that are listed
 
 
 @dataclass
-class Kept:
-    """A token on its way into the text, and the row it came from; forced tokens have none."""
+class CommittedToken:
+    """A token to commit, and the row it was chosen from; forced tokens have none."""
 
     token: int
     origin: Origin
@@ -38,71 +37,71 @@ class Kept:
 class Settled(NamedTuple):
     """What a policy did to a cache."""
 
-    freed: int = 0  # slots, over layers and heads
-    # by layer, what was merged into other slots; empty if nothing was in any layer
-    joined: list[MergedTokens | None] = []
+    freed: int = 0  # slots evicted, over layers and heads
+    joined: list[MergedTokens | None] = []  # by layer, the slots merged into others; empty if no layer merged any
 
 
 @dataclass
 class Recorder:
-    tokens: Tokens
-    top: int = 10  # candidates noted for each token
+    """Events of committed tokens and of the target's cache."""
 
-    def committed(self, kept: list[Kept], start: int, text: str) -> list[Event]:
-        """Events of freshly committed tokens: a Step and perhaps a Mask for each that has a row, then the Commit."""
+    tokens: Tokens
+    top: int = 10  # candidates recorded for each token
+
+    def committed(self, committed: list[CommittedToken], start: int, text: str) -> list[Event]:
+        """Events of new tokens: a Step, and with a grammar a Mask, for each that has a row, then the Commit."""
         events: list[Event] = []
-        logprobs: list[float | None] = [None] * len(kept)
-        seen = [(i, k) for i, k in enumerate(kept) if k.rows is not None]
-        if seen:
-            events, found = self._thoughts([k for _, k in seen], [start + i for i, _ in seen])
-            for (i, _), logprob in zip(seen, found):
+        logprobs: list[float | None] = [None] * len(committed)
+        with_rows = [(i, item) for i, item in enumerate(committed) if item.rows is not None]
+        if with_rows:
+            events, found = self._steps([item for _, item in with_rows], [start + i for i, _ in with_rows])
+            for (i, _), logprob in zip(with_rows, found):
                 logprobs[i] = logprob
-        forced = [k.token for k in kept if k.rows is None]
+        forced = [item.token for item in committed if item.rows is None]
         for mask in [event for event in events if isinstance(event, Mask)][-1:]:
             mask.forced = forced
-        events.append(self._commit(kept, start, text, logprobs))
+        events.append(self._commit(committed, start, text, logprobs))
         return events
 
-    def _commit(self, kept: list[Kept], start: int, text: str, logprobs: list[float | None]) -> Commit:
-        ids = [k.token for k in kept]
-        return Commit(start, ids, [self.tokens.piece(i) for i in ids], text, logprobs, [k.origin for k in kept])
+    def _commit(
+        self, committed: list[CommittedToken], start: int, text: str, logprobs: list[float | None]
+    ) -> Commit:
+        ids, origins = [item.token for item in committed], [item.origin for item in committed]
+        return Commit(start, ids, [self.tokens.piece(i) for i in ids], text, logprobs, origins)
 
-    def _thoughts(self, kept: list[Kept], positions: list[int]) -> tuple[list[Event], list[float]]:
-        """All tokens of one keep come from rows of one forward, so they are reckoned together."""
-        rows = kept[0].rows
-        places = [rows.row(k.node) for k in kept]
-        chosen = torch.tensor([k.token for k in kept], device=rows.raw.device)
-        stages = rows.stages_of(places)
-        logs = stages[0].scores.log_softmax(-1)
-        p = logs.exp()
+    def _steps(self, committed: list[CommittedToken], positions: list[int]) -> tuple[list[Event], list[float]]:
+        """Steps and Masks, and log-probabilities. The tokens of one commit come from one forward and are batched."""
+        rows = committed[0].rows
+        indices = [rows.row(item.node) for item in committed]
+        chosen = torch.tensor([item.token for item in committed], device=rows.raw.device)
+        stages = rows.stages_of(indices)
+        logp = stages[0].scores.log_softmax(-1)
+        p = logp.exp()
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
-        # with the logarithms at hand much cheaper than to take them again
-        uncertain = -(p * logs.clamp(min=LOWEST)).sum(-1)
-        final_uncertain = entropy(stages[-1].scores) if len(stages) > 1 else uncertain
-        numbers = torch.stack([uncertain, final_uncertain, logs.gather(-1, chosen[:, None])[:, 0]])
+        entropies = -(p * logp.clamp(min=LOWEST)).sum(-1)  # reuses logp, much cheaper than entropy()
+        final_entropies = entropy(stages[-1].scores) if len(stages) > 1 else entropies
+        numbers = torch.stack([entropies, final_entropies, logp.gather(-1, chosen[:, None])[:, 0]])
         raw_entropy, final_entropy, logprobs = numbers.tolist()
-        tops = [
-            self._candidates(*row)
-            for row in zip(ids.tolist(), values.tolist(), rows.finals(places, ids).tolist(), rows.falls(places, ids))
-        ]
+        final_p, removed_by = rows.final_probabilities(indices, ids).tolist(), rows.removed_by(indices, ids)
+        tops = [self._candidates(*columns) for columns in zip(ids.tolist(), values.tolist(), final_p, removed_by)]
         events: list[Event] = []
-        for i, (k, position, place, top) in enumerate(zip(kept, positions, places, tops)):
-            events.append(Step(position, raw_entropy[i], final_entropy[i], k.token, top, rows.stream))
+        for i, (item, position, index, top) in enumerate(zip(committed, positions, indices, tops)):
+            events.append(Step(position, raw_entropy[i], final_entropy[i], item.token, top, rows.stream))
             if rows.masks is not None:
-                events.append(self._mask(rows, place, position, p[i]))
+                events.append(self._mask(rows, index, position, p[i]))
         return events, logprobs
 
     def _candidates(
-        self, ids: list[int], raw: list[float], final: list[float], fell: list[str | None]
+        self, ids: list[int], raw: list[float], final: list[float], removed_by: list[str | None]
     ) -> list[Candidate]:
         pieces = self.tokens.pieces(ids)
         return [
-            Candidate(token, piece, round(p, 6), round(f, 6), why)
-            for token, piece, p, f, why in zip(ids, pieces, raw, final, fell)
+            Candidate(token, piece, round(p, 6), round(f, 6), stage)
+            for token, piece, p, f, stage in zip(ids, pieces, raw, final, removed_by)
         ]
 
-    def _mask(self, rows: Rows, place: int, position: int, p: Tensor) -> Mask:
-        allowed = rows.masks[place]
+    def _mask(self, rows: Rows, index: int, position: int, p: Tensor) -> Mask:
+        allowed = rows.masks[index]
         banned = p.masked_fill(allowed, 0.0)
         values, ids = banned.topk(FAVOURITES)
         favourites = [Candidate(token, self.tokens.piece(token), round(raw, 6), 0.0, "mask")
@@ -120,8 +119,11 @@ class Recorder:
             rows.mask_seconds / len(rows.masks),
         )
 
-    def cache(self, store: KVCache, guesses: int, settled: Settled) -> list[Event]:
-        """What the target's cache holds after a keep, and what a policy did to it."""
+    def cache(self, store: KVCache, drafted: int, settled: Settled) -> list[Event]:
+        """The state of the target's cache after a commit, and what a policy did to it.
+
+        `drafted` is how many slots the draft tokens of the round took.
+        """
         merged = sum(len(moving.heads) for moving in settled.joined if moving)
         joined = [moving.by_head(store.heads) if moving else [[]] * store.heads for moving in settled.joined]
         return [
@@ -131,10 +133,10 @@ class Recorder:
                 store.depth,
                 store.heads,
                 store.runs(),
-                guesses,
+                drafted,
                 settled.freed,
                 merged,
-                store.packed(),
+                store.quantised_slots(),
                 store.bytes(),
                 store.common,
                 store.common_bytes(),
@@ -144,10 +146,10 @@ class Recorder:
 
 
 class Silent(Recorder):
-    """Only the text, no thoughts."""
+    """Records only Commits."""
 
-    def committed(self, kept: list[Kept], start: int, text: str) -> list[Event]:
-        return [self._commit(kept, start, text, [None] * len(kept))]
+    def committed(self, committed: list[CommittedToken], start: int, text: str) -> list[Event]:
+        return [self._commit(committed, start, text, [None] * len(committed))]
 
-    def cache(self, store: KVCache, guesses: int, settled: Settled) -> list[Event]:
+    def cache(self, store: KVCache, drafted: int, settled: Settled) -> list[Event]:
         return []

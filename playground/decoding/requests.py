@@ -32,11 +32,11 @@ class FeedSource(Protocol):
 
 
 class InFlight(Protocol):
-    """A forward that runs in a worker thread (`decoding.async_forward.Flight`)."""
+    """A forward that runs in a worker thread (`decoding.async_forward.AsyncForward`)."""
 
     event: Forward
 
-    def land(self) -> tuple[list[Tensor], dict[int, Tensor]]:
+    def wait(self) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Wait for it; returns what Model.forward returned."""
 
 
@@ -53,8 +53,8 @@ class Feed:
     name: str = ""  # how the forward is reported, if not by the stream's name
     logits: Tensor | None = None  # [rows, V]
     captured: dict[int, Tensor] = field(default_factory=dict)  # hidden states before a layer, [rows, hidden_size]
-    flight: InFlight | None = None  # set if it runs in a worker thread
-    bearers: list[Any] = field(default_factory=list)  # lanes that share its cost, once it has run
+    in_flight: InFlight | None = None  # set if it runs in a worker thread
+    lanes: list[Any] = field(default_factory=list)  # lanes that share its cost, once it has run
 
     @property
     def rows(self) -> int:
@@ -63,7 +63,7 @@ class Feed:
     @property
     def plain(self) -> bool:
         """Whether it can share a batch: all layers run, and it is not in flight already."""
-        return self.plan.is_whole and not self.flight
+        return self.plan.is_whole and not self.in_flight
 
     @property
     def answer(self) -> Tensor:
@@ -77,8 +77,8 @@ class Feed:
 
     def describe(self) -> Forward:
         """The event for this forward, before it runs."""
-        if self.flight:
-            return self.flight.event
+        if self.in_flight:
+            return self.in_flight.event
         model, context = self.stream.model, self.work.context
         prompt = self.work.start < len(self.stream.prompt)
         phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"

@@ -1,7 +1,7 @@
-"""Chance, in one place. Every draw is keyed by what it decides, so a run repeats whatever the order of its forwards.
+"""The random numbers of a run. Every draw is keyed by its purpose, so runs repeat whatever the order of forwards.
 
-Two lanes with one seed share their draws: the uniform behind the token at a position is the same in both. A test may
-put another object in this one's place and enumerate what every draw could have been.
+Lanes with the same seed share their draws: the uniform number for the token at a position is the same. Tests replace
+`Draws` to enumerate every possible outcome.
 """
 from __future__ import annotations
 
@@ -16,20 +16,18 @@ SCALE = 2.0 ** -53
 
 
 class Draws:
-    """Uniform numbers in [0, 1) from a seed and a key: purpose, lineage, position, and how often that key was asked
-    before.
+    """Uniform numbers in [0, 1), hashed from a seed and a key: purpose, lineage, position, and number of earlier uses.
 
-    The lineage tells sequences that grow side by side from each other, so that one more of them changes nothing for the
-    rest.
+    The lineage identifies one of several parallel sequences, so that adding a sequence does not change the others.
     """
 
     def __init__(self, seed: int):
         self.seed = seed
-        self._asked: Counter = Counter()
+        self._uses: Counter = Counter()
 
     def uniform(self, purpose: str, position: int, lineage: int = 0) -> float:
-        count = self._asked[purpose, position, lineage]
-        self._asked[purpose, position, lineage] += 1
+        count = self._uses[purpose, position, lineage]
+        self._uses[purpose, position, lineage] += 1
         return self._uniform(purpose, position, lineage, count)
 
     def _uniform(self, purpose: str, position: int, lineage: int, count: int = 0) -> float:
@@ -37,7 +35,7 @@ class Draws:
         return (int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 11) * SCALE
 
     def flip(self, probability: float, purpose: str, position: int, lineage: int = 0) -> tuple[bool, float]:
-        """True with the given probability, and the uniform that decided."""
+        """True with the given probability, and the uniform number that decided."""
         u = self.uniform(purpose, position, lineage)
         return u < probability, u
 
@@ -50,9 +48,9 @@ class Draws:
         return self._uniform(purpose, len(history), lineage) < probability
 
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
-        """An index drawn from the distribution p [V], in order of ids."""
+        """Sample an index from a distribution p [V] by inverting its cumulative sum."""
         # Apple GPUs have no float64
         cumulated = p.cumsum(0, dtype=torch.float32 if p.device.type == "mps" else torch.float64)
         target = self.uniform(purpose, position, lineage) * float(cumulated[-1])
         index = int(torch.searchsorted(cumulated, target, right=True))
-        return index if index < len(p) else int(p.nonzero()[-1])  # rounding may carry the largest uniforms past the end
+        return index if index < len(p) else int(p.nonzero()[-1])  # rounding may exceed the sum

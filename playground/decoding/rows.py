@@ -1,6 +1,6 @@
-"""Rows: what a model thinks comes next, after the committed text and after every node of a guessed tree.
+"""Rows: next-token logits after the committed text and after every node of a draft tree.
 
-A row goes one way: raw - mask - penalties - temperature - truncation - draw. Target and draft rows go the same way.
+Each row passes through the same stages for target and draft: mask, penalties, temperature, truncation, sampling.
 """
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.decoding.sampler_chain import HIDDEN, Histories, Stage
-from playground.engine.sampling import REMOVED, certain, entropy, greedy
+from playground.decoding.sampler_chain import HIDDEN_STATES, Histories, Stage
+from playground.engine.sampling import REMOVED, entropy, greedy, one_hot
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Rows:
-    """Rows of one stream. Row i of the tensors belongs to tree node first + i; the root, node -1, is the end of the
-    committed text.
+    """Rows of one stream.
+
+    Row i of the tensors belongs to tree node first + i. The root, node -1, is the end of the committed text.
     """
 
     stream: str
@@ -37,32 +38,31 @@ class Rows:
     sequence: Text
     tree: TokenTree
     first: int = ROOT
-    # raw rows [n, V] that samplers read besides, and HIDDEN [n, width]
+    # what samplers read in addition: logits [n, V] of other streams and early exits, HIDDEN_STATES [n, hidden_size]
     others: dict[str | EarlyExit, Tensor] = field(default_factory=dict)
-    mask_seconds: float = 0.0  # time the grammar took for these rows
-    grammar_state: str = ""  # where the grammar stood at the root
-    masks: Tensor | None = None  # tokens the grammar allows after each node, [n, V]
+    mask_seconds: float = 0.0  # time to compute the masks of these rows
+    grammar_state: str = ""  # state of the grammar at the root
+    masks: Tensor | None = None  # tokens the grammar allows after each node, bool [n, V]
 
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
-        self._looked_at: dict[int, list[Stage]] = {}  # stages of single rows
-        # the same rows are often asked for several times in a row
-        self._last_asked: tuple[list[int], list[Stage]] = [], []
-        self._decided = False  # by the decoder, whatever the model says
-        if self.chain.matcher:  # now: the matcher moves on when tokens are kept
+        self._stages_by_row: dict[int, list[Stage]] = {}
+        self._last_stages: tuple[list[int], list[Stage]] = [], []  # cache: the same rows are often read repeatedly
+        self._staged = False  # whether the decoder added a stage
+        if self.chain.matcher:  # computed now because the matcher advances with every commit
             self.masks = self._masks()
 
     @property
     def count(self) -> int:
-        return self.raw.shape[0]  # len of a tensor goes a long way round
+        return self.raw.shape[0]  # faster than len of a tensor
 
     @property
     def committed(self) -> list[int]:
-        """The tokens before the root."""
+        """Tokens up to the root, prompt included."""
         return self.sequence.tokens[:self.length]
 
     def row(self, node: int) -> int:
-        """Index of a node's row; raises where the node was not part of this forward."""
+        """Index of the row of a node. Raises IndexError if the node was not part of this forward."""
         row = node - self.first
         if not 0 <= row < self.count:
             raise IndexError(f"no row for node {node}: these are nodes {self.first} to {self._last}")
@@ -74,12 +74,11 @@ class Rows:
 
     @property
     def hidden(self) -> Tensor | None:
-        """What the model's head reads in each row, [n, width]; None where no strategy of the lane needs hidden states.
-        """
-        return self.others.get(HIDDEN)
+        """Input of the lm_head, [n, hidden_size]; None if no strategy of the lane needs hidden states."""
+        return self.others.get(HIDDEN_STATES)
 
     def position(self, node: int) -> int:
-        """Position in the sequence of the token this row is about."""
+        """Position in the sequence of the token that follows a node."""
         return self.length + len(self.tree.path(node))
 
     def _masks(self) -> Tensor:
@@ -97,7 +96,7 @@ class Rows:
         self.mask_seconds = perf_counter() - start
         if self.chain.masking and self.first == ROOT and not bool(masks[0].any()):
             raise Refusal(
-                "The grammar allows no token here: nothing this model can write continues the text legally. Loosen the grammar.",
+                "The grammar allows no token of this model here, so the text cannot continue: loosen the grammar.",
                 "constraint",
             )
         return masks
@@ -108,42 +107,41 @@ class Rows:
 
     @cached_property
     def stages(self) -> list[Stage]:
+        """Scores of all rows after each stage, the raw logits first."""
         return self.chain.stages(self, Histories(self.committed, self.tree, range(self.first, self._last + 1)))
 
     def stages_of(self, rows: list[int]) -> list[Stage]:
-        """The stages of some rows alone. Of a large tree few rows are ever looked at, and samplers cost by the row."""
+        """The stages of these rows only: few rows of a large tree are read, and samplers cost time for each row."""
         if rows == list(range(self.count)):
             return self.stages
-        if self._last_asked[0] != rows:
-            self._last_asked = list(rows), self._stages_of(rows)
-        return self._last_asked[1]
+        if self._last_stages[0] != rows:
+            self._last_stages = list(rows), self._stages_of(rows)
+        return self._last_stages[1]
 
     def _stages_of(self, rows: list[int]) -> list[Stage]:
-        if self._plain or "stages" in self.__dict__ or self.count == 1:
-            some = where(rows)
-            return [stage._replace(scores=stage.scores[some]) for stage in self.stages]
-        self._look_at([row for row in dict.fromkeys(rows) if row not in self._looked_at])
-        found = [self._looked_at[row] for row in rows]
+        if self._raw_is_final or "stages" in self.__dict__ or self.count == 1:
+            index = row_index(rows)
+            return [stage._replace(scores=stage.scores[index]) for stage in self.stages]
+        self._compute_stages([row for row in dict.fromkeys(rows) if row not in self._stages_by_row])
+        found = [self._stages_by_row[row] for row in rows]
         return [
             stage._replace(scores=concat([stages[i].scores for stages in found])) for i, stage in enumerate(found[0])
         ]
 
-    def _look_at(self, rows: list[int]) -> None:
+    def _compute_stages(self, rows: list[int]) -> None:
         if not rows:
             return
-        part, some = copy(self), where(rows)
-        part.raw, part.others = self.raw[some], {name: raw[some] for name, raw in self.others.items()}
-        part.masks = None if self.masks is None else self.masks[some]
+        part, index = copy(self), row_index(rows)
+        part.raw, part.others = self.raw[index], {name: raw[index] for name, raw in self.others.items()}
+        part.masks = None if self.masks is None else self.masks[index]
         stages = self.chain.stages(part, Histories(self.committed, self.tree, [self.first + row for row in rows]))
         for i, row in enumerate(rows):
-            self._looked_at[row] = [stage._replace(scores=stage.scores[i:i + 1]) for stage in stages]
+            self._stages_by_row[row] = [stage._replace(scores=stage.scores[i:i + 1]) for stage in stages]
 
-    def decide(self, name: str, scores: Tensor) -> None:
-        """A decoder that reckons the law itself says so: scores [n, V] after a stage of its own, before anything is
-        drawn.
-        """
+    def add_stage(self, name: str, scores: Tensor) -> None:
+        """Append a stage with scores [n, V] that the decoder computed; call it before a token is sampled."""
         self.stages.append(Stage(name, scores.to(self.raw)))
-        self._decided, self._last_asked = True, ([], [])
+        self._staged, self._last_stages = True, ([], [])
 
     @property
     def scores(self) -> Tensor:
@@ -157,64 +155,62 @@ class Rows:
 
     @cached_property
     def p(self) -> Tensor:
-        """Distributions tokens are drawn from, [n, V]; all mass on the largest score where nothing is drawn by chance.
-        """
-        return self._chances(self.scores)
+        """Distributions that tokens are sampled from, [n, V]; one-hot if no sampler draws."""
+        return self._distributions(self.scores)
 
-    def chances(self, node: int = ROOT) -> Tensor:
-        """The row of `p` after one node, [V]; in a large tree cheaper than all of them."""
-        if self._plain and not self.chain.draws:
-            return certain(self.best(node), self.raw[self.row(node)])
-        return self._chances(self.stages_of([self.row(node)])[-1].scores)[0]
+    def distribution(self, node: int = ROOT) -> Tensor:
+        """The row of `p` after one node, [V]; cheaper than all of `p` for a large tree."""
+        if self._raw_is_final and not self.chain.draws:
+            return one_hot(self.best(node), self.raw[self.row(node)])
+        return self._distributions(self.stages_of([self.row(node)])[-1].scores)[0]
 
-    def _chances(self, scores: Tensor) -> Tensor:
+    def _distributions(self, scores: Tensor) -> Tensor:
         return (scores if self.chain.draws else greedy(scores)).softmax(-1).nan_to_num()
 
     def best(self, node: int = ROOT) -> int:
-        """The token of the largest final score."""
-        if self._plain:
-            return self._bests[self.row(node)] if self.raw.is_cuda else int(self.raw[self.row(node)].argmax())
+        """The token with the largest final score."""
+        if self._raw_is_final:
+            return self._raw_argmax[self.row(node)] if self.raw.is_cuda else int(self.raw[self.row(node)].argmax())
         return int(self.stages_of([self.row(node)])[-1].scores.argmax())
 
     @property
-    def _plain(self) -> bool:
-        """Whether final scores are the raw ones."""
-        return not (self.chain.samplers or self.others or self._decided) and (
+    def _raw_is_final(self) -> bool:
+        """Whether the final scores are the raw logits."""
+        return not (self.chain.samplers or self.others or self._staged) and (
             self.masks is None or not self.chain.masking
         )
 
     @cached_property
-    def _bests(self) -> list[int]:
-        """Of all rows at once: a GPU is waited for a single time."""
+    def _raw_argmax(self) -> list[int]:
+        """Computed for all rows at once, so that a GPU is synchronised only once."""
         return self.raw.argmax(-1).tolist()
 
     def entropy(self, node: int = ROOT) -> float:
-        """Entropy in nats of the model's own row, before masks and samplers."""
+        """Entropy in nats of the model's own distribution after a node, before masks and samplers."""
         return float(entropy(self.raw[self.row(node)]))
 
-    def finals(self, rows: list[int], tokens: Tensor) -> Tensor:
-        """Probability that tokens [n, k] of the given rows are drawn with, [n, k]."""
+    def final_probabilities(self, rows: list[int], tokens: Tensor) -> Tensor:
+        """Probabilities after masks and samplers of tokens [n, k] in these rows, [n, k]."""
         scores = self.stages_of(rows)[-1].scores
         if self.chain.draws:
-            return self._chances(scores).gather(-1, tokens)
+            return self._distributions(scores).gather(-1, tokens)
         return (tokens == scores.argmax(-1, keepdim=True)).float()
 
-    def falls(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
-        """For tokens [n, k] of the given rows: the stage that removed each, None where none did."""
-        fell: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
-        # the first stage that removed a token is written last
-        for name, scores, _ in reversed(self.stages_of(rows)[1:]):
+    def removed_by(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
+        """For tokens [n, k] in these rows: the name of the first stage that removed each, or None."""
+        removed: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
+        for name, scores, _ in reversed(self.stages_of(rows)[1:]):  # earlier stages overwrite later ones
             for row, column in (scores.gather(-1, tokens) == REMOVED).nonzero().tolist():
-                fell[row][column] = name
-        return fell
+                removed[row][column] = name
+        return removed
 
-    def kept(self, node: int, token: int, by: Text) -> Iterator[Event]:
-        """Tell samplers that remember, or have something to show, which token a sequence kept after a node."""
+    def observe_commit(self, node: int, token: int, by: Text) -> Iterator[Event]:
+        """Pass the token that a sequence committed after a node to samplers and the constraint; yields their events."""
         if self.chain.constraint and self.chain.constraint.explains:
             yield from self.chain.constraint.explain(self.committed + self.tree.prefix(node), token)
         if not self.chain.samplers:
             return
-        # not the row's, where it takes another sequence's row
+        # the samplers of the committing sequence, which may differ from that of the rows
         own = {sampler.name: sampler for sampler in by.chain.samplers}
         row, position = self.row(node), self.position(node) - self.sequence.start
         for before, stage in pairwise(self.stages_of([row])):
@@ -228,9 +224,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """A token chosen from a row, to be kept: by the sequence the row belongs to, or by another that stands at the same
-    place.
-    """
+    """A token chosen from a row, to be committed by the sequence of the row, or by another one with the same tokens."""
 
     token: int
     rows: Rows
@@ -244,15 +238,15 @@ class TokenChoice:
 
     @property
     def p(self) -> Tensor:
-        """Distribution it was chosen from, [V]."""
-        return self.rows.chances(self.node)
+        """The distribution it was chosen from, [V]."""
+        return self.rows.distribution(self.node)
 
 
-def where(rows: list[int]) -> slice | list[int]:
-    """An index of these rows; rows that follow one another are not copied."""
+def row_index(rows: list[int]) -> slice | list[int]:
+    """An index of these rows: a slice if they are consecutive, which avoids a copy."""
     return slice(rows[0], rows[-1] + 1) if rows and rows == list(range(rows[0], rows[-1] + 1)) else rows
 
 
 def concat(rows: list[Tensor]) -> Tensor:
-    """Rows [a, V] and [b, V] on one another, without a copy where there is only one."""
+    """Concatenate rows [a, V], [b, V], ..., without a copy if there is only one tensor."""
     return rows[0] if len(rows) == 1 else torch.cat(rows)

@@ -1,4 +1,4 @@
-"""What every row of a sequence passes through before a token is chosen: mixing, token mask, processors, samplers."""
+"""The chain that turns the logits of a sequence into scores: mixing, token mask, processors, samplers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from playground.contract.interfaces import SequenceInterface
     from playground.engine.grammar_matcher import Matcher
 
-HIDDEN = "hidden"
 Coin = Callable[[float, str, Sequence[int], int], bool]  # coin(probability, purpose, history, lineage)
+HIDDEN_STATES = "hidden"  # key of the lm_head's input among the tensors that samplers mix
 
 
 class Stage(NamedTuple):
-    """Scores [n, V] after one step of the way, and the sampler that made them; none for the raw ones and for the mask.
-    """
+    """Scores [n, V] after one stage and the sampler that computed them; None for the raw logits and the mask."""
 
     name: str
     scores: Tensor
@@ -30,7 +29,7 @@ class Stage(NamedTuple):
 
 
 class StageInput(Protocol):
-    """What the chain reads of `decoding.rows.Rows`."""
+    """The part of `decoding.rows.Rows` that the chain reads."""
 
     stream: str
     raw: Tensor  # logits [n, V]
@@ -40,18 +39,18 @@ class StageInput(Protocol):
 
 @dataclass
 class Chain:
-    """What every row of a sequence passes through before a token is drawn."""
+    """The mask and samplers of one sequence."""
 
     samplers: list[Sampler] = field(default_factory=list)
     matcher: Matcher | None = None
     end_ids: frozenset[int] = frozenset()
-    constraint: Constraint | None = None  # what the matcher follows, where it has more to say than its grammar
-    masking: bool = True  # False where the decoder itself sees to it that the text stays legal
+    constraint: Constraint | None = None  # the constraint behind the matcher, which may narrow its masks
+    masking: bool = True  # False if the decoder enforces the constraint itself
     coin: Coin | None = None  # chance for samplers that draw some of their own
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn by chance; argmax otherwise."""
+        """Whether tokens are sampled; argmax otherwise."""
         return any(sampler.draws for sampler in self.samplers)
 
     def follow(self, text: SequenceInterface) -> None:
@@ -60,11 +59,11 @@ class Chain:
             sampler.chance = flipping(self.coin, sampler.name, text)
 
     def fork(self) -> Chain:
-        """The same for another sequence: samplers that remember and the grammar go their own way from here."""
+        """A copy for another sequence, with its own matcher and sampler state."""
         return replace(self, samplers=deepcopy(self.samplers), matcher=self.matcher.fork() if self.matcher else None)
 
     def stages(self, rows: StageInput, histories: Sequence[list[int]]) -> list[Stage]:
-        """Scores after each stage, the raw ones first."""
+        """Scores after each stage, the raw logits first. `histories` are the tokens before each row."""
         stages = [Stage("raw", rows.raw)]
         for sampler in self._mixing() if rows.others and rows.stream == "target" else ():
             stages.append(Stage(sampler.name, sampler.mix({**rows.others, rows.stream: stages[-1].scores}), sampler))
@@ -85,7 +84,7 @@ def flipping(coin: Coin, name: str, text: SequenceInterface) -> Callable[[float,
 
 
 class Histories(Sequence):
-    """Tokens before each row, built only when a sampler asks."""
+    """The tokens before each row, built when a sampler reads them."""
 
     def __init__(self, committed: list[int], tree: TokenTree, nodes: Sequence[int]):
         self.committed, self.tree, self.nodes = committed, tree, nodes

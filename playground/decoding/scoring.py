@@ -1,8 +1,7 @@
-"""A text nobody is asked to write: what a model thinks before each of its tokens.
+"""Scores a given text: the model's distribution before each of its tokens.
 
-The text goes through in a few forwards and every token is committed as a forced one, so that events, trace and pictures
-are those of any lane. Nothing stands before the first token; it takes the place of the prompt. With a draft model both
-read, if their tokens are the same.
+The text is read in a few forwards and every token is committed as a forced one, so that events, traces and charts are
+those of any lane. The first token serves as the prompt. With a draft model of the same vocabulary both models score it.
 
     for stamped in score(models, Prompt("The red fox listens.")): ...
 """
@@ -24,8 +23,8 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Header
 
-SCORE = "score"  # stands in the header where other lanes name their strategy
-PIECE = 128  # tokens whose rows over the whole vocabulary are held at once
+SCORE = "score"  # `strategy` in the header
+PIECE = 128  # tokens per forward, whose logits over the whole vocabulary are in memory at once
 
 
 class AsWritten(Decoder):
@@ -37,21 +36,17 @@ class AsWritten(Decoder):
         yield lm.prefill()
         for start in range(0, len(self.text), PIECE):
             rows = yield lm.extend(chain(list(self.text[start:start + PIECE]), SCORE))
-            lm.keep_given(rows)
+            lm.commit_forced(rows)
 
 
 def score(models: Models, prompt: Prompt, recorder: type[Recorder] = Recorder) -> Session:
-    """A session whose lanes read the prompt, first the target, then the draft. Raises Refusal for a text of less than
-    two tokens.
-    """
+    """A session with one lane for each model, first the target, then the draft. Raises Refusal for a single token."""
     ids = prompt.encode(models.target)
     if len(ids) < 2:
-        raise Refusal(
-            "This text is a single token, and nothing stands before it to judge it by: write at least two.", "prompt"
-        )
-    readers = [models.target, *([models.draft] if models.draft and not models.differences else [])]
-    headers = [_header(lane, model, prompt, ids) for lane, model in enumerate(readers)]
-    return Session(headers, [_runner(model, ids, recorder) for model in readers])
+        raise Refusal("This text is a single token without a context to score it in: write at least two.", "prompt")
+    scorers = [models.target, *([models.draft] if models.draft and not models.differences else [])]
+    headers = [_header(lane, model, prompt, ids) for lane, model in enumerate(scorers)]
+    return Session(headers, [_runner(model, ids, recorder) for model in scorers])
 
 
 def _header(lane: int, model: Model, prompt: Prompt, ids: list[int]) -> Header:
@@ -62,14 +57,16 @@ def _header(lane: int, model: Model, prompt: Prompt, ids: list[int]) -> Header:
 
 
 def _runner(model: Model, ids: list[int], recorder: type[Recorder]) -> Runner | Refused:
-    """The text's own end tokens do not end it: a chat has several. Temperature 1 tells what sampling would draw with.
+    """The lane of one model. End tokens in the text do not end it, since a chat has several.
+
+    Temperature 1 makes the recorded final probabilities those of sampling.
     """
     decoder = AsWritten(text=tuple(ids[1:]))
     try:
         check_fit(decoder, model)
         if len(ids) > model.context:
             raise Refusal(
-                f"The text has {len(ids)} tokens, but {model.name} reads {model.context} at most: shorten it.", "prompt"
+                f"The text has {len(ids)} tokens, but {model.name} reads at most {model.context}: shorten it.", "prompt"
             )
         lane = Lane(
             ids[:1],

@@ -1,7 +1,7 @@
-"""A sequence: one text that grows, with all that moves along with it.
+"""A sequence: one growing text with its grammar, sampler and decoder state.
 
-Number 0 is the lane's own text. Others are forked from it or from each other, grow side by side, share the cache of
-what they have in common, and one of them may become the lane's text.
+Number 0 is the lane's own text. Others are forked from it or from each other, grow in parallel and share the KV cache
+of their common prefixes. One of them may become the lane's text.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Bounds:
     """What ends a text."""
 
-    most: int  # tokens, prompt included
+    most: int  # maximum number of tokens, prompt included
     end_ids: frozenset[int]
     stop: tuple[str, ...] = ()
 
@@ -31,29 +31,24 @@ class Sequence:
         self.tokens = list(prompt)  # everything committed, prompt included
         self.start = len(prompt)
         self.text = ""
-        self.reason: Reason | None = None  # why it ended
+        self.reason: Reason | None = None  # why it is complete
         self.logprobs: list[float | None] = []
         self.origins: list[str] = []
         chain.follow(self)
-        # its leaf in the lane's tree of branches, and how many tokens stand there or before
+        # its node in the lane's tree of branches, and the number of tokens up to that node
         self.node, self.placed = ROOT, len(prompt)
 
     def fork(self, number: int) -> Sequence:
-        """A sequence at the same place that goes its own way."""
-        twin = Sequence(number, self.tokens, self.bounds, self.chain.fork(), self.reader.copy())
-        twin.start, twin.text, twin.reason, twin.node, twin.placed = (
-            self.start,
-            self.text,
-            self.reason,
-            self.node,
-            self.placed,
-        )
-        twin.logprobs, twin.origins = list(self.logprobs), list(self.origins)
-        return twin
+        """An independent copy of this sequence with another number."""
+        child = Sequence(number, self.tokens, self.bounds, self.chain.fork(), self.reader.copy())
+        child.start, child.text, child.reason = self.start, self.text, self.reason
+        child.node, child.placed = self.node, self.placed
+        child.logprobs, child.origins = list(self.logprobs), list(self.origins)
+        return child
 
     @property
     def lineage(self) -> int:
-        """Whose chances it takes: the first branch takes the lane's own, every other has its own."""
+        """Key of its random numbers: the first fork uses those of the lane, every other one has its own."""
         return max(0, self.number - 1)
 
     @property
@@ -63,6 +58,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
+        """Number of tokens after the prompt."""
         return len(self.tokens) - self.start
 
     @property
@@ -71,7 +67,7 @@ class Sequence:
         return self.bounds.most - len(self.tokens)
 
     def append(self, token: int) -> str:
-        """Write one token; returns the text that became readable. The grammar has let it through already."""
+        """Append one token, which the grammar has already accepted; returns the text that became readable."""
         self.tokens.append(token)
         piece = self.reader.push([token])
         self.text += piece
@@ -79,12 +75,13 @@ class Sequence:
         return piece
 
     def finish(self) -> str:
-        """What was still waiting for the rest of its letter."""
+        """Flush the bytes of an incomplete last character; returns their text."""
         rest = self.reader.flush()
         self.text += rest
         return rest
 
     def take_back(self, count: int) -> None:
+        """Remove the last `count` tokens."""
         del self.tokens[len(self.tokens) - count:]
         if self.chain.matcher:
             self.chain.matcher.rollback(count)
@@ -95,13 +92,14 @@ class Sequence:
             return "end"
         if any(stop in self.text for stop in self.bounds.stop if stop):
             return "stop_string"
-        if self._nothing_follows():
+        if self._grammar_complete():
             return "grammar"
         return "length" if self.remaining <= 0 else None
 
-    def _nothing_follows(self) -> bool:
-        """Whether the grammar leaves nothing but the end. A decoder that owns the grammar writes the end itself: its
-        chance counts too.
+    def _grammar_complete(self) -> bool:
+        """Whether the grammar allows nothing but the end.
+
+        A decoder that enforces the grammar itself commits the end token, because its probability counts.
         """
-        written_out = self.chain.masking or not self.bounds.end_ids
-        return bool(written_out and self.chain.matcher and self.chain.matcher.stopped)
+        ends_here = self.chain.masking or not self.bounds.end_ids
+        return bool(ends_here and self.chain.matcher and self.chain.matcher.stopped)

@@ -1,11 +1,11 @@
-"""Runs lanes side by side, fairly: the lane whose clock shows least is served next, one forward at a time.
+"""The scheduler: runs lanes side by side, one forward at a time, always serving the lane with the smallest clock.
 
-Lanes whose clocks are about level and that wait for the same model share a forward, each with its own rows and cache.
-So four lanes take less time than four runs, and none gets ahead: a lane's clock is the sum of its own shares. What they
-have in common, the prompt, is read once for all of them (`prefixes`). A session is a plain synchronous object and owns
-no thread. Whoever drives it holds it by not calling `advance`.
+Lanes with similar clocks that wait for the same model share a forward, each with its own rows and KV cache. Four lanes
+therefore take less time than four runs. A lane's clock is the sum of its shares, so that no lane gets ahead. A common
+prompt is read once (`shared_prefix`). A session is a synchronous object without threads; it pauses while its caller
+does not call `advance`.
 
-    session = prepare(models, [Recipe("greedy"), Recipe("speculative")], Prompt("Once"), Limits())
+    session = prepare(models, [LaneConfig("greedy"), LaneConfig("speculative")], Prompt("Once"), Limits())
     for stamped in session: ...
 """
 from __future__ import annotations
@@ -39,49 +39,48 @@ from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.result import Result
 
-MOST_EVENTS = 10_000  # before a strategy has to ask for something, so that nobody waits for it in vain
-LEVEL = 0.03  # seconds by which a lane's clock may be ahead of the hindmost one's for the two to share a forward
+MOST_EVENTS = 10_000  # events without a request after which a strategy is considered to be in an endless loop
+CLOCK_TOLERANCE = 0.03  # seconds that a lane's clock may be ahead of the smallest one for the two to share a forward
 log = logging.getLogger(__name__)
-Judge = Callable[[str], Judged]  # how right a text is as the answer to the prompt
+Judge = Callable[[str], Judged]  # scores a text as the answer to the prompt
 
 
 @dataclass(frozen=True)
 class Models:
-    """The target and, where there is one, its draft, which may have tokens of its own."""
+    """The target and an optional draft model, which may have another vocabulary."""
 
     target: Model
     draft: Model | None = None
 
     @cached_property
     def differences(self) -> str:
-        """How the draft's tokens are not the target's, in a few words; empty where they are, and where there is no
-        draft.
-        """
+        """How the draft's vocabulary differs from the target's, in a few words; empty if it does not."""
         return differences(self.target.tokens, self.draft.tokens) if self.draft else ""
 
     @property
     def draft_place(self) -> str:
-        """Where the draft lies, " on cuda:1"; empty where that is where the target does, and where there is no draft.
-        """
+        """The device of the draft, " on cuda:1"; empty if it is the device of the target."""
         return f" on {self.draft.device}" if self.draft and self.draft.device != self.target.device else ""
 
     def by_stream(self, assembly: Assembly) -> dict[str, Model]:
-        """The models a lane reads. Raises Refusal where there is no draft, and where a part of the lane cannot
-        translate its tokens.
+        """The models that a lane reads, by stream.
+
+        Raises Refusal if it needs a draft and there is none, or one with tokens that its strategies cannot translate.
         """
-        drafted = [part for part in assembly.strategies() if "draft" in part.needs]
-        if not drafted:
+        drafting = [part for part in assembly.strategies() if "draft" in part.needs]
+        if not drafting:
             return {"target": self.target}
         if self.draft is None:
             raise Refusal(
-                f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its vocabulary.",
+                f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its "
+                "vocabulary.",
                 "draft",
             )
-        bound = [part.name for part in drafted if not part.translates]
-        if bound and self.differences:
+        same_vocabulary = [part.name for part in drafting if not part.translates]
+        if same_vocabulary and self.differences:
             raise Refusal(
-                f"The draft model has another vocabulary ({self.differences}), which {bound[0]} cannot translate: choose a draft of the same "
-                f"model family, or guess with {' or '.join(translating())}.",
+                f"The draft model has another vocabulary ({self.differences}), which {same_vocabulary[0]} cannot "
+                f"translate: choose a draft of the same model family, or draft with {' or '.join(translating())}.",
                 "draft",
             )
         return {"target": self.target, "draft": self.draft}
@@ -89,42 +88,36 @@ class Models:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the models continue: raw text, or a user's message with an optional system message and earlier (user,
-    assistant) turns.
-    """
+    """The input to continue: plain text, or a user message with an optional system message and earlier turns."""
 
     text: str
     chat: bool = False
     system: str = ""
-    context: str = ""  # a passage the answer should rest on, read before the prompt
-    before: tuple[tuple[str, str], ...] = ()
+    context: str = ""  # a passage before the prompt that the answer should be based on
+    before: tuple[tuple[str, str], ...] = ()  # earlier turns of the chat: (user, assistant)
 
     def instructed(self, instruction: str) -> Prompt:
-        """The same with an instruction before the question. It is no system message: not every chat template has a
-        place for one.
-        """
+        """The prompt with an instruction before the text, since not every chat template supports a system message."""
         divider = " " if self.chat else "\n"
         return replace(self, text=f"{instruction.strip()}{divider}{self.text}") if instruction.strip() else self
 
     def without_context(self) -> Prompt:
-        """The same question with nothing to rest on."""
+        """The prompt without its passage."""
         return replace(self, context="")
 
     def whole(self) -> str:
-        """Context and prompt as the model reads them."""
+        """Passage and prompt as one text."""
         passage = self.context.strip()
         if not passage:
             return self.text
         return f"Read this: {passage} Now answer: {self.text}" if self.chat else f"{passage}\n{self.text}"
 
     def encode(self, model: Model) -> list[int]:
-        """Token ids; raises Refusal for an empty prompt, for turns without a chat, and for what leaves the model no
-        room.
-        """
+        """Token ids. Raises Refusal for an empty prompt, earlier turns without chat, and a prompt that is too long."""
         if not self.text.strip():
             raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
         if self.before and not self.chat:
-            raise Refusal("Earlier turns belong to a chat: turn chat on, or take the turns away.", "before")
+            raise Refusal("Earlier turns require a chat: turn chat on, or remove the turns.", "before")
         ids = (
             model.tokens.encode_chat(self.whole(), self.system, self.before)
             if self.chat
@@ -132,7 +125,7 @@ class Prompt:
         )
         if len(ids) >= model.context:
             raise Refusal(
-                f"The prompt has {len(ids)} tokens, but {model.name} reads {model.context} at most: shorten it.",
+                f"The prompt has {len(ids)} tokens, but {model.name} reads at most {model.context}: shorten it.",
                 "prompt",
             )
         return ids
@@ -140,10 +133,10 @@ class Prompt:
 
 @cache
 def leave_a_core() -> None:
-    """Let torch compute on all processor cores but one, which is left to whoever shows the run.
+    """Limit torch to all CPU cores but one, which is left to the server and the browser.
 
-    Its threads wait for each other many times a token: where one of them has to share its core with a server or a
-    browser, all of them stand still. Call it before the first forward; OMP_NUM_THREADS, where it is set, is obeyed.
+    The threads synchronise many times per token, so one thread that shares its core slows down all of them. Call it
+    before the first forward. It does nothing if OMP_NUM_THREADS is set.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))
@@ -154,27 +147,25 @@ class Runner:
 
     def __init__(self, lane: Lane, assembly: Assembly):
         self.lane, self.clock = lane, 0.0
-        self._generator = _speech(assembly, lane)
+        self._generator = _decode(assembly, lane)
         self._request: Request | None = None
-        self._begun = self._answered = self.finished = False
+        self._started = self._answered = self.finished = False
 
     @property
     def feeds(self) -> list[Feed]:
-        """Forwards the lane waits for; empty where it can go on without. One that another lane waited for too may have
-        been made already.
-        """
+        """Pending forwards of the lane; empty if it can continue, as when another lane ran a shared forward."""
         return [feed for feed in self._request.feeds if feed.logits is None] if self._request else []
 
     def advance(self) -> list[Event]:
-        """Serve what the lane waits for and let the strategy speak until it waits again."""
+        """Run the pending forwards and the strategy up to its next ones; returns the events."""
         serve([self])
         return self.go_on()
 
     def go_on(self) -> list[Event]:
-        """With what it waited for served, run to the next forward the lane waits for; what was told meanwhile."""
+        """After the pending forwards: run the strategy up to its next ones; returns the events."""
         start = perf_counter()
         try:
-            with torch.inference_mode():  # nothing here is differentiated; a strategy that learns says so itself
+            with torch.inference_mode():  # a strategy that trains enables gradients itself
                 self._go_on()
         except Exception as error:
             self.fail(error)
@@ -183,47 +174,50 @@ class Runner:
         return self._drain()
 
     def _go_on(self) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             self.lane.begin()
-            self._run_on(None)
+            self._resume(None)
         elif self._answered or self._request.go_on():
-            self._run_on(self._request.result)
+            self._resume(self._request.result)
 
     def fail(self, error: Exception) -> None:
-        """Whatever goes wrong is this lane's own failure, and says what to do."""
+        """End the lane with an error, turned into a message that says what to do."""
         if isinstance(error, Refusal):
             message = str(error)
         elif isinstance(error, torch.OutOfMemoryError):
-            message = "The device ran out of memory: shorten the prompt, take a smaller model, or quantise it."
+            message = "The device ran out of memory: shorten the prompt, choose a smaller model, or quantise it."
         else:
             log.error("a lane failed", exc_info=error)
-            message = f"The strategy stopped with an unexpected error ({type(error).__name__}: {error}). The other lanes go on."
+            message = (
+                f"The strategy stopped with an unexpected error ({type(error).__name__}: {error}). "
+                "The other lanes continue."
+            )
         self._finish(Failed(message))
 
-    def _run_on(self, answer: object) -> None:
-        """Let the strategy speak until it asks for something or the text is complete."""
+    def _resume(self, answer: object) -> None:
+        """Run the strategy until it yields a request or the text is complete."""
         while not self.lane.reason:
             if len(self.lane.events) > MOST_EVENTS:
-                raise RuntimeError(f"it told {MOST_EVENTS} events and asked for nothing: a loop in it needs a request")
+                raise RuntimeError(f"it yielded {MOST_EVENTS} events without a request: it may be in an endless loop")
             try:
-                said = self._generator.send(answer)
+                yielded = self._generator.send(answer)
             except StopIteration:
                 self.lane.reason = "end"
                 break
             answer = None
-            if isinstance(said, Request):
-                self._request, self._answered = said, said.go_on()
-                if self.lane.reason:  # what was kept completes the text
+            if isinstance(yielded, Request):
+                self._request, self._answered = yielded, yielded.go_on()
+                if self.lane.reason:  # a commit completed the text
                     break
                 return
-            if not isinstance(said, Event):
-                raise TypeError(f"a strategy yields events and requests, not {type(said).__name__}")
-            self.lane.record(said)
+            if not isinstance(yielded, Event):
+                raise TypeError(f"a strategy yields events and requests, not {type(yielded).__name__}")
+            self.lane.record(yielded)
         self._finish(Done(self.lane.reason))
 
     def stop(self) -> list[Event]:
-        """End now; the text stays as it is."""
+        """End the lane now; the text so far remains."""
         if not self.finished:
             self._finish(Done("stopped"))
         return self._drain()
@@ -234,7 +228,7 @@ class Runner:
         self.lane.events.append(last)
         try:
             self._generator.close()
-        except Exception:  # the text is what it is; nobody waits for this strategy any more
+        except Exception:  # the lane has ended, so this is only logged
             log.exception("a strategy failed while it was closed")
 
     def _drain(self) -> list[Event]:
@@ -242,103 +236,102 @@ class Runner:
         return events
 
 
-class Due(NamedTuple):
-    """A feed, and who waits for it: more than one lane where it reads a prompt for all of them."""
+class PendingFeed(NamedTuple):
+    """A feed and the runners that wait for it; several if it belongs to a shared prefix."""
 
     feed: Feed
     runners: list[Runner]
 
 
 def serve(runners: list[Runner]) -> None:
-    """Carry out the forwards these lanes wait for, those of one model in one batch."""
-    due: dict[int, Due] = {}
+    """Run the pending forwards of these lanes, batched by model."""
+    pending: dict[int, PendingFeed] = {}
     for runner in runners:
         for feed in runner.feeds:
-            due.setdefault(id(feed), Due(feed, [])).runners.append(runner)
-    batches: dict[int, list[Due]] = {}
-    for one in due.values():
-        batches.setdefault(id(one.feed.stream.model if one.feed.plain else one.feed), []).append(one)
-    with torch.inference_mode():  # as strategies speak: what they keep may be written into
+            pending.setdefault(id(feed), PendingFeed(feed, [])).runners.append(runner)
+    batches: dict[int, list[PendingFeed]] = {}
+    for item in pending.values():
+        batches.setdefault(id(item.feed.stream.model if item.feed.plain else item.feed), []).append(item)
+    with torch.inference_mode():  # the mode that strategies run in, so that they may write to the results
         for batch in batches.values():
             _forward(batch)
 
 
-def _forward(batch: list[Due]) -> None:
-    """One forward. Where lanes together are too much for the device, each gets one of its own, so that one alone fails.
-    """
+def _forward(batch: list[PendingFeed]) -> None:
+    """Run one batched forward. If it fails, as for lack of memory, every feed is run separately."""
     if len(batch) > 1:
         try:
             return _run(batch)
         except Exception:
-            log.info("a forward of %d lanes failed; each goes alone", len(batch))
-    for one in batch:
-        _run_alone(one)
+            log.info("a forward of %d lanes failed; running them separately", len(batch))
+    for item in batch:
+        _run_alone(item)
 
 
-def _run_alone(due: Due) -> None:
-    """A forward that fails is tried for each who waits for it, so that nobody goes on without an answer."""
-    for place, runner in enumerate(due.runners):
+def _run_alone(pending: PendingFeed) -> None:
+    """Run one feed. If it fails, one waiting lane fails and it is retried for the others."""
+    for index, runner in enumerate(pending.runners):
         try:
-            return _run([Due(due.feed, due.runners[place:])])
+            return _run([PendingFeed(pending.feed, pending.runners[index:])])
         except Exception as error:
             runner.fail(error)
 
 
-def _run(batch: list[Due]) -> None:
-    feeds, told = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
-    logits, captured, seconds = _made(feeds)
+def _run(batch: list[PendingFeed]) -> None:
+    feeds, events = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
+    logits, captured, seconds = _timed_forward(feeds)
     rows = sum(feed.rows for feed in feeds)
     shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
     lanes = len({id(runner) for _, runners in batch for runner in runners})
-    for i, ((feed, runners), event, raw) in enumerate(zip(batch, told, logits)):
+    for i, ((feed, runners), event, raw) in enumerate(zip(batch, events, logits)):
         feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
-        feed.bearers = [runner.lane for runner in runners]
+        feed.lanes = [runner.lane for runner in runners]
         event.seconds, event.lanes = seconds * feed.rows / rows, lanes
         _charge(runners, event)
 
 
-def _made(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], float]:
-    """Logits of each, captured states of all, and the seconds that was waited for. A forward made aside has no company.
-    """
-    model, flight = feeds[0].stream.model, feeds[0].flight
-    with nullcontext() if flight else model.turn:
+def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], float]:
+    """Logits of each feed, captured states of all, and the seconds waited. An asynchronous feed is the only one."""
+    model, in_flight = feeds[0].stream.model, feeds[0].in_flight
+    with nullcontext() if in_flight else model.lock:
         start = perf_counter()
-        made = flight.land() if flight else model.forward([feed.work for feed in feeds], _plan_of(feeds))
-        return *made, perf_counter() - start
+        outputs = in_flight.wait() if in_flight else model.forward([feed.work for feed in feeds], _plan_of(feeds))
+        return *outputs, perf_counter() - start
 
 
 def _plan_of(feeds: list[Feed]) -> LayerPlan:
-    """What a forward does that all of these share: it captures what any of them wants."""
+    """The plan of a batched forward, which captures every layer that any feed needs."""
     plan = feeds[0].plan
     return plan if len(feeds) == 1 else replace(plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
 
 
 def _charge(runners: list[Runner], event: Forward) -> None:
-    """Tell those who waited for a feed what was made. Where they are several, each bears an equal part of its cost."""
-    part = len(runners)
-    event.readers, event.seconds, event.flops = part, event.seconds / part, event.flops / part
+    """Record a forward in the lanes that waited for it and split its cost equally among them."""
+    count = len(runners)
+    event.readers, event.seconds, event.flops = count, event.seconds / count, event.flops / count
     for runner in runners:
         runner.clock += event.seconds
-        runner.lane.record(event if part == 1 else replace(event))  # every lane has an event of its own
+        runner.lane.record(event if count == 1 else replace(event))  # events are mutable, so each lane gets a copy
 
 
-def _speech(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:
+def _decode(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:
     """What samplers yield before the prompt is read, then what the decoder yields.
 
-    Nothing of it runs before the lane's first turn, so its errors are the lane's own.
+    It runs when the lane is first scheduled, so that errors belong to this lane.
     """
-    said = assembly.decoder.decode(lane)
-    if not isinstance(said, Iterator):
+    steps = assembly.decoder.decode(lane)
+    if not isinstance(steps, Iterator):
         raise TypeError(
-            f"decode of {type(assembly.decoder).__name__} returned {type(said).__name__}: it has to be a generator, so write `yield`"
+            f"decode of {type(assembly.decoder).__name__} returned {type(steps).__name__}: it has to be a generator, "
+            "so write `yield`"
         )
     for sampler in assembly.samplers:
         yield from sampler.prepare(lane)
-    return (yield from said)
+    return (yield from steps)
 
 
 class Refused:
-    """Stands in for a runner whose lane could not be set up; it says so once."""
+    """Takes the place of a Runner if its lane could not be set up. Its only event is Failed."""
 
     clock, feeds = 0.0, ()
 
@@ -354,14 +347,12 @@ class Refused:
 
 
 class Session:
-    """Lanes over one prompt. `trace` grows in place while they run. With a `judge`, a lane that was not stopped is told
-    how right its text is.
-    """
+    """Lanes over one prompt. `trace` grows while they run. A `judge` scores the text of every lane that completes."""
 
     def __init__(self, headers: list[Header], runners: list[Runner | Refused], judge: Judge | None = None):
         self.trace = Trace(headers)
         self._runners, self.judge = runners, judge
-        _read_together(
+        _share_prefixes(
             [runner.lane for runner in runners if isinstance(runner, Runner) and isinstance(runner.lane, Lane)]
         )
 
@@ -381,41 +372,44 @@ class Session:
             yield from self.advance()
 
     def advance(self) -> list[Stamped]:
-        """One turn of the live lane whose clock shows least, and of those that share its forward; empty when all are
-        finished.
+        """Run the live lane with the smallest clock, and those that share its forward, up to their next forwards.
+
+        Returns their events; empty when all lanes are finished.
         """
-        return self._turn(self._live())
+        return self._schedule(self._live())
 
     def step(self) -> list[Stamped]:
-        """Every live lane runs up to and with its next commit."""
+        """Run every live lane up to its next commit, inclusive."""
         stamped: list[Stamped] = []
         waiting = self._live()
         while waiting:
-            new = self._turn(waiting)
+            new = self._schedule(waiting)
             committed = {s.lane for s in new if isinstance(s.event, (Commit, Fill))}
             waiting = [lane for lane in waiting if lane not in committed and not self._runners[lane].finished]
             stamped += new
         return stamped
 
-    def _turn(self, lanes: list[int]) -> list[Stamped]:
-        """Of lanes that are about level, one that needs no forward goes first; then the hindmost, with all that wait
-        for its model.
+    def _schedule(self, lanes: list[int]) -> list[Stamped]:
+        """Run some of the lanes whose clocks are similar to the smallest one.
+
+        This is one that needs no forward, if any, and otherwise all that can share a batch with the lane with the
+        smallest clock.
         """
         if not lanes:
             return []
         runners = self._runners
-        hindmost = min(lanes, key=lambda lane: runners[lane].clock)
-        level = [lane for lane in lanes if runners[lane].clock <= runners[hindmost].clock + LEVEL]
-        free = [lane for lane in level if not runners[lane].feeds]
+        slowest = min(lanes, key=lambda lane: runners[lane].clock)
+        similar = [lane for lane in lanes if runners[lane].clock <= runners[slowest].clock + CLOCK_TOLERANCE]
+        ready = [lane for lane in similar if not runners[lane].feeds]
         return self._serve(
-            free[:1] or [lane for lane in level if lane == hindmost or _shared(runners[lane], runners[hindmost])]
+            ready[:1] or [lane for lane in similar if lane == slowest or _batchable(runners[lane], runners[slowest])]
         )
 
     def _serve(self, lanes: list[int]) -> list[Stamped]:
         serve([self._runners[lane] for lane in lanes])
-        return [stamped for lane in lanes for stamped in self._stamp(lane, self._told(self._runners[lane]))]
+        return [stamped for lane in lanes for stamped in self._stamp(lane, self._events_of(self._runners[lane]))]
 
-    def _told(self, runner: Runner | Refused) -> list[Event]:
+    def _events_of(self, runner: Runner | Refused) -> list[Event]:
         return runner.stop() if runner.finished else runner.go_on()
 
     def stop(self, lane: int | None = None) -> list[Stamped]:
@@ -424,59 +418,53 @@ class Session:
         return [stamped for index in chosen for stamped in self._stamp(index, self._runners[index].stop())]
 
     def _stamp(self, lane: int, events: list[Event]) -> list[Stamped]:
-        # as a file keeps it, so that a saved run reads the same
-        stamped, clock = [], round(self._runners[lane].clock, 6)
+        stamped, clock = [], round(self._runners[lane].clock, 6)  # rounded as in a saved trace
         for event in events:
-            for told in (*self._judged(lane, event), event):
-                stamped.append(Stamped(lane, len(self.trace.events), clock, told))
+            for item in (*self._judged(lane, event), event):
+                stamped.append(Stamped(lane, len(self.trace.events), clock, item))
                 self.trace.append(stamped[-1])
         return stamped
 
     def _judged(self, lane: int, event: Event) -> list[Judged]:
-        """What the judge says of a text that is about to end on its own. A canvas is no such text."""
-        ends = isinstance(event, Done) and event.reason != "stopped" and not self.headers[lane].canvas
-        return [self.judge(Result(self.trace.lane(lane)).text)] if self.judge and ends else []
+        """The judge's score if `event` completes a text. Stopped lanes and canvases are not judged."""
+        complete = isinstance(event, Done) and event.reason != "stopped" and not self.headers[lane].canvas
+        return [self.judge(Result(self.trace.lane(lane)).text)] if self.judge and complete else []
 
 
-def _read_together(lanes: list[Lane]) -> None:
-    """Let lanes that begin with the same prompt read it once."""
+def _share_prefixes(lanes: list[Lane]) -> None:
+    """Let lanes with the same prompt read it once."""
     prefixes = SharedPrefixes(lanes)
     for lane in lanes:
         lane.prefixes = prefixes
 
 
-def _shared(runner: Runner, other: Runner) -> bool:
-    """Whether two lanes wait for forwards of one model that may be one."""
+def _batchable(runner: Runner, other: Runner) -> bool:
+    """Whether the pending forwards of two lanes can share a batch."""
     models = {id(feed.stream.model) for feed in other.feeds if feed.plain}
     return all(feed.plain and id(feed.stream.model) in models for feed in runner.feeds)
 
 
-def prepare(models: Models, recipes: list[LaneConfig], prompt: Prompt, limits: Limits,
+def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: Limits,
             recorder: type[Recorder] = Recorder, memory: Memory | None = None, judge: Judge | None = None) -> Session:
-    """A session ready to run. Raises Refusal where nothing can run; a single lane that cannot says so in its own place.
-    """
-    if not recipes:
+    """Prepare a session. Raises Refusal if nothing can run; if a single lane cannot run, that lane fails."""
+    if not configs:
         raise Refusal("There is no lane to run: add one.", "lanes")
     if not all(limits.stop):
-        raise Refusal("A stop string is empty, and an empty text is everywhere: leave it away.", "stop")
+        raise Refusal("A stop string is empty and would match immediately: remove it.", "stop")
     if limits.max_new_tokens < 1:
         raise Refusal("The length must be at least 1 token.", "max_new_tokens")
     ids = prompt.encode(models.target)
     headers, runners = [], []
-    for index, recipe in enumerate(recipes):
-        own = _own(limits, recipe)
-        header = header_of(models, prompt, ids, own)
-        header.lane, header.strategy, header.title, header.forced = (
-            index,
-            recipe.strategy,
-            recipe.strategy,
-            list(recipe.forced),
-        )
+    for index, config in enumerate(configs):
+        lane_limits = _limits_of(limits, config)
+        header = header_of(models, prompt, ids, lane_limits)
+        header.lane, header.strategy, header.title = index, config.strategy, config.strategy
+        header.forced = list(config.forced)
         headers.append(header)
         try:
-            assembly = assemble(recipe)
+            assembly = assemble(config)
             _describe(header, assembly, models)
-            lane = _lane(models, assembly, prompt, own, recorder, memory)
+            lane = _new_lane(models, assembly, prompt, lane_limits, recorder, memory)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
             header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))
@@ -485,27 +473,26 @@ def prepare(models: Models, recipes: list[LaneConfig], prompt: Prompt, limits: L
     return Session(headers, runners, judge)
 
 
-def _own(limits: Limits, recipe: LaneConfig) -> Limits:
-    """The limits of one lane: what its text begins with, and its own seed where it has one."""
-    seed = limits.seed if recipe.seed is None else recipe.seed
-    return replace(limits, forced=tuple(recipe.forced), seed=seed)
+def _limits_of(limits: Limits, config: LaneConfig) -> Limits:
+    """The limits of one lane: with its forced tokens, and its own seed if it has one."""
+    seed = limits.seed if config.seed is None else config.seed
+    return replace(limits, forced=tuple(config.forced), seed=seed)
 
 
-def _lane(
+def _new_lane(
     models: Models, assembly: Assembly, prompt: Prompt, limits: Limits, recorder: type[Recorder], memory: Memory | None
 ) -> Lane | Canvas:
-    """What a decoder touches: text that grows, or a canvas that is filled. Raises Refusal where the model cannot do
-    that.
-    """
+    """The object that the decoder receives: a Lane or a Canvas. Raises Refusal if the model does not support it."""
     check_fit(assembly.decoder, models.target)
     _check_forced(limits, models.target)
-    ids, chosen, told = prompt.encode(models.target), models.by_stream(assembly), recorder(models.target.tokens)
+    ids, by_stream = prompt.encode(models.target), models.by_stream(assembly)
+    lane_recorder = recorder(models.target.tokens)
     if assembly.decoder.kind == "canvas_decoder":
-        return Canvas(ids, chosen, assembly, limits, told)
+        return Canvas(ids, by_stream, assembly, limits, lane_recorder)
     others = _other_prompts(assembly, prompt, models.target)
-    if "draft" in chosen and models.differences:
+    if "draft" in by_stream and models.differences:
         others["draft"] = prompt.encode(models.draft)
-    lane = Lane(ids, chosen, assembly, limits, told, others, memory)
+    lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory)
     lane.passage = prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)
     return lane
@@ -515,20 +502,21 @@ def _check_forced(limits: Limits, model: Model) -> None:
     """Raise Refusal for fixed tokens that the model does not have, and for more of them than the run generates."""
     if len(limits.forced) > limits.max_new_tokens:
         raise Refusal(
-            f"The text begins with {len(limits.forced):,} fixed tokens, and the run generates {limits.max_new_tokens:,} at most: "
-            "raise the number of tokens.",
+            f"The text begins with {len(limits.forced):,} fixed tokens, and the run generates at most "
+            f"{limits.max_new_tokens:,}: raise the number of tokens.",
             "forced",
         )
     unknown = next((token for token in limits.forced if not 0 <= token < model.vocabulary), None)
     if unknown is not None:
         raise Refusal(
-            f"The text begins with token {quoted(unknown)}, and {model.name} has {model.vocabulary:,} tokens: take the text of this model.",
+            f"The text begins with token {quoted(unknown)}, and {model.name} has {model.vocabulary:,} tokens: "
+            "use tokens of this model.",
             "forced",
         )
 
 
 def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str, list[int]]:
-    """What streams over another prompt read, by name; raises Refusal where there is no context to leave away."""
+    """The other prompts by stream. Raises Refusal if a strategy needs a passage and the prompt has none."""
     found = {
         name: prompt.instructed(text).encode(model)
         for sampler in assembly.samplers
@@ -538,14 +526,14 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
         return found
     if not prompt.context.strip():
         needing = assembly.needing("context")
-        raise Refusal(f"{needing} needs a context, and there is none: give a passage as context.", "context")
+        raise Refusal(f"{needing} needs a context and there is none: enter a passage as context.", "context")
     shorter = assembly.decoder.passages(prompt.context.strip(), prompt.text)
     found |= {name: replace(prompt, context=passage).encode(model) for name, passage in shorter.items()}
     return {**found, "without_context": prompt.without_context().encode(model)}
 
 
 def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) -> Header:
-    """What models, prompt and limits say of a lane; `ids` are the tokens it reads before it writes."""
+    """A header with the facts about models, prompt and limits; `ids` are the tokens of the prompt."""
     target = models.target
     return Header(
         model=target.name,
@@ -567,9 +555,11 @@ def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) ->
 
 
 def _describe(header: Header, assembly: Assembly, models: Models) -> None:
+    """Add the facts about the strategies to a header."""
     decoder = assembly.decoder
     header.title, header.parts, header.guarantee = decoder.title, assembly.parts(), assembly.guarantee()
     header.reconstruction = any(part.reconstruction for part in assembly.strategies())
     if "draft" in assembly.needs() and models.draft:
-        itself = models.draft.name == header.model and models.draft.quantization != header.quantization
-        header.draft = models.draft.name + (f" in {models.draft.quantization}" if itself else "") + models.draft_place
+        same_model = models.draft.name == header.model and models.draft.quantization != header.quantization
+        quantization = f" in {models.draft.quantization}" if same_model else ""
+        header.draft = models.draft.name + quantization + models.draft_place

@@ -1,9 +1,9 @@
-"""Prompts with which several lanes of a session begin: each is read once, and its keys and values are held once.
+"""Prompts shared by several lanes of a session: each is read once, and its keys and values are stored once.
 
-Lanes that want one wait for the same forwards, and whoever's turn comes first makes them. So a prompt belongs to no
-lane: any of them may stop or come late. What follows it is each lane's own, and where lanes go forward together their
-rows go over the prompt as one (`engine.prefix`). Nothing is approximated. After Hydragen, Juravsky et al. 2024, arXiv
-2402.05099.
+The lanes wait for the same forwards, and the first one that is scheduled runs them. The prefix belongs to no lane, so
+any of them may stop or start late. After the prefix each lane has its own slots. In batched forwards the rows of all
+lanes attend to the prefix together (`engine.cascade_attention`). Attention stays exact. After Hydragen, Juravsky et al.
+2024, arXiv 2402.05099.
 """
 from __future__ import annotations
 
@@ -24,60 +24,61 @@ if TYPE_CHECKING:
     from playground.decoding.stream import Stream
     from playground.engine.kv_cache import KVCache
 
-# tokens from which on a prompt is held once: a shorter one is copied, for attention in two parts would cost a small
-# model more than that
-HELD_ONCE = 256
+# prompt length in tokens from which it is stored once; a shorter one is copied, which costs a small model less than
+# attention in two parts
+STORED_ONCE = 256
 
 
 class SharedPrefix:
-    """One prompt through one model, as a stream reads it, for all who ask."""
+    """One prompt read by one model, for all streams that start with it."""
 
     def __init__(self, stream: Stream):
         self.name, self.model, self.prompt, self.captures = stream.name, stream.model, stream.prompt, stream.captures
         self.store = stream.model.new_store(Capacity(len(self.prompt), len(self.prompt)))
-        self._waited_for: Feed | None = None
+        self._pending: Feed | None = None
         self._last: Feed | None = None
 
     def read(self, lane: LaneState) -> Steps:
-        """Wait until all of it is read; returns how many tokens were read without this lane's bearing a part of it."""
+        """Wait until the prompt is read; returns how many tokens were read without cost to this lane."""
         given = self.store.length
         while self.store.length < len(self.prompt):
-            feed = self._waited_for = self._waited_for or self._next()
+            feed = self._pending = self._pending or self._next()
             yield [feed]
-            if feed is self._waited_for:  # of those who waited for it this lane goes on first
-                self._take_in(feed)
-            given += feed.rows if lane not in feed.bearers else 0
+            if feed is self._pending:  # this lane is the first to continue after the forward
+                self._add(feed)
+            given += feed.rows if lane not in feed.lanes else 0
         return given
 
     def _next(self) -> Feed:
-        piece = self.prompt[self.store.length:][:CHUNK]
+        chunk = self.prompt[self.store.length:][:CHUNK]
         return Feed(
             self,
-            ForwardInput(self.store, piece, list(range(-1, len(piece) - 1)), last_only=True),
+            ForwardInput(self.store, chunk, list(range(-1, len(chunk) - 1)), last_only=True),
             LayerPlan(capture=self.captures),
         )
 
-    def _take_in(self, feed: Feed) -> None:
+    def _add(self, feed: Feed) -> None:
         self.store.keep(feed.rows - 1)
-        self._waited_for, self._last = None, feed
+        self._pending, self._last = None, feed
 
     def begin(self, store: KVCache, captures: frozenset[int]) -> Tensor | None:
-        """Let an empty store begin with what was read. Returns the row after it; None where more is captured of rows
-        than was of this one.
+        """Start an empty cache with the prefix.
+
+        Returns the row after it, [1, V + captured]; None if `captures` includes layers that were not captured.
         """
-        store.begin_with(self.store, once=len(self.prompt) >= HELD_ONCE)
+        store.start_from(self.store, shared=len(self.prompt) >= STORED_ONCE)
         return self._last.answer_with(captures) if captures <= self.captures else None
 
 
 class SharedPrefixes:
-    """Those of a session's lanes."""
+    """The prefixes that at least two lanes of a session share."""
 
     def __init__(self, lanes: Iterable[LaneState] = ()):
         self._readers = Counter((name, *reading) for lane in lanes for name, reading in lane.readings().items())
         self._prefixes: dict[tuple, SharedPrefix] = {}
 
     def of(self, stream: Stream) -> SharedPrefix | None:
-        """What a stream begins with; None where it reads its prompt alone."""
+        """The prefix that a stream starts with; None if no other lane shares its prompt."""
         reading = stream.lane.readings().get(stream.name)
         key = (stream.name, *reading) if reading else None
         if self._readers[key] < 2:

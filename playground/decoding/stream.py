@@ -1,8 +1,8 @@
-"""A stream: one model following a lane's text with a cache of its own, and the requests that make it look ahead.
+"""A stream: one model that follows a lane's text with its own KV cache, and the requests for its rows.
 
-The target is a stream; so is a draft model, and the target's own model over another prompt. Each catches up with the
-committed text when it is next asked for rows. A request is what a strategy yields: steps that wait for a forward each,
-and an answer that comes back from the yield. Whoever serves it may put forwards of one model into one batch.
+The target is a stream, and so are a draft model and the target's model over another prompt. Each catches up with the
+committed text at its next request. Strategies yield requests: each consists of steps that wait for one forward, and its
+answer is the value of the yield. The session may batch forwards of one model.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.decoding.requests import Feed, Request, Steps, side_by_side
 from playground.decoding.rows import Rows, concat
-from playground.decoding.sampler_chain import HIDDEN
+from playground.decoding.sampler_chain import HIDDEN_STATES
 from playground.engine.forward_input import ForwardInput, LateInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.kv_buffer import Capacity
@@ -29,138 +29,147 @@ if TYPE_CHECKING:
     from playground.decoding.lane_state import LaneState
     from playground.decoding.sequence import Sequence
 
-CHUNK = 512  # tokens of a prompt that go through in one forward, so that stop and the other lanes need not wait
-PIECE = 128  # tokens of a text read for its own sake, every row of which is looked at
-WATCHED_CHUNK = 128  # the same where a cache policy wants their attention, which is a number for every pair of tokens
+CHUNK = 512  # prefill chunk size in tokens, so that other lanes and a stop need not wait long
+PIECE = 128  # tokens per forward of `reading`, which returns the logits of every row
+WATCHED_CHUNK = 128  # prefill chunk size if a cache policy reads the attention weights, [chunk, slots] each
 
 
 class Stream:
-    """One model in step with one lane. The trunk of its store is committed text, the scratch is the fed part of one
-    tree.
+    """One model in step with one lane.
+
+    Its KV cache consists of the committed text (trunk) and the nodes of one tree that have been read (scratch).
     """
 
     def __init__(self, name: str, model: Model, lane: LaneState, prompt: list[int], companions: Iterable[Stream] = ()):
         self.name, self.model, self.lane, self.prompt = name, model, lane, prompt
-        self.companions = list(companions)  # streams whose rows samplers read beside this one's
+        self.companions = list(companions)  # streams whose rows samplers read in addition
         self.store = model.new_store(
             Capacity(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context))
         )
         self.captures = lane.captures(name)
-        self.cache_manager: CacheManager | None = None  # of the target alone: the lane's cache policy acts there
-        self._root: Tensor | None = None  # row that follows the trunk, where it is known, with what was captured of it
-        # rows of `seen` with what was captured, and the node of the first
+        self.cache_manager: CacheManager | None = None  # only on the target, where the lane's cache policy acts
+        # row after the trunk, [1, V + captured], if it is known
+        self._root: Tensor | None = None
+        # rows of `seen`, [n, V + captured], and the node of the first
         self._answer: tuple[Tensor, int] | None = None
         self._tree = TokenTree()  # the tree whose first nodes are in the scratch
-        self._left_early = Early()
-        self.seen: Rows | None = None  # what was asked for last
+        self._left_early = EarlyRows()
+        self.seen: Rows | None = None  # the rows returned last
 
-    # --- what is asked of it ---
+    # --- requests ---
 
     def extend(self, tree: TokenTree | None = None) -> Request:
-        """Ask for rows: of the root, and of every node of `tree` this stream has not seen yet."""
+        """Request rows for the root and for every node of `tree` that this stream has not read yet."""
         return Request(self._extend(tree if tree is not None else TokenTree()))
 
     def prefill(self) -> Request:
-        """Ask for the row after the prompt."""
+        """Request the row after the prompt."""
         return Request(self._prefill())
 
     def grow(self, leaves: list[Sequence]) -> Request:
-        """Ask for the row after the end of each sequence, in one forward."""
+        """Request the row after the end of each sequence, in one forward."""
         return Request(self._grow(leaves))
 
     def exit(self, layer: int) -> Exit:
-        """This model left after `layer` layers."""
+        """The early exit of this model after `layer` layers."""
         return Exit(self, layer)
 
-    # --- how it answers ---
+    # --- steps of the requests ---
 
     def _prefill(self) -> Steps:
-        """The tokens a fork begins with go along with the prompt, as guesses that cannot fail."""
+        """Read the prompt. The tokens that a fork begins with go along as a draft that is always accepted."""
         given, lane = chain(list(self.lane.limits.forced), "fork"), self.lane
         rows = yield from self._extend(given)
         if len(given):
-            lane.keep_given(rows)
+            lane.commit_forced(rows)
             if lane.reason:
                 return rows
             rows = yield from self._extend(TokenTree())
-        yield from self._rehearse(self.cache_manager.rehearsal(lane.tokens)[:self.model.context - self.store.length])
-        for event in self.cache_manager.settle("prefill", self.store.length):
-            lane.record(event)
+        if self.cache_manager:  # only the target has one; a decoder may begin with the draft model
+            yield from self._settle_prefill(self.cache_manager)
         return rows
 
+    def _settle_prefill(self, manager: CacheManager) -> Steps:
+        """Let the cache policy act on the prompt that was read."""
+        yield from self._rehearse(manager.probe_tokens(self.lane.tokens)[:self.model.context - self.store.length])
+        for event in manager.settle("prefill", self.store.length):
+            self.lane.record(event)
+
     def _rehearse(self, tokens: list[int]) -> Steps:
-        """Read tokens behind the text, let the cache policy hear what they attend to, and forget them."""
+        """Read tokens after the text, pass their attention to the cache policy, and discard them."""
         if not tokens:
             return
         yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True))]
-        self.cache_manager.hear_rehearsal(len(tokens))
+        self.cache_manager.observe_probes(len(tokens))
         self.store.forget()
 
     def _grow(self, leaves: list[Sequence]) -> Steps:
-        raw, first, others = yield from self._raws(self.lane.plant(leaves))
-        return [self._of(leaf, raw, first, others) for leaf in leaves]
+        raw, first, others = yield from self._compute_rows(self.lane.branch_tree(leaves))
+        return [self._row_of(leaf, raw, first, others) for leaf in leaves]
 
-    def _of(self, leaf: Sequence, raw: Tensor, first: int, others: dict[str, Tensor]) -> Rows:
-        at = leaf.node - first
-        if not 0 <= at < len(raw):
-            raise RuntimeError(f"sequence {leaf.number} has no new token to look behind: keep one first")
+    def _row_of(self, leaf: Sequence, raw: Tensor, first: int, others: dict[str, Tensor]) -> Rows:
+        row = leaf.node - first
+        if not 0 <= row < len(raw):
+            raise RuntimeError(f"sequence {leaf.number} has no new token to extend: keep one first")
         return Rows(
             self.name,
-            raw[at : at + 1],
+            raw[row : row + 1],
             leaf,
             TokenTree(),
-            others={name: other[at : at + 1] for name, other in others.items()},
+            others={name: other[row : row + 1] for name, other in others.items()},
         )
 
     def _extend(self, tree: TokenTree) -> Steps:
-        raw, first, others = yield from self._raws(tree)
+        raw, first, others = yield from self._compute_rows(tree)
         self.seen = Rows(self.name, raw, self.lane.main, tree, first, others)
         return self.seen
 
-    def _raws(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int, dict[str | EarlyExit, Tensor]]]:
-        """Logits [n, V], the node of the first row, and what samplers read besides for the same nodes: companions,
-        early exits, hidden states.
+    def _compute_rows(
+        self, tree: TokenTree
+    ) -> Generator[list[Feed], None, tuple[Tensor, int, dict[str | EarlyExit, Tensor]]]:
+        """Logits [n, V], the node of the first row, and what samplers read in addition for the same nodes.
+
+        The latter are logits [n, V] of companions and early exits, and hidden states [n, hidden_size].
         """
         if self.companions:
-            self._answer, *others = yield from side_by_side(
-                Request(stream._walk(tree)) for stream in (self, *self.companions)
+            self._answer, *companion_answers = yield from side_by_side(
+                Request(stream._read_tree(tree)) for stream in (self, *self.companions)
             )
         else:
-            self._answer, others = (yield from self._walk(tree)), []
-        rows, first = self._answer
-        beside = self._inside(rows)
-        for stream, (other, _) in zip(self.companions, others):
-            beside |= {stream.name: stream._logits(other), **stream._inside(other)}
-        return self._logits(rows), first, beside
+            self._answer, companion_answers = (yield from self._read_tree(tree)), []
+        answer, first = self._answer
+        others = self._captured(answer)
+        for stream, (companion_answer, _) in zip(self.companions, companion_answers):
+            others |= {stream.name: stream._logits(companion_answer), **stream._captured(companion_answer)}
+        return self._logits(answer), first, others
 
-    def _logits(self, rows: Tensor) -> Tensor:
-        """Logits [n, V] of the lane's vocabulary, of rows with what was captured of them, where the target's are."""
-        return rows[:, :self.lane.vocabulary].to(self.lane.target_model.device)
+    def _logits(self, answer: Tensor) -> Tensor:
+        """Logits [n, V] over the lane's vocabulary, on the target's device, of rows [n, V + captured]."""
+        return answer[:, :self.lane.vocabulary].to(self.lane.target_model.device)
 
-    def _inside(self, rows: Tensor) -> dict[str | EarlyExit, Tensor]:
-        """Early exits [n, V] and hidden states [n, width] that the lane's strategies read, of rows with what was
-        captured of them.
-        """
+    def _captured(self, answer: Tensor) -> dict[str | EarlyExit, Tensor]:
+        """Logits of early exits [n, V] and hidden states [n, hidden_size], from rows [n, V + captured]."""
         if not self.captures:
             return {}
         model = self.model
-        states = dict(zip(sorted(self.captures), rows[:, model.vocabulary:].to(model.dtype).split(model.width, 1)))
-        found = {
-            at: self._logits(model.read_out(states[at.layer], at.norm))
-            for at in self.lane.inner
-            if at.stream == self.name
+        states = dict(zip(sorted(self.captures), answer[:, model.vocabulary:].to(model.dtype).split(model.width, 1)))
+        exits = {
+            exit: self._logits(model.read_out(states[exit.layer], exit.norm))
+            for exit in self.lane.inner
+            if exit.stream == self.name
         }
-        shown = {HIDDEN: model.normed(states[model.depth])} if self.lane.shows_hidden(self.name) else {}
-        return found | shown
+        hidden = {HIDDEN_STATES: model.normed(states[model.depth])} if self.lane.shows_hidden(self.name) else {}
+        return exits | hidden
 
-    def _walk(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
-        """Feed what is missing and the new nodes of `tree`; raw rows and the node of the first: the root unless the
-        tree grew.
+    def _read_tree(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
+        """Read unread text and the new nodes of `tree`.
+
+        Returns rows [n, V + captured] and the node of the first: the root, or the first new node if the tree grew.
         """
-        yield from self._begin_together()
+        yield from self._read_shared_prefix()
         yield from self._catch_up()
         if tree is not self._tree:
-            self._begin(tree)
+            self._start_tree(tree)
         if self._left_early:
             return (yield from self._complete(tree))
         fed = len(self.store.parents)
@@ -168,31 +177,33 @@ class Stream:
             self.store.roll_back(1)
         return (yield from self._feed_new(self.unread(), tree, fed)), fed or ROOT
 
-    def _begin(self, tree: TokenTree) -> None:
+    def _start_tree(self, tree: TokenTree) -> None:
         self.store.forget()
-        self._tree, self._left_early = tree, Early()
+        self._tree, self._left_early = tree, EarlyRows()
 
     @property
     def room(self) -> int:
-        """Tokens its model can still read behind the text."""
+        """Tokens that its model can still read after the text."""
         return self.model.context - len(self.prompt) - self.lane.generated
 
     def spellings(self, start: int) -> list[tuple[int, tuple[int, ...]]]:
-        """Generated tokens from `start` on, each with the tokens this stream's model reads for it, none where it does
-        not read it by itself.
+        """Generated tokens from `start` on, each with the tokens that this stream's model reads for it.
+
+        Tokens that no token boundary of this model matches are omitted.
         """
         return [(token, (token,)) for token in self.lane.tokens[self.lane.prompt_length + start:]]
 
     def behind(self) -> int:
-        """Committed tokens this stream's model has not read."""
+        """Number of committed tokens that this stream's model has not read."""
         return len(self.prompt) + self.lane.generated - self.store.length
 
     def unread(self) -> list[int]:
+        """Committed tokens that this stream's model has not read."""
         at = self.store.length
         return self.prompt[at:] + self.lane.tokens[self.lane.prompt_length + max(0, at - len(self.prompt)):]
 
-    def _begin_together(self) -> Steps:
-        """Begin with a prompt that other lanes of the session begin with too."""
+    def _read_shared_prefix(self) -> Steps:
+        """Start from a prompt that several lanes of the session share."""
         prefix = None if self.store.length or self.store.parents else self.lane.prefixes.of(self)
         if prefix:
             given = yield from prefix.read(self.lane)
@@ -200,40 +211,41 @@ class Stream:
             if given:
                 self.lane.record(
                     Note(
-                        f"{given} of the {len(self.prompt)} prompt tokens of the {self.name} were read for another lane: "
-                        "they are taken over from there, and cost this one nothing."
+                        f"{given} of the {len(self.prompt)} prompt tokens of the {self.name} were read for another "
+                        "lane; reusing their KV cache costs this lane nothing."
                     )
                 )
 
     def _catch_up(self) -> Steps:
-        """Feed the text in pieces as long as much of it is missing."""
+        """Read the text in chunks until at most one chunk is unread."""
         if not self.store.length and (cuts := self._cuts()):
-            yield from self._read_in_part(cuts)
-        most = self._most()
-        while self.behind() > most:
+            yield from self._prefill_in_segments(cuts)
+        chunk = self._chunk_size()
+        while self.behind() > chunk:
             self._root = yield from self._feed(
-                ForwardInput(self.store, self.unread()[:most], _chain(most), last_only=True)
+                ForwardInput(self.store, self.unread()[:chunk], _chain(chunk), last_only=True)
             )
-            self.store.keep(most - 1)
+            self.store.keep(chunk - 1)
 
-    def _most(self) -> int:
-        """Tokens that go through in one forward."""
+    def _chunk_size(self) -> int:
+        """Most tokens of the prompt in one forward."""
         return WATCHED_CHUNK if self._watch() else CHUNK
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
-        """One forward over missing tokens and new nodes; returns the rows of the new nodes, [new, V], behind the root's
-        where no node was fed before.
+        """One forward over missing tokens and new nodes.
+
+        Returns the rows of the new nodes, [new, V + captured], after the row of the root if no node was read before.
         """
-        count, nodes = len(missing), len(tree)  # while it is made aside, the tree may grow
+        count, nodes = len(missing), len(tree)  # the tree may grow while an asynchronous forward runs
         if not count and fed == nodes:
             return self._root[:0] if fed else self._root
-        tokens, parents = _behind(count, missing, tree, fed)
+        tokens, parents = _input_tree(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
-        logits = yield from self._feed(ForwardInput(self.store, tokens, parents, last_only=not nodes, blends=blends))
+        answer = yield from self._feed(ForwardInput(self.store, tokens, parents, last_only=not nodes, blends=blends))
         if not count:
-            return logits if fed else concat([self._root, logits])
+            return answer if fed else concat([self._root, answer])
         self.store.keep(count - 1)
-        rows = logits[-nodes - 1:]
+        rows = answer[-nodes - 1:]
         self._root = rows[:1]
         return rows
 
@@ -247,71 +259,73 @@ class Stream:
         return work
 
     def _watch(self) -> Callable[[int], bool] | None:
-        """By position, whose attention the cache policy wants; None if it wants none."""
+        """By position, whether the cache policy reads the attention of that row; None if it reads none."""
         return self.cache_manager.watch() if self.cache_manager else None
 
     def _cuts(self) -> list[int]:
         """Layers before which the cache policy shortens the prompt."""
-        return self.cache_manager.cuts() if self.cache_manager else []
+        return self.cache_manager.cut_layers() if self.cache_manager else []
 
-    # --- a prompt of which the later layers read a part ---
+    # --- prefill with a prompt that becomes shorter at some layers ---
 
-    def _read_in_part(self, cuts: list[int]) -> Steps:
-        """The prompt through the layers before the first cut, and behind each what the cache policy sends on; the row
-        after its last token is the root.
+    def _prefill_in_segments(self, cuts: list[int]) -> Steps:
+        """Prefill that continues at each cut with the tokens that the cache policy retains.
+
+        The layers before the first cut read the whole prompt. The row after the last token becomes the root.
         """
         early = yield from self._read_before(cuts[0])
         for end in (*cuts[1:], self.model.depth):
-            feed, early = yield from self._send_on(early, end)
+            feed, early = yield from self._read_segment(early, end)
         self._root = feed.answer
 
-    def _read_before(self, cut: int) -> Generator[list[Feed], None, Early]:
-        """All tokens of the prompt through the layers before `cut`."""
-        early = Early(cut)
-        for start in range(0, len(self.prompt), self._most()):
-            piece = self.prompt[start:start + self._most()]
-            work = ForwardInput(self.store, piece, _chain(len(piece)), last_only=True)
-            feed = Feed(self, self._watched(work), LayerPlan(stop=cut, capture=self._wanted_before(cut)))
+    def _read_before(self, cut: int) -> Generator[list[Feed], None, EarlyRows]:
+        """Run all tokens of the prompt through the layers before `cut`."""
+        early = EarlyRows(cut)
+        for start in range(0, len(self.prompt), self._chunk_size()):
+            chunk = self.prompt[start:start + self._chunk_size()]
+            work = ForwardInput(self.store, chunk, _chain(len(chunk)), last_only=True)
+            feed = Feed(self, self._watched(work), LayerPlan(stop=cut, capture=self._captures_up_to(cut)))
             yield [feed]
             early.captured.append(feed.captured)
-            self.store.keep(len(piece) - 1)
+            self.store.keep(len(chunk) - 1)
         return early
 
-    def _send_on(self, early: Early, end: int) -> Generator[list[Feed], None, tuple[Feed, Early]]:
-        """Through the layers from one cut to the next, or to the model's `end`; what was captured of the last token
-        earlier goes with it.
+    def _read_segment(self, early: EarlyRows, end: int) -> Generator[list[Feed], None, tuple[Feed, EarlyRows]]:
+        """Run the retained tokens through the layers from one cut to `end`, the next cut or the model's depth.
+
+        What earlier layers captured of the last token is added to the last feed.
         """
-        onward = self.cache_manager.send_on(early.layer)
-        states, late = early.entering(early.layer)[onward], Early(end)
-        places = self.store.slots_of(early.layer).positions[0].tolist()
-        for start in range(0, len(places), self._most()):
-            some = slice(start, start + self._most())
+        onward = self.cache_manager.select_prompt(early.layer)
+        states, late = early.entering(early.layer)[onward], EarlyRows(end)
+        positions = self.store.slots_of(early.layer).positions[0].tolist()
+        for start in range(0, len(positions), self._chunk_size()):
+            chunk = slice(start, start + self._chunk_size())
             work = LateInput(
                 self.store,
-                [self.prompt[place] for place in places[some]],
+                [self.prompt[position] for position in positions[chunk]],
                 [],
                 last_only=True,
                 first=start,
-                places=places[some],
+                positions=positions[chunk],
             )
             feed = Feed(
                 self,
                 self._watched(work),
-                LayerPlan(stop=end, resume=(early.layer, states[some]), capture=self._wanted_before(end)),
+                LayerPlan(stop=end, resume=(early.layer, states[chunk]), capture=self._captures_up_to(end)),
             )
             yield [feed]
             late.captured.append(feed.captured)
         feed.captured |= {layer: early.captured[-1][layer] for layer in self.captures if layer < early.layer}
         return feed, late
 
-    def _wanted_before(self, end: int) -> frozenset[int]:
-        """Layers whose states are needed to go on from `end`, or wanted by a strategy and not passed again."""
+    def _captures_up_to(self, end: int) -> frozenset[int]:
+        """Layers to capture in a forward that stops at `end`: `end` itself, to resume there, and earlier captures."""
         return frozenset([end, *(layer for layer in self.captures if layer < end)])
 
-    # --- leaving early ---
+    # --- early exits ---
 
     def _complete(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
-        """Take the rows that left early through the layers they have not seen, all in one forward."""
+        """Run the rows that exited early through the remaining layers, in one forward."""
         early = self._left_early
         yield from self.exit(early.layer).feed_new(tree)
         work = ForwardInput(self.store, early.tokens, [], again=True)
@@ -323,14 +337,14 @@ class Stream:
         yield [feed]
         feed.captured |= {layer: early.entering(layer) for layer in self.captures if layer < early.layer}
         self.store.keep(early.missing - 1)
-        rows, self._left_early = feed.answer[early.missing - 1:], Early()
+        rows, self._left_early = feed.answer[early.missing - 1:], EarlyRows()
         self._root = rows[:1]
         return rows, ROOT
 
     # --- when the text changes ---
 
     def follow(self) -> None:
-        """Keep the guesses the lane has committed meanwhile, and forget all others."""
+        """Keep the nodes of the tree that the lane has committed, and discard all others."""
         node = ROOT
         for token in self.unread() if not self._left_early else []:
             child = next(
@@ -342,22 +356,23 @@ class Stream:
             node = child
         self.store.keep(node)
         if node != ROOT or self.behind():
-            self._root = self._after(node) if self.seen and self.seen.tree is self._tree and not self.behind() else None
-        self._begin(TokenTree())
+            known = self.seen and self.seen.tree is self._tree and not self.behind()
+            self._root = self._row_after(node) if known else None
+        self._start_tree(TokenTree())
 
-    def _after(self, node: int) -> Tensor | None:
-        """The row of one node among those asked for last; None where it was not part of that forward."""
+    def _row_after(self, node: int) -> Tensor | None:
+        """The row after a node from the last answer, [1, V + captured]; None if that forward did not include it."""
         rows, first = self._answer
         return rows[node - first:node - first + 1] if node >= first else None
 
     def roll_back(self) -> None:
-        """The lane took back its last tokens."""
+        """Follow a rollback of the lane."""
         self.store.roll_back(max(0, -self.behind()))
         self._root = None
-        self._begin(TokenTree())
+        self._start_tree(TokenTree())
 
     def prune(self, tree: TokenTree, nodes: list[int], pruned: TokenTree) -> None:
-        """Of the lane's tree of branches only these nodes are left."""
+        """Remove all but these nodes from the lane's tree of branches, which becomes `pruned`."""
         if self._tree is tree:
             fed = len(self.store.parents)
             self.store.prune([node for node in nodes if node < fed])
@@ -365,51 +380,47 @@ class Stream:
 
 
 @dataclass
-class Early:
-    """Rows that only the first layers have seen, in a scratch: committed tokens, then nodes of the tree; or the trunk,
-    which is a prompt.
-    """
+class EarlyRows:
+    """Rows that have passed only the first layers: committed tokens, then nodes of the tree; or a whole prompt."""
 
-    layer: int = 0
+    layer: int = 0  # layers they have passed
     missing: int = 0  # committed tokens among them
     tokens: list[int] = field(default_factory=list)
-    # what entered the layer after, and inner ones that are wanted, [rows, d] each
+    # hidden states before `layer` and before other captured layers, [rows, hidden_size] each
     captured: list[dict[int, Tensor]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.captured)
 
     def entering(self, layer: int) -> Tensor:
-        """Hidden states of all rows before a layer, [rows, d]."""
+        """Hidden states of all rows before a layer, [rows, hidden_size]."""
         return torch.cat([part[layer] for part in self.captured])
 
 
 class Exit:
-    """A model left early: its head on an inner layer. Keys and values are those of the whole model's first layers,
-    computed once.
+    """An early exit of a model: its lm_head on an inner layer. It shares the KV cache of the model's first layers.
 
-    What was fed this way goes on through the other layers when the stream itself is next asked for rows of the same
-    tree.
+    Rows that exited early continue through the other layers at the next request to the stream for the same tree.
     """
 
     def __init__(self, stream: Stream, layer: int):
         self.stream, self.layer = stream, layer
 
     def extend(self, tree: TokenTree | None = None) -> Request:
-        """Ask for rows of the early exit: of the root, and of every node of `tree` it has not seen yet."""
+        """Request rows of the early exit for the root and for every node of `tree` that it has not read yet."""
         return Request(self._extend(tree if tree is not None else TokenTree()))
 
     def _extend(self, tree: TokenTree) -> Steps:
         stream = self.stream
         if tree is not stream._tree:
             yield from stream._catch_up()
-            stream._begin(tree)
+            stream._start_tree(tree)
         grown = bool(stream._left_early)
-        # its last row came from the whole model: the first layers read that token again
+        # the whole model has read the last token, so the first layers have to read it again
         if not grown and not stream.behind():
             if stream.cache_manager.policy:
                 raise RuntimeError(
-                    "the last token was read before the cache was cut: leave early from the next token on"
+                    "the last token was read before the cache policy evicted slots: exit early from the next token on"
                 )
             stream.store.roll_back(1)
         raw = yield from self.feed_new(tree)
@@ -418,18 +429,18 @@ class Exit:
         return Rows("exit", raw, stream.lane.main, tree, len(tree) - len(raw))
 
     def feed_new(self, tree: TokenTree) -> Generator[list[Feed], None, Tensor]:
-        """Take what this exit has not seen of text and tree through the first layers; returns rows [new, V]."""
+        """Run unread text and nodes of `tree` through the first layers; returns rows [new, V]."""
         stream, early = self.stream, self.stream._left_early
         missing = [] if early else stream.unread()
         early.layer, early.missing = self.layer, early.missing or len(missing)
         fed = max(0, len(stream.store.parents) - early.missing)
         if not missing and fed == len(tree):
             return early.captured[-1][self.layer][:0]
-        work = ForwardInput(stream.store, *_behind(early.missing, missing, tree, fed))
+        work = ForwardInput(stream.store, *_input_tree(early.missing, missing, tree, fed))
         feed = Feed(
             stream,
             stream._watched(work),
-            LayerPlan(stop=self.layer, capture=stream._wanted_before(self.layer)),
+            LayerPlan(stop=self.layer, capture=stream._captures_up_to(self.layer)),
             name="exit",
         )
         yield [feed]
@@ -439,15 +450,15 @@ class Exit:
 
 
 class Piece(NamedTuple):
-    """A stretch of a text that was read for its own sake."""
+    """A piece of a text read by `reading`."""
 
     tokens: list[int]
     logits: Tensor  # [n, V], after each token
-    hidden: Tensor | None = None  # [n, width], what the head read there, where the lane needs hidden states
+    hidden: Tensor | None = None  # input of the lm_head, [n, hidden_size], if the lane needs hidden states
 
 
 def reading(stream: Stream, ids: list[int], hidden: bool) -> list[Request]:
-    """Requests that read a text through a stream of its own, piece after piece."""
+    """Requests that read a text with a separate stream, one for each piece."""
     return [Request(_read(stream, ids[start:start + PIECE], hidden)) for start in range(0, len(ids), PIECE)]
 
 
@@ -461,12 +472,10 @@ def _read(stream: Stream, tokens: list[int], hidden: bool) -> Generator[list[Fee
     )
 
 
-def _behind(offset: int, missing: list[int], tree: TokenTree, fed: int) -> tuple[list[int], list[int]]:
-    """Missing text and the nodes of a tree from `fed` on, as tokens and parents; node i stands at scratch place offset
-    + i.
-    """
-    hanging = [offset + parent if parent != ROOT else offset - 1 for parent in tree.parents[fed:]]
-    return [*missing, *tree.tokens[fed:]], [*_chain(len(missing)), *hanging]
+def _input_tree(offset: int, missing: list[int], tree: TokenTree, fed: int) -> tuple[list[int], list[int]]:
+    """Tokens and parents of missing text and of the nodes from `fed` on; node i has scratch index offset + i."""
+    parents = [offset + parent if parent != ROOT else offset - 1 for parent in tree.parents[fed:]]
+    return [*missing, *tree.tokens[fed:]], [*_chain(len(missing)), *parents]
 
 
 def _chain(count: int) -> list[int]:

@@ -1,8 +1,7 @@
-"""What strategies remember from one run of a visitor to the next. It belongs to that visitor alone, and a button clears
-it.
+"""What strategies remember between the runs of one visitor, who can clear it with a button.
 
-A lane works on a copy and gives it back when it ends, so lanes that run side by side do not disturb each other, and a
-run depends on nothing but what its header's digest names.
+A lane works on a copy and stores it when it ends. Parallel lanes therefore do not affect each other, and a run depends
+only on the memory that the digest in its header identifies.
 """
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Protocol, TypeVar
 
 
 class Thing(Protocol):
-    """Anything a strategy wants to find again; `digest` is equal for equal contents."""
+    """An object that a strategy remembers; `digest` is equal for equal contents."""
 
     def digest(self) -> str: ...
 
@@ -22,7 +21,7 @@ Kind = TypeVar("Kind", bound=Thing)
 
 
 class Memory:
-    """Things by name. A name says all that a thing is true of: strategy, model, perhaps prompt and settings."""
+    """Objects by name. The name includes everything they depend on: strategy, model, perhaps prompt and settings."""
 
     def __init__(self) -> None:
         self._things: dict[str, Thing] = {}
@@ -31,7 +30,7 @@ class Memory:
         return len(self._things)
 
     def recall(self, name: str, make: Callable[[], Kind]) -> Kind:
-        """A copy of the thing of that name, or a fresh one."""
+        """A copy of the object with that name, or a new one."""
         return deepcopy(self._things[name]) if name in self._things else make()
 
     def keep(self, name: str, thing: Thing) -> None:
@@ -41,8 +40,8 @@ class Memory:
         self._things.clear()
 
     def digest(self) -> str:
-        """Equal for equal contents; empty where nothing is remembered."""
+        """Equal for equal contents; empty if nothing is stored."""
         if not self._things:
             return ""
-        told = "\n".join(f"{name} {thing.digest()}" for name, thing in sorted(self._things.items()))
-        return blake2b(told.encode(), digest_size=8).hexdigest()
+        contents = "\n".join(f"{name} {thing.digest()}" for name, thing in sorted(self._things.items()))
+        return blake2b(contents.encode(), digest_size=8).hexdigest()

@@ -1,1 +1,1 @@
-"""Where models live: loading, forwards, KV stores, the two seams, grammars, sampling primitives."""
+"""Model loading, forwards, KV caches, attention and layer hooks, grammars and sampling primitives."""

@@ -1,13 +1,13 @@
-"""Products of rows with keys, before anything is scaled or hidden."""
+"""Attention logits before scaling and masking."""
 from __future__ import annotations
 
 from torch import Tensor
 
-FEW = 4  # rows
+FEW = 4  # query rows up to which the transposed product is faster
 
 
-def products(rows: Tensor, keys: Tensor) -> Tensor:
-    """Of rows [kv_heads, n, d] with keys [kv_heads, m, d], [kv_heads, n, m]. A few rows are sooner carried past the
-    keys than the keys past them.
-    """
-    return (keys @ rows.mT).mT if rows.shape[1] <= FEW else rows @ keys.mT
+def attention_logits(query_states: Tensor, key_states: Tensor) -> Tensor:
+    """Products of query states [kv_heads, n, d] with key states [kv_heads, m, d], [kv_heads, n, m]."""
+    if query_states.shape[1] <= FEW:
+        return (key_states @ query_states.mT).mT
+    return query_states @ key_states.mT

@@ -1,6 +1,6 @@
-"""Models on offer: those that come with the project, those made from others on this machine, and some from the hub.
+"""Model catalogue: bundled models, variants made on this machine, and suggestions from the hub.
 
-The list is an offer, not a limit: any causal language model may be named by its hub id or by a folder.
+The catalogue is no limit: any causal language model can be loaded by its hub id or from a folder.
 """
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from playground.errors import Refusal
 
 BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
-ORACLE = "oracle"  # a table rather than a network: a file beside the models' folders
-OTHER_TOKENS = "pocket-other-draft"  # of the family, but with a tokenizer of its own
-PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself, its weights quantised so
+ORACLE = "oracle"  # an exact table instead of a network: a file next to the model folders
+OTHER_TOKENS = "pocket-other-draft"  # has a different tokenizer
+PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself with quantised weights
 ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
-CARD = "variant.json"  # in the folder of a model that was made here: what it is and how it came to be
+CARD = "variant.json"  # describes a model that was made here, in its folder
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A model on offer. `draft` names a smaller model with the same tokenizer, empty where there is none."""
+    """A model of the catalogue. `draft` names a smaller model with the same tokenizer; empty if there is none."""
 
     name: str
     title: str
@@ -32,13 +32,13 @@ class Entry:
 
 BUNDLED = (
     Entry("pocket", "Pocket", "bundled", "pocket-draft", "Trained for this playground; needs neither network nor GPU."),
-    Entry("pocket-draft", "Pocket draft", "bundled", "", "The small partner that guesses ahead for Pocket."),
+    Entry("pocket-draft", "Pocket draft", "bundled", "", "The small draft model for Pocket."),
     Entry(
         OTHER_TOKENS,
         "Pocket, other tokens",
         "bundled",
         "",
-        "Half a million parameters and a tokenizer of its own; a draft for who translates.",
+        "Half a million parameters and a different tokenizer; for drafting across tokenizers.",
     ),
     Entry(
         ORACLE,
@@ -72,27 +72,27 @@ SUGGESTED = (
 
 
 def entries(bundled: Path = BUNDLED_MODELS) -> list[Entry]:
-    """All models on offer; of the bundled ones those whose files are there."""
-    return [entry for entry in BUNDLED if _place(entry.name, bundled).exists()] + made() + list(SUGGESTED)
+    """The whole catalogue; bundled models only if their files exist."""
+    return [entry for entry in BUNDLED if _path(entry.name, bundled).exists()] + made() + list(SUGGESTED)
 
 
-def _place(name: str, bundled: Path) -> Path:
+def _path(name: str, bundled: Path) -> Path:
     return bundled.parent / ORACLE_SENTENCES.name if name == ORACLE else bundled / name
 
 
 def partner(name: str) -> str:
-    """Name of the draft model that goes with a model, empty where the catalogue knows none."""
+    """Name of a model's draft model; empty if the catalogue has none."""
     return next((entry.draft for entry in (*BUNDLED, *made(), *SUGGESTED) if entry.name == name), "")
 
 
 def made_models() -> Path:
-    """Folder that holds the models made on this machine; the environment variable PLAYGROUND_HOME moves it."""
+    """Folder of the models made on this machine, below PLAYGROUND_HOME (default ~/.decoding-playground)."""
     home = os.environ.get("PLAYGROUND_HOME") or Path.home() / ".decoding-playground"
     return Path(home).expanduser() / "models"
 
 
 def made() -> list[Entry]:
-    """Models made on this machine, by name; a folder whose card cannot be read is passed over."""
+    """Models made on this machine, sorted by name. Folders whose card cannot be read are skipped."""
     found = [_read_card(card) for card in sorted(made_models().glob(f"*/{CARD}"))]
     return [entry for entry in found if entry]
 
@@ -106,18 +106,19 @@ def _read_card(path: Path) -> Entry | None:
 
 
 def is_local(name: str) -> bool:
-    """Whether the name means files the playground brought or made itself, not a folder or a hub id."""
+    """Whether the name is a bundled model or one made here, not a folder or a hub id."""
     return any(entry.name == name for entry in (*BUNDLED, *made()))
 
 
 def local_folder(name: str, bundled: Path = BUNDLED_MODELS) -> Path:
-    """Folder of a model that comes with the project or was made here; raises Refusal where its files are missing."""
+    """Folder of a bundled model or one made here. Raises Refusal if its files are missing."""
     if any(entry.name == name for entry in made()):
         return made_models() / name
     folder = bundled / name
     if not folder.is_dir():
         raise Refusal(
-            f"The bundled model {name} is missing from assets/models: fetch the project's files again, or name another model.",
+            f"The bundled model {name} is missing from assets/models: download the project's files again, or choose "
+            "another model.",
             "model",
         )
     return folder

@@ -75,8 +75,8 @@ def check_against_weights(name: str, config: PretrainedConfig, stored: int, quan
         ) from None
     if parameters > stored * (PACKED if quantized else SLACK) or buffered > free_bytes:
         raise Refusal(
-            f"The config.json of {name} describes a network of {parameters:,} parameters, and its weight files hold {stored:,}: "
-            "save the model again, or choose another.",
+            f"The config.json of {name} describes a network of {parameters:,} parameters, and its weight files hold"
+            f" {stored:,}: save the model again, or choose another.",
             "model",
         )
 

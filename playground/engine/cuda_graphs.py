@@ -1,15 +1,14 @@
-"""Forwards that are run over and over in the same memory, so that a GPU records each size of them once, as a CUDA
-graph.
+"""Forwards with static shapes and addresses, each size of which is recorded once as a CUDA graph.
 
-A GPU is done with a small layer before the host has launched the next of its twenty kernels. A graph launches all of
-them at once, but knows only sizes and addresses. So a block of rows is padded to one of a few sizes, what it reads is
-copied into buffers that stay, and the keys and values of its store lie in a room: memory of a fixed number of slots,
-all of which the recorded attention looks at, under a mask. The last slot is spare. Padding writes there and sees
-nothing else; no row sees it.
+A GPU finishes a small layer before the host has launched the next of its twenty kernels. A graph launches all of them
+at once, but fixes sizes and addresses. So a block of rows is padded to one of a few sizes, its inputs are copied into
+static tensors, and the KV cache lies in memory of a fixed number of slots, its capacity. The recorded attention reads
+all of these slots under a mask. The last slot is spare: padding rows write to it and see nothing else, and no other row
+sees it.
 
-The network is the lean one of `fast.py`, fed through the same seams. Only whole forwards of one block over one full
-cache come this way; all others are left to the ways that know no sizes. Without a GPU the same runs, only that nothing
-is recorded.
+The network is that of `fused_llama.py`, with the same hooks. Only whole forwards of one short block over one cache with
+no evicted or quantised slots are replayed; all others run as usual. Without a GPU the same code runs, but nothing is
+recorded.
 """
 from __future__ import annotations
 
@@ -31,60 +30,57 @@ if TYPE_CHECKING:
     from playground.engine.forward_input import ForwardInput
     from playground.engine.kv_cache import KVCache
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)  # of a block; longer ones keep a GPU busy without being recorded
-SMALLEST = 256  # slots of a room
-SHARE = 8  # rooms that nobody is in are kept for later while they take at most this part of the weights' memory
+BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # rows; longer blocks keep a GPU busy without graphs
+MIN_CAPACITY = 256  # slots
+FREE_SHARE = 8  # free buffers are kept while they take at most this fraction (1/8) of the weights' memory
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]
-"""Carries out a forward whose inputs, outputs, sizes and addresses never change, and returns what carries it out again.
-"""
+"""Runs a forward whose inputs, outputs, sizes and addresses never change; returns a function that runs it again."""
 
 
 class Bucket(NamedTuple):
-    """A size of which a forward is recorded."""
+    """A size of a recorded forward."""
 
     rows: int
     slots: int
 
 
 def bucket(rows: int, slots: int) -> Bucket | None:
-    """The smallest size for a block of `rows` and a cache of `slots`, the block's own among them; None where the block
-    is too long.
-    """
-    return Bucket(block_size(rows), room_size(slots)) if rows <= ROWS[-1] else None
+    """The smallest size for a block of `rows` in a cache of `slots`, including the block; None if it is too long."""
+    return Bucket(block_size(rows), capacity_for(slots)) if rows <= BLOCK_SIZES[-1] else None
 
 
 def buckets(context: int) -> list[Bucket]:
-    """All sizes there are for a cache of up to `context` slots."""
-    rooms = [*takewhile(lambda size: size <= context, room_sizes()), room_size(context)]
-    return [Bucket(rows, slots) for slots in rooms for rows in ROWS]
+    """All sizes for a cache of up to `context` slots."""
+    sizes = [*takewhile(lambda size: size <= context, capacities()), capacity_for(context)]
+    return [Bucket(rows, slots) for slots in sizes for rows in BLOCK_SIZES]
 
 
 def block_size(rows: int) -> int:
-    return ROWS[bisect_left(ROWS, rows)]
+    return BLOCK_SIZES[bisect_left(BLOCK_SIZES, rows)]
 
 
-def room_size(slots: int) -> int:
-    """Of the smallest room for so many slots and a spare one."""
-    return next(size for size in room_sizes() if size > slots)
+def capacity_for(slots: int) -> int:
+    """The smallest capacity for so many slots and a spare one."""
+    return next(size for size in capacities() if size > slots)
 
 
-def room_sizes() -> Iterator[int]:
-    """Two to every doubling, so that there are few, and no more than a third of a room is empty."""
-    size = SMALLEST
+def capacities() -> Iterator[int]:
+    """Two per doubling, so that there are few of them and at most a third of the slots is unused."""
+    size = MIN_CAPACITY
     while True:
         yield size
         yield size * 3 // 2
         size *= 2
 
 
-class Buffers:
-    """What a forward of one size reads: token ids, positions and slots to write to, [rows] each, and what each row
-    sees, [rows, slots].
+class GraphInputs:
+    """Static inputs of a forward of one size: token ids, positions and slots to write to, [rows] each, and the mask.
 
-    It is put together on the host and copied in two pieces. A copy may still be under way when `fill` returns, so the
-    device has to have caught up before the next one, as it has after every forward.
+    `seen` [rows, slots] is what each row may attend to. All are built on the host and copied in two transfers. A copy
+    may still be in progress when `fill` returns, so the device must be synchronised before the next call, as it is
+    after every forward.
     """
 
     def __init__(self, size: Bucket, device: torch.device):
@@ -94,11 +90,11 @@ class Buffers:
             torch.zeros(3, size.rows, dtype=torch.long, pin_memory=pinned),
             torch.zeros(size, dtype=torch.bool, pin_memory=pinned),
         )
-        self._held = [staged if device.type == "cpu" else staged.to(device) for staged in self._staged]
-        (self.ids, self.positions, self.slots), self.seen = self._held
+        self._static = [staged if device.type == "cpu" else staged.to(device) for staged in self._staged]
+        (self.ids, self.positions, self.slots), self.seen = self._static
 
     def fill(self, tokens: list[int], segment: Segment) -> None:
-        """A segment's rows, and padding behind them."""
+        """Set the inputs to the rows of a segment, followed by padding."""
         rows, trunk, spare = segment.rows, segment.store.slots_of(0).count, self.size.slots - 1
         numbers, seen = (staged.numpy() for staged in self._staged)
         numbers[:] = [[0], [0], [spare]]
@@ -106,25 +102,24 @@ class Buffers:
         seen[:] = False
         seen[:rows, :trunk] = True
         seen[:rows, trunk:trunk + segment.end] = segment.ancestors()
-        seen[rows:, spare] = True  # where nothing is seen, some attentions give no number
-        for staged, held in zip(self._staged, self._held):
-            if held is not staged:
-                held.copy_(staged, non_blocking=True)
+        seen[rows:, spare] = True  # some attention kernels return NaN for a row that sees nothing
+        for staged, static in zip(self._staged, self._static):
+            if static is not staged:
+                static.copy_(staged, non_blocking=True)
 
 
 class GraphBuffers:
-    """Keys and values of one store in every layer, [kv_heads, slots, d], and what was recorded over them, by the rows
-    of the block.
+    """Static memory for the keys and values of one KV cache, [kv_heads, slots, d] per layer.
+
+    `runs` are the forwards recorded over it, by rows of the block.
     """
 
     def __init__(self, slots: int, network: FusedLlama):
         self.slots, self.runs = slots, {}
-        # ordinary tensors, so that what they hold can be moved about outside a forward
-        with torch.inference_mode(False):
+        dtype, device = network.embeddings.dtype, network.embeddings.device
+        with torch.inference_mode(False):  # ordinary tensors, which may be modified outside a forward
             self._memory = [
-                torch.zeros(
-                    layer.kv_heads, slots, layer.width, dtype=network.embeddings.dtype, device=network.embeddings.device
-                )
+                torch.zeros(layer.kv_heads, slots, layer.head_dim, dtype=dtype, device=device)
                 for layer in network.layers
                 for _ in range(2)
             ]
@@ -136,169 +131,163 @@ class GraphBuffers:
         return sum(memory.nbytes for memory in self._memory)
 
     def holds(self, store: KVCache) -> bool:
-        """Whether all of the store lies here still: its pools leave by themselves where they grow or shrink."""
+        """Whether the whole cache still lies here. Its buffers leave by themselves if they grow or shrink."""
         return self._holder() is store and len(self._inside(store)) == len(self._memory)
 
     def is_free(self) -> bool:
-        """Whether nobody is here for whom something will still be fed."""
+        """Whether no cache lies here that will be fed again."""
         store = self._holder()
         return store is None or store.done or not self._inside(store)
 
-    def let_in(self, store: KVCache, used: int) -> None:
-        """Make this the memory of a store, whose first `used` slots are in use."""
+    def take(self, store: KVCache, used: int) -> None:
+        """Move a cache here; its first `used` slots are in use."""
         self._clear()
-        for pool, memory in zip(_pools(store), self._memory):
-            pool.move(memory, used)
+        for buffer, memory in zip(_kv_buffers(store), self._memory):
+            buffer.move(memory, used)
         self._holder = weakref.ref(store)
 
     def _clear(self) -> None:
-        """Whoever is here still goes elsewhere, and leaves nothing: a slot that nobody sees must still hold numbers,
-        for 0 times NaN is NaN.
-        """
+        """Move the previous cache out and zero the memory: masked slots must be finite, because 0 times NaN is NaN."""
         former = self._holder()
-        for pool in self._inside(former) if former else ():
-            pool.move(pool.rows.clone(), 0)
+        for buffer in self._inside(former) if former else ():
+            buffer.move(buffer.rows.clone(), 0)
         torch._foreach_zero_(self._memory)
 
     def _inside(self, store: KVCache) -> list[KVBuffer]:
-        return [pool for pool, memory in zip(_pools(store), self._memory) if pool.rows is memory]
+        return [buffer for buffer, memory in zip(_kv_buffers(store), self._memory) if buffer.rows is memory]
 
 
-def _pools(store: KVCache) -> list[KVBuffer]:
+def _kv_buffers(store: KVCache) -> list[KVBuffer]:
     """Keys and values in turn, layer by layer."""
-    return [pool for both in zip(store.keys, store.values) for pool in both]
+    return [buffer for both in zip(store.keys, store.values) for buffer in both]
 
 
-class Seat:
-    """Stands for the segment of a store in a forward whose sizes never change: the seams write and mask through it."""
+class GraphSegment:
+    """Replaces a `Segment` in a forward of static size: the hooks write and mask through it."""
 
-    # rows that any of this is wanted of do not come this way
-    watched, renumbers, focused, asks = (), False, False, False
+    # a forward that needs any of these is not replayed
+    watched, renumbers, focused, reports_queries = (), False, False, False
 
-    def __init__(self, room: GraphBuffers, buffers: Buffers):
-        self.rows, self._room, self._buffers, self._bias = buffers.size.rows, room, buffers, None
+    def __init__(self, memory: GraphBuffers, inputs: GraphInputs):
+        self.rows, self._memory, self._inputs, self._bias = inputs.size.rows, memory, inputs, None
 
-    def shares(self, sliding_window: int | None) -> None:
-        """Whoever goes into a room takes everything along."""
+    def shared_prefix(self, sliding_window: int | None) -> None:
+        """None: a cache in static memory has its own copy of its prefix."""
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        held = self._room.keys[layer], self._room.values[layer]
-        for memory, new in zip(held, (keys, values)):
-            memory.index_copy_(1, self._buffers.slots, new)
-        return held
+        static = self._memory.keys[layer], self._memory.values[layer]
+        for memory, new in zip(static, (keys, values)):
+            memory.index_copy_(1, self._inputs.slots, new)
+        return static
 
     def bias(self, layer: int, sliding_window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """As `Segment.bias`, [groups * rows, slots], one for all layers."""
+        """As `Segment.bias`, [groups * rows, slots], the same for all layers."""
         if self._bias is None:
-            seen = self._buffers.seen
-            self._bias = (
-                torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-                .masked_fill_(~seen, float("-inf"))
-                .repeat(groups, 1)
-            )
+            seen = self._inputs.seen
+            bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, float("-inf"))
+            self._bias = bias.repeat(groups, 1)
         return self._bias
 
 
 class GraphReplay:
-    """Forwards of a lean network by size. `kept` bytes of rooms that nobody is in stay for later."""
+    """Recorded forwards of a fused network, by size. At most `free_bytes` of free buffers are kept for later use."""
 
-    def __init__(self, network: FusedLlama, record: Record, kept: int):
-        self.network, self.rooms = network, []
-        self._record, self._kept = record, kept
+    def __init__(self, network: FusedLlama, record: Record, free_bytes: int):
+        self.network, self.buffers = network, []
+        self._record, self._free_bytes = record, free_bytes
         self._window = min((layer.window for layer in network.layers if layer.window), default=None)
-        self._buffers: dict[Bucket, Buffers] = {}
+        self._inputs: dict[Bucket, GraphInputs] = {}
         self._logits: dict[int, Tensor] = {}  # [rows, V], by rows
 
     def fits(self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan) -> bool:
-        """Whether this is one short block over one full cache, through all layers."""
+        """Whether this is one short block over one plain cache, through all layers."""
         work, *others = works
         alone = not (others or work.again or work.blends) and plan == LayerPlan()
-        return alone and len(work.tokens) <= ROWS[-1] and segments[0].is_plain(self._window)
+        return alone and len(work.tokens) <= BLOCK_SIZES[-1] and segments[0].is_plain(self._window)
 
     def __call__(self, tokens: list[int], segment: Segment) -> Tensor:
-        """Logits [rows, V], in float32 or better, in memory of their own."""
-        room = self._room(segment)
-        size = Bucket(block_size(segment.rows), room.slots)
-        buffers = self._buffers_of(size)
-        buffers.fill(tokens, segment)
-        if size.rows in room.runs:
-            room.runs[size.rows]()
+        """Logits [rows, V] in float32 or float64, in a new tensor."""
+        memory = self._buffers_for(segment)
+        size = Bucket(block_size(segment.rows), memory.slots)
+        inputs = self._inputs_of(size)
+        inputs.fill(tokens, segment)
+        if size.rows in memory.runs:
+            memory.runs[size.rows]()
         else:
-            room.runs[size.rows] = self._record(lambda: self._forward(room, buffers))
+            memory.runs[size.rows] = self._record(lambda: self._forward(memory, inputs))
         return self._logits[size.rows][:segment.rows].clone()
 
     def recorded(self) -> set[Bucket]:
-        """Sizes of which some room has a recorded forward."""
-        return {Bucket(rows, room.slots) for room in self.rooms for rows in room.runs}
+        """Sizes of the forwards that are recorded."""
+        return {Bucket(rows, memory.slots) for memory in self.buffers for rows in memory.runs}
 
-    def _forward(self, room: GraphBuffers, buffers: Buffers) -> None:
-        logits = self.network(buffers.positions[None], 0, Call([Seat(room, buffers)]), buffers.ids[None])
-        self._logits[buffers.size.rows].copy_(logits)
+    def _forward(self, memory: GraphBuffers, inputs: GraphInputs) -> None:
+        call = Call([GraphSegment(memory, inputs)])
+        logits = self.network(inputs.positions[None], 0, call, inputs.ids[None])
+        self._logits[inputs.size.rows].copy_(logits)
 
-    def _room(self, segment: Segment) -> GraphBuffers:
-        """Where the store is, if there is place for the segment, or where it now goes."""
+    def _buffers_for(self, segment: Segment) -> GraphBuffers:
+        """The memory that holds the segment's cache if it is large enough; otherwise the cache is moved to another."""
         store, trunk = segment.store, segment.store.slots_of(0).count
-        here = next((room for room in self.rooms if room.slots > trunk + segment.end and room.holds(store)), None)
+        used = trunk + segment.end
+        here = next((memory for memory in self.buffers if memory.slots > used and memory.holds(store)), None)
         if here:
             return here
-        slots = room_size(trunk + segment.end)
-        room = next((room for room in self.rooms if room.slots == slots and room.is_free()), None) or GraphBuffers(
-            slots, self.network
-        )
-        room.let_in(store, trunk + segment.first)
-        self.rooms = [*self._worth_keeping(room), room]
-        return room
+        slots = capacity_for(used)
+        free = next((memory for memory in self.buffers if memory.slots == slots and memory.is_free()), None)
+        memory = free or GraphBuffers(slots, self.network)
+        memory.take(store, trunk + segment.first)
+        self.buffers = [*self._retained(memory), memory]
+        return memory
 
-    def _worth_keeping(self, taken: GraphBuffers) -> list[GraphBuffers]:
-        """The other rooms, without the free ones that were taken longest ago and are too much together."""
-        others, left, kept = [room for room in self.rooms if room is not taken], self._kept, []
-        for room in reversed(others):
-            left -= room.bytes if room.is_free() else 0
-            if left >= 0 or not room.is_free():
-                kept.append(room)
-        return kept[::-1]
+    def _retained(self, taken: GraphBuffers) -> list[GraphBuffers]:
+        """The other buffers, without the least recently used free ones that exceed `free_bytes`."""
+        others, left, retained = [memory for memory in self.buffers if memory is not taken], self._free_bytes, []
+        for memory in reversed(others):
+            left -= memory.bytes if memory.is_free() else 0
+            if left >= 0 or not memory.is_free():
+                retained.append(memory)
+        return retained[::-1]
 
-    def _buffers_of(self, size: Bucket) -> Buffers:
-        if size not in self._buffers:
+    def _inputs_of(self, size: Bucket) -> GraphInputs:
+        if size not in self._inputs:
             like = self.network.embeddings
-            self._buffers[size] = Buffers(size, like.device)
+            self._inputs[size] = GraphInputs(size, like.device)
             exact = torch.promote_types(like.dtype, torch.float32)
             self._logits.setdefault(
                 size.rows, torch.empty(size.rows, self.network.head.weight.shape[0], dtype=exact, device=like.device)
             )
-        return self._buffers[size]
+        return self._inputs[size]
 
 
-def replay_path(network: FusedLlama | None) -> GraphReplay | None:
-    """The recorded way through a network; None where there is no lean one to record, or no CUDA device."""
+def build_graph_replay(network: FusedLlama | None) -> GraphReplay | None:
+    """Graph replay for a network; None if it has no fused implementation or is not on a CUDA device."""
     if network is None or not network.embeddings.is_cuda:
         return None
-    return GraphReplay(network, Graphs(network.embeddings.device), network.bytes // SHARE)
+    return GraphReplay(network, CudaGraphRecorder(network.embeddings.device), network.bytes // FREE_SHARE)
 
 
-def at_once(run: Run) -> Run:
-    """Stands for a recording where there is nothing to record with."""
+def run_eagerly(run: Run) -> Run:
+    """A `Record` for devices without graphs."""
     run()
     return run
 
 
-class Graphs:
-    """Records CUDA graphs. What they need between input and output is shared, for only one runs at a time and nothing
-    of it lasts.
-    """
+class CudaGraphRecorder:
+    """Records CUDA graphs. They share a memory pool for intermediate results, because only one runs at a time."""
 
     def __init__(self, device: torch.device):
-        self._device, self._memory, self._aside = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self._device, self._pool, self._stream = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
 
     def __call__(self, run: Run) -> Run:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
-            self._aside.wait_stream(torch.cuda.current_stream())
-            # around both, so that a recording that fails leaves the stream as it was
-            with torch.cuda.stream(self._aside):
-                run()  # libraries take their work space, and kernels are loaded, at the first call
-                with torch.cuda.graph(graph, pool=self._memory, stream=self._aside, capture_error_mode="thread_local"):
+            self._stream.wait_stream(torch.cuda.current_stream())
+            # around both, so that a failed capture leaves the current stream as it was
+            with torch.cuda.stream(self._stream):
+                run()  # warm-up: libraries allocate workspaces and kernels are loaded at the first call
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                     run()
-            torch.cuda.current_stream().wait_stream(self._aside)
-            graph.replay()  # what is recorded has not been carried out
+            torch.cuda.current_stream().wait_stream(self._stream)
+            graph.replay()  # capture does not execute
         return graph.replay

@@ -1,4 +1,4 @@
-"""What goes into a forward: tokens, their place in the KV cache, and which rows are wanted back."""
+"""The input of a forward: tokens, their place in the KV cache, and which rows of logits to return."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,16 +13,16 @@ Blend = tuple[list[int], list[float]]
 
 @dataclass
 class ForwardInput:
-    """The input of one lane in a forward: new scratch nodes of its KV cache, or nodes that only some layers have seen.
+    """The input of one lane in a forward: new scratch nodes of its KV cache, or nodes that only some layers have read.
     """
 
     store: KVCache
     tokens: list[int]
-    parents: list[int]  # indices into the scratch, -1 for the end of the trunk
-    last_only: bool = False  # return a single row, the last
-    again: bool = False  # the rows are the last ones of the scratch already
+    parents: list[int]  # scratch nodes; -1 is the end of the trunk
+    last_only: bool = False  # return only the last row of logits
+    again: bool = False  # the rows are the last nodes of the scratch already
     blends: dict[int, Blend] = field(default_factory=dict)  # by row
-    watch: Callable[[int], bool] | None = None  # by position: whether the row's attention is recorded
+    watch: Callable[[int], bool] | None = None  # by position: whether the row's attention weights are recorded
 
     @property
     def start(self) -> int:
@@ -31,7 +31,7 @@ class ForwardInput:
 
     @property
     def context(self) -> int:
-        """Slots its rows may see, their own excluded."""
+        """Trunk tokens, evicted ones included, and scratch nodes before its rows."""
         return self.store.length + len(self.store.parents) - (len(self.tokens) if self.again else 0)
 
     def segment(self) -> Segment:
@@ -46,20 +46,18 @@ class ForwardInput:
 
 @dataclass
 class LateInput(ForwardInput):
-    """Tokens of a shortened prompt, for the layers that have not read them. The plan brings the hidden states that
-    enter there.
-    """
+    """Tokens of a shortened prompt, for layers that have not read them. The plan has their hidden states."""
 
-    first: int = 0  # slot of the first
-    places: list[int] = field(default_factory=list)  # true positions, ascending
+    first: int = 0  # slot of the first token
+    positions: list[int] = field(default_factory=list)  # true positions, ascending
 
     @property
     def start(self) -> int:
-        return self.places[0]
+        return self.positions[0]
 
     @property
     def context(self) -> int:
         return self.first
 
     def _segment(self) -> Segment:
-        return self.store.late(self.first, self.places)
+        return self.store.late(self.first, self.positions)

@@ -1,12 +1,12 @@
-"""A lean way through models of the Llama kind, for a small model spends most of its time between its products.
+"""Fused forward of models of the Llama family, because a small model spends most of its time between matrix products.
 
-The library's modules make some forty small calls a layer. Here the same weights go through about twenty: queries, keys
-and values are one product, gate and up another, a rotation is three operations over a table. The rows are the library's
-own up to rounding, which every model is held to when it is loaded; plans, stores and masks are those of the seams.
+The library's modules make some forty small calls per layer. Here the same weights take about twenty: query, key and
+value projections are one product, gate and up projections another, and the rotary embedding is three operations on a
+table. The logits equal the library's up to rounding, which is checked for every model when it is loaded. Layer plans,
+KV caches and masks are those of the hooks.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,48 +17,45 @@ from transformers import PreTrainedModel
 
 from playground.engine.hooks import Call, attend_all
 
-KINDS = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEVICES, DTYPES = ("cpu", "cuda"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# weights of a product from which on oneDNN is worth the milliseconds it takes to make itself ready for a number of rows
-LARGE = 2 ** 16
-SMALL = 2 ** 26  # weights of a network up to which they are held a second time, as oneDNN reads them
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on how long the text has become
+ONEDNN_FROM = 2 ** 16  # weights of a layer; below, the setup of oneDNN for each number of rows costs more than it gains
+REORDER_UP_TO = 2 ** 26  # weights of a network; a second copy in oneDNN's layout is made up to this size
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles do not depend on the length of the text
 
 
-class Norm:
-    """The root mean square norm of rows, in half the calls of torch's own: squares are summed and not averaged, so the
-    weight bears the difference.
-    """
+class RMSNorm:
+    """RMS norm in half the calls of torch's own: squares are summed instead of averaged, and the weight is scaled."""
 
     def __init__(self, weight: Tensor, epsilon: float):
         self.weight, self.epsilon = weight, epsilon
-        self._grown = weight * weight.shape[0] ** 0.5
-        self._least = torch.tensor(epsilon, dtype=weight.dtype)
-        # a GPU's is one call; squares of short numbers need longer ones
-        self._whole = weight.is_cuda or weight.dtype in (torch.float16, torch.bfloat16)
+        self._scaled = weight * weight.shape[0] ** 0.5
+        self._floor = torch.tensor(epsilon, dtype=weight.dtype)
+        # on a GPU torch's norm is one kernel; half precision needs float32 squares
+        self._native = weight.is_cuda or weight.dtype in (torch.float16, torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float64:  # the library norms in float32 whatever the weights are
+        if x.dtype == torch.float64:  # the library computes the norm in float32
             return self.weight * rms_norm(x.float(), self.weight.shape, None, self.epsilon).double()
-        if self._whole:
+        if self._native:
             return rms_norm(x, self.weight.shape, self.weight, self.epsilon)
-        return (x * self._grown).mul_(torch.addcmul(self._least, x, x).sum(-1, keepdim=True).rsqrt_())
+        return (x * self._scaled).mul_(torch.addcmul(self._floor, x, x).sum(-1, keepdim=True).rsqrt_())
 
 
 @dataclass
-class Product:
-    """Several linear layers over the same rows as one.
+class FusedLinear:
+    """Several linear layers with the same input as one product.
 
-    On a processor a large one goes through oneDNN, which uses the widest instructions of every maker's. Once it is
-    packed, four rows take hardly longer than one, and one takes less than in torch's own product.
+    Large ones use oneDNN on a CPU. With the weights in oneDNN's layout, four rows take hardly longer than one, and one
+    row takes less time than with torch's own product.
     """
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
-    def of(cls, *layers: nn.Linear) -> Product:
-        """Their weights become views into one tensor, so nothing is held twice."""
+    def of(cls, *layers: nn.Linear) -> FusedLinear:
+        """The layers' weights become views into one tensor, so they are not duplicated."""
         weight = torch.cat([layer.weight.data for layer in layers]) if len(layers) > 1 else layers[0].weight.data
         for layer, part in zip(layers, weight.split([layer.out_features for layer in layers])):
             layer.weight.data = part
@@ -66,81 +63,79 @@ class Product:
         return cls(weight, torch.cat([bias.data for bias in biases]) if biases[0] is not None else None)
 
     def __post_init__(self) -> None:
-        self._read = self.weight
+        self._reordered = self.weight
 
-    def pack(self) -> None:
-        """Hold the weights a second time, in the order oneDNN reads them in; they must not change from now on."""
-        if self._by_onednn:
-            # rows to reckon with; other numbers are served as well
-            self._read = torch.ops.mkldnn._reorder_linear_weight(self.weight, 16)
+    def reorder(self) -> None:
+        """Make a copy of the weights in oneDNN's layout; the weights must not change from now on."""
+        if self._uses_onednn:
+            # 16 is the expected number of rows; others work too
+            self._reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight, 16)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._by_onednn:
-            return torch.ops.mkldnn._linear_pointwise(x, self._read, self.bias, "none", [], "")
+        if self._uses_onednn:
+            return torch.ops.mkldnn._linear_pointwise(x, self._reordered, self.bias, "none", [], "")
         return linear(x, self.weight, self.bias)
 
     @cached_property
-    def _by_onednn(self) -> bool:
+    def _uses_onednn(self) -> bool:
         weight, onednn = self.weight, torch.ops.mkldnn
-        there = torch.backends.mkldnn.is_available() and hasattr(onednn, "_linear_pointwise")
-        if not there or weight.device.type != "cpu" or weight.numel() < LARGE:
+        available = torch.backends.mkldnn.is_available() and hasattr(onednn, "_linear_pointwise")
+        if not available or weight.device.type != "cpu" or weight.numel() < ONEDNN_FROM:
             return False
         return weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()
 
 
-class FastLayer:
-    """One decoder layer. Rows are [n, d]."""
+class FusedLayer:
+    """One decoder layer over hidden states [n, d]."""
 
     def __init__(self, layer: nn.Module, index: int):
         attention, mlp = layer.self_attn, layer.mlp
-        self.index, self.scaling, self.width = index, attention.scaling, attention.head_dim
+        self.index, self.scaling, self.head_dim = index, attention.scaling, attention.head_dim
         self.window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
-        self.before, self.between = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
-        self.heads, self.kv_heads = (proj.out_features // self.width for proj in (attention.q_proj, attention.k_proj))
-        self.qkv, self.out = (
-            Product.of(attention.q_proj, attention.k_proj, attention.v_proj),
-            Product.of(attention.o_proj),
-        )
-        self.gate_up, self.down = Product.of(mlp.gate_proj, mlp.up_proj), Product.of(mlp.down_proj)
-        self.products = [self.qkv, self.out, self.gate_up, self.down]
+        self.input_norm, self.mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.heads = attention.q_proj.out_features // self.head_dim
+        self.kv_heads = attention.k_proj.out_features // self.head_dim
+        self.qkv = FusedLinear.of(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = FusedLinear.of(attention.o_proj)
+        self.gate_up, self.down = FusedLinear.of(mlp.gate_proj, mlp.up_proj), FusedLinear.of(mlp.down_proj)
+        self.linears = [self.qkv, self.out, self.gate_up, self.down]
         self.head_norms = [_norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
-        hidden = hidden + self.out(self._attention(self.before(hidden), cos, sin, call))
-        gate, up = self.gate_up(self.between(hidden)).chunk(2, -1)
+        hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
+        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, -1)
         return hidden + self.down(silu(gate) * up)
 
-    def _attention(self, rows: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
-        mixed = self.qkv(rows).view(rows.shape[0], -1, self.width).transpose(0, 1)  # [heads + 2 kv_heads, n, d]
-        turning, values = mixed[:-self.kv_heads], mixed[-self.kv_heads:]
+    def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
+        qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)  # [heads + 2 kv_heads, n, d]
+        qk, values = qkv[:-self.kv_heads], qkv[-self.kv_heads:]
         if self.head_norms:
             query_norm, key_norm = self.head_norms
-            turning = torch.cat([query_norm(turning[:self.heads]), key_norm(turning[self.heads:])])
-        turned = torch.addcmul(turning * cos, turning.roll(self.width // 2, -1), sin)
-        out = attend_all(
-            self.index, (turned[: self.heads], turned[self.heads :], values), call, self.scaling, self.window
-        )
-        return out.transpose(0, 1).reshape(rows.shape[0], -1)
+            qk = torch.cat([query_norm(qk[:self.heads]), key_norm(qk[self.heads:])])
+        rotated = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)
+        new = rotated[:self.heads], rotated[self.heads:], values
+        out = attend_all(self.index, new, call, self.scaling, self.window)
+        return out.transpose(0, 1).reshape(hidden.shape[0], -1)
 
 
 class FusedLlama:
-    """The whole network: token ids or embeddings in, rows of logits out."""
+    """The whole network: token ids or embeddings in, logits out."""
 
     def __init__(self, network: PreTrainedModel, context: int):
         inner = network.model
-        self.embeddings, self.head = inner.embed_tokens.weight, Product.of(network.lm_head)
-        self.layers = [FastLayer(layer, index) for index, layer in enumerate(inner.layers)]
+        self.embeddings, self.head = inner.embed_tokens.weight, FusedLinear.of(network.lm_head)
+        self.layers = [FusedLayer(layer, index) for index, layer in enumerate(inner.layers)]
         self.norm = _norm(inner.norm)
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
         self.bytes = sum(weight.nbytes for weight in network.parameters())
         self.weights = sum(weight.numel() for weight in network.parameters())
-        if self.weights <= SMALL:
-            for product in (self.head, *(product for layer in self.layers for product in layer.products)):
-                product.pack()
+        if self.weights <= REORDER_UP_TO:
+            for linear_layer in (self.head, *(each for layer in self.layers for each in layer.linears)):
+                linear_layer.reorder()
 
-    def turn_back(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Rotated queries or keys [heads, n, d] as they would be so many positions [n] earlier."""
-        # a table may be stretched, and that was done once
+    def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Query or key states [heads, n, d] rotated back by so many positions [n]."""
+        # some tables are scaled by a constant (YaRN); the states have that factor already
         cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))
         return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), -sin)
 
@@ -152,8 +147,9 @@ class FusedLlama:
         input_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """Logits [rows, V] of the wanted rows, an index or 0 for all. positions, ids: [1, rows]; embeddings: [1, rows,
-        d].
+        """Logits [rows, V] of the wanted rows, an index tensor or 0 for all.
+
+        positions and input_ids are [1, rows], inputs_embeds [1, rows, d].
         """
         hidden = embedding(input_ids[0], self.embeddings) if inputs_embeds is None else inputs_embeds[0]
         cos, sin = self.cos[positions[0]], self.sin[positions[0]]
@@ -165,7 +161,7 @@ class FusedLlama:
         return self.head(self.norm(hidden if isinstance(wanted, int) else hidden[wanted]))
 
     def _planned(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
-        """The layers that the plan runs, capturing hidden states on the way."""
+        """Run the layers of the plan, capturing hidden states."""
         for layer in self.layers:
             hidden = call.enter(layer.index, hidden)
             if call.plan.runs(layer.index):
@@ -173,30 +169,26 @@ class FusedLlama:
         return call.enter(len(self.layers), hidden)
 
 
-def fast_path(network: PreTrainedModel, context: int) -> Callable | None:
-    """The lean way through a network, or None where it has none: another kind, quantised weights, another device or
-    dtype.
-    """
+def build_fused_llama(network: PreTrainedModel, context: int) -> FusedLlama | None:
+    """The fused forward of a network; None for other model types, quantised weights, other devices or dtypes."""
     config, weight = network.config, network.get_input_embeddings().weight
-    plain = (
+    supported = (
         weight.device.type in DEVICES
         and weight.dtype in DTYPES
         and len({weight.device for weight in network.parameters()}) == 1
     )
-    if config.model_type not in KINDS or not plain or not _is_ordinary(network):
+    if config.model_type not in MODEL_TYPES or not supported or not _is_standard(network):
         return None
     return FusedLlama(network, context)
 
 
-def _is_ordinary(network: PreTrainedModel) -> bool:
-    """Whether every part is what the lean way takes it for."""
+def _is_standard(network: PreTrainedModel) -> bool:
+    """Whether rotary embedding, linear layers and activations are of the types the fused forward assumes."""
     inner = network.model
-    rope = getattr(inner.rotary_emb, "rope_type", "")
-    products = [module for name, module in network.named_modules() if name.endswith(("_proj", "lm_head"))]
+    static = getattr(inner.rotary_emb, "rope_type", "") in STATIC_ROPE
+    linears = [module for name, module in network.named_modules() if name.endswith(("_proj", "lm_head"))]
     activations = {type(layer.mlp.act_fn) for layer in inner.layers}
-    return (
-        rope in STATIC_ROPE and all(type(module) is nn.Linear for module in products) and activations == {type(_silu())}
-    )
+    return static and all(type(module) is nn.Linear for module in linears) and activations == {type(_silu())}
 
 
 def _silu() -> nn.Module:
@@ -204,13 +196,14 @@ def _silu() -> nn.Module:
     return ACT2FN["silu"]
 
 
-def _norm(module: nn.Module) -> Norm:
-    return Norm(module.weight, module.variance_epsilon)
+def _norm(module: nn.Module) -> RMSNorm:
+    return RMSNorm(module.weight, module.variance_epsilon)
 
 
 def _angles(rotary: nn.Module, context: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position, [context, d]; the sine's first half is negative, so that turning is one
-    product and one swap of halves.
+    """Cosines and sines of every position, [context, d].
+
+    The first half of the sines is negated, so that a rotation needs only products and a swap of halves.
     """
     cos, sin = (table[0] for table in rotary(like[None, :1], torch.arange(context, device=like.device)[None]))
     return cos.contiguous(), torch.cat([-sin[:, :sin.shape[1] // 2], sin[:, sin.shape[1] // 2:]], -1)

@@ -82,7 +82,7 @@ def _escaped(character: re.Match) -> str:
 
 
 def _character(escape: re.Match) -> str:
-    r"""A character above ASCII as itself; those below stay escaped, as "\x5D", for they may mean something where they stand."""
+    r"""Unescape characters above ASCII; those below stay escaped, as "\x5D", since they may be syntax there."""
     digits = escape[1] or escape[2]
     if not digits:
         return escape[0]

@@ -59,7 +59,8 @@ class Compiler:
         """The compiled constraint as plain data; raises Refusal where it breaks a limit or cannot be used."""
         if not hasattr(os, "fork"):
             raise Refusal(
-                "Grammars are compiled in a forked process, which this system does not have: use Linux or macOS, or switch the constraint off."
+                "Grammars are compiled in a forked process, which this system does not have: use Linux or macOS, or"
+                " switch the constraint off."
             )
         if not self._slots.acquire(timeout=limits.SLOT_SECONDS):
             raise Refusal("Other grammars are being compiled and take long: try again in a few seconds.")
@@ -244,7 +245,10 @@ def digest_of(*parts: str) -> str:
 
 def _broken_limit(seconds: float) -> str:
     if seconds >= 0.9 * min(limits.CPU_SECONDS, limits.WALL_SECONDS):
-        return f"it takes more than {limits.CPU_SECONDS:g} s of processor time, or {limits.WALL_SECONDS:g} s in all, to compile"
+        return (
+            f"it takes more than {limits.CPU_SECONDS:g} s of processor time, or {limits.WALL_SECONDS:g} s in all, to"
+            " compile"
+        )
     return "it is nested too deeply or takes too much memory to compile"
 
 

@@ -88,7 +88,8 @@ def check_options(source: str) -> None:
     """Raises Refusal for a list of choices with too many options."""
     if (count := source.count("|") + 1) > OPTIONS:
         raise Refusal(
-            f"The list of choices has {count:,} options, and at most {OPTIONS:,} are accepted: remove some, or use static."
+            f"The list of choices has {count:,} options, and at most {OPTIONS:,} are accepted: remove some, or use"
+            " static."
         )
 
 
@@ -110,6 +111,7 @@ def check_rows(count: int, longest: int) -> None:
     """Raises Refusal where `count` items with up to `longest` tokens are too many to be sorted as one matrix."""
     if count * longest > ITEM_CELLS:
         raise Refusal(
-            f"{count:,} items, the longest of {longest:,} tokens, are too many to search: remove some, or shorten the longest.",
+            f"{count:,} items, the longest of {longest:,} tokens, are too many to search: remove some, or shorten the"
+            " longest.",
             "items",
         )

@@ -1,11 +1,10 @@
-"""The two places where we reach into a model of the transformers library, without patching its classes.
+"""The two hooks into a model of the transformers library, whose classes are not patched.
 
-1. A registered attention function. It writes new keys and values into the stores of the call, and attends under their
-   masks.
-2. A wrapper around the forward of every decoder layer. It reads the plan of the call: skip, stop at, resume from,
-   capture.
+1. An attention function, registered with `AttentionInterface`. It writes new key and value states into the KV caches of
+   the call, and attends under their masks.
+2. A wrapper around the forward of every decoder layer. It follows the plan of the call: skip, stop, resume, capture.
 
-Both find the state of the running forward in a keyword, `call`, that travels with it, so nothing here is global.
+Both get the state of the running forward in a keyword argument, `call`, so there is no global state.
 """
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-from playground.engine.attention_logits import products
+from playground.engine.attention_logits import attention_logits
 from playground.engine.attention_mask import as_bias
 from playground.engine.cascade_attention import PartialAttention, attend_part, merge
 from playground.errors import Refusal
@@ -26,11 +25,11 @@ from playground.errors import Refusal
 if TYPE_CHECKING:
     from playground.engine.attention_mask import Segment
 
-New = Sequence[Tensor]
-"""Queries, keys and values of new rows, [heads, rows, d]."""
+QKV = Sequence[Tensor]
+"""Query, key and value states of new rows, [heads, rows, d] or [kv_heads, rows, d]."""
 
-ATTENTION = "playground"
-HARMLESS = {
+ATTENTION = "playground"  # name of the attention function in transformers
+IGNORED = {
     "position_ids",
     "use_cache",
     "cache_position",
@@ -43,17 +42,16 @@ HARMLESS = {
 
 @dataclass
 class LayerPlan:
-    """Which decoder layers run in one forward, and what is taken out between them."""
+    """Which decoder layers run in one forward, and which hidden states are captured."""
 
     skip: frozenset[int] = frozenset()
-    stop: int | None = None  # this layer and all after it do not run; the head reads the hidden states so far
-    resume: tuple[int, Tensor] | None = None  # (layer, hidden states [rows, d]): enter before that layer with these
-    # keep the hidden states [rows, d] that enter these layers; depth is the final norm
-    capture: frozenset[int] = frozenset()
+    stop: int | None = None  # this layer and all later ones do not run; the lm_head gets the hidden states so far
+    resume: tuple[int, Tensor] | None = None  # (layer, hidden states [rows, d]): start at this layer with these
+    capture: frozenset[int] = frozenset()  # layers whose input [rows, d] is captured; depth stands for the final norm
 
     @property
     def is_whole(self) -> bool:
-        """Whether all layers run from first to last."""
+        """Whether all layers run."""
         return not self.skip and self.stop is None and self.resume is None
 
     @property
@@ -62,7 +60,7 @@ class LayerPlan:
         return self.is_whole and not self.capture
 
     def layers(self, depth: int) -> int:
-        """How many of a model's layers run."""
+        """How many of a model's `depth` layers run."""
         return depth if self.is_whole else sum(map(self.runs, range(depth)))
 
     def runs(self, layer: int) -> bool:
@@ -73,27 +71,25 @@ class LayerPlan:
 
 @dataclass
 class Call:
-    """State of one forward: the stores that take part, row after row, and the plan."""
+    """State of one forward: the segments, in the order of the rows, and the plan."""
 
     segments: list[Segment]
     plan: LayerPlan = field(default_factory=LayerPlan)
     captured: dict[int, Tensor] = field(default_factory=dict)
-    _alike: dict[int | None, list[list[int]]] = field(default_factory=dict)
+    _groups: dict[int | None, list[list[int]]] = field(default_factory=dict)
 
-    def alike(self, sliding_window: int | None) -> list[list[int]]:
-        """Places of the segments whose stores begin with one prefix, held once for all of them; one list for each
-        prefix.
-        """
-        if sliding_window not in self._alike:
-            shared = [segment.shares(sliding_window) for segment in self.segments]
-            prefixes = dict.fromkeys(prefix for prefix in shared if prefix)
-            self._alike[sliding_window] = [
-                [place for place, own in enumerate(shared) if own == prefix] for prefix in prefixes
+    def prefix_groups(self, sliding_window: int | None) -> list[list[int]]:
+        """Indices of the segments that share a prefix, one list for each prefix."""
+        if sliding_window not in self._groups:
+            prefixes = [segment.shared_prefix(sliding_window) for segment in self.segments]
+            self._groups[sliding_window] = [
+                [index for index, own in enumerate(prefixes) if own == prefix]
+                for prefix in dict.fromkeys(prefix for prefix in prefixes if prefix)
             ]
-        return self._alike[sliding_window]
+        return self._groups[sliding_window]
 
     def enter(self, layer: int, hidden: Tensor) -> Tensor:
-        """What enters a layer, [rows, d]: perhaps it comes from an earlier forward, perhaps a later one wants it."""
+        """The input of a layer, [rows, d], resumed from an earlier forward or captured if the plan says so."""
         if self.plan.resume and self.plan.resume[0] == layer:
             hidden = self.plan.resume[1]
         if layer in self.plan.capture:
@@ -115,148 +111,138 @@ def attention(
     dropout: float = 0.0,
     **passed: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of new rows over each store. query [1, heads, rows, d], key and value [1, kv_heads, rows, d]; returns
-    [1, rows, heads, d].
+    """Attention of new rows over each KV cache, as `AttentionInterface` calls it.
+
+    query is [1, heads, rows, d], key and value are [1, kv_heads, rows, d]; returns [1, rows, heads, d]. Raises Refusal
+    if the model passes an argument that is not supported.
     """
-    unknown = [name for name, value_ in passed.items() if value_ is not None and name not in HARMLESS]
+    unknown = [name for name, value_ in passed.items() if value_ is not None and name not in IGNORED]
     if unknown:
         raise Refusal(
-            f"This model's attention uses {unknown[0]}, which the playground cannot honour yet: choose another model.",
+            f"This model's attention uses {unknown[0]}, which the playground does not support: choose another model.",
             "model",
         )
     scale = scaling or query.shape[-1] ** -0.5
-    return attend_all(module.layer_idx, (query[0], key[0], value[0]), call, scale, sliding_window, softcap).transpose(
-        0, 1
-    )[None], None
+    output = attend_all(module.layer_idx, (query[0], key[0], value[0]), call, scale, sliding_window, softcap)
+    return output.transpose(0, 1)[None], None
 
 
-def attend_all(layer: int, new: New, call: Call, scaling: float, sliding_window: int | None = None,
+def attend_all(layer: int, new: QKV, call: Call, scaling: float, sliding_window: int | None = None,
                softcap: float | None = None) -> Tensor:
-    """New rows of a layer over each store of the call: queries, keys and values [heads, rows, d] go in, outputs [heads,
-    rows, d] come back.
-    """
-    alike = call.alike(sliding_window) if softcap is None else []
-    if len(alike) == 1 and len(alike[0]) == len(call.segments):
-        return _attend_behind(layer, call.segments, new, scaling, sliding_window)
-    shares, outputs = _shares(new, call.segments), {}
-    for places in alike:
-        segments, joined = (
-            [call.segments[place] for place in places],
-            [torch.cat(rows, 1) for rows in zip(*(shares[place] for place in places))],
-        )
-        outputs |= zip(
-            places,
-            _attend_behind(layer, segments, joined, scaling, sliding_window).split(
-                [segment.rows for segment in segments], 1
-            ),
-        )
+    """Attention of the new rows of a layer, each over its own KV cache, [heads, rows, d]."""
+    groups = call.prefix_groups(sliding_window) if softcap is None else []
+    if len(groups) == 1 and len(groups[0]) == len(call.segments):
+        return _attend_shared(layer, call.segments, new, scaling, sliding_window)
+    parts, outputs = _split(new, call.segments), {}
+    for group in groups:
+        segments = [call.segments[index] for index in group]
+        joined = [torch.cat(rows, 1) for rows in zip(*(parts[index] for index in group))]
+        output = _attend_shared(layer, segments, joined, scaling, sliding_window)
+        outputs |= zip(group, output.split([segment.rows for segment in segments], 1))
     each = [
-        outputs[place] if place in outputs else _attend_alone(layer, segment, share, scaling, sliding_window, softcap)
-        for place, (segment, share) in enumerate(zip(call.segments, shares))
+        outputs[index] if index in outputs else _attend_alone(layer, segment, part, scaling, sliding_window, softcap)
+        for index, (segment, part) in enumerate(zip(call.segments, parts))
     ]
     return each[0] if len(each) == 1 else torch.cat(each, 1)
 
 
-def _shares(new: New, segments: list[Segment]) -> list[New]:
-    """What of new rows belongs to each segment."""
+def _split(new: QKV, segments: list[Segment]) -> list[QKV]:
+    """The new rows of each segment."""
     if len(segments) == 1:
         return [new]
     counts = [segment.rows for segment in segments]
     return list(zip(*(rows.split(counts, 1) for rows in new)))
 
 
-def _attend_behind(layer: int, segments: list[Segment], new: New, scaling: float, sliding_window: int | None) -> Tensor:
-    """New rows of stores that begin with one prefix, held once: over it all rows go together, over what follows those
-    of each store alone.
-    """
-    prefix = attend_part(new[0], *segments[0].prefix(layer), None, scaling)  # the whole of it comes before every row
+def _attend_shared(layer: int, segments: list[Segment], new: QKV, scaling: float, sliding_window: int | None) -> Tensor:
+    """Attention of new rows whose caches share a prefix: over the prefix in one batch, over each suffix separately."""
+    prefix = attend_part(new[0], *segments[0].prefix(layer), None, scaling)  # every row sees all of it
     parts = []
-    for segment, (query, new_keys, new_values) in zip(segments, _shares(new, segments)):
+    for segment, (query, new_keys, new_values) in zip(segments, _split(new, segments)):
         keys, values = segment.write_suffix(layer, new_keys, new_values)
         bias = segment.suffix_bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype)
         parts.append(attend_part(query, keys, values, bias, scaling))
-    return merge(
-        prefix, parts[0] if len(parts) == 1 else PartialAttention(*(torch.cat(part, 1) for part in zip(*parts)))
-    )
+    suffix = parts[0] if len(parts) == 1 else PartialAttention(*(torch.cat(part, 1) for part in zip(*parts)))
+    return merge(prefix, suffix)
 
 
 def _attend_alone(
-    layer: int, segment: Segment, new: New, scaling: float, sliding_window: int | None, softcap: float | None
+    layer: int, segment: Segment, new: QKV, scaling: float, sliding_window: int | None, softcap: float | None
 ) -> Tensor:
-    """New rows of one store over all it holds, [heads, rows, d]."""
+    """Attention of the new rows of one KV cache, [heads, rows, d]."""
     query, new_keys, new_values = new
     keys, values = segment.write(layer, new_keys, new_values)
-    if segment.asks:
-        segment.store.ask(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
+    if segment.reports_queries:
+        segment.store.on_queries(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
     if segment.renumbers:
         query, keys = segment.renumbered(layer, query, keys)
     if segment.focused:
-        seen, whole = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
+        seen, weights = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
         if segment.watched:
-            segment.watch(layer, whole[:, segment.watched])
-        return _attend_narrowly(query, keys, values, seen, scaling, softcap)
+            segment.watch(layer, weights[:, segment.watched])
+        return _attend_masked(query, keys, values, seen, scaling, softcap)
     if len(segment.watched) == segment.rows:
-        output, whole = _written_out(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
-        segment.watch(layer, whole.sum(1))
+        mask = segment.mask(layer, sliding_window)
+        output, weights = _eager_attention(query, keys, values, mask, scaling, softcap)
+        segment.watch(layer, weights.sum(1))
         return output
     if softcap is None:
-        output = attend(
-            query, keys, values, segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype), scaling
-        )
+        bias = segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype)
+        output = attend(query, keys, values, bias, scaling)
     else:
-        output, _ = _written_out(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
+        output, _ = _eager_attention(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
     if segment.watched:
-        segment.watch(
-            layer, weights(query, keys, segment.mask(layer, sliding_window), segment.watched, scaling, softcap)
-        )
+        mask = segment.mask(layer, sliding_window)
+        segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, softcap))
     return output
 
 
 def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: int | None, scaling: float,
              softcap: float | None) -> tuple[Tensor, Tensor]:
-    """What is left of the mask once a cache policy chose by what the rows would attend to under it, and what that is,
-    [kv_heads, rows, slots] both.
+    """The mask after a cache policy's selection, and the attention weights it was based on.
+
+    Both are [kv_heads, rows, slots].
     """
     mask = segment.mask(layer, sliding_window)
-    whole = weights(query, keys, mask, list(range(segment.rows)), scaling, softcap)
-    return segment.chosen(layer, whole, _grouped(mask, 1, segment.rows, query.device)), whole
+    weights = attention_weights(query, keys, mask, list(range(segment.rows)), scaling, softcap)
+    return segment.chosen(layer, weights, _grouped(mask, 1, segment.rows, query.device)), weights
 
 
-def _attend_narrowly(
+def _attend_masked(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
-    """Attention under a mask of this layer alone, [kv_heads, rows, slots]."""
+    """Attention under a mask for this layer only, [kv_heads, rows, slots]."""
     if softcap is not None:
-        return _written_out(query, keys, values, mask, scaling, softcap)[0]
+        return _eager_attention(query, keys, values, mask, scaling, softcap)[0]
     return attend(query, keys, values, as_bias(mask, len(query) // len(keys), query.dtype), scaling)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | str | None, scaling: float) -> Tensor:
-    """query [heads, n, d] over keys, values [kv_heads, m, d]; bias as `Segment.bias` makes it."""
+    """Attention of query [heads, n, d] over keys and values [kv_heads, m, d]; bias as `Segment.bias` makes it."""
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     if isinstance(bias, str):
         keys, values = (x.repeat_interleave(heads // kv_heads, 0)[None] for x in (keys, values))
         return scaled_dot_product_attention(query[None], keys, values, is_causal=True, scale=scaling)[0]
-    # the heads of a group are further rows, so no key is copied
+    # the heads of a group become further rows, so no key is copied
     query = query.reshape(1, kv_heads, heads // kv_heads * n, -1)
     return scaled_dot_product_attention(query, keys[None], values[None], bias, scale=scaling).reshape(heads, n, -1)
 
 
-def _written_out(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float,
-                 softcap: float | None) -> tuple[Tensor, Tensor]:
-    """The same with its weights, [kv_heads, group, n, m]; mask as `Segment.mask` makes it.
+def _eager_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float,
+                     softcap: float | None) -> tuple[Tensor, Tensor]:
+    """Attention and its weights, [kv_heads, group, n, m], with a mask as `Segment.mask` makes it.
 
-    For rows of which all are watched, and for scores that are squeezed before the softmax, which torch's own attention
-    cannot.
+    Used if all rows are watched, and for soft-capped scores, which torch's fused attention does not support.
     """
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     mask = _grouped(mask, heads // kv_heads, n, query.device)
-    spread = _softmax(query.reshape(kv_heads, heads // kv_heads * n, -1), keys, mask, scaling, softcap)
-    return (spread.to(values.dtype) @ values).reshape(heads, n, -1), spread.reshape(kv_heads, heads // kv_heads, n, -1)
+    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * n, -1), keys, mask, scaling, softcap)
+    output = (weights.to(values.dtype) @ values).reshape(heads, n, -1)
+    return output, weights.reshape(kv_heads, heads // kv_heads, n, -1)
 
 
 def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.device) -> Tensor | None:
-    """A mask for the rows of all heads of a group."""
+    """A mask repeated for the query heads of a group."""
     if mask is None:
         return None
     if isinstance(mask, str):
@@ -265,28 +251,28 @@ def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.devic
 
 
 def _repeated(mask: Tensor, groups: int) -> Tensor:
-    """A mask [..., rows, slots] for groups * rows rows; a single row is not repeated, for all of them read the one."""
+    """A mask [..., rows, slots] repeated for groups * rows rows; a single row is broadcast instead."""
     return mask if groups == 1 or mask.shape[-2] == 1 else mask.repeat(*[1] * (mask.dim() - 2), groups, 1)
 
 
-def weights(
+def attention_weights(
     query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, softcap: float | None
 ) -> Tensor:
-    """What chosen rows attend to, summed over the query heads of a group, [kv_heads, len(rows), m].
+    """Attention weights of some rows, summed over the query heads of a group, [kv_heads, len(rows), m].
 
-    A pass of its own, so that the other rows still go through the fast attention, which never writes its weights out.
+    Computed separately, so that the output can still come from fused attention, which does not return weights.
     """
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     mask = _grouped(mask, 1, n, query.device)
     if len(rows) < n:
         query, mask = query[:, rows], None if mask is None else mask[..., rows, :]
     mask = None if mask is None else _repeated(mask, heads // kv_heads)
-    spread = _softmax(query.reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, softcap)
-    return spread.reshape(kv_heads, heads // kv_heads, len(rows), -1).sum(1)
+    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, softcap)
+    return weights.reshape(kv_heads, heads // kv_heads, len(rows), -1).sum(1)
 
 
 def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, softcap: float | None) -> Tensor:
-    scores = products(query, keys) * scaling
+    scores = attention_logits(query, keys) * scaling
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
@@ -295,7 +281,7 @@ def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, s
 
 
 def install(network: PreTrainedModel) -> list[nn.Module]:
-    """Put both seams into a loaded network and return its decoder layers, first to last."""
+    """Install both hooks in a loaded network; returns its decoder layers. Raises Refusal if they cannot be found."""
     AttentionInterface.register(ATTENTION, attention)
     network.set_attn_implementation(ATTENTION)
     layers = _decoder_layers(network)
@@ -310,15 +296,14 @@ def _decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)
     raise Refusal(
-        f"{network.config.model_type} models do not keep their {depth} layers in a list the playground can reach: choose another model.",
+        f"The playground does not find the {depth} layers of {network.config.model_type} models in one ModuleList: "
+        "choose another model.",
         "model",
     )
 
 
 def _planned(forward: Callable, index: int, depth: int) -> Callable:
-    """The layer's own forward, asked first whether it runs at all. A layer returns hidden states, alone or first in a
-    tuple.
-    """
+    """The layer's forward under the plan of the call. A layer returns hidden states, alone or first in a tuple."""
     returns_tuple = False
 
     def planned(hidden: Tensor, *args: Any, call: Call, **kwargs: Any) -> Any:

@@ -92,7 +92,8 @@ def read_config(source: ModelFiles) -> PretrainedConfig:
     except Exception as reason:  # the classes of configs check their fields, each in its own way
         if "trust_remote_code" in str(reason):
             raise Refusal(
-                f"{source.name} needs code of its own, which is never run here: choose a model that transformers knows.",
+                f"{source.name} needs code of its own, which is never run here: choose a model that transformers"
+                " knows.",
                 "model",
             ) from None
         raise Refusal(
@@ -101,7 +102,8 @@ def read_config(source: ModelFiles) -> PretrainedConfig:
         ) from None
     if config.is_encoder_decoder or not _causal(config):
         raise Refusal(
-            f"{source.name} is a {config.model_type} model that does not continue text: choose a causal language model.",
+            f"{source.name} is a {config.model_type} model that does not continue text: choose a causal language"
+            " model.",
             "model",
         )
     return config
@@ -182,9 +184,12 @@ def _check_files(source: ModelFiles) -> None:
     if SINGLE not in source.files and INDEX not in source.files:
         pickled = any(_matches(file, PICKLES) for file in source.files)
         raise Refusal(
-            f"{source.name} has only pickled weights, which can run code of their own and are refused: save it as safetensors."
-            if pickled
-            else f"{source.name} has no weights (model.safetensors): save or choose a complete model.",
+            (
+                f"{source.name} has only pickled weights, which can run code of their own and are refused: save it as"
+                " safetensors."
+                if pickled
+                else f"{source.name} has no weights (model.safetensors): save or choose a complete model."
+            ),
             "model",
         )
     if missing := _missing_shards(source):

@@ -1,5 +1,6 @@
-"""Memory for the keys, or the values, of one layer: rows of the oldest tokens perhaps packed, or shared with other
-pools; all others as they were written.
+"""Memory for the key states, or the value states, of one layer.
+
+The oldest slots may be quantised, or shared with other buffers. All others are held as they were written.
 """
 from __future__ import annotations
 
@@ -12,110 +13,108 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-GROWTH = 64  # slots a pool gets at a time, at least
+GROWTH = 64  # a buffer grows by a multiple of so many slots
 
 
 class Capacity(NamedTuple):
-    """Slots that will be wanted of a pool, the scratch aside."""
+    """Expected size of a buffer in slots, without the scratch."""
 
-    soon: int = 0  # as far as is known when the first row arrives
-    most: float = math.inf
+    expected: int = 0  # allocated when the first row arrives
+    limit: float = math.inf
 
 
 UNKNOWN = Capacity()
 
 
-class Packed(Protocol):
-    """Rows of the oldest tokens in a coarser form, as a cache policy made them."""
+class QuantisedRows(Protocol):
+    """Quantised states of the oldest slots, as a cache policy encoded them."""
 
     count: int  # slots
     bytes: int
 
     def unpack(self, room: int = 0) -> Tensor:
-        """The rows, [kv_heads, count + room, d], as near to what was written as the form allows, in memory of their
-        own; whatever stands in the last `room` of them will be written over."""
+        """Dequantise into a new tensor [kv_heads, count + room, d]. The last `room` slots are left for the caller."""
 
 
-Encode = Callable[[Tensor, "Packed | None"], Packed]
+Encode = Callable[[Tensor, "QuantisedRows | None"], QuantisedRows]
+"""encode(states [kv_heads, n, d], what was quantised before) -> all of it, quantised"""
 
 
 @dataclass(frozen=True)
 class SlotOrder:
-    """Slots that stay, in their order, as the keys and the values of all layers that agree are told."""
+    """Slots that stay, in order. One object serves the keys and values of all layers with the same slots."""
 
     slots: Tensor  # [1 or kv_heads, n]
     _rows: dict = field(default_factory=dict)
 
-    def rows(self, heads: int, capacity: int, ahead: int, behind: range = range(0), room: int = 0) -> Tensor:
-        """The slots behind the first `ahead` ones as rows of a pool's memory, all heads of it in one row; pools of one
-        size share them.
+    def rows(self, heads: int, capacity: int, offset: int, appended: range = range(0), spare: int = 0) -> Tensor:
+        """Indices into a buffer's memory [heads * capacity, d] of the slots after the first `offset`, head by head.
 
-        In each head the slots `behind` follow, and `room` more of which nothing is wanted.
+        In each head the slots `appended` follow, and `spare` arbitrary ones. Buffers of one size share the result.
         """
-        key = heads, capacity, ahead, behind, room
+        key = heads, capacity, offset, appended, spare
         if key not in self._rows:
-            starts, tail = _ends(*key, self.slots.device)
-            self._rows[key] = torch.cat([self.slots[:, ahead:] + starts, tail], 1).flatten()
+            starts, tail = _heads_and_tails(*key, self.slots.device)
+            self._rows[key] = torch.cat([self.slots[:, offset:] + starts, tail], 1).flatten()
         return self._rows[key]
 
-    def leaves(self, count: int) -> bool:
-        """Whether the first `count` slots stay where they are."""
+    def keeps_first(self, count: int) -> bool:
+        """Whether the first `count` slots stay in place."""
         first = torch.arange(count, device=self.slots.device)
         return self.slots.shape[1] >= count and bool((self.slots[:, :count] == first).all())
 
 
 @lru_cache(maxsize=64)
-def _ends(
-    heads: int, capacity: int, ahead: int, behind: range, room: int, device: torch.device
+def _heads_and_tails(
+    heads: int, capacity: int, offset: int, appended: range, spare: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Where each head's own rows begin in a pool's memory, [heads, 1], and which rows follow those that stay, [heads,
-    m].
+    """Where each head's rows start in a buffer's memory, [heads, 1], and the rows after those that stay, [heads, m].
 
-    A cache that is full loses a token for each it gets, so all its layers ask the same at every step.
+    Cached, because a full cache evicts a token per step: all its layers need the same result at every step.
     """
     with torch.inference_mode(False):
-        starts = capacity * torch.arange(heads, device=device)[:, None] - ahead
-        return starts, torch.tensor([*behind, *[ahead] * room], dtype=torch.long, device=device) + starts
+        starts = capacity * torch.arange(heads, device=device)[:, None] - offset
+        return starts, torch.tensor([*appended, *[offset] * spare], dtype=torch.long, device=device) + starts
 
 
 class MergeMap(NamedTuple):
-    """Slots of one layer that go into others, of which several may go into one."""
+    """Which slots of one layer are merged into which; several may be merged into one."""
 
-    sources: tuple[Tensor, Tensor]  # head and slot of each that goes, [m], head by head
-    into: Tensor  # the number of its target, [m]
-    targets: tuple[Tensor, Tensor]  # head and slot of each that takes some in, [k]
+    sources: tuple[Tensor, Tensor]  # head and slot of each source, [m], head by head
+    into: Tensor  # index of its target, [m]
+    targets: tuple[Tensor, Tensor]  # head and slot of each target, [k]
 
     @classmethod
     def of(cls, sources: tuple[Tensor, Tensor], slots: Tensor, count: int) -> MergeMap:
-        """Each source goes into one of `slots` [m] of its own head, of which there are `count`."""
-        met, into = (sources[0] * count + slots).unique(return_inverse=True)
-        return cls(sources, into, (met // count, met % count))
+        """Each source is merged into one of `slots` [m] of its own head, which has `count` slots."""
+        targets, into = (sources[0] * count + slots).unique(return_inverse=True)
+        return cls(sources, into, (targets // count, targets % count))
 
 
 class MergedTokens(NamedTuple):
-    """Tokens that went into others, head by head."""
+    """Tokens that were merged into others, head by head."""
 
     heads: Tensor  # [m]
     sources: Tensor  # positions, [m]
     targets: Tensor
 
     @classmethod
-    def of(cls, meeting: MergeMap, positions: Tensor) -> MergedTokens:
-        """What goes into other slots, by the positions of all, [kv_heads, slots]."""
-        return cls(meeting.sources[0], positions[meeting.sources], positions[meeting.targets][meeting.into])
+    def of(cls, merges: MergeMap, positions: Tensor) -> MergedTokens:
+        """A merge map with slots replaced by their positions, [kv_heads, slots]."""
+        return cls(merges.sources[0], positions[merges.sources], positions[merges.targets][merges.into])
 
     def by_head(self, heads: int) -> list[list[tuple[int, int]]]:
-        """For each of so many heads the positions of what went, each with the one it went into."""
+        """For each head, the positions (source, target) of its merged tokens."""
         counts = self.heads.bincount(minlength=heads).tolist()
         each = zip(self.sources.split(counts), self.targets.split(counts))
         return [list(zip(sources.tolist(), targets.tolist())) for sources, targets in each]
 
 
-def in_front(mask: Tensor, counts: list[int] | None = None) -> Tensor:
-    """The slots of each row that stand in the mask [rows, slots], in their order, [rows, most]; a row that has fewer
-    goes on with those that do not.
+def selected_indices(mask: Tensor, counts: list[int] | None = None) -> Tensor:
+    """Indices of the true entries of each row of a mask [rows, slots], ascending, [rows, most].
 
-    `counts` says how many a row has, where that is known.
+    A row with fewer entries than others is padded with indices of false ones. `counts` are the entries of each row, if
+    known.
     """
     counts = mask.sum(1).tolist() if counts is None else counts
     if min(counts) == max(counts):
@@ -124,172 +123,169 @@ def in_front(mask: Tensor, counts: list[int] | None = None) -> Tensor:
 
 
 class KVBuffer:
-    """Rows [kv_heads, slots, d]. Allocated when the first row arrives, grown by half as long as more may be wanted,
-    shrunk once twice too large.
+    """States [kv_heads, slots, d], keys or values.
+
+    Memory is allocated when the first row arrives. It grows by half as long as `capacity` allows, and shrinks when less
+    than half of it is used.
     """
 
-    def __init__(self, room: Capacity = UNKNOWN) -> None:
-        self.room = room
-        self.rows: Tensor | None = None  # as written, [kv_heads, capacity, d]
-        self.packed: Packed | None = None  # what comes before them, or
-        # what comes before them and is held once for several pools, [kv_heads, slots, d]: nobody writes to it
-        self.prefix: Tensor | None = None
+    def __init__(self, capacity: Capacity = UNKNOWN) -> None:
+        self.capacity = capacity
+        self.rows: Tensor | None = None  # as written, [kv_heads, allocated slots, d]
+        self.quantised_rows: QuantisedRows | None = None  # the slots before them, or
+        self.prefix: Tensor | None = None  # those shared with other buffers, [kv_heads, slots, d]: read-only
 
     @property
-    def coarse(self) -> int:
-        """Slots that are packed."""
-        return self.packed.count if self.packed else 0
+    def quantised_slots(self) -> int:
+        return self.quantised_rows.count if self.quantised_rows else 0
 
     @property
     def common(self) -> int:
-        """Slots that are held once for several pools."""
+        """Slots shared with other buffers."""
         return 0 if self.prefix is None else self.prefix.shape[1]
 
     @property
-    def ahead(self) -> int:
-        """Slots that come before its own rows."""
-        return self.coarse + self.common
+    def offset(self) -> int:
+        """Slots before `rows`."""
+        return self.quantised_slots + self.common
 
     @property
     def heads(self) -> int:
-        """Of keys and values; 0 before the first row."""
+        """KV heads; 0 before the first row."""
         rows = self.rows if self.prefix is None else self.prefix
         return 0 if rows is None else rows.shape[0]
 
-    def begin_with(self, rows: Tensor, once: bool) -> None:
-        """Have these rows [kv_heads, n, d] before all others: `once` for every pool that is given them, or as a copy of
-        its own.
-        """
-        if once:
+    def start_from(self, rows: Tensor, shared: bool) -> None:
+        """Begin with these rows [kv_heads, n, d], shared with other buffers or copied."""
+        if shared:
             self.prefix = rows
         else:
             self.write(0, rows)
 
     def write(self, at: int, rows: Tensor) -> Tensor:
-        """Put rows [kv_heads, n, d] at slot `at`; returns everything up to and with them."""
-        return self._behind_all(self.write_suffix(at, rows))
+        """Write rows [kv_heads, n, d] from slot `at` on; returns all slots up to and including them."""
+        return self._with_offset(self.write_suffix(at, rows))
 
     def write_suffix(self, at: int, rows: Tensor) -> Tensor:
-        """The same, but returns only what is held as written, and by this pool alone."""
-        start, count = at - self.ahead, rows.shape[1]
+        """As `write`, but returns only the slots that are neither quantised nor shared."""
+        start, count = at - self.offset, rows.shape[1]
         if self.rows is None or start + count > self.rows.shape[1]:
             self._grow(start + count, rows)
         self.rows.narrow(1, start, count).copy_(rows)
         return self.rows.narrow(1, 0, start + count)
 
     def read(self, slots: int) -> Tensor:
-        """The first `slots` rows, [kv_heads, slots, d]; a view where nothing comes before its own, or nothing behind
-        what others hold too.
-        """
-        exact = slots - self.ahead
-        return self._behind_all(self.rows.narrow(1, 0, exact)) if exact or self.prefix is None else self.prefix
+        """The first `slots` rows, [kv_heads, slots, d].
 
-    def _behind_all(self, held: Tensor) -> Tensor:
+        A view if nothing comes before the buffer's own rows, or if all of them are shared.
+        """
+        exact = slots - self.offset
+        return self._with_offset(self.rows.narrow(1, 0, exact)) if exact or self.prefix is None else self.prefix
+
+    def _with_offset(self, own: Tensor) -> Tensor:
+        """Own rows, after those that are quantised or shared."""
         if self.prefix is not None:
-            return torch.cat([self.prefix, held], 1)
-        if not self.packed:
-            return held
-        rows = self.packed.unpack(held.shape[1])
-        rows[:, self.coarse:] = held
+            return torch.cat([self.prefix, own], 1)
+        if not self.quantised_rows:
+            return own
+        rows = self.quantised_rows.unpack(own.shape[1])
+        rows[:, self.quantised_slots:] = own
         return rows
 
-    def _grow(self, wanted: int, like: Tensor) -> None:
-        capacity = 0 if self.rows is None else self.rows.shape[1]
-        ahead = capacity + capacity // 2 if capacity else self.room.soon + GROWTH - self.ahead
-        most = self.room.most - self.ahead
-        # a scratch may outgrow the text
-        grown = -(-max(wanted, min(ahead, most) if wanted <= most else ahead) // GROWTH) * GROWTH
-        with torch.inference_mode(False):  # an ordinary tensor, so that it can be moved about outside a forward
-            new = torch.empty(like.shape[0], grown, like.shape[2], dtype=like.dtype, device=like.device)
-        if capacity:
-            new[:, :capacity] = self.rows
+    def _grow(self, needed: int, like: Tensor) -> None:
+        allocated = 0 if self.rows is None else self.rows.shape[1]
+        target = allocated + allocated // 2 if allocated else self.capacity.expected + GROWTH - self.offset
+        limit = self.capacity.limit - self.offset
+        # the scratch may exceed the limit
+        size = -(-max(needed, min(target, limit) if needed <= limit else target) // GROWTH) * GROWTH
+        with torch.inference_mode(False):  # an ordinary tensor, which may be modified outside a forward
+            new = torch.empty(like.shape[0], size, like.shape[2], dtype=like.dtype, device=like.device)
+        if allocated:
+            new[:, :allocated] = self.rows
         self.rows = new
 
     def move(self, into: Tensor, used: int) -> None:
-        """Go on in other memory, [kv_heads, capacity, d], with the first `used` slots; none of them is packed."""
+        """Move the first `used` slots to other memory, [kv_heads, allocated slots, d]; none of them is quantised."""
         if used:
             into[:, :used] = self.read(used)
         self.rows, self.prefix = into, None
 
     def reorder(self, start: int, chosen: Tensor) -> None:
-        """Slots start + chosen [n], in this order, become the slots from `start` on."""
+        """Move slots start + chosen [n], in this order, to the slots from `start` on."""
         if self.rows is not None:
-            rows = self.rows[:, start - self.ahead:]
+            rows = self.rows[:, start - self.offset:]
             rows[:, :len(chosen)] = rows.index_select(1, chosen)
 
     def compact(self, order: SlotOrder, trunk: int, scratch: int) -> None:
-        """Of the first `trunk` slots only those of the order stay; the scratch moves up right behind them.
+        """Keep only the slots of `order` among the first `trunk`, and move the scratch up behind them.
 
-        Packed rows have no order of their own, so where one of them goes the others become as they can be read, until
-        packed again. Of a prefix that is held with others any beginning may stay so; where another part of it goes,
-        what is left becomes this pool's own.
+        If a quantised slot is evicted, the others are dequantised. A shared prefix stays shared if its remaining slots
+        are its first ones; otherwise they are copied.
         """
         if self.rows is None and self.prefix is None:
             return
-        if len(order.slots) > 1 and not self.ahead:
-            self._go_on_elsewhere(order, range(trunk, trunk + scratch))
+        if len(order.slots) > 1 and not self.offset:
+            self._compact_into_new(order, range(trunk, trunk + scratch))
             return
-        tail = self.rows[:, trunk - self.ahead:trunk - self.ahead + scratch].clone() if scratch else None
-        if self.ahead and not order.leaves(self.ahead):
-            self._leave(order, trunk + scratch)
+        tail = self.rows[:, trunk - self.offset:trunk - self.offset + scratch].clone() if scratch else None
+        if self.offset and not order.keeps_first(self.offset):
+            self._shorten_prefix(order, trunk + scratch)
         if self.rows is None:
             return
-        moved = self._picked(order)
-        count = moved.shape[1]
-        self.rows[:, :count] = moved
+        remaining = self._select(order)
+        count = remaining.shape[1]
+        self.rows[:, :count] = remaining
         if scratch:
             self.rows[:, count:count + scratch] = tail
         self._shrink(count + scratch)
 
-    def _go_on_elsewhere(self, order: SlotOrder, behind: range) -> None:
-        """The same where every head has an order of its own: in other memory, so that no row is copied twice, with a
-        place for one more at least.
+    def _compact_into_new(self, order: SlotOrder, appended: range) -> None:
+        """Compact into new memory if heads keep different slots, so that no row is copied twice.
+
+        At least one slot is left free.
         """
-        used = order.slots.shape[1] + len(behind)
+        used = order.slots.shape[1] + len(appended)
         with torch.inference_mode(False):
-            self.rows = self._picked(order, behind, GROWTH - used % GROWTH)
+            self.rows = self._select(order, appended, GROWTH - used % GROWTH)
 
-    def _picked(self, order: SlotOrder, behind: range = range(0), room: int = 0) -> Tensor:
-        """Rows held as written, [kv_heads, n, d]: by their order, then the slots `behind`, then some that say nothing.
-        They are copied whole: a gather would take them number by number."""
-        heads, capacity, d = self.rows.shape
-        return (
-            self.rows.reshape(-1, d)
-            .index_select(0, order.rows(heads, capacity, self.ahead, behind, room))
-            .view(heads, -1, d)
-        )
+    def _select(self, order: SlotOrder, appended: range = range(0), spare: int = 0) -> Tensor:
+        """Own rows by their order, then the slots `appended`, then `spare` arbitrary ones, [kv_heads, n, d].
 
-    def _leave(self, order: SlotOrder, used: int) -> None:
-        """Of what comes before its own rows, some goes."""
+        `index_select` copies whole rows; `gather` would copy element by element.
+        """
+        heads, allocated, d = self.rows.shape
+        rows = order.rows(heads, allocated, self.offset, appended, spare)
+        return self.rows.reshape(-1, d).index_select(0, rows).view(heads, -1, d)
+
+    def _shorten_prefix(self, order: SlotOrder, used: int) -> None:
+        """Prepare for the eviction of quantised or shared slots."""
         count = order.slots.shape[1]
-        if self.prefix is not None and count < self.common and order.leaves(count):
+        if self.prefix is not None and count < self.common and order.keeps_first(count):
             self.prefix = self.prefix[:, :count] if count else None
         else:
-            self._own(used)
+            self._copy_prefix(used)
 
-    def _own(self, used: int) -> None:
-        """Hold all `used` slots as rows of its own."""
+    def _copy_prefix(self, used: int) -> None:
+        """Hold all `used` slots in own rows, neither quantised nor shared."""
         held = self.read(used)
-        self.packed = self.prefix = None
+        self.quantised_rows = self.prefix = None
         self._grow(used, held)
         self.rows[:, :used] = held
 
-    def merge(self, meeting: MergeMap, added: Tensor, kept: Tensor) -> None:
-        """Rows that take others in become `kept` [k] times themselves and `added` [m] times those; every other one
-        stays as it is, bit for bit.
+    def merge(self, merges: MergeMap, added: Tensor, kept: Tensor) -> None:
+        """Each target becomes `kept` [k] times itself plus `added` [m] times its sources. No other row changes.
 
-        None of them is packed.
+        None of the slots is quantised.
         """
         wide = torch.promote_types(self.rows.dtype, torch.float32)
-        total = self.rows[meeting.targets].to(wide) * kept[:, None].to(wide)
-        total.index_add_(0, meeting.into, self.rows[meeting.sources].to(wide) * added[:, None].to(wide))
-        self.rows[meeting.targets] = total.to(self.rows.dtype)
+        total = self.rows[merges.targets].to(wide) * kept[:, None].to(wide)
+        total.index_add_(0, merges.into, self.rows[merges.sources].to(wide) * added[:, None].to(wide))
+        self.rows[merges.targets] = total.to(self.rows.dtype)
 
-    def pack(self, count: int, used: int, encode: Encode) -> None:
-        """The oldest `count` rows that are held as written go over into the coarser form; `used` slots are held in all.
-        """
-        exact = used - self.coarse
-        self.packed = encode(self.rows[:, :count], self.packed)
+    def quantise(self, count: int, used: int, encode: Encode) -> None:
+        """Quantise the oldest `count` rows in full precision; `used` slots are in use."""
+        exact = used - self.quantised_slots
+        self.quantised_rows = encode(self.rows[:, :count], self.quantised_rows)
         self.rows[:, :exact - count] = self.rows[:, count:exact].clone()
         self._shrink(exact - count)
 
@@ -298,16 +294,16 @@ class KVBuffer:
             self.rows = self.rows[:, :used + GROWTH].clone()
 
     def bytes(self, slots: int) -> int:
-        """Memory that `slots` slots take, packed ones in their own form."""
+        """Memory of the first `slots` slots; quantised ones count at their quantised size."""
         rows = self.rows if self.prefix is None else self.prefix
         if rows is None:
             return 0
         row = len(rows) * rows.shape[2] * rows.element_size()
-        return (slots - self.coarse) * row + (self.packed.bytes if self.packed else 0)
+        quantised = self.quantised_rows.bytes if self.quantised_rows else 0
+        return (slots - self.quantised_slots) * row + quantised
 
 
 def write_both(buffers: tuple[KVBuffer, KVBuffer], at: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Write the keys and the values of one layer at slot `at`, [kv_heads, n, head_dim] each; returns all up to and with
-    them.
+    """Write key and value states [kv_heads, n, head_dim] of one layer from slot `at` on; returns all slots up to them.
     """
     return buffers[0].write(at, rows[0]), buffers[1].write(at, rows[1])

@@ -249,7 +249,8 @@ class Shelf(Generic[Held]):
             raise Refusal("Folders cannot be opened here: choose a bundled model or one from the hub.", "model")
         if self._most_bytes is not None and (needed := estimate(name, loading).bytes) > self._most_bytes:
             raise Refusal(
-                f"{name} takes {size_text(needed)}, and this page allows {size_text(self._most_bytes)}: choose a smaller model.",
+                f"{name} takes {size_text(needed)}, and this page allows {size_text(self._most_bytes)}: choose a"
+                " smaller model.",
                 "model",
             )
         return self._factory(*load(name, loading, progress))
@@ -280,8 +281,8 @@ def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
     advice = "choose nf4 weights or a smaller model" if loading.quantization == "none" else "choose a smaller model"
     weights = loading.dtype if loading.quantization == "none" else loading.quantization
     return Refusal(
-        f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free on "
-        f"{loading.device}: {advice}, or free memory first.",
+        f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free"
+        f" on {loading.device}: {advice}, or free memory first.",
         "model",
     )
 

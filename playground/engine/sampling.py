@@ -1,8 +1,7 @@
-"""Sampling primitives: pure functions on rows of scores [n, V]. A removed token has score -inf; every row keeps at
-least one.
+"""Sampling primitives: pure functions on scores [n, V]. A removed token has score -inf; every row keeps at least one.
 
-Definitions and their edge cases (ties, the token that crosses p) follow the processors of transformers 5.23, so both
-give equal rows.
+Definitions and edge cases (ties, the token that crosses p) are those of the logits processors of transformers 5.23, so
+both give the same scores.
 """
 from __future__ import annotations
 
@@ -11,32 +10,32 @@ from torch import Tensor
 from torch.special import entr
 
 REMOVED = float("-inf")
-COLDEST = 1e-6  # below this the quotients leave the range of numbers
+MIN_TEMPERATURE = 1e-6  # below, scores / t overflows
 
 
 def temperature(scores: Tensor, t: float) -> Tensor:
-    """scores / t. At t = 0 only the largest score of a row is left, the first where several are equal."""
-    return scores / t if t > COLDEST else greedy(scores)
+    """scores / t. At t = 0 only the largest score of a row is kept, the first of equal ones."""
+    return scores / t if t > MIN_TEMPERATURE else greedy(scores)
 
 
 def greedy(scores: Tensor) -> Tensor:
-    """Only the largest score of a row is left."""
+    """Keep only the largest score of each row, the first of equal ones."""
     best = scores.argmax(-1, keepdim=True)
     return torch.full_like(scores, REMOVED).scatter(-1, best, scores.gather(-1, best))
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """Keep the k largest, and what ties with the last of them; k = 0 keeps all."""
+    """Keep the k largest scores and those that tie with the last of them; k = 0 keeps all."""
     if not 0 < k < scores.shape[-1]:
         return scores
     return scores.masked_fill(scores < scores.topk(k).values[..., -1:], REMOVED)
 
 
 def top_p(scores: Tensor, p: float) -> Tensor:
-    """Keep the most probable tokens up to and with the one that makes their sum reach p."""
+    """Keep the most probable tokens up to and including the one that makes their sum reach p."""
     if p >= 1:
         return scores
-    # of equals the lowest id stays longest
+    # flipped, so that of equal scores the lowest id is removed last
     ordered, order = (x.flip(-1) for x in scores.sort(descending=True, stable=True))
     out = ordered.softmax(-1).cumsum(-1) <= 1 - p
     out[..., -1] = False
@@ -44,7 +43,7 @@ def top_p(scores: Tensor, p: float) -> Tensor:
 
 
 def min_p(scores: Tensor, m: float) -> Tensor:
-    """Keep tokens at least m times as probable as the best."""
+    """Keep tokens at least m times as probable as the most probable one."""
     if m <= 0:
         return scores
     probabilities = scores.softmax(-1)
@@ -53,16 +52,16 @@ def min_p(scores: Tensor, m: float) -> Tensor:
 
 
 def floor(scores: Tensor, least: Tensor) -> Tensor:
-    """Keep tokens with a probability of at least `least` [n, 1], and the best of each row."""
+    """Keep tokens with a probability of at least `least` [n, 1], and the most probable ones of each row."""
     return scores.masked_fill((scores.softmax(-1) < least) & (scores < scores.amax(-1, keepdim=True)), REMOVED)
 
 
 def repetition_penalty(scores: Tensor, history: list[int], penalty: float) -> Tensor:
-    """One row [V]: every distinct token of the history once, positive scores divided, negative ones multiplied."""
+    """Divide positive scores of the tokens in `history` by the penalty and multiply negative ones; one row [V]."""
     seen = torch.tensor(sorted(set(history)), dtype=torch.long, device=scores.device)
     seen = seen[seen < scores.shape[-1]]
-    held = scores[seen]
-    return scores.index_copy(0, seen, torch.where(held < 0, held * penalty, held / penalty))
+    old = scores[seen]
+    return scores.index_copy(0, seen, torch.where(old < 0, old * penalty, old / penalty))
 
 
 def entropy(scores: Tensor) -> Tensor:
@@ -70,30 +69,29 @@ def entropy(scores: Tensor) -> Tensor:
     return entr(scores.softmax(-1)).sum(-1)
 
 
-def certain(token: int, like: Tensor) -> Tensor:
-    """All chance on one token, [V]."""
-    chances = torch.zeros_like(like)
-    chances[token] = 1
-    return chances
+def one_hot(token: int, like: Tensor) -> Tensor:
+    """Probability 1 on one token, [V]."""
+    probabilities = torch.zeros_like(like)
+    probabilities[token] = 1
+    return probabilities
 
 
-def leftover(p: Tensor, q: Tensor) -> Tensor:
-    """max(p - q, 0) renormalised, [V]; p itself where nothing is left over but rounding."""
-    rest = (p - q).clamp(min=0)
-    total = rest.sum()
-    return rest / total if total > 0 else p
+def residual_distribution(p: Tensor, q: Tensor) -> Tensor:
+    """max(p - q, 0) renormalised, [V]; p itself if the residual is zero up to rounding."""
+    residual = (p - q).clamp(min=0)
+    total = residual.sum()
+    return residual / total if total > 0 else p
 
 
 def contrast(with_context: Tensor, without: Tensor, alpha: float | Tensor) -> Tensor:
-    """(1 + alpha) * with_context - alpha * without: scores that carry further what the context changes; alpha may
-    differ by row, [n, 1].
-    """
+    """(1 + alpha) * with_context - alpha * without, which amplifies the effect of the context; alpha may be [n, 1]."""
     return (1 + alpha) * with_context - alpha * without
 
 
 def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
-    """Jensen-Shannon divergence in nats of the softmax of two rows, [n]: 0 where they are equal, ln 2 where they share
-    no token.
+    """Jensen-Shannon divergence in nats of the softmax of two rows, [n].
+
+    0 for equal distributions, ln 2 for disjoint ones.
     """
     p, q = first.softmax(-1), second.softmax(-1)
     return (entr((p + q) / 2).sum(-1) - (entr(p).sum(-1) + entr(q).sum(-1)) / 2).clamp(min=0)

@@ -89,7 +89,8 @@ def _target(schema: Any, name: str) -> Any:
 def _bounded(what: str, found: float, most: int) -> None:
     if found > most:
         raise Refusal(
-            f"The JSON Schema cannot be used: it has {found:,} {what}, and at most {most:,} are accepted. Make it smaller."
+            f"The JSON Schema cannot be used: it has {found:,} {what}, and at most {most:,} are accepted. Make it"
+            " smaller."
         )
 
 

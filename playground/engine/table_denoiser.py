@@ -1,8 +1,8 @@
-"""A denoiser that is never wrong: an exact table over a list of strings, not a neural network.
+"""An exact denoiser for masked diffusion: a table over a list of strings, not a neural network.
 
-A masked diffusion model guesses every masked position from the tokens that are revealed. Over a short list of strings
-that guess can be reckoned exactly, so whatever a decoder then writes badly is the decoder's doing. The table answers a
-canvas with the marginals of the strings that agree with it, p(x_j | revealed tokens).
+A masked diffusion model predicts every masked position from the revealed tokens. Over a short list of strings this
+prediction can be computed exactly, so any error in the text is due to the decoder. For a canvas the table returns the
+marginals of the strings that agree with it, p(x_j | revealed tokens).
 """
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
 END, UNKNOWN = "[END]", "[unknown word]"
-OFFERED = 4  # beginnings named where a prompt fits no string
+SUGGESTIONS = 4  # continuations named in the message if a prompt fits no string
 
 
 class OracleDenoiser:
-    """An exact table over N strings of L tokens, not a neural network. It stands in for a Model beside canvas decoders.
+    """An exact table over N strings of L tokens, in place of a Model for canvas decoders.
 
-    `strings` are token ids [N, L], `weights` [N] are positive and need not sum to one.
+    `strings` are token ids [N, L]. `weights` [N] are positive and need not sum to one. Raises ValueError otherwise.
     """
 
-    fills = True  # it fills masked positions, and does not continue text
+    fills = True  # fills masked positions, does not continue text
     quantization, depth, device, dtype = "none", 1, torch.device("cpu"), torch.float64
 
     def __init__(
@@ -44,25 +44,23 @@ class OracleDenoiser:
         name: str = ORACLE,
     ):
         if weights.shape != strings.shape[:1] or not len(weights) or not bool((weights > 0).all()):
-            raise ValueError("every string needs a positive weight, and there must be a string")
+            raise ValueError("at least one string is needed, and each needs a positive weight")
         self.strings, self.p = strings, weights.double() / weights.sum()
-        self.tokens, self.end_ids, self.name, self.turn = tokens, end_ids, name, Lock()
-        self.vocabulary = int(strings.max()) + 1  # rows end with the last id that some string has
+        self.tokens, self.end_ids, self.name, self.lock = tokens, end_ids, name, Lock()
+        self.vocabulary = int(strings.max()) + 1  # up to the largest id that occurs
         self.parameters, self.context = strings.shape
         self.revision = sha256(repr((strings.tolist(), self.p.tolist())).encode()).hexdigest()[:12]
 
     @classmethod
     def from_table(cls, table: Tensor, tokens: Tokens, end_ids: frozenset[int] = frozenset()) -> OracleDenoiser:
-        """Of a probability for each of the V^L strings, [V, ..., V] with an axis for each position."""
+        """From the probability of each of the V^L strings, [V, ..., V] with one axis per position."""
         return cls(table.nonzero(), table[table > 0], tokens, end_ids, "table")
 
     @classmethod
     def from_texts(
         cls, texts: Sequence[str], weights: Sequence[float] | None = None, name: str = ORACLE
     ) -> OracleDenoiser:
-        """Of sentences, a token for each word; end tokens fill them up to one length, and every sentence has at least
-        one.
-        """
+        """From sentences with one token per word, padded with end tokens; every sentence has at least one."""
         tokenizer = _word_tokenizer(texts)
         tokens, end = Tokens(tokenizer, len(tokenizer)), tokenizer.eos_token_id
         rows = [tokens.encode(text) for text in texts]
@@ -72,12 +70,13 @@ class OracleDenoiser:
 
     @classmethod
     def bundled(cls, file: Path = ORACLE_SENTENCES) -> OracleDenoiser:
-        """Of the sentences that come with the project; raises Refusal where their file is missing."""
+        """From the bundled sentences. Raises Refusal if their file is missing."""
         try:
             sentences = json.loads(file.read_text(encoding="utf-8"))["sentences"]
         except OSError:
             raise Refusal(
-                f"The sentences of the oracle ({file.name}) are missing from assets: fetch the project's files again.",
+                f"The sentences of the oracle ({file.name}) are missing from assets: download the project's files "
+                "again.",
                 "model",
             ) from None
         return cls.from_texts(
@@ -85,10 +84,10 @@ class OracleDenoiser:
         )
 
     def denoise(self, canvas: Sequence[int | None]) -> Tensor:
-        """Log-probability of every token at every position given the revealed ones, [L, V]; None is masked.
+        """Log-probability of every token at every position given the revealed tokens, [L, V]; None is masked.
 
         Decoders that fill several positions at once can reveal tokens that no string has together. Then the strings
-        that agree with most of them count: the limit of tokens that are misprinted ever more rarely.
+        that agree with most of them are used: the limit of vanishing token noise.
         """
         known = [position for position, token in enumerate(canvas) if token is not None]
         agreeing = (
@@ -100,32 +99,31 @@ class OracleDenoiser:
         return (marginals / weights.sum()).log()
 
     def answer_length(self, prompt: list[int]) -> int:
-        """Positions that are left to fill after a prompt; raises Refusal where no string begins with it."""
-        fitting = self._beginning(prompt)
-        if not bool(fitting.any()):
+        """Positions left to fill after a prompt. Raises Refusal if no string begins with it."""
+        if not bool(self._begins_with(prompt).any()):
             raise Refusal(
-                f"No sentence of the {self.name} begins with {self._text(prompt)!r}: try {self._offers(prompt)}.",
+                f"No sentence of the {self.name} begins with {self._text(prompt)!r}: try {self._suggestions(prompt)}.",
                 "prompt",
             )
         return self.context - len(prompt)
 
     def flops(self, rows: int, context: int, layers: int) -> float:
-        """A comparison and an addition for each token of each string."""
+        """One comparison and one addition per token of each string."""
         return 2.0 * self.parameters * rows
 
-    def _beginning(self, prompt: list[int]) -> Tensor:
+    def _begins_with(self, prompt: list[int]) -> Tensor:
         """Which strings begin with these tokens, [N]."""
         return (self.strings[:, :len(prompt)] == torch.tensor(prompt, dtype=torch.long)).all(-1)
 
-    def _offers(self, prompt: list[int]) -> str:
-        """The likeliest ways to go on from the longest part of the prompt that some string begins with."""
-        fits = max(size for size in range(len(prompt)) if bool(self._beginning(prompt[:size]).any()))
+    def _suggestions(self, prompt: list[int]) -> str:
+        """The most probable continuations of the longest part of the prompt that some string begins with."""
+        fits = max(size for size in range(len(prompt)) if bool(self._begins_with(prompt[:size]).any()))
         found: Counter[int] = Counter()
         for string, weight, begins in zip(
-            self.strings.tolist(), self.p.tolist(), self._beginning(prompt[:fits]).tolist()
+            self.strings.tolist(), self.p.tolist(), self._begins_with(prompt[:fits]).tolist()
         ):
             found[string[fits]] += weight * begins
-        likely = [token for token, weight in found.most_common(OFFERED) if weight]
+        likely = [token for token, weight in found.most_common(SUGGESTIONS) if weight]
         return " or ".join(repr(self._text([*prompt[:fits], token])) for token in likely)
 
     def _text(self, ids: list[int]) -> str:
@@ -133,7 +131,7 @@ class OracleDenoiser:
 
 
 def _word_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A token for each word with the space before it and for each run of punctuation, letters lowered."""
+    """One token per word, with the space before it, and per run of punctuation; lower case."""
     normalizer = normalizers.Sequence(
         [normalizers.Lowercase(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     )

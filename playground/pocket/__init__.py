@@ -1,7 +1,7 @@
-"""The pocket models: small language models of a small world, trained by this package and bundled with the page.
+"""The pocket models: small language models of a synthetic world, trained by this package and bundled with the page.
 
-`world/` makes tasks with known answers, `corpus.py` reads natural text, `data.py` mixes both into training windows.
-`roles.py` names the models, `train.py` and `distill.py` teach them, `samples.py` lets the target write texts for its
-drafts, `evaluate.py` and `speculation.py` measure them, `card.py` writes it down. `steps.py` are the commands of
-`python -m playground.pocket --help`.
+`world/` generates tasks with known answers, `corpus.py` reads natural text, `data.py` mixes both into training windows.
+`model_roles.py` lists the models, `train.py` and `distill.py` train them, `target_samples.py` samples training texts
+for the drafts from the target, `evaluate.py` and `draft_acceptance.py` measure the models, `card.py` writes the model
+cards. `pipeline.py` implements the commands of `python -m playground.pocket --help`.
 """

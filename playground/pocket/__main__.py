@@ -1,20 +1,19 @@
-"""Make items of the small world, and train and measure the pocket models on them.
+"""Generate items of the small world, and train and evaluate the pocket models on them.
 
     python -m playground.pocket world --task records --n 5 [--grade 2] [--seed 1] [--held-out] [--json]
     python -m playground.pocket tokenizer --corpus DIR --out DIR
     python -m playground.pocket data --corpus DIR --out DIR --tokens 60e6
-    python -m playground.pocket train --out DIR --minutes 300 [--piece 60]     and again with --resume until it is
-    finished
-    python -m playground.pocket samples --out DIR                              texts of the target, for its drafts
+    python -m playground.pocket train --out DIR --minutes 300 [--piece 60]     again with --resume until finished
+    python -m playground.pocket samples --out DIR                              target texts, for its drafts
     python -m playground.pocket {data,train} --role draft ...                  then the draft
-    python -m playground.pocket {tokenizer,data,train} --role other-draft ...  and the one with a tokenizer of its own
+    python -m playground.pocket {tokenizer,data,train} --role other-draft ...  the draft with its own tokenizer
     python -m playground.pocket evaluate --out DIR [--items 12]
     python -m playground.pocket publish --corpus DIR --out DIR [--replace]
 
 `world` prints items of one task, each with its answer; the same seed gives the same items. The other commands are the
-steps of training, in order; each reads what the one before left in --out, and none replaces what another run left
-there. `train` has a budget of --minutes, stops after a --piece of it or at Ctrl-C, and goes on with --resume. `publish`
-writes the finished models with their cards to --assets. `COMMAND --help` tells the options of each.
+steps of the training pipeline, in order. Each reads the previous step's output in --out, and none overwrites the output
+of an earlier run. `train` has a budget of --minutes, stops after --piece minutes or at Ctrl-C, and continues with
+--resume. `publish` writes the finished models with their cards to --assets. `COMMAND --help` lists the options of each.
 """
 import argparse
 import math
@@ -24,14 +23,14 @@ from pathlib import Path
 
 from playground.errors import Refusal
 
-# Large tensors come and go every step. Left alone, glibc gives them back to the system each time and a quarter of
-# the run goes into page faults; these settings are read when a process starts, so it is started again with them.
+# Large tensors are allocated and freed at every step. By default glibc returns them to the system each time, and a
+# quarter of the run time goes into page faults. glibc reads these settings at process start, hence the re-exec.
 ALLOCATOR = dict(
     MALLOC_ARENA_MAX="1", MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="16000000000", MALLOC_TOP_PAD_="268435456",
 )
 STEPS = dict(
-    tokenizer="train a tokenizer", data="write the training windows", train="train a model, or go on with its training",
-    samples="let the target write texts for its drafts", evaluate="measure what has been trained",
+    tokenizer="train a tokenizer", data="write the training windows", train="train a model, or resume its training",
+    samples="sample texts from the target for its drafts", evaluate="evaluate the trained models",
     publish="write the finished models to --assets",
 )
 
@@ -45,11 +44,11 @@ def main():
     except Refusal as refusal:
         sys.exit(str(refusal))
     except KeyboardInterrupt:
-        sys.exit("Interrupted: what was finished before stands, and of this command nothing was written.")
+        sys.exit("Interrupted: earlier results are unchanged, and this command has written nothing.")
 
 
 def work(options):
-    """One step of the training."""
+    """Run one step of the training pipeline."""
     import torch
     torch.set_num_threads(options.threads)
     from playground.pocket import pipeline as steps
@@ -64,7 +63,7 @@ def show(options):
 
 
 def parse(words=None):
-    """The options; `words` are those of the command line where none are given."""
+    """Parse the command-line options from `words`, by default those of the process."""
     shape = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser("python -m playground.pocket", description=__doc__, formatter_class=shape)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -76,16 +75,16 @@ def parse(words=None):
 
 def _world_options(parser):
     parser.add_argument("--task", required=True, help="facts, context_qa, arithmetic, records, edit, lists, ...")
-    parser.add_argument("--n", type=int, default=5, help="how many items")
-    parser.add_argument("--grade", type=int, help="how hard, from 1 on; all grades where it is not given")
+    parser.add_argument("--n", type=int, default=5, help="number of items")
+    parser.add_argument("--grade", type=int, help="difficulty, from 1; default: all grades")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--held-out", action="store_true", help="items that training never shows")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, with all that an item carries")
+    parser.add_argument("--held-out", action="store_true", help="only held-out items, which are never trained on")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line, with all fields of an item")
 
 
 def _step_options(parser, command):
     parser.add_argument(
-        "--out", type=Path, required=True, help="working folder: tokenizers, data, checkpoints, measures"
+        "--out", type=Path, required=True, help="working folder: tokenizers, data, checkpoints, metrics"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
@@ -93,47 +92,47 @@ def _step_options(parser, command):
         parser.add_argument("--role", choices=["target", "draft", "other-draft"], default="target")
     if command in ("tokenizer", "data", "publish"):
         parser.add_argument(
-            "--corpus", type=Path, required=True, help="where tales.jsonl.gz and gsm8k_train.jsonl.gz are"
+            "--corpus", type=Path, required=True, help="folder with tales.jsonl.gz and gsm8k_train.jsonl.gz"
         )
     if command in ("train", "samples"):
-        parser.add_argument("--device", default="cpu", help="where to compute: cpu, cuda or auto")
+        parser.add_argument("--device", default="cpu", help="device: cpu, cuda or auto")
     OPTIONS.get(command, lambda parser: None)(parser)
 
 
 def _data_options(parser):
-    parser.add_argument("--tokens", type=float, default=24e6, help="how many training tokens to prepare")
+    parser.add_argument("--tokens", type=float, default=24e6, help="number of training tokens to prepare")
 
 
 def _train_options(parser):
     parser.add_argument(
-        "--minutes", type=float, help="the whole budget, usually 95; with --resume another than the old one"
+        "--minutes", type=float, help="total budget, default 95; with --resume, replaces the previous budget"
     )
     parser.add_argument(
-        "--piece", type=float, default=math.inf, help="stop after so many minutes, to go on with --resume"
+        "--piece", type=float, default=math.inf, help="stop after this many minutes; continue with --resume"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the checkpoint")
     parser.add_argument(
-        "--begin", type=Path, metavar="FOLDER", help="begin with the weights of a published model, not by chance"
+        "--begin", type=Path, metavar="FOLDER", help="start from the weights of a published model, not from random ones"
     )
     parser.add_argument("--size", choices=["nano", "small", "large"],
-                        help="shape of the model; small on a CPU, large on a GPU, nano to try the commands out")
+                        help="size of the model; default: small on a CPU, large on a GPU; nano for trying the commands")
     parser.add_argument(
-        "--compile", action="store_true", help="a fifth faster on a CPU with a C++ compiler, once it has been compiled"
+        "--compile", action="store_true", help="compile the layers: a fifth faster on a CPU, needs a C++ compiler"
     )
-    parser.add_argument("--batch", type=int, help="tokens a step; 2048 on a CPU, 65536 on a GPU")
+    parser.add_argument("--batch", type=int, help="tokens per step; default: 2048 on a CPU, 65536 on a GPU")
 
 
 def _samples_options(parser):
-    parser.add_argument("--texts", type=int, default=15000, help="how many texts")
+    parser.add_argument("--texts", type=int, default=15000, help="number of texts")
 
 
 def _evaluate_options(parser):
-    parser.add_argument("--items", type=int, default=60, help="held-out items per row; 12 give a quick look")
+    parser.add_argument("--items", type=int, default=60, help="held-out items per table row; 12 for a quick look")
 
 
 def _publish_options(parser):
-    parser.add_argument("--assets", type=Path, default=Path("assets/models"), help="where the finished models go")
-    parser.add_argument("--replace", action="store_true", help="put them in place of those that are there")
+    parser.add_argument("--assets", type=Path, default=Path("assets/models"), help="folder for the finished models")
+    parser.add_argument("--replace", action="store_true", help="replace models that are already there")
 
 
 OPTIONS = dict(

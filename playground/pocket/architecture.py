@@ -1,8 +1,8 @@
-"""The shapes of the pocket models: Llama as transformers has it, small, with an attention that trains fast on a CPU.
+"""The architectures of the pocket models: small Llama models with an attention that trains fast on a CPU.
 
-For a CPU `target` has 8 layers of width 256, `draft` 2 of width 128, and `tiny`, the draft with a tokenizer of its own,
-2 of width 96; the `large` ones want a GPU. Embeddings and output share their weights, two query heads share one key-
-value head, positions are rotary. `nano` is for tests.
+For a CPU, `target` has 8 layers of width 256, `draft` 2 of width 128, and `tiny`, the draft with its own tokenizer, 2
+of width 96; the `large` shapes need a GPU. Embeddings and lm_head are tied, two query heads share one key-value head,
+and positions are rotary. `nano` is for tests.
 """
 from functools import lru_cache
 
@@ -21,15 +21,15 @@ SHAPES = dict(
     nano=dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2),
 )
 CONTEXT = 1024
-BLOCKED = -30000.0                 # added to a score that must not count; fits every half-precision format
+BLOCKED = -30000.0                 # added to masked attention scores; representable in every half-precision format
 
 
 def causal_matmul(module, query, key, value, attention_mask, scaling=None, **_):
-    """Causal attention as two batched products: faster than the fused one for few, short heads on a CPU.
+    """Causal attention as two batched matmuls: faster on a CPU than the fused kernel for few, short heads.
 
-    query: (batch, heads, tokens, width); key, value with fewer heads. attention_mask: what `within_documents` gives, or
-    None for plain causal attention. For training only: there is no cache, and padding stands at the end of a window,
-    where nothing looks back at it.
+    query: (batch, heads, tokens, width); key, value with fewer heads. attention_mask: from `within_documents`, or None
+    for plain causal attention. For training only: there is no KV cache, and padding is at the end of a window, where no
+    token attends to it.
     """
     batch, heads, length, width = query.shape
     shared = heads // key.shape[1]
@@ -42,26 +42,25 @@ def causal_matmul(module, query, key, value, attention_mask, scaling=None, **_):
 
 
 def _future(query):
-    """What to add to the scores, large and negative for what comes later: (batch * heads, tokens, tokens)."""
+    """Additive causal mask, large and negative for later tokens: (batch * heads, tokens, tokens)."""
     length = query.shape[1]
     future = torch.full((length, length), BLOCKED, dtype=query.dtype, device=query.device).triu(1)
     return future.expand(len(query), -1, -1)
 
 
-# all layers share the mask of a batch; making it in each cost 12 % of a step at 1024 tokens
+# all layers share the mask of a batch; building it in each layer cost 12 % of a step at 1024 tokens
 @lru_cache(maxsize=1)
 def _closed(allowed, heads, dtype):
-    """The same for a mask: (batch * heads, tokens, tokens)."""
+    """Additive mask of a boolean one: (batch * heads, tokens, tokens)."""
     closed = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, BLOCKED)
     return closed.expand(-1, heads, -1, -1).flatten(0, 1)
 
 
 def within_documents(documents):
-    """Which tokens each token may look at: the earlier ones of its own document, and itself.
+    """Block-diagonal causal mask: each token attends to itself and to earlier tokens of its own document.
 
-    documents: (rows, tokens), the number of every token's document. Returns a boolean mask (rows, 1, tokens, tokens),
-    for the training attention and for sdpa. Positions need not start anew with a document: rotary ones only act by
-    differences.
+    documents: (rows, tokens), the document number of every token. Returns a boolean mask (rows, 1, tokens, tokens) for
+    `causal_matmul` and sdpa. Positions need not restart with a document, since rotary embeddings are relative.
     """
     same = documents[:, :, None] == documents[:, None, :]
     return same.tril()[:, None]
@@ -71,7 +70,7 @@ AttentionInterface.register("causal_matmul", causal_matmul)
 
 
 def configuration(shape, vocabulary):
-    """The library's configuration of a shape with so many tokens."""
+    """LlamaConfig of a shape, for a vocabulary size."""
     bos, eos, pad = map(SPECIALS.index, (END_OF_TEXT, END, PAD))
     sizes = SHAPES[shape]
     return LlamaConfig(
@@ -81,7 +80,7 @@ def configuration(shape, vocabulary):
 
 
 def make(shape, vocabulary, seed=0):
-    """A fresh model in float32, its residual outputs scaled down by depth."""
+    """A newly initialised model in float32, with residual projections scaled down by depth."""
     torch.manual_seed(seed)
     config = configuration(shape, vocabulary)
     model = LlamaForCausalLM(config)
@@ -95,22 +94,20 @@ def make(shape, vocabulary, seed=0):
 
 
 def for_training(model):
-    """The same model with the attention that trains fastest where it is, and without a cache."""
+    """Switch the model to the fastest attention for training on its device, without a KV cache; returns it."""
     model.set_attn_implementation("causal_matmul" if model.device.type == "cpu" else "sdpa")
     model.config.use_cache = False
     return model.train()
 
 
 def compile_layers(model):
-    """Let torch compile the layers, in place: 17-24 % more tokens a second on a CPU, after some minutes for every
-    context length.
-    """
+    """Compile the layers in place: 17-24 % more tokens per second on a CPU, after minutes of compiling per context."""
     for layer in model.model.layers:
         layer.compile(dynamic=False)
 
 
 def save(model, folder):
-    """bfloat16 safetensors with the configuration, ready for `from_pretrained`; the model itself is left as it is."""
+    """Save as bfloat16 safetensors with its configuration, for `from_pretrained`. The model's weights are unchanged."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy.config.use_cache = True

@@ -1,7 +1,7 @@
-"""Files that are either whole or not there: what an interrupted or a full disk must not leave half done.
+"""Atomic writes of folders and files: after an interruption or on a full disk, no partial result is left.
 
-A folder is filled under another name and takes its own when everything is in it; a checkpoint likewise. What stands
-there already is never touched by a write that fails.
+Folders and checkpoints are written under a temporary name and renamed when complete. A failed write leaves existing
+files unchanged.
 """
 import shutil
 from contextlib import contextmanager
@@ -17,12 +17,13 @@ FAILURES = (OSError, RuntimeError, SafetensorError)        # torch reports a ful
 
 @contextmanager
 def new_folder(folder, replace=False):
-    """A folder to fill, which becomes `folder` at the end. Refusal: `folder` exists (unless `replace`), or cannot be
-    written.
+    """Context manager that yields a temporary folder and renames it to `folder` at the end.
+
+    Raises Refusal if `folder` exists (unless `replace`), or if it cannot be written.
     """
     folder = Path(folder)
     if folder.exists() and not replace:
-        raise Refusal(f"{folder} exists already and is left as it is: remove it, or choose another folder.", "out")
+        raise Refusal(f"{folder} exists already and was not changed: remove it, or choose another folder.", "out")
     part = folder.with_name(f"{folder.name}.part")
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -32,29 +33,30 @@ def new_folder(folder, replace=False):
         part.rename(folder)
     except FAILURES as reason:
         raise Refusal(
-            f"{folder} could not be written ({reason}): make room on the disk and start again.", "out"
+            f"{folder} could not be written ({reason}): free some disk space and start again.", "out"
         ) from reason
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
 def write_text(path, text):
-    """Put a text file in place of the one that may be there. Refusal: it could not be written."""
+    """Write a text file, replacing an existing one. Raises Refusal if it cannot be written."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as reason:
         raise Refusal(
-            f"{path} could not be written ({reason}): make room on the disk and start again.", "out"
+            f"{path} could not be written ({reason}): free some disk space and start again.", "out"
         ) from reason
     finally:
         part.unlink(missing_ok=True)
 
 
 def write_checkpoint(stored, path):
-    """Store a dictionary of tensors and plain values. Refusal: it could not be written; the checkpoint before it is
-    whole.
+    """Save a dictionary of tensors and plain values.
+
+    Raises Refusal if it cannot be written; the previous checkpoint is then intact.
     """
     part = path.with_suffix(".part")
     try:
@@ -63,8 +65,8 @@ def write_checkpoint(stored, path):
         part.replace(path)
     except FAILURES as reason:
         raise Refusal(
-            f"The checkpoint {path} could not be written ({_first_line(reason)}): the one before it, if any, is whole; "
-            "make room on the disk and go on with --resume.",
+            f"The checkpoint {path} could not be written ({_first_line(reason)}): the previous one, if any, is intact; "
+            "free some disk space and continue with --resume.",
             "out",
         ) from reason
     finally:
@@ -72,14 +74,14 @@ def write_checkpoint(stored, path):
 
 
 def read_checkpoint(path, device="cpu"):
-    """What `write_checkpoint` stored. Refusal: there is nothing to resume, or it cannot be read."""
+    """Load a checkpoint of `write_checkpoint`. Raises Refusal if there is none, or if it cannot be read."""
     if not path.exists():
-        raise Refusal(f"There is nothing to resume in {path.parent}: leave --resume away to begin.", "resume")
+        raise Refusal(f"There is nothing to resume in {path.parent}: omit --resume to start a training.", "resume")
     try:
         return torch.load(path, weights_only=True, map_location=device)
-    except Exception as reason:  # torch.load raises whatever its parts raise
+    except Exception as reason:  # torch.load raises many unrelated types
         raise Refusal(
-            f"The checkpoint {path} cannot be read ({type(reason).__name__}): remove it and begin again.", "resume"
+            f"The checkpoint {path} cannot be read ({type(reason).__name__}): remove it and start again.", "resume"
         ) from reason
 
 

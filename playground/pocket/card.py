@@ -1,7 +1,6 @@
-"""The model card and the loss curve: what a reader should know about a bundled model, written from the measures.
+"""Model card and loss curve of a bundled model.
 
-Nothing is typed in by hand that the run knows: sizes, tokens, minutes, losses and scores come from the checkpoint and
-from `evaluate.py`.
+Sizes, tokens, minutes, losses and scores are filled in from the checkpoint and from the results of `evaluate.py`.
 """
 import math
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from playground.pocket.train import NOTED
 MIDDLE = GUESSES[len(GUESSES) // 2]
 SOURCES = {
     "tales.jsonl.gz": "fairy tales, fables and myths from public-domain books",
-    "gsm8k_train.jsonl.gz": "GSM8K training problems, Cobbe and others 2021, MIT licence",
+    "gsm8k_train.jsonl.gz": "GSM8K training problems, Cobbe et al. 2021, MIT licence",
 }
 CARD = """---
 library_name: transformers
@@ -26,9 +25,9 @@ tags: [tiny, speculative-decoding, synthetic]
 
 {title}: a language model of {millions:.2f} million parameters ({layers} layers of width {width}, Llama architecture,
 {vocabulary} byte-level BPE tokens, context {context}). It was made for one purpose: to show how decoding strategies
-act on a real model, on a machine with neither network nor GPU. It knows a small invented world with checkable answers
-and little else. Prompt form: `<|user|> question<|assistant|>`; the answer ends in `<|end|>`. Without the role tokens it
-continues text.
+behave on a real model, on a machine with neither network nor GPU. It knows a small synthetic world with verifiable
+answers and little else. Prompt format: `<|user|> question<|assistant|>`; the answer ends in `<|end|>`. Without the role
+tokens it continues text.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -37,16 +36,17 @@ tokenizer, model = AutoTokenizer.from_pretrained("{published}"), AutoModelForCau
 
 ## Training
 One run of `python -m playground.pocket train --role {name}` on {place}: {minutes:.0f} minutes, {step} steps of {batch}
-tokens, {seen:.1f} million tokens in all, {taught}. {begun} Muon on the matrices (rate {matrix_lr}), AdamW on the embeddings and norms
-(rate {other_lr}); warm-up over {warm_up} steps, stable, decay over the last {decay:.0%}; context {stages} of the time; bfloat16
-products, float32 weights; seed {seed}. Last training loss (mean over {noted} steps, questions weighted a tenth): {loss:.2f}.
+tokens, {seen:.1f} million tokens in total, {taught}. {begun} Muon on the matrices (learning rate {matrix_lr}), AdamW on
+the embeddings and norms (learning rate {other_lr}); warm-up over {warm_up} steps, constant, decay over the last
+{decay:.0%}; context {stages} of the time; bfloat16 matmuls, float32 weights; seed {seed}. Last training loss (mean over
+{noted} steps, questions weighted 0.1): {loss:.2f}.
 
 ![loss curve](loss.svg)
 
 Shares of the training tokens, in per cent: {shares}.
-All but the natural texts comes from the generator in `playground/pocket/world`; no token attends to another text of its
-window. Held-out questions are split off by a hash of what they ask, whatever the words; those about facts by two wordings of
-each form that training only met in passages, never as a question to memory.
+Everything except the natural text comes from the generator in `playground/pocket/world`; no token attends to another
+text of its window. Held-out questions are selected by a hash of their content, independent of the wording. For
+questions about facts, two wordings of each form are held out, which in training occur only with a passage.
 Natural text:
 {sources}
 - Python's standard library (PSF licence), as found on the training machine: code.
@@ -54,38 +54,39 @@ Natural text:
 {report}
 
 ## Limits
-It is tiny and was trained for minutes, not weeks. Its tales are fragments, and greedy ones fall into loops; it knows
-nothing of the real world; its arithmetic is no better than the table shows; beyond {longest} tokens it was never
-trained. It speaks English only and knows only the forms of question it was taught. Do not use it for anything but
-looking at decoding. All numbers above are from one seed.
+The model is tiny and was trained for minutes, not weeks. Its tales are fragments, and greedy ones degenerate into
+loops. It knows nothing about the real world, its arithmetic is no better than the table shows, and it was not trained
+beyond {longest} tokens. It knows English only, and only the forms of question in its training data. Use it only to
+study decoding. All numbers above are from one seed.
 """
 
 
 REPORT = """## Evaluation
-{items} held-out items a row, greedy, so a score near one half is uncertain by about {spread:.2f} (one standard error).
-Half of them are put in wordings that training never showed: *taught* and *kept* are the scores of both halves.
-*Score* is the task's own measure, *right* the share of full marks. *Accepted*: guesses of the bundled draft that the
-target takes, out of those tested, with {middle} guesses a round; *tokens per forward*: of the target, with {guesses}
-guesses a round, the bonus token counted and prefill left out, measured by the playground's own lanes on at most {guessed} items.
-*Other draft*: tokens per forward with the draft that has a tokenizer of its own and guesses in text.
+{items} held-out items per row, greedy decoding; the standard error of a score near 0.5 is about {spread:.2f}. Half of
+the items use wordings that never occur in training: *seen* and *unseen* are the scores of the two halves. *Score* is
+the metric of the task, *right* the share of items with full score. *Accepted*: share of the tested draft tokens of the
+bundled draft that the target accepts, at {middle} draft tokens per round. *Tokens per forward*: of the target, at
+{guesses} draft tokens per round, with the bonus token and without the prefill, measured with the playground's own lanes
+on at most {guessed} items. *Other draft*: tokens per forward with the draft that has its own tokenizer and drafts in
+text.
 
 {table}
 
 Validation loss in nats per token (for tasks: of the answer): {losses}.
 
-Agreement of early layers with the last, through the last norm and the output head (of the target; layer 0 is the
+Top-1 agreement of each layer with the last, through the final norm and lm_head (of the target; layer 0 is the
 embedding; mean over the sources): {exits}.
 
 Greedy text (target, means over several prompts):
 
-| text | repeated 4-grams | distinct 2-grams | longest repeated run, tokens | accepted | tokens per forward | other draft |
+| text | repeated 4-grams | distinct 2-grams | longest repeat, tokens | accepted | tokens per forward | other draft |
 |---|---|---|---|---|---|---|
 {texts}
 """
 
 
 def card(role, model, state, facts):
-    """The text of README.md. facts: `result` of the evaluation, `checksums` of the sources, `plan` of the training."""
+    """Text of README.md. facts: `result` of the evaluation, `checksums` of the sources, `plan` of the training."""
     return CARD.format(
         **vars(role), **_shape(model), **_run(state, facts["plan"]), **_data(facts["checksums"]), longest=max(STAGES),
         report=report(facts["result"], role.name).strip(),
@@ -93,7 +94,7 @@ def card(role, model, state, facts):
 
 
 def report(result, role):
-    """The evaluation in words and tables; the losses are those of one role."""
+    """Evaluation section of the card, with the losses of one role."""
     return REPORT.format(
         items=result["items"], spread=0.5 / result["items"] ** 0.5, **_guesses(), table=table(result["tasks"]),
         losses=_listed(result["loss"][role]), exits=_listed(dict(enumerate(result["exits"]["mean"]))),
@@ -132,11 +133,11 @@ def _run(state, plan):
 
 
 def _begun(earlier):
-    """With what the run began, in a sentence."""
+    """A sentence on the initial weights of the run."""
     if not earlier:
-        return "It began with random weights."
+        return "It started from random weights."
     seen, minutes = earlier["tokens"] / 1e6, earlier["minutes"]
-    return f"It began with the weights of the version before it ({seen:.1f} million tokens, {minutes:.0f} minutes)."
+    return f"It started from the weights of the previous version ({seen:.1f} million tokens, {minutes:.0f} minutes)."
 
 
 def _data(checksums):
@@ -160,7 +161,7 @@ def table(tasks):
         "task",
         "target score",
         "right",
-        "taught / kept wordings",
+        "seen / unseen wordings",
         "answer tokens",
         "accepted",
         "tokens per forward",
@@ -178,17 +179,15 @@ def _words(scores):
 
 
 def _guessed(row):
-    """Three cells: acceptance at the middle number of guesses, tokens per forward at all of them, and those of the
-    other draft.
-    """
-    played, other = row.get("guessing"), row.get("guessing_in_text")
-    each = " / ".join(f"{at['tokens_per_forward']:.1f}" for at in played.values()) if played else "-"
-    accepted = f"{played[str(MIDDLE)]['acceptance']:.2f}" if played else "-"
+    """Three cells: acceptance at the middle draft length, tokens per forward at all, and with the other draft."""
+    measured, other = row.get("guessing"), row.get("guessing_in_text")
+    each = " / ".join(f"{at['tokens_per_forward']:.1f}" for at in measured.values()) if measured else "-"
+    accepted = f"{measured[str(MIDDLE)]['acceptance']:.2f}" if measured else "-"
     return [accepted, each, f"{other['tokens_per_forward']:.1f}" if other else "-"]
 
 
 def curve(losses, size=(640, 240)):
-    """The loss over the tokens seen, on a logarithmic scale, as a small SVG picture. losses: (tokens, nats) pairs."""
+    """SVG chart of the loss over the tokens seen, on a logarithmic scale. losses: (tokens, nats) pairs."""
     (width, height), (most, top) = size, map(max, zip(*losses))
     bottom = 2.0 ** (math.ceil(math.log2(min(loss for _, loss in losses))) - 1)
     right, low = width - 10, height - 25

@@ -1,7 +1,7 @@
-"""Natural text for the pocket models: public-domain tales, grade-school problems (MIT), and Python's own library.
+"""Natural text for the pocket models: public-domain tales, grade-school problems (MIT), and Python's standard library.
 
 The texts are not part of the project: `folder` holds `tales.jsonl.gz` ({title, source, text}) and
-`gsm8k_train.jsonl.gz` ({question, answer}); the code is found in the running Python. Each reader returns
+`gsm8k_train.jsonl.gz` ({question, answer}); the code is that of the running Python. Each reader returns
 (training, validation), split by whole books, files and problems.
 """
 import gzip
@@ -16,13 +16,13 @@ from playground.errors import Refusal
 from playground.pocket.world import Item, is_held_out
 
 PLAIN = str.maketrans({"“": '"', "”": '"', "’": "'", "‘": "'", "—": "-", "–": "-", "\u00a0": " "})
-FRONT_MATTER = 3000               # characters of titles and contents at the head of most books
+FRONT_MATTER = 3000               # characters of titles and contents at the start of most books
 SOURCES = ("tales.jsonl.gz", "gsm8k_train.jsonl.gz")
-PASSED_OVER = re.compile(r"/(tests?|site-packages|dist-packages|idlelib|lib2to3|pydoc_data|encodings|ensurepip)/")
+SKIPPED = re.compile(r"/(tests?|site-packages|dist-packages|idlelib|lib2to3|pydoc_data|encodings|ensurepip)/")
 
 
 def tales(folder, held_out=4):
-    """The books as plain strings; the last `held_out` of a fixed shuffle are for validation."""
+    """The books as strings; the last `held_out` of a fixed shuffle are for validation."""
     texts = [row["text"].translate(PLAIN) for row in _rows(Path(folder) / SOURCES[0])]
     texts = [text[min(FRONT_MATTER, len(text) // 10):] for text in texts]
     random.Random(5).shuffle(texts)
@@ -30,16 +30,16 @@ def tales(folder, held_out=4):
 
 
 def problems(folder, held_out=150):
-    """Grade-school problems as items; the calculator marks `<<...>>` are taken out."""
+    """Grade-school problems as items, without the calculator annotations `<<...>>`."""
     items = [_problem(row) for row in _rows(Path(folder) / SOURCES[1])]
     random.Random(6).shuffle(items)
     return items[:-held_out], items[-held_out:]
 
 
 def code(limit=4_000_000):
-    """Files of the standard library, at most `limit` characters in all."""
+    """Files of the standard library, until `limit` characters are exceeded."""
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [p for p in sorted(root.rglob("*.py")) if not PASSED_OVER.search(p.as_posix()[len(root.as_posix()):])]
+    paths = [p for p in sorted(root.rglob("*.py")) if not SKIPPED.search(p.as_posix()[len(root.as_posix()):])]
     random.Random(7).shuffle(paths)
     training, validation, seen = [], [], 0
     for path in paths:
@@ -52,18 +52,18 @@ def code(limit=4_000_000):
 
 
 def natural(folder, size=60_000):
-    """Some of all the natural text and none of the small world, for a tokenizer that has never met its names."""
+    """A sample of the natural text, without the small world, for a tokenizer not trained on its names."""
     yield from (text[:size] for text in tales(folder)[0])
     yield from code()[0][:60]
     yield from (f" {item.prompt} {item.answer}" for item in problems(folder)[0][:2000])
 
 
 def require(folder):
-    """Make sure the texts are there. Refusal: one is not."""
+    """Raise Refusal if a source file is missing."""
     for name in SOURCES:
         if not (Path(folder) / name).is_file():
             raise Refusal(
-                f"There is no {name} in {folder}: name the folder that holds {' and '.join(SOURCES)} with --corpus.",
+                f"There is no {name} in {folder}: give the folder that holds {' and '.join(SOURCES)} with --corpus.",
                 "corpus",
             )
 

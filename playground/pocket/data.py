@@ -1,9 +1,9 @@
-"""From texts and tasks to training windows: fixed shares of every source, whole items packed, weights per token.
+"""Builds training windows from texts and tasks: fixed shares of every source, packed items, per-token loss weights.
 
-A window is `width + 1` token ids, so that it holds `width` predictions. Natural text is cut into windows as it comes;
-items are packed whole, best fit first, and what stays empty is padding of weight zero. Every token knows the number of
-its document, so that no token looks into another one (`model.within_documents`). An answer counts fully, a question a
-tenth: the model should answer questions, and only roughly learn how they are put.
+A window is `width + 1` token ids, so that it holds `width` predictions. Natural text is cut into consecutive windows;
+items are packed whole, best fit first, and the rest of a window is padding of weight 0. Every token has the number of
+its document, so that no token attends to another document (`architecture.within_documents`). Answers have weight 1,
+questions 0.1: the model should learn to answer questions rather than to ask them.
 """
 import random
 from dataclasses import dataclass
@@ -21,33 +21,35 @@ from playground.pocket.architecture import within_documents
 from playground.pocket.world import TASKS, facts, names, recall, revise
 
 SHARES = dict(          # of the training tokens; answers are what counts, so a task with short ones needs more
-    tales=.04,          # running English; a small model only gets fragments of it
+    tales=.04,          # natural English; a small model learns only fragments of it
     code=.02, problems=.02, notices=.01,
-    stories=.12,        # the text that people read first: 320 plots want several hundred tellings each
-    arithmetic=.12,     # steps and drills, in many words; the slowest task to learn
-    records=.09,        # lists and nested objects come late
-    edit=.16,           # one wrong token in fifty spoils an answer
-    revise=.12,         # what edits lean on: counting sentences, capitals, one small change
+    stories=.12,        # the text that people read first: 320 plots need several hundred versions each
+    arithmetic=.12,     # steps and drills, in many wordings; the slowest task to learn
+    records=.09,        # lists and nested objects are learned late
+    edit=.16,           # one wrong token in fifty makes an answer wrong
+    revise=.12,         # skills that edits need: counting sentences, capitals, one small change
     programs=.04,
-    recall=.07,         # many questions about one passage: the finding that context_qa, needle and chat lean on
+    recall=.07,         # many questions about one passage: the retrieval that context_qa, needle and chat need
     context_qa=.05, needle=.02,
     chat=.05,
     facts=.02,          # 350 facts, learned early
     lists=.05,          # a third of them sorting and its drills
 )
-STAGES = {256: .35, 512: .45, 1024: .2}     # context lengths, and the share of the training each gets
+STAGES = {256: .35, 512: .45, 1024: .2}     # context lengths, and the share of the training of each
 NATURAL = ("tales", "code")
-TEACHERS = (recall, revise)                 # conversations that no evaluation asks for
-FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit a byte
+TEACHERS = (recall, revise)                 # tasks for training only, without an evaluation
+FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit into a byte
 VALIDATION = (256, 48)                      # width and number of the validation windows of every source
-WAITING = 48                                # items among which the packer looks for the best fit
-HOPELESS = 1000                             # items that do not fit, one after another, before it gives up
+WAITING = 48                                # items from which the packer chooses the best fit
+HOPELESS = 1000                             # consecutive items longer than a window before the packer gives up
 
 
 @dataclass
 class Windows:
-    """Windows of one length, all arrays (n, width + 1). ids: uint16; weights: uint8, per cent; documents: uint8, which
-    of the texts in its window a token belongs to (0 is padding, or running text that began before the window).
+    """Windows of one length, all arrays (n, width + 1).
+
+    ids: uint16; weights: uint8, per cent; documents: uint8, the number of the token's text within its window (0 is
+    padding, or natural text that began before the window).
     """
     ids: np.ndarray
     weights: np.ndarray
@@ -71,7 +73,7 @@ class Windows:
         return self[np.random.RandomState(seed).permutation(len(self.ids))]
 
     def tensors(self, device="cpu"):
-        """The windows as a model takes them: a `Batch` on a device."""
+        """The windows as a `Batch` on a device."""
         ids, documents = (torch.from_numpy(array.astype(np.int64)).to(device) for array in (self.ids, self.documents))
         weights = torch.from_numpy(self.weights.astype(np.float32) / 100).to(device)
         return Batch(ids, weights, documents)
@@ -79,26 +81,24 @@ class Windows:
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows on a device, all tensors (rows, width + 1): ids, long; weights, float, 1 for what counts fully;
-    documents, long.
-    """
+    """Windows on a device, all tensors (rows, width + 1): ids, long; weights, float, 0 to 1; documents, long."""
     ids: torch.Tensor
     weights: torch.Tensor
     documents: torch.Tensor
 
     @property
     def read(self):
-        """What a model is given: token ids (rows, width) and the mask that keeps documents apart."""
+        """Inputs of the model: token ids (rows, width) and the attention mask that separates documents."""
         return dict(input_ids=self.ids[:, :-1], attention_mask=within_documents(self.documents[:, :-1]))
 
     @property
     def predicted(self):
-        """What it has to say: token ids and their weights, (rows, width) both."""
+        """Labels and their weights, both (rows, width)."""
         return self.ids[:, 1:], self.weights[:, 1:]
 
 
 def tokenizer_texts(folder, seed):
-    """What the tokenizer is trained on: some of each source, the invented names among it."""
+    """Training texts of the tokenizer: a sample of each source, and the invented names."""
     rng = random.Random(seed)
     yield from pieces_of(corpus.tales(folder)[0], rng)[:120]
     yield from corpus.code()[0][:60]
@@ -108,18 +108,18 @@ def tokenizer_texts(folder, seed):
         for item in (task.generate(rng) for _ in range(2500)):
             yield f" {item.prompt} {item.answer}"
     for word in names.PEOPLE + names.TOWNS + names.THINGS + names.FOODS + names.PETS + names.COLOURS + names.TRADES:
-        yield f'"{word}"' * 150       # one token inside quotes too: JSON repeats the words of its sentence
+        yield f'"{word}"' * 150       # a single token inside quotes too, since JSON answers copy words of the text
 
 
 def pieces_of(texts, rng, size=60_000):
-    """Long texts in pieces, mixed, so that no part of the training reads one book only."""
+    """Long texts split into pieces and shuffled, so that no part of the training consists of a single book."""
     pieces = [text[i:i + size] for text in texts for i in range(0, len(text), size)]
     rng.shuffle(pieces)
     return pieces
 
 
 def build(folders, tokenizer, count, seed):
-    """Write `count` tokens of training windows, and the validation windows. folders: (corpus, where to)."""
+    """Write `count` tokens of training windows, and the validation windows. folders: (corpus, output)."""
     folder, out = map(Path, folders)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def build(folders, tokenizer, count, seed):
 
 
 def _mixture(sources, width, count):
-    """`count` windows: natural sources by their shares, all the items packed together by theirs."""
+    """`count` windows: natural text and packed items, each source by its share."""
     streams, encoders = sources
     parts = [stream.cut(width, round(count * SHARES[name])) for name, stream in streams.items()]
     packed = Packer(Mixed(encoders)).cut(width, count - sum(len(part.ids) for part in parts))
@@ -146,13 +146,13 @@ def _packers(encoders):
 
 
 def _streams(folder, tokenizer, rng, side):
-    """The natural texts, of training (side 0) or validation (side 1): {source: Stream}."""
+    """The natural texts of training (side 0) or validation (side 1): {source: TokenStream}."""
     texts = dict(tales=corpus.tales(folder)[side], code=corpus.code()[side])
     return {name: TokenStream(tokenizer, pieces_of(texts[name], rng)) for name in NATURAL}
 
 
 def _encoders(folder, tokenizer, rng, side):
-    """What makes one new item of every other source: {source: function without arguments -> (ids, weights)}."""
+    """Item generators of all other sources: {source: function without arguments -> (ids, weights)}."""
     problems, ask = corpus.problems(folder)[side], NOTHING if side else ASKED
     makers = dict(problems=partial(rng.choice, problems))
     makers |= {name: partial(task.generate, rng, bool(side)) for name, task in TASKS.items()}
@@ -165,7 +165,7 @@ def _item(tokenizer, make, ask):
 
 
 def _weighted(turns, ask):
-    """Token ids of a whole conversation, and the weight of each: every answer counts, not only the last."""
+    """Token ids and weights of a whole conversation. Every answer has full weight, not only the last."""
     ids = [token for question, answer in turns for token in question + answer]
     weights = [weight for question, answer in turns for weight in [ask] * len(question) + [FULL] * len(answer)]
     return ids, weights
@@ -178,7 +178,7 @@ def _notice(tokenizer, rng):
 
 
 class TokenStream:
-    """Running text as one long row of tokens, each text begun by the end-of-text token, read on from cut to cut."""
+    """Concatenated texts, each preceded by the end-of-text token, read sequentially by `cut`."""
 
     def __init__(self, tokenizer, texts):
         marked = [tokens.END_OF_TEXT + text for text in texts]
@@ -195,27 +195,27 @@ class TokenStream:
 
 
 class Mixed:
-    """Items of several sources, so that each gets its share of the *tokens*, whatever its items' length."""
+    """Samples items of several sources so that each source gets its share of the *tokens*."""
 
     def __init__(self, encoders, sample=60):
         self.encoders = encoders
         self.names = sorted(encoders)
         lengths = {name: np.mean([len(encoders[name]()[0]) for _ in range(sample)]) for name in self.names}
-        self.odds = [SHARES[name] / lengths[name] for name in self.names]
+        self.rates = [SHARES[name] / lengths[name] for name in self.names]
         self.rng = random.Random(len(self.names))
 
     def __call__(self):
-        return self.encoders[self.rng.choices(self.names, self.odds)[0]]()
+        return self.encoders[self.rng.choices(self.names, self.rates)[0]]()
 
 
 class Packer:
-    """Packs whole items into windows: of the waiting ones always the longest that still fits."""
+    """Packs whole items into windows, always the longest waiting item that still fits."""
 
     def __init__(self, encode):
         self.encode, self.waiting = encode, []
 
     def cut(self, width, count):
-        """`count` windows of whole items; an item longer than a window is left out."""
+        """`count` windows of whole items; items longer than a window are skipped."""
         size = (count, width + 1)
         empty = np.full(size, tokens.SPECIALS.index(tokens.PAD), np.uint16)
         packed = Windows(empty, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
@@ -224,7 +224,7 @@ class Packer:
         return packed
 
     def _fill(self, window):
-        """Put items into one empty window until none of the waiting ones fits."""
+        """Fill one empty window until no waiting item fits."""
         at, number = 0, 1
         while (chosen := self._best(len(window.ids), at)) is not None:
             ids, weights = self.waiting.pop(chosen)
@@ -233,16 +233,17 @@ class Packer:
             at, number = place.stop, number + 1
 
     def _best(self, size, at):
-        """The index of the longest waiting item that fits behind `at`; the oldest while all do; None if none does."""
-        refused = 0
+        """Index of the longest waiting item that fits after `at`; the oldest if all fit; None if none does."""
+        skipped = 0
         while len(self.waiting) < WAITING:
             entry = self.encode()
-            refused = 0 if len(entry[0]) <= size else refused + 1
-            if not refused:
+            skipped = 0 if len(entry[0]) <= size else skipped + 1
+            if not skipped:
                 self.waiting.append(entry)
-            elif refused == HOPELESS:
+            elif skipped == HOPELESS:
                 raise Refusal(
-                    f"{HOPELESS} items in a row are longer than a window of {size} tokens: take longer windows or a larger vocabulary.",
+                    f"{HOPELESS} items in a row are longer than a window of {size} tokens: use longer windows or a "
+                    "larger vocabulary.",
                     "data",
                 )
         fitting = [(len(ids), i) for i, (ids, _) in enumerate(self.waiting) if len(ids) <= size - at]

@@ -1,20 +1,20 @@
-"""Distillation: the draft learns to guess what the target will say.
+"""Distillation of the draft from the target.
 
-For the first part of the budget the draft learns from the data, as the target did: cheap, and it brings it near. Then
-it learns the target's whole distributions on the same windows, some of which the target wrote (`samples.py`). What
-counts for a draft is how often the target accepts its guess, and that is the overlap of the two distributions, not the
-draft's own loss. Source: Hinton and others, arXiv 1503.02531; for drafts, DistillSpec, arXiv 2310.08461 (forward KL on
-fixed text).
+For the first part of the budget the draft is trained on the data, like the target: this is cheap and gives a good
+start. Then it is trained on the target's full distributions on the same windows, some of which the target wrote
+(`target_samples.py`). A draft is judged by how often the target accepts its tokens, that is, by the overlap of the two
+distributions, not by its own loss. Source: Hinton et al., arXiv 1503.02531; for drafts, DistillSpec, arXiv 2310.08461
+(forward KL on fixed text).
 """
 import torch
 
 from playground.pocket.train import weighted
 
-ON_DATA = 0.25                    # share of the budget before the target is asked
+ON_DATA = 0.25                    # share of the budget before distillation starts
 
 
 class DraftLoss:
-    """The loss of a draft that is distilled from `target` (frozen, already in its training attention)."""
+    """Loss of a draft that is distilled from `target` (frozen, already switched to its training attention)."""
 
     def __init__(self, target, on_data=ON_DATA):
         self.target, self.on_data = target.eval().requires_grad_(False).bfloat16(), on_data
@@ -31,6 +31,6 @@ class DraftLoss:
 
 
 def soft(logits, wanted, weights):
-    """Mean cross-entropy against distributions, in nats, by weight. logits, wanted: (rows, tokens, vocabulary)."""
+    """Weighted mean cross-entropy to target distributions, in nats. logits, wanted: (rows, tokens, vocabulary)."""
     losses = -(wanted * logits.float().log_softmax(-1)).sum(-1)
     return (losses * weights).sum() / weights.sum().clamp(min=1e-6)

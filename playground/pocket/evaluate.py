@@ -1,9 +1,8 @@
-"""Evaluation: how good the pocket models are at their small world, and how well the drafts guess the target.
+"""Evaluation of the pocket models: task scores, losses, and acceptance of the drafts by the target.
 
-Everything is measured on what training has never seen: validation loss per source, score per task and grade under
-greedy decoding, how many of the tokens that a draft guesses the target takes, how often an early layer already agrees
-with the last, and how repetitive greedy tales and stories are. The result is one dictionary, ready for JSON; `card.py`
-makes the model card from it.
+Everything is measured on held-out data: validation loss per source, score per task and grade under greedy decoding,
+the acceptance rate of draft tokens, the top-1 agreement of each layer with the last, and the repetition in greedy tales
+and stories. The result is one JSON-serialisable dictionary, from which `card.py` writes the model card.
 """
 import json
 import random
@@ -23,7 +22,7 @@ from playground.pocket.data import Windows
 from playground.pocket.generation import continuations
 from playground.pocket.world import TASKS, arithmetic, context_qa, score
 
-ROOM = dict(  # tokens an answer may take
+ROOM = dict(  # maximum length of an answer, in tokens
     facts=12,
     context_qa=12,
     arithmetic=110,
@@ -35,7 +34,7 @@ ROOM = dict(  # tokens an answer may take
     stories=260,
     chat=130,
 )
-GUESSED = 20                      # items of a row that the drafts are measured on: lanes take seconds an item
+GUESSED = 20                      # items per row on which the drafts are measured: lanes take seconds per item
 OPENINGS = """
 Once upon a time there was a king who had three daughters.
 The fox said to the crow,
@@ -57,8 +56,7 @@ WISHES = """
 
 
 def exam(count, seed):
-    """Held-out items, `count` for every row of the table: {row: items}. Every task as a whole, then each of its grades.
-    """
+    """`count` held-out items for every row of the table: {row: items}. One row per task, then one per grade."""
     rng = random.Random(seed)
     makers = {name: partial(task.generate, rng, True) for name, task in TASKS.items()}
     for name, task in TASKS.items():
@@ -78,30 +76,32 @@ Pair = tuple[LlamaForCausalLM, PreTrainedTokenizerFast]
 
 @dataclass(frozen=True)
 class Family:
-    """The models under test, each with its tokenizer; the drafts are None where they have not been trained."""
+    """The models under test, each with its tokenizer; a draft is None if it has not been trained."""
     target: Pair
     draft: Pair | None = None
     other_draft: Pair | None = None
 
     @cached_property
     def in_lanes(self):
-        """Target and draft as the playground's lanes take them."""
+        """Target and draft as the playground's `Models`."""
         (target, tokenizer), (draft, _) = self.target, self.draft
         return speculation.in_lanes(target, draft, tokenizer)
 
     def by_role(self):
-        """{role: (model, tokenizer)} of those that are there."""
+        """{role: (model, tokenizer)} of the models that are available."""
         pairs = {"target": self.target, "draft": self.draft, "other-draft": self.other_draft}
         return {role: pair for role, pair in pairs.items() if pair}
 
 
 def evaluate(family, data, count=60, seed=4242):
-    """All measures of a family on `count` items a row. data: {role: folder of its validation windows}."""
+    """All measures of a family, with `count` items per row. data: {role: folder of its validation windows}."""
     rows = tqdm(exam(count, seed).items(), desc="rows", mininterval=5)
     models = {role: model for role, (model, _) in family.by_role().items()}
     return dict(
         items=count, seed=seed, loss={role: losses(model, data[role]) for role, model in models.items()},
-        tasks={row: grade(family, items) | (guessed(family, items) if row in TASKS else {}) for row, items in rows},
+        tasks={
+            row: grade(family, items) | (item_acceptance(family, items) if row in TASKS else {}) for row, items in rows
+        },
         exits=exits(models["target"], data["target"]), samples=samples(family.target, seed),
         tales=free_text(family, [tokens.END_OF_TEXT + text for text in OPENINGS]), stories=free_text(family, WISHES),
     )
@@ -114,7 +114,7 @@ def windows(data):
 
 @torch.inference_mode()
 def losses(model, data, rows=8):
-    """Mean loss in nats per token of text or of answer, by source."""
+    """Mean loss by source, in nats per token; for tasks, of the answer tokens only."""
     result = {}
     for name, found in windows(data).items():
         total = counted = 0.0
@@ -128,17 +128,17 @@ def losses(model, data, rows=8):
 
 @torch.inference_mode()
 def exits(model, data, rows=16):
-    """Share of tokens on which a layer, read through the last norm and the output head, says what the last says.
+    """Top-1 agreement of each layer, through the final norm and lm_head, with the last layer.
 
-    {source: shares from the embedding (0) to the last layer}, and their mean over the sources under "mean".
+    Returns {source: shares from the embedding (0) to the last layer}, and the mean over the sources under "mean".
     """
     agreed = {}
     for name, found in windows(data).items():
         batch = found[:rows].tensors()
         counted = batch.predicted[1] > 0.5
         states = model.model(**batch.read, output_hidden_states=True).hidden_states
-        said = [model.lm_head(s if s is states[-1] else model.model.norm(s)).argmax(-1) for s in states]
-        agreed[name] = [float((s == said[-1])[counted].float().mean()) for s in said]
+        best = [model.lm_head(s if s is states[-1] else model.model.norm(s)).argmax(-1) for s in states]
+        agreed[name] = [float((s == best[-1])[counted].float().mean()) for s in best]
     return agreed | dict(mean=[mean(layer) for layer in zip(*agreed.values())])
 
 
@@ -161,23 +161,23 @@ def greedy(family, items):
 
 
 def first_wrong(items, texts, scores):
-    """One mistake to look at, None if there is none."""
+    """The first wrong answer, as an example; None if there is none."""
     for item, text, value in zip(items, texts, scores):
         if value < 1:
             return dict(prompt=item.prompt[-300:], wanted=item.answer[:300], said=text[:300])
     return None
 
 
-def guessed(family, items):
-    """How the drafts fare at guessing the target's answers to items."""
+def item_acceptance(family, items):
+    """Acceptance measures of the drafts on the target's answers to items."""
     tokenizer = family.target[1]
-    return guessing(
+    return acceptance(
         family, [tokenizer.decode(tokens.exchange(tokenizer, item)[0]) for item in items[:GUESSED]], ROOM[items[0].task]
     )
 
 
-def guessing(family, prompts, room):
-    """What `speculation` measures of each draft on texts that the target continues greedily."""
+def acceptance(family, prompts, room):
+    """Acceptance measures of each draft on texts that the target continues greedily."""
     (target, tokenizer), found = family.target, {}
     if family.draft:
         found["guessing"] = speculation.lanes(family.in_lanes, prompts, room)
@@ -189,27 +189,27 @@ def guessing(family, prompts, room):
 
 
 def free_text(family, openings, room=128):
-    """Greedy text without a known answer: how much of it repeats, and how the drafts guess it."""
+    """Greedy text without a known answer: its repetition, and the acceptance of the drafts."""
     model, tokenizer = family.target
     texts = continuations(model, [tokenizer.encode(opening, add_special_tokens=False) for opening in openings], room)
     measures = dict(repetition=repetition, distinct_2=distinct, longest_repeat=longest_repeat)
-    return {name: mean(map(measure, texts)) for name, measure in measures.items()} | guessing(family, openings, room)
+    return {name: mean(map(measure, texts)) for name, measure in measures.items()} | acceptance(family, openings, room)
 
 
 def repetition(ids, n=4):
-    """The share of n-grams that have stood in the text before, 0 to 1."""
+    """Share of n-grams that have occurred in the text before, 0 to 1."""
     return 1 - distinct(ids, n)
 
 
 def distinct(ids, n=2):
-    """Different n-grams over all n-grams, 0 to 1: distinct-n."""
+    """distinct-n: unique n-grams over all n-grams, 0 to 1."""
     grams = [tuple(ids[i:i + n]) for i in range(len(ids) - n + 1)]
     return len(set(grams)) / max(1, len(grams))
 
 
 def longest_repeat(ids):
-    """Tokens in the longest run that stands in the text twice; the two may overlap."""
-    # before[j]: length of the run that ends both at token i - 1 and at token j
+    """Length of the longest run of tokens that occurs twice in the text; the occurrences may overlap."""
+    # before[j]: length of the longest run that ends both at token i - 1 and at token j
     longest, before = 0, [0] * len(ids)
     for i, token in enumerate(ids):
         before = [before[j - 1] + 1 if j and ids[j] == token else int(ids[j] == token) for j in range(i)] + [0] * (
@@ -220,20 +220,20 @@ def longest_repeat(ids):
 
 
 def samples(pair, seed):
-    """A few texts to read: stories and tales at temperature 0.8, and a greedy tale."""
+    """Sample texts: stories and tales at temperature 0.8, and a greedy tale."""
     model, tokenizer = pair
     torch.manual_seed(seed)
     openings = [tokens.END_OF_TEXT + opening for opening in OPENINGS[:2]]
     wanted = [(prompt, 0.8) for prompt in WISHES + openings] + [(openings[0], 0)]
-    said = [
+    written = [
         continuations(model, [tokenizer.encode(prompt, add_special_tokens=False)], 220, t)[0] for prompt, t in wanted
     ]
-    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
+    texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in written]
     return [dict(prompt=prompt, temperature=t, text=text) for (prompt, t), text in zip(wanted, texts)]
 
 
 def by(group, items, scores):
-    """Mean score of the items of every group: {group(item): mean}."""
+    """Mean score by group: {group(item): mean}."""
     groups = defaultdict(list)
     for item, value in zip(items, scores):
         groups[group(item)].append(value)

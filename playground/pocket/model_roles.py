@@ -1,15 +1,17 @@
-"""The pocket models by what they are for: the shape of each, and where its files stand in the working folder.
+"""The roles of the pocket models: the shape of each model, and where its files are in the working folder.
 
-`target` answers. `draft` guesses ahead for it with the same tokenizer. `other-draft` guesses ahead with a tokenizer of
-its own, as a draft of another model family would, so that drafting across vocabularies has something to work on.
+`target` is the main model. `draft` drafts for it with the same tokenizer. `other-draft` drafts with its own tokenizer,
+like a draft of another model family, for speculation across vocabularies.
 """
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Role:
-    """One model of the family. taught: by what, in words; shapes: {size: key of `model.SHAPES`}; own_tokens: whether
-    its tokenizer is its own.
+    """One model of the family.
+
+    taught: the training in words, for the card; shapes: {size: key of `architecture.SHAPES`}; own_tokens: whether it
+    has its own tokenizer.
     """
     name: str
     published: str
@@ -38,21 +40,21 @@ ROLES = {
             "target",
             "pocket",
             "The target of the bundled pair",
-            "on the data, with a little of the loss that an early layer would have",
+            "on the data, with a small auxiliary loss at an early layer",
             dict(nano="nano", small="target", large="large"),
         ),
         Role(
             "draft",
             "pocket-draft",
             "The draft of the bundled pair, distilled from the target",
-            "first on the data, then on the target's full distributions, in part on texts the target wrote",
+            "first on the data, then on the target's full distributions, partly on texts sampled from the target",
             dict(nano="nano", small="draft", large="large_draft"),
         ),
         Role(
             "other-draft",
             "pocket-other-draft",
-            "A draft with a tokenizer of its own, for drafting across vocabularies",
-            "on the data and on texts the target wrote",
+            "A draft with its own tokenizer, for drafting across vocabularies",
+            "on the data and on texts sampled from the target",
             dict(nano="nano", small="tiny", large="large_tiny"),
             own_tokens=True,
         ),

@@ -1,8 +1,9 @@
-"""Muon: momentum whose update is made orthogonal, for the weight matrices; everything else is left to AdamW.
+"""Muon: momentum with orthogonalised updates, for the weight matrices; everything else is trained by AdamW.
 
-The update of a matrix is replaced by (nearly) its nearest orthogonal matrix, by five Newton-Schulz steps, so all
-directions learn at one pace. Matrices of one shape are stacked and done at once: on a CPU that is the whole cost.
-Source: Keller Jordan and others, "Muon: an optimizer for hidden layers in neural networks", 2024.
+The update of a matrix is replaced by (approximately) its nearest orthogonal matrix, by five Newton-Schulz steps, so
+that all directions learn at the same rate. Matrices of one shape are stacked and processed in one batch, since these
+steps are the whole cost on a CPU.
+Source: Keller Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
 """
 import torch
 
@@ -24,7 +25,7 @@ class Muon(torch.optim.Optimizer):
                 _apply(matrices, updates, group)
 
     def _nesterov(self, matrix, momentum):
-        """The gradient mixed with its running mean, looking one step ahead."""
+        """Nesterov momentum: the gradient, interpolated with its updated running mean."""
         state = self.state[matrix]
         if "mean" not in state:
             state["mean"] = torch.zeros_like(matrix)
@@ -33,7 +34,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(stack, steps=5):
-    """Nearly the orthogonal factor of every matrix. stack: (n, rows, columns); returns the same shape in float32."""
+    """Approximate orthogonal factor of every matrix. stack: (n, rows, columns); returns the same shape in float32."""
     tall = stack.shape[1] > stack.shape[2]
     x = stack.transpose(1, 2) if tall else stack
     x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16().contiguous()

@@ -1,7 +1,7 @@
-"""What each command of `python -m playground.pocket` does, on the folders of its options.
+"""The commands of `python -m playground.pocket`, each on the folders of its options.
 
-A command that would replace something refuses, one that is interrupted leaves nothing half written, and one whose input
-is not there says which command makes it.
+A command does not overwrite existing results, leaves no partial output when interrupted, and raises a Refusal that
+names the missing step if its input does not exist.
 """
 import json
 from dataclasses import asdict
@@ -25,7 +25,7 @@ from playground.pocket.train import Trainer, TrainingPlan, data_loss, read_state
 from playground.pocket.warm_start import inherit
 
 TARGET = ROLES["target"]
-TEXTS = ("samples", "texts.jsonl")          # folder and file of what the target wrote
+TEXTS = ("samples", "texts.jsonl")          # folder and file of the texts sampled from the target
 MEASURES = "evaluation.json"
 
 
@@ -42,7 +42,7 @@ def make_tokenizer(options):
 
 
 def make_data(options):
-    """Write the training and validation windows of a role; those of a draft hold texts of the target too."""
+    """Write the training and validation windows of a role. Those of a draft also contain texts of the target."""
     role = ROLES[options.role]
     corpus.require(options.corpus)
     tokenizer = _tokenizer(options, role)
@@ -54,7 +54,7 @@ def make_data(options):
 
 
 def train(options):
-    """Train a model, or go on with its training, for the whole budget or a piece of it."""
+    """Train a model, or resume its training, for the whole budget or a piece of it."""
     role = ROLES[options.role]
     trainer = _trainer(options, role)
     if options.resume:
@@ -69,12 +69,12 @@ def train(options):
     print(
         "The training is finished."
         if trainer.progress >= 1
-        else f"{trainer.progress:.0%} of the budget is used: go on with --resume."
+        else f"{trainer.progress:.0%} of the budget is used: continue with --resume."
     )
 
 
 def make_samples(options):
-    """Let the target write the texts its drafts learn from."""
+    """Sample from the target the texts that its drafts are trained on."""
     tokenizer, target = _tokenizer(options, TARGET), _trained(options, TARGET, pick_device(options.device))
     openings = samples.natural_openings(data.Windows.load(TARGET.data(options.out) / f"train_{min(data.STAGES)}.npz"))
     folder, name = TEXTS
@@ -84,7 +84,7 @@ def make_samples(options):
 
 
 def evaluate(options):
-    """Measure what has been trained, print the table, and keep it beside the models."""
+    """Evaluate the trained models, print the table, and save the result next to the models."""
     family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
     result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
     write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
@@ -92,7 +92,7 @@ def evaluate(options):
 
 
 def publish(options):
-    """Write the finished models, with card, curve and measures, to --assets."""
+    """Write the finished models, with card, loss curve and metrics, to --assets."""
     corpus.require(options.corpus)
     measured = options.out / MEASURES
     _require(measured, "evaluate")
@@ -104,12 +104,12 @@ def publish(options):
 
 
 def _publish(options, role, measured, folder):
-    """Everything that belongs to one model. measured: ((model, tokenizer), result of the evaluation)."""
+    """Write all files of one model. measured: ((model, tokenizer), result of the evaluation)."""
     (model, tokenizer), result = measured
     state, plan = read_state(role.model(options.out))
     if not state.losses:
         raise Refusal(
-            f"The training in {role.model(options.out)} has hardly begun: go on with --resume before it is published.",
+            f"The training in {role.model(options.out)} has hardly begun: continue it with --resume before publishing.",
             "out",
         )
     models.save(model, folder)
@@ -141,14 +141,14 @@ def _trainer(options, role):
 
 
 def _inherit(options, role, trainer):
-    """Begin with published weights, where the options name some."""
+    """Load the published weights of --begin into the model, if given."""
     if options.begin:
         earlier = inherit(trainer.model, _tokenizer(options, role), options.begin)
         trainer.state.earlier = asdict(earlier)
 
 
 def _loss(options, role, device):
-    """What a role learns by: the draft from the target's distributions, the other draft from text alone."""
+    """Loss function of a role: distillation for the draft, next-token loss for the other draft."""
     if role.name == "draft":
         return distilling.DraftLoss(models.for_training(_trained(options, TARGET, device)))
     return target_loss if role is TARGET else data_loss

@@ -1,9 +1,9 @@
-"""What the target itself says: texts for its drafts to learn from.
+"""Texts sampled from the target, as training data for its drafts.
 
-A draft has to guess the target's words, not those of the data, so a part of its windows is written by the target:
-sampled answers to questions of the training side, and continuations of natural text. They are kept as text, which a
-draft with another tokenizer reads as well. Source: DistillSpec, Zhou et al. 2023, arXiv 2310.08461 (data the student
-meets at work); ours is sampled once, from the target.
+A draft has to predict the target's tokens, not those of the data, so part of its windows is written by the target:
+sampled answers to training questions, and continuations of natural text. They are stored as text, so that a draft with
+another tokenizer can use them too. Source: DistillSpec, Zhou et al. 2023, arXiv 2310.08461 (on-policy data of the
+student); ours is sampled once, from the target.
 """
 import itertools
 import json
@@ -18,28 +18,28 @@ from playground.pocket.generation import continuations
 from playground.pocket.world import TASKS
 
 SHARE = 0.3                     # of a draft's windows
-REPEATS = 4                     # how often a text may come back where there are few
+REPEATS = 4                     # how often a text may be repeated if there are few
 NATURAL = 0.15                  # share of the prompts that are natural text
-OPENING, ROOM = 48, 192         # tokens of natural text that are read, and tokens that are written
+OPENING, ROOM = 48, 192         # tokens of natural text in a prompt, and tokens to generate
 TEMPERATURE = 0.8
 
 
 def drawn(target, tokenizer, openings, seed, rows=64):
-    """Texts without end: pairs (read, said) of strings, role marks and end included. openings: natural text, lists of
-    token ids.
+    """Infinite stream of pairs (prompt, answer) of strings, with role and end tokens.
 
-    A batch asks one task, so that its answers end at about the same time.
+    openings: prompts of natural text, lists of token ids. A batch contains a single task, so that its answers end at
+    about the same time.
     """
     rng, longest = random.Random(seed), target.config.max_position_embeddings - ROOM
     torch.manual_seed(seed)
     while True:
         prompts = [prompt for prompt in _prompts(tokenizer, openings, rng, rows) if len(prompt) <= longest]
-        for prompt, said in zip(prompts, continuations(target, prompts, ROOM, TEMPERATURE, rows)):
-            yield tokenizer.decode(prompt), tokenizer.decode(said)
+        for prompt, answer in zip(prompts, continuations(target, prompts, ROOM, TEMPERATURE, rows)):
+            yield tokenizer.decode(prompt), tokenizer.decode(answer)
 
 
 def _prompts(tokenizer, openings, rng, count):
-    """Questions of one task, drawn by its share of the training, or openings of natural text."""
+    """Questions of one task, chosen by its share of the training, or openings of natural text."""
     if rng.random() < NATURAL:
         return rng.choices(openings, k=count)
     task = TASKS[rng.choices(list(TASKS), [data.SHARES[name] for name in TASKS])[0]]
@@ -47,19 +47,19 @@ def _prompts(tokenizer, openings, rng, count):
 
 
 def natural_openings(windows):
-    """The beginnings of those windows that hold running text: lists of token ids."""
+    """The first tokens of the windows with natural text: lists of token ids."""
     user = tokens.SPECIALS.index(tokens.USER)
     return windows.ids[~(windows.ids == user).any(1), :OPENING].tolist()
 
 
 def write(pairs, path):
-    """Write pairs as lines of JSON."""
+    """Write pairs as JSON lines."""
     with path.open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs)
 
 
 def load(path):
-    """The pairs that `write` wrote. Refusal: there are none."""
+    """Read the pairs written by `write`. Raises Refusal if the file does not exist."""
     if not path.exists():
         raise Refusal(
             f"There are no texts of the target in {path.parent}: run `python -m playground.pocket samples` first.",
@@ -70,7 +70,7 @@ def load(path):
 
 
 def mix_in(folder, pairs, tokenizer, seed):
-    """Replace a share of the training windows in a folder by windows of pairs."""
+    """Replace a share of the training windows in a folder by windows packed from pairs."""
     items = [_item(tokenizer, pair) for pair in pairs]
     random.Random(seed).shuffle(items)
     size = sum(len(ids) for ids, _ in items)
@@ -84,5 +84,5 @@ def mix_in(folder, pairs, tokenizer, seed):
 
 
 def _item(tokenizer, pair):
-    read, said = (tokenizer.encode(text, add_special_tokens=False) for text in pair)
-    return read + said, [data.ASKED] * len(read) + [data.FULL] * len(said)
+    prompt, answer = (tokenizer.encode(text, add_special_tokens=False) for text in pair)
+    return prompt + answer, [data.ASKED] * len(prompt) + [data.FULL] * len(answer)

@@ -1,8 +1,8 @@
-"""The tokenizers of the pocket models: byte-level BPE with digits one by one and a chat template.
+"""The tokenizers of the pocket models: byte-level BPE with single digits and a chat template.
 
-A digit has one form wherever it stands, so a number is copied digit by digit. Roles, the end of an answer, the end of a
-text, padding and the mask are single tokens, with the same ids in every tokenizer. A question and an answer start with
-a space, as words in running text do.
+Every digit is a token of its own, so numbers are copied digit by digit. Roles, the end of an answer, the end of a text,
+padding and the mask are special tokens with the same ids in every tokenizer. Questions and answers start with a space,
+like words within a text.
 """
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 END_OF_TEXT, SYSTEM, USER, ASSISTANT, END, PAD, MASK = SPECIALS = [
     "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|mask|>"]
 SIZE = 4096
-OWN = dict(size=2560, digits=r"\d{1,3}")     # the other draft's: fewer tokens, and up to three digits in one
-CHUNK = 20_000                    # characters handed to the trainer at once
+OWN = dict(size=2560, digits=r"\d{1,3}")     # of the other draft: fewer tokens, with up to three digits
+CHUNK = 20_000                    # characters passed to the trainer at once
 TEMPLATE = (
     "{% for m in messages %}{{ '<|' + m['role'] + '|> ' + m['content'] | trim }}"
     "{% if m['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
@@ -22,8 +22,9 @@ TEMPLATE = (
 
 
 def train(texts, size=SIZE, digits=r"\d"):
-    """A tokenizer of `size` tokens, bytes and special tokens included, from an iterable of strings; `digits` stay one
-    piece.
+    """Train a tokenizer of `size` tokens, bytes and special tokens included, on an iterable of strings.
+
+    `digits` is a regular expression; its matches are separate pre-tokens.
     """
     bpe = Tokenizer(models.BPE())
     digits, words = pre_tokenizers.Split(Regex(digits), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -37,7 +38,7 @@ def train(texts, size=SIZE, digits=r"\d"):
 
 
 def wrap(bpe):
-    """The transformers face of a trained BPE, with roles and the chat template."""
+    """Wrap a trained BPE as a transformers tokenizer, with role tokens and the chat template."""
     named = dict(bos_token=END_OF_TEXT, eos_token=END, pad_token=PAD, mask_token=MASK)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe, additional_special_tokens=[SYSTEM, USER, ASSISTANT], chat_template=TEMPLATE,
@@ -46,12 +47,12 @@ def wrap(bpe):
 
 
 def load(folder):
-    """The tokenizer saved in a folder."""
+    """Load the tokenizer saved in a folder."""
     return AutoTokenizer.from_pretrained(Path(folder))
 
 
 def turns(tokenizer, item):
-    """(question, answer) token ids of every turn: the question with its role marks, the answer with its end."""
+    """Token ids (question, answer) of every turn: the question with role tokens, the answer with its end token."""
     return [
         (tokenizer.encode(f"{USER} {prompt.strip()}{ASSISTANT}", add_special_tokens=False),
          tokenizer.encode(f" {answer.strip()}{END}", add_special_tokens=False))
@@ -60,6 +61,6 @@ def turns(tokenizer, item):
 
 
 def exchange(tokenizer, item):
-    """Token ids of all that stands before the last answer, and of that answer."""
+    """Token ids of everything before the last answer, and of that answer."""
     *before, (question, answer) = turns(tokenizer, item)
-    return [token for asked, said in before for token in asked + said] + question, answer
+    return [token for turn in before for ids in turn for token in ids] + question, answer

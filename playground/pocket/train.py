@@ -1,12 +1,12 @@
-"""Training: the loop that both models share, and the loss of the target.
+"""The training loop shared by all models, and the loss of the target.
 
-One run has a budget, in minutes or in steps; everything follows `progress`, its used-up share: the learning rate
-warms up, stays, and decays over the last part; the context grows from stage to stage. Matrices learn by Muon,
-embeddings and norms by AdamW; products are in bfloat16, weights in float32. A checkpoint holds all that a
-run needs to go on exactly where it stopped, its plan among it; Ctrl-C ends a run between two steps, with a checkpoint.
+A run has a budget, in minutes or in steps. Its schedules follow `progress`, the used share of the budget: the learning
+rate warms up, stays constant, and decays over the last part; the context grows in stages. Muon trains the matrices,
+AdamW the embeddings and norms; matmuls are in bfloat16, weights in float32. A checkpoint holds everything needed to
+resume exactly, including the plan; Ctrl-C ends a run between two steps, with a checkpoint.
 
-The target's loss adds a little of the loss that an early layer would have through the last norm and the output
-head: then early exits mean something (the logit lens, and self-speculation).
+The target's loss includes a small share of the loss at an early layer through the final norm and lm_head, so that early
+exits are meaningful (logit lens, self-speculation).
 """
 import math
 import random
@@ -25,17 +25,17 @@ from playground.pocket.atomic_files import read_checkpoint, write_checkpoint
 from playground.pocket.data import STAGES, Windows
 from playground.pocket.muon import Muon
 
-EXIT_WEIGHT, EXIT_EVERY = 0.15, 4           # the early exit's share of the loss, taken on every fourth token
+EXIT_WEIGHT, EXIT_EVERY = 0.15, 4           # weight of the early-exit loss, computed on every fourth token
 CHECKPOINT = "checkpoint.pt"
-NOTED = 25                                  # steps whose mean loss is one point of the curve
+NOTED = 25                                  # steps averaged for one point of the loss curve
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How long and how to train. Give `minutes`, or `steps` for a run that repeats exactly."""
+    """Budget and hyperparameters of a run. Give `minutes`, or `steps` for an exactly reproducible run."""
     minutes: float = 0
     steps: int = 0
-    tokens: int = 2048            # a step
+    tokens: int = 2048            # per step
     matrix_lr: float = 0.02
     other_lr: float = 0.003
     warm_up: int = 100            # steps
@@ -46,25 +46,25 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What the weights a run began with had been trained before it: tokens seen, and minutes."""
+    """Earlier training of the weights that a run started from: tokens seen, and minutes."""
     tokens: int = 0
     minutes: float = 0.0
 
 
 @dataclass
 class TrainingState:
-    """Where a run stands; stored in the checkpoint."""
+    """State of a run, stored in the checkpoint."""
     step: int = 0
     seconds: float = 0.0
     tokens: int = 0
     taken: dict = field(default_factory=dict)       # context length -> windows used
     losses: list = field(default_factory=list)      # (tokens, mean loss of the last steps)
-    place: str = ""                                 # what it was trained on
-    earlier: dict = field(default_factory=dict)     # the fields of `Earlier`, where it did not begin by chance
+    place: str = ""                                 # the machine, in words
+    earlier: dict = field(default_factory=dict)     # fields of `Earlier` if it did not start from random weights
 
 
 class Trainer:
-    """Trains `model` by `loss(model, batch, trainer)` on the windows in `data`, with checkpoints in `out`."""
+    """Trains `model` with `loss(model, batch, trainer)`. folders: (training windows, checkpoints)."""
 
     def __init__(self, model, loss, plan, folders):
         data, self.out = map(Path, folders)
@@ -75,12 +75,12 @@ class Trainer:
 
     @property
     def progress(self):
-        """The used-up share of the budget, 0 to 1."""
+        """Used share of the budget, 0 to 1."""
         plan, state = self.plan, self.state
         return state.step / plan.steps if plan.steps else state.seconds / (60 * plan.minutes)
 
     def run(self, until=1.0, minutes=math.inf):
-        """Train until the given progress, for so many minutes, or until Ctrl-C; save on the way and at the end."""
+        """Train until the given progress, for `minutes`, or until Ctrl-C, with regular checkpoints and a final one."""
         started = time.monotonic() - self.state.seconds
         saved = begun = self.state.seconds
         with _progress_bar() as bar, interruption() as asked:
@@ -94,7 +94,7 @@ class Trainer:
         self.save()
 
     def step(self):
-        """One batch: loss, gradient, update."""
+        """One training step: loss, gradient, update."""
         batch = self.batch()
         set_rates(self.optimisers, self.plan, self.rate())
         loss = self.loss(self.model, batch, self)
@@ -106,12 +106,12 @@ class Trainer:
         self._note(float(loss.detach()), batch.ids[:, 1:].numel())
 
     def rate(self):
-        """The learning rate's factor: warm-up, stable, decay to a fiftieth."""
+        """Learning-rate factor: warm-up, constant, decay to 0.02."""
         left = (1 - self.progress) / self.plan.decay
         return min(1, (self.state.step + 1) / self.plan.warm_up) * min(1, max(0.02, left))
 
     def width(self):
-        """The context length of this moment: short for most of the run, long at its end."""
+        """Current context length: short for most of the run, long at its end."""
         passed = 0
         for width, share in STAGES.items():
             passed += share
@@ -120,7 +120,7 @@ class Trainer:
         return width
 
     def batch(self):
-        """The next windows of the current length, as a `Batch`."""
+        """The next windows of the current context length, as a `Batch`."""
         width = self.width()
         windows, at = self.windows[width], self.state.taken.get(width, 0)
         rows = np.arange(at, at + max(1, self.plan.tokens // width)) % len(windows.ids)
@@ -128,7 +128,7 @@ class Trainer:
         return windows[rows].tensors(self.model.device)
 
     def rng(self):
-        """A generator for the choices of this step: the same after a resume."""
+        """Random generator for this step, the same after a resume."""
         return random.Random(self.plan.seed * 1_000_003 + self.state.step)
 
     def report(self):
@@ -153,15 +153,15 @@ class Trainer:
             self.recent = []
 
     def begin(self):
-        """Make sure that nothing is lost by beginning anew. Refusal: there is a checkpoint."""
+        """Raise Refusal if there is already a checkpoint, which a new run would overwrite."""
         if (self.out / CHECKPOINT).exists():
             raise Refusal(
-                f"{self.out} holds a training that has begun: add --resume to go on with it, or choose another --out.",
+                f"{self.out} holds an unfinished training: add --resume to continue it, or choose another --out.",
                 "resume",
             )
 
     def save(self):
-        """Write the checkpoint; an interrupted write leaves the old one whole."""
+        """Write the checkpoint; an interrupted write leaves the previous one intact."""
         stored = dict(
             model=self.model.state_dict(), optimisers=[o.state_dict() for o in self.optimisers], shape=shape(self.model)
         )
@@ -169,14 +169,15 @@ class Trainer:
         write_checkpoint(stored, self.out / CHECKPOINT)
 
     def resume(self, minutes=None):
-        """Go on from the checkpoint by the plan it was begun with, or with another budget. Refusal: none, or of another
-        shape.
+        """Resume from the checkpoint with its own plan, optionally with another budget in minutes.
+
+        Raises Refusal if there is no checkpoint, or if its model has another shape.
         """
         stored = read_checkpoint(self.out / CHECKPOINT, self.model.device)
         if stored["shape"] != shape(self.model):
             raise Refusal(
-                f"The checkpoint in {self.out} is of a model with {_told(stored['shape'])}, not with {_told(shape(self.model))}: "
-                "give the --size it was begun with, or choose another --out.",
+                f"The checkpoint in {self.out} is of a model with {_in_words(stored['shape'])}, not with "
+                f"{_in_words(shape(self.model))}: give the original --size, or choose another --out.",
                 "size",
             )
         self.model.load_state_dict(stored["model"])
@@ -203,9 +204,9 @@ def _progress_bar():
 
 @contextmanager
 def interruption():
-    """A list that is empty until somebody asks the process to end (Ctrl-C, or a termination signal).
+    """Context manager that yields a list, which becomes non-empty on SIGINT (Ctrl-C) or SIGTERM.
 
-    A step is never broken off: half an update would be neither the old model nor the new one.
+    A step is never interrupted, since a partial update would leave the model in an inconsistent state.
     """
     asked, signals = [], (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: asked.append(True)) for number in signals]
@@ -217,23 +218,23 @@ def interruption():
 
 
 def shape(model):
-    """What two models must share for the weights of one to fit the other."""
+    """The sizes in which two models must agree to exchange weights."""
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
     return {name: getattr(model.config, name) for name in names}
 
 
-def _told(shape):
+def _in_words(shape):
     return f"{shape['num_hidden_layers']} layers of width {shape['hidden_size']} and {shape['vocab_size']} tokens"
 
 
 def read_state(folder):
-    """Where the run in a folder stands, and its plan, without its weights. Refusal: there is no run."""
+    """State and plan of the run in a folder, without its weights. Raises Refusal if there is no run."""
     stored = read_checkpoint(Path(folder) / CHECKPOINT)
     return TrainingState(**stored["state"]), TrainingPlan(**stored["plan"])
 
 
 def optimisers(model, plan):
-    """Muon for the matrices inside, AdamW for embeddings and norms."""
+    """Muon for the matrices of the layers, AdamW for embeddings and norms."""
     inner = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
     other = [p for name, p in model.named_parameters() if p.dim() != 2 or "embed" in name]
     adam = torch.optim.AdamW(other, lr=plan.other_lr, betas=(0.9, 0.97), weight_decay=0.0, fused=True)
@@ -241,14 +242,14 @@ def optimisers(model, plan):
 
 
 def set_rates(optimisers, plan, factor):
-    """Scale both learning rates by the schedule's factor."""
+    """Set both learning rates to the plan's, times the schedule's factor."""
     for optimiser, rate in zip(optimisers, (plan.matrix_lr, plan.other_lr)):
         for group in optimiser.param_groups:
             group["lr"] = rate * factor
 
 
 def target_loss(model, batch, trainer):
-    """Next-token loss, plus a little of the same loss at one early layer drawn from the upper half."""
+    """Next-token loss, plus a small share of the same loss at one random layer of the upper half."""
     early = early_layer(model.config.num_hidden_layers, trainer.rng())
     with torch.autocast(batch.ids.device.type, torch.bfloat16):
         states = model.model(**batch.read, output_hidden_states=True).hidden_states     # the last is already normed
@@ -259,27 +260,27 @@ def target_loss(model, batch, trainer):
 
 
 def early_layer(layers, rng):
-    """After which layer to exit: one of the upper half, never the last."""
+    """Layer after which to exit: one of the upper half, never the last."""
     return rng.randrange(layers // 2, layers)
 
 
 def data_loss(model, batch, trainer):
-    """Next-token loss on the data, and nothing else."""
+    """Plain next-token loss."""
     with torch.autocast(batch.ids.device.type, torch.bfloat16):
         logits = model(**batch.read).logits
     return weighted(logits, *batch.predicted)
 
 
 def weighted(logits, ids, weights):
-    """Mean cross-entropy in nats, by weight. logits: (rows, tokens, vocabulary)."""
+    """Weighted mean cross-entropy in nats. logits: (rows, tokens, vocabulary)."""
     total = weights.sum().clamp(min=1e-6)
     return CrossEntropy.apply(logits.flatten(0, 1), ids.flatten(), weights.flatten() / total)
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Weighted sum of cross-entropies whose gradient reuses the memory of the log-probabilities.
+    """Weighted sum of cross-entropies whose backward reuses the memory of the log-probabilities.
 
-    The vocabulary's rows are the largest tensors of a step; on a CPU their fresh pages cost more than the arithmetic.
+    Logits are the largest tensors of a step; on a CPU, page faults of a new allocation cost more than the arithmetic.
     """
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""Begin a training with the weights of a published model, though its tokens may be others.
+"""Starts a training from the weights of a published model, possibly with another vocabulary.
 
-The layers are taken as they are: what a small model needs longest to learn, looking back and copying, sits there. The
-row of a token that both vocabularies hold is carried over; a new token starts as the mean of the old tokens that spell
-it.
+The layers are copied unchanged: attention to earlier tokens and copying, which a small model takes longest to learn,
+are in them. The embedding of a token in both vocabularies is copied; a new token starts as the mean of the embeddings
+of the old tokens that spell it.
 """
 import json
 from pathlib import Path
@@ -16,21 +16,22 @@ from playground.pocket.train import Earlier, shape
 
 
 def inherit(model, tokenizer, folder):
-    """Give `model`, whose tokens are those of `tokenizer`, the weights published in `folder`; returns the `Earlier`
-    training.
+    """Load the weights published in `folder` into `model`, which uses `tokenizer`. Returns the `Earlier` training.
 
-    Refusal: there is no model, or one of another shape.
+    Raises Refusal if there is no model in the folder, or one of another shape.
     """
     folder = Path(folder)
     if not (folder / "config.json").exists():
         raise Refusal(
-            f"There is no model in {folder} to begin with: give the folder of a published one, such as assets/models/pocket.",
+            f"There is no model in {folder} to start from: give the folder of a published one, such as "
+            "assets/models/pocket.",
             "begin",
         )
     old, spelling = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), tokens.load(folder)
     if _layers(old) != _layers(model):
         raise Refusal(
-            f"The model in {folder} has {_layers(old)}, this one {_layers(model)}: leave --begin away, or choose another --size.",
+            f"The model in {folder} has {_layers(old)}, this one {_layers(model)}: omit --begin, or choose another "
+            "--size.",
             "begin",
         )
     weights = old.state_dict()
@@ -40,16 +41,16 @@ def inherit(model, tokenizer, folder):
     return _earlier(folder)
 
 
-def carried(rows, old, new):
-    """Embeddings of the `new` tokenizer's tokens from those of the `old` one's. rows: (old tokens, width)."""
+def carried(embeddings, old, new):
+    """Embeddings of the `new` tokenizer's tokens from those of the `old` one's, `embeddings` (old tokens, width)."""
     known = old.get_vocab()
     spelled = {token: [known[token]] if token in known else _pieces(token, old, new) for token in new.get_vocab()}
     ids = new.get_vocab()
-    return torch.stack([rows[spelled[token]].mean(0) for token in sorted(ids, key=ids.get)])
+    return torch.stack([embeddings[spelled[token]].mean(0) for token in sorted(ids, key=ids.get)])
 
 
 def _pieces(token, old, new):
-    """The old tokens that spell a new one; bytes that are no text of their own are spelled byte by byte."""
+    """The old tokens that spell a new one; bytes that are not valid text on their own are spelled byte by byte."""
     known = old.get_vocab()
     pieces = old.encode(new.convert_tokens_to_string([token]), add_special_tokens=False)
     spelled = "".join(old.convert_ids_to_tokens(pieces))
@@ -61,7 +62,7 @@ def _layers(model):
 
 
 def _earlier(folder):
-    measures = folder / "evaluation.json"
-    told = json.loads(measures.read_text(encoding="utf-8")) if measures.exists() else {}
-    before = Earlier(**told.get("earlier", {}))
-    return Earlier(before.tokens + told.get("tokens_seen", 0), before.minutes + told.get("minutes", 0))
+    path = folder / "evaluation.json"
+    measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    before = Earlier(**measured.get("earlier", {}))
+    return Earlier(before.tokens + measured.get("tokens_seen", 0), before.minutes + measured.get("minutes", 0))

@@ -1,5 +1,6 @@
-"""Finished lanes held against one of them: what each came to, and where its text leaves that one's. Imports neither
-torch nor gradio.
+"""Compares finished lanes with one of them: the result of each, and the first token in which its text differs.
+
+Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ from playground.trace.result import Result
 
 
 def yardstick_of(results: list[Result]) -> int:
-    """The lane that others are held against where nobody chose one: plain greedy decoding where it ran, otherwise the
-    first that did.
-    """
+    """Index of the default lane to compare with: greedy decoding if it ran, otherwise the first lane that ran."""
     begun = [i for i, result in enumerate(results) if result.begun]
     return next((i for i in begun if results[i].strategy == "greedy"), begun[0] if begun else 0)
 
 
 def compared(results: list[Result], yardstick: int) -> list[dict[str, Any]]:
-    """Each lane as plain data (`Result.to_json`) with the strategy it is held `against`, whether it wrote the
-    `same_text`, and else the first `difference`: index of the token, margin in logits, a sentence. Both None where one
-    of the two wrote nothing."""
+    """Each lane as plain data (`Result.to_json`) with its comparison with lane `yardstick`.
+
+    `against` is the strategy of that lane, `same_text` whether the texts are equal, and `difference` the first
+    difference if they are not: index of the token, margin in logits, a sentence. Both are None if either lane could not
+    start.
+    """
     other = results[yardstick]
     return [{**result.to_json(), "against": other.strategy, **_relation(result, other)} for result in results]
 

@@ -1,9 +1,9 @@
-"""A run as CSV, one row a token: what a spreadsheet or a data frame needs of a trace.
+"""Exports a run as CSV, one line per token, for spreadsheets and data frames.
 
-The rows are the tokens that stand at the end of the trace, of every sequence; the lane's own text is sequence 0.
-Numbers are those of the trace and begin at 0. The page writes the same file (assets/live/spreadsheet.js); a test holds
-them equal. Cells that a spreadsheet would take for a formula begin with an apostrophe. Imports neither torch nor
-gradio.
+The lines are the tokens of every sequence at the end of the trace; the lane's own text is sequence 0. Lanes, sequences
+and positions are numbered from 0, as in the trace. The page writes the same file (assets/live/spreadsheet.js), and a
+test checks that both are equal. Cells that a spreadsheet would evaluate as a formula begin with an apostrophe. Imports
+neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from playground.trace.transcript import Token, Written, sequences
 
 COLUMNS = (
     "lane", "strategy", "sequence", "position",
-    "step",  # which commit of the lane wrote the token
+    "step",  # number of the commit within the lane
     "id", "text", "origin",
-    "entropy", "final_entropy",  # nats, of the row before and after masks and samplers
-    # nats; as the model gave it; as it was drawn with, where it is among the favourites noted
-    "logprob", "probability", "final_probability",
-    "rank",  # among the favourites noted, 1 for the most probable
-    "seconds",  # on the lane's clock, when it was committed
-    "forwards",  # passes of the target until then, prefill excluded
+    "entropy", "final_entropy",  # nats, before and after masks and samplers
+    "logprob",  # nats, before masks and samplers
+    "probability",  # the same as a probability
+    "final_probability",  # after masks and samplers, if the token is among the recorded candidates
+    "rank",  # among the recorded candidates, 1 for the most probable
+    "seconds",  # on the lane's clock, at the commit
+    "forwards",  # forwards of the target up to then, prefill excluded
 )
 DIGITS = Decimal("0.000001")
 FORMULA = re.compile(r"[=+\-@\t\r]")
@@ -36,28 +37,26 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
-class Act(NamedTuple):
-    """A commit: its place among those of its lane, its moment, and how often the target had run."""
+class CommitPoint(NamedTuple):
+    """A commit: its number within the lane, its time, and the forwards of the target before it."""
 
     step: int
-    at: float
-    forwards: int
+    at: float  # seconds on the lane's clock
+    forwards: int  # prefill excluded
 
 
 def to_csv(trace: Trace) -> str:
-    """The whole file, lines ending as RFC 4180 has it. A lone surrogate, which UTF-8 does not have, becomes U+FFFD as
-    in a browser.
-    """
+    """The whole file, with line endings as in RFC 4180. A lone surrogate becomes U+FFFD."""
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     for header in trace.headers:
-        writer.writerows([cell(value) for value in row] for row in _rows(header, trace.lane(header.lane).events))
+        writer.writerows([cell(value) for value in line] for line in _lines(header, trace.lane(header.lane).events))
     return SURROGATE.sub("\ufffd", written.getvalue())
 
 
-def _rows(header: Header, events: list[Stamped]) -> Iterator[list[str]]:
-    acts = _acts(events)
+def _lines(header: Header, events: list[Stamped]) -> Iterator[list[str]]:
+    commits = _commits(events)
     for number, written in sorted(sequences(events).items()):
         for position, token in enumerate(written.tokens):
             yield [
@@ -65,51 +64,51 @@ def _rows(header: Header, events: list[Stamped]) -> Iterator[list[str]]:
                 header.strategy,
                 str(number),
                 str(position),
-                *_told(token, acts[token.seq]),
-                *_thought(token, position, written),
-                _number(round(acts[token.seq].at, 6)),
-                str(acts[token.seq].forwards),
+                *_committed(token, commits[token.seq]),
+                *_distribution(token, position, written),
+                _number(round(commits[token.seq].at, 6)),
+                str(commits[token.seq].forwards),
             ]
 
 
-def _told(token: Token, act: Act) -> list[str]:
-    return [str(act.step), str(token.id), token.piece or "", token.origin or ""]
+def _committed(token: Token, commit: CommitPoint) -> list[str]:
+    return [str(commit.step), str(token.id), token.piece or "", token.origin or ""]
 
 
-def _thought(token: Token, position: int, written: Written) -> list[str]:
-    """What is known of the row the token was chosen from; empty where none was computed."""
+def _distribution(token: Token, position: int, written: Written) -> list[str]:
+    """Entropies, probabilities and rank of the token; empty cells if no logits were computed for it."""
     step = written.steps.get(position)
-    rank, favourite = _favourite(token.id, step.top if step else [])
+    rank, candidate = _ranked(token.id, step.top if step else [])
     probability = None if token.logprob is None else math.exp(token.logprob)
     numbers = [
         step and step.entropy,
         step and step.final_entropy,
         token.logprob,
         probability,
-        favourite and favourite.final,
+        candidate and candidate.final,
     ]
     return [*map(_number, numbers), rank]
 
 
-def _favourite(token: int, top: list[Candidate]) -> tuple[str, Candidate | None]:
+def _ranked(token: int, top: list[Candidate]) -> tuple[str, Candidate | None]:
     return next(((str(rank), candidate) for rank, candidate in enumerate(top, 1) if candidate.id == token), ("", None))
 
 
-def _acts(events: list[Stamped]) -> dict[int, Act]:
+def _commits(events: list[Stamped]) -> dict[int, CommitPoint]:
     """Every commit by its seq."""
-    acts: dict[int, Act] = {}
+    commits: dict[int, CommitPoint] = {}
     forwards = 0
     for stamped in events:
         match stamped.event:
             case Forward(stream="target", phase=phase):
                 forwards += phase != "prefill"
             case Commit():
-                acts[stamped.seq] = Act(len(acts), stamped.at, forwards)
-    return acts
+                commits[stamped.seq] = CommitPoint(len(commits), stamped.at, forwards)
+    return commits
 
 
 def _number(value: float | None) -> str:
-    """Six decimals, a half rounded away from zero as browsers do."""
+    """Six decimals, halves rounded away from zero as in browsers."""
     return "" if value is None else str(Decimal(value + 0.0).quantize(DIGITS, ROUND_HALF_UP))
 
 

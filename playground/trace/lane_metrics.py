@@ -1,7 +1,7 @@
-"""What a lane achieved and what it cost: functions of its trace, each with its definition in its docstring.
+"""Metrics of a lane, computed from its trace. The docstring of each function defines its metric.
 
-Every function after `metrics` that takes a Record is one metric. None means that a metric has no meaning for the lane,
-such as acceptance where nothing was guessed. Counts of tokens follow rollbacks. Imports neither torch nor gradio.
+METRICS lists them. None means that a metric is not defined for the lane, such as the acceptance rate without draft
+tokens. Token counts take rollbacks into account. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Kind = TypeVar("Kind", bound=Event)
 
 @dataclass
 class LaneRecord:
-    """One lane as the metrics read it."""
+    """The events of one lane, with the queries that metrics need."""
 
     stamped: list[Stamped]
 
@@ -36,7 +36,7 @@ class LaneRecord:
         return [stamped.event for stamped in self.stamped if isinstance(stamped.event, kind)]
 
     def forwards(self, stream: str) -> list[Stamped]:
-        """Passes of one stream, prefill excluded."""
+        """Forwards of one stream, prefill excluded."""
         return [
             s
             for s in self.stamped
@@ -44,8 +44,9 @@ class LaneRecord:
         ]
 
     def trials(self) -> list[tuple[int, bool]]:
-        """Depth in its draft tree, 1 for the first guess, and fate of every guess that was tested, once or more. Kept:
-        it is on the kept path.
+        """For every draft token that was tested: its depth in the draft tree, from 1, and whether it was accepted.
+
+        It is accepted if it is on the accepted path. A token that was tested several times counts once.
         """
         drafts = {(draft.sequence, draft.round): draft for draft in self.of(Draft)}
         verdicts = [(verdict, drafts.get((verdict.sequence, verdict.round))) for verdict in self.of(Verdict)]
@@ -55,27 +56,27 @@ class LaneRecord:
             if draft
             for node in dict.fromkeys(test.node for test in verdict.tests)
         )
-        return [(_depth(draft, node), kept) for draft, node, kept in tested]
+        return [(_depth(draft, node), accepted) for draft, node, accepted in tested]
 
 
 def metrics(trace: Trace) -> dict[str, Any]:
-    """Every metric of a sound trace of one lane, by name; raises ValueError for more lanes or none."""
+    """All metrics of a consistent trace of one lane, by name. Raises ValueError unless there is exactly one lane."""
     record = LaneRecord(_only_lane(trace))
     return {name: metric(record) for name, metric in METRICS.items()}
 
 
 def definitions() -> dict[str, str]:
-    """What each metric means, for people, by name."""
+    """The definition of each metric, by name."""
     return {name: " ".join(inspect.getdoc(metric).split()) for name, metric in METRICS.items()}
 
 
 def tokens(record: LaneRecord) -> int:
-    """Tokens of the text as it stands at the end, forced ones and a committed end token included."""
+    """Tokens of the final text, forced tokens and a committed end token included."""
     return len(record.written.tokens)
 
 
 def seconds(record: LaneRecord) -> float:
-    """The lane's own clock at its last event: the sum of its requests, prefill included."""
+    """The lane's clock at its last event: the sum of its requests, prefill included."""
     return record.stamped[-1].at if record.stamped else 0.0
 
 
@@ -85,90 +86,84 @@ def tokens_per_second(record: LaneRecord) -> float | None:
 
 
 def time_to_first_token(record: LaneRecord) -> float | None:
-    """The lane's clock, in seconds, when its text first got a token."""
+    """Seconds on the lane's clock at the first commit to its text."""
     return next(
         (s.at for s in record.stamped if isinstance(s.event, Commit) and s.event.sequence == 0 and s.event.ids), None
     )
 
 
 def forwards(record: LaneRecord) -> dict[str, int]:
-    """Passes of each stream, catching up included, prefill excluded."""
+    """Forwards of each stream, catching up included, prefill excluded."""
     return dict(Counter(forward.stream for forward in record.of(Forward) if forward.phase != "prefill"))
 
 
 def target_forwards(record: LaneRecord) -> int:
-    """Passes of the target, prefill excluded."""
+    """Forwards of the target, prefill excluded."""
     return len(record.forwards("target"))
 
 
 def draft_forwards(record: LaneRecord) -> int:
-    """Passes that only guess: of the draft model, catching up included, or of the target's first layers; prefill
-    excluded.
-    """
+    """Forwards that only draft: of the draft model, catching up included, or of an early exit; prefill excluded."""
     return len(record.forwards("draft")) + len(record.forwards("exit"))
 
 
 def tokens_per_target_forward(record: LaneRecord) -> float | None:
-    """Tokens of the text that were committed after the first pass of the target, over its passes; prefill left out of
-    both.
+    """Tokens committed after the target's first forward, divided by its forwards; the prefill is excluded from both.
 
-    The bonus token counts. The token that came straight from the prefill row does not, nor does a last pass that
-    nothing was committed after, as when a person stops the lane: plain greedy decoding gives exactly 1.
+    Bonus tokens count. The token sampled from the prefill does not, nor does a last forward without a commit after it,
+    as when the lane is stopped. Greedy decoding gives exactly 1.
     """
     last = max((s.seq for s in record.stamped if isinstance(s.event, Commit)), default=-1)
-    passes = [s.seq for s in record.forwards("target") if s.seq < last]
-    return _ratio(sum(token.seq > passes[0] for token in record.written.tokens), len(passes)) if passes else None
+    used = [s.seq for s in record.forwards("target") if s.seq < last]
+    return _ratio(sum(token.seq > used[0] for token in record.written.tokens), len(used)) if used else None
 
 
 def acceptance_rate(record: LaneRecord) -> float | None:
-    """Accepted over tested guesses. A guess is tested when the verifier looked at it, accepted when it is on the kept
-    path.
-    """
-    fates = [kept for _, kept in record.trials()]
-    return _ratio(sum(fates), len(fates))
+    """Accepted draft tokens divided by those the verifier tested. Accepted tokens are those on the accepted path."""
+    outcomes = [accepted for _, accepted in record.trials()]
+    return _ratio(sum(outcomes), len(outcomes))
 
 
 def acceptance_by_position(record: LaneRecord) -> list[float | None] | None:
-    """Accepted over tested guesses at each depth of the draft tree, from the first guess on."""
+    """Acceptance rate at each depth of the draft tree, from the first draft token on."""
     trials = record.trials()
-    at = [[kept for depth, kept in trials if depth == d] for d in range(1, max((d for d, _ in trials), default=0) + 1)]
-    return [_ratio(sum(fates), len(fates)) for fates in at] or None
+    deepest = max((depth for depth, _ in trials), default=0)
+    by_depth = [[accepted for depth, accepted in trials if depth == d] for d in range(1, deepest + 1)]
+    return [_ratio(sum(outcomes), len(outcomes)) for outcomes in by_depth] or None
 
 
 def mean_accepted(record: LaneRecord) -> float | None:
-    """Guesses that stood, per verdict; the token that follows them is not one."""
+    """Accepted draft tokens per round, without the token that follows them."""
     return _mean([len(verdict.kept) for verdict in record.of(Verdict)])
 
 
 def mean_entropy(record: LaneRecord) -> float | None:
-    """Entropy in nats of the raw rows that the tokens of the text were chosen from, over those whose row was recorded.
-    """
+    """Mean entropy in nats, before masks and samplers, over the tokens of the text whose distribution was recorded."""
     return _mean([step.entropy for position, step in record.written.steps.items() if position < tokens(record)])
 
 
 def kv_live_peak(record: LaneRecord) -> int | None:
-    """Most live slots that any KV head of any layer of the target held after a keep."""
+    """Most live slots of any KV head of any layer of the target after a commit."""
     return max(
         (_slots(runs) for cache in _target_caches(record) for layer in cache.live for runs in layer), default=None
     )
 
 
 def kv_bytes_peak(record: LaneRecord) -> int | None:
-    """Most bytes that the target's cache held after a keep, a prompt that is held once for several lanes included."""
+    """Largest size in bytes of the target's KV cache after a commit, including a prefix shared by several lanes."""
     return max((cache.bytes for cache in _target_caches(record)), default=None)
 
 
 def mask_seconds_per_token(record: LaneRecord) -> float | None:
-    """Seconds spent on making grammar masks, over tokens."""
+    """Seconds spent computing grammar masks, divided by tokens."""
     masks = record.of(Mask)
     return _ratio(sum(mask.seconds for mask in masks), tokens(record)) if masks else None
 
 
 def wasted_tokens(record: LaneRecord) -> int | None:
-    """Rows that the target computed and the text did not need: refused guesses, dropped branches, tokens taken back.
+    """Rows that the target computed for rejected draft tokens, dropped branches and tokens rolled back.
 
-    A text needs one row for each token but the last, which nothing follows. Prefill is left out. A canvas has no such
-    rows.
+    A text needs one row for each token except the last. The prefill is excluded. Not defined for a canvas.
     """
     if record.of(Fill):
         return None
@@ -177,12 +172,12 @@ def wasted_tokens(record: LaneRecord) -> int | None:
 
 
 def flops(record: LaneRecord) -> float:
-    """Floating-point operations of all passes of all streams, prefill included, computed from their shapes."""
+    """Floating-point operations of all forwards of all streams, prefill included, computed from their shapes."""
     return sum(forward.flops for forward in record.of(Forward))
 
 
 def origins(record: LaneRecord) -> dict[str, int]:
-    """Tokens of the text by where they came from: sampled, draft, forced, redraw, bonus."""
+    """Tokens of the text by origin: sampled, draft, forced, redraw, bonus."""
     return dict(Counter(token.origin for token in record.written.tokens))
 
 
@@ -194,29 +189,33 @@ METRICS: dict[str, Callable[[LaneRecord], Any]] = {metric.__name__: metric for m
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two texts part. `a` or `b` is None where that text has already ended; then they agree as far as they go."""
+    """The first token in which two texts differ. If one text ends there, being a prefix, its token is None."""
 
     index: int  # among the generated tokens
     a: Token | None
     b: Token | None
-    # log p(a) - log p(b), raw, in nats, which is their distance in logits; None where no row shows both
-    margin: float | None
+    margin: float | None  # log p(a) - log p(b), raw, in nats: the difference of their logits; None if not recorded
     reason: Reason | None = None  # why the shorter text ended
 
     @property
     def prefix(self) -> bool:
+        """Whether one text is a prefix of the other."""
         return self.a is None or self.b is None
 
     def sentence(self) -> str:
+        """The difference in words."""
         if self.prefix:
             why = " at its length limit" if self.reason == "length" else ""
-            return f"The first {self.index} tokens are the same; there the {'first' if self.a is None else 'second'} text ends{why}."
-        apart = "no row shows both" if self.margin is None else f"their logits lie {abs(self.margin):.3g} apart"
+            which = "first" if self.a is None else "second"
+            return f"The first {self.index} tokens are the same; then the {which} text ends{why}."
+        apart = (
+            "no step lists both" if self.margin is None else f"their logits differ by {abs(self.margin):.3g}"
+        )
         return f"Token {self.index} is {self.a.piece!r} in the first text and {self.b.piece!r} in the second; {apart}."
 
 
 def diff(a: Trace, b: Trace) -> Difference | None:
-    """First place where the texts of two traces of one lane each differ; None where they are the same."""
+    """The first difference between the texts of two traces of one lane each; None if they are the same."""
     first, second = (sequences(_only_lane(trace))[0] for trace in (a, b))
     pairs = zip(first.tokens, second.tokens, strict=False)
     index = next((i for i, (x, y) in enumerate(pairs) if x.id != y.id), min(len(first.tokens), len(second.tokens)))
@@ -228,7 +227,7 @@ def diff(a: Trace, b: Trace) -> Difference | None:
 
 
 def _margin(texts: list[Written], index: int, x: Token | None, y: Token | None) -> float | None:
-    """From the first of the texts whose row at `index` shows both tokens; up to there both texts are the same."""
+    """From the first text whose candidates at `index` include both tokens; before `index` both texts are the same."""
     for text in texts if x and y else []:
         raw = {candidate.id: candidate.raw for candidate in text.steps[index].top} if index in text.steps else {}
         if raw.get(x.id) and raw.get(y.id):
@@ -260,7 +259,7 @@ def _slots(runs: list[tuple[int, int]]) -> int:
 
 def _depth(draft: Draft, node: int) -> int:
     depth = 1
-    # a parent comes before its child; without the second half a broken trace never ends
+    # a parent comes before its child; the second condition ends the loop for an inconsistent trace
     while 0 <= draft.parents[node] < node:
         node, depth = draft.parents[node], depth + 1
     return depth

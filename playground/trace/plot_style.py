@@ -1,6 +1,4 @@
-"""How every figure looks: colours, axes and room, on a light and on a dark page. Plotly is imported when something is
-drawn.
-"""
+"""The style of every plotly figure: colours, axes and margins, for light and dark pages. Imports plotly lazily."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -8,11 +6,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart with any kind of colour vision
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # distinguishable with any kind of colour vision
 GREY = "#7d8590"
 LINE = "rgba(125, 133, 144, 0.22)"
 HEIGHT = 330
-# under the axis, where it may take as many lines as a phone needs
+# below the axis, where it may wrap on a narrow screen
 LEGEND = {"orientation": "h", "y": -0.24, "yanchor": "top", "x": 0}
 CONFIG = {
     "displaylogo": False,
@@ -22,13 +20,13 @@ CONFIG = {
 
 
 def blank(title: str, x: str, y: str) -> Figure:
-    """A figure with axes and nothing in it."""
+    """An empty figure with axes."""
     from plotly.graph_objects import Figure
     return styled(Figure(), title, x).update_yaxes(title_text=y)
 
 
 def styled(figure: Figure, title: str, x: str) -> Figure:
-    """No background and grey letters, so that it reads on a light and on a dark page."""
+    """Apply the style: no background and grey text, legible on light and dark pages."""
     figure.update_layout(
         height=HEIGHT,
         margin={"l": 52, "r": 16, "t": 48, "b": 44},
@@ -46,5 +44,5 @@ def styled(figure: Figure, title: str, x: str) -> Figure:
 
 
 def if_drawn(figure: Figure) -> Figure | None:
-    """None for a figure in which nothing was drawn."""
+    """The figure, or None if it has no data."""
     return figure if any(len(series.x or ()) for series in figure.data) else None

@@ -1,8 +1,9 @@
-"""A trace: what each lane was, and all events in order. Page, metrics, lessons and tests read nothing else.
+"""A trace: the header of each lane and all events in order. Page, metrics, lessons and tests read nothing else.
 
 On disk it is JSON Lines. The first line is {"format": "decoding-playground-trace", "version": 1, "lanes": [header,
-...]}, every other line one stamped event. Fields that hold their default are left out. `schema()` describes both kinds
-of line. A trace that can be read may still contradict itself: `check` says where. Imports neither torch nor gradio.
+...]}, every other line is one stamped event. Fields with their default value are omitted. `schema()` describes both
+kinds of line. A trace that can be read may still be inconsistent: `check` reports that. Imports neither torch nor
+gradio.
 """
 from __future__ import annotations
 
@@ -24,9 +25,7 @@ FORMAT = "decoding-playground-trace"
 
 @dataclass
 class Trace:
-    """Headers, one a lane, and stamped events whose `seq` increases. A lane keeps its number when it is taken out
-    alone.
-    """
+    """Headers, one per lane, and stamped events with increasing `seq`. `lane(i)` keeps the number of the lane."""
 
     headers: list[Header]
     events: list[Stamped] = field(default_factory=list)
@@ -40,7 +39,7 @@ class Trace:
             self.append(stamped)
 
     def append(self, stamped: Stamped) -> None:
-        """Raises ValueError for a lane without a header and for a `seq` that does not increase."""
+        """Add an event. Raises ValueError for a lane without a header and for a `seq` that does not increase."""
         if stamped.lane not in self._numbers:
             raise ValueError(f"there is no lane {stamped.lane}")
         if self.events and stamped.seq <= self.events[-1].seq:
@@ -48,14 +47,14 @@ class Trace:
         self.events.append(stamped)
 
     def lane(self, i: int) -> Trace:
-        """The trace of lane number i alone; raises KeyError where there is none."""
+        """The trace of lane number i alone. Raises KeyError if there is no such lane."""
         headers = [header for header in self.headers if header.lane == i]
         if not headers:
             raise KeyError(i)
         return Trace(headers, [stamped for stamped in self.events if stamped.lane == i])
 
     def save(self, path: str | Path) -> None:
-        """Write the file in one go; raises Refusal where it cannot be written or a number is not finite."""
+        """Write the whole file. Raises Refusal if it cannot be written or a number is not finite."""
         try:
             lines = [_dump(self._head()), *(_dump(stamped.to_json()) for stamped in self.events)]
             Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -64,16 +63,16 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read a file; raises Refusal with the line and the reason."""
+        """Read a file. Raises Refusal with the line and the reason."""
         return _read(_lines(Path(path)))
 
     def to_json(self) -> dict[str, Any]:
-        """The whole trace as one plain dict: the first line of a file, and the others under "events"."""
+        """The whole trace as one plain dict: the first line of a file, with the others under "events"."""
         return {**self._head(), "events": [stamped.to_json() for stamped in self.events]}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Trace:
-        """The inverse of `to_json`; raises Refusal with the event and the reason."""
+        """The inverse of `to_json`. Raises Refusal with the event and the reason."""
         return _read(_entries(document))
 
     def _head(self) -> dict[str, Any]:
@@ -81,31 +80,31 @@ class Trace:
 
 
 def replay(trace: Trace, speed: float = 1.0) -> Iterator[tuple[float, Stamped]]:
-    """Events as lanes started together would have made them, each with the seconds to wait before it.
+    """Events as if all lanes had started at the same time, each with the seconds to wait before it.
 
-    Lanes share a machine but each has its own clock, so events come in the order of those clocks, not of `seq`: a fast
-    lane ends first. Within a lane the order is kept. `speed` 2 halves the waits; raises Refusal unless it is above 0.
+    Lanes share a machine but each has its own clock. Events are ordered by these clocks, not by `seq`, so a fast lane
+    ends first. The order within a lane is preserved. `speed` 2 halves the waits. Raises Refusal unless it is above 0.
     """
     if not speed > 0:
         raise Refusal(f"The speed must be above 0, not {speed}.", "speed")
-    return _paced(sorted(trace.events, key=lambda stamped: (stamped.at, stamped.seq)), speed)
+    return _with_waits(sorted(trace.events, key=lambda stamped: (stamped.at, stamped.seq)), speed)
 
 
-def _paced(events: list[Stamped], speed: float) -> Iterator[tuple[float, Stamped]]:
+def _with_waits(events: list[Stamped], speed: float) -> Iterator[tuple[float, Stamped]]:
     before = 0.0
     for stamped in events:
         yield (stamped.at - before) / speed, stamped
         before = stamped.at
 
 
-# Reading: pairs of a place, named for the person who has to find it, and what stands there.
+# Reading: entries are pairs of a location, for error messages, and the parsed JSON.
 
 def _read(entries: Iterator[tuple[str, Any]]) -> Trace:
-    place, head = next(entries)
-    with _refusing(place):
+    location, head = next(entries)
+    with _refusing(location):
         trace = Trace(_headers(head))
-    for place, entry in entries:
-        with _refusing(place):
+    for location, entry in entries:
+        with _refusing(location):
             trace.append(_stamped(entry))
     return trace
 
@@ -116,10 +115,10 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     except OSError as error:
         raise Refusal(f"{path} cannot be opened: {_reason(error)}.", "path") from error
     for number, line in enumerate(lines, 1):
-        place = f"Line {number} of {path.name}"
-        with _refusing(place):
+        location = f"Line {number} of {path.name}"
+        with _refusing(location):
             entry = _parse(line)
-        yield place, entry
+        yield location, entry
 
 
 def _entries(document: Any) -> Iterator[tuple[str, Any]]:
@@ -133,8 +132,8 @@ def _parse(line: bytes) -> Any:
         return json.loads(line, parse_constant=_no_constant, object_pairs_hook=_object)
     except KeyTwice:
         raise
-    except (ValueError, RecursionError):  # RecursionError: a file made of ten thousand brackets
-        raise ValueError("it is not JSON" if line.endswith(b"\n") else "it is cut off") from None
+    except (ValueError, RecursionError):  # RecursionError: thousands of nested brackets
+        raise ValueError("it is not JSON" if line.endswith(b"\n") else "it is truncated") from None
 
 
 class KeyTwice(ValueError):
@@ -155,12 +154,12 @@ def _no_constant(name: str) -> None:
 
 def _headers(head: Any) -> list[Header]:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise ValueError("it does not begin a decoding playground trace")
+        raise ValueError("it is not the header of a decoding playground trace")
     version = head.get("version")
     if type(version) is not int or version < 1:
-        raise ValueError(f"{version!r} is no version of the format")
+        raise ValueError(f"{version!r} is not a version of the format")
     if version > VERSION:
-        raise ValueError(f"it has version {version} of the format, and this playground reads versions up to {VERSION}")
+        raise ValueError(f"its format version is {version}, and this playground reads versions up to {VERSION}")
     if not isinstance(head.get("lanes"), list) or not isinstance(head.get("events", []), list):
         raise ValueError("its lanes or events are not a list")
     return [_header(lane) for lane in head["lanes"]]
@@ -194,22 +193,23 @@ def _stamped(entry: Any) -> Stamped:
 
 
 def _refuse_unknown(cls: type, names: Iterable[str]) -> None:
-    """A misspelt field would otherwise pass as one that holds its default."""
+    """Raise ValueError for an unknown field; a misspelt one would otherwise read as its default value."""
     unknown = sorted(set(names) - {f.name for f in fields(cls)})
     if unknown:
         raise ValueError(f"{getattr(cls, 'kind', 'a header')} has no field {unknown[0]!r}")
 
 
 @contextmanager
-def _refusing(place: str) -> Iterator[None]:
+def _refusing(location: str) -> Iterator[None]:
+    """Turn errors of the block into a Refusal that names the location."""
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise Refusal(f"{place} cannot be read: {_reason(error)}.", "path") from error
+        raise Refusal(f"{location} cannot be read: {_reason(error)}.", "path") from error
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong as part of a sentence."""
+    """The error as part of a sentence."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg'][:1].lower()}{first['msg'][1:]}"
@@ -220,10 +220,10 @@ def _dump(entry: dict[str, Any]) -> str:
     return json.dumps(entry, allow_nan=False, separators=(",", ":"))
 
 
-# The schema is made from the dataclasses, so it cannot say anything else than they do.
+# The schema is generated from the dataclasses.
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of a line of a trace file, and of a whole trace as `to_json` gives it."""
+    """JSON Schema of a line of a trace file, and of a whole trace as returned by `to_json`."""
     kinds = {kind: TypeAdapter(cls) for kind, cls in EVENTS.items()} | {"header": TypeAdapter(Header), "stamp": _STAMP}
     _, made = TypeAdapter.json_schemas([(kind, "validation", adapter) for kind, adapter in kinds.items()])
     definitions = made["$defs"]

@@ -1,6 +1,4 @@
-"""What a run came to: a lane's trace, read as text, tokens, metrics and the reason it ended. Imports neither torch nor
-gradio.
-"""
+"""The result of a run, read from its trace: text, tokens, metrics and reason. Imports neither torch nor gradio."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -14,9 +12,7 @@ from playground.trace.transcript import Written, sequences
 
 
 class Output(NamedTuple):
-    """One text a strategy returned. The text is cut before the stop string that ended it; the ids are all that were
-    generated.
-    """
+    """One text that a strategy returned, cut before the stop string that ended it, and all ids that were generated."""
 
     text: str
     token_ids: list[int]
@@ -24,7 +20,7 @@ class Output(NamedTuple):
 
 @dataclass
 class Result:
-    """Everything about one finished lane, made from its trace alone."""
+    """One finished lane, computed from its trace alone."""
 
     trace: Trace
 
@@ -38,41 +34,41 @@ class Result:
 
     @property
     def text(self) -> str:
+        """The generated text, cut before the stop string that ended it."""
         return self._output(self._written[0]).text
 
     @property
     def token_ids(self) -> list[int]:
-        """Generated tokens only, the end token included."""
+        """The generated tokens, the end token included."""
         return self._output(self._written[0]).token_ids
 
     @property
     def logprobs(self) -> list[float | None]:
-        """Log-probability of each of `token_ids` in nats, before masks and samplers; None where no row was looked at.
-        """
+        """Log-probability in nats of each of `token_ids`, before masks and samplers; None if it was not recorded."""
         return [token.logprob for token in self._written[0].tokens]
 
     @cached_property
     def outputs(self) -> list[Output]:
-        """Every text that was still alive at the end, best first; the one text where a strategy writes only one."""
+        """All texts that were live at the end, best first; a single text for most strategies."""
         branches = [event for event in self._events if isinstance(event, Branches)]
         dropped = {sequence for event in branches for sequence in event.dropped}
         scores = {sequence: score for event in branches for sequence, score in event.scores.items()}
-        # the lane's text is in their place
-        became = {event.grown_on for event in self._events if isinstance(event, Commit) and event.grown_on}
+        # sequences that became the lane's text, which takes their score
+        adopted = {event.grown_on for event in self._events if isinstance(event, Commit) and event.grown_on}
         scores[0] = max(
-            (scores[sequence] for sequence in became if sequence in scores), default=scores.get(0, float("-inf"))
+            (scores[sequence] for sequence in adopted if sequence in scores), default=scores.get(0, float("-inf"))
         )
-        alive = [
+        live = [
             sequence
             for sequence in self._written
-            if sequence not in dropped | became and self._written[sequence].tokens
+            if sequence not in dropped | adopted and self._written[sequence].tokens
         ] or [0]
-        best_first = sorted(alive, key=lambda sequence: -scores.get(sequence, float("-inf")))
+        best_first = sorted(live, key=lambda sequence: -scores.get(sequence, float("-inf")))
         return [self._output(self._written[sequence]) for sequence in best_first]
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """By name; `playground.trace.lane_metrics.definitions()` says what each means."""
+        """Metrics by name; `playground.trace.lane_metrics.definitions()` defines them."""
         return metrics(self.trace)
 
     @property
@@ -83,27 +79,25 @@ class Result:
 
     @property
     def message(self) -> str:
-        """What went wrong and what to do; empty unless it failed."""
+        """The error and what to do about it; empty unless the lane failed."""
         return next((event.message for event in self._events if isinstance(event, Failed)), "")
 
     @property
     def judged(self) -> Judged | None:
-        """How right the text is; None where no answer was known, and where the lane was stopped or failed."""
+        """The score of the text; None without a known answer, and if the lane was stopped or failed."""
         return next((event for event in self._events if isinstance(event, Judged)), None)
 
     @property
     def begun(self) -> bool:
-        """False where the lane could not be set up: its failure is all there is."""
+        """False if the lane could not be set up, so that Failed is its only event."""
         return not self._events or not isinstance(self._events[0], Failed)
 
     def difference(self, other: Result) -> Difference | None:
-        """First place where its tokens and those of another result differ; None where they are the same."""
+        """The first token in which this result and another differ; None if they are the same."""
         return diff(self.trace, other.trace)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: strategy, text, token_ids, outputs, metrics, reason, the verdict where there is one, and the
-        message of a failure.
-        """
+        """Plain data: strategy, text, token_ids, outputs, metrics, reason, and if present `judged` and `message`."""
         facts = {
             "strategy": self.strategy,
             "text": self.text,
@@ -128,5 +122,5 @@ class Result:
 
 
 def cut(text: str, stops: list[str]) -> str:
-    """The text before the first stop string in it."""
+    """The text up to the first stop string in it."""
     return text[:min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]

@@ -1,7 +1,7 @@
-"""One lane under many seeds: which texts came of it, and how often.
+"""One lane under many seeds: the distinct texts and how often each occurs.
 
-A trace whose lanes differ in nothing but their seed is read as a sample of what the lane may write. Runs that were
-stopped or failed have written no whole text and are left out. Imports neither torch nor gradio.
+The lanes of the trace differ only in their seed and are treated as samples. Runs that were stopped or failed have no
+complete text and are excluded. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ UNFINISHED = ("stopped", "failed")
 
 @dataclass(frozen=True)
 class Outcome:
-    """One of the texts, with the runs that wrote it."""
+    """One distinct text and the runs that produced it."""
 
     text: str
     seeds: list[int]
-    share: float  # of all finished runs
-    logprob: float | None  # mean over its tokens, raw, in nats; None where no row was computed
-    parts: int | None  # index of the first token in which it differs from the commonest text; None for that one
+    share: float  # fraction of the finished runs
+    logprob: float | None  # mean over its tokens, before masks and samplers, in nats; None if not recorded
+    parts: int | None  # index of the first token that differs from the most common text; None for that text
 
     @property
     def count(self) -> int:
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def outcomes(trace: Trace) -> list[Outcome]:
-    """The distinct texts of the finished lanes, the commonest first; among equals the one of the lowest seed."""
+    """The distinct texts of the finished lanes, the most common first; ties go to the lowest seed."""
     written: dict[str, list[Result]] = {}
     for result in _finished(trace):
         written.setdefault(result.text, []).append(result)

@@ -1,8 +1,8 @@
-"""What a lane wrote, rebuilt from its Commits and Rollbacks alone.
+"""The texts of a lane, reconstructed from its Commits and Rollbacks alone.
 
-Sequence 0 is the text of the lane and begins empty. Another sequence begins as a copy of its parent at the moment
-Branches tells of its birth. A Commit that says where its tokens grew brings along what was noted there. Imports neither
-torch nor gradio.
+Sequence 0 is the text of the lane and starts empty. Any other sequence starts as a copy of its parent at the Branches
+event that lists it. A Commit with `grown_on` copies what was recorded on that sequence. Imports neither torch nor
+gradio.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from playground.events import Branches, Commit, Origin, Rollback, Stamped, Step
 
 
 class Token(NamedTuple):
-    """One token that stands in a text."""
+    """One token of a text."""
 
     id: int
     piece: str
@@ -25,9 +25,7 @@ class Token(NamedTuple):
 
 @dataclass
 class Written:
-    """One sequence: its tokens, the text that is readable so far, and the Step behind each position where there was
-    one.
-    """
+    """One sequence: its tokens, the readable text so far, and the Step of each position that has one."""
 
     tokens: list[Token] = field(default_factory=list)
     text: str = ""
@@ -43,9 +41,7 @@ class Written:
             self.tokens.append(Token(token, *(_at(column, i) for column in columns), seq))
 
     def inherit(self, source: Written, commit: Commit) -> None:
-        """What was noted while the tokens of `commit` grew on `source` is noted here too; they were first written
-        there.
-        """
+        """Copy the Steps, and the `seq` of each token, from `source`, where the tokens of `commit` were generated."""
         for position in range(max(0, commit.position), min(len(self.tokens), len(source.tokens))):
             if self.tokens[position].id == source.tokens[position].id:
                 self.tokens[position] = self.tokens[position]._replace(seq=source.tokens[position].seq)
@@ -53,14 +49,14 @@ class Written:
                 self.steps[position] = source.steps[position]
 
     def take_back(self, rollback: Rollback) -> None:
-        """Thoughts about the positions that were taken back go with them."""
+        """Remove the last tokens and their Steps."""
         self.text = rollback.text
         del self.tokens[max(0, len(self.tokens) - rollback.count):]
         self.steps = {position: step for position, step in self.steps.items() if position < len(self.tokens)}
 
 
 def sequences(events: Iterable[Stamped]) -> dict[int, Written]:
-    """Every sequence of one lane as its last event left it; sequence 0 is always there."""
+    """Every sequence of one lane after its last event. Sequence 0 always exists."""
     found = {0: Written()}
     for stamped in events:
         advance(found, stamped)
@@ -68,7 +64,7 @@ def sequences(events: Iterable[Stamped]) -> dict[int, Written]:
 
 
 def advance(found: dict[int, Written], stamped: Stamped) -> None:
-    """Bring the sequences found so far up to date with one more event."""
+    """Apply one more event to the sequences found so far."""
     match stamped.event:
         case Branches(born=born):
             found.update({child: found.get(parent, Written()).copy() for child, parent in born})
@@ -77,12 +73,12 @@ def advance(found: dict[int, Written], stamped: Stamped) -> None:
         case Commit() as commit:
             written = found.setdefault(commit.sequence, Written())
             written.add(commit, stamped.seq)
-            if commit.grown_on and commit.grown_on in found:  # 0, the lane's own text, stands for nowhere else
+            if commit.grown_on and commit.grown_on in found:  # 0: the tokens were generated on the lane's own text
                 written.inherit(found[commit.grown_on], commit)
         case Rollback() as rollback:
             found.setdefault(rollback.sequence, Written()).take_back(rollback)
 
 
 def _at(column: list[Any], i: int) -> Any:
-    """Entry i; None where a broken Commit has too few, so that a check can still speak about the rest."""
+    """Entry i; None if an inconsistent Commit has too few, so that `check` can still report the rest."""
     return column[i] if i < len(column) else None

@@ -1,6 +1,6 @@
-"""Whether a trace is sound: every way in which its events contradict each other, as sentences.
+"""Checks the consistency of a trace: every way in which its events contradict each other, as sentences.
 
-A file that cannot be read is another matter and refused while loading. Imports neither torch nor gradio.
+Files that cannot be parsed are rejected earlier, while loading. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from playground.trace.transcript import Written, advance
 if TYPE_CHECKING:
     from playground.trace.recorded_trace import Trace
 
-ROUNDING = 1e-5  # by which a probability from a float32 softmax may leave [0, 1]
+ROUNDING = 1e-5  # tolerance for probabilities from a float32 softmax
 
-# A piece stands for its exact text, with two exceptions that stand for any text, none included.
-BYTE = re.compile("<0x[0-9A-F]{2}>")  # bytes of a letter spread over several tokens, readable once it is complete
-NAME = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")  # the name of a special token, "<|end|>" or "[SEP]", which is silent
+# A piece matches its exact text, except for two kinds of pieces that match any text, the empty one included.
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # one byte of a character that several tokens form
+NAME = re.compile(r"<[^<>]+>|\[[^\[\]]+\]")  # name of a special token, "<|end|>" or "[SEP]", which adds no text
 UNREAD = "\0"
 OPENING = re.compile("^(\0*) ")
 
 
 def check(trace: Trace) -> list[str]:
-    """What is wrong, one sentence each with the lane and, where one event is at fault, its `seq`; empty when the trace
-    is sound.
-    """
+    """The inconsistencies, one sentence each, with the lane and the `seq` of the event; empty for a valid trace."""
     lanes = [(header.lane, trace.lane(header.lane).events) for header in trace.headers]
-    rules = (_clock, _ending, _judged, _positions, _spelling, _rounds, _promises, _shapes, _probabilities, _finite)
-    return [f"lane {lane}: {complaint}" for lane, events in lanes for rule in rules for complaint in rule(events)]
+    rules = (
+        _clock, _ending, _judged, _positions, _spelling, _rounds, _verdict_commits, _shapes, _probabilities, _finite
+    )
+    return [f"lane {lane}: {problem}" for lane, events in lanes for rule in rules for problem in rule(events)]
 
 
 def _clock(events: list[Stamped]) -> Iterator[str]:
     for before, after in pairwise(events):
         if after.at < before.at:
-            yield _at(after, f"the clock goes back from {before.at} to {after.at}")
+            yield _at(after, f"the clock goes backwards from {before.at} to {after.at}")
 
 
 def _ending(events: list[Stamped]) -> Iterator[str]:
@@ -60,34 +60,33 @@ def _ending(events: list[Stamped]) -> Iterator[str]:
     if not ends:
         yield "it neither ends nor fails"
     elif ends[0] + 1 < len(events):
-        yield _at(events[ends[0] + 1], "it comes after the end")
+        yield _at(events[ends[0] + 1], "it follows the end")
 
 
 def _judged(events: list[Stamped]) -> Iterator[str]:
-    """A text is judged once, and what follows is its end."""
-    verdicts = [i for i, stamped in enumerate(events) if isinstance(stamped.event, Judged)]
-    for i in verdicts:
+    """A text is judged once, directly before its end."""
+    for i in [i for i, stamped in enumerate(events) if isinstance(stamped.event, Judged)]:
         if not 0 <= events[i].event.score <= 1:
             yield _at(events[i], f"a score of {events[i].event.score} is not between 0 and 1")
         if i + 1 < len(events) and not isinstance(events[i + 1].event, Done):
-            yield _at(events[i], "it judges a text that goes on")
+            yield _at(events[i], "it judges a text that is not complete")
 
 
 def _positions(events: list[Stamped]) -> Iterator[str]:
-    """Commits and Rollbacks alone rebuild the ids, each where it says it is."""
+    """The positions of Commits and the counts of Rollbacks agree with the number of committed tokens."""
     found = {0: Written()}
     for stamped in events:
         event = stamped.event
-        standing = len(found.get(getattr(event, "sequence", 0), Written()).tokens)
-        if isinstance(event, Commit) and event.position != standing:
-            yield _at(stamped, f"it says position {event.position} where {standing} tokens stand")
-        if isinstance(event, Rollback) and not 0 <= event.count <= standing:
-            yield _at(stamped, f"it takes back {event.count} tokens where {standing} stand")
+        committed = len(found.get(getattr(event, "sequence", 0), Written()).tokens)
+        if isinstance(event, Commit) and event.position != committed:
+            yield _at(stamped, f"its position is {event.position}, but {committed} tokens are committed")
+        if isinstance(event, Rollback) and not 0 <= event.count <= committed:
+            yield _at(stamped, f"it removes {event.count} tokens, but {committed} are committed")
         advance(found, stamped)
 
 
 def _spelling(events: list[Stamped]) -> Iterator[str]:
-    """Joined pieces are the text of the Commits, before anything is taken back and at the end."""
+    """The joined pieces match the text of the Commits, before every Rollback and at the end."""
     found = {0: Written()}
     for stamped in events:
         if isinstance(stamped.event, Rollback):
@@ -98,7 +97,7 @@ def _spelling(events: list[Stamped]) -> Iterator[str]:
 
 
 def _misspelt(sequence: int, found: dict[int, Written]) -> Iterator[str]:
-    """Some tokenizers drop the space before a text's first letter, which the piece still has."""
+    """Some tokenizers drop the leading space of a text, which the first piece still has."""
     written = found.get(sequence, Written())
     pieces = [token.piece or "" for token in written.tokens]
     shape = "".join(UNREAD if NAME.fullmatch(piece) else BYTE.sub(UNREAD, piece) for piece in pieces)
@@ -107,12 +106,12 @@ def _misspelt(sequence: int, found: dict[int, Written]) -> Iterator[str]:
 
 
 def _fits(text: str, parts: list[str]) -> bool:
-    """Whether the text is the parts in order with anything between them, as in a glob pattern."""
+    """Whether the text consists of the parts in order with anything between them, as in a glob pattern."""
     first, *others = parts
     if not others:
         return text == first
     at = len(first)
-    for part in others[:-1]:  # the leftmost place of each part leaves the most room for the rest
+    for part in others[:-1]:  # the leftmost match of each part leaves the most text for the rest
         found = text.find(part, at)
         if found < 0:
             return False
@@ -121,34 +120,33 @@ def _fits(text: str, parts: list[str]) -> bool:
 
 
 def _rounds(events: list[Stamped]) -> Iterator[str]:
-    """Every Draft has one Verdict. The last one may lack it where the lane was stopped, failed, or has no end at all.
-    """
+    """Every Draft has one Verdict. The last may lack it if the lane was stopped, failed, or has no end."""
     drafts, verdicts = _by_round(events, Draft), _by_round(events, Verdict)
-    yield from (_at(again, f"round {again.event.round} had one before") for rounds in (drafts, verdicts)
+    yield from (_at(again, f"round {again.event.round} already has one") for rounds in (drafts, verdicts)
                 for _, *repeated in rounds.values() for again in repeated)
     for key, (verdict, *_) in verdicts.items():
         if key not in drafts or drafts[key][0].seq > verdict.seq:
             yield _at(verdict, f"round {verdict.event.round} has no draft before it")
         else:
-            yield from (_at(verdict, wrong) for wrong in _misjudged(verdict.event, drafts[key][0].event))
+            yield from (_at(verdict, problem) for problem in _invalid_nodes(verdict.event, drafts[key][0].event))
     waiting = [number for sequence, number in drafts if (sequence, number) not in verdicts]
     yield from (
         f"the draft of round {number} has no verdict" for number in (waiting[:-1] if _cut_short(events) else waiting)
     )
 
 
-def _misjudged(verdict: Verdict, draft: Draft) -> Iterator[str]:
+def _invalid_nodes(verdict: Verdict, draft: Draft) -> Iterator[str]:
     outside = [n for n in [*verdict.kept, *(test.node for test in verdict.tests)] if not 0 <= n < len(draft.parents)]
     if outside:
         yield f"node {outside[0]} is not in a draft of {len(draft.parents)} nodes"
     elif verdict.kept and [draft.parents[n] for n in verdict.kept] != [-1, *verdict.kept[:-1]]:
-        yield f"the kept nodes {verdict.kept} are not a path from the root"
+        yield f"the accepted nodes {verdict.kept} are not a path from the root"
 
 
-def _promises(events: list[Stamped]) -> Iterator[str]:
-    """What is committed after a Verdict is the kept path and the token after it, cut at most by the end of the run.
+def _verdict_commits(events: list[Stamped]) -> Iterator[str]:
+    """The accepted path and the token after it are committed after a Verdict, unless the run ends.
 
-    A Commit may hold them together with tokens that the grammar forced after them, or a part of them.
+    One Commit may hold all of them, followed by tokens that the grammar forces, or a part of them.
     """
     drafts = {key: first.event for key, (first, *_) in _by_round(events, Draft).items()}
     due: dict[int, list[int]] = {}  # tokens not committed yet, by sequence
@@ -156,28 +154,28 @@ def _promises(events: list[Stamped]) -> Iterator[str]:
         match stamped.event:
             case Verdict() as verdict:
                 if due.get(verdict.sequence):
-                    yield _at(stamped, "what the verdict before it kept was not committed whole")
-                due[verdict.sequence] = _promised(verdict, drafts.get(_round(verdict), Draft()))
+                    yield _at(stamped, "the tokens accepted by the previous verdict were not all committed")
+                due[verdict.sequence] = _accepted(verdict, drafts.get(_round(verdict), Draft()))
             case Commit() as commit if due.get(commit.sequence):
-                yield from (_at(stamped, wrong) for wrong in _unlike(commit, due[commit.sequence]))
+                yield from (_at(stamped, problem) for problem in _mismatch(commit, due[commit.sequence]))
                 due[commit.sequence] = due[commit.sequence][len(commit.ids):]
 
 
-def _promised(verdict: Verdict, draft: Draft) -> list[int]:
-    kept = [draft.tokens[node] for node in verdict.kept if 0 <= node < len(draft.tokens)]
-    return kept + [verdict.token] * (verdict.token >= 0)
+def _accepted(verdict: Verdict, draft: Draft) -> list[int]:
+    path = [draft.tokens[node] for node in verdict.kept if 0 <= node < len(draft.tokens)]
+    return path + [verdict.token] * (verdict.token >= 0)
 
 
-def _unlike(commit: Commit, due: list[int]) -> Iterator[str]:
+def _mismatch(commit: Commit, due: list[int]) -> Iterator[str]:
     shared = min(len(commit.ids), len(due))
     if commit.ids[:shared] != due[:shared]:
-        yield f"it commits {commit.ids} where the verdict gave {due}"
+        yield f"it commits {commit.ids}, but the verdict accepted {due}"
     elif any(origin != "forced" for origin in commit.origins[shared:]):
-        yield f"it commits {len(commit.ids)} tokens where the verdict gave {shared}"
+        yield f"it commits {len(commit.ids)} tokens, but the verdict accepted {shared}"
 
 
 def _shapes(events: list[Stamped]) -> Iterator[str]:
-    """Lists that speak of the same things are as long as each other, and counts fit what they count."""
+    """Parallel lists have the same length, and counts are in range."""
     for stamped in events:
         match stamped.event:
             case Commit() as it:
@@ -185,13 +183,13 @@ def _shapes(events: list[Stamped]) -> Iterator[str]:
             case Draft() as it:
                 yield from _uneven(stamped, it.tokens, it.pieces, it.parents, it.q)
                 if any(not -1 <= parent < node for node, parent in enumerate(it.parents)):
-                    yield _at(stamped, "a node's parent does not come before it")
+                    yield _at(stamped, "the parent of a node does not precede it")
             case Fill() as it:
                 yield from _uneven(stamped, it.positions, it.ids, it.pieces, it.confidences)
             case Mask() as it if not 0 <= it.allowed <= it.vocabulary:
                 yield _at(stamped, f"{it.allowed} tokens are allowed in a vocabulary of {it.vocabulary}")
             case Cache() as it:
-                yield from (_at(stamped, wrong) for wrong in _misstored(it))
+                yield from (_at(stamped, problem) for problem in _cache_problems(it))
 
 
 def _uneven(stamped: Stamped, *columns: list[Any]) -> Iterator[str]:
@@ -200,9 +198,9 @@ def _uneven(stamped: Stamped, *columns: list[Any]) -> Iterator[str]:
         yield _at(stamped, f"its lists have lengths {lengths}")
 
 
-def _misstored(cache: Cache) -> Iterator[str]:
+def _cache_problems(cache: Cache) -> Iterator[str]:
     if len(cache.live) not in (1, cache.layers) or any(len(layer) not in (1, cache.heads) for layer in cache.live):
-        yield f"live slots are not given for {cache.layers} layers of {cache.heads} heads"
+        yield f"live slots are not listed for {cache.layers} layers of {cache.heads} heads"
     for runs in (runs for layer in cache.live for runs in layer):
         edges = [edge for run in runs for edge in run]
         if (
@@ -210,35 +208,35 @@ def _misstored(cache: Cache) -> Iterator[str]:
             or edges != sorted(edges)
             or not all(0 <= e <= cache.length for e in edges)
         ):
-            yield f"the runs {runs} are not ascending stretches of {cache.length} positions"
-    for (gone, kept), runs in _merges(cache):
-        if _held(gone, runs) or not _held(kept, runs):
-            yield f"position {gone} was merged into {kept}, and what is live is {runs}"
-    told = sum(1 for _ in _merges(cache))
-    if cache.joined and not told == cache.merged <= cache.evicted:
-        yield f"{told} merged slots are named, {cache.merged} were counted, and {cache.evicted} were freed"
+            yield f"the ranges {runs} are not ascending within {cache.length} positions"
+    for (evicted, target), runs in _merges(cache):
+        if _live(evicted, runs) or not _live(target, runs):
+            yield f"position {evicted} was merged into {target}, but the live ranges are {runs}"
+    listed = sum(1 for _ in _merges(cache))
+    if cache.joined and not listed == cache.merged <= cache.evicted:
+        yield f"{listed} merged slots are listed, {cache.merged} were counted, and {cache.evicted} were evicted"
 
 
 def _merges(cache: Cache) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """Every pair of positions of which one was merged into the other, with what is live in their layer and head."""
-    for layer, live in zip(cache.joined, cycle(cache.live)):  # one layer or head may stand for all
+    """Pairs (position, position it was merged into), with the live ranges of their layer and head."""
+    for layer, live in zip(cache.joined, cycle(cache.live)):  # one layer or head may represent all
         for pairs, runs in zip(layer, cycle(live)):
             yield from ((pair, runs) for pair in pairs)
 
 
-def _held(position: int, runs: list[tuple[int, int]]) -> bool:
+def _live(position: int, runs: list[tuple[int, int]]) -> bool:
     return any(start <= position < stop for start, stop in runs)
 
 
 def _probabilities(events: list[Stamped]) -> Iterator[str]:
     for stamped in events:
-        wrong = [p for p in _chances(stamped.event) if not -ROUNDING <= p <= 1 + ROUNDING]
-        if wrong:
-            yield _at(stamped, f"{wrong[0]} is not a probability")
+        invalid = [p for p in _probabilities_of(stamped.event) if not -ROUNDING <= p <= 1 + ROUNDING]
+        if invalid:
+            yield _at(stamped, f"{invalid[0]} is not a probability")
 
 
-def _chances(event: Event) -> list[float]:
-    """All numbers of an event that are probabilities; exp of a log-probability is one."""
+def _probabilities_of(event: Event) -> list[float]:
+    """All probabilities of an event, including those from log-probabilities."""
     match event:
         case Step():
             return _of_candidates(event.top)
@@ -259,10 +257,10 @@ def _of_candidates(candidates: list[Candidate]) -> list[float]:
 
 
 def _finite(events: list[Stamped]) -> Iterator[str]:
-    """JSON has neither NaN nor infinity, so a trace that holds one cannot be saved."""
+    """All numbers are finite: JSON has neither NaN nor infinity, so such a trace cannot be saved."""
     for stamped in events:
         if not _all_finite(stamped.to_json()):
-            yield _at(stamped, "it holds a number that is not finite")
+            yield _at(stamped, "it contains a number that is not finite")
 
 
 def _all_finite(value: Any) -> bool:
@@ -293,5 +291,5 @@ def _cut_short(events: list[Stamped]) -> bool:
     return not isinstance(last, Done) or last.reason in ("stopped", "failed")
 
 
-def _at(stamped: Stamped, complaint: str) -> str:
-    return f"event {stamped.seq} ({stamped.event.kind}): {complaint}"
+def _at(stamped: Stamped, problem: str) -> str:
+    return f"event {stamped.seq} ({stamped.event.kind}): {problem}"

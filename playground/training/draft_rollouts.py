@@ -1,10 +1,9 @@
-"""What a draft model guesses of texts its target writes, and whether it would stand: what a strategy may learn from, in
-numbers.
+"""Rollouts of a draft model on texts of its target: training data for strategies that predict acceptance.
 
-The target answers prompts by its own law. At every place of an answer the draft draws one guess, which stands with the
-chance min(1, p / q). Then the draft reads the answer again with most of its words replaced by those guesses, for in use
-it will stand on guesses of its own. Huang et al. 2024, arXiv 2405.19715. Where nothing is left to chance, p and q are
-all on their best tokens.
+The target samples answers to prompts. At every position of an answer the draft samples one draft token, which is
+accepted with probability min(1, p / q). Then the draft reads the answer again with most tokens replaced by its own
+draft tokens, because in use its context contains draft tokens as well. Huang et al. 2024, arXiv 2405.19715. With greedy
+decoding, p and q have all mass on their best tokens.
 """
 from __future__ import annotations
 
@@ -27,17 +26,15 @@ from playground.errors import Refusal
 if TYPE_CHECKING:
     from playground.decoding.session import Models
 
-EACH = 40  # questions of each task of the small world
-OPENING = 48  # tokens of a text that the target goes on from
-ROOM = 96  # tokens it writes at most
-TOGETHER = 32  # texts that grow in one forward
-MIXED = 0.15  # share of the target's own words in what the draft reads again
+EACH = 40  # questions per task of the small world
+OPENING = 48  # prompt tokens taken from a text
+ROOM = 96  # maximum number of generated tokens
+TOGETHER = 32  # texts in one forward
+MIXED = 0.15  # share of the target's tokens that are not replaced when the draft reads the answer again
 
 
 def world_prompts(model: Model, seed: int, each: int = EACH) -> list[list[int]]:
-    """Questions of the small world as token ids, in the model's chat form where it has one, in any order; none that is
-    held out.
-    """
+    """Training questions of the small world in random order, as token ids, with the model's chat template if any."""
     from playground.pocket.world import TASKS
     from playground.pocket.world.show import items
     asked = [item for task in TASKS for item in items(task, each, seed)]
@@ -48,7 +45,7 @@ def world_prompts(model: Model, seed: int, each: int = EACH) -> list[list[int]]:
 
 
 def openings(model: Model, texts: Iterable[str]) -> list[list[int]]:
-    """The beginning of every stretch of the texts that is as long as what is read and written of it, as token ids."""
+    """Prompts from the texts, as token ids: the first tokens of every chunk of prompt plus generated length."""
     read = (model.tokens.encode(text) for text in texts)
     length = min(OPENING, model.context // 4)
     return [
@@ -60,33 +57,34 @@ def openings(model: Model, texts: Iterable[str]) -> list[list[int]]:
 
 
 @dataclass
-class Chance:
-    """Draws for texts that grow without a lane, from one seed; `drawn` is False where the best token is taken in place
-    of a draw.
-    """
+class Sampling:
+    """Seeded sampling for texts generated without a lane. With `sampled` False, decoding is greedy."""
 
     seed: int = 0
-    drawn: bool = True
+    sampled: bool = True
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)
 
-    def law(self, logits: Tensor) -> Tensor:
-        """What tokens are drawn from, [n, V]."""
-        return (logits if self.drawn else greedy(logits)).softmax(-1).cpu()
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Probabilities that tokens are sampled from, [n, V]."""
+        return (logits if self.sampled else greedy(logits)).softmax(-1).cpu()
 
     def draw(self, p: Tensor) -> Tensor:
-        """A token of each row of p [n, V], [n]."""
+        """One token for each row of p [n, V], [n]."""
         return p.multinomial(1, generator=self.generator)[:, 0]
 
-    def flips(self, share: float, count: int) -> Tensor:
-        """Which of so many things happen, each with this chance, [count]."""
+    def bernoulli(self, share: float, count: int) -> Tensor:
+        """`count` independent Bernoulli samples with probability `share`, bool [count]."""
         return torch.rand(count, generator=self.generator) < share
 
 
-def guesses(models: Models, prompts: list[list[int]], chance: Chance, progress: Progress = unseen) -> Iterator[Guesses]:
-    """The guesses in an answer to each prompt, in their order. Raises Refusal where there is no draft, or one that
-    reads other tokens.
+def rollouts(
+    models: Models, prompts: list[list[int]], sampling: Sampling, progress: Progress = unseen
+) -> Iterator[Guesses]:
+    """Draft tokens on an answer to each prompt, in the order of the prompts.
+
+    Raises Refusal if there is no draft model, or if its vocabulary differs from the target's.
     """
     _check(models)
     context = min(models.target.context, models.draft.context)
@@ -95,14 +93,14 @@ def guesses(models: Models, prompts: list[list[int]], chance: Chance, progress: 
     for start in range(0, len(fitting), TOGETHER):
         progress(start / len(fitting), f"Text {start + 1} of {len(fitting)}")
         part = fitting[start:start + TOGETHER]
-        for prompt, said in zip(part, answers(models.target, part, room, chance)):
-            yield guessed(models, prompt, said, chance)
+        for prompt, answer in zip(part, answers(models.target, part, room, sampling)):
+            yield rollout(models, prompt, answer, sampling)
 
 
 def _check(models: Models) -> None:
     if models.draft is None:
         raise Refusal(
-            f"Guesses are a draft model's, and {models.target.name} has none: name one with --draft.", "draft"
+            f"This needs a draft model, and {models.target.name} has none: choose one with --draft.", "draft"
         )
     if models.differences:
         raise Refusal(
@@ -111,48 +109,45 @@ def _check(models: Models) -> None:
         )
     if models.target.fills:
         raise Refusal(
-            f"{models.target.name} fills a canvas and does not write from left to right: choose a language model.",
+            f"{models.target.name} is a diffusion model and does not generate from left to right: choose an "
+            "autoregressive model.",
             "model",
         )
 
 
-def answers(model: Model, prompts: list[list[int]], room: int, chance: Chance) -> list[list[int]]:
-    """What a model says after each prompt, drawn from its own law: at most `room` tokens, its end token included."""
-    said = [[] for _ in prompts]
-    growing = [(model.new_store(), list(prompt), words) for prompt, words in zip(prompts, said)]
-    while growing:
+def answers(model: Model, prompts: list[list[int]], room: int, sampling: Sampling) -> list[list[int]]:
+    """Sample a continuation of each prompt from the model: at most `room` tokens, the end token included."""
+    answers = [[] for _ in prompts]
+    active = [(model.new_store(), list(prompt), written) for prompt, written in zip(prompts, answers)]
+    while active:
         rows, _ = model.forward(
-            [ForwardInput(store, unread, _chain(unread), last_only=True) for store, unread, _ in growing]
+            [ForwardInput(store, unread, _chain(unread), last_only=True) for store, unread, _ in active]
         )
-        drawn = chance.draw(chance.law(torch.cat(rows))).tolist()
-        for (store, unread, words), token in zip(growing, drawn):
+        drawn = sampling.draw(sampling.probabilities(torch.cat(rows))).tolist()
+        for (store, unread, written), token in zip(active, drawn):
             store.keep(len(unread) - 1)
             unread[:] = [token]
-            words.append(token)
-        growing = [text for text in growing if text[2][-1] not in model.end_ids and len(text[2]) < room]
-    return said
+            written.append(token)
+        active = [text for text in active if text[2][-1] not in model.end_ids and len(text[2]) < room]
+    return answers
 
 
-def guessed(models: Models, prompt: list[int], said: list[int], chance: Chance, mixed: float = MIXED) -> Guesses:
-    """One guess of the draft at every place of an answer, where its state is known: where the guess was fed, not the
-    target's word.
-    """
+def rollout(models: Models, prompt: list[int], answer: list[int], sampling: Sampling, mixed: float = MIXED) -> Guesses:
+    """Draft tokens on one answer, at the positions where the draft then read its own token, not the target's."""
     vocabulary = min(models.target.vocabulary, models.draft.vocabulary)
     p, q = (
-        chance.law(read(model, prompt + said)[0][len(prompt) - 1 : -1, :vocabulary])
+        sampling.probabilities(read(model, prompt + answer)[0][len(prompt) - 1 : -1, :vocabulary])
         for model in (models.target, models.draft)
     )
-    drawn = chance.draw(q)
-    fed = torch.where(chance.flips(mixed, len(said)), torch.tensor(said), drawn)
+    drawn = sampling.draw(q)
+    fed = torch.where(sampling.bernoulli(mixed, len(answer)), torch.tensor(answer), drawn)
     states = read(models.draft, prompt + fed.tolist())[1][len(prompt):].cpu()
     places = fed == drawn
     return Guesses(states[places], (p / q).gather(1, drawn[:, None])[places, 0].clamp(max=1))
 
 
 def read(model: Model, ids: list[int]) -> tuple[Tensor, Tensor]:
-    """Logits [n, V] after each token, and what the head read there, [n, width]; ordinary tensors, so that one can learn
-    from them.
-    """
+    """Logits [n, V] after each token, and the inputs of the lm_head [n, width], cloned out of inference mode."""
     (logits,), captured = model.forward(
         [ForwardInput(model.new_store(), ids, _chain(ids))], LayerPlan(capture=frozenset([model.depth]))
     )

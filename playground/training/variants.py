@@ -1,6 +1,4 @@
-"""What is learnt before any text is written: models made from others, knobs fitted to a model, and weights fitted to a
-pair of models.
-"""
+"""Training ahead of decoding: model variants, knobs fitted to a model, and weights trained for a pair of models."""
 from __future__ import annotations
 
 import json
@@ -26,7 +24,7 @@ from playground.engine.load import Facts
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
-from playground.training.draft_rollouts import Chance, guesses, openings, world_prompts
+from playground.training.draft_rollouts import Sampling, openings, rollouts, world_prompts
 
 if TYPE_CHECKING:
     from playground.decoding.session import Models
@@ -35,7 +33,7 @@ CHUNK = 256  # tokens read in one forward
 
 
 class LoadedNetwork(NamedTuple):
-    """A model without our seams, as `engine.load.load` gives it; to be trained it has to be in float32."""
+    """A network without the playground's hooks, as loaded by `engine.load.load`; in float32 for training."""
 
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -44,13 +42,14 @@ class LoadedNetwork(NamedTuple):
 
 @dataclass
 class VariantOrder:
-    """A variant to be made: how, of which model, and under which name it joins the catalogue. Raises Refusal for a name
-    it cannot have.
+    """A variant to train: the method, the base model, and the name in the catalogue.
+
+    Raises Refusal if the name is invalid or taken.
     """
 
     method: Variant
     base: str
-    name: str = ""  # of the base and the method where none is given
+    name: str = ""  # default: base and method
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -60,10 +59,10 @@ class VariantOrder:
                 f"{self.name!r} cannot be the name of a model: use letters, digits, dots and hyphens.", "name"
             )
         if self.name in {entry.name for entry in BUNDLED}:
-            raise Refusal(f"{self.name} is a model that comes with the project: choose another --name.", "name")
+            raise Refusal(f"{self.name} is the name of a bundled model: choose another --name.", "name")
         if self.folder.exists():
             raise Refusal(
-                f"There is a model named {self.name} already: choose another --name, or delete {self.folder}.", "name"
+                f"A model named {self.name} exists already: choose another --name, or delete {self.folder}.", "name"
             )
 
     @property
@@ -79,24 +78,27 @@ class VariantOrder:
 def make_variant(
     order: VariantOrder, base: LoadedNetwork, texts: list[str], watch: Callable[[Figure | Note], None]
 ) -> dict[str, Any]:
-    """Train, save, and return the card of the new model; nothing is left of one that was not finished. Raises Refusal.
+    """Train and save a variant, and return its card. An unfinished model leaves no files.
+
+    `watch` receives the events of the training. Raises Refusal if the weights are not float32, or cannot be saved.
     """
     if any(weights.dtype != torch.float32 for weights in base.network.parameters()):
         raise Refusal(
-            f"The weights of {order.base} are not plain float32 numbers, so they cannot be trained: choose a model that is not quantised.",
+            f"The weights of {order.base} are not float32, so they cannot be trained: choose a model that is not "
+            "quantised.",
             "model",
         )
-    told = []
+    events = []
     for event in order.method.make(base.network, base.tokenizer(texts)["input_ids"], order.seed):
-        told.append(event)
+        events.append(event)
         watch(event)
-    card = _card(order, base, texts, told)
+    card = _card(order, base, texts, events)
     _save(order.folder, base, card)
     return card
 
 
-def _card(order: VariantOrder, base: LoadedNetwork, texts: list[str], told: list[Figure | Note]) -> dict[str, Any]:
-    """What the catalogue shows, and all it takes to make the model again."""
+def _card(order: VariantOrder, base: LoadedNetwork, texts: list[str], events: list[Figure | Note]) -> dict[str, Any]:
+    """Metadata for the catalogue, and everything needed to reproduce the model."""
     shown = {
         "name": order.name,
         "title": order.title,
@@ -112,12 +114,12 @@ def _card(order: VariantOrder, base: LoadedNetwork, texts: list[str], told: list
         "seed": order.seed,
         "texts": {"count": len(texts), "sha256": sha256("\0".join(texts).encode()).hexdigest()},
     }
-    curve = [{"x": event.data["x"], **event.data["series"]} for event in told if isinstance(event, Figure)]
-    return {**shown, **origin, "curve": curve, "notes": [event.text for event in told if isinstance(event, Note)]}
+    curve = [{"x": event.data["x"], **event.data["series"]} for event in events if isinstance(event, Figure)]
+    return {**shown, **origin, "curve": curve, "notes": [event.text for event in events if isinstance(event, Note)]}
 
 
 def _save(folder: Path, base: LoadedNetwork, card: dict[str, Any]) -> None:
-    """Write beside the place and move there at once, so that the catalogue never sees half a model."""
+    """Write to a temporary folder and rename it, so that the catalogue never sees a partial model."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=folder.parent.parent, prefix="unfinished-") as unfinished:
@@ -128,58 +130,59 @@ def _save(folder: Path, base: LoadedNetwork, card: dict[str, Any]) -> None:
             place.rename(folder)
     except (OSError, SafetensorError) as reason:
         raise Refusal(
-            f"The model cannot be saved in {folder} ({getattr(reason, 'strerror', None) or first_sentence(reason)}): free some space, "
-            "or set PLAYGROUND_HOME to another folder.",
+            f"The model cannot be saved in {folder} ({getattr(reason, 'strerror', None) or first_sentence(reason)}):"
+            " free some space, or set PLAYGROUND_HOME to another folder.",
             "name",
         ) from None
 
 
 def fit(cls: type[Strategy], model: Model, texts: list[str], progress: Progress = unseen) -> dict[str, Any]:
-    """Knobs of a strategy fitted to a model, by name; raises Refusal where the strategy has none to fit or the texts
-    say too little.
+    """Fit a strategy's knobs to a model, and return them by name.
+
+    Raises Refusal if the strategy has none to fit, or if the texts are too few.
     """
     check_fits(cls)
     if model.fills:
         raise Refusal(
-            f"{model.name} fills a canvas and does not read text from left to right: choose a language model.", "model"
+            f"{model.name} is a diffusion model and does not read from left to right: choose an autoregressive model.",
+            "model",
         )
     known = {knob.name: knob for knob in cls.knobs()}
     found = cls.fit(
-        readings(model, [model.tokens.encode(text) for text in texts], progress, getattr(cls, "asks", False))
+        readings(model, [model.tokens.encode(text) for text in texts], progress, getattr(cls, "uses_queries", False))
     )
     return {name: known[name].read(value) for name, value in found.items()}
 
 
 def train(cls: type[Strategy], models: Models, texts: list[str], seed: int, watch: Callable[[Figure | Note], None],
           progress: Progress = unseen) -> dict[str, Tensor]:
-    """Weights of a strategy that learns from what the draft guesses, by name; raises Refusal.
+    """Train the weights of a strategy on draft rollouts, and return them by name. Raises Refusal.
 
-    The target goes on from the beginnings of the texts, or answers questions of the small world where there are none:
-    once by chance, and once with its best tokens.
+    The target continues the beginnings of the texts, or answers questions of the small world if there are no texts:
+    once sampled, and once greedily.
     """
     prompts = openings(models.target, texts) if texts else world_prompts(models.target, seed)
-    drawn, best = (list(guesses(models, prompts, Chance(seed, by_chance), progress)) for by_chance in (True, False))
-    told = cls.train(drawn, best, seed)
+    sampled, best = (list(rollouts(models, prompts, Sampling(seed, drawn), progress)) for drawn in (True, False))
+    events = cls.train(sampled, best, seed)
     while True:
         try:
-            watch(next(told))
+            watch(next(events))
         except StopIteration as end:
             return end.value
 
 
 def check_fits(cls: type[Strategy]) -> None:
-    """Raise Refusal for a strategy that has nothing to fit."""
+    """Raise Refusal if the strategy has nothing to fit."""
     if not hasattr(cls, "fit"):
-        raise Refusal(f"{cls.name} has no knob that is fitted to a model: set its knobs by hand.", cls.name)
+        raise Refusal(f"{cls.name} has no knobs that are fitted to a model: set its knobs by hand.", cls.name)
 
 
 def readings(
     model: Model, texts: list[list[int]], progress: Progress = unseen, asks: bool = False
 ) -> Iterator[TokenReading]:
-    """All texts, as ids, read once; a text longer than the model's context is read in windows that know nothing of each
-    other.
+    """Read all texts, as token ids, once. A text longer than the model's context is read in independent windows.
 
-    With `asks` the readings bring along what their rows look for.
+    With `asks`, the readings contain the query states of their positions.
     """
     for number, ids in enumerate(texts):
         progress(number / len(texts), f"Reading text {number + 1} of {len(texts)}")
@@ -188,10 +191,10 @@ def readings(
 
 
 def _read(model: Model, ids: list[int], asks: bool) -> Iterator[TokenReading]:
-    """One window, a forward for every chunk; no row comes before its first token."""
+    """Read one window, with one forward per chunk. The first token is not predicted."""
     store, queries = model.new_store(), {}
     if asks:
-        store.ask = lambda layer, rows, positions: queries.update({layer: rows})
+        store.on_queries = lambda layer, rows, positions: queries.update({layer: rows})
     for start in range(0, len(ids) - 1, CHUNK):
         chunk, following = ids[start:start + CHUNK], ids[start + 1:start + 1 + CHUNK]
         (rows,), _ = model.forward([ForwardInput(store, chunk, list(range(-1, len(chunk) - 1)))])

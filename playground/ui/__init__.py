@@ -1,1 +1,1 @@
-"""The page. Gradio lives here and nowhere else; models are reached through sessions only."""
+"""The page. Only this package imports Gradio; models are used through sessions only."""

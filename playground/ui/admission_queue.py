@@ -1,8 +1,8 @@
-"""Admission: which runs may use the machine now, which wait, and which are refused because too many wait already.
+"""Admission: which runs may use the machine now, which wait, and which are refused because too many are waiting.
 
 Every run holds a `Ticket`. A seated ticket may run, a waiting one is in the queue, a resting one belongs to a held run:
-it takes no seat and has to queue again to go on. Seats are given to the visitor who has fewest of them, then to who
-came first, so nobody is shut out by somebody who sends more requests.
+it takes no seat and has to queue again to resume. Seats are given to the visitor who has the fewest, then in order of
+arrival, so one visitor's requests cannot shut out another's.
 """
 from __future__ import annotations
 
@@ -18,25 +18,23 @@ import gradio as gr
 
 from playground.errors import Refusal
 
-PATIENCE = 2.0  # seconds between two reports to somebody whose place has not changed
+PATIENCE = 2.0  # seconds between two reports of an unchanged place
 STOPPING = "The server is stopping: try again in a minute."
 PAGE, API, GAME, REPEATS, SURVEY = "page", "api", "game", "repeats", "survey"
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who sent a request. The session hash is chosen by the client, so it can only make a share smaller, never larger.
-    """
+    """Who sent a request. The client chooses the session hash, so it can only make a share smaller, never larger."""
 
     session: str = ""
     address: str = ""
 
     @classmethod
     def of(cls, request: gr.Request | None, proxies: int = 0) -> Visitor:
-        """The visitor behind a request that came through so many trusted proxies, each of which appends to X-Forwarded-
-        For.
+        """The visitor behind a request. `proxies` counts the trusted proxies, each of which appends to X-Forwarded-For.
 
-        Without trusted proxies the header is ignored: anybody can send it.
+        Without trusted proxies the header is ignored, since any client can send it.
         """
         if request is None or getattr(request, "request", None) is None:
             return cls()
@@ -53,7 +51,7 @@ def address_of(request, proxies: int) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """Most runs that are seated, that wait, and that are open in all, held ones included."""
+    """Maximum number of runs that are seated, that wait, and that are open in total, including held ones."""
 
     seats: int
     waiting: int
@@ -62,8 +60,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How a machine is shared. The kinds beside the page's own runs together leave it some seats; so does an address to
-    the others.
+    """How a machine is shared. The other kinds of runs leave some seats to the playground page, and each address to
+    other addresses.
     """
 
     whole: Share = Share(16, 48, 128)
@@ -81,9 +79,7 @@ class Capacity:
 
     @classmethod
     def for_visitors(cls) -> Capacity:
-        """Of a public page: one address, perhaps a whole school, gets at most half of everything, one session a quarter
-        of that.
-        """
+        """For a public page: one address, which may be a whole school, gets at most half of everything."""
         return cls(address=Share(8, 24, 64), session=Share(4, 6, 16))
 
 
@@ -92,13 +88,13 @@ class AdmissionQueue:
 
     def __init__(self, capacity: Capacity | None = None):
         self.capacity = capacity or Capacity()
-        self._changed = threading.Condition(threading.RLock())  # reentrant: a granted ticket may rest at once
+        self._changed = threading.Condition(threading.RLock())  # reentrant: a ticket may rest as soon as it is seated
         self._tickets: list[Ticket] = []
         self._numbers = count()
         self._closed = ""
 
     def join(self, kind: str, visitor: Visitor | None = None) -> Ticket:
-        """Ask for a seat; raises Refusal where too many wait already."""
+        """Ask for a seat; raises Refusal if too many are waiting."""
         ticket = Ticket(self, kind, visitor or Visitor())
         with self._changed:
             self._check(ticket)
@@ -106,7 +102,7 @@ class AdmissionQueue:
         return ticket
 
     def close(self, sentence: str = STOPPING) -> None:
-        """Refuse whoever waits or comes from now on."""
+        """Refuse all waiting and all future tickets."""
         with self._changed:
             self._closed = sentence
             self._changed.notify_all()
@@ -120,14 +116,13 @@ class AdmissionQueue:
     def _check(self, ticket: Ticket) -> None:
         if self._closed:
             raise Refusal(self._closed, "prompt")
-        for share, mates, own in self._shares(ticket):
-            waiting = sum(mate.state == "waiting" for mate in mates)
-            if len(mates) >= share.open or (waiting >= share.waiting and not self._has_seat(ticket)):
-                raise Refusal(_own_busy(len(mates)) if own else _busy(waiting), "prompt")
+        for share, others, own in self._shares(ticket):
+            waiting = sum(other.state == "waiting" for other in others)
+            if len(others) >= share.open or (waiting >= share.waiting and not self._has_seat(ticket)):
+                raise Refusal(_own_busy(len(others)) if own else _busy(waiting), "prompt")
 
     def _shares(self, ticket: Ticket) -> Iterator[tuple[Share, list[Ticket], bool]]:
-        """Every share that a ticket counts towards, with the other tickets in it, and whether it is the visitor's own.
-        """
+        """Every share that a ticket counts towards, the other tickets in it, and whether it is the visitor's own."""
         others, visitor = [other for other in self._tickets if other is not ticket], ticket.visitor
         yield self.capacity.whole, others, False
         yield self.capacity.kinds[ticket.kind], [other for other in others if other.kind == ticket.kind], False
@@ -137,7 +132,7 @@ class AdmissionQueue:
 
     def _has_seat(self, ticket: Ticket) -> bool:
         return all(
-            sum(mate.state == "seated" for mate in mates) < share.seats for share, mates, _ in self._shares(ticket)
+            sum(other.state == "seated" for other in others) < share.seats for share, others, _ in self._shares(ticket)
         )
 
     def _enqueue(self, ticket: Ticket) -> None:
@@ -147,7 +142,7 @@ class AdmissionQueue:
         self._seat()
 
     def _order(self) -> list[Ticket]:
-        """Who waits, in the order in which seats are given."""
+        """The waiting tickets, in the order in which they get seats."""
         seated = [ticket.visitor for ticket in self._tickets if ticket.state == "seated"]
         addresses, sessions = Counter(who.address for who in seated), Counter(who.session for who in seated)
         waiting = [ticket for ticket in self._tickets if ticket.state == "waiting"]
@@ -157,7 +152,7 @@ class AdmissionQueue:
         )
 
     def _seat(self) -> None:
-        """Give free seats away; called with the lock held."""
+        """Give free seats to waiting tickets; called with the lock held."""
         while ticket := next((ticket for ticket in self._order() if self._has_seat(ticket)), None):
             ticket.state, ticket.since = "seated", monotonic()
             go_on, ticket.go_on = ticket.go_on, None
@@ -167,7 +162,7 @@ class AdmissionQueue:
 
 
 class Ticket:
-    """One run's claim on a seat. Used by the thread that streams the run, the worker and the acts of its visitor."""
+    """One run's claim on a seat. Used by the thread that streams the run, the worker and the visitor's handlers."""
 
     def __init__(self, queue: AdmissionQueue, kind: str, visitor: Visitor):
         self.queue, self.kind, self.visitor = queue, kind, visitor
@@ -175,10 +170,9 @@ class Ticket:
         self.go_on: Callable[[], None] | None = None
 
     def wait(self) -> Iterator[int]:
-        """The place in the queue, 1 for the next: at once, whenever it changes, and every PATIENCE seconds until the
-        ticket is seated.
+        """Yield the place in the queue (1 is next) at once, on every change, and every PATIENCE seconds until seated.
 
-        Raises Refusal where the queue closes.
+        Raises Refusal when the queue closes.
         """
         changed = self.queue._changed
         while True:
@@ -197,20 +191,20 @@ class Ticket:
 
     @property
     def place(self) -> int:
-        """Place in the queue, 1 for the next; 0 where the ticket does not wait."""
+        """Place in the queue (1 is next); 0 if the ticket is not waiting."""
         with self.queue._changed:
             order = self.queue._order()
             return order.index(self) + 1 if self in order else 0
 
     def rest(self) -> None:
-        """Give the seat to somebody else for as long as the run is held."""
+        """Give up the seat for as long as the run is held."""
         with self.queue._changed:
             if self.state in ("seated", "waiting"):
                 self.state, self.go_on, self.since = "resting", None, monotonic()
                 self.queue._seat()
 
     def ask_again(self, go_on: Callable[[], None]) -> None:
-        """Queue for a seat again, and call `go_on` with it: at once where the ticket has one or one is free."""
+        """Queue for a seat again and call `go_on` once seated: at once if the ticket has a seat or one is free."""
         with self.queue._changed:
             if self.state == "seated":
                 return go_on()
@@ -221,7 +215,7 @@ class Ticket:
                 self.go_on = go_on
 
     def leave(self) -> None:
-        """Give back all that the ticket stands for; a second time does nothing."""
+        """Release the ticket and its seat; calling it again does nothing."""
         with self.queue._changed:
             if self in self.queue._tickets:
                 self.queue._tickets.remove(self)
@@ -230,8 +224,9 @@ class Ticket:
 
 
 def _busy(waiting: int) -> str:
-    return f"The page is busy: {waiting} run{'' if waiting == 1 else 's'} {'is' if waiting == 1 else 'are'} waiting; try again in a minute."
+    runs = "1 run is" if waiting == 1 else f"{waiting} runs are"
+    return f"The page is busy: {runs} waiting; try again in a minute."
 
 
 def _own_busy(runs: int) -> str:
-    return f"Your share of this page is used up: {runs} of your runs are open; let one end, or stop one, and try again."
+    return f"Your share of this page is used up: {runs} of your runs are open; stop one, or wait for one to end."

@@ -1,8 +1,7 @@
-"""What programs may ask of the page, each by its name: `run`, `compare`, `strategies`, `examples`, `questions`. They
-are its API and its MCP tools.
+"""The API endpoints of the page, which are its MCP tools too: `run`, `compare`, `strategies`, `examples`, `questions`.
 
-A frame of `run` travels as JSON text. Gradio sends the difference between one answer and the next, and in 6.31 its
-clients break on a list that grows shorter by two or more; a text is replaced as a whole.
+A frame of `run` is sent as JSON text. Gradio sends the difference between one answer and the next, and in 6.31 its
+clients fail on a list that gets shorter by two or more; a text is replaced as a whole.
 
 Types and docstrings become the description of the endpoints, so annotations stay objects here.
 """
@@ -33,17 +32,18 @@ from playground.ui.zero_gpu import RemoteRun
 
 Lane = dict[str, Any]
 Turns = list[list[str]] | None
-BLANK = {"knobs": {}, "extras": [], "forced": []}  # what a lane has where nothing is said
-SHAPE = 'write it as {"strategy": "greedy", "knobs": {}, "extras": [["top_p", {"p": 0.9}]], "seed": 3}, where all but the strategy may be left out'
-ASKED = f"""
+BLANK = {"knobs": {}, "extras": [], "forced": []}  # defaults of a lane
+EXAMPLE = '{"strategy": "greedy", "knobs": {}, "extras": [["top_p", {"p": 0.9}]], "seed": 3}'
+SHAPE = f"write it as {EXAMPLE}; only the strategy is required"
+ARGUMENTS = f"""
         Args:
             prompt: text to continue
-            lanes: one to {LANES} lanes, such as {{"strategy": "greedy", "knobs": {{}}, "extras": [["top_p", {{"p": 0.9}}]], "seed": 3}}
-            seed: of the lanes that have none of their own; lanes with one seed share their draws
-            length: most tokens a lane may write
+            lanes: one to {LANES} lanes, such as {EXAMPLE}
+            seed: of the lanes without a seed of their own; lanes with the same seed share their random draws
+            length: maximum number of tokens a lane generates
             mode: "raw", or "chat" for the model's chat template
             system: system message of a chat
-            stop: strings that end a text, one a line
+            stop: strings that end a text, one per line
             context: a passage that every lane reads before the prompt
             model: target model, from the page's list; "default" is the one the page was started with
             draft: draft model; "default" is the target's own, "none" is none
@@ -52,17 +52,15 @@ ASKED = f"""
 
 
 def publish(site: Site) -> None:
-    """Make the endpoints of one site, in the Blocks that are being laid out. Their runs wait in the same admission
-    queue as those of the page.
-    """
-    for ask in (run_endpoint(site), compare_endpoint(site)):
-        gr.api(ask, api_name=ask.__name__, concurrency_limit=None)
-    for ask in (strategies, examples, questions):
-        gr.api(ask, api_name=ask.__name__, queue=False)
+    """Add the endpoints of a site to the current Blocks. Their runs share the admission queue of the page."""
+    for endpoint in (run_endpoint(site), compare_endpoint(site)):
+        gr.api(endpoint, api_name=endpoint.__name__, concurrency_limit=None)
+    for endpoint in (strategies, examples, questions):
+        gr.api(endpoint, api_name=endpoint.__name__, queue=False)
 
 
 def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
-    """`run` over one site."""
+    """The endpoint `run` of a site."""
 
     def run(
         prompt: str,
@@ -77,25 +75,38 @@ def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
         draft: str = DEFAULT,
         before: Turns = None,
     ) -> Iterator[str]:
-        asked = {"prompt": prompt, "lanes": lanes, "seed": seed, "length": length, "mode": mode, "system": system, "stop": stop, "context": context,
-                 "model": model, "draft": draft, "before": before or []}
-        with _told(), _queued(site, asked) as turn:
-            yield from (to_json({"state": "waiting", "place": place}) for place in turn.wait())
-            running = turn.start()
+        arguments = {
+            "prompt": prompt,
+            "lanes": lanes,
+            "seed": seed,
+            "length": length,
+            "mode": mode,
+            "system": system,
+            "stop": stop,
+            "context": context,
+            "model": model,
+            "draft": draft,
+            "before": before or [],
+        }
+        with _refusals_as_errors(), _queued(site, arguments) as request:
+            yield from (to_json({"state": "waiting", "place": place}) for place in request.wait())
+            running = request.start()
             yield from (to_json(frame) for frame in running.frames() if frame)
             if running.error:
                 raise Refusal(running.error)
 
     return _described(
         ends_unread(run),
-        'Run lanes over a prompt and stream what they do, as frames in JSON: {"run", "n", "events", "state", and first '
-        '"headers"}. While others have the machine, a frame is {"state": "waiting", "place"}, with the place in the queue.',
+        "Run lanes over a prompt and stream their events as frames in JSON: "
+        '{"run", "n", "events", "state", and in the first "headers"}. '
+        'While the run waits for a seat, a frame is {"state": "waiting", "place"}, with the place in the queue.',
     )
 
 
 def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]]:
-    """`compare` over one site. It answers nothing, again and again, until all is said: between two answers Gradio sees
-    that a client has left.
+    """The endpoint `compare` of a site.
+
+    It yields empty answers until the lanes are done: Gradio notices only between two answers that a client has left.
     """
 
     def compare(
@@ -111,7 +122,7 @@ def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]
         draft: str = DEFAULT,
         before: Turns = None,
     ) -> Iterator[list[dict[str, Any]]]:
-        asked = {
+        arguments = {
             "prompt": prompt,
             "lanes": lanes,
             "seed": seed,
@@ -124,9 +135,9 @@ def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]
             "draft": draft,
             "before": before or [],
         }
-        with _told(), _queued(site, asked) as turn:
-            yield from ([] for _ in turn.wait())
-            running = turn.start()
+        with _refusals_as_errors(), _queued(site, arguments) as request:
+            yield from ([] for _ in request.wait())
+            running = request.start()
             yield from ([] for _ in running.frames())
             if running.error:
                 raise Refusal(running.error)
@@ -134,91 +145,88 @@ def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]
 
     return _described(
         ends_unread(compare),
-        "Run lanes over a prompt to their end and tell what each came to: text, token ids, metrics, how right it is "
-        "where the answer is known, and where it leaves the first lane's text. A lane that fails says why in its place; while lanes "
-        "write, the answer is an empty list.",
+        "Run lanes over a prompt to their end and return the result of each: text, token ids, metrics, its score "
+        "if the answer is known, and where its text diverges from the first lane's. A lane that fails has an error "
+        "message instead; while the lanes generate, the answer is an empty list.",
     )
 
 
 def strategies(name: str = "") -> list[dict[str, Any]]:
-    """Tell which decoding strategies there are: what each does, its paper, its promises, what it needs, its slots and
-    its knobs.
+    """List the decoding strategies: what each does, its paper, guarantees, requirements, slots and knobs.
 
     Those of the kinds decoder, canvas_decoder and preset are a lane's "strategy"; the other kinds go into its "extras".
 
     Args:
-        name: one strategy, such as "top_p"; all where it is left empty
+        name: one strategy, such as "top_p"; all if empty
     """
-    with _told():
+    with _refusals_as_errors():
         return [facts(find(name))] if name else [facts(cls) for cls in discover().values()]
 
 
 def examples() -> list[dict[str, Any]]:
-    """Tell which examples come with the page: prompts with lanes that suit them, by the names of the arguments of `run`
-    and `compare`.
-    """
+    """List the examples of the page: prompts with suitable lanes, under the argument names of `run` and `compare`."""
     return gallery()
 
 
 def questions(task: str = "") -> list[dict[str, Any]]:
-    """Tell which questions have answers the page knows: asked exactly so, as a chat, `compare` judges what each lane
-    answers.
+    """List the questions with known answers. If one is asked unchanged, as a chat, `compare` scores each lane's answer.
 
-    Each has the arguments of `run` and `compare` beside its task, the answer that is expected, and what to look at.
+    Each has the arguments of `run` and `compare`, its task, the expected answer, and what to look at.
 
     Args:
-        task: one task, such as "arithmetic"; all where it is left empty
+        task: one task, such as "arithmetic"; all if empty
     """
-    with _told():
+    with _refusals_as_errors():
         known = {question.task for question in answerable()}
         if task and task not in known:
             raise Refusal(f"There is no task {quoted(task)}: choose one of {', '.join(sorted(known))}.", "task")
         return [_question(question) for question in answerable() if task in ("", question.task)]
 
 
-# --- how they do it ---
+# --- implementation ---
 
 def _question(question: Question) -> dict[str, Any]:
     turns = [[*turn] for turn in question.before]
-    asked = {
+    arguments = {
         "prompt": question.prompt,
         "mode": "chat" if question.chat else "raw",
         "context": question.context,
         "before": turns,
+        **question.settings,
     }
-    return {"task": question.task, **asked, **question.settings, "expected": question.expected, "look": question.look}
+    return {"task": question.task, **arguments, "expected": question.expected, "look": question.look}
 
 
-def _described(ask: Callable[..., Any], does: str) -> Callable[..., Any]:
-    ask.__doc__ = f"{does}\n{ASKED}"
-    return ask
+def _described(endpoint: Callable[..., Any], summary: str) -> Callable[..., Any]:
+    endpoint.__doc__ = f"{summary}\n{ARGUMENTS}"
+    return endpoint
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """A refusal reaches the program as its sentence."""
+def _refusals_as_errors() -> Iterator[None]:
+    """Raise a Refusal as gr.Error, whose message reaches the client."""
     try:
         yield
     except Refusal as refusal:
         raise gr.Error(str(refusal), print_exception=False) from None
 
 
-class Turn:
-    """A program's request on its way: what it asked for, its place in the queue, and its run once that has begun."""
+class ApiRequest:
+    """A client's request: its settings, its place in the queue, and its run once that has begun."""
 
     def __init__(self, site: Site, settings: Settings):
         self.site, self.settings = site, settings
-        self.arrival = site.arrival(settings)
+        self.loading = site.model_load(settings)
         self.ticket = site.join(API)
         self.run: Run | RemoteRun | None = None
 
     def wait(self) -> Iterator[int]:
-        """The place in the queue until it is this request's turn."""
+        """The place in the queue, until the request has a seat."""
         return self.ticket.wait()
 
     def start(self) -> Run | RemoteRun:
-        """Begin the run; raises Refusal."""
-        self.run = self.site.start(self.arrival, self.settings, Memory())
+        """Start the run; raises Refusal."""
+        self.run = self.site.start(self.loading, self.settings, Memory())
         return self.run
 
     def end(self) -> None:
@@ -228,24 +236,24 @@ class Turn:
 
 
 @contextmanager
-def _queued(site: Site, asked: dict[str, Any]) -> Iterator[Turn]:
-    """A program's request in the queue; its run ends where the program leaves. Raises Refusal."""
-    settings = _settings(asked)
+def _queued(site: Site, arguments: dict[str, Any]) -> Iterator[ApiRequest]:
+    """A client's request in the queue; its run ends when the client leaves. Raises Refusal."""
+    settings = _settings(arguments)
     settings.check(site.rules)
-    turn = Turn(site, settings)
+    request = ApiRequest(site, settings)
     try:
-        yield turn
+        yield request
     finally:
-        turn.end()
+        request.end()
 
 
-def _settings(asked: dict[str, Any]) -> Settings:
-    """What a program asked for; raises Refusal for what a page would leave at its default."""
-    settings = Settings.read(asked)
-    for name, value in asked.items():
+def _settings(arguments: dict[str, Any]) -> Settings:
+    """The settings of a request; raises Refusal for values that the page would replace by their defaults."""
+    settings = Settings.read(arguments)
+    for name, value in arguments.items():
         if name != "lanes" and getattr(settings, name) != value:
             raise Refusal(f"{name} must be {_allowed(name)}, not {quoted(value)}.", name)
-    _check_lanes(asked["lanes"])
+    _check_lanes(arguments["lanes"])
     return settings
 
 
@@ -258,17 +266,17 @@ def _check_lanes(lanes: Any) -> None:
     if not isinstance(lanes, list) or len(lanes) > LANES:
         raise Refusal(f"The lanes must be a list of one to {LANES}.", "lanes")
     for number, lane in enumerate(lanes, 1):
-        if not _is_understood(lane):
-            raise Refusal(f"Lane {number} is not understood: {SHAPE}.", "lanes")
+        if not _is_well_formed(lane):
+            raise Refusal(f"Lane {number} is malformed: {SHAPE}.", "lanes")
 
 
-def _is_understood(lane: Any) -> bool:
-    """Whether nothing of a lane was left away in reading it."""
+def _is_well_formed(lane: Any) -> bool:
+    """Whether reading a lane drops nothing of it."""
     return isinstance(lane, dict) and Settings.read({"lanes": [lane]}).lanes == [BLANK | lane]
 
 
 def _comparison(trace: Trace) -> list[dict[str, Any]]:
-    """The lanes beside the first; raises Refusal where none came through."""
+    """The results of the lanes, compared with the first; raises Refusal if all failed."""
     results = [Result(trace.lane(header.lane)) for header in trace.headers]
     if all(result.reason == "failed" for result in results):
         raise Refusal(results[0].message)

@@ -1,7 +1,7 @@
-"""The benchmark page: strategies on questions, asked while the visitor watches the table fill.
+"""The benchmark page: strategies answer questions, and a results table fills while they do.
 
-A survey goes through the same worker as the runs of the playground, one forward at a time; of several surveys one goes
-on at a time, in the order in which visitors came.
+A survey is served by the same worker as the runs of the playground, one forward at a time. One survey runs at a time;
+others wait in the admission queue.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from playground.bench.survey_export import as_csv, document, models_told
 from playground.bench.survey_figures import COSTS, acceptance, quality
 from playground.bench.user_questions import FORM, read_questions
 from playground.errors import Refusal
-from playground.ui import model_menu as offers
+from playground.ui import model_menu
 from playground.ui.admission_queue import SURVEY, Ticket
 from playground.ui.event_fields import whole_number
 from playground.ui.gallery import TASKS
@@ -30,7 +30,7 @@ from playground.ui.handlers import Changes, status
 from playground.ui.lane_editor import LaneEditor
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
-from playground.ui.results_table import Standings, answers_to, file_name, told
+from playground.ui.results_table import Standings, answers_to, file_name, table_value
 from playground.ui.run_figures import for_page
 from playground.ui.site import Site
 from playground.ui.survey_run import SurveySettings
@@ -39,28 +39,29 @@ from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
 CONTROLS = ("tasks", "count", "repeats", "own", "length", "seed", "model", "draft", "lanes")
-# what a refusal is about
-BESIDE = {"lanes": "lanes", "entrants": "lanes", "file": "own", "model": "model", "draft": "model", "device": "model"}
+# `Refusal.about` -> the notice it is shown in
+NOTICES = {"lanes": "lanes", "entrants": "lanes", "file": "own", "model": "model", "draft": "model", "device": "model"}
 LANES = [{"strategy": "greedy"}, {"strategy": "speculative", "extras": [["prompt_lookup", {}], ["greedy_match", {}]]}]
-OFTEN = 0.7  # seconds between two looks of the table at least
+TABLE_INTERVAL = 0.7  # least seconds between two updates of the table
 LEAD = (
-    "Every strategy answers the same questions, in turn and in several rounds. Where the answer is known you see how right each is, and always what it "
-    "costs. The bundled models know only the small world that these questions are drawn from; questions of your own suit other models."
+    "All strategies answer the same questions, one after another and in several rounds. The table shows what each "
+    "costs and, for questions with known answers, its score. The bundled models know only the small invented world of "
+    "these questions; for other models, use questions of your own."
 )
 CAUTION = (
-    "Forwards, acceptance, tokens and scores are exact. Times are not worth much on a busy machine: trust the ratio before the seconds, and look "
-    "how far apart its rounds are."
+    "Forwards, acceptance, tokens and scores are exact. Times are unreliable on a busy machine: prefer the time ratio "
+    "to the seconds, and check its spread over the rounds."
 )
 
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
-    """Lay out the page under its head."""
+    """Lay out the page below its header."""
     page = Benchmark(site, head)
     page.bind(SurveyHandlers(site, page), blocks)
 
 
 class Benchmark:
-    """The components, each an attribute, laid out from top to bottom."""
+    """The components, each an attribute, from top to bottom."""
 
     def __init__(self, site: Site, head: gr.Row):
         self.site, self.start, self.visit = site, SurveySettings(lanes=LANES), gr.State(None)
@@ -78,7 +79,7 @@ class Benchmark:
             self._numbers()
         self.lanes = LaneEditor(
             self.start.lanes,
-            fills=offers.fills(site.named(self.start.model)),
+            fills=model_menu.fills(site.named(self.start.model)),
             most=SurveySettings.MOST,
             elem_id="editor",
         )
@@ -91,29 +92,29 @@ class Benchmark:
 
     def show(self, choice: SurveySettings) -> Changes:
         return {getattr(self, name): getattr(choice, name) for name in CONTROLS} | {
-            self.brought: gr.update(open=bool(choice.own))
+            self.own_section: gr.update(open=bool(choice.own))
         }
 
     def busy(self) -> Changes:
         return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True)}
 
-    def rest(self) -> Changes:
+    def idle(self) -> Changes:
         return {self.go: gr.update(visible=True), self.halt: gr.update(visible=False)}
 
-    def silence(self) -> Changes:
+    def clear_notices(self) -> Changes:
         return dict.fromkeys(self._notices(), "")
 
-    def say(self, refusal: Refusal) -> Changes:
-        """The sentence beside what it is about."""
-        near = getattr(self, f"{BESIDE.get(refusal.about, 'questions')}_notice")
+    def show_refusal(self, refusal: Refusal) -> Changes:
+        """Show the message of a refusal next to the control it is about."""
+        near = getattr(self, f"{NOTICES.get(refusal.about, 'questions')}_notice")
         return {
-            **self.silence(),
+            **self.clear_notices(),
             near: escape(str(refusal)),
-            **({self.brought: gr.update(open=True)} if near is self.own_notice else {}),
+            **({self.own_section: gr.update(open=True)} if near is self.own_notice else {}),
         }
 
     def plotted(self, answers: list[Answer], cost: str) -> Changes:
-        """The figures there is something to draw for; nothing of the section where there is none."""
+        """Show the figures that have data; hide the section if none has."""
         rows = table(answers)
         drawn = dict(zip(self.plots, map(for_page, (quality(rows, cost), acceptance(rows)))))
         shown = {plot: gr.update(value=figure, visible=figure is not None) for plot, figure in drawn.items()}
@@ -123,36 +124,36 @@ class Benchmark:
             self.cost: gr.update(visible=drawn[self.plots[0]] is not None),
         }
 
-    def bind(self, acts: SurveyHandlers, blocks: gr.Blocks) -> None:
-        """One act for each event."""
+    def bind(self, handlers: SurveyHandlers, blocks: gr.Blocks) -> None:
+        """Connect each event to its handler."""
         controls, now = self.controls(), {"queue": False, **PRIVATE}
-        blocks.load(acts.open, None, [*controls, self.brought], **PRIVATE)
-        blocks.load(acts.ready, None, [self.status, *self._notices(), self.brought], concurrency_limit=None, **PRIVATE)
-        self.model.change(acts.offer, self.model, self.lanes, **now)
-        self.bring.upload(acts.bring, self.bring, [self.own, *self._notices(), self.brought], **now)
+        blocks.load(handlers.open, None, [*controls, self.own_section], **PRIVATE)
+        notices = [*self._notices(), self.own_section]
+        blocks.load(handlers.ready, None, [self.status, *notices], concurrency_limit=None, **PRIVATE)
+        self.model.change(handlers.offer, self.model, self.lanes, **now)
+        self.bring.upload(handlers.bring, self.bring, [self.own, *notices], **now)
         self.go.click(
-            acts.run,
+            handlers.run,
             [self.visit, self.cost, *controls],
             [
                 self.visit,
                 self.status,
-                self.told,
+                self.progress,
                 self.standings,
                 self.answers,
                 self.go,
                 self.halt,
-                *self._notices(),
-                self.brought,
+                *notices,
                 *self._drawn(),
             ],
             concurrency_limit=None,
             **PRIVATE,
         )
-        self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)
-        self.standings.show(acts.show, self.visit, self.answers, **now)
-        self.standings.save(acts.save, self.visit, self.standings, **now)
-        self.cost.change(acts.draw, [self.visit, self.cost], self._drawn(), **now)
-        self.share.click(acts.share, controls, self.link, **PRIVATE)
+        self.halt.click(handlers.stop, self.visit, [self.go, self.halt], **now)
+        self.standings.show(handlers.show, self.visit, self.answers, **now)
+        self.standings.save(handlers.save, self.visit, self.standings, **now)
+        self.cost.change(handlers.draw, [self.visit, self.cost], self._drawn(), **now)
+        self.share.click(handlers.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
 
     def _notices(self) -> list[gr.components.Component]:
@@ -171,15 +172,16 @@ class Benchmark:
             )
             with gr.Accordion(
                 "Questions of your own", open=False, elem_classes="passage", elem_id="brought"
-            ) as self.brought:
+            ) as self.own_section:
                 self.own = gr.Textbox(
                     self.start.own,
-                    label="One JSON object a line",
+                    label="One JSON object per line",
                     lines=3,
                     max_lines=10,
                     placeholder=FORM,
                     elem_id="own",
-                    info='Only "prompt" has to be there. "answer" makes it scored: exact, or with "contains": true anywhere in the text.',
+                    info='Only "prompt" is required. "answer" is needed for a score: it must equal the text, or with '
+                         '"contains": true occur anywhere in it.',
                 )
                 self.bring = gr.UploadButton(
                     "Load a .jsonl file", file_types=[".jsonl", ".json", ".txt"], size="sm", elem_id="bring"
@@ -190,18 +192,18 @@ class Benchmark:
     def _numbers(self) -> None:
         with gr.Column(scale=2, min_width=280, elem_classes="numbers"):
             with gr.Row(elem_classes="pair"):
-                self.count = self._number("count", "Of each kind")
+                self.count = self._number("count", "Per task")
                 self.repeats = self._number("repeats", "Rounds")
             with gr.Row(elem_classes="pair"):
                 self.length = self._number("length", "Tokens")
                 self.seed = self._number("seed", "Seed")
             with gr.Accordion("Models", open=False, elem_classes="models"):
-                targets = offers.targets(self.site.default_name())
+                targets = model_menu.targets(self.site.default_name())
                 self.model = gr.Dropdown(
                     targets, value=self.start.model, label="Target", allow_custom_value=True, elem_id="model"
                 )
                 self.draft = gr.Dropdown(
-                    offers.drafts(), value=self.start.draft, label="Draft", allow_custom_value=True, elem_id="draft"
+                    model_menu.drafts(), value=self.start.draft, label="Draft", allow_custom_value=True, elem_id="draft"
                 )
             self.model_notice = notice("model-notice")
 
@@ -217,7 +219,7 @@ class Benchmark:
             self.link = gr.Textbox(visible="hidden", elem_id="link")
 
     def _results(self) -> None:
-        self.told = gr.HTML(
+        self.progress = gr.HTML(
             "",
             html_template="<div class='told' role='status'>${value}</div>",
             elem_id="progress",
@@ -229,9 +231,9 @@ class Benchmark:
             "Figures", open=True, visible=False, elem_classes="figures", elem_id="figures"
         ) as self.figures:
             self.cost = gr.Radio(
-                [(told, cost) for cost, (told, _) in COSTS.items()],
+                [(label, cost) for cost, (label, _) in COSTS.items()],
                 value=next(iter(COSTS)),
-                label="Held against",
+                label="Cost axis",
                 elem_id="cost",
             )
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in range(2)]
@@ -239,18 +241,18 @@ class Benchmark:
 
 @dataclass(eq=False)
 class SurveyVisit:
-    """A visitor's last survey and how far it has come."""
+    """A visitor's last survey and its progress."""
 
     choice: SurveySettings
     entrants: list[Entrant]
     questions: list[Question]
     answers: list[Answer] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)  # settings and machine, once the models are there
-    beside: int = 0  # most runs of others that took turns with it
+    facts: dict[str, Any] = field(default_factory=dict)  # settings and machine, once the models are loaded
+    other_runs: int = 0  # maximum number of other visitors' runs that shared the device
     run: Run | RemoteRun | None = None
-    ticket: Ticket | None = None  # its seat, or its place among those who wait for one
+    ticket: Ticket | None = None  # its seat or its place in the queue
     stopped: bool = False
-    left: bool = False  # another one has taken its place on the page
+    left: bool = False  # another survey has replaced it on the page
     over: bool = False
 
     def stop(self) -> None:
@@ -259,84 +261,84 @@ class SurveyVisit:
             self.run.stop()
 
     def leave(self) -> None:
-        """Nobody follows any more: end it and give the seat back."""
+        """Stop the survey and give up its seat."""
         self.stop()
         if self.ticket:
             self.ticket.leave()
 
     def notes(self) -> list[str]:
-        """What it was measured with and on, and what that is worth."""
+        """The models, the machine, and how reliable the measurements are."""
         if not self.facts:
             return []
         models, machine = self.facts["settings"], self.facts["machine"]
         draft = f" and the draft {_short(models['draft'])}" if models["draft"] else ""
-        others = f" Up to {_count(self.beside, 'run')} of other visitors took turns with it." if self.beside else ""
+        others = _count(self.other_runs, "run")
+        shared = f" Up to {others} of other visitors shared the device." if self.other_runs else ""
+        size = f"{models['parameters'] / 1e6:,.0f} million parameters"
         return [
-            f"Measured with {_short(models['model'])} ({models['parameters'] / 1e6:,.0f} million parameters, {models['dtype']}){draft}, on "
-            f"{machine['processor']}, {machine['threads']} of {_count(machine['cores'], 'core')}, device {machine['device']}, "
-            f"torch {machine['torch']}.{others}",
+            f"Measured with {_short(models['model'])} ({size}, {models['dtype']}){draft}, on "
+            f"{machine['processor']}, {machine['threads']} of {_count(machine['cores'], 'core')}, "
+            f"device {machine['device']}, torch {machine['torch']}.{shared}",
             CAUTION,
         ]
 
 
 class SurveyHandlers:
-    """What happens when a visitor does something. Bound to one page; what belongs to one visitor comes in through the
-    page's state.
-    """
+    """The event handlers of one page; everything that belongs to a visitor is passed in through the page's state."""
 
     def __init__(self, site: Site, page: Benchmark):
         self.site, self.page = site, page
 
     def open(self, request: gr.Request) -> Changes:
-        """Put the controls as a link has them."""
+        """Set the controls from the link."""
         code = request.query_params.get("s", "")
         choice = SurveySettings.from_code(code) if code else None
         return self.page.show(choice) if choice else gr.skip()
 
     @ends_unread
     def ready(self) -> Iterator[Changes]:
-        """Show how the models that the page was started with are coming along."""
+        """Show the loading progress of the page's own models."""
         try:
-            arrival = self.site.arrivals.want(self.site.wish)
-            yield from self._progress(arrival)
-            arrival.result()
+            loading = self.site.model_loader.request(self.site.model_request)
+            yield from self._progress(loading)
+            loading.result()
         except Refusal as refusal:
-            yield self.page.say(refusal)
+            yield self.page.show_refusal(refusal)
 
     def offer(self, model: str) -> Changes:
-        return {self.page.lanes: gr.update(fills=offers.fills(self.site.named(model)))}
+        return {self.page.lanes: gr.update(fills=model_menu.fills(self.site.named(model)))}
 
     def bring(self, path: str) -> Changes:
-        """The text of a file, if every line of it is a question; the file itself is not kept."""
+        """Take the text of an uploaded file if every line is a question; the file is deleted."""
         file = Path(path)
         try:
             read_questions(file)
-            return {self.page.own: file.read_text(encoding="utf-8-sig"), **self.page.silence()}
+            return {self.page.own: file.read_text(encoding="utf-8-sig"), **self.page.clear_notices()}
         except Refusal as refusal:
-            return self.page.say(refusal)
+            return self.page.show_refusal(refusal)
         finally:
             file.unlink(missing_ok=True)
 
     @ends_unread
     def run(self, before: SurveyVisit | None, cost: str, *values: Any) -> Iterator[Changes]:
-        """Ask, and stream how it goes; leaving the page stops it."""
+        """Run a survey and stream its results; leaving the page stops it."""
         if before:
             before.left = True
             before.stop()
         try:
             yield from self._run(SurveySettings(**dict(zip(CONTROLS, values))), cost)
         except Refusal as refusal:
-            yield {self.page.told: "", **self.page.rest(), **self.page.say(refusal)}
+            yield {self.page.progress: "", **self.page.idle(), **self.page.show_refusal(refusal)}
 
     def stop(self, visit: SurveyVisit | None) -> Changes:
-        """End it; where nothing goes on any more, put the buttons right."""
+        """Stop the survey; if none is running, reset the buttons."""
         if visit is None or visit.over:
-            return self.page.rest()
+            return self.page.idle()
         visit.stop()
         return gr.skip()
 
     def show(self, visit: SurveyVisit | None, event: gr.EventData) -> str:
-        """One question with what everybody wrote."""
+        """One question with the answers of all strategies, as HTML."""
         try:
             number = whole_number(event, "number")
         except Refusal:
@@ -345,101 +347,93 @@ class SurveyHandlers:
         return answers_to(visit.questions[number], number, visit.entrants, visit.answers) if known else ""
 
     def save(self, visit: SurveyVisit | None, event: gr.EventData) -> Changes:
-        """The whole survey as a file."""
+        """The survey as a CSV or JSON file."""
         form = getattr(event, "form", "")
         if visit is None or form not in ("csv", "json"):
             return gr.skip()
         kind, text = ("text/csv", as_csv(visit.answers)) if form == "csv" else ("application/json", _document(visit))
-        # at: the same file can be had twice
+        # "at" makes the value differ, so the same file can be saved twice
         return {"saved": {"name": file_name(form), "type": kind, "text": text, "at": monotonic()}}
 
     def draw(self, visit: SurveyVisit | None, cost: str) -> Changes:
         return self.page.plotted(visit.answers if visit else [], cost)
 
     def share(self, *values: Any) -> Iterator[Changes]:
-        """The code of a link that opens the page as it is set; the browser makes it an address, each time anew."""
+        """The code of a link to the current settings. It is cleared first, so that every click triggers the browser."""
         yield {self.page.link: ""}
         yield {self.page.link: SurveySettings(**dict(zip(CONTROLS, values))).to_code()}
 
     def _run(self, choice: SurveySettings, cost: str) -> Iterator[Changes]:
         choice.check(self.site.rules)
         visit = SurveyVisit(choice, choice.entrants(), choice.questions(self.site.rules))
-        arrival = self.site.arrival(choice)
-        cleared = {self.page.told: "", self.page.standings: None, self.page.answers: "", **self.page.plotted([], cost)}
-        yield {self.page.visit: visit, **self.page.busy(), **self.page.silence(), **cleared}
+        loading = self.site.model_load(choice)
+        cleared = {self.page.progress: "", self.page.standings: None, self.page.answers: ""}
+        shown = {**self.page.busy(), **self.page.clear_notices(), **cleared, **self.page.plotted([], cost)}
+        yield {self.page.visit: visit, **shown}
         try:
-            for change in self._before(visit, arrival):
+            for change in self._before(visit, loading):
                 yield gr.skip() if visit.stopped else change
                 if visit.stopped:
                     break
             else:
-                yield from self._stream(visit, arrival)
+                yield from self._stream(visit, loading)
         finally:
             visit.over = True
             visit.leave()
-        yield gr.skip() if visit.left else {**self.page.rest(), **self._outcome(visit, cost)}
+        yield gr.skip() if visit.left else {**self.page.idle(), **self._outcome(visit, cost)}
 
-    def _before(self, visit: SurveyVisit, arrival: ModelLoad) -> Iterator[Changes]:
-        """What there is to wait for: the models, and the surveys of others."""
-        yield from self._progress(arrival)
-        arrival.result()
+    def _before(self, visit: SurveyVisit, loading: ModelLoad) -> Iterator[Changes]:
+        """Wait for the models and for a seat."""
+        yield from self._progress(loading)
+        loading.result()
         visit.ticket = self.site.join(SURVEY)
         for place in visit.ticket.wait():
-            yield {
-                self.page.told: f"<p>Place {place} in the queue. One survey goes on at a time, so that none spoils another's times.</p>"
-            }
+            reason = "One survey runs at a time, so that the measured times are comparable."
+            yield {self.page.progress: f"<p>Place {place} in the queue. {reason}</p>"}
 
-    def _progress(self, arrival: ModelLoad) -> Iterator[Changes]:
-        for now in arrival.watch():
+    def _progress(self, loading: ModelLoad) -> Iterator[Changes]:
+        for now in loading.watch():
             yield {self.page.status: status(now)}
-        yield {self.page.status: status(arrival)}
+        yield {self.page.status: status(loading)}
 
-    def _stream(self, visit: SurveyVisit, arrival: ModelLoad) -> Iterator[Changes]:
-        """The table, as often as is worth looking at it."""
-        models = arrival.result()
+    def _stream(self, visit: SurveyVisit, loading: ModelLoad) -> Iterator[Changes]:
+        """Stream the table, at most every TABLE_INTERVAL seconds."""
+        models = loading.result()
         visit.facts = _facts(visit.choice, models)
-        visit.run = self.site.survey(arrival, visit.choice)
+        visit.run = self.site.survey(loading, visit.choice)
         forecast, due = Forecast(visit), 0.0
         for news in visit.run.frames():
             fresh = news["events"] if news else []
             visit.answers += fresh
-            visit.beside = max(visit.beside, self.site.beside(models, visit.run))
-            forecast.hear(fresh)
+            visit.other_runs = max(visit.other_runs, self.site.other_runs(models, visit.run))
+            forecast.add(fresh)
             if monotonic() < due:
                 yield gr.skip()
                 continue
-            yield {self.page.told: forecast.say(), **(self._table(visit) if visit.answers else {})}
-            due = monotonic() + OFTEN
+            yield {self.page.progress: forecast.html(), **(self._table(visit) if visit.answers else {})}
+            due = monotonic() + TABLE_INTERVAL
 
     def _table(self, visit: SurveyVisit) -> Changes:
-        return {self.page.standings: told(visit.entrants, visit.questions, visit.answers, visit.notes())}
+        return {self.page.standings: table_value(visit.entrants, visit.questions, visit.answers, visit.notes())}
 
     def _outcome(self, visit: SurveyVisit, cost: str) -> Changes:
-        """Where it ended: the whole table with its figures, and why it is not more."""
+        """The final table with its figures, and an error message or how many answers there are."""
         wanted = len(visit.entrants) * len(visit.questions) * visit.choice.repeats
-        came = f"{len(visit.answers):,} of {wanted:,} answers."
-        said = (
-            visit.run.error
-            if visit.run and visit.run.error
-            else came
-            if len(visit.answers) == wanted
-            else f"Stopped after {came}"
-        )
+        count = f"{len(visit.answers):,} of {wanted:,} answers."
+        error = visit.run.error if visit.run else ""
+        message = error or (count if len(visit.answers) == wanted else f"Stopped after {count}")
         shown = {**self._table(visit), **self.page.plotted(visit.answers, cost)} if visit.answers else {}
-        return {self.page.told: f"<p>{escape(said)}</p>", **shown}
+        return {self.page.progress: f"<p>{escape(message)}</p>", **shown}
 
 
 class Forecast:
-    """How far a survey is, and how long the rest will take: as long as it took so far, the turns of other visitors
-    included.
-    """
+    """Progress of a survey and an estimate of its remaining time, from its pace so far with the device shared."""
 
     def __init__(self, visit: SurveyVisit):
         self._visit, self._progress = visit, Progress(visit.entrants, visit.questions, visit.choice.repeats)
-        # when the first answer came, and seconds that those after it took by themselves
-        self._begun, self._own = 0.0, 0.0
+        self._begun, self._own = 0.0, 0.0  # time of the first answer; seconds that later answers took by themselves
 
-    def hear(self, answers: list[Answer]) -> None:
+    def add(self, answers: list[Answer]) -> None:
         for answer in answers:
             self._progress.count(answer)
             self._own += answer.seconds if self._begun else 0.0
@@ -447,26 +441,26 @@ class Forecast:
 
     @property
     def left(self) -> float | None:
-        """Seconds; None as long as too little was measured."""
+        """Remaining seconds; None until enough has been measured."""
         left = self._progress.left
         return left * max(1.0, (monotonic() - self._begun) / self._own) if left and self._own else left
 
-    def say(self) -> str:
-        """As HTML."""
+    def html(self) -> str:
+        """The progress line as HTML."""
         if not self._visit.answers:
-            return "<p>Warming up: every strategy answers a question of each kind, which does not count.</p>"
-        left = self.left
+            return "<p>Warming up: each strategy answers one question of each task, which is not counted.</p>"
+        left, others = self.left, self._visit.other_runs
         facts = [
             f"{_count(len(self._visit.answers), 'answer')}",
             *([f"{_lasting(left)} left"] if left is not None else []),
-            *([f"in turn with {_count(self._visit.beside, 'run')} of others"] if self._visit.beside else []),
+            *([f"sharing the device with {_count(others, 'other run')}"] if others else []),
         ]
         return f"<p>{', '.join(facts)} <progress max='1' value='{self._progress.share:.3f}'></progress></p>"
 
 
 def _facts(choice: SurveySettings, models: Any) -> dict[str, Any]:
-    """What a survey's file says beside its answers."""
-    from playground.bench.speed_report import machine  # not before a model is there: it brings torch along
+    """Settings and machine, for a survey's file."""
+    from playground.bench.speed_report import machine  # imports torch
 
     asked = {
         "tasks": choice.tasks,
@@ -479,7 +473,7 @@ def _facts(choice: SurveySettings, models: Any) -> dict[str, Any]:
 
 
 def _document(visit: SurveyVisit) -> str:
-    facts = {**visit.facts, "shared": {"runs_of_others": visit.beside}}
+    facts = {**visit.facts, "shared": {"runs_of_others": visit.other_runs}}
     return json.dumps(document(facts, visit.entrants, visit.questions, visit.answers), indent=1)
 
 
@@ -488,7 +482,7 @@ def _lasting(seconds: float) -> str:
 
 
 def _short(name: str) -> str:
-    """A model's name; of a folder only its last part, which tells nobody where the files lie."""
+    """A model's name; of a folder only the last part, which does not reveal the path."""
     return Path(name).name if Path(name).is_dir() else name
 
 

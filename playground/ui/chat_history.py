@@ -1,6 +1,4 @@
-"""Earlier turns of a chat, quietly above the prompt. The value is a list of [user, assistant]; nothing is seen where it
-is empty.
-"""
+"""Earlier turns of a chat, shown above the prompt. The value is a list of [user, assistant]; hidden if empty."""
 from __future__ import annotations
 
 from typing import Any

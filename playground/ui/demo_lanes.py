@@ -1,5 +1,4 @@
-"""A lane in which a strategy can be watched, found from what strategies declare and what the gallery's examples hold.
-"""
+"""A lane that demonstrates a strategy, found from the strategies' declarations and the gallery's examples."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,19 +7,19 @@ from typing import Any
 from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
 from playground.errors import Refusal
-from playground.ui import model_menu as offers
+from playground.ui import model_menu
 from playground.ui.gallery import examples
 from playground.ui.settings import Settings
 
 Extras = list[list[Any]]  # [["top_p", {"p": 0.9}]]
-PLAIN = "greedy"  # toggles are added to it where it takes them
-DRAWING = "temperature"
+PLAIN = "greedy"  # the first decoder tried for toggles
+SAMPLING = "temperature"
 
 
 def settings_for(cls: type[Strategy]) -> Settings | None:
-    """One lane with the strategy, over a prompt that suits it; None for what no lane can hold.
+    """Settings with one lane that runs the strategy, over a suitable prompt; None if no lane can hold it.
 
-    The gallery's own lane where it has one, otherwise the simplest that can be put together.
+    The lane is the gallery's if it has one, otherwise the simplest valid one.
     """
     shown = next(((example, lane) for example in examples() for lane in example["lanes"] if _is_about(lane, cls)), None)
     if shown:
@@ -34,8 +33,7 @@ def _over(example: dict[str, Any], lane: dict[str, Any]) -> Settings:
 
 
 def _is_about(lane: dict[str, Any], cls: type[Strategy]) -> bool:
-    """Whether a lane holds the strategy; a toggle is lost beside a drafter and a verifier, so there it does not count.
-    """
+    """Whether a lane shows the strategy. A toggle is hard to see next to a drafter and a verifier, so not there."""
     if lane["strategy"] == cls.name:
         return True
     added = cls.name in [name for name, _ in lane.get("extras", [])]
@@ -43,15 +41,14 @@ def _is_about(lane: dict[str, Any], cls: type[Strategy]) -> bool:
 
 
 def _suiting(cls: type[Strategy]) -> dict[str, Any]:
-    """The first example with a context where one is needed, and with a model that fills where a canvas is to be filled.
-    """
+    """The first example with a context if one is needed, and a model that fills a canvas if the strategy does."""
     return next(example for example in examples() if bool(example.get("context")) == ("context" in cls.needs)
-                and offers.fills(example.get("model", "")) == (cls.kind == "canvas_decoder"))
+                and model_menu.fills(example.get("model", "")) == (cls.kind == "canvas_decoder"))
 
 
 def _lane(cls: type[Strategy]) -> dict[str, Any] | None:
-    """The first lane that is granted: the strategy as itself, in a slot, or added to a decoder."""
-    return next((lane for lane in _candidates(cls) if _granted(lane)), None)
+    """The first valid lane: with the strategy as decoder, in a slot, or added to a decoder."""
+    return next((lane for lane in _candidates(cls) if _is_valid(lane)), None)
 
 
 def _candidates(cls: type[Strategy]) -> Iterator[dict[str, Any]]:
@@ -61,7 +58,7 @@ def _candidates(cls: type[Strategy]) -> Iterator[dict[str, Any]]:
     for main in sorted(_of(*MAIN_KINDS), key=lambda main: (main.name != PLAIN, MAIN_KINDS.index(main.kind))):
         if cls.kind in main.slots().values():
             yield from (
-                {"strategy": main.name, "extras": [[cls.name, {}], *other, *_chance(cls)]}
+                {"strategy": main.name, "extras": [[cls.name, {}], *other, *_sampling(cls)]}
                 for other in _others(main, cls.kind)
             )
         elif cls.kind in ("sampler", *SINGLE_KINDS):
@@ -72,19 +69,19 @@ def _needed(main: type[Strategy]) -> Extras:
     return [[_of("constraint")[0].name, {}]] if "constraint" in main.needs else []
 
 
-def _chance(part: type[Strategy]) -> Extras:
-    """Guesses that are drawn by chance are so only in a lane that draws."""
-    return [[DRAWING, {}]] if getattr(part, "drawn", "deterministic") != "deterministic" else []
+def _sampling(part: type[Strategy]) -> Extras:
+    """Sampling, for a drafter that samples its draft tokens: it does so only in a lane that samples."""
+    return [[SAMPLING, {}]] if getattr(part, "drawn", "deterministic") != "deterministic" else []
 
 
 def _others(main: type[Strategy], kind: str) -> Iterator[Extras]:
-    """Ways to fill the slots beside the one of a kind: as they are by default, then with each part in turn."""
+    """Ways to fill the slots of other kinds: with their defaults, then with each part in turn."""
     yield []
     for other in set(main.slots().values()) - {kind}:
         yield from ([[part.name, {}]] for part in _of(other))
 
 
-def _granted(lane: dict[str, Any]) -> bool:
+def _is_valid(lane: dict[str, Any]) -> bool:
     try:
         return bool(assemble(LaneConfig(lane["strategy"], extras=[(name, knobs) for name, knobs in lane["extras"]])))
     except Refusal:

@@ -1,6 +1,6 @@
-"""Fields of an event that a browser sent. Anybody may send them, so they can be missing, of any type and of any size.
+"""Read the fields of an event sent by a browser. They are untrusted: missing, of any type or of any size.
 
-A field that is not what it should be is a Refusal; handlers whose answer nobody reads drop the event.
+A malformed field raises Refusal; handlers without an output ignore the event.
 """
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from playground.errors import Refusal
 from playground.request_limits import check_text, in_range
 
-MAX_INDEX = 10_000_000  # of a lane, a token, a position; far more than any of them has
+MAX_INDEX = 10_000_000  # of a lane, token or position; far above any real index
 
 
 def whole_number(event: Any, name: str, most: int = MAX_INDEX) -> int:
-    """The field as an integer from 0 to `most`; a float without a fraction counts as one. Raises Refusal."""
+    """The field as an integer from 0 to `most`; a float with an integral value is accepted. Raises Refusal."""
     value = _value(event, name)
     if not in_range(value, 0, most) or value != int(value):
         raise _malformed(name, f"a whole number from 0 to {most}")
@@ -29,7 +29,7 @@ def number(event: Any, name: str, low: float, high: float) -> float:
 
 
 def text(event: Any, name: str, most: int) -> str:
-    """The field as a text of at most `most` characters; raises Refusal."""
+    """The field as a string of at most `most` characters; raises Refusal."""
     value = _value(event, name)
     check_text(value, f"field {name} of this event", most)
     return value
@@ -43,7 +43,7 @@ def has(event: Any, name: str) -> bool:
 def _value(event: Any, name: str) -> Any:
     try:
         return getattr(event, name, None)
-    except TypeError:  # what a browser sends in the place of an object has no fields
+    except TypeError:  # the browser sent something other than an object
         return None
 
 

@@ -1,6 +1,4 @@
-"""Whether a set of models that a visitor asks for fits into memory beside what is loaded and running, before anything
-of it is loaded.
-"""
+"""Check, before loading, whether the models a visitor asks for fit into the memory that is left."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +11,7 @@ RESERVED = 0.25  # of a device's memory: for the caches and activations of runs
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a device: all it has, and what is free now."""
+    """Bytes of a device, in total and free."""
 
     total: int
     free: int
@@ -21,21 +19,21 @@ class Memory:
 
 @dataclass(frozen=True)
 class Needed:
-    """Bytes that a set of models takes, and on which device."""
+    """Bytes that a set of models needs, and on which device."""
 
     bytes: int
     device: str
 
 
-def needed_by(wish) -> Needed:
-    """What the weights of a wish take, headroom included; raises Refusal where the models cannot be found."""
-    from playground.engine import catalogue  # not before a model is wanted: loading brings torch along
-    from playground.engine.load import HEADROOM, Loading, estimate
-    how = Loading(wish.device, wish.dtype, wish.quantization).resolve()
-    name = wish.model or catalogue.BUNDLED[0].name
+def needed_by(request) -> Needed:
+    """Bytes of the requested weights, including headroom; raises Refusal if the models cannot be found."""
+    from playground.engine import catalogue
+    from playground.engine.load import HEADROOM, Loading, estimate  # imports torch
+    how = Loading(request.device, request.dtype, request.quantization).resolve()
+    name = request.model or catalogue.BUNDLED[0].name
     if name == catalogue.ORACLE:
         return Needed(0, "cpu")
-    draft = wish.draft or catalogue.partner(name)
+    draft = request.draft or catalogue.partner(name)
     parts = [(name, how)]
     if draft in catalogue.PACKED:
         parts.append((name, Loading(how.device, how.dtype, draft)))
@@ -45,29 +43,31 @@ def needed_by(wish) -> Needed:
 
 
 def memory_of(device: str) -> Memory:
-    """What a device has."""
-    from playground.engine.load import device_memory  # not before a model is wanted
+    """The memory of a device."""
+    from playground.engine.load import device_memory  # imports torch
     return Memory(*device_memory(device))
 
 
 class MemoryGuard:
-    """Refuses what does not fit. `held` of `check` counts the weights of sets that are kept: mapped files do not show
-    as used memory.
-    """
+    """Refuses models that do not fit. Loaded weights count too (`held`): mapped files do not show as used memory."""
 
     def __init__(self, needed: Callable[..., Needed] = needed_by, memory: Callable[[str], Memory] = memory_of):
         self._needed, self._memory = needed, memory
 
-    def check(self, wish, held: int) -> int:
-        """Bytes that the wish takes; raises Refusal where a quarter of the memory would not be left for runs."""
+    def check(self, request, held: int) -> int:
+        """Bytes the requested models need; raises Refusal if less than RESERVED of the memory would be left for runs.
+
+        held: bytes of the weights of all loaded sets.
+        """
         from playground.engine.load import size_text
-        needed = self._needed(wish)
+        needed = self._needed(request)
         memory = self._memory(needed.device)
         room = max(0, round(min(memory.free, memory.total - held) - RESERVED * memory.total))
         if needed.bytes > room:
+            name = request.model or "The bundled model"
             raise Refusal(
-                f"{wish.model or 'The bundled model'} with its draft takes about {size_text(needed.bytes)}, and beside what is loaded and running "
-                f"{size_text(room)} are free on this page: choose a smaller model, or try again later.",
+                f"{name} with its draft takes about {size_text(needed.bytes)}, but only {size_text(room)} are free on "
+                "this page: choose a smaller model, or try again later.",
                 "model",
             )
         return needed.bytes

@@ -1,6 +1,6 @@
-"""What the live view receives: small dicts that say what happened since the one before.
+"""Frames for the live view: small dicts with the events since the previous frame.
 
-A run is known by its name; the browser starts afresh when the name changes and ignores numbers it has already seen.
+A run is identified by its name; the browser starts over when the name changes and ignores frame numbers it has seen.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from playground.events import VERSION
 from playground.trace import FORMAT, Trace
 
-CLOCK, SLOWEST = 0.05, 0.5  # seconds between two frames: at least, and where a browser cannot follow so many of them
+CLOCK, SLOWEST = 0.05, 0.5  # least seconds between two frames; the same for the slowest browser or a busy device
 Facts = list[dict[str, Any]]
 
 
@@ -21,9 +21,7 @@ def new_name() -> str:
 def frame(
     run: str, number: int, events: Facts, state: str, headers: Facts | None = None, told: float | None = None
 ) -> dict[str, Any]:
-    """One delta; the first of a run carries the headers of its lanes. `told` is when the oldest event happened, in
-    seconds since 1970.
-    """
+    """One frame; the first of a run carries the headers of its lanes. told: time of its oldest event, Unix seconds."""
     known = {"headers": headers, "told": told}
     return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | {
         name: value for name, value in known.items() if value
@@ -31,12 +29,12 @@ def frame(
 
 
 def within(beat: float) -> float:
-    """Seconds between two frames as a browser asks for them, within what is served."""
+    """The interval between two frames that a browser asks for, clipped to CLOCK and SLOWEST seconds."""
     return min(beat, SLOWEST) if beat > CLOCK else CLOCK  # a NaN is not more
 
 
 def recording(headers: Facts, events: Facts) -> dict[str, Any]:
-    """A whole run in one frame, to be played from the start."""
+    """A whole run in one frame, for replay."""
     return {**frame(new_name(), 0, events, "done", headers), "recorded": True}
 
 

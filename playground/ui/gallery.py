@@ -1,8 +1,6 @@
-"""The gallery: ways to begin. A row of first examples; folded away, all examples by topic and questions with known
-answers by task.
+"""The gallery: a row of first examples and, collapsed, all examples by topic and questions with known answers by task.
 
-Its event is 'pick', with `index` and `part`: "examples" or "questions". Beside a question that is asked stands what to
-look at.
+Its event is 'pick', with `index` and `part`: "examples" or "questions".
 """
 from __future__ import annotations
 
@@ -32,22 +30,23 @@ TASKS = {
     "stories": "Stories",
     "chat": "Several turns",
 }
-STARTERS = 9  # examples that stand in the row, from the first one on
+STARTERS = 9  # examples in the row
 TOPICS = {
     "words": "Choosing words",
-    "guessing": "Guessing ahead",
+    "guessing": "Speculative decoding",
     "texts": "Several texts",
-    "grammars": "Legal tokens",
-    "caches": "Small caches",
-    "passages": "Passage and memory",
+    "grammars": "Constraints",
+    "caches": "KV cache",
+    "passages": "Context and memory",
     "orders": "Other orders",
 }
-TOLD = "Each sets a prompt and the lanes that show something on it; models and seed stay as they are."
-KNOWS = (
-    "The bundled models are tiny: they know only an invented country and some hundred stories, their tales are fragments, and all else is beyond "
-    "them. Training showed none of these questions. The higher grades are hard for them; each lane says whether it was right when it has ended."
+EXAMPLES_NOTE = "Each sets a prompt and suitable lanes; models and seed stay unchanged."
+QUESTIONS_NOTE = (
+    "The bundled models are tiny: they know only an invented country and some hundred stories, and their tales are "
+    "fragments. None of these questions was in their training data. Questions of higher grades are harder. When a "
+    "lane ends, it shows whether its answer is right."
 )
-SHORT = 96  # letters of a prompt in the list
+SHORT = 96  # characters of a prompt in the list
 
 
 def examples() -> list[dict[str, Any]]:
@@ -55,15 +54,13 @@ def examples() -> list[dict[str, Any]]:
     return json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
-def brought(**chosen: str) -> set[str]:
-    """Which of the chosen models, model="oracle", are there because an example named them."""
+def models_from_examples(**chosen: str) -> set[str]:
+    """The controls whose chosen model, such as model="oracle", is one that an example sets."""
     return {control for control, name in chosen.items() if any(example.get(control) == name for example in examples())}
 
 
 def picked(part: str, index: int) -> dict[str, Any]:
-    """What a pick sets, by the fields of Settings; what it does not name stays as it is. Raises Refusal for an entry
-    that does not exist.
-    """
+    """The fields of Settings that an entry sets; the others stay unchanged. Raises Refusal for an unknown entry."""
     listed = questions.gallery() if part == "questions" else examples()
     if not 0 <= index < len(listed):
         raise Refusal("There is no such entry in the gallery: choose one from its lists.", "prompt")
@@ -83,17 +80,13 @@ def _asked(question: Question) -> dict[str, Any]:
     }
 
 
-def beside(settings: Settings) -> str:
-    """What stands beside a question whose answer is known: what to look at, and the answer to unfold. Empty for any
-    other prompt.
-    """
+def question_note(settings: Settings) -> str:
+    """HTML for a question with a known answer: what to look at, and the answer, collapsed. Empty for other prompts."""
     question = settings.known()
     if question is None:
         return ""
-    return (
-        f"<p class='look'>{escape(question.look)}</p>"
-        f"<details class='answer'><summary>The answer is known</summary><pre>{escape(question.expected)}</pre></details>"
-    )
+    answer = f"<summary>The answer is known</summary><pre>{escape(question.expected)}</pre>"
+    return f"<p class='look'>{escape(question.look)}</p><details class='answer'>{answer}</details>"
 
 
 class Gallery(Scripted):
@@ -107,14 +100,15 @@ class Gallery(Scripted):
 
 
 def _plain(html: str) -> str:
-    """HTML in which nothing means anything to a template: prompts have braces."""
+    """HTML with the characters escaped that a template would interpret: prompts contain braces."""
     return html.replace("{", "&#123;").replace("$", "&#36;").replace("`", "&#96;")
 
 
 def _examples() -> str:
-    """The first ones as a row, and all of them in a fold."""
+    """The first examples as a row, and all of them, collapsed."""
     chips = (
-        f"<button type='button' data-part='examples' data-index='{i}' title='{escape(example['note'])}'>{escape(example['title'])}</button>"
+        f"<button type='button' data-part='examples' data-index='{i}' title='{escape(example['note'])}'>"
+        f"{escape(example['title'])}</button>"
         for i, example in enumerate(examples()[:STARTERS])
     )
     listed = sorted(enumerate(examples()), key=lambda numbered: [*TOPICS].index(numbered[1]["topic"]))
@@ -122,7 +116,8 @@ def _examples() -> str:
         topic: [_example(i, example) for i, example in found]
         for topic, found in groupby(listed, lambda numbered: numbered[1]["topic"])
     }
-    return f"<div class='row starters' role='group' aria-label='First examples'>{''.join(chips)}</div>{_fold('All examples', TOLD, TOPICS, groups)}"
+    row = f"<div class='row starters' role='group' aria-label='First examples'>{''.join(chips)}</div>"
+    return row + _fold("All examples", EXAMPLES_NOTE, TOPICS, groups)
 
 
 def _questions() -> str:
@@ -131,18 +126,18 @@ def _questions() -> str:
         task: [_question(i, question) for i, question in found]
         for task, found in groupby(listed, lambda numbered: numbered[1].task)
     }
-    return _fold("Questions with known answers", KNOWS, TASKS, groups)
+    return _fold("Questions with known answers", QUESTIONS_NOTE, TASKS, groups)
 
 
-def _fold(title: str, told: str, names: dict[str, str], groups: dict[str, list[str]]) -> str:
-    """A fold with a button for each group, which shows the group's own list."""
+def _fold(title: str, note: str, names: dict[str, str], groups: dict[str, list[str]]) -> str:
+    """A collapsed section with a button for each group, which shows the group's list."""
     chips = "".join(
-        f"<button type='button' data-group='{name}' aria-expanded='false' aria-controls='list-{name}'>{escape(names[name])} "
-        f"<span class='count'>{len(entries)}</span></button>"
+        f"<button type='button' data-group='{name}' aria-expanded='false' aria-controls='list-{name}'>"
+        f"{escape(names[name])} <span class='count'>{len(entries)}</span></button>"
         for name, entries in groups.items()
     )
     lists = "".join(f"<ul id='list-{name}' hidden>{''.join(entries)}</ul>" for name, entries in groups.items())
-    return (f"<details class='fold'><summary>{title}</summary><p class='about'>{escape(told)}</p>"
+    return (f"<details class='fold'><summary>{title}</summary><p class='about'>{escape(note)}</p>"
             f"<div class='row' role='group' aria-label='{title}'>{chips}</div>{lists}</details>")
 
 
@@ -154,16 +149,16 @@ def _question(index: int, question: Question) -> str:
     return _entry("questions", index, (f"grade {question.grade}", _shortened(question.prompt), question.look))
 
 
-def _entry(part: str, index: int, told: tuple[str, str, str]) -> str:
-    """A line of a list. told: the grade, how it is put, and what it shows."""
-    grade, put, look = map(escape, told)
+def _entry(part: str, index: int, texts: tuple[str, str, str]) -> str:
+    """A line of a list. texts: the grade, the question or title, and what to look at."""
+    grade, put, look = map(escape, texts)
     marked = f"<span class='grade'>{grade}</span>" if grade else ""
     return (f"<li><button type='button' data-part='{part}' data-index='{index}'>{marked}"
             f"<span class='put'>{put}</span><span class='look'>{look}</span></button></li>")
 
 
 def _shortened(prompt: str) -> str:
-    """Beginning and end of a prompt, in whole words: in some the question comes first, in others last."""
+    """Beginning and end of a prompt, in whole words: the question may come first or last."""
     if len(prompt) <= SHORT:
         return prompt
     return f"{prompt[:SHORT // 2].rpartition(' ')[0]} … {prompt[-SHORT // 2:].partition(' ')[2]}"

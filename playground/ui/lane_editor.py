@@ -1,9 +1,8 @@
-"""The lane editor: one to four cards, or more where a page takes more, made from what the strategies declare, drawn and
-changed in the browser.
+"""The lane editor: a card for each lane, built in the browser from the declarations of the strategies.
 
-Its value is a list of {"strategy", "knobs", "extras", "forced"} and, where a lane has its own, "seed". The catalogue of
-declarations travels once, with the page; after every change the browser asks `check`, so a combination that cannot work
-is explained before it is run.
+Its value is a list of {"strategy", "knobs", "extras", "forced"} with an optional "seed". The catalogue of declarations
+is sent once, with the page. After every change the browser calls `check`, so that an invalid combination is explained
+before it is run.
 """
 from __future__ import annotations
 
@@ -30,8 +29,10 @@ OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 
 
 class LaneEditor(Fetched):
-    """`problems` are sentences the server found, {lane: text}; `fills` says that the chosen model fills a canvas and
-    does not continue text.
+    """The component of the editor.
+
+    problems: messages from the server, {lane: text}. fills: the chosen model fills a canvas and cannot continue text.
+    most: maximum number of lanes.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class LaneEditor(Fetched):
         most: int = LANES,
         **kwargs: Any,
     ):
-        self.problems, self.fills, self.most = problems or {}, fills, most  # Gradio asks for what a constructor takes
+        self.problems, self.fills, self.most = problems or {}, fills, most  # Gradio reads constructor arguments back
         super().__init__(
             value,
             _script(most),
@@ -60,23 +61,20 @@ class LaneEditor(Fetched):
 
 @cache
 def _script(most: int) -> str:
-    """What runs in the browser, catalogue and all. Made once: Gradio builds the component anew for every update of a
-    run.
-    """
+    """The script with its catalogue. Cached: Gradio constructs the component again for every update during a run."""
     catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
     return "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace(
         "__CATALOGUE__", _literal(catalogue)
     )
 
 
-def reading_context() -> list[str]:
-    """Names of the strategies that rest an answer on a passage."""
+def context_strategies() -> list[str]:
+    """Names of the strategies that need a context."""
     return [cls.name for cls in discover().values() if "context" in cls.needs]
 
 
 def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each lane what it promises, or the sentence that says why it cannot run and which knob or part it is about.
-    """
+    """For each lane its guarantees, or why it cannot run and which knob or part the problem is about."""
     given = lanes[:WIDEST] if isinstance(lanes, list) else []
     try:
         check_lanes(given, MAX_INDEX, LOCAL)
@@ -86,7 +84,7 @@ def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def catalogue_of(strategies: dict[str, type[Strategy]]) -> list[dict[str, Any]]:
-    """What the browser needs to know of every strategy a lane can hold."""
+    """The declarations of all strategies that a lane can hold, for the browser."""
     return [_declaration(cls) for cls in strategies.values() if cls.kind in OFFERED]
 
 
@@ -124,20 +122,20 @@ def _knob(knob: Knob) -> dict[str, Any]:
 
 
 def _slots(cls: type[Strategy]) -> list[dict[str, Any]]:
-    """The slots, each with the names of what may fill it."""
+    """The slots, each with the names of the parts that may fill it."""
     return [
         {
             "field": field,
             "kind": kind,
             "default": cls.__dataclass_fields__[field].default,
-            "takes": [part.name for part in _of_kind(kind) if _granted(make, cls.name, **{field: part.name})],
+            "takes": [part.name for part in _of_kind(kind) if _is_accepted(make, cls.name, **{field: part.name})],
         }
         for field, kind in cls.slots().items()
     ]
 
 
 def _takes(cls: type[Strategy]) -> list[str]:
-    """Names of the toggles that can be had beside a decoder at its default settings."""
+    """Names of the toggles that can be added to a decoder with default settings."""
     if cls.kind not in MAIN_KINDS:
         return []
     needed = [_of_kind("constraint")[0]] if "constraint" in cls.needs else []
@@ -145,17 +143,17 @@ def _takes(cls: type[Strategy]) -> list[str]:
         toggle.name
         for kind in TOGGLES
         for toggle in _of_kind(kind)
-        if _go_together(cls, [toggle, *(one for one in needed if one.kind != kind)])
+        if _can_combine(cls, [toggle, *(part for part in needed if part.kind != kind)])
     ]
 
 
-def _go_together(main: type[Strategy], toggles: list[type[Strategy]]) -> bool:
-    return _granted(assemble, LaneConfig(main.name, extras=[(toggle.name, {}) for toggle in toggles]))
+def _can_combine(main: type[Strategy], toggles: list[type[Strategy]]) -> bool:
+    return _is_accepted(assemble, LaneConfig(main.name, extras=[(toggle.name, {}) for toggle in toggles]))
 
 
-def _granted(ask: Callable[..., Any], *words: Any, **more: Any) -> bool:
+def _is_accepted(make_lane: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     try:
-        ask(*words, **more)
+        make_lane(*args, **kwargs)
     except Refusal:
         return False
     return True
@@ -170,5 +168,5 @@ def _if_text(value: Any) -> str | None:
 
 
 def _literal(data: Any) -> str:
-    """JSON that may stand inside a script."""
+    """JSON that is safe inside a script."""
     return json.dumps(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,21 +1,20 @@
-"""Guided lessons: read from assets/lessons/*.md, checked, and shown as a panel beside the part of the page they speak
-of.
+"""Guided lessons, read from assets/lessons/*.md and shown in a panel next to the part of the page they explain.
 
-A file begins with `key: value` lines: title, minutes, about, and what the page is set to (prompt, mode, context,
-length, seed, lanes; JSON where it is no plain text). Each step is a heading `## ...`, below it `show:` with a part of
-the page (SHOWN), `lane:` where the views should follow a certain one, and settings that hold from that step on; then
-paragraphs; then at most one question:
+A file begins with `key: value` lines: title, minutes, about, and settings of the page (prompt, mode, context, length,
+seed, lanes; as JSON unless plain text). Each step is a heading `## ...`, followed by `show:` with a part of the page
+(SHOWN), optionally `lane:` for the lane shown by the views, and settings that apply from that step on. Then come
+paragraphs, and at most one question:
 
-    question: How many forwards does lane 2 need, held against lane 1?
+    question: How many forwards does lane 2 need, compared with lane 1?
     answer: target_forwards(2) / target_forwards(1)
     - fewer than half | below 0.5
     - fewer, but not half as few | below 1
     - as many or more | otherwise
-    because: Every guess that stands saves a forward.
+    because: Every accepted draft token saves a forward.
 
-An answer is a reading of assets/live/readings.js, or the quotient or difference of two. The browser takes it from the
-visitor's own run, and the first choice whose limit holds is the true one; `none` is for runs in which the reading has
-no value. `guess: a number` in place of choices asks for one. The component's event is 'set_up', with `lesson` and
+An answer is a reading of assets/live/readings.js, or the quotient or difference of two. The browser computes it from
+the visitor's own run; the first choice whose limit holds is correct. `none` is for runs in which the reading has no
+value. `guess: a number` instead of choices asks for a number. The component's event is 'set_up', with `lesson` and
 `step`.
 """
 from __future__ import annotations
@@ -58,7 +57,7 @@ SHOWN = {
     "method": ".live .panel-figures",
     "repeats": ".repeats",
 }
-"""Parts of the page a step may point at, and where they are."""
+"""Parts of the page that a step may point at, and their CSS selectors."""
 ABOUT = {"title": str, "minutes": int, "about": str}
 SET = {"prompt": str, "mode": str, "context": str, "length": int, "seed": int, "lanes": list}
 STEP = {"show": str, "lane": int, **SET}
@@ -70,14 +69,14 @@ LIMIT = re.compile(r"(below|up to) (-?\d+(?:\.\d+)?)|(otherwise|none)")
 
 @dataclass(frozen=True)
 class LessonQuestion:
-    """`readings` are one or two names with their lanes, counted from 1; `sign` is how two become one number."""
+    """A question. readings: one or two names with their lanes, counted from 1. sign: "/" or "-" between two."""
 
     text: str
     readings: list[tuple[str, list[int]]]
     sign: str = ""
     # (text, "below", "up to", "otherwise" or "none", limit)
     choices: list[tuple[str, str, float]] = field(default_factory=list)
-    guess: str = ""  # what number is asked for, where there are no choices
+    guess: str = ""  # the number that is asked for, if there are no choices
     because: str = ""
 
 
@@ -86,7 +85,7 @@ class LessonStep:
     heading: str
     paragraphs: list[str]
     show: str
-    lane: int  # that the views follow; 0 leaves them as they are
+    lane: int  # shown by the views, counted from 1; 0 leaves them unchanged
     settings: dict[str, Any]
     question: LessonQuestion | None
 
@@ -102,14 +101,12 @@ class Lesson:
 
 @cache
 def lessons() -> dict[str, Lesson]:
-    """All lessons by name, in the order of their files, whose names begin with a number; raises Refusal for a malformed
-    file.
-    """
+    """All lessons by name, in the order of their numbered files. Raises Refusal for a malformed file."""
     return {lesson.name: lesson for lesson in map(read_lesson, sorted((ASSETS / "lessons").glob("*.md")))}
 
 
 def read_lesson(path: Path) -> Lesson:
-    """Raises Refusal with the file and the line of what is wrong."""
+    """Read a lesson. Raises Refusal with the file and the line of an error."""
     source = LessonSource(path.name, _text_of(path).splitlines())
     head, *sections = source.sections()
     about = head.fields({**ABOUT, **SET}, head.numbered())
@@ -132,7 +129,7 @@ def _text_of(path: Path) -> str:
 
 @dataclass
 class LessonSource:
-    """Numbered lines of a file, or of a part of it."""
+    """Numbered lines of a file or of a part of it."""
 
     file: str
     lines: list[str]
@@ -145,14 +142,14 @@ class LessonSource:
         return ((self.first + i, line.strip()) for i, line in enumerate(self.lines) if line.strip())
 
     def sections(self) -> list[LessonSource]:
-        """What stands before the first heading, then each heading with what follows it."""
+        """The lines before the first heading, then each heading with the lines after it."""
         starts = [0, *(i for i, line in enumerate(self.lines) if line.startswith("## ")), len(self.lines)]
         return [
             LessonSource(self.file, self.lines[start:end], self.first + start) for start, end in zip(starts, starts[1:])
         ]
 
     def blocks(self) -> list[LessonSource]:
-        """Lines that stand together, the first line of all left out."""
+        """Blocks of lines separated by blank lines, without the heading."""
         starts = [
             i for i, line in enumerate(self.lines) if i and line.strip() and (i == 1 or not self.lines[i - 1].strip())
         ]
@@ -176,17 +173,17 @@ class LessonSource:
     def value(self, match: re.Match, known: dict[str, type], number: int) -> Any:
         name, raw = match[1], match[2]
         if name not in known:
-            raise self.wrong(f"{name} is none of {', '.join(known)}", number)
+            raise self.wrong(f"{name} is not one of {', '.join(known)}", number)
         try:
             value = raw if known[name] is str and not raw.startswith('"') else json.loads(raw)
-        except (ValueError, RecursionError):  # RecursionError: a value of ten thousand brackets
+        except (ValueError, RecursionError):  # RecursionError: thousands of nested brackets
             raise self.wrong(f"the value of {name} cannot be read as JSON", number) from None
         if (
             type(value) is not known[name]
             or value not in CHOICES.get(name, (value,))
             or (name == "show" and value not in SHOWN)
         ):
-            raise self.wrong(f"{raw or 'nothing'} is no value for {name}", number)
+            raise self.wrong(f"{raw or 'nothing'} is not a value of {name}", number)
         return value
 
     def has(self, found: dict[str, Any], *names: str) -> None:
@@ -195,8 +192,7 @@ class LessonSource:
                 raise self.wrong(f"{name} is missing")
 
     def step(self, before: dict[str, Any]) -> LessonStep:
-        """One step; `before` is how the page is set so far. A block of lines is a paragraph, or all keys and choices.
-        """
+        """One step. before: the settings so far. A block is either a paragraph, or consists of keys and choices."""
         blocks = self.blocks()
         paragraphs = [" ".join(line for _, line in block.numbered()) for block in blocks if not block.has_entries()]
         entries = [entry for block in blocks if block.has_entries() for entry in block.numbered()]
@@ -218,7 +214,7 @@ class LessonSource:
         text, _, limit = line.rpartition(" | ")
         match = LIMIT.fullmatch(limit.strip())
         if not match or not text:
-            raise self.wrong("a choice is '- words | below 3', 'up to 3', 'otherwise' or 'none'", number)
+            raise self.wrong("a choice is '- text | below 3', 'up to 3', 'otherwise' or 'none'", number)
         return text.strip(), match[1] or match[3], float(match[2] or 0)
 
     def question(
@@ -226,25 +222,25 @@ class LessonSource:
     ) -> LessonQuestion | None:
         if "question" not in found:
             if choices or {"answer", "guess", "because"} & found.keys():
-                raise self.wrong("there is an answer in this step and no question")
+                raise self.wrong("this step has an answer but no question")
             return None
         self.has(found, "answer")
         if bool(choices) == ("guess" in found):
             raise self.wrong("a question has either choices or a line 'guess:'")
         limits = [limit for _, kind, limit in choices if kind in ("below", "up to")]
         if choices and (limits != sorted(limits) or [kind for _, kind, _ in choices].count("otherwise") != 1):
-            raise self.wrong("the limits of the choices must grow, and one choice is 'otherwise'")
+            raise self.wrong("the limits of the choices must increase, and one choice must be 'otherwise'")
         readings, sign = self.answer(found["answer"], lanes)
         return LessonQuestion(
             found["question"], readings, sign, choices, found.get("guess", ""), found.get("because", "")
         )
 
     def answer(self, written: str, lanes: int) -> tuple[list[tuple[str, list[int]]], str]:
-        """The readings an answer is made of, and the sign between them."""
+        """The readings of an answer, and the sign between them."""
         parts = re.split(r" ([/-]) ", written)
         matches = [READING.fullmatch(part) for part in parts[::2]]
         if len(parts) > 3 or not all(matches):
-            raise self.wrong(f"{written!r} is no reading such as tokens(1), nor two with / or - between")
+            raise self.wrong(f"{written!r} is neither a reading such as tokens(1), nor two with / or - between them")
         readings = [(match[1], [int(lane) for lane in match[2].split(",")]) for match in matches]
         if any(not 1 <= lane <= lanes for _, asked in readings for lane in asked):
             raise self.wrong(f"{written!r} asks about a lane that this step does not have")
@@ -252,7 +248,7 @@ class LessonSource:
 
 
 def settings_of(lesson: str, step: int) -> Settings:
-    """How the page is set at a step; raises Refusal for a lesson or a step there is not."""
+    """The settings of a step; raises Refusal for an unknown lesson or step."""
     found = lessons().get(lesson)
     if found is None or not 0 <= step < len(found.steps):
         raise Refusal(f"There is no step {step + 1} of a lesson {quoted(lesson)}: choose one from the list.", "lessons")
@@ -261,13 +257,13 @@ def settings_of(lesson: str, step: int) -> Settings:
 
 class Lessons(Scripted):
     def __init__(self, **kwargs: Any):
-        told = to_json({"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}).replace(
+        data = to_json({"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}).replace(
             "<", "\\u003c"
         )
         script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in ("live/dom.js", "lessons.js"))
         super().__init__(
             html_template="<div class='lessons'></div>",
-            js_on_load=script.replace("__LESSONS__", told),
+            js_on_load=script.replace("__LESSONS__", data),
             apply_default_css=False,
             **kwargs,
         )

@@ -1,7 +1,6 @@
-"""The library: every strategy on one page, with what its file declares and a way to see it run.
+"""The library: every strategy on one page, with its declarations and a link that runs it.
 
-The page is made here as HTML, once; assets/library.js searches and filters what stands there. `#name` leads to an
-entry.
+The page is rendered here as HTML, once; assets/library.js searches and filters it. `#name` links to an entry.
 """
 from __future__ import annotations
 
@@ -16,62 +15,62 @@ from playground.contract import KINDS, Strategy, discover
 from playground.contract.lane_config import WAYS
 from playground.contract.metadata import citation, description, facts, link
 from playground.ui.demo_lanes import settings_for
-from playground.ui.guarantee_labels import LIMIT, PROMISES, told
+from playground.ui.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.site import Site
 from playground.ui.theme import read
 
 Class = type[Strategy]
-Terms = dict[str, str]  # what it is called, what there is to say
+Terms = dict[str, str]  # term -> description
 TYPES = {"int": "whole number", "float": "number", "bool": "yes or no", "str": "text"}
-ANY_DRAFT = "a draft model, whatever its vocabulary"
+ANY_DRAFT = "a draft model with any vocabulary"
 NEEDS = {
     "draft": "a draft model with the target's vocabulary",
     "constraint": "a constraint",
     "context": "a passage as context",
     "labels": "labelled examples",
     "tests": "tests to run",
-    "corpus": "texts to learn from",
+    "corpus": "a corpus to learn from",
     "trained": "weights trained for it",
     "hidden_states": "the model's hidden states",
-    "attention_scores": "the model's attention",
-    "experts": "a model with experts",
+    "attention_scores": "the model's attention weights",
+    "experts": "a mixture-of-experts model",
 }
 PLURALS = {
     "cache_policy": "cache policies",
     "compute_policy": "compute policies",
-    "drawing": "samplers that draw by chance",
+    "drawing": "samplers that draw at random",
 }
-LOOSE = ("heuristic", "plain limit")  # promises that leave the text open
+LOOSE = ("heuristic", "plain limit")  # guarantees that do not fix the text or its distribution
 SURE = {
-    "high": "Sure: its source tells how it works, and it follows it",
-    "medium": "Fairly sure: parts are our own reading of the source",
-    "low": "Unsure: the source tells little of how it works",
+    "high": "High: the source describes the method, and this follows it",
+    "medium": "Medium: parts are our interpretation of the source",
+    "low": "Low: the source says little about the method",
 }
-REBUILT = "The paper leaves things open, and this is one reading of it; details may differ from the authors' own."
+REBUILT = "The paper leaves details open, and this is one interpretation; it may differ from the authors' code."
 COMMANDS = {
-    "variant": ("Makes a changed model, from a shell:", "python -m playground variant {}"),
+    "variant": ("Makes a modified model, on the command line:", "python -m playground variant {}"),
     "study": (
-        "Draws figures of recorded runs, and of every run it can study on the page:",
+        "Draws figures of recorded runs on the command line, and of suitable runs on the page:",
         "python -m playground study {} run.jsonl",
     ),
 }
-SHORT = 44  # letters of a default that are shown
+SHORT = 44  # characters of a default that are shown
 
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
-    """Lay out the page; it is the same for everyone and asks nothing of the server."""
+    """Lay out the page; it is the same for all visitors and has no event handlers."""
     gr.HTML(page(list(discover().values())), js_on_load=read("library.js"), elem_id="library", apply_default_css=False)
 
 
 def page(classes: list[Class]) -> str:
     """The whole page as HTML: search, filters, and a section for each family, the largest first."""
     sizes = Counter(cls.family() for cls in classes)
-    promises = told(PROMISES | LIMIT)
+    guarantees = labelled(PROMISES | LIMIT)
     families = sorted(sizes, key=lambda family: (-sizes[family], family))
     sections = "".join(_section(family, [cls for cls in classes if cls.family() == family]) for family in families)
     return (f"<div class='strategies'>{_head(len(classes))}"
-            f"{_chips('family', {family: (family_name(family), '') for family in families})}"
-            f"{_chips('promise', {label: (label, meaning) for label, meaning in promises.items()})}"
+            f"{_chips('family', 'Family', {family: (family_name(family), '') for family in families})}"
+            f"{_chips('promise', 'Guarantee', {label: (label, meaning) for label, meaning in guarantees.items()})}"
             f"<p class='found' role='status'></p>{sections}{NOTHING}</div>")
 
 
@@ -79,33 +78,35 @@ NOTHING = "<div class='none' hidden><p></p><button type='button' class='clear'>S
 
 
 def family_name(family: str) -> str:
-    """A folder's name for people, "KV cache"."""
-    said = family.replace("_", " ")
-    return said.replace("kv", "KV", 1) if said.startswith("kv") else said.capitalize()
+    """The display name of a family's folder, such as "KV cache"."""
+    name = family.replace("_", " ")
+    return name.replace("kv", "KV", 1) if name.startswith("kv") else name.capitalize()
 
 
 def needs(cls: Class) -> list[str]:
-    """What a lane, or a program, must have for it."""
+    """Requirements of a strategy."""
     declared = [ANY_DRAFT if need == "draft" and cls.translates else NEEDS[need] for need in cls.needs]
     fills = ["a model that fills masked positions"] if cls.kind == "canvas_decoder" else []
-    attention = ["the model's attention"] if getattr(cls, "watches", False) else []
+    attention = [NEEDS["attention_scores"]] if getattr(cls, "uses_attention", False) else []
     return [*declared, *fills, *attention]
 
 
 def refuses(cls: Class) -> list[str]:
-    """What cannot be in a lane with it, from the rules that lanes are put together by."""
+    """What cannot be combined with it in a lane, by the rules of lane_config."""
     declared = [
         PLURALS.get(name, f"{name.replace('_', ' ')}s" if name in KINDS else name)
         for name in getattr(cls, "refuses", ())
     ]
-    inexact = [f"guesses that are {WAYS[way]}" for way in WAYS if cls.kind == "verifier" and way not in cls.exact_for]
+    inexact = [
+        f"draft tokens that are {WAYS[way]}" for way in WAYS if cls.kind == "verifier" and way not in cls.exact_for
+    ]
     chance = [PLURALS["drawing"]] if getattr(cls, "greedy_only", False) else []
     several = (
-        ["cache policies that go by the path of one text"]
+        ["cache policies that support a single text only"]
         if getattr(cls, "several", False) and "cache_policy" not in cls.refuses
         else []
     )
-    alone = ["decoders that grow several texts"] if cls.kind == "cache_policy" and not cls.row_wise else []
+    alone = ["decoders that generate several texts"] if cls.kind == "cache_policy" and not cls.row_wise else []
     return [*declared, *inexact, *chance, *several, *alone]
 
 
@@ -113,41 +114,45 @@ def refuses(cls: Class) -> list[str]:
 
 def _head(count: int) -> str:
     return (
-        f"<h2>Library</h2><p class='lead'>All {count} strategies and parts, each as its own file declares it. The tests hold every one to its "
-        f"promises.</p><input type='search' spellcheck='false' autocomplete='off' placeholder='Search: a name, an author, a knob, a word' "
-        "aria-label='Search the library'>"
+        f"<h2>Library</h2><p class='lead'>All {count} strategies and parts, as declared in their files. The tests "
+        "check the guarantees of each.</p><input type='search' spellcheck='false' autocomplete='off' "
+        "placeholder='Search: a name, an author, a knob, a word' aria-label='Search the library'>"
     )
 
 
-def _chips(filtered: str, values: dict[str, tuple[str, str]]) -> str:
-    """A row of buttons; each value with what it is called and what it means."""
+def _chips(name: str, title: str, values: dict[str, tuple[str, str]]) -> str:
+    """A row of filter buttons. values: {value: (label, meaning)}."""
     buttons = "".join(
-        f"<button type='button' aria-pressed='false' data-{filtered}='{escape(value)}' title='{escape(meaning)}'>{escape(said)} "
-        "<span class='count'></span></button>"
-        for value, (said, meaning) in values.items()
+        f"<button type='button' aria-pressed='false' data-{name}='{escape(value)}' title='{escape(meaning)}'>"
+        f"{escape(label)} <span class='count'></span></button>"
+        for value, (label, meaning) in values.items()
     )
-    return f"<div class='chips' role='group' aria-label='{filtered.capitalize()}'><span aria-hidden='true'>{filtered.capitalize()}</span>{buttons}</div>"
+    return (f"<div class='chips' role='group' aria-label='{title}'><span aria-hidden='true'>{title}</span>"
+            f"{buttons}</div>")
 
 
 def _section(family: str, classes: list[Class]) -> str:
     entries = "".join(map(entry, sorted(classes, key=lambda cls: (KINDS.index(cls.kind), cls.title))))
-    return f"<section aria-labelledby='family-{family}'><h3 id='family-{family}'>{family_name(family)}</h3><div class='entries'>{entries}</div></section>"
+    return (f"<section aria-labelledby='family-{family}'><h3 id='family-{family}'>{family_name(family)}</h3>"
+            f"<div class='entries'>{entries}</div></section>")
 
 
 def entry(cls: Class) -> str:
-    """Everything about one strategy."""
+    """The entry of one strategy as HTML."""
     found = facts(cls)
-    name, labels = escape(cls.name), ",".join(told(cls.guarantee))
+    name, labels = escape(cls.name), ",".join(labelled(cls.guarantee))
     return (
-        f"<article class='entry' id='{name}' tabindex='-1' data-family='{cls.family()}' data-promise='{labels}' data-words='{escape(_words(cls, found))}'>"
-        f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>{_kind(cls)}</header>"
-        f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_told(cls, found))}"
+        f"<article class='entry' id='{name}' tabindex='-1' data-family='{cls.family()}' data-promise='{labels}' "
+        f"data-words='{escape(_words(cls, found))}'>"
+        f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>"
+        f"{_kind(cls)}</header>"
+        f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_facts(cls, found))}"
         f"{_how(cls)}{_knobs(found['knobs'])}<footer>{_way_in(cls)}</footer></article>"
     )
 
 
 def _words(cls: Class, found: dict[str, Any]) -> str:
-    """All that a search may find, in small letters."""
+    """All text that a search matches, in lower case."""
     knobs = [text for knob in found["knobs"] for text in (knob["name"], knob["name"].replace("_", " "), knob["help"])]
     texts = [
         cls.name,
@@ -159,7 +164,7 @@ def _words(cls: Class, found: dict[str, Any]) -> str:
         citation(cls),
         cls.summary(),
         *description(cls),
-        *_told(cls, found).values(),
+        *_facts(cls, found).values(),
         *knobs,
     ]
     return " ".join(dict.fromkeys(texts)).lower()
@@ -171,53 +176,49 @@ def _kind(cls: Class) -> str:
 
 
 def _marks(cls: Class) -> str:
-    promises = [
-        (label, "loose" if label in LOOSE else "firm", sentence) for label, sentence in told(cls.guarantee).items()
+    guarantees = [
+        (label, "loose" if label in LOOSE else "firm", sentence) for label, sentence in labelled(cls.guarantee).items()
     ]
     rebuilt = [("reconstruction", "open", REBUILT)] if cls.reconstruction else []
     marks = "".join(
-        f"<li class='{look}' title='{escape(sentence)}'>{label}</li>" for label, look, sentence in promises + rebuilt
+        f"<li class='{look}' title='{escape(sentence)}'>{label}</li>" for label, look, sentence in guarantees + rebuilt
     )
-    return f"<ul class='marks' aria-label='Promises'>{marks}</ul>"
+    return f"<ul class='marks' aria-label='Guarantees'>{marks}</ul>"
 
 
 def _source(cls: Class) -> str:
-    said, address = escape(citation(cls)) or "A baseline", link(cls)
-    linked = f"<a href='{address}' target='_blank' rel='noopener'>{said}</a>" if address else said
+    text, address = escape(citation(cls)) or "A baseline", link(cls)
+    linked = f"<a href='{address}' target='_blank' rel='noopener'>{text}</a>" if address else text
     return f"<p class='source'>{linked}</p>"
 
 
-def _told(cls: Class, found: dict[str, Any]) -> Terms:
-    """What a lane with it has, needs and cannot have; only what there is."""
-    guesses = WAYS[cls.drawn] if cls.kind == "drafter" else ""
-    slots = ", ".join(f"{slot['kind']} (by default {slot['default']})" for slot in found["slots"])
-    remembers = "what it learns, for the same visitor's next run" if cls.remembers else ""
-    rebuilt = REBUILT if cls.reconstruction else ""
-    sure = SURE[cls.sure]
+def _facts(cls: Class, found: dict[str, Any]) -> Terms:
+    """Requirements, slots and other facts about a strategy; empty ones are left out."""
+    slots = ", ".join(f"{slot['kind']} (default {slot['default']})" for slot in found["slots"])
     terms = {
         "Needs": "; ".join(needs(cls)),
         "Slots": slots,
-        "Its guesses are": guesses,
-        "Refuses": "; ".join(refuses(cls)),
-        "Remembers": remembers,
-        "How sure we are": sure,
-        "Rebuilt": rebuilt,
+        "Draft tokens": WAYS[cls.drawn] if cls.kind == "drafter" else "",
+        "Not with": "; ".join(refuses(cls)),
+        "Remembers": "what it learns, for the same visitor's next run" if cls.remembers else "",
+        "Confidence": SURE[cls.sure],
+        "Reconstruction": REBUILT if cls.reconstruction else "",
     }
-    return {term: said for term, said in terms.items() if said}
+    return {term: text for term, text in terms.items() if text}
 
 
 def _terms(terms: Terms) -> str:
-    rows = "".join(f"<div><dt>{term}</dt><dd>{escape(said)}</dd></div>" for term, said in terms.items())
+    rows = "".join(f"<div><dt>{term}</dt><dd>{escape(text)}</dd></div>" for term, text in terms.items())
     return f"<dl class='terms'>{rows}</dl>" if rows else ""
 
 
 def _how(cls: Class) -> str:
     paragraphs = "".join(f"<p>{_prose(paragraph)}</p>" for paragraph in description(cls))
-    return f"<details><summary>How, and where it comes from</summary>{paragraphs}</details>" if paragraphs else ""
+    return f"<details><summary>Method and source</summary>{paragraphs}</details>" if paragraphs else ""
 
 
 def _prose(text: str) -> str:
-    """Text of a docstring; what stands between backticks there is code."""
+    """Text of a docstring as HTML; text between backticks is code."""
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
@@ -226,14 +227,16 @@ def _knobs(knobs: list[dict[str, Any]]) -> str:
         return "<p class='plain'>No knobs</p>"
     names = ", ".join(knob["name"] for knob in knobs)
     rows = "".join(
-        f"<dt><code>{escape(knob['name'])}</code> <span>{escape(_range(knob))}</span></dt><dd>{escape(knob['help'])}</dd>"
+        f"<dt><code>{escape(knob['name'])}</code> <span>{escape(_range(knob))}</span></dt>"
+        f"<dd>{escape(knob['help'])}</dd>"
         for knob in knobs
     )
-    return f"<details class='knobs'><summary>{_count(len(knobs), 'knob')} <code>{escape(names)}</code></summary><dl>{rows}</dl></details>"
+    return (f"<details class='knobs'><summary>{_count(len(knobs), 'knob')} <code>{escape(names)}</code></summary>"
+            f"<dl>{rows}</dl></details>")
 
 
 def _range(knob: dict[str, Any]) -> str:
-    """The values a knob takes, and the one it has until it is set."""
+    """The values a knob may have, and its default."""
     between = (
         f", {_number(knob['min'])} to {_number(knob['max'])}"
         if knob["min"] is not None and knob["max"] is not None
@@ -261,8 +264,9 @@ def _count(number: int, thing: str) -> str:
 
 
 def _way_in(cls: Class) -> str:
-    """A link to the playground with the strategy in a lane; for what no lane holds, the command that uses it."""
+    """A link to the playground with the strategy in a lane; if no lane can hold it, the command that runs it."""
     if settings := settings_for(cls):
-        return f"<a class='open-lane' href='./?s={settings.to_code()}' aria-label='Open {escape(cls.title)} in a lane'>Open in a lane</a>"
-    said, command = COMMANDS[cls.kind]
-    return f"<p>{said}</p><code>{escape(command.format(cls.name))}</code>"
+        return (f"<a class='open-lane' href='./?s={settings.to_code()}' "
+                f"aria-label='Open {escape(cls.title)} in a lane'>Open in a lane</a>")
+    text, command = COMMANDS[cls.kind]
+    return f"<p>{text}</p><code>{escape(command.format(cls.name))}</code>"

@@ -1,13 +1,13 @@
-"""The live view as one Gradio component: it receives small frames, and everything on it is drawn by the browser.
+"""The live view as one Gradio component. It receives small frames; the browser draws everything.
 
-A frame is a dict that holds only what is new since the last one:
+A frame is a dict with what is new since the previous one:
 
     {"run": "a1b2", "n": 0, "headers": [...], "events": [...], "state": "running", "recorded": False}
 
-`headers` come with the first frame of a run only; `n` counts the frames of a run; `state` is running, held or done;
-`told`, where it is there, is when the oldest of its events happened, by the wall clock: the way to the screen is
-measured from there. A recorded trace is one frame with everything and `recorded` set. The html, css and scripts are
-files under assets/live, which playground.ui.live_view_assets lists.
+Only the first frame of a run has `headers`. `n` counts the frames of a run; `state` is running, held or done. The
+optional `told` is the wall-clock time of the oldest event, from which the latency to the screen is measured. A recorded
+trace is one frame with everything and `recorded` set. The html, css and scripts are in assets/live and listed in
+playground.ui.live_view_assets.
 """
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from playground.ui.live_view_assets import script, styles
 from playground.ui.scripted_component import Fetched
 
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
-"""All that Gradio renders. It renders templates anew for every value, so the html and css go in once, by another way.
-"""
+"""All that Gradio renders. It renders templates again for every value, so the script adds the rest once."""
 
 
 class Lanes(Fetched):
-    """One to four lanes with their player and views. Give it frames as values; bind what a person does with
+    """One to four lanes with their player and views. Its values are frames. Bind event handlers with
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
         lanes.look(fn)   lanes.pace(fn)
 
-    where `fn` may take a gr.EventData: stop_lane carries `lane`; fork carries `lane`, `sequence`, `position` and
-    `token`, or `words` that were typed in place of a token; look carries what fork does with a token, and is answered
-    by a value {"run", "inside" or "refused"} as playground.decoding.logit_lens tells it, with `lane`, `position`,
-    `chosen`; missed carries `run` and asks for the whole run again, in a frame with headers, after frames were lost on
-    the way; pace carries `beat`: the seconds that should lie between two frames, so that this browser can follow.
+    where `fn` may take a gr.EventData with these fields:
+
+        stop_lane  lane
+        fork       lane, sequence, position, and either token or words (typed text)
+        look       lane, sequence, position, token; the answer is {"run", "inside" or "refused"}, where "inside" is a
+                   result of playground.decoding.logit_lens with lane, position and chosen
+        missed     run; frames were lost, so the answer is the whole run in a frame with headers
+        pace       beat: the interval between frames that this browser can handle, in seconds
     """
 
     def __init__(self, value: dict[str, Any] | None = None, **settings: Any):
@@ -47,7 +49,7 @@ class Lanes(Fetched):
         )
 
     def postprocess(self, value: dict[str, Any] | None) -> str | None:
-        """The frame as a JSON text: the page would otherwise track every field of every event it holds."""
+        """The frame as JSON text; otherwise the page would track every field of every event."""
         return None if value is None else to_json(value)
 
     def preprocess(self, payload: str | None) -> dict[str, Any] | None:
@@ -64,7 +66,7 @@ class Lanes(Fetched):
 
 
 def to_json(frame: dict[str, Any]) -> str:
-    """Compact JSON that any browser reads: numbers that JSON does not have become null."""
+    """Compact, strict JSON: NaN and infinities become null."""
     try:
         return json.dumps(frame, separators=(",", ":"), allow_nan=False)
     except ValueError:
@@ -73,5 +75,5 @@ def to_json(frame: dict[str, Any]) -> str:
 
 @cache
 def _source() -> str:
-    """The script; read once, for Gradio builds a component anew for every update of it."""
+    """The script. Cached: Gradio constructs the component again for every update."""
     return script()

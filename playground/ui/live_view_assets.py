@@ -1,7 +1,7 @@
-"""The live view as texts: its styles and its one script, for the page and for a run that is saved as a page of its own.
+"""The assets of the live view: its styles and its script, for the page and for a run saved as a standalone page.
 
-Gradio gives the script `element`, `props`, `watch` and `trigger`; standalone.html does the same. The files lie under
-assets/live.
+Gradio provides the script with `element`, `props`, `watch` and `trigger`; standalone.html does the same. The files are
+in assets/live.
 """
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SCRIPTS = (
     "listening",
     "main",
 )
-"""In this order: they share one scope, and main starts them."""
+"""In this order: they share one scope, and `main` starts them."""
 
 
 def styles() -> str:
@@ -63,18 +63,19 @@ def styles() -> str:
 
 
 def script() -> str:
-    """All scripts as the body of one function, after the constants they share with Python."""
+    """All scripts as the body of one function, preceded by the constants they share with Python."""
     return "\n".join(['"use strict";', *_constants(), *(_read(f"live/{name}.js") for name in SCRIPTS)])
 
 
 def surroundings() -> str:
-    """A whole page around the view; what is left to fill in stands in double braces: styles, trace and source."""
+    """The template of a standalone page, with the placeholders {{styles}}, {{trace}} and {{source}}."""
     return _read("live/standalone.html").replace("{{frame}}", _read("palette.css") + _read("live/standalone.css"))
 
 
 def _constants() -> list[str]:
-    """Every kind of event and the header with their defaults, which the wire format leaves out; how often frames come;
-    what guarantees are called, with null for those that get no badge; the page's skeleton, and how runs are saved."""
+    """Definitions of the shared constants: defaults of the header and every event, which the wire format omits; frame
+    intervals; labels of guarantees, null for those without a badge; the page skeleton; and the formats of saved runs.
+    """
     wire = {
         "VERSION": events.VERSION,
         "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},

@@ -1,4 +1,4 @@
-"""Models for the page: loaded in the background, once for all visitors, with progress anyone may watch."""
+"""Load models for the page in the background, once for all visitors, with progress for those who wait."""
 from __future__ import annotations
 
 import logging
@@ -10,45 +10,45 @@ from typing import Any
 
 from playground.errors import Refusal
 
-KEEP = 2  # sets of models held at once
-PENDING = 3  # sets that are loaded or wait for it; more would keep one who comes later waiting for long
-GLANCE = 0.2  # seconds between two looks at the progress
+KEEP = 2  # sets of models kept in memory
+PENDING = 3  # sets being loaded or waiting for it
+POLL = 0.2  # seconds between two reports of progress
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """Which models, and how; empty names mean the bundled pair."""
+    """Which models to load, and how; empty names mean the bundled models."""
 
     model: str = ""
     draft: str = ""
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
-    draft_device: str = ""  # beside the target
+    draft_device: str = ""  # empty: the target's
 
 
 @dataclass
 class ModelLoad:
-    """One set of models on its way or here."""
+    """One set of models, loaded or being loaded."""
 
     fraction: float = 0.0
     text: str = "waiting"
     models: Any = None
     refusal: Refusal | None = None
-    bytes: int = 0  # of the weights, where somebody counts them
+    bytes: int = 0  # of the weights, if ModelLoader.check counts them
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def tell(self, fraction: float, text: str) -> None:
+    def report(self, fraction: float, text: str) -> None:
         self.fraction, self.text = fraction, text
 
     def watch(self) -> Iterator[ModelLoad]:
-        """Itself, now and then while it loads."""
-        while not self.ended.wait(GLANCE):
+        """Yield itself every POLL seconds while it loads."""
+        while not self.ended.wait(POLL):
             yield self
 
     def result(self) -> Any:
-        """The models; raises Refusal where they could not be had."""
+        """Wait for the models; raises Refusal if they could not be loaded."""
         self.ended.wait()
         if self.refusal:
             raise Refusal(str(self.refusal), self.refusal.about or "model")
@@ -56,79 +56,81 @@ class ModelLoad:
 
 
 class ModelLoader:
-    """Holds the last few sets of models and loads one set at a time.
+    """Keeps the most recently used sets of models and loads one set at a time.
 
-    The set `pinned` is never dropped for another. `check` is asked before a set is loaded, with the wish and the bytes
-    of all sets held; it returns the bytes the set takes, or raises Refusal.
+    The set `pinned` is never dropped. `check` is called before a set is loaded, with the request and the bytes of all
+    loaded sets; it returns the bytes the set needs, or raises Refusal.
     """
 
     def __init__(
         self,
         load: Callable[..., Any],
         pinned: ModelRequest | None = None,
-        check: Callable[[ModelRequest, int], int] = lambda wish, held: 0,
+        check: Callable[[ModelRequest, int], int] = lambda request, held: 0,
     ):
         self._load, self._pinned, self._check = load, pinned, check
         self._sets: OrderedDict[ModelRequest, ModelLoad] = OrderedDict()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
 
-    def want(self, wish: ModelRequest) -> ModelLoad:
-        """The set under way or here; a set that failed is tried afresh. Raises Refusal where too many are under way
-        already.
+    def request(self, request: ModelRequest) -> ModelLoad:
+        """The requested set, loaded or being loaded; a set that failed is tried again.
+
+        Raises Refusal if too many sets are being loaded.
         """
         with self._lock:
-            arrival = self._sets.get(wish)
-            if arrival is None or arrival.refusal:
-                self._check_pending(wish)
-                arrival = self._sets[wish] = ModelLoad()
-                threading.Thread(target=self._fill, args=(wish, arrival), name="loading", daemon=True).start()
-            self._sets.move_to_end(wish)
+            loading = self._sets.get(request)
+            if loading is None or loading.refusal:
+                self._check_pending(request)
+                loading = self._sets[request] = ModelLoad()
+                threading.Thread(target=self._fill, args=(request, loading), name="loading", daemon=True).start()
+            self._sets.move_to_end(request)
             self._drop()
-            return arrival
+            return loading
 
     def _drop(self) -> None:
-        """Forget the sets not wanted for longest; a run that still uses one keeps it alive."""
-        idle = [wish for wish, arrival in self._sets.items() if arrival.ended.is_set() and wish != self._pinned]
-        for wish in idle[:max(0, len(self._sets) - KEEP)]:
-            del self._sets[wish]
+        """Drop the least recently used sets; a run that still uses one keeps it alive."""
+        loaded = [request for request, loading in self._sets.items() if loading.ended.is_set()]
+        idle = [request for request in loaded if request != self._pinned]
+        for request in idle[:max(0, len(self._sets) - KEEP)]:
+            del self._sets[request]
 
-    def _check_pending(self, wish: ModelRequest) -> None:
-        pending = sum(not arrival.ended.is_set() for arrival in self._sets.values())
-        if pending >= PENDING and wish != self._pinned:
+    def _check_pending(self, request: ModelRequest) -> None:
+        pending = sum(not loading.ended.is_set() for loading in self._sets.values())
+        if pending >= PENDING and request != self._pinned:
             raise Refusal(
-                f"{pending} other sets of models are being loaded: choose one that is loaded, or try again in a minute.",
+                f"{pending} other sets of models are being loaded: choose a loaded one, or try again in a minute.",
                 "model",
             )
 
     def names(self) -> list[str]:
         """Names of the targets that are loaded."""
         with self._lock:
-            return [str(arrival.models.target.name) for arrival in self._sets.values() if arrival.models is not None]
+            return [str(loading.models.target.name) for loading in self._sets.values() if loading.models is not None]
 
     def _held(self, mine: ModelLoad) -> int:
         with self._lock:
-            return sum(arrival.bytes for arrival in self._sets.values() if arrival is not mine)
+            return sum(loading.bytes for loading in self._sets.values() if loading is not mine)
 
-    def _fill(self, wish: ModelRequest, arrival: ModelLoad) -> None:
+    def _fill(self, request: ModelRequest, loading: ModelLoad) -> None:
         with self._turn:
             try:
-                arrival.bytes = self._check(wish, self._held(arrival))
-                arrival.models = self._load(
-                    wish.model or None,
-                    wish.draft or None,
-                    device=wish.device,
-                    dtype=wish.dtype,
-                    quantization=wish.quantization,
-                    progress=arrival.tell,
-                    draft_device=wish.draft_device,
+                loading.bytes = self._check(request, self._held(loading))
+                loading.models = self._load(
+                    request.model or None,
+                    request.draft or None,
+                    device=request.device,
+                    dtype=request.dtype,
+                    quantization=request.quantization,
+                    progress=loading.report,
+                    draft_device=request.draft_device,
                 )
             except Refusal as refusal:
-                arrival.refusal, arrival.bytes = refusal, 0
+                loading.refusal, loading.bytes = refusal, 0
             except Exception:
-                log.exception("loading %s failed", wish)
-                arrival.refusal = Refusal(
-                    f"Loading {wish.model or 'the bundled models'} failed inside the program; the log says where.",
+                log.exception("loading %s failed", request)
+                loading.refusal = Refusal(
+                    f"Loading {request.model or 'the bundled models'} failed with an internal error; see the log.",
                     "model",
                 )
-            arrival.ended.set()
+            loading.ended.set()

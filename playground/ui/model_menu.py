@@ -1,22 +1,23 @@
-"""The models in the page's menus: those that came along first, then those made on this machine, then some from the hub.
-"""
+"""The models in the page's menus: first the bundled ones, then those made on this machine, then some from the hub."""
 from __future__ import annotations
 
 from playground.contract.lane_config import translating
 from playground.engine.catalogue import BUNDLED, ORACLE, OTHER_TOKENS, PACKED, SUGGESTED, Entry, entries
 from playground.ui.settings import DEFAULT
 
-Choices = list[tuple[str, str]]  # what is read, what is meant
+Choices = list[tuple[str, str]]  # (label, value)
 
 
 def targets(default: str) -> Choices:
-    """Models that may be chosen as the target; `default` is the one the page was started with."""
+    """Choices for the target; `default` is the model the page was started with."""
     return [(f"{default} (default)", DEFAULT), *(_choice(entry) for entry in entries())]
 
 
 def drafts() -> Choices:
-    """Models that may guess ahead. The oracle continues no text; one with other tokens is for those lanes only that
-    translate them, and says so.
+    """Choices for the draft model.
+
+    The oracle is left out, since it cannot continue text. A draft with another vocabulary is labelled with the
+    strategies that can translate it.
     """
     return [
         ("its own draft", DEFAULT),
@@ -32,12 +33,12 @@ def _draft(entry: Entry) -> tuple[str, str]:
 
 
 def note(model: str) -> str:
-    """What there is to say of a model on offer; empty for any other."""
+    """The note on a model in the menu; empty for any other."""
     return next((entry.note for entry in entries() if entry.name == model), "")
 
 
 def fills(model: str) -> bool:
-    """Whether a model fills a canvas and does not continue text, as far as can be told before it is loaded."""
+    """Whether a model fills a canvas rather than continuing text, as far as is known before it is loaded."""
     return model == ORACLE
 
 

@@ -1,6 +1,4 @@
-"""The whole site: the playground at its root and the pages beside it, all under one head that leads from each to the
-others.
-"""
+"""All pages of the site: the playground at the root and the other pages, with a common header that links them."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,17 +19,15 @@ from playground.ui.theme import read
 
 @dataclass(frozen=True)
 class PageRoute:
-    """A page: its address after the root, its name, and what lays it out, given the site, its Blocks and the row at its
-    head.
-    """
+    """A page: its path, its name, and the function that lays it out in its Blocks, given the header row."""
 
     path: str
     name: str
     fill: Callable[[Site, gr.Blocks, gr.Row], None]
 
 
-UPLOADS = 60, 600  # seconds between two looks for old files of visitors, and the age at which they go
-MOST_EVENTS = 200  # that wait for a thread of the server; runs wait in the admission queue, which has shares
+UPLOADS = 60, 600  # seconds between two checks for old uploads, and the age at which they are deleted
+MOST_EVENTS = 200  # waiting for a thread of the server; runs wait in the admission queue, which has shares
 PLAY = PageRoute("", "Play", page.fill)
 PLACES = (
     PLAY,
@@ -42,11 +38,11 @@ PLACES = (
 
 
 def build(site: Site) -> gr.Blocks:
-    """Every page over one site."""
+    """Build all pages of a site."""
     with gr.Blocks(
         title="Decoding playground", analytics_enabled=False, fill_width=True, delete_cache=UPLOADS
     ) as blocks:
-        publish(site)  # first, or a private listener takes a name
+        publish(site)  # first, so that no private listener takes the name of an endpoint
         _lay_out(PLAY, site, blocks)
     for place in PLACES[1:]:
         with blocks.route(place.name, f"/{place.path}") as beside:
@@ -64,12 +60,12 @@ def _lay_out(place: PageRoute, site: Site, blocks: gr.Blocks) -> None:
 
 
 def _masthead(here: PageRoute) -> str:
-    """Large type is for lanes, and these are on one page."""
+    """The header; only the playground page has the switch to large type."""
     projector = read("projector.html") if here is PLAY else ""
     return read("masthead.html").replace("{links}", _links(here)).replace("{projector}", projector)
 
 
 def _links(here: PageRoute) -> str:
-    """Relative, so that they hold wherever the site is mounted."""
+    """Links to all pages; relative, so that they work wherever the site is mounted."""
     marks = {here: " aria-current='page'"}
     return "".join(f"<a href='./{place.path}'{marks.get(place, '')}>{escape(place.name)}</a>" for place in PLACES)

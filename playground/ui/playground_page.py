@@ -1,6 +1,4 @@
-"""The playground's own page: what stands where, and which act answers which event. The acts themselves are in
-handlers.py.
-"""
+"""The playground page: its layout, and which handler is bound to which event. The handlers are in handlers.py."""
 from __future__ import annotations
 
 import json
@@ -10,12 +8,11 @@ from functools import partial
 import gradio as gr
 
 from playground.decoding.visitor_memory import Memory
-from playground.ui import model_menu as offers
-from playground.ui import study_figures as studies
+from playground.ui import model_menu, study_figures
 from playground.ui.chat_history import EarlierTurns
-from playground.ui.gallery import Gallery, beside, examples
+from playground.ui.gallery import Gallery, examples, question_note
 from playground.ui.handlers import Changes, Handlers
-from playground.ui.lane_editor import LaneEditor, reading_context
+from playground.ui.lane_editor import LaneEditor, context_strategies
 from playground.ui.lessons import Lessons
 from playground.ui.live_view import Lanes
 from playground.ui.seed_sweep_panel import Repeats
@@ -23,17 +20,17 @@ from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
 from playground.ui.theme import PRIVATE, notice, read
 
-MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # the browser keeps what its owner typed
+MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
 
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
-    """Lay out the playground under the head of its page."""
+    """Lay out the playground below the page's header."""
     page = Page(site, head)
     page.bind(Handlers(site, page), blocks)
 
 
 class Page:
-    """The components, each an attribute, laid out from top to bottom."""
+    """The components, each an attribute, from top to bottom."""
 
     def __init__(self, site: Site, head: gr.Row):
         self.site, self.start = site, Settings.read(examples()[0])
@@ -58,69 +55,67 @@ class Page:
         self._view()
 
     def controls(self) -> list[gr.components.Component]:
-        """What a visitor sets, in the order of Settings."""
+        """The controls, in the order of the fields of Settings."""
         return [getattr(self, name) for name in Settings.names()]
 
     def show(self, settings: Settings, names: list[str]) -> Changes:
-        """The named controls as `settings` has them; the system message is seen in a chat only, the context and what to
-        look at where there are any.
+        """Set the named controls from `settings`. The system message is shown in a chat only; the context is opened if
+        there is one.
         """
         shown = {getattr(self, name): getattr(settings, name) for name in names}
         return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
-                self.passage: gr.update(open=bool(settings.context)), **self.recognised(settings)}
+                self.passage: gr.update(open=bool(settings.context)), **self.show_question_note(settings)}
 
-    def recognised(self, settings: Settings) -> Changes:
-        """What to look at, where a question with a known answer is asked."""
-        told = beside(settings)
-        return {self.known: gr.update(value=told, visible=bool(told))}
+    def show_question_note(self, settings: Settings) -> Changes:
+        """Show what to look at if the prompt is a question with a known answer."""
+        html = question_note(settings)
+        return {self.known: gr.update(value=html, visible=bool(html))}
 
     def busy(self) -> Changes:
         return {**self.stoppable(), self.lanes: gr.update(problems={})}
 
     def stoppable(self) -> Changes:
-        """Stop in the place of Run."""
+        """Show Stop instead of Run."""
         return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True)}
 
-    def rest(self) -> Changes:
+    def idle(self) -> Changes:
         return {self.go: gr.update(visible=True), self.halt: gr.update(visible=False)}
 
-    def remembers(self, memory: Memory) -> Changes:
-        """How much strategies remember from earlier runs, and the button that makes them forget it; nothing where it is
-        nothing.
+    def show_memory(self, memory: Memory) -> Changes:
+        """Show how much strategies remember from earlier runs, with the Forget button; nothing if the memory is empty.
         """
-        things = f"{len(memory)} thing{'s' if len(memory) > 1 else ''}"
-        return {self.remembered: gr.update(value=f"remembers {things} from earlier runs", visible=len(memory) > 0),
+        entries = f"{len(memory)} entr{'ies' if len(memory) > 1 else 'y'}"
+        return {self.remembered: gr.update(value=f"memory: {entries} from earlier runs", visible=len(memory) > 0),
                 self.forget: gr.update(visible=len(memory) > 0)}
 
     def figures_of(self, studied: Container[str]) -> Changes:
-        """Offer the figures of the run, and the studies that have something to say of it; both are drawn when they are
-        opened.
-        """
+        """Offer the figures of the run and the studies that apply to it; both are drawn when opened."""
         folds = {fold: gr.update(visible=name in studied) for name, fold in self.studies.items()}
         return {**folds, self.examined: gr.update(visible=True)}
 
-    def shut(self) -> Changes:
-        """Shut what was drawn of the run before."""
+    def close_figures(self) -> Changes:
+        """Close the figures of the previous run."""
         return {fold: gr.update(open=False) for fold in (self.examined, *self.studies.values())}
 
     def offer(self, chosen: str) -> Changes:
-        """The models there are to choose from, what there is to say of the chosen one, and which lanes it can run."""
+        """Update the model menus, the note on the chosen model, and which lanes it can run."""
         model = self.site.named(chosen)
-        return {self.model: gr.update(choices=offers.targets(self.site.default_name()), info=self._note(model)),
-                self.draft: gr.update(choices=offers.drafts()), self.lanes: gr.update(fills=offers.fills(model))}
+        return {self.model: gr.update(choices=model_menu.targets(self.site.default_name()), info=self._note(model)),
+                self.draft: gr.update(choices=model_menu.drafts()),
+                self.lanes: gr.update(fills=model_menu.fills(model))}
 
     def _note(self, model: str) -> str | None:
-        return offers.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
+        return model_menu.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
 
-    def bind(self, acts: Handlers, blocks: gr.Blocks) -> None:
-        """One act for each event."""
+    def bind(self, handlers: Handlers, blocks: gr.Blocks) -> None:
+        """Connect each event to its handler."""
         controls = self.controls()
         streaming = {
             "outputs": [
                 self.visit,
                 self.live,
                 self.lanes,
-                *self._told(),
+                *self._notices(),
                 self.examined,
                 *self.studies.values(),
                 self.go,
@@ -130,27 +125,27 @@ class Page:
             "concurrency_limit": None,
             **PRIVATE,
         }
-        opened = blocks.load(acts.open, self.stored, [*controls, self.passage, self.known], **PRIVATE)
+        opened = blocks.load(handlers.open, self.stored, [*controls, self.passage, self.known], **PRIVATE)
         for event in (opened.then, self.model.change):
-            event(acts.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
-        blocks.load(acts.ready, None, self._told(), concurrency_limit=None, **PRIVATE)
-        self.fetch.click(acts.load, controls, self._told(), concurrency_limit=None, **PRIVATE)
-        self.go.click(acts.run, [self.visit, *controls], **streaming)
-        self.read.click(acts.score, [self.visit, *controls], **streaming)
-        self.live.fork(acts.fork, self.visit, trigger_mode="multiple", **streaming)
-        self._bind_run(acts)
-        self._bind_figures(acts)
+            event(handlers.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
+        blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
+        self.fetch.click(handlers.load, controls, self._notices(), concurrency_limit=None, **PRIVATE)
+        self.go.click(handlers.run, [self.visit, *controls], **streaming)
+        self.read.click(handlers.score, [self.visit, *controls], **streaming)
+        self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
+        self._bind_run(handlers)
+        self._bind_figures(handlers)
         self.repeats.bind(controls)
-        self.forget.click(acts.forget, self.visit, self._memory(), queue=False, **PRIVATE)
-        asked = [*controls, self.passage, self.known, *self._told()]
-        self.gallery.pick(acts.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
-        self.lessons.set_up(acts.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
-            acts.run, [self.visit, *controls], **streaming
+        self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
+        asked = [*controls, self.passage, self.known, *self._notices()]
+        self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
+        self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
+            handlers.run, [self.visit, *controls], **streaming
         )
-        # the last one's answer stays, however late others come
-        asks = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change]
-        gr.on(asks, acts.recognise, controls, self.known, queue=False, trigger_mode="always_last", **PRIVATE)
-        self.share.click(acts.share, controls, self.link, **PRIVATE)
+        events = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change]
+        latest = {"queue": False, "trigger_mode": "always_last", **PRIVATE}
+        gr.on(events, handlers.update_question_note, controls, self.known, **latest)
+        self.share.click(handlers.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
         self.mode.change(
             None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE
@@ -158,31 +153,31 @@ class Page:
         self.lanes.change(None, self.lanes, self.passage, js=_opens_for_readers(), **PRIVATE)
         self._remember(controls)
 
-    def _bind_run(self, acts: Handlers) -> None:
-        """What can be done to a run while it goes; none of it waits in the queue."""
+    def _bind_run(self, handlers: Handlers) -> None:
+        """Bind the controls of an active run; they bypass Gradio's queue."""
         now = {"queue": False, **PRIVATE}
         for name in ("hold", "resume", "step", "stop_lane"):
-            getattr(self.live, name)(getattr(acts, name), self.visit, None, **now)
-        self.live.pace(acts.pace, self.visit, None, trigger_mode="always_last", **now)
-        self.live.missed(acts.missed, self.visit, self.live, **now)
-        self.live.look(acts.look, self.visit, self.live, concurrency_limit=1, **PRIVATE)
-        self.halt.click(acts.stop, self.visit, [self.go, self.halt], **now)
-        self.again.click(acts.again, self.visit, [self.live, *self._told()], **now)
+            getattr(self.live, name)(getattr(handlers, name), self.visit, None, **now)
+        self.live.pace(handlers.pace, self.visit, None, trigger_mode="always_last", **now)
+        self.live.missed(handlers.missed, self.visit, self.live, **now)
+        self.live.look(handlers.look, self.visit, self.live, concurrency_limit=1, **PRIVATE)
+        self.halt.click(handlers.stop, self.visit, [self.go, self.halt], **now)
+        self.again.click(handlers.again, self.visit, [self.live, *self._notices()], **now)
 
-    def _bind_figures(self, acts: Handlers) -> None:
-        """Pictures take a browser a second, so none is drawn before somebody wants to see it."""
-        drawn = {self.examined: acts.examine} | {fold: partial(acts.study, name) for name, fold in self.studies.items()}
-        for fold, draw in drawn.items():
+    def _bind_figures(self, handlers: Handlers) -> None:
+        """Draw figures only when they are opened: each takes the browser about a second."""
+        studies = {fold: partial(handlers.study, name) for name, fold in self.studies.items()}
+        for fold, draw in ({self.examined: handlers.examine} | studies).items():
             with fold:
                 gr.render(self.visit, triggers=[fold.expand], show_progress="hidden")(draw)
 
     def _remember(self, controls: list[gr.components.Component]) -> None:
-        """Every change goes to the browser's own storage without asking the server."""
+        """Save every change to the browser's storage, without a request to the server."""
         names = json.dumps(Settings.names())
         js = f"(...values) => Object.fromEntries({names}.map((name, i) => [name, values[i]]))"
         gr.on([control.change for control in controls], None, controls, self.stored, js=js, **PRIVATE)
 
-    def _told(self) -> list[gr.components.Component]:
+    def _notices(self) -> list[gr.components.Component]:
         return [self.status, self.prompt_notice, self.model_notice, self.lanes_notice]
 
     def _memory(self) -> list[gr.components.Component]:
@@ -215,11 +210,11 @@ class Page:
             ) as self.passage:
                 self.context = gr.Textbox(
                     start.context,
-                    label="A passage that the answer should rest on",
+                    label="A passage that the answer should be based on",
                     lines=3,
                     max_lines=10,
                     elem_id="context",
-                    info="Every lane reads it before the prompt; contrastive lanes also answer without it.",
+                    info="Every lane reads it before the prompt; context-contrastive lanes also run without it.",
                 )
             self.prompt_notice = notice("prompt-notice")
 
@@ -241,24 +236,24 @@ class Page:
                 label="Stop at",
                 lines=1,
                 max_lines=4,
-                placeholder="one a line; \\n is a line break",
+                placeholder="one per line; \\n is a line break",
                 elem_id="stop-strings",
             )
             self._models(start)
             self.model_notice = notice("model-notice")
 
     def _models(self, start: Settings) -> None:
-        targets, hint = offers.targets(self.site.default_name()), self._note(self.site.named(start.model))
+        targets, hint = model_menu.targets(self.site.default_name()), self._note(self.site.named(start.model))
         with gr.Accordion("Models", open=False, elem_classes="models"):
             self.model = gr.Dropdown(
                 targets, value=start.model, label="Target", info=hint, allow_custom_value=True, elem_id="model"
             )
             self.draft = gr.Dropdown(
-                offers.drafts(), value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft"
+                model_menu.drafts(), value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft"
             )
             with gr.Row(elem_classes="pair"):
                 self.dtype = gr.Dropdown(
-                    CHOICES["dtype"], value=start.dtype, label="Numbers", min_width=90, elem_id="dtype"
+                    CHOICES["dtype"], value=start.dtype, label="Data type", min_width=90, elem_id="dtype"
                 )
                 self.quantization = gr.Dropdown(
                     CHOICES["quantization"],
@@ -271,7 +266,7 @@ class Page:
 
     def _lanes(self) -> None:
         self.lanes = LaneEditor(
-            self.start.lanes, fills=offers.fills(self.site.named(self.start.model)), elem_id="editor"
+            self.start.lanes, fills=model_menu.fills(self.site.named(self.start.model)), elem_id="editor"
         )
         self.lanes_notice = notice("lanes-notice")
 
@@ -299,18 +294,19 @@ class Page:
         self.live = Lanes(first_view(), elem_id="live")
         self.repeats = Repeats(self.site)
         self.examined = _fold("Figures of the last run")
-        self.studies = {study.name: _fold(f"Study: {study.title}") for study in studies.known()}
+        self.studies = {study.name: _fold(f"Study: {study.title}") for study in study_figures.known()}
 
 
 def _fold(title: str) -> gr.Accordion:
-    """A closed place for figures, which shows once there is a run to draw."""
+    """A closed section for figures, hidden until there is a run to draw."""
     return gr.Accordion(title, open=False, visible=False, elem_classes="figures")
 
 
 def _opens_for_readers() -> str:
-    """A script that opens the context for lanes that cannot do without one."""
-    names = json.dumps(reading_context())
+    """A script that opens the context for lanes that need one."""
+    names = json.dumps(context_strategies())
     return f"""(lanes) => {{
-        const reads = (lanes || []).some((lane) => [lane.strategy, ...(lane.extras || []).map(([name]) => name)].some((name) => {names}.includes(name)));
+        const names = (lane) => [lane.strategy, ...(lane.extras || []).map(([name]) => name)];
+        const reads = (lanes || []).some((lane) => names(lane).some((name) => {names}.includes(name)));
         return reads ? {{__type__: 'update', open: true}} : {{__type__: 'update'}};
     }}"""

@@ -1,8 +1,8 @@
-"""Whether the client of a stream still takes its messages. Gradio notices a connection that closes, not one that was
-never opened or is not read.
+"""Detect streams whose client no longer reads their messages.
 
-Gradio 6.31 puts every answer of a stream into a queue of the session (`Queue.pending_messages_per_session`), which the
-client's connection empties. A stream whose answers all stay there has no reader.
+Gradio notices a connection that closes, but not one that was never opened or is not read. Gradio 6.31 puts every answer
+of a stream into a queue of the session (`Queue.pending_messages_per_session`), which the client's connection empties.
+A stream whose answers all stay there has no reader.
 """
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ from typing import Any
 import gradio as gr
 from gradio.context import LocalContext
 
-IDLE = 30.0  # seconds without a message taken after which a stream is ended
-# the same for a stream of which nothing was ever taken: a client asks for its messages as soon as it has joined
-OPENING = 10.0
+IDLE = 30.0  # a stream is ended after so many seconds in which its client took no message
+OPENING = 10.0  # the same for a client that has never taken one; normally it does so at once
 
 
 def current_request() -> gr.Request | None:
-    """The request that Gradio is answering in this thread; None outside of one."""
+    """The request that Gradio is handling in this thread; None if there is none."""
     return LocalContext.request.get(None)
 
 
 class Reader:
-    """The client of one stream. `backlog` is the number of messages that wait for it, None where nobody can tell."""
+    """The client of one stream. `backlog` returns the number of messages waiting for it, None if unknown."""
 
     def __init__(self, backlog: Callable[[], int | None], idle: float = IDLE, opening: float = OPENING):
         self._backlog, self._idle, self._patience = backlog, idle, opening
         self._before, self._taken = 0, monotonic()
 
     def has_left(self) -> bool:
-        """Called once for every message sent: whether none was taken for too long.
+        """Whether the client has taken no message for too long; called once for every message sent.
 
-        A backlog that grew by less than that one message has lost another to the client.
+        If the backlog has grown by less than that one message, the client has taken another.
         """
         now, backlog = monotonic(), self._backlog()
         if backlog is None or backlog <= self._before:
@@ -44,7 +43,7 @@ class Reader:
 
 
 def current_reader() -> Reader:
-    """The client that Gradio is answering in this thread; outside of Gradio's queue one that never leaves."""
+    """The client of the current Gradio request; outside of Gradio's queue one that never leaves."""
     blocks, request = LocalContext.blocks.get(None), current_request()
     session = getattr(request, "session_hash", None)
     if blocks is None or session is None:
@@ -54,7 +53,7 @@ def current_reader() -> Reader:
 
 
 def ends_unread(stream: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Close a generator whose answers nobody reads, as Gradio closes one whose client has left."""
+    """Close a generator whose client no longer reads, as Gradio does for a client that has disconnected."""
 
     @wraps(stream)
     def watched(*args: Any, **kwargs: Any) -> Iterator[Any]:

@@ -1,6 +1,4 @@
-"""What a run told, kept for its visitor: a list while it grows, compressed once the run is over, since a list of events
-takes megabytes.
-"""
+"""The events of a run: a list while it runs, compressed afterwards, since the list takes megabytes."""
 from __future__ import annotations
 
 import json
@@ -9,7 +7,7 @@ import zlib
 from playground.trace import Trace
 from playground.ui.frames import Facts, trace_of
 
-LEVEL = 1  # of zlib: the events compress to about a twentieth, and higher levels gain little for their time
+LEVEL = 1  # of zlib: the events compress to about a twentieth; higher levels gain little
 
 
 class Record:
@@ -31,17 +29,16 @@ class Record:
 
     @property
     def trace(self) -> Trace:
-        """The events as a trace: the session's own where it is still kept."""
+        """The events as a trace: the session's own while it is kept."""
         return self._trace or trace_of(self.headers, list(self.events))
 
     def keep(self, trace: Trace | None) -> None:
-        """Keep the session's own trace until `pack`, so that it need not be read again for the figures at the end of a
-        run.
+        """Keep the session's own trace until `pack`, so that the figures at the end of a run need not parse it again.
         """
         self._trace = trace
 
     def pack(self) -> None:
-        """Compress the events and let go of the trace; a second time does nothing."""
+        """Compress the events and drop the trace; calling it again does nothing."""
         self._trace = None
         if not self._packed:
             self._packed, self._events = (

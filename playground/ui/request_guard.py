@@ -1,7 +1,7 @@
-"""What reaches Gradio at all: an ASGI middleware that checks host, origin, route and size of every HTTP request.
+"""An ASGI middleware in front of Gradio that checks host, origin, route and size of every HTTP request.
 
-A body is read and counted here before anybody parses it, so a request without Content-Length is bounded too. Responses,
-among them streams of server-sent events, pass through untouched. Mount it with `launch(app_kwargs=guarded(...))`.
+A body is read and counted here before it is parsed, so requests without Content-Length are limited too. Responses,
+including streams of server-sent events, pass through unchanged. Mount it with `launch(app_kwargs=guarded(...))`.
 """
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERY_INTERFACE = ("0.0.0.0", "::", "")
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 UPLOAD = "/gradio_api/upload"
-MULTIPART_BYTES = 65_536  # headers and boundaries around an uploaded file
-DISCARDED = 4  # times the limit: larger bodies are not read to their end
+MULTIPART_BYTES = 65_536  # allowance for the headers and boundaries of an uploaded file
+DISCARDED = 4  # bodies larger than so many times the limit are not read to their end
 DEFAULT_PORTS = {None, 80, 443}
 SHUT = re.compile(
     "|".join(
         (
             r"/monitoring",
-            r"/gradio_api/(?:proxy=|process_recording|vibe-|undo-vibe-|dev/|runs|run-history|deep_link|stream/|custom_component/|profiling/|token)",
+            r"/gradio_api/(?:proxy=|process_recording|vibe-|undo-vibe-|dev/|runs|run-history|deep_link|stream/"
+            r"|custom_component/|profiling/|token)",
             r"/(?:login|logout|docs|redoc)(?:/|$)",
             r"/gradio_api/file[=/]\w+:",
         )
     )
 )
-"""Routes of Gradio 6.31 that this page does not use: dashboards, developer modes, recordings, proxies, logins,
-addresses of other hosts.
+"""Routes of Gradio 6.31 that this page does not use: dashboards, developer modes, recordings, proxies, logins, files of
+other hosts.
 """
-# possessive, and the end of the body closes: linear whatever comes
+# Possessive quantifiers, and the end of the body ends a string: linear time for any input.
 STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 ESCAPE = re.compile(
     rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -62,22 +63,20 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Hosts:
-    """Which names the page answers to. `names` is None where any will do; IP addresses and loopback names always do.
+    """The host names the page answers to; None: any. IP addresses and loopback names are always accepted.
 
-    A foreign site can point a name of its own at this machine (DNS rebinding), but not an address. The host that a
-    proxy reports is believed only where `proxied`.
+    Another site can point its own domain name at this machine (DNS rebinding), but not an IP address. The host reported
+    by a proxy is trusted only if `proxied`.
     """
 
     names: frozenset[str] | None
-    # names that a proxy may hide behind another Host: those of PLAYGROUND_HOSTS and SPACE_HOST
+    # of PLAYGROUND_HOSTS and SPACE_HOST: accepted as Origin even if a proxy changes the Host header
     origins: frozenset[str] = frozenset()
     proxied: bool = False
 
     @classmethod
     def from_environment(cls, bound: str, public: bool, environ: Mapping[str, str] = os.environ) -> Hosts:
-        """From PLAYGROUND_HOSTS, names with commas between, and SPACE_HOST; without them a local page answers to its
-        own names only.
-        """
+        """From SPACE_HOST and the comma-separated PLAYGROUND_HOSTS; a local page answers to its own names as well."""
         given = f"{environ.get('PLAYGROUND_HOSTS', '')},{environ.get('SPACE_HOST', '')}".split(",")
         configured = frozenset(name.strip().lower() for name in given if name.strip())
         if public:
@@ -89,17 +88,18 @@ class Hosts:
         return self.names is None or name in LOOPBACK or _is_address(name) or name in self.names
 
     def check(self, headers: Headers, changing: bool) -> None:
-        """Raise Denied for a foreign host, and for a change that another site's page asks for."""
+        """Raise Denied for an unknown host, and for a changing request from another site's page."""
         asked = [_place(value) for value in self._hosts(headers)]
         if asked and not any(self.answers_to(name) for name, _ in asked):
             raise Denied(
-                421, "This page does not answer to that host name: set PLAYGROUND_HOSTS to the name it is reached by."
+                421, "This page does not answer to that host name: add the name to PLAYGROUND_HOSTS."
             )
         origin = headers.get("origin")
         if changing and origin is not None and not self._is_own(origin, asked):
             raise Denied(
                 403,
-                "Requests from pages of other sites are refused: open the page itself, or use a program without a browser.",
+                "Requests from pages of other sites are refused: open the page itself, or use a client other than a "
+                "browser.",
             )
 
     def _hosts(self, headers: Headers) -> list[str]:
@@ -115,18 +115,18 @@ class Hosts:
 
 
 def machine_names() -> frozenset[str]:
-    """Names by which other machines of the network reach this one."""
+    """Names by which other machines on the network reach this one."""
     name = socket.gethostname().lower()
     return frozenset({name, f"{name}.local"})
 
 
 def _place(authority: str) -> tuple[str, int | None]:
-    """Host name and port of `localhost:7860`, None for the default ports; raises Denied for what is no such thing."""
+    """Host name and port of, for instance, `localhost:7860`; default ports are None. Raises Denied."""
     try:
         parts = urlsplit(f"//{authority}")
         name, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError:
-        raise Denied(400, "The host of this request cannot be read.") from None
+        raise Denied(400, "The Host header of this request is malformed.") from None
     return name, None if port in DEFAULT_PORTS else port
 
 
@@ -139,7 +139,7 @@ def _is_address(name: str) -> bool:
 
 
 class RequestGuard:
-    """The middleware; answers what it refuses with JSON, {"detail": sentence}."""
+    """The middleware; a denied request is answered with JSON, {"detail": message}."""
 
     def __init__(self, app: ASGIApp, limits: RequestLimits, hosts: Hosts):
         self.app, self.limits, self.hosts = app, limits, hosts
@@ -162,20 +162,20 @@ class RequestGuard:
         if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > self.limits.url_bytes:
             raise Denied(
                 414,
-                f"The address is longer than {self.limits.url_bytes:,} bytes: shorten the settings that it carries.",
+                f"The URL is longer than {self.limits.url_bytes:,} bytes: shorten the settings in it.",
             )
         if sum(len(name) + len(value) for name, value in headers.raw) > self.limits.header_bytes:
             raise Denied(431, f"The headers are longer than {self.limits.header_bytes:,} bytes.")
         self.hosts.check(headers, scope["method"] in CHANGING)
         if SHUT.match(_path(scope)):
-            raise Denied(404, "This page has no such address.")
+            raise Denied(404, "This page has no such route.")
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body, checked; None for a method that has none."""
+        """The whole body, checked; None for a method without one."""
         headers, most = Headers(scope=scope), self._most_bytes(scope)
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 20:
-            raise Denied(400, "The Content-Length of this request is no number.")
+            raise Denied(400, "The Content-Length of this request is not a number.")
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 if int(length) > most:
@@ -196,31 +196,32 @@ class RequestGuard:
 
 
 def guarded(rules: Rules, host: str) -> dict[str, Any]:
-    """Arguments of the FastAPI app that Gradio makes, for a page bound to `host`."""
+    """Arguments of Gradio's FastAPI app, for a page bound to `host`."""
     return {
         "middleware": [Middleware(RequestGuard, limits=rules.limits, hosts=Hosts.from_environment(host, rules.public))]
     }
 
 
 def check_json(body: bytes, limits: RequestLimits) -> None:
-    """Raise Denied for JSON that would be dear to parse or breaks what reads it; whether it is JSON at all is left to
-    the parser.
+    """Raise Denied for JSON that is expensive to parse or has lone surrogates or infinite numbers.
+
+    Whether it is valid JSON is left to the parser.
     """
     if b"\\u" in body and any(ESCAPE.findall(body)):
-        raise Denied(400, "The request holds half a character (a lone surrogate): send whole characters.")
+        raise Denied(400, "The request contains half a character (a lone surrogate): send whole characters.")
     bare = STRING.sub(b"s", body)
     if bare.count(b",") + bare.count(b"[") + bare.count(b"{") > limits.json_items:
-        raise Denied(413, f"The request holds more than {limits.json_items:,} list items and fields: send less.")
+        raise Denied(413, f"The request contains more than {limits.json_items:,} list items and fields: send fewer.")
     if _depth(bare) > limits.json_depth:
         raise Denied(413, f"The request is nested deeper than {limits.json_depth} levels: flatten it.")
     if re.search(rb"[0-9]{%d}" % (limits.number_digits + 1), bare):
-        raise Denied(413, f"The request holds a number of more than {limits.number_digits} digits: send a smaller one.")
+        raise Denied(413, f"The request contains a number of more than {limits.number_digits} digits: shorten it.")
     if NOT_FINITE.search(bare):
-        raise Denied(400, "The request holds a number that is not finite: send one below 1e100.")
+        raise Denied(400, "The request contains a number that is not finite: send one below 1e100.")
 
 
 def _depth(bare: bytes) -> int:
-    """Deepest nesting of JSON without its strings."""
+    """Maximum nesting of JSON whose strings have been removed."""
     depth = deepest = 0
     for found in BRACKET.finditer(bare):
         depth += 1 if found[0] in b"[{" else -1
@@ -243,8 +244,7 @@ async def _collected(receive: Receive, most: int) -> bytes:
 
 
 async def _discarded(receive: Receive, most: int) -> None:
-    """Read up to `most` bytes and drop them: a client that is still sending would see a broken connection in place of
-    the answer.
+    """Read and drop up to `most` bytes: a client that is still sending would see a broken connection, not the answer.
     """
     while most > 0:
         message = await receive()
@@ -254,7 +254,7 @@ async def _discarded(receive: Receive, most: int) -> None:
 
 
 def _replayed(body: bytes | None, receive: Receive) -> Receive:
-    """A channel that gives the body once and then what the client does, as a stream has to hear that it has left."""
+    """A channel that returns the body once, then the client's messages: a stream must see it disconnect."""
     if body is None:
         return receive
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -265,7 +265,7 @@ def _replayed(body: bytes | None, receive: Receive) -> Receive:
 
 
 def _path(scope: Scope) -> str:
-    """The path after the place where the app is mounted."""
+    """The path relative to where the app is mounted."""
     return scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
 
 

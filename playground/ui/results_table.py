@@ -1,7 +1,7 @@
-"""What a survey came to, on the page: the table, the questions with who was right, and single answers to read.
+"""The results of a survey on the page: the table, the questions with their scores, and the answers to one question.
 
-The table is data that assets/benchmark.js draws and sorts, so that it can fill while somebody looks at it. A single
-question is HTML made here, with everything escaped that a model or a visitor wrote.
+The table is data that assets/benchmark.js draws and sorts while it fills. The answers to one question are HTML rendered
+here, with all text from models and visitors escaped.
 """
 from __future__ import annotations
 
@@ -19,70 +19,69 @@ from playground.ui.gallery import TASKS
 from playground.ui.scripted_component import Scripted
 from playground.ui.theme import read
 
-SHORT = 110  # letters of a question in the list
-MEANINGS: dict[str, tuple[str, Callable[[ResultRow], Any]]] = {  # what a column tells, and the value it is sorted by
-    "entrant": ("The strategy, written as the command line takes it.", lambda row: row.entrant),
+SHORT = 110  # characters of a question in the list
+MEANINGS: dict[str, tuple[str, Callable[[ResultRow], Any]]] = {  # column: (description, sort key)
+    "entrant": ("The strategy, in the syntax of the command line.", lambda row: row.entrant),
     "score": (
-        "How right: mean over the questions, 0 to 1, ± its standard error. Where nobody knows the answer there is none.",
+        "Mean score over the questions, from 0 to 1, ± its standard error; none for questions without a known answer.",
         lambda row: row.score and row.score.mean,
     ),
-    "tokens": ("Tokens of a text, mean.", lambda row: row.tokens),
+    "tokens": ("Tokens of an answer, mean.", lambda row: row.tokens),
     "target forwards a token": (
-        "Passes of the target for each token after the first. Plain decoding takes exactly 1.",
+        "Forwards of the target per token after the first. Plain decoding takes exactly 1.",
         lambda row: row.target_forwards,
     ),
     "other forwards": (
-        "Passes of every other model or stream, such as the draft, for each token.",
+        "Forwards of all other models or streams, such as the draft, per token.",
         lambda row: row.other_forwards,
     ),
     "tokens/s": (
-        "Tokens a second, the prompt's own pass included: median of the rounds (lowest to highest).",
+        "Tokens per second including prefill: median of the rounds (lowest to highest).",
         lambda row: _middle(row.tokens_per_second),
     ),
     "time": (
-        "Seconds over those of the first strategy on the same questions, within each round: median (lowest to highest). Below 1 is faster.",
+        "Wall-clock time relative to the first strategy on the same questions, within each round: median (lowest to "
+        "highest). Below 1 is faster.",
         lambda row: _middle(row.time_ratio),
     ),
-    "accepted": ("Guesses that stood, of those tested.", lambda row: row.acceptance),
+    "accepted": ("Share of verified draft tokens that were accepted.", lambda row: row.acceptance),
     "by position": (
-        "The same at each depth of the draft, from the first guess.",
+        "The same by position in the draft, from the first draft token.",
         lambda row: next(iter(row.acceptance_by_position), None),
     ),
-    "live slots": ("Most tokens that a head of keys and values held.", lambda row: row.kv_live),
+    "live slots": ("Maximum number of live KV cache slots of a head.", lambda row: row.kv_live),
     "same text": ("Answers with exactly the first strategy's tokens.", lambda row: row.same_text),
-    "failed": ("Answers that did not come through; the reason stands under the strategy.", lambda row: row.failed),
+    "failed": ("Answers that failed; the reason is shown below the strategy.", lambda row: row.failed),
 }
 
 
 class Standings(Scripted):
-    """Give it the value that `told` makes. Bind what a person does with
+    """The results table. Its value is made by `table_value`. Bind event handlers with
 
         standings.show(fn)   standings.save(fn)
 
-    where `fn` takes a gr.EventData: show carries the `number` of a question; save carries a `form`, csv or json, and is
-    answered with a value {"saved": {"name", "type", "text"}}, which the browser puts into a file and leaves the table
-    as it is.
+    where `fn` takes a gr.EventData. show carries the `number` of a question. save carries a `form`, csv or json; the
+    answer {"saved": {"name", "type", "text"}} is saved as a file by the browser and leaves the table unchanged.
     """
 
     def __init__(self, **settings: Any):
         super().__init__(
             None,
-            html_template='<section class="standings" aria-label="Standings"></section>',
+            html_template='<section class="standings" aria-label="Results"></section>',
             js_on_load=read("benchmark.js"),
             apply_default_css=False,
             **settings,
         )
 
     def postprocess(self, value: dict[str, Any] | None) -> str | None:
-        """As a JSON text: the page would otherwise track every cell, and Gradio would send differences between tables.
-        """
+        """The value as JSON text; otherwise the page would track every cell, and Gradio would send differences."""
         return None if value is None else json.dumps(value, allow_nan=False)
 
     def preprocess(self, payload: str | None) -> dict[str, Any] | None:
         return json.loads(payload) if payload else None
 
     def api_info(self) -> dict[str, Any]:
-        return {"type": "string", "description": "the standings, as JSON"}
+        return {"type": "string", "description": "the results table, as JSON"}
 
     def example_payload(self) -> Any:
         return None
@@ -91,11 +90,12 @@ class Standings(Scripted):
         return None
 
 
-def told(
+def table_value(
     entrants: Sequence[Entrant], questions: Sequence[Question], answers: Sequence[Answer], notes: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Everything the browser draws: columns, rows by task, and the questions with a mark for every entrant. notes:
-    sentences under the table.
+    """The data of the table: columns, rows by task, and the questions with a mark for every strategy.
+
+    notes: sentences below the table.
     """
     names = [entrant.name for entrant in entrants]
     return {
@@ -126,8 +126,8 @@ def _row(row: ResultRow, names: list[str]) -> dict[str, Any]:
 
 
 def _why(lacking: str) -> str:
-    """Why an entrant was not asked, empty where it was."""
-    return f"Not asked: the question does not bring {lacking}." if lacking else ""
+    """Why a strategy was not asked; empty if it was."""
+    return f"Not asked: the question does not provide {lacking}." if lacking else ""
 
 
 def _middle(values: Spread | None) -> float | None:
@@ -148,7 +148,7 @@ def _asked(names: list[str], questions: Sequence[Question], answers: Sequence[An
 
 
 def _marks(answers: Sequence[Answer]) -> dict[int, str | float]:
-    """By number of the question: its score, "written" where nobody knows the answer, "failed", or "unasked"."""
+    """{number of a question: its score, "written" if it has no known answer, "failed" or "unasked"}."""
     written = {
         answer.number: "failed" if answer.failure else "unasked" if answer.lacking else "written" for answer in answers
     }
@@ -156,35 +156,36 @@ def _marks(answers: Sequence[Answer]) -> dict[int, str | float]:
 
 
 def _shortened(question: Question) -> str:
-    said = " ".join(f"{question.context} {question.prompt}".split())
-    return said if len(said) <= SHORT else f"{said[:SHORT // 2].rstrip()} … {said[-SHORT // 2:].lstrip()}"
+    text = " ".join(f"{question.context} {question.prompt}".split())
+    return text if len(text) <= SHORT else f"{text[:SHORT // 2].rstrip()} … {text[-SHORT // 2:].lstrip()}"
 
 
 # --- one question ---
 
 def answers_to(question: Question, number: int, entrants: Sequence[Entrant], answers: Sequence[Answer]) -> str:
-    """The question, what is expected, and what each entrant wrote so far, as HTML."""
+    """A question, its expected answer, and each strategy's answers so far, as HTML."""
     before = "".join(
-        f"<dt>Earlier</dt><dd>{escape(user)}</dd><dt>Answered</dt><dd>{escape(assistant)}</dd>"
+        f"<dt>User</dt><dd>{escape(user)}</dd><dt>Assistant</dt><dd>{escape(assistant)}</dd>"
         for user, assistant in question.before
     )
-    passage = f"<dt>Passage</dt><dd>{escape(question.context)}</dd>" if question.context else ""
-    expected = escape(_expected(question)) or "<i>nobody knows</i>"
+    passage = f"<dt>Context</dt><dd>{escape(question.context)}</dd>" if question.context else ""
+    expected = escape(_expected(question)) or "<i>not known</i>"
     found = [answer for answer in answers if answer.number == number]
     wrote = "".join(_wrote(entrant.name, given) for entrant in entrants if (given := select(found, entrant.name)))
     return (
-        f"<article class='one-question'><h3>Question {number + 1}, {escape(task_name(question.task))}</h3><dl>{before}{passage}<dt>Question</dt>"
-        f"<dd>{escape(question.prompt)}</dd><dt>Expected</dt><dd>{expected}</dd></dl>{wrote or '<p>Nobody has answered it yet.</p>'}</article>"
+        f"<article class='one-question'><h3>Question {number + 1}, {escape(task_name(question.task))}</h3>"
+        f"<dl>{before}{passage}<dt>Question</dt><dd>{escape(question.prompt)}</dd><dt>Expected</dt><dd>{expected}</dd>"
+        f"</dl>{wrote or '<p>No answers yet.</p>'}</article>"
     )
 
 
 def _expected(question: Question) -> str:
-    """What a right answer is; a visitor's own question may have none."""
+    """The expected answer; empty for a visitor's own question without one."""
     return question.expected if question.answer is not None or "hero" in question.meta else ""
 
 
 def _wrote(name: str, answers: Sequence[Answer]) -> str:
-    """An entrant's texts; rounds that wrote the same stand together."""
+    """A strategy's answers; rounds with the same answer are grouped."""
     rounds: dict[tuple[str, str, str, float | None], list[Answer]] = {}
     for answer in answers:
         rounds.setdefault((answer.text, answer.failure, answer.lacking, answer.score), []).append(answer)
@@ -192,8 +193,8 @@ def _wrote(name: str, answers: Sequence[Answer]) -> str:
 
 
 def _alike(answers: Sequence[Answer]) -> str:
-    """What an entrant wrote in all of these rounds."""
-    answer, (verdict, said) = answers[0], _verdict(answers[0])
+    """The answer that a strategy gave in all of these rounds."""
+    answer, (verdict, label) = answers[0], _verdict(answers[0])
     which = f"round{'s' if len(answers) > 1 else ''} {', '.join(str(each.round) for each in answers)}"
     failed = f"<p class='failure'>{escape(answer.failure)}</p>" if answer.failure else ""
     wrote = (
@@ -201,11 +202,11 @@ def _alike(answers: Sequence[Answer]) -> str:
         if answer.text or not (answer.failure or answer.lacking)
         else escape(_why(answer.lacking))
     )
-    return f"<p class='facts'><b class='{verdict}'>{said}</b> {which}</p>{failed}{wrote}"
+    return f"<p class='facts'><b class='{verdict}'>{label}</b> {which}</p>{failed}{wrote}"
 
 
 def _verdict(answer: Answer) -> tuple[str, str]:
-    """How it is marked, and in words."""
+    """The CSS class and the label of an answer's mark."""
     score = answer.score
     if answer.failure or answer.lacking:
         return ("failed", "failed") if answer.failure else ("open", "not asked")
@@ -215,5 +216,5 @@ def _verdict(answer: Answer) -> tuple[str, str]:
 
 
 def file_name(kind: str) -> str:
-    """A name for a file that holds a survey."""
+    """The name of a survey's file."""
     return f"survey.{re.sub('[^a-z]', '', kind)}"

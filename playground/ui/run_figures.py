@@ -1,4 +1,4 @@
-"""Figures of a finished run, made from its trace alone: uncertainty, speed and cost, acceptance."""
+"""Figures of a finished run, made from its trace: entropy, speed and cost, acceptance."""
 from __future__ import annotations
 
 import json
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def draw(trace: Trace) -> list[PlotData | None]:
-    """One figure of each kind, exported as SVG by its own button; None where the run has nothing to show."""
+    """One figure of each kind; None if the run has no data for it."""
     return [for_page(make(trace)) for make in KINDS]
 
 
 def entropy(trace: Trace) -> Figure | None:
-    """Entropy over positions, the lanes laid over each other."""
-    figure = blank("Entropy of the model's row before each token", "position in the text", "nats")
+    """Entropy over positions, with all lanes in one plot."""
+    figure = blank("Entropy of the model's distribution before each token", "position in the text", "nats")
     for header in trace.headers:
         steps = sorted(sequences(trace.lane(header.lane).events)[0].steps.items())
         if steps:
@@ -38,7 +38,7 @@ def entropy(trace: Trace) -> Figure | None:
 
 
 def cost(trace: Trace) -> Figure | None:
-    """Tokens a second, and tokens for every forward of the target."""
+    """Tokens per second, tokens per target forward, and target forwards."""
     from plotly.subplots import make_subplots
     measured = [(header, metrics(trace.lane(header.lane))) for header in trace.headers]
     figure = make_subplots(
@@ -60,8 +60,8 @@ def cost(trace: Trace) -> Figure | None:
 
 
 def acceptance(trace: Trace) -> Figure | None:
-    """How likely a guess is to stand, by its depth in the draft."""
-    figure = blank("Guesses accepted, by their depth in the draft", "depth of the guess", "accepted / tested")
+    """Acceptance rate of draft tokens by their position in the draft."""
+    figure = blank("Acceptance rate by position in the draft", "position in the draft", "accepted / verified")
     for header in trace.headers:
         rates = metrics(trace.lane(header.lane))["acceptance_by_position"]
         if rates:
@@ -81,7 +81,7 @@ KINDS = (entropy, cost, acceptance)
 
 
 def for_page(figure: Figure | None) -> PlotData | None:
-    """What gr.Plot shows; None stays None."""
+    """The value for gr.Plot; None for None."""
     return (
         PlotData(type="plotly", plot=json.dumps({**json.loads(figure.to_json()), "config": CONFIG})) if figure else None
     )

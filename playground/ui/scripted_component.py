@@ -1,4 +1,4 @@
-"""Components drawn by a script of ours: `gr.HTML`, without what it costs to be one with a long script."""
+"""Components drawn by their own script: `gr.HTML` without its overhead for long scripts."""
 from __future__ import annotations
 
 import json
@@ -11,26 +11,26 @@ import gradio as gr
 
 
 class Scripted(gr.HTML):
-    """What a page's own components are made of.
+    """Base class of the page's own components.
 
-    gr.HTML takes a name it does not have for an event where the script says it in quotes, and reads the whole script to
-    see. Gradio asks for a dozen such names whenever it tells the browser of a component: 30 ms for a script of 300 kB,
-    and a run waits.
+    gr.HTML treats an unknown attribute as an event if the script contains its name in quotes, and searches the whole
+    script for it. Gradio looks up a dozen such names for every update of a component, which takes 30 ms for a script of
+    300 kB and delays runs. This class caches the quoted names.
     """
 
     def __getattr__(self, name: str) -> Any:
         if name not in _quoted(self.__dict__.get("js_on_load") or ""):
             raise AttributeError(
-                f"{type(self).__name__} has no attribute {name}, and its script no event of this name."
+                f"{type(self).__name__} has no attribute {name}, and its script has no event of this name."
             )
         return super().__getattr__(name)
 
 
 class Fetched(Scripted):
-    """One whose script the browser asks for when the component is there, as those that a run tells of are.
+    """A component whose script the browser fetches once it is mounted; for components that a run updates.
 
-    With every frame of a run the browser copies all properties of all components that an event ever told of; a script
-    of 300 kB among them would be copied 20 times a second.
+    With every frame of a run the browser copies all properties of all components ever updated; a script of 300 kB among
+    them would be copied 20 times a second.
     """
 
     def __init__(self, value: Any, source: str, server_functions: Sequence[Callable[..., Any]] = (), **settings: Any):
@@ -42,13 +42,16 @@ class Fetched(Scripted):
 
 @cache
 def _fetching(source: str) -> str:
-    """Fetch the script and run it with its own text at hand. Gradio takes for events what it finds named in quotes."""
-    acts = json.dumps(sorted(set(re.findall(r'trigger\("(\w+)"', source))))
-    return f"""const names = ["element", "trigger", "props", "watch", "server", "SOURCE"]; // it tells of {acts}
+    """A script that fetches the real one and runs it, passing its text along.
+
+    The comment with the quoted event names is needed: Gradio finds events by their names in quotes.
+    """
+    events = json.dumps(sorted(set(re.findall(r'trigger\("(\w+)"', source))))
+    return f"""const names = ["element", "trigger", "props", "watch", "server", "SOURCE"]; // events: {events}
 server.script().then((source) => Function(...names, source)(element, trigger, props, watch, server, source));"""
 
 
 @cache
 def _quoted(script: str) -> frozenset[str]:
-    """All words that stand in quotes in a script."""
+    """All quoted words of a script."""
     return frozenset(re.findall(r"(?<=['\"`])\w+(?=['\"`])", script))

@@ -1,6 +1,6 @@
-"""One lane under many seeds: a panel that runs it, tells how far it is, and shows what it wrote and how often.
+"""One lane under many seeds: a panel that runs it, shows the progress, and shows each text with its frequency.
 
-The runs are lanes of one session, so they share forwards. The browser gets a few lines of HTML, never their events.
+The runs are lanes of one session, so they share forwards. The browser gets only a few lines of HTML, not their events.
 """
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from playground.errors import Refusal
 from playground.trace.seed_sweep import Outcome, outcomes
 from playground.ui.admission_queue import REPEATS
 from playground.ui.frames import Facts, trace_of
-from playground.ui.handlers import Changes, Visit, status, waits
+from playground.ui.handlers import Changes, Visit, queue_status, status
 from playground.ui.readers import ends_unread
 from playground.ui.settings import LANES, Settings
 from playground.ui.site import Site
 from playground.ui.theme import PRIVATE
 
-USUAL = 8  # runs, where nobody chose another number
-WRITTEN = ("branches", "commit", "rollback", "done", "failed")  # kinds of events that say what a lane wrote
+USUAL = 8  # default number of runs
+WRITTEN = ("branches", "commit", "rollback", "done", "failed")  # kinds of events that determine a lane's text
 
 
 class Repeats:
-    """The panel with its acts."""
+    """The panel with its event handlers."""
 
     def __init__(self, site: Site):
         self.site, self.visit = site, gr.State(None)
@@ -44,17 +44,17 @@ class Repeats:
                     scale=2,
                     elem_id="repeat-times",
                 )
-                self.go = gr.Button("Run them", variant="secondary", min_width=110, scale=0, elem_id="repeat")
+                self.go = gr.Button("Run seeds", variant="secondary", min_width=110, scale=0, elem_id="repeat")
                 self.halt = gr.Button(
                     "Stop", variant="stop", min_width=110, scale=0, visible=False, elem_id="repeat-stop"
                 )
-            self.told = gr.HTML("", elem_classes="told", elem_id="repeated", apply_default_css=False)
+            self.output = gr.HTML("", elem_classes="told", elem_id="repeated", apply_default_css=False)
 
     def bind(self, controls: list[gr.components.Component]) -> None:
         self.go.click(
             self.run,
             [self.visit, self.lane, self.times, *controls],
-            [self.visit, self.told, self.go, self.halt],
+            [self.visit, self.output, self.go, self.halt],
             concurrency_limit=None,
             **PRIVATE,
         )
@@ -62,44 +62,44 @@ class Repeats:
 
     @ends_unread
     def run(self, before: Visit | None, lane: int, times: int | None, *values: Any) -> Iterator[Changes]:
-        """Run one lane as the page has it, seed after seed; leaving the page stops it."""
+        """Run one lane of the current settings with consecutive seeds; leaving the page stops it."""
         settings = Settings(*values)
         visit = before.follow(settings) if before else Visit(settings)
         try:
             settings.check(self.site.rules)
             visit.settings = settings.repeated(lane, times, self.site.rules)
-            yield {self.visit: visit, self.told: "", **self._buttons(running=True)}
+            yield {self.visit: visit, self.output: "", **self._buttons(running=True)}
             yield from self._stream(visit)
         except Refusal as refusal:
             yield {
-                self.told: f"<p class='refused' role='alert'>{escape(str(refusal))}</p>",
+                self.output: f"<p class='refused' role='alert'>{escape(str(refusal))}</p>",
                 **self._buttons(running=False),
             }
         finally:
             visit.leave()
 
     def stop(self, visit: Visit | None) -> Changes:
-        """End all runs; where none goes on any more, put the buttons right."""
+        """Stop all runs; if none is active, reset the buttons."""
         if visit is None or visit.over:
             return self._buttons(running=False)
         visit.stop()
         return gr.skip()
 
     def _stream(self, visit: Visit) -> Iterator[Changes]:
-        arrival = self.site.arrival(visit.settings)
-        for now in arrival.watch():
-            yield {self.told: status(now)} if not visit.stopped else gr.skip()
+        loading = self.site.model_load(visit.settings)
+        for now in loading.watch():
+            yield {self.output: status(now)} if not visit.stopped else gr.skip()
         if visit.stopped:
             yield gr.skip() if visit.left else self._buttons(running=False)
             return
         visit.ticket = self.site.join(REPEATS)
         for place in visit.ticket.wait():
-            yield {self.told: waits(place)} if not visit.stopped else gr.skip()
+            yield {self.output: queue_status(place)} if not visit.stopped else gr.skip()
             if visit.stopped:
                 yield gr.skip() if visit.left else self._buttons(running=False)
                 return
-        # a sample of one law: no run learns from another
-        visit.run = self.site.start(arrival, visit.settings, Memory())
+        # With an empty memory: the texts are independent samples of one output distribution.
+        visit.run = self.site.start(loading, visit.settings, Memory())
         try:
             yield from self._tally(visit)
         finally:
@@ -108,35 +108,35 @@ class Repeats:
     def _tally(self, visit: Visit) -> Iterator[Changes]:
         tally = SweepProgress(visit.settings)
         for news in visit.run.frames():
-            tally.hear(news["events"] if news else [])
-            yield {self.told: tally.draw(visit.run.headers)} if news else gr.skip()
+            tally.add(news["events"] if news else [])
+            yield {self.output: tally.draw(visit.run.headers)} if news else gr.skip()
         if not visit.left:
-            yield {self.told: tally.draw(visit.run.headers, visit.run.error), **self._buttons(running=False)}
+            yield {self.output: tally.draw(visit.run.headers, visit.run.error), **self._buttons(running=False)}
 
     def _buttons(self, running: bool) -> Changes:
         return {self.go: gr.update(visible=not running), self.halt: gr.update(visible=running)}
 
 
 class SweepProgress:
-    """What has become of the runs so far."""
+    """The state of the runs so far."""
 
     def __init__(self, settings: Settings):
         self.asked, self.length = len(settings.lanes), settings.length
         self.events: Facts = []  # of the kinds in WRITTEN
-        self.last: dict[int, dict[str, Any]] = {}  # by lane, how it ended
+        self.last: dict[int, dict[str, Any]] = {}  # the final event of each lane that has ended
         self.found: list[Outcome] = []
         self._counted = 0  # ended lanes when the texts were last compared
 
-    def hear(self, events: Facts) -> None:
+    def add(self, events: Facts) -> None:
         self.events += [event for event in events if event["kind"] in WRITTEN]
         self.last |= {event["lane"]: event for event in events if event["kind"] in ("done", "failed")}
 
     def draw(self, headers: Facts, error: str = "") -> str:
-        """All there is to say, as HTML; texts are compared anew only when another run has ended."""
+        """The panel's HTML; texts are compared again only when another run has ended."""
         if self._counted != len(self.last):
             self._counted, self.found = len(self.last), outcomes(trace_of(headers, self.events))
-        said = [self._progress(), *self._failures(), escape(error)]
-        return "".join(f"<p>{line}</p>" for line in said if line) + listing(self.found)
+        lines = [self._progress(), *self._failures(), escape(error)]
+        return "".join(f"<p>{line}</p>" for line in lines if line) + listing(self.found)
 
     def _progress(self) -> str:
         over = len(self.last)
@@ -146,7 +146,7 @@ class SweepProgress:
             return (
                 f"{self.asked} runs, {texts}."
                 if whole == self.asked
-                else f"{whole} of {self.asked} runs wrote a whole text."
+                else f"{whole} of {self.asked} runs finished their text."
             )
         written = sum(
             len(event.get("ids", []))
@@ -166,32 +166,29 @@ class SweepProgress:
 
 
 def listing(found: list[Outcome]) -> str:
-    """The histogram: for each text a bar, how often it came, how sure the model was of it, and where it leaves the
-    commonest one.
-    """
+    """The histogram: each text with its count, its mean log-probability, and where it diverges from the commonest."""
     return f"<ol class='outcomes'>{''.join(_row(outcome, found[0]) for outcome in found)}</ol>" if found else ""
 
 
 def _row(outcome: Outcome, commonest: Outcome) -> str:
     seeds = ", ".join(map(str, outcome.seeds))
-    facts = [f"<b>{outcome.count}×</b> {outcome.share:.0%}", _sure(outcome), _apart(outcome)]
+    facts = [f"<b>{outcome.count}×</b> {outcome.share:.0%}", _logprob(outcome), _divergence(outcome)]
     bar = f"<span class='bar'><i style='width:{outcome.share:.2%}'></i></span>"
-    said = " ".join(f"<span>{fact}</span>" for fact in facts if fact)
-    return (
-        f"<li title='seed {seeds}'>{bar}<p class='facts'>{said}</p><p class='text'>{_text(outcome, commonest)}</p></li>"
-    )
+    spans = " ".join(f"<span>{fact}</span>" for fact in facts if fact)
+    text = f"<p class='text'>{_text(outcome, commonest)}</p>"
+    return f"<li title='seed {seeds}'>{bar}<p class='facts'>{spans}</p>{text}</li>"
 
 
-def _sure(outcome: Outcome) -> str:
+def _logprob(outcome: Outcome) -> str:
     return "" if outcome.logprob is None else f"mean log-probability {outcome.logprob:.2f}"
 
 
-def _apart(outcome: Outcome) -> str:
-    return "" if outcome.parts is None else f"leaves the first at token {outcome.parts + 1}"
+def _divergence(outcome: Outcome) -> str:
+    return "" if outcome.parts is None else f"diverges from the first at token {outcome.parts + 1}"
 
 
 def _text(outcome: Outcome, commonest: Outcome) -> str:
-    """What a text shares with the commonest one is dimmed; of that one, nothing is."""
+    """The text, with the prefix it shares with the commonest text dimmed."""
     shared = 0 if outcome is commonest else len(commonprefix([outcome.text, commonest.text]))
     same, own = escape(outcome.text[:shared]), escape(outcome.text[shared:])
     return f"<span class='same'>{same}</span>{own}" if outcome.text else "<span class='same'>no text</span>"

@@ -1,4 +1,4 @@
-"""The server around the site: its health, and how it stops."""
+"""The server around the site: its health route and its orderly stop."""
 from __future__ import annotations
 
 import logging
@@ -26,25 +26,25 @@ log = logging.getLogger(__name__)
 # --- health ---
 
 def health(site: Site) -> dict[str, Any]:
-    """How the service is: {"ok", "stopping", "workers" by device, "models", and how many runs are "seated", "waiting"
-    and "resting"}.
+    """The state of the service: "ok", "stopping", "workers" by device, "models", and the numbers of runs that are
+    "seated", "waiting" and "resting".
     """
     workers = site.health()
     return {
         "ok": all(worker.ok for worker in workers.values()) and not site.stopping,
         "stopping": site.stopping,
         "workers": {device: asdict(worker) for device, worker in workers.items()},
-        "models": site.arrivals.names(),
+        "models": site.model_loader.names(),
         **site.admission.counts(),
     }
 
 
 def health_route(site: Site) -> Route:
-    """GET /health: 200 where the workers serve, 503 where one is dead or stuck, or the server stops."""
+    """GET /health: 200 if all workers serve, 503 if one is dead or stuck or the server is stopping."""
 
     async def answer(request) -> JSONResponse:
-        told = health(site)
-        return JSONResponse(told, 200 if told["ok"] else 503)
+        state = health(site)
+        return JSONResponse(state, 200 if state["ok"] else 503)
 
     return Route("/health", answer)
 
@@ -59,8 +59,8 @@ def retention(site: Site) -> Retention:
     return Retention.for_visitors() if site.rules.public else Retention()
 
 
-def keep_house(page, site: Site) -> None:
-    """Drop what visitors leave behind, for as long as a launched page is up."""
+def start_sweeper(page, site: Site) -> None:
+    """Delete sessions of visitors who have left, for as long as a launched page is up."""
     Sweeper(page.app, retention(site)).start()
 
 
@@ -71,27 +71,28 @@ class Stop:
 
     def __init__(self):
         self.asked = threading.Event()
+        self._signals = 0
 
     def listen(self) -> Stop:
-        """Take the signals over; in the main thread only."""
+        """Install the signal handlers; in the main thread only."""
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
         return self
 
-    def _hear(self, number: int, _: Any) -> None:
-        if self.asked.is_set():
+    def _handle(self, number: int, _: Any) -> None:
+        self._signals += 1  # counted apart: a second signal may interrupt `set`, whose lock is not re-entrant
+        if self._signals > 1:
             os._exit(128 + number)
         self.asked.set()
 
 
 def serve_until(stop: Stop, page, site: Site) -> None:
-    """Serve until the process is asked to stop; then let runs end with a sentence, close the page, and exit with 0.
+    """Serve until the process is asked to stop; then end all runs with a message, close the page, and exit with 0.
 
-    Threads of torch may be in the middle of a forward, which interpreter shutdown does not survive, so the process ends
-    without it.
+    The process skips interpreter shutdown, which would crash if a torch thread is in the middle of a forward.
     """
     stop.asked.wait()
-    print("Stopping: runs end now; press Ctrl-C again to end at once.", flush=True)
+    print("Stopping: ending all runs; press Ctrl-C again to exit at once.", flush=True)
     deadline = monotonic() + GRACE
     drain(page, site, deadline - CLOSING)
     closing = threading.Thread(target=page.close, kwargs={"verbose": False}, daemon=True)
@@ -103,7 +104,7 @@ def serve_until(stop: Stop, page, site: Site) -> None:
 
 
 def drain(page, site: Site, deadline: float) -> None:
-    """End all runs with a sentence, and wait until their clients have it."""
+    """End all runs with a message, and wait until their clients have received it."""
     while True:
         site.drain()
         if not page._queue.event_ids_to_events or monotonic() > deadline:

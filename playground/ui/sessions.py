@@ -1,8 +1,8 @@
-"""What Gradio 6.31 keeps of visitors, and for how long.
+"""Retention of visitors' sessions in Gradio 6.31, and limits on its queue.
 
-Gradio deletes the values of a session's states an hour after its page was closed, and keeps the session itself, a
-quarter of a megabyte, until `state_session_capacity` others have come; messages that nobody fetched stay likewise.
-`Sweeper` lets go of both.
+Gradio deletes the state values of a session an hour after its page was closed, but keeps the session itself, a quarter
+of a megabyte, until `state_session_capacity` others have been created. Unread messages stay too. `Sweeper` deletes both
+earlier.
 """
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from playground.ui.admission_queue import Visitor, address_of
 
 PERIOD = 10.0  # seconds between two sweeps
 UNREAD = 60.0  # seconds that messages of a finished stream wait to be fetched
-ANALYTICS = 50  # finished events that Gradio keeps statistics of; it makes a table of all of them after each event
+ANALYTICS = 50  # finished events in Gradio's statistics, which it tabulates again after each event
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Seconds that a session is kept after its page was closed, and after it was last used; how many there are at most.
-    """
+    """Seconds a session is kept after its page was closed and after its last use; maximum number of sessions."""
 
     closed: float = 600.0
     idle: float = inf
@@ -38,7 +37,7 @@ class Retention:
 
 
 class Sweeper:
-    """Drops the sessions of visitors who have left. Those whose streams still go on are never dropped."""
+    """Deletes the sessions of visitors who have left. Sessions with an active stream are never deleted."""
 
     def __init__(self, app, retention: Retention):
         self.app, self.retention = app, retention
@@ -46,11 +45,11 @@ class Sweeper:
         self._unread: dict[str, float] = {}  # sessions with messages and no stream, and since when
 
     def start(self) -> None:
-        """Sweep now and then, in a thread of its own."""
+        """Sweep every PERIOD seconds, in a background thread."""
         threading.Thread(target=self._loop, name="sessions", daemon=True).start()
 
     def sweep(self) -> int:
-        """Drop what is due; how many sessions that was."""
+        """Delete all sessions that are due; returns their number."""
         events = list(self.queue.event_ids_to_events.values())
         live = {event.session_hash for event in events}
         due = [
@@ -71,7 +70,7 @@ class Sweeper:
                 if self.sweep():
                     release_unused()
             except Exception:
-                log.exception("sessions could not be swept")
+                log.exception("deleting sessions failed")
 
     def _is_due(self, session: str) -> bool:
         holder = self.app.state_holder
@@ -82,7 +81,7 @@ class Sweeper:
         return age > (self.retention.closed if state.is_closed else self.retention.idle)
 
     def _never_read(self, live: set[str]) -> list[str]:
-        """Sessions whose messages have waited too long after the stream's end."""
+        """Sessions whose messages have not been read for too long after the stream's end."""
         now = monotonic()
         waiting = [
             session
@@ -102,16 +101,17 @@ class Sweeper:
 
 
 def release_unused() -> None:
-    """Collect the cycles that sessions leave, of what came after the start only, and hand their memory back to the
-    system.
+    """Collect the reference cycles that sessions leave and return their memory to the operating system.
+
+    Objects that were frozen at the start (gc.freeze) are not scanned.
     """
-    from playground.engine.load import release_unused  # not at start: it brings torch along
+    from playground.engine.load import release_unused  # imports torch
     release_unused()
 
 
 @dataclass(frozen=True)
 class Events:
-    """Most events of Gradio's queue that are not over: each takes a thread of the server while it goes on."""
+    """Maximum number of unfinished events in Gradio's queue; each takes a thread of the server while it runs."""
 
     address: int = 200
     session: int = 200
@@ -122,7 +122,7 @@ class Events:
 
 
 def guard_queue(queue, limits: Events, proxies: int) -> None:
-    """Let Gradio's queue refuse, with a sentence, events beyond an address's or a session's share."""
+    """Make Gradio's queue refuse events beyond the share of an address or a session."""
     push = queue.push
     queue.ANALYTICS_MAX_EVENTS = ANALYTICS
 
@@ -140,5 +140,5 @@ def _check(events: list, visitor: Visitor, limits: Events, proxies: int) -> None
     if mine >= limits.address or same >= limits.session:
         raise HTTPException(
             429,
-            f"Your share of this page is used up: {max(mine, same)} of your requests are open; wait for one to end and try again.",
+            f"Your share of this page is used up: {max(mine, same)} of your requests are open; wait for one to end.",
         )

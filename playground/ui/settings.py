@@ -1,7 +1,6 @@
-"""What a visitor has set: read from controls, from the browser's memory or from a link, and checked before a run.
+"""The settings of a run: read from the controls, the browser's storage or a link, and checked before a run.
 
-A link and a browser's memory are written by others, so `Settings.read` takes only fields it knows, of the type it
-expects.
+Links and browser storage are untrusted, so `Settings.read` accepts only known fields of the expected types.
 """
 from __future__ import annotations
 
@@ -26,30 +25,30 @@ from playground.request_limits import (
 )
 
 LANES = 4
-WIDEST = 8  # lanes on the page that takes most
+WIDEST = 8  # maximum number of lanes on any page
 DEFAULT = "default"  # the model or draft the page was started with
 CHOICES = {
     "mode": ("raw", "chat"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "quantization": ("none", "int8", "nf4", "fp4"),
 }
-TURNS = 32  # of a chat, before the prompt
-MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: what is told of them is held until they are over
+TURNS = 32  # earlier turns of a chat
+MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: their events are kept until all have ended
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What this deployment allows. A public one opens no local paths, keeps runs short, and runs no program that a
-    model wrote.
+    """What this deployment allows. A public one opens no local paths, limits runs, and by default runs no programs
+    written by a model.
     """
 
     public: bool = False
     characters: int = 100_000
     tokens: int = 4096
-    repeats: int = 32  # of one lane at once
+    repeats: int = 32  # runs of one lane
     answers: int = 4000  # of one survey: strategies times questions times rounds
-    programs: bool = True  # whether one that a model wrote may be run, to judge it
+    programs: bool = True  # whether programs written by a model may be run
 
     @property
     def limits(self) -> RequestLimits:
@@ -63,7 +62,7 @@ class Rules:
 
 @dataclass
 class Settings:
-    """Everything a run depends on; plain data, one field for each control of the page and in its order."""
+    """Everything a run depends on: plain data, one field for each control of the page, in its order."""
 
     MOST: ClassVar[int] = LANES
     prompt: str = ""
@@ -81,8 +80,9 @@ class Settings:
     before: list[list[str]] = field(default_factory=list)  # earlier turns of a chat: [user, assistant]
 
     def __post_init__(self) -> None:
-        """Controls can be sent as any JSON: texts and lists of another type become their defaults, numbers are judged
-        by `check`.
+        """Replace texts and lists of a wrong type by their defaults, since clients can send any JSON.
+
+        Numbers are left to `check`.
         """
         for control in fields(self):
             default = control.default if control.default is not MISSING else control.default_factory()
@@ -95,7 +95,7 @@ class Settings:
 
     @classmethod
     def read(cls, raw: Any) -> Settings:
-        """Settings from untrusted data; what does not fit is left at its default."""
+        """Settings from untrusted data; invalid fields keep their defaults."""
         blank = cls()
         given = raw.items() if isinstance(raw, dict) else ()
         known = {
@@ -111,7 +111,7 @@ class Settings:
 
     @classmethod
     def from_code(cls, code: str) -> Settings | None:
-        """The settings a link carries; None where it carries none."""
+        """The settings in a link's code; None if it is malformed."""
         try:
             padded = code.encode() + b"=" * (-len(code) % 4)
             return cls.read(json.loads(base64.urlsafe_b64decode(padded)))
@@ -119,7 +119,7 @@ class Settings:
             return None
 
     def to_code(self) -> str:
-        """A short code for a link: compact JSON in base64, defaults left out."""
+        """A short code for a link: compact JSON without defaults, in base64."""
         blank = asdict(type(self)())
         changed = {name: value for name, value in asdict(self).items() if value != blank[name]}
         text = json.dumps(changed, separators=(",", ":"), ensure_ascii=False)
@@ -139,76 +139,72 @@ class Settings:
         ]
 
     def forked(self, lane: int, tokens: list[int]) -> Settings:
-        """The same with one more lane: a copy of `lane` whose text begins with `tokens`. It takes its place where there
-        is no room.
+        """The same with one more lane: a copy of `lane` whose text begins with `tokens`.
+
+        If there are LANES lanes already, the copy replaces `lane`.
         """
         copy = {**self.lanes[lane], "forced": tokens[:self.length]}
         lanes = [*self.lanes, copy] if len(self.lanes) < LANES else [*self.lanes[:lane], copy, *self.lanes[lane + 1:]]
         return replace(self, lanes=lanes)
 
     def repeated(self, lane: int, times: int, rules: Rules) -> Settings:
-        """The same with one of its lanes again and again, each time with the next seed; raises Refusal for what is too
-        much.
-        """
+        """The same with `times` copies of one lane, with consecutive seeds. Raises Refusal beyond the limits."""
         if type(lane) is not int or not 0 <= lane < len(self.lanes):
-            raise Refusal(f"There is no lane {_counted(lane)} to repeat: choose one of those above.", "repeats")
+            raise Refusal(f"There is no lane {_counted(lane)} to repeat: choose one of the lanes above.", "repeats")
         if type(times) is not int or not 2 <= times <= rules.repeats:
-            raise Refusal(f"A lane can be run 2 to {rules.repeats} times here: choose a number between.", "repeats")
+            raise Refusal(f"The number of runs must be from 2 to {rules.repeats}: change it.", "repeats")
         if times * self.length > MOST_WRITTEN:
             raise Refusal(
-                f"{times} runs of {self.length} tokens are more than the {MOST_WRITTEN:,} tokens taken here: take fewer runs or tokens.",
+                f"{times} runs of {self.length} tokens exceed the limit of {MOST_WRITTEN:,} tokens: choose fewer runs "
+                "or tokens.",
                 "repeats",
             )
         first = self.lanes[lane].get("seed", self.seed)
         return replace(self, lanes=[{**self.lanes[lane], "seed": seed} for seed in range(first, first + times)])
 
     def written(self) -> int:
-        """Most tokens of all lanes together."""
+        """Maximum number of tokens of all lanes together."""
         return len(self.lanes) * self.length
 
     def stops(self) -> tuple[str, ...]:
-        """Stop strings, one a line; a line break is written \\n."""
+        """Stop strings, one per line; a line break is written \\n."""
         return tuple(line.replace("\\n", "\n") for line in self.stop.splitlines() if line)
 
     def turns(self) -> tuple[tuple[str, str], ...]:
-        """The earlier turns, as a prompt takes them."""
+        """The earlier turns as pairs (user, assistant)."""
         return tuple((asked, answered) for asked, answered in _turns(self.before))
 
     def known(self) -> Question | None:
-        """The question with a known answer that is asked here; None for any other, and where it is not asked as a chat.
-        """
+        """The question with a known answer that is asked here; None for any other prompt, or if not asked as a chat."""
         context = self.context if self.context.strip() else ""
         return known(self.prompt, self.turns(), context) if self.mode == "chat" else None
 
     def check(self, rules: Rules) -> None:
-        """Raise Refusal for what can be told before any model is asked."""
+        """Raise Refusal for anything that can be checked without a model."""
         self._check_size(rules)
         if not self.prompt.strip():
-            raise Refusal("The prompt is empty: write a few words, or take one of the examples.", "prompt")
+            raise Refusal("The prompt is empty: write a few words, or choose an example.", "prompt")
         if self.turns() and self.mode != "chat":
-            raise Refusal("Earlier turns belong to a chat: choose chat, or remove the turns.", "before")
+            raise Refusal("Earlier turns require a chat: choose Chat, or remove the turns.", "before")
         if not self.lanes:
             raise Refusal("There is no lane to run: add one.", "lanes")
         check_lanes(self.lanes, self.length, rules.limits)
         if running := [name for recipe in self.recipes() for name in recipe.running()] if not rules.programs else []:
             raise Refusal(
-                f"{running[0]} runs programs that a model wrote, and this page runs none: choose another strategy.",
+                f"{running[0]} runs programs written by a model, and this page does not: choose another strategy.",
                 "lanes",
             )
 
     def _check_size(self, rules: Rules) -> None:
-        """Raise Refusal for texts and numbers beyond what this deployment takes, before anything is computed from them.
-        """
+        """Raise Refusal for texts and numbers beyond the limits, before anything is computed from them."""
         self._check_numbers(rules)
         whole = [self.prompt, self.system, self.context, *(text for turn in self.turns() for text in turn)]
         if sum(map(len, whole)) > rules.characters:
-            named = "prompt and what comes before it are" if len(self.prompt) < sum(map(len, whole)) else "prompt is"
-            raise Refusal(
-                f"The {named} longer than the {rules.characters:,} characters taken here: shorten what you wrote.",
-                "prompt",
-            )
+            more = len(self.prompt) < sum(map(len, whole))
+            named = "prompt, system message, context and earlier turns together have" if more else "prompt has"
+            raise Refusal(f"The {named} more than {rules.characters:,} characters: shorten the text.", "prompt")
         for text in whole:
-            check_text(text, "prompt or what comes before it", rules.characters, "prompt")
+            check_text(text, "prompt, system message, context or an earlier turn", rules.characters, "prompt")
         for name in ("model", "draft", "dtype", "quantization", "mode"):
             check_text(getattr(self, name), f"choice of {name}", rules.limits.name_characters, name)
         check_stop_strings(self.stop, rules.limits)
@@ -219,13 +215,13 @@ class Settings:
                 raise Refusal(f"The {label} must be a whole number.", name)
         if not 1 <= self.length <= rules.tokens:
             raise Refusal(
-                f"The number of tokens must lie between 1 and {rules.tokens}, not {quoted(self.length)}.", "length"
+                f"The number of tokens must be from 1 to {rules.tokens}, not {quoted(self.length)}.", "length"
             )
         check_seed(self.seed)
 
 
 def _counted(lane: Any) -> str:
-    """A lane's number as people count, where it is one."""
+    """A lane's number, counted from 1."""
     return str(lane + 1) if type(lane) is int else quoted(lane)
 
 
@@ -234,9 +230,7 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _lane(raw: Any) -> dict[str, Any] | None:
-    """One lane as {"strategy", "knobs", "extras", "forced"}, with a "seed" where it has its own; None where it is no
-    lane.
-    """
+    """One lane as {"strategy", "knobs", "extras", "forced"} with an optional "seed"; None if malformed."""
     if not isinstance(raw, dict) or not isinstance(raw.get("strategy"), str):
         return None
     knobs = raw.get("knobs")
@@ -264,7 +258,7 @@ def _is_extra(pair: Any) -> bool:
 
 
 def _turns(raw: Any) -> list[list[str]]:
-    """Pairs of texts; whatever is no such pair is left out."""
+    """Pairs of texts; anything else is left out."""
     pairs = raw if isinstance(raw, (list, tuple)) else []
     return [
         [*pair]
@@ -274,7 +268,7 @@ def _turns(raw: Any) -> list[list[str]]:
 
 
 def _scalars(knobs: Any) -> dict[str, Any]:
-    """Knobs a page may set: scalars, and never `file`, which reads from the disk."""
+    """Knobs a page may set: scalars, except `file`, which reads from the disk."""
     if not isinstance(knobs, dict):
         return {}
     return {str(k): v for k, v in knobs.items() if k != "file" and isinstance(v, (str, int, float, bool))}

@@ -1,4 +1,4 @@
-"""What studies say of a run, for the page: one drawing for every shape a Figure event can have."""
+"""The results of studies of a run, for the page: one drawing for each shape of a Figure event."""
 from __future__ import annotations
 
 import json
@@ -22,40 +22,40 @@ BLUES = ((0.0, "rgba(0, 114, 178, 0.06)"), (1.0, "rgba(0, 114, 178, 0.3)"))
 
 
 def known() -> list[type[Strategy]]:
-    """Every study there is."""
+    """All studies."""
     return [cls for cls in discover().values() if cls.kind == "study"]
 
 
 def outcomes(trace: Trace) -> dict[str, list[Event]]:
-    """What each study has to say of a run, by its name; one that finds nothing to study in these lanes is left out."""
-    lanes, told = [trace.lane(header.lane) for header in trace.headers], {}
+    """The events of each study of a run, by the study's name; studies that do not apply to these lanes are left out."""
+    lanes, found = [trace.lane(header.lane) for header in trace.headers], {}
     for study in known():
         with suppress(Refusal):
-            told[study.name] = make(study.name).draw(lanes)
-    return told
+            found[study.name] = make(study.name).draw(lanes)
+    return found
 
 
-def draw(told: Iterable[Event]) -> list[PlotData]:
-    """One picture for each figure of a study, in its order."""
-    return [_for_page(drawing) for drawing in drawings(told)]
+def draw(events: Iterable[Event]) -> list[PlotData]:
+    """The figures of a study for gr.Plot, in their order."""
+    return [_for_page(drawing) for drawing in drawings(events)]
 
 
-def notes(told: Iterable[Event]) -> list[str]:
-    """What the study says in words."""
-    return [event.text for event in told if isinstance(event, Note)]
+def notes(events: Iterable[Event]) -> list[str]:
+    """The texts of a study's notes."""
+    return [event.text for event in events if isinstance(event, Note)]
 
 
-def drawings(told: Iterable[Event]) -> list[Drawing]:
-    """The same as plotly figures. Figure events of one name are parts of one picture."""
+def drawings(events: Iterable[Event]) -> list[Drawing]:
+    """The figures of a study as plotly figures. Figure events with the same name are parts of one figure."""
     parts: dict[str, list[Figure]] = {}
-    for event in told:
+    for event in events:
         if isinstance(event, Figure):
             parts.setdefault(event.name, []).append(event)
     return [_styled(SHAPES[same[0].shape](same), name) for name, same in parts.items()]
 
 
 def _scalar(parts: list[Figure]) -> Drawing:
-    """A line for every series, a dashed level for every threshold."""
+    """A line for every series, a dashed line for every threshold."""
     figure = _blank()
     for number, name in enumerate(dict.fromkeys(name for part in parts for name in part.data["series"])):
         points = [
@@ -77,7 +77,7 @@ def _bars(parts: list[Figure]) -> Drawing:
 
 
 def _matrix(parts: list[Figure]) -> Drawing:
-    """Numbers in their cells. Rows may measure quite different things, so each is shaded by itself."""
+    """A table of numbers. Rows may have different units, so each is shaded by itself."""
     last = parts[-1].data
     figure = _blank().add_heatmap(
         z=[_shades(row) for row in last["values"]],
@@ -130,7 +130,7 @@ def _tree(parts: list[Figure]) -> Drawing:
 
 
 def _spans(parts: list[Figure]) -> Drawing:
-    """A bar over the positions each span covers, a row for every label."""
+    """A bar over the positions of each span, in a row for every label."""
     spans = [span for part in parts for span in part.data["spans"]]
     return _blank().add_bar(
         x=[end - start for start, end, _, _ in spans],
@@ -143,7 +143,7 @@ def _spans(parts: list[Figure]) -> Drawing:
 
 
 def _points(parts: list[Figure]) -> Drawing:
-    """A colour for every group, a cross for what is crossed out, and arrows from the middle."""
+    """A colour for every group, a cross for each point that is crossed out, and arrows from the origin."""
     points, figure = [point for part in parts for point in part.data.get("points", ())], _blank()
     for number, group in enumerate(dict.fromkeys(group for _, _, _, group, _ in points)):
         own = [point for point in points if point[3] == group]
@@ -169,7 +169,7 @@ SHAPES: dict[str, Callable[[list[Figure]], Drawing]] = {
 
 
 def _shades(row: list[float | None]) -> list[float | None]:
-    """A row of values as shares of its largest."""
+    """The absolute values of a row, relative to its largest."""
     largest = max((abs(value) for value in row if value is not None), default=0) or 1
     return [None if value is None else abs(value) / largest for value in row]
 
@@ -179,12 +179,12 @@ def _number(value: float | None) -> str:
 
 
 def _blank() -> Drawing:
-    from plotly.graph_objects import Figure as Drawing  # not before something is drawn: it takes a second
+    from plotly.graph_objects import Figure as Drawing  # imported late: it takes a second
     return Drawing(layout={"height": HEIGHT})
 
 
 def _styled(figure: Drawing, name: str) -> Drawing:
-    """No background and grey letters, so that it reads on a light and on a dark page."""
+    """No background and grey text, readable on a light and on a dark page."""
     figure.update_layout(
         title={"text": name, "x": 0.004, "font": {"size": 14}},
         font={"color": GREY, "size": 12},

@@ -1,6 +1,4 @@
-"""How the page looks: system fonts, quiet greys and one accent, so that nothing is fetched and colour is left to the
-data.
-"""
+"""The theme of the page: system fonts, greys and one accent colour, so that nothing is fetched."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +9,7 @@ import gradio as gr
 ASSETS = Path(__file__).parents[2] / "assets"
 SANS = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace"]
-COLOURS = {  # which of Gradio's own colours follow which of page.css, in light and dark alike
+COLOURS = {  # colour of page.css: Gradio's theme variables that use it, in light and dark mode
     "paper": ("body_background_fill",),
     "card": ("background_fill_primary", "block_background_fill", "input_background_fill"),
     "sunk": ("background_fill_secondary",),
@@ -21,12 +19,12 @@ COLOURS = {  # which of Gradio's own colours follow which of page.css, in light 
     "accent": ("link_text_color", "checkbox_background_color_selected"),
 }
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
-"""How the page listens to its own controls. Nothing shows progress, so that a message of a stream is not told to every
-output, which Gradio does by copying all that the component holds. Inputs it still tells."""
+"""Options of the page's event listeners. They show no progress: otherwise Gradio sends the status of each message to
+every output, copying all that the component holds. (It still does so for inputs.)"""
 
 
-def dress() -> dict[str, Any]:
-    """What `launch` needs for the looks."""
+def theme_options() -> dict[str, Any]:
+    """The arguments of `launch` for the theme."""
     return {
         "theme": _theme(),
         "css_paths": _styles(),
@@ -36,20 +34,18 @@ def dress() -> dict[str, Any]:
 
 
 def _styles() -> list[Path]:
-    """page.css and then the files of single parts, which lean on it."""
+    """page.css, then the styles of single parts, which depend on it."""
     base = ASSETS / "page.css"
     return [base, *sorted(set(ASSETS.glob("*.css")) - {base})]
 
 
 def read(name: str) -> str:
-    """A file of the page, such as a piece of HTML."""
+    """The text of a file in assets."""
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def notice(name: str) -> gr.HTML:
-    """A place beside a control where a sentence may appear. It comes into sight: on a phone the button that was pressed
-    is a screen away.
-    """
+    """A notice next to a control. It scrolls into view, since on a phone the pressed button is a screen away."""
     seen = "watch('value', () => props.value && element.scrollIntoView({ block: 'nearest' }));"
     return gr.HTML(
         "",

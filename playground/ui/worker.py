@@ -1,8 +1,8 @@
-"""One thread a device steps the sessions of all visitors in turn.
+"""One worker thread per device serves the sessions of all visitors round-robin.
 
 A visitor's handle is a `Run`: any thread may hold, resume, step or stop it and read it as frames for the live view.
-Only the worker's thread touches the session, and it serves one request of one run at a time, so nobody waits for long.
-A thread that dies is replaced.
+Only the worker thread uses the session. It serves one forward of one run at a time, so no run waits for long. A thread
+that dies is replaced.
 """
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from playground.trace import Trace
 from playground.ui.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
 from playground.ui.record import Record
 
-PATIENCE = 1.0  # seconds without news after which a reader hears so
-HELD_PATIENCE = 5.0  # the same for a held run, which has no news
-SLOW = 2.0  # seconds of one step after which it is logged: so long did every other visitor wait
+PATIENCE = 1.0  # seconds without events after which `frames` yields None
+HELD_PATIENCE = 5.0  # the same for a held run, which has no events
+SLOW = 2.0  # seconds after which a step is logged, since all other runs waited for it
 STUCK = 120.0  # seconds of one step after which the worker counts as stuck
-BROKE = "This run broke inside the program; the log says where. Other runs are not affected."
+BROKE = "This run failed with an internal error; see the log. Other runs are not affected."
 DIED = "The worker stopped unexpectedly and was restarted, so this run was lost: start it again."
 log = logging.getLogger(__name__)
 
 
 class Run:
-    """A session on its way, seen from outside the worker's thread."""
+    """A running session, as seen from outside the worker thread."""
 
-    def __init__(self, session, wake: Callable[[], None] = lambda: None, crowd: Callable[[], int] = lambda: 1):
+    def __init__(self, session, wake: Callable[[], None] = lambda: None, active_runs: Callable[[], int] = lambda: 1):
         self.name, self.number = new_name(), -1  # of the last frame sent
         self.session = session  # None once the run is over: it holds the KV caches
         self.headers = [asdict(header) for header in session.headers]
         self.record = Record(self.headers)
-        self.told: list[float] = []  # when each event came out of the session, in seconds since 1970
+        self.times: list[float] = []  # when the session returned each event, in seconds since 1970
         self.held = self.over = False
-        self.error = ""  # a sentence, where the session broke as a whole
-        self.on_held: Callable[[], None] = lambda: None  # called whenever the run begins to rest
+        self.error = ""  # a message, if the session failed as a whole
+        self.on_held: Callable[[], None] = lambda: None  # called whenever the run is held
         self._beat, self._archived = CLOCK, False
-        self._orders: dict[Hashable, Callable[[], list]] = {}  # one of a kind: a client may send thousands
-        self._changed, self._wake, self._crowd = threading.Condition(threading.RLock()), wake, crowd
+        self._orders: dict[Hashable, Callable[[], list]] = {}  # at most one of a kind: a client may send thousands
+        self._changed, self._wake, self._active_runs = threading.Condition(threading.RLock()), wake, active_runs
 
     @property
     def state(self) -> str:
@@ -54,13 +54,13 @@ class Run:
 
     @property
     def trace(self) -> Trace:
-        """All that the session has told so far; it grows while others look."""
+        """The trace so far; it grows while the run is active."""
         session = self.session
         return session.trace if session is not None else self.record.trace
 
     @property
     def strategies(self) -> str:
-        """What runs in it, for the log."""
+        """The strategies of the run, for the log."""
         return ", ".join(header["strategy"] for header in self.headers) or "survey"
 
     def hold(self) -> None:
@@ -70,7 +70,7 @@ class Run:
         self._tell(held=False)
 
     def step(self) -> None:
-        """Every lane runs up to its next commit, then the run is held."""
+        """Run every lane up to its next commit, then hold the run."""
         self._tell(held=True, order="step")
 
     def stop(self, lane: int | None = None) -> None:
@@ -78,7 +78,7 @@ class Run:
         self._tell(held=self.held, order=("stop", lane))
 
     def fail(self, sentence: str) -> None:
-        """End the run with a sentence at once, whatever its session is doing."""
+        """End the run with a message at once, whatever its session is doing."""
         with self._changed:
             if not self.over:
                 self.error = sentence
@@ -86,20 +86,18 @@ class Run:
         self._wake()
 
     def archive(self) -> None:
-        """Compress what the run told as soon as it is over: nobody follows it any more."""
+        """Compress the events as soon as the run is over; called when its client has left."""
         with self._changed:
             self._archived = True
             if self.over:
                 self.record.pack()
 
     def pace(self, beat: float) -> None:
-        """Let so many seconds lie between two frames, for a browser that cannot follow more of them: each then tells
-        more.
-        """
+        """Set the interval between two frames in seconds, for a browser that cannot handle more of them."""
         self._beat = within(beat)
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
-        """What happened since the last frame, at most once a beat; None where there was nothing to tell for a while."""
+        """Yield the events since the previous frame, at most once per interval; None if there were none for a while."""
         sent, state, due = 0, "", 0.0
         while state != "done":
             time.sleep(max(0.0, due - time.monotonic()))
@@ -107,32 +105,32 @@ class Run:
             if not fresh and now == state:
                 yield None
                 continue
-            oldest = self.told[sent] if fresh else None
+            oldest = self.times[sent] if fresh else None
             self.number, sent, state, due = self.number + 1, sent + len(fresh), now, time.monotonic() + self._pause()
             yield frame(self.name, self.number, fresh, now, self.headers if self.number == 0 else None, oldest)
 
     def _pause(self) -> float:
-        """Seconds to the next frame. Runs that share a device share its frames as well: the server spends milliseconds
-        on each, in one thread.
+        """Seconds to the next frame. The more runs share the device, the fewer frames each gets: the server spends
+        milliseconds on each frame, in one thread.
         """
-        return max(self._beat, min(SLOWEST, CLOCK * self._crowd()))
+        return max(self._beat, min(SLOWEST, CLOCK * self._active_runs()))
 
     def ready(self) -> bool:
         return not self.over and (bool(self._orders) or not self.held)
 
     def serve(self) -> None:
-        """One order or one request; called by the worker alone. What is no Exception goes on to the worker."""
+        """Carry out one order or one forward; called by the worker only. Other than Exception is left to the worker."""
         try:
             stamped = self._next_step()()
         except Exception:
-            log.exception("a run broke")
+            log.exception("a run failed")
             return self.fail(BROKE)
         fresh = [event.to_json() for event in stamped]
         with self._changed:
             if self.over:
                 return
             self.events.extend(fresh)
-            self.told += [time.time()] * len(fresh)
+            self.times += [time.time()] * len(fresh)
             if self.session.finished:
                 self._end()
             self._changed.notify_all()
@@ -149,7 +147,7 @@ class Run:
             return self._orders.pop(order)
 
     def _end(self) -> None:
-        """Let go of what a finished run no longer needs: its caches are by far the largest part of it."""
+        """Release what a finished run no longer needs; its KV caches are by far the largest part."""
         self.over = True
         self.record.keep(getattr(self.session, "trace", None))  # a survey has none
         self.session = None
@@ -179,14 +177,14 @@ class Run:
             self._changed.wait_for(lambda: len(self.events) > sent or self.state != state, patience)
             fresh, now = self.events[sent:], self.state
         if not fresh and now == state == "running":
-            self._wake()  # a worker whose thread died is noticed by whoever waits for it
+            self._wake()  # so that a dead worker thread is noticed and replaced
         return fresh, now
 
 
 @dataclass(frozen=True)
 class Health:
-    """How a worker is: whether its thread lives, seconds since it last finished a step, seconds in the present one, and
-    its runs by state.
+    """The state of a worker: whether its thread is alive, seconds since its last step ended and since the current one
+    began, and its numbers of runs and of held runs.
     """
 
     alive: bool
@@ -205,57 +203,56 @@ class Worker:
 
     def __init__(self):
         self._runs: deque[Run] = deque()
-        self._bell = threading.Condition()
+        self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._serving: Run | None = None
-        self._begun = self._beaten = time.monotonic()  # when the present step began, and when the last one ended
+        self._begun = self._ended = time.monotonic()  # when the current step began, and when the last one ended
 
     def take(self, session) -> Run:
-        run = Run(session, self._ring, self._crowd)
-        with self._bell:
+        run = Run(session, self._notify, self._active_runs)
+        with self._condition:
             self._runs.append(run)
-        self._ring()
+        self._notify()
         return run
 
     def others(self, mine: Run) -> int:
-        """Runs that share the device with one's own; one that is held takes no turns."""
-        with self._bell:
+        """The number of other runs that share the device; held ones do not count."""
+        with self._condition:
             return sum(run.ready() for run in self._runs if run is not mine)
 
-    def _crowd(self) -> int:
-        with self._bell:
+    def _active_runs(self) -> int:
+        with self._condition:
             return sum(run.ready() for run in self._runs)
 
     def runs(self) -> list[Run]:
         """All runs that are not over."""
-        with self._bell:
+        with self._condition:
             return [run for run in self._runs if not run.over]
 
     def health(self) -> Health:
-        """How the worker is now. One whose thread has died is reported once as dead and restarted by the question."""
+        """The state of the worker. A dead thread is reported once and then replaced by this call."""
         now, runs = time.monotonic(), self.runs()
-        with self._bell:
+        with self._condition:
             serving, alive = self._serving, self._thread is None or self._thread.is_alive()
             step = now - self._begun if serving else 0.0
-            age = now - self._beaten if any(run.ready() for run in runs) else 0.0
-        self._ring()
+            age = now - self._ended if any(run.ready() for run in runs) else 0.0
+        self._notify()
         return Health(alive, round(age, 3), round(step, 3), len(runs), sum(run.held for run in runs))
 
-    def _ring(self) -> None:
-        """Wake the thread, or start one where there is none."""
-        with self._bell:
+    def _notify(self) -> None:
+        """Wake the thread, or start one if there is none."""
+        with self._condition:
             dead = self._thread is not None and not self._thread.is_alive()
-            lost = self._bury() if dead else []
+            lost = self._forget_thread() if dead else []
             if self._thread is None and self._runs:
                 self._thread = threading.Thread(target=self._work, name="decoding", daemon=True)
                 self._thread.start()
-            self._bell.notify_all()
-        for run in lost:  # with the bell free: a run's own lock comes first
+            self._condition.notify_all()
+        for run in lost:  # without holding the condition: a run's own lock must be taken first
             run.fail(DIED)
 
-    def _bury(self) -> list[Run]:
-        """Forget a thread that is gone; the runs that are lost with it: the one it served, or all where it served none.
-        """
+    def _forget_thread(self) -> list[Run]:
+        """Forget a dead thread; returns the runs lost with it: the one it served, or all if it served none."""
         lost = [self._serving] if self._serving else list(self._runs)
         self._thread = self._serving = None
         for run in lost:
@@ -263,36 +260,37 @@ class Worker:
         return lost
 
     def _work(self) -> None:
-        """The thread. What ends it is no Exception, SystemExit for instance, and must not end the service."""
+        """The body of the thread. It ends only by a BaseException such as SystemExit, which must not end the service.
+        """
         try:
             self._loop()
         except BaseException:
-            log.critical("the worker's thread died of this; another takes its place", exc_info=True)
-        with self._bell:
-            lost = self._bury()
-        self._ring()
+            log.critical("the worker thread died and is replaced", exc_info=True)
+        with self._condition:
+            lost = self._forget_thread()
+        self._notify()
         for run in lost:
             run.fail(DIED)
 
     def _loop(self) -> None:
         while True:
-            with self._bell:
-                self._bell.wait_for(lambda: any(run.ready() for run in self._runs))
+            with self._condition:
+                self._condition.wait_for(lambda: any(run.ready() for run in self._runs))
                 run = self._serving = self._next()
                 self._begun = time.monotonic()
             run.serve()
             self._served(run)
 
     def _served(self, run: Run) -> None:
-        with self._bell:
-            self._serving, self._beaten = None, time.monotonic()
+        with self._condition:
+            self._serving, self._ended = None, time.monotonic()
             if run.over and run in self._runs:
                 self._runs.remove(run)
-        if (seconds := self._beaten - self._begun) > SLOW:
+        if (seconds := self._ended - self._begun) > SLOW:
             log.warning("one step of %s took %.1f s; all other runs waited for it", run.strategies, seconds)
 
     def _next(self) -> Run:
-        """The first run that has something to do, which goes to the end of the row; those held keep their places."""
+        """The first run that is ready, which is moved to the end of the queue; held runs keep their places."""
         run = next(run for run in self._runs if run.ready())
         self._runs.remove(run)
         self._runs.append(run)

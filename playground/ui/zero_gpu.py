@@ -1,6 +1,6 @@
-"""The seam to ZeroGPU, where a GPU is lent to one call at a time and that call runs in a process of its own.
+"""Support for ZeroGPU, where a GPU is allocated for one call at a time and the call runs in its own process.
 
-There a run cannot be held or stepped on the server: the browser's player does that. Elsewhere nothing here is used.
+There a run cannot be held or stepped on the server; the browser's player does that. Elsewhere none of this is used.
 """
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from typing import Any
 from playground.trace import Trace
 from playground.ui.frames import CLOCK, Facts, frame, new_name, trace_of, within
 
-LEAST, EACH, MOST = 10, 0.05, 120  # seconds asked for: at least, for every token of every lane, at most
-# headers (in the first), events, state, when they began to happen in seconds since 1970
-Batch = tuple[Facts, Facts, str, float]
+LEAST, EACH, MOST = 10, 0.05, 120  # seconds of GPU time: at least, per token of every lane, at most
+Batch = tuple[Facts, Facts, str, float]  # headers (in the first), events, state, time of the oldest event (Unix)
 
 
 def on_zero() -> bool:
     return bool(os.environ.get("SPACES_ZERO_GPU")) and find_spec("spaces") is not None
 
 
-def lent(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
-    """A generator function of the visitor's settings, run on a borrowed GPU where there is one to borrow."""
+def on_gpu(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
+    """A generator function of the visitor's settings that runs on an allocated GPU if ZeroGPU is available."""
     if not on_zero():
         return work
     import spaces
@@ -36,7 +35,7 @@ def seconds(settings, *_: Any) -> int:
 
 
 def batches(session) -> Iterator[Batch]:
-    """A session served to its end, as plain data that can cross processes, at most one batch every CLOCK seconds."""
+    """Run a session to its end; yields plain data that can be sent to another process, at most every CLOCK seconds."""
     headers, fresh, begun, due = [asdict(header) for header in session.headers], [], time(), monotonic()
     while not session.finished:
         fresh += [stamped.to_json() for stamped in session.advance()]
@@ -47,7 +46,7 @@ def batches(session) -> Iterator[Batch]:
 
 
 class RemoteRun:
-    """A run in the other process; to the page it looks like a worker's Run."""
+    """A run in another process, with the interface of a worker's Run."""
 
     def __init__(self, batches_: Iterator[Batch]):
         self.name, self.number = new_name(), -1
@@ -57,23 +56,23 @@ class RemoteRun:
         self._batches, self._beat = batches_, CLOCK
 
     def hold(self) -> None:
-        """The GPU cannot wait; the browser's player holds the picture."""
+        """Does nothing: the GPU cannot wait. The browser's player holds the view."""
 
     resume = step = hold
 
     def archive(self) -> None:
-        """Nothing to compress: what came from the other process is kept as it is."""
+        """Does nothing: the events are kept uncompressed."""
 
     def fail(self, sentence: str) -> None:
-        """End the run with a sentence, with its next batch."""
+        """End the run with a message, at its next batch."""
         self.error, self.over = sentence, True
 
     def stop(self, lane: int | None = None) -> None:
-        """Ends the whole run with its next batch; a single lane cannot be reached."""
+        """End the whole run at its next batch; a single lane cannot be stopped."""
         self.over = self.over or lane is None
 
     def pace(self, beat: float) -> None:
-        """Let so many seconds lie between two frames: batches that come meanwhile go into one."""
+        """Set the interval between two frames in seconds; batches in between are merged."""
         self._beat = within(beat)
 
     @property
@@ -82,7 +81,7 @@ class RemoteRun:
 
     @property
     def trace(self) -> Trace:
-        """All that came from the other process so far."""
+        """All events received so far."""
         return trace_of(self.headers, list(self.events))
 
     def frames(self) -> Iterator[dict[str, Any] | None]:

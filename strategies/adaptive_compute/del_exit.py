@@ -1,4 +1,4 @@
-"""DEL: which layers guess, and how far, is chosen anew every round."""
+"""DEL: the exit layer and the draft length are chosen every round."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,66 +12,64 @@ from playground.events import Event, Figure
 
 @dataclass
 class ExitStatistics:
-    """How often a layer would have guessed the model's own token lately, and how sure it was where it did and where it
-    did not.
-    """
+    """Decayed counts of how often a layer's top token is the full model's, and its confidence on hits and misses."""
 
     hits: float = 0.0
     misses: float = 0.0
-    sure_hits: float = 0.0
-    sure_misses: float = 0.0
+    hit_confidence: float = 0.0  # decayed sum over hits
+    miss_confidence: float = 0.0  # decayed sum over misses
 
-    def add(self, right: list[bool], confidences: list[float], decay: float) -> None:
-        """A round more; what was counted before it counts less by now."""
-        self.hits = decay * self.hits + sum(right)
-        self.misses = decay * self.misses + len(right) - sum(right)
-        self.sure_hits = decay * self.sure_hits + sum(c for c, hit in zip(confidences, right) if hit)
-        self.sure_misses = decay * self.sure_misses + sum(c for c, hit in zip(confidences, right) if not hit)
+    def add(self, hits: list[bool], confidences: list[float], decay: float) -> None:
+        """Add a round; earlier rounds are multiplied by `decay`."""
+        self.hits = decay * self.hits + sum(hits)
+        self.misses = decay * self.misses + len(hits) - sum(hits)
+        self.hit_confidence = decay * self.hit_confidence + sum(c for c, hit in zip(confidences, hits) if hit)
+        self.miss_confidence = decay * self.miss_confidence + sum(c for c, hit in zip(confidences, hits) if not hit)
 
     @property
     def alpha(self) -> float | None:
-        """Share of hits; None where nothing was seen."""
+        """Estimated acceptance rate; None without observations."""
         seen = self.hits + self.misses
         return self.hits / seen if seen else None
 
     @property
     def threshold(self) -> float:
-        """Halfway between the mean confidence of hits and of misses; below every confidence until both were seen."""
-        return (self.sure_hits / self.hits + self.sure_misses / self.misses) / 2 if self.hits and self.misses else 0.0
+        """Midpoint of the mean confidences of hits and of misses; 0 until both occurred."""
+        if not self.hits or not self.misses:
+            return 0.0
+        return (self.hit_confidence / self.hits + self.miss_confidence / self.misses) / 2
 
 
-def tokens_per_layer(alpha: float, guesses: int, layer: int, depth: int) -> float:
-    """Expected tokens of a round for each layer that one row passes in it: `guesses` times `layer`, and all `depth` for
-    the check.
-    """
-    return block_efficiency(alpha, guesses) / (depth + guesses * layer)
+def tokens_per_layer(alpha: float, length: int, layer: int, depth: int) -> float:
+    """Expected tokens of a round per executed layer: `length` draft tokens through `layer` layers, then all `depth`."""
+    return block_efficiency(alpha, length) / (depth + length * layer)
 
 
 class DelExit(Drafter):
-    """The model's own first layers guess, and how many of them is chosen every round by what each number would have
-    guessed lately.
+    """Draft with the target's own first layers; the exit layer and the draft length are chosen every round from recent
+    hit rates.
 
-    Guessing and checking pass through every layer anyway, so the head can read them all once a round: where layer l's
-    best token is the model's own, l would have guessed right. Counts of that fade by `decay` a round, and the layer
-    with most expected tokens per executed layer guesses next. A chain ends after a guess that is less probable than
-    halfway between what that layer's hits and misses were; that guess is still sent. Without `dynamic` it has exactly
-    the best length. Only rows whose text stands are counted; the last 32 tokens of the prompt, which the authors count
-    as well, are not, so the first round begins with what the first row shows. most = 0 is plain decoding. Worth its
-    while with a model whose early layers were trained to be read. Entezari Zarch et al. 2025, arXiv 2504.05598.
+    Drafting and verification run every layer anyway, so the lm_head is applied to all exit layers once a round: a layer
+    scores a hit if its top token equals the full model's. Counts decay by `decay` per round. The next round uses the
+    layer and length with the most expected tokens per executed layer. With `dynamic`, drafting stops after a token
+    whose confidence is below the midpoint of the layer's mean confidences on hits and on misses; that token is still
+    verified. Otherwise the draft has the chosen length. Only committed positions are counted. The authors also count
+    the last 32 prompt tokens; here the first round starts from the first row after the prompt. most = 0 is plain
+    decoding. A speed-up needs a model trained with early-exit loss. Entezari Zarch et al. 2025, arXiv 2504.05598.
     """
 
     name, title, paper, sheet = "del_exit", "DEL: dynamic exit layer", "2504.05598", "speculative/del"
     drawn, guarantee = "independent", ("collapses",)
 
     decay: float = knob(
-        0.95, 0.0, 1.0, step=0.05, help="what earlier rounds count for, once more each round; 0: only the last one"
+        0.95, 0.0, 1.0, step=0.05, help="decay of the counts per round; 0 counts the last round only"
     )
-    most: int = knob(18, 0, 24, step=1, help="guesses at most; 0 is plain decoding")
+    most: int = knob(18, 0, 24, step=1, help="maximum draft tokens per round; 0 is plain decoding")
     stride: int = knob(
-        1, 1, 8, step=1, help="every how many layers the model may be left; each costs a product with the head"
+        1, 1, 8, step=1, help="layers between exit candidates; each candidate costs one lm_head product per row"
     )
     dynamic: bool = knob(
-        True, help="end a chain where its layer gets unsure, and not at the length that was best so far"
+        True, help="stop drafting when the exit layer is unsure; otherwise use the length that was best so far"
     )
 
     def inner(self, depth, tied):
@@ -80,30 +78,31 @@ class DelExit(Drafter):
         return self.exits
 
     @cached_property
-    def tallies(self) -> dict[int, ExitStatistics]:
-        """By layer."""
+    def statistics(self) -> dict[int, ExitStatistics]:
+        """Statistics of each exit, by layer."""
         return {exit.layer: ExitStatistics() for exit in self.exits}
 
     def propose(self, lm, budget) -> Iterator:
         tree = new_tree(lm, self)
-        # the row after the text is known, as after the prompt: its token costs nothing
+        # if the next row is known already, as after prefill, its token needs no forward
         if not (self.most and self.exits and lm.target.behind()):
             return tree
         layer, length = self.plan()
-        tally = self.tallies[layer]
+        threshold = self.statistics[layer].threshold
         longest = min(budget, self.most if self.dynamic else length)
         yield from chain_until(
-            lm, lm.exit(layer), tree, longest, lambda chain: self.dynamic and chain.confidence[-1] < tally.threshold
+            lm, lm.exit(layer), tree, longest, lambda chain: self.dynamic and chain.confidence[-1] < threshold
         )
-        yield from self._told(lm, tree, layer)
+        yield from self._figures(lm, tree, layer)
         return tree
 
     def plan(self) -> tuple[int, int]:
-        """Layer and number of guesses with most expected tokens per executed layer, of equals the lowest; one guess of
-        the first layer before all counts.
+        """Exit layer and draft length with the most expected tokens per executed layer; the lowest on ties.
+
+        The first exit with one draft token before any observation.
         """
-        known = {layer: tally.alpha for layer, tally in self.tallies.items() if tally.alpha is not None}
-        plans = [(layer, guesses) for layer in known for guesses in range(self.most)]
+        known = {layer: counts.alpha for layer, counts in self.statistics.items() if counts.alpha is not None}
+        plans = [(layer, length) for layer in known for length in range(self.most)]
         return max(
             plans,
             key=lambda plan: tokens_per_layer(known[plan[0]], plan[1], plan[0], self.depth),
@@ -111,49 +110,47 @@ class DelExit(Drafter):
         )
 
     def observe(self, tree, rows, verdict) -> None:
-        """Compare what each layer would have guessed with the model's own best token, in all rows whose text stands."""
+        """Compare each exit's top token with the full model's, in all rows of committed positions."""
         at = [rows.row(node) for node in (ROOT, *verdict.kept)]
-        own, self._right = rows.raw[at].argmax(-1), []
-        for exit, tally in zip(self.exits, self.tallies.values()):
+        top, self._hits = rows.raw[at].argmax(-1), []
+        for exit, counts in zip(self.exits, self.statistics.values()):
             best = rows.others[exit][at].softmax(-1).max(-1)
-            right = (best.indices == own).tolist()
-            tally.add(right, best.values.tolist(), self.decay)
-            self._right.append([float(hit) for hit in right])
+            hits = (best.indices == top).tolist()
+            counts.add(hits, best.values.tolist(), self.decay)
+            self._hits.append([float(hit) for hit in hits])
 
-    def _told(self, lm, tree, layer: int) -> Iterator[Event]:
-        """Which layers were right in the round before, what each promises by now, which of them guessed, and how sure
-        it was.
-        """
+    def _figures(self, lm, tree, layer: int) -> Iterator[Event]:
+        """Hits of the last round, expected speed-up of each exit, the chosen exit, and its confidence per token."""
         labels, x = [f"layer {exit.layer}" for exit in self.exits], lm.generated
-        places = [str(place + 1) for place in range(len(self._right[0]))]
+        positions = [str(i + 1) for i in range(len(self._hits[0]))]
         yield Figure(
             "matrix",
-            "layers that would have guessed the model's own token",
-            {"rows": labels, "columns": places, "values": self._right},
+            "exits whose top token is the full model's",
+            {"rows": labels, "columns": positions, "values": self._hits},
         )
         yield Figure(
-            "bars", "expected tokens for the layers of a plain one", {"labels": labels, "values": self._promises()}
+            "bars", "expected tokens per cost of a plain decode step", {"labels": labels, "values": self._speed_ups()}
         )
         yield Figure(
             "scalar",
-            "layers that guess",
-            {"x": x, "series": {"layers": layer, "guesses": len(tree)}, "lines": {"all layers": self.depth}},
+            "draft layers and length",
+            {"x": x, "series": {"layers": layer, "draft tokens": len(tree)}, "lines": {"all layers": self.depth}},
         )
         yield Figure(
             "bars",
-            "confidence of each guess",
+            "confidence of each draft token",
             {"labels": list(map(lm.piece, tree.tokens)), "values": list(tree.confidence)},
         )
         yield Figure(
             "scalar",
-            "confidence below which a chain ends",
-            {"x": x, "series": {"confidence": self.tallies[layer].threshold}},
+            "confidence below which drafting stops",
+            {"x": x, "series": {"confidence": self.statistics[layer].threshold}},
         )
 
-    def _promises(self) -> list[float]:
-        """Of each layer at its best length."""
+    def _speed_ups(self) -> list[float]:
+        """Expected tokens of each exit at its best length, per cost of a plain decode step."""
         return [
             self.depth
-            * max(tokens_per_layer(tally.alpha or 0.0, guesses, layer, self.depth) for guesses in range(self.most))
-            for layer, tally in self.tallies.items()
+            * max(tokens_per_layer(counts.alpha or 0.0, length, layer, self.depth) for length in range(self.most))
+            for layer, counts in self.statistics.items()
         ]

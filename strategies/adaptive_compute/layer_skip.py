@@ -7,10 +7,10 @@ from playground.errors import Refusal
 
 
 class LayerSkip(Preset):
-    """Speculative decoding with one model: its first layers guess, its other layers check all guesses at once.
+    """Self-speculative decoding: the model's first layers draft, its remaining layers verify all draft tokens at once.
 
-    A row that was guessed from has been through the first layers already and goes on from there, so a guess costs its
-    target the late layers only. The text follows the model exactly. Elhoushi et al. 2024, arXiv 2404.16710.
+    Positions that were drafted have passed through the first layers already, so verifying them only runs the remaining
+    layers. The output distribution is the model's own. Elhoushi et al. 2024, arXiv 2404.16710.
     """
 
     name, title, paper, sheet = "layer_skip", "LayerSkip", "2404.16710", "adaptive-compute/layer-skip-draft"
@@ -22,7 +22,7 @@ class LayerSkip(Preset):
     def check(self):
         if self.drafter.name != "layer_skip_draft":
             raise Refusal(
-                f"layer_skip guesses with the model's own first layers: for {self.drafter.name} choose speculative.",
+                f"layer_skip drafts with the model's own first layers: for {self.drafter.name} choose speculative.",
                 "drafter",
             )
 

@@ -1,4 +1,4 @@
-"""The model's own first layers as drafter."""
+"""The target's own first layers as drafter."""
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
@@ -6,13 +6,12 @@ from playground.contract import Drafter, knob
 
 
 class LayerSkipDraft(Drafter):
-    """The model's own first layers guess: no second model, and the rest of the layers only has to check.
+    """Draft with the target's own first layers, without a second model; the remaining layers only verify.
 
-    The last norm and the head read what leaves an inner layer, token after token. Keys, values and hidden states of
-    those layers are the whole model's own, so checking starts where guessing stopped and runs once for all guesses.
-    Exact with any model; worth its while with one whose early layers were trained to be read like that. Elhoushi et al.
-    2024, arXiv
-    2404.16710, there with a fixed number of layers where this takes a share of them.
+    Draft tokens come from the final norm and lm_head applied to the hidden state of an inner layer. The KV cache and
+    hidden states of the first layers are shared, so verification resumes where drafting stopped and takes one forward
+    for all draft tokens. Exact with any model; a speed-up needs one trained with early-exit loss. The paper exits at a
+    fixed layer, here `exit` is a share of the layers. Elhoushi et al. 2024, arXiv 2404.16710.
     """
 
     name, title, paper, sheet = (
@@ -23,8 +22,8 @@ class LayerSkipDraft(Drafter):
     )
     drawn, guarantee = "independent", ("collapses",)
 
-    exit: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the layers that guess; at 1 every guess stands")
-    depth: int = knob(4, 0, 12, step=1, help="tokens guessed one after another; 0 is plain decoding")
+    exit: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the layers that draft; at 1 every token is accepted")
+    depth: int = knob(4, 0, 12, step=1, help="draft tokens per round; 0 is plain decoding")
 
     def propose(self, lm, budget) -> Iterator:
         tree = new_tree(lm, self)
@@ -32,7 +31,7 @@ class LayerSkipDraft(Drafter):
         def level(rows, leaves, number):
             return independent(lm, tree, rows, leaves[0], 1)
 
-        if not lm.target.behind():  # the row after the text is known, as after the prompt: its token costs nothing
+        if not lm.target.behind():  # the next row is known already, as after prefill: its token needs no forward
             return tree
         early = lm.exit(max(1, round(self.exit * lm.depth)))
         return (yield from grow(lm, early, tree, min(self.depth, budget), level))

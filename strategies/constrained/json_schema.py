@@ -4,7 +4,10 @@ import json
 from playground.contract import Constraint, knob
 from playground.engine.grammar_limits import check_text
 
-EXAMPLE = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}'
+EXAMPLE = (
+    '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name",'
+    ' "age"]}'
+)
 FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 

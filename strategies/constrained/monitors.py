@@ -204,7 +204,8 @@ class Monitors(Sampler):
         )
         place, names = f" and {begun!r}" if begun else "", f"{len(rests)} name{'s' * (len(rests) > 1)}"
         yield Note(
-            f"After the dot{place} {names} may stand, by {int(legal.sum())} of {len(p)} tokens; the others had {float(p[~legal].sum()):.0%}.{wanted}"
+            f"After the dot{place} {names} may stand, by {int(legal.sum())} of {len(p)} tokens; the others had"
+            f" {float(p[~legal].sum()):.0%}.{wanted}"
         )
 
 

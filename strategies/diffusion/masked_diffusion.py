@@ -1,4 +1,4 @@
-"""Masked diffusion decoding: the loop that reveals a canvas, some positions each pass."""
+"""Masked diffusion decoding: the canvas is unmasked over several forwards, some positions in each."""
 from collections.abc import Callable, Iterator
 from itertools import islice
 
@@ -9,24 +9,25 @@ from playground.engine.sampling import entropy
 from playground.events import Figure, Note
 
 Score = Callable[[torch.Tensor, int], float]
-SCORES: dict[str, Score] = {  # of a raw row [V] and the token proposed for it; the largest is revealed first
+SCORES: dict[str, Score] = {  # score(raw row [V], proposed token); the largest is unmasked first
     "low_confidence": lambda row, token: float(row.softmax(-1)[token]),
     "margin": lambda row, token: float(row.softmax(-1).topk(2).values.diff().abs()),
     "entropy": lambda row, token: -float(entropy(row)),
-    "left_to_right": lambda row, token: 0.0,  # all tie, and of equals the first goes first
+    "left_to_right": lambda row, token: 0.0,  # ties are broken by position
 }
 
 
 class MaskedDiffusion(CanvasDecoder):
-    """Begin with every position masked, and reveal those the model is surest of, several in one pass.
+    """Start with every position masked and unmask the most confident positions, several per forward.
 
-    Each pass reads the whole canvas, proposes a token for every masked position of the current block, and reveals some
-    for good: an equal share of the steps, or all whose proposal has at least the threshold's probability, and the first
-    in order if none has. Confidence is the probability before the temperature. A block that holds an end token ends the
-    answer. Tokens revealed together do not see each other, so their errors are the price of fewer passes; one at a time
-    the draws follow the model exactly, except that low_confidence above temperature 0 prefers likely proposals. LLaDA:
-    Nie et al. 2025, arXiv 2502.09992; orders of Dream, arXiv 2508.15487; threshold of Fast-dLLM, arXiv 2505.22618.
-    Where blocks or steps do not divide evenly, the last block is shorter and the steps are shared in proportion.
+    Each forward reads the whole canvas and proposes a token for every masked position of the current block. Some are
+    then unmasked permanently: an equal number per step, or all whose proposal has at least the threshold's probability
+    (the first in order if none has). Confidence is the probability before temperature. An end token in a block ends the
+    answer. Tokens unmasked in the same forward are chosen independently, so fewer forwards cost quality. With one token
+    per forward, sampling follows the model exactly, except that low_confidence above temperature 0 favours probable
+    proposals. If the length is not a multiple of the block length the last block is shorter, with steps in proportion.
+    LLaDA: Nie et al. 2025, arXiv 2502.09992; orders of Dream, arXiv 2508.15487; threshold of Fast-dLLM, arXiv
+    2505.22618.
     """
 
     name, title, paper, sheet = "masked_diffusion", "Masked diffusion", "2502.09992", "diffusion/mdlm-baseline"
@@ -35,19 +36,19 @@ class MaskedDiffusion(CanvasDecoder):
     rule: str = knob(
         "steps",
         choices=("steps", "threshold"),
-        help="how many a pass reveals: an equal share, or all that are sure enough",
+        help="how many positions a forward unmasks: an equal share, or all above the threshold",
     )
     steps: int = knob(
-        0, 0, 128, step=1, help="passes over the whole answer, for the rule of steps; 0 takes one for each position"
+        0, 0, 128, step=1, help="rule steps: forwards for the whole answer; 0 takes one per position"
     )
     threshold: float = knob(
-        0.9, 0.0, 1.05, step=0.05, help="confidence that is sure enough; above 1 reveals one at a time, 0 all at once"
+        0.9, 0.0, 1.05, step=0.05, help="rule threshold: confidence to unmask; above 1 one at a time, 0 all at once"
     )
-    order: str = knob("low_confidence", choices=(*SCORES, "random"), help="which positions go first")
+    order: str = knob("low_confidence", choices=(*SCORES, "random"), help="which positions are unmasked first")
     block_length: int = knob(
-        32, 1, 128, step=1, help="positions that are filled before the next ones are begun; 1 goes from left to right"
+        32, 1, 128, step=1, help="positions in a block; blocks are filled in order, 1 decodes left to right"
     )
-    temperature: float = knob(0.0, 0.0, 1.5, step=0.05, help="0 takes the likeliest token; 1 draws from the model")
+    temperature: float = knob(0.0, 0.0, 1.5, step=0.05, help="0 takes the top token; 1 samples from the model")
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
@@ -58,30 +59,30 @@ class MaskedDiffusion(CanvasDecoder):
             rows = yield from self._fill(lm, block)
             ends = [lm.ids[position] for position in block if lm.ends(lm.ids[position])]
             if ends:
-                yield Note("This block ends the answer, so the positions after it get the end token without a pass.")
+                yield Note("This block holds an end token: all later positions are filled with it, without a forward.")
                 yield _filling(lm, rows, dict.fromkeys(lm.masked, ends[0]))
             yield Note(f"Positions {start + 1} to {block.stop} are filled, and the next block begins.")
 
     def _fill(self, lm, block: range) -> Iterator:
-        """Pass by pass until nothing of the block is masked; returns the last rows."""
+        """Run forwards until no position of the block is masked; returns the rows of the last one."""
         shares = iter(self._shares(block, lm.length))
-        while left := [position for position in lm.masked if position in block]:
+        while masked := [position for position in lm.masked if position in block]:
             rows = yield lm.read()
-            yield _uncertainty(lm, rows)
-            proposed = {position: lm.pick(rows, position) for position in left}
-            chosen = self._reveal(lm, rows, proposed, next(shares, 0))
+            yield _entropy_figure(lm, rows)
+            proposed = {position: lm.pick(rows, position) for position in masked}
+            chosen = self._select(lm, rows, proposed, next(shares, 0))
             yield _filling(lm, rows, {position: proposed[position] for position in chosen})
         return rows
 
     def _shares(self, block: range, length: int) -> list[int]:
-        """Positions to reveal in each pass over a block, the larger shares first."""
+        """Number of positions to unmask in each forward of a block, larger shares first."""
         steps = min(self.steps or length, length)
-        passes = max(1, steps * block.stop // length - steps * block.start // length)
-        base, extra = divmod(len(block), passes)
-        return [base + (i < extra) for i in range(passes)]
+        forwards = max(1, steps * block.stop // length - steps * block.start // length)
+        base, extra = divmod(len(block), forwards)
+        return [base + (i < extra) for i in range(forwards)]
 
-    def _reveal(self, lm, rows, proposed: dict[int, int], share: int) -> list[int]:
-        """Positions that get their token in this pass."""
+    def _select(self, lm, rows, proposed: dict[int, int], share: int) -> list[int]:
+        """Positions to unmask in this forward."""
         ranked = self._ranked(lm, rows, proposed)
         if self.rule == "steps":
             return list(islice(ranked, share))
@@ -90,7 +91,7 @@ class MaskedDiffusion(CanvasDecoder):
         ] or [next(ranked)]
 
     def _ranked(self, lm, rows, proposed: dict[int, int]) -> Iterator[int]:
-        """Positions in the order in which they are to be revealed, the lowest first where some tie."""
+        """Positions in unmasking order; ties by position."""
         if self.order == "random":
             return _shuffled(lm, list(proposed))
         score = SCORES[self.order]
@@ -111,8 +112,8 @@ def _filling(lm, rows, tokens: dict[int, int]):
     return lm.fill(list(tokens), list(tokens.values()), [_confidence(rows, *item) for item in tokens.items()])
 
 
-def _uncertainty(lm, rows) -> Figure:
-    """Entropy of every position before this pass reveals anything; a filled one shows its token."""
+def _entropy_figure(lm, rows) -> Figure:
+    """Entropy of every masked position before this forward unmasks any; filled positions show their token."""
     values = [0.0 if token is not None else value for token, value in zip(lm.ids, entropy(rows.raw).tolist())]
     labels = [f"{i + 1} {'·' if token is None else lm.piece(token).strip()}" for i, token in enumerate(lm.ids)]
     return Figure("bars", "entropy of each position, nats", {"labels": labels, "values": values})

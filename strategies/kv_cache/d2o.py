@@ -1,179 +1,173 @@
-"""Tokens that are evicted live on in those that are most like them."""
+"""D2O: evicted tokens are merged into the most similar ones that stay."""
 import math
 from statistics import fmean
 
 import torch
 
-from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
-from playground.algorithms.kv_cache.slot_merging import averaged, company, nearest
+from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
+from playground.algorithms.kv_cache.slot_merging import merge_by_mean, merge_sizes, nearest
 from playground.contract import CachePolicy, Merge, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
 
-LARGEST = torch.finfo(torch.float32).max  # the attention of tokens that count as the most attended
-LEAST, MOST = 0.01, 1.0  # share of the prompt that a layer may be dealt
+LARGEST = torch.finfo(torch.float32).max  # score of tokens that rank first in any case
+LEAST, MOST = 0.01, 1.0  # bounds of a layer's budget, as a share of the prompt
 
 
 class D2O(CachePolicy):
-    """Evict the least attended tokens, but merge each into the token that stays and is most like it, if it is like it
-    enough.
+    """Evict the tokens that received the least attention, and merge each into the most similar token that stays if
+    their keys are similar enough.
 
-    Layers whose attention is spread evenly get more room: in each the variance over positions of the attention received
-    is scaled from 0 to 1 across its heads, and a softmax over layers of the mean's negative deals out the room. That is
-    as released; two heads always differ by as much, so with fewer than three all layers are dealt the same, unless
-    variances are scaled across layers. The prompt settles it, and what a layer may hold from then on; the cut comes
-    once the first row behind it has voted.
+    Layers whose attention is spread evenly get a larger budget. In each layer the variance over positions of the
+    attention received is scaled from 0 to 1 across its heads; budgets are a softmax over layers of the negative mean,
+    as in the released code. Two heads always scale to 0 and 1, so with fewer than three heads all layers get the same
+    budget unless variances are scaled across layers. Budgets are computed from the prompt and then fixed; eviction
+    begins after the first decode step.
 
-    As in H2O, the most attended tokens and the most recent ones stay. Of those that go, the ones whose cosine of keys
-    reaches a moving average of such cosines are merged, keys and values alike, a head at a time; weights are
-    exponentials of the cosine, as in the paper, or those of the released code, which shorten rows. The code repeats
-    keys for the heads of a group and lets all heads share one decision; here a group has one cache, and every head
-    decides. Without merging and at equal room this is H2O with sinks; with all layers whole it is the full cache. Wan
-    et al. 2024, arXiv 2406.13035.
+    As in H2O, the tokens with the most attention and the most recent ones stay. Of the evicted tokens, those whose
+    largest cosine of keys reaches a moving average of such cosines are merged, keys and values alike, per head. Weights
+    are exponentials of the cosine, as in the paper, or those of the released code, which shrink the merged states. The
+    released code repeats keys for the heads of a group and makes one decision for all heads; here a group has one cache
+    and every KV head decides. Without merging and at equal budgets this is H2O with sinks; with all layers whole it is
+    the full cache. Wan et al. 2024, arXiv 2406.13035.
     """
 
     name, title, paper, sheet = "d2o", "Evict and merge (D2O)", "2406.13035", "kv-cache/d2o"
     guarantee, sure = ("collapses",), "medium"
-    row_wise, watches, merges = False, True, True
+    row_wise, uses_attention, merges = False, True, True
 
     heavy: float = knob(
         0.1,
         0.02,
         0.5,
         step=0.01,
-        help="tokens that stay by the attention they received, as a share of the prompt and over all layers",
+        help="tokens that stay by attention received, as a share of the prompt, averaged over layers",
     )
-    recent: float = knob(0.1, 0.02, 0.5, step=0.01, help="most recent tokens that stay, likewise; one at least")
-    sinks: int = knob(4, 0, 8, step=1, help="tokens at the very start that count as the most attended")
-    memory: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the old threshold in the new one; 1 keeps the first")
+    recent: float = knob(0.1, 0.02, 0.5, step=0.01, help="most recent tokens that stay, likewise; at least one")
+    sinks: int = knob(4, 0, 8, step=1, help="tokens at the start that always rank first by attention")
+    memory: float = knob(0.5, 0.0, 1.0, step=0.05, help="weight of the old threshold in the average; 1 keeps the first")
     weights: str = knob(
         "paper",
         choices=("paper", "released", "none"),
-        help="how much of a token is left in the one it is merged into; none merges nothing",
+        help="weight of a merged token in its target; none merges nothing",
     )
-    compared: str = knob("heads", choices=("heads", "layers"), help="across what the variances of attention are scaled")
-    first: int = knob(2, 0, 64, step=1, help="first layers that are left whole")
-    last: int = knob(1, 0, 64, step=1, help="last layers that are left whole")
+    compared: str = knob("heads", choices=("heads", "layers"), help="dimension across which variances are scaled")
+    first: int = knob(2, 0, 64, step=1, help="first layers without eviction")
+    last: int = knob(1, 0, 64, step=1, help="last layers without eviction")
 
     def __post_init__(self):
-        self.votes, self.thresholds, self._room, self._seen, self._shown = Votes(), {}, [], {}, False
+        self.attention, self.thresholds = AttentionScores(), {}
+        self._budgets = []  # heavy and recent tokens of each layer
+        self._statistics, self._shown = {}, False  # of merging, by tokens generated
 
     @classmethod
-    def holding(cls, tokens, prompt):
+    def knobs_for_budget(cls, tokens, prompt):
         share = min(0.5, max(0.02, tokens / prompt / 2))
         return {"heavy": share, "recent": share, "first": 0, "last": 0}
 
-    def promise(self, full):
+    def expected_share(self, full):
         cut = max(0, full.layers - self.first - self.last) / full.layers
         return 1 - cut * max(0.0, 1 - (self.heavy + self.recent) * full.prompt / full.length)
 
-    def attended(self, layer, weights, queries, keys):
-        self.votes.add(layer, weights, keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights, key_positions)
 
     def retain(self, held):
         if held.next < held.prompt:
             return held.live
-        if not self._room:
-            self._room = self._dealt(held)
+        if not self._budgets:
+            self._budgets = self._layer_budgets(held)
         if held.next == held.prompt or held.layer < self.first or held.layer >= held.layers - self.last:
             return held.live
-        heavy, recent = self._room[held.layer]
+        heavy, recent = self._budgets[held.layer]
         late = held.positions >= held.next - recent
-        received = self.votes.of(held.layer, held.positions).masked_fill(held.positions < self.sinks, LARGEST)
-        return late | heaviest(received, heavy, held.live & ~late)
+        received = self.attention.of(held.layer, held.positions).masked_fill(held.positions < self.sinks, LARGEST)
+        return late | top_slots(received, heavy, held.live & ~late)
 
-    def _dealt(self, held):
-        """Heavy and recent tokens that each layer may hold, were none of them whole."""
-        spread = torch.stack(
-            [self.votes.of(layer, held.positions[:1, : held.prompt]).var(1) for layer in range(held.layers)]
+    def _layer_budgets(self, held):
+        """Heavy and recent tokens of each layer, as if no layer were left whole."""
+        variance = torch.stack(
+            [self.attention.of(layer, held.positions[:1, : held.prompt]).var(1) for layer in range(held.layers)]
         )
         length, whole = held.prompt + 1, self.heavy + self.recent
-        shares = (dealt(unevenness(spread, self.compared)) * whole).clamp(LEAST, MOST).tolist()
+        shares = (budget_shares(unevenness(variance, self.compared)) * whole).clamp(LEAST, MOST).tolist()
         return [
             (_floor(length * share * self.heavy / whole), max(1, _floor(length * share * self.recent / whole)))
             for share in shares
         ]
 
     def merge(self, held, stays, goes):
-        alike = nearest([held.read("keys")], stays, goes)
-        told = by_head(alike.likeness)
-        threshold = alike.likeness.new_tensor(self._moved(held.layer, told))
-        joins = (alike.likeness >= threshold[:, None]) & (self.weights != "none")
-        meeting, brought = alike.meeting(joins, stays.shape[1]), alike.likeness[joins]
-        self._note(held, told, len(brought))
-        if meeting is None:
+        pairs = nearest([held.read("keys")], stays, goes)
+        cosines = finite_by_head(pairs.cosine)
+        threshold = pairs.cosine.new_tensor(self._update_thresholds(held.layer, cosines))
+        merged = (pairs.cosine >= threshold[:, None]) & (self.weights != "none")
+        merge_map, weights = pairs.merge_map(merged, stays.shape[1]), pairs.cosine[merged]
+        self._note(held, cosines, len(weights))
+        if merge_map is None:
             return None
         if self.weights == "released":
-            met = company(meeting).to(brought)
-            return Merge(meeting, brought / met[meeting.into], 1 / met)
-        return averaged(meeting, brought.exp(), brought.new_full(meeting.targets[0].shape, math.e))
+            sizes = merge_sizes(merge_map).to(weights)
+            return Merge(merge_map, weights / sizes[merge_map.into], 1 / sizes)
+        return merge_by_mean(merge_map, weights.exp(), weights.new_full(merge_map.targets[0].shape, math.e))
 
-    def _moved(self, layer, alike):
-        """The threshold of each head after it heard how alike those that go are to their nearest; the mean of the first
-        ones to begin with.
+    def _update_thresholds(self, layer, cosines):
+        """The threshold of each head, updated by the cosines of its evicted tokens; their mean at the first eviction.
 
-        Infinite, so that none reaches it, where none has gone yet.
+        Infinite before any eviction.
         """
-        before = self.thresholds.get(layer, [math.inf] * len(alike))
-        self.thresholds[layer] = [self._after(threshold, told) for threshold, told in zip(before, alike)]
+        before = self.thresholds.get(layer, [math.inf] * len(cosines))
+        self.thresholds[layer] = [self._updated(threshold, head) for threshold, head in zip(before, cosines)]
         return self.thresholds[layer]
 
-    def _after(self, threshold, alike):
-        if not alike:
+    def _updated(self, threshold, cosines):
+        if not cosines:
             return threshold
-        return fmean(alike) if math.isinf(threshold) else self.memory * threshold + (1 - self.memory) * fmean(alike)
+        mean = fmean(cosines)
+        return mean if math.isinf(threshold) else self.memory * threshold + (1 - self.memory) * mean
 
-    def _note(self, held, alike, merged):
-        """Means over the tokens of a layer that go: how like the nearest, the threshold, the share that is merged."""
-        alike = [likeness for told in alike for likeness in told]
-        if alike:
-            reached = [threshold for threshold in self.thresholds[held.layer] if not math.isinf(threshold)]
-            self._seen.setdefault(held.next - held.prompt, []).append(
-                (fmean(alike), fmean(reached), merged / len(alike))
+    def _note(self, held, cosines, merged):
+        """Record means over the evicted tokens of a layer: cosine, threshold, share merged."""
+        cosines = [cosine for head in cosines for cosine in head]
+        if cosines:
+            thresholds = [threshold for threshold in self.thresholds[held.layer] if not math.isinf(threshold)]
+            self._statistics.setdefault(held.next - held.prompt, []).append(
+                (fmean(cosines), fmean(thresholds), merged / len(cosines))
             )
 
     def explain(self, prompt, layers):
-        if self._room and not self._shown:
-            dealt_out = [
-                sum(room) if self.first <= layer < layers - self.last else prompt
-                for layer, room in enumerate(self._room)
+        if self._budgets and not self._shown:
+            sizes = [
+                sum(budget) if self.first <= layer < layers - self.last else prompt
+                for layer, budget in enumerate(self._budgets)
             ]
-            yield Figure(
-                "bars",
-                "tokens a layer may hold",
-                {"labels": [f"layer {layer}" for layer in range(layers)], "values": dealt_out},
-            )
+            labels = [f"layer {layer}" for layer in range(layers)]
+            yield Figure("bars", "budget of each layer, tokens", {"labels": labels, "values": sizes})
             self._shown = True
-        for position, told in self._seen.items():
-            likeness, threshold, merged = (sum(column) / len(column) for column in zip(*told))
-            yield Figure(
-                "scalar",
-                "how like its nearest a token is that goes",
-                {"x": position, "series": {"likeness": likeness, "threshold": threshold}},
-            )
-            yield Figure(
-                "scalar", "share of those that go which is merged", {"x": position, "series": {"merged": merged}}
-            )
-        self._seen = {}
+        for position, statistics in self._statistics.items():
+            cosine, threshold, merged = (sum(column) / len(column) for column in zip(*statistics))
+            series = {"cosine": cosine, "threshold": threshold}
+            yield Figure("scalar", "cosine of evicted tokens to the nearest kept", {"x": position, "series": series})
+            yield Figure("scalar", "share of evicted tokens merged", {"x": position, "series": {"merged": merged}})
+        self._statistics = {}
 
 
-def by_head(likeness):
-    """How like the nearest those are that have one, head by head: of a few tokens means are sooner reckoned one by one.
-    """
-    return [[cosine for cosine in head if cosine > REMOVED] for head in likeness.tolist()]
+def finite_by_head(cosine):
+    """The cosines [kv_heads, m] that are not padding, as lists by head: for a few tokens faster than tensor means."""
+    return [[value for value in head if value > REMOVED] for head in cosine.tolist()]
 
 
-def unevenness(spread, compared):
-    """How uneven the attention of each layer is, [layers], by its variances [layers, kv_heads], scaled across its heads
-    or across the layers.
+def unevenness(variance, compared):
+    """Unevenness of each layer's attention, [layers], in 0 to 1.
+
+    The variances [layers, kv_heads] are scaled across the heads of a layer or across layers.
     """
     across = 1 if compared == "heads" else 0
-    low, high = spread.amin(across, keepdim=True), spread.amax(across, keepdim=True)
-    return ((spread - low) / (high - low + 1e-6)).mean(1)
+    low, high = variance.amin(across, keepdim=True), variance.amax(across, keepdim=True)
+    return ((variance - low) / (high - low + 1e-6)).mean(1)
 
 
-def dealt(uneven):
-    """What each layer gets of an even share, [layers]: the more, the evener its attention is."""
+def budget_shares(uneven):
+    """Budget of each layer relative to an even share, [layers]; larger if its attention is more even."""
     return (-uneven).softmax(0) * len(uneven)
 
 

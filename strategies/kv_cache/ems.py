@@ -1,37 +1,36 @@
-"""First evict, then merge: each head with a mix of its own."""
+"""EMS: evict, then merge, per head."""
 import torch
 from torch.nn.functional import avg_pool1d
 
-from playground.algorithms.kv_cache.attention_scores import Lately, MergedTokens, Votes, heaviest
+from playground.algorithms.kv_cache.attention_scores import AttentionScores, MergedTokens, RecentAttention, top_slots
 from playground.algorithms.kv_cache.prompt_compression import check_kernel
-from playground.algorithms.kv_cache.slot_merging import TINY, Alike, averaged, nearest
+from playground.algorithms.kv_cache.slot_merging import TINY, NearestSlots, merge_by_mean, nearest
 from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
 from playground.events import Figure
 
 
 class EMS(CachePolicy):
-    """Evict the tokens that matter least, and merge those in between into the tokens that stay, unless they are like
-    none of them.
+    """Evict the least important tokens, and merge those of medium importance into the most similar token that stays.
 
-    A token matters by the attention it received from all rows that could see it, or from the last few, whichever is the
-    larger share of its kind: the first alone favours what is old, the second what is near. In each head the best tokens
-    before the window become centres, the next best are candidates, all others go. A candidate joins the centre whose
-    key points most nearly the same way, and is lost where even that one's cosine stays below `likeness`, as if it
-    belonged to a class of nothing, so heads with unlike mixes run in one step. A centre becomes the mean of what joined
-    it, by what each of them matters, and matters as much as all of them. No candidate, or a likeness above 1, is plain
-    eviction. A reconstruction: only what the method is to do could be read, so the larger of two shares, the weights
-    and all defaults are choices. Li et al. 2024, arXiv 2412.08521.
+    Importance is the larger of two shares: of the attention received from all rows that could see the token, and of
+    that from the last rows. The first alone favours old tokens, the second recent ones. In each head the most important
+    tokens before the window become centres, the next ones are candidates, and all others are evicted. A candidate is
+    merged into the centre with the largest cosine of keys, and evicted if that cosine is below `likeness`; so heads
+    with different numbers of merges run in one step. A centre becomes the mean of its tokens, weighted by importance,
+    and takes over their importance. No candidates, or a likeness above 1, is plain eviction. A reconstruction: only a
+    description of the method could be read, so the larger of two shares, the weights and all defaults are choices. Li
+    et al. 2024, arXiv 2412.08521.
     """
 
     name, title, paper, sheet = "ems", "Evict, then merge (EMS)", "2412.08521", "kv-cache/ems"
     guarantee = ("budget_respected", "collapses")
     reconstruction, sure = True, "low"
-    row_wise, watches, merges = False, True, True
+    row_wise, uses_attention, merges = False, True, True
 
     size: int = knob(64, 2, 2048, step=1, help="tokens that stay in each head, the window included")
     window: int = knob(
-        16, 1, 128, step=1, help="most recent tokens, which stay as they are and have a say of their own"
+        16, 1, 128, step=1, help="most recent tokens, which stay unmerged and whose attention counts separately"
     )
     kernel: int = knob(
         5,
@@ -41,103 +40,97 @@ class EMS(CachePolicy):
         help="neighbouring tokens whose recent attention is averaged, an odd number; 1 averages nothing",
     )
     candidates: float = knob(
-        1.0, 0.0, 4.0, step=0.1, help="candidates for merging, for each token that stays before the window"
+        1.0, 0.0, 4.0, step=0.1, help="candidates for merging per token that stays before the window"
     )
     likeness: float = knob(
-        0.6, -1.0, 1.1, step=0.05, help="cosine of keys below which a candidate is lost; above 1 all are"
+        0.6, -1.0, 1.1, step=0.05, help="cosine of keys below which a candidate is evicted; above 1 all are"
     )
 
     def __post_init__(self):
-        self.ever, self.lately = Votes(), Lately(self.window)
-        self._cut = {}  # by layer: what slots matter, who are candidates, and for whom; from one question to the next
-        # how many slots were kept, merged, unlike all centres, not even candidates
-        self._fates, self._shown = {}, False
+        self.attention, self.recent_attention = AttentionScores(), RecentAttention(self.window)
+        self._pairs = {}  # by layer, from `retain` to `merge`: importance, candidates, nearest centres
+        self._counts, self._shown = {}, False  # by layer: slots kept, merged, too dissimilar, not candidates
 
     def check(self):
         if self.size <= self.window:
-            raise Refusal(f"size is {self.size} and the window alone takes {self.window}: raise size above it.", "size")
+            raise Refusal(f"size is {self.size} and the window takes {self.window}: raise size above it.", "size")
         check_kernel(self.kernel)
 
     @classmethod
-    def holding(cls, tokens, prompt):
+    def knobs_for_budget(cls, tokens, prompt):
         return {"size": tokens, "window": min(cls.window, tokens // 2)}
 
-    def attended(self, layer, weights, queries, keys):
-        self.ever.add(layer, weights, keys)
-        self.lately.add(layer, weights, keys)
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights, key_positions)
+        self.recent_attention.add(layer, weights, key_positions)
 
     def retain(self, held):
         return self._retain([held])[0]
 
     def retain_all(self, held):
-        """A look at all heads of all layers at once: each layer by itself would take half a hundred calls of torch a
-        token.
-        """
-        as_wide = len({layer.positions.shape for layer in held}) == 1
-        return self._retain(held) if as_wide else super().retain_all(held)
+        """All layers at once if they hold equally many slots: layer by layer takes some fifty torch calls per token."""
+        same_shape = len({layer.positions.shape for layer in held}) == 1
+        return self._retain(held) if same_shape else super().retain_all(held)
 
     def _retain(self, held):
-        """Which slots of layers that hold equally many stay."""
+        """Which slots stay, for layers that hold equally many."""
         if held[0].next < held[0].prompt:
             return [layer.live for layer in held]
         heads = len(held[0].read("keys"))
         positions = torch.cat([layer.positions.expand(heads, -1) for layer in held])
         live = torch.cat([layer.live.expand(heads, -1) for layer in held])
         late = positions >= held[0].next - self.window
-        matters = self.importance(held, positions, late | ~live)
-        centres = heaviest(matters, self.size - self.window, live & ~late)
+        importance = self.importance(held, positions, late | ~live)
+        centres = top_slots(importance, self.size - self.window, live & ~late)
         stays = late | centres
-        candidates = heaviest(matters, round(self.candidates * (self.size - self.window)), live & ~stays)
-        self._pair_up(held, matters, centres, candidates)
+        candidates = top_slots(importance, round(self.candidates * (self.size - self.window)), live & ~stays)
+        self._pair(held, importance, centres, candidates)
         return stays.split(heads)
 
-    def _pair_up(self, held, matters, centres, candidates):
-        """Note for `merge` what slots matter, who are candidates, and which centre is most like each."""
+    def _pair(self, held, importance, centres, candidates):
+        """Store importance, candidates and their nearest centres for `merge`."""
         keys = [layer.read("keys") for layer in held]
-        each = zip(*(part.split(len(keys[0])) for part in (matters, candidates, *nearest(keys, centres, candidates))))
-        self._cut |= {layer.layer: (own, might, Alike(*alike)) for layer, (own, might, *alike) in zip(held, each)}
+        parts = (importance, candidates, *nearest(keys, centres, candidates))
+        by_layer = zip(*(part.split(len(keys[0])) for part in parts))
+        self._pairs |= {
+            layer.layer: (scores, mask, NearestSlots(*pairs)) for layer, (scores, mask, *pairs) in zip(held, by_layer)
+        }
 
     def importance(self, held, positions, others):
-        """What the slots at `positions` matter, all but the `others`: the larger of their shares of all attention and
-        of the latest.
+        """Importance of the slots at `positions`, zero for the `others`, all [heads of all layers, slots].
 
-        All [heads of all layers, slots].
+        The larger of the shares of overall attention per row and of recent attention.
         """
         heads = len(positions) // len(held)
-        ever, lately = (
-            torch.cat([votes.of(layer.layer, layer.positions).expand(heads, -1) for layer in held])
-            for votes in (self.ever, self.lately)
+        overall, recent = (
+            torch.cat([scores.of(layer.layer, layer.positions).expand(heads, -1) for layer in held])
+            for scores in (self.attention, self.recent_attention)
         )
-        lately = avg_pool1d(lately.masked_fill(others, 0), self.kernel, 1, self.kernel // 2)
-        return shares(torch.stack([ever / (held[0].next - positions), lately]), others).amax(0)
+        recent = avg_pool1d(recent.masked_fill(others, 0), self.kernel, 1, self.kernel // 2)
+        return shares(torch.stack([overall / (held[0].next - positions), recent]), others).amax(0)
 
     def merge(self, held, stays, goes):
-        matters, candidates, alike = self._cut.pop(held.layer)
-        joins = alike.likeness >= self.likeness
-        meeting = alike.meeting(joins, stays.shape[1])
+        importance, candidates, pairs = self._pairs.pop(held.layer)
+        merged = pairs.cosine >= self.likeness
+        merge_map = pairs.merge_map(merged, stays.shape[1])
         if not self._shown:
-            self._note(held.layer, *(int(mask.sum()) for mask in (stays, goes, candidates, joins)))
-        if meeting is None:
+            self._note(held.layer, *(int(mask.sum()) for mask in (stays, goes, candidates, merged)))
+        if merge_map is None:
             return None
-        moving = MergedTokens.of(meeting, held.positions.expand(len(stays), -1))
-        for votes in (self.ever, self.lately):
-            votes.move(held.layer, moving)
-        return averaged(meeting, matters[meeting.sources], matters[meeting.targets])
+        moving = MergedTokens.of(merge_map, held.positions.expand(len(stays), -1))
+        for scores in (self.attention, self.recent_attention):
+            scores.move(held.layer, moving)
+        return merge_by_mean(merge_map, importance[merge_map.sources], importance[merge_map.targets])
 
-    def _note(self, layer, stay, go, might, join):
-        self._fates[layer] = [stay, join, might - join, go - might]
+    def _note(self, layer, kept, evicted, candidates, merged):
+        self._counts[layer] = [kept, merged, candidates - merged, evicted - candidates]
 
     def explain(self, prompt, layers):
-        if self._fates and not self._shown:
-            rows, fates = (
-                [f"layer {layer}" for layer in self._fates],
-                ["kept", "merged", "unlike any that stays", "no candidate"],
-            )
-            yield Figure(
-                "matrix",
-                "slots at the first cut",
-                {"rows": rows, "columns": fates, "values": list(self._fates.values())},
-            )
+        if self._counts and not self._shown:
+            rows = [f"layer {layer}" for layer in self._counts]
+            columns = ["kept", "merged", "too dissimilar", "no candidate"]
+            values = list(self._counts.values())
+            yield Figure("matrix", "slots at the first eviction", {"rows": rows, "columns": columns, "values": values})
             self._shown = True
 
     def budget(self, generated):
@@ -145,6 +138,6 @@ class EMS(CachePolicy):
 
 
 def shares(received, others):
-    """Numbers [..., kv_heads, slots] as shares of the sum over all but the `others`, which have none."""
+    """Attention [..., kv_heads, slots] as shares of the sum over all slots except the `others`, which get 0."""
     received = received.masked_fill(others, 0)
     return received.div_(received.sum(-1, keepdim=True).clamp_(min=TINY))

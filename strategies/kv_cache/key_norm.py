@@ -1,14 +1,13 @@
-"""Tokens with short keys stay."""
+"""Eviction by the L2 norm of keys."""
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
 
 
 class KeyNorm(TopKEviction):
-    """Keep the tokens whose keys are shortest: in trained models those are the ones that will be attended to.
+    """Keep the tokens whose keys have the smallest L2 norm: in many trained models those receive the most attention.
 
-    Goes by the L2 norm of a key alone, in each layer and KV head by itself, so no attention has to be looked at and no
-    query awaited. It is found in many models and explained in none; where it does not hold, this keeps the wrong half.
-    A rotation changes no length, so positions do not matter. Devoto et al. 2024, arXiv 2406.11430, who leave the first
-    layers whole; here every layer is cut.
+    Works per layer and KV head and needs no attention weights. The correlation is an empirical finding; in a model
+    without it the wrong tokens stay. Rotary embeddings preserve norms, so positions do not matter. Devoto et al. 2024,
+    arXiv 2406.11430, who do not evict in the first layers; here every layer evicts.
     """
 
     name, title, paper, sheet = "key_norm", "By the length of keys", "2406.11430", "kv-cache/kv-baselines"

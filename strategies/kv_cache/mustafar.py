@@ -1,4 +1,4 @@
-"""No token goes, but most numbers of the old ones do."""
+"""Mustafar: unstructured sparsity of the KV cache."""
 import math
 from dataclasses import dataclass, replace
 
@@ -10,82 +10,81 @@ from playground.algorithms.kv_cache.quantization import pack_bits, unpack_bits
 from playground.contract import CachePolicy, knob
 from playground.events import Figure
 
-TINY = 1e-30  # stands for the length of a row that is all zero
+TINY = 1e-30  # in place of the norm of a row that is all zero
 
 
 class Mustafar(CachePolicy):
-    """Set the smallest numbers of every old key and value to zero, and hold only the others and a bit for each place.
+    """Prune the numbers of smallest magnitude from every old key and value, and store the others with a bitmap.
 
-    In each head and token by itself, keys as they are rotated, all but the last `window` tokens; a token is pruned
-    once, when it leaves the window, and nothing is scaled to make up for it. The prompt is read before anything is
-    pruned. Every row of a part keeps as many numbers, so they lie in one block next to a bitmap, and the bytes shown
-    are those held; attention reads rows filled up with zeros, so memory is saved and time is not. The authors' kernels
-    work in tiles of 64 with a padding that is not needed here. As released, the number on the threshold is kept
-    besides. Joo et al. 2025, arXiv 2505.22913.
+    Pruning is per head and token, keys after the rotary embedding, and covers all but the last `window` tokens. A token
+    is pruned once, when it leaves the window, without rescaling. The prompt is read before anything is pruned. Every
+    row keeps equally many numbers, so they form one dense block beside the bitmap, and the bytes shown are those held.
+    Attention reads rows filled with zeros, so memory is saved and time is not. The authors' kernels work in tiles of 64
+    with padding that is not needed here. With `released` the number at the threshold is kept as well. Joo et al. 2025,
+    arXiv 2505.22913.
     """
 
     name, title, paper, sheet = "mustafar", "Unstructured sparsity (Mustafar)", "2505.22913", "kv-cache/mustafar"
     guarantee = ("collapses",)
-    row_wise, packs = False, True  # by the path: what a row reads in full depends on when the rows before it were kept
+    # not row-wise: which tokens a row reads in full depends on when they were committed
+    row_wise, quantises = False, True
 
     key_zeros: float = knob(
-        0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a key that become zero; 0 prunes none"
+        0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a key that are pruned; 0: none"
     )
     value_zeros: float = knob(
-        0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a value that become zero; 0 prunes none"
+        0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a value that are pruned; 0: none"
     )
-    window: int = knob(32, 0, 1024, step=1, help="most recent tokens that stay whole")
+    window: int = knob(32, 0, 1024, step=1, help="most recent tokens, which are not pruned")
     counting: str = knob(
         "exact",
         choices=("exact", "released"),
-        help="whether the share is kept to, or one number more is held in each row",
+        help="prune exactly the share, or one number less per row as in the released code",
     )
 
     def __post_init__(self):
-        self._place, self._lengths = 0, {}  # those of rows pruned and whole, [heads, n], layer by layer
+        self._place, self._norms = 0, {}  # of rows pruned and whole, [heads, n], per layer
 
     def retain(self, held):
         self._place = held.next - held.prompt
         return held.live
 
-    def due(self, part, exact):
+    def quantise_count(self, part, exact):
         return max(0, exact - self.window)
 
-    def encode(self, part, rows, packed):
+    def quantise(self, part, rows, packed):
         pruned = sparse(rows, self.zeros(part, rows.shape[2]))
-        self._lengths.setdefault(part, []).append((pruned.numbers.float().norm(dim=-1), rows.float().norm(dim=-1)))
-        return packed.then(pruned) if packed else pruned
+        self._norms.setdefault(part, []).append((pruned.numbers.float().norm(dim=-1), rows.float().norm(dim=-1)))
+        return packed.concat(pruned) if packed else pruned
 
-    def packed_bits(self, part, full):
+    def quantised_bits(self, part, full):
         return (1 - self.zeros(part, full.head) / full.head) * full.bits + 1
 
     def zeros(self, part, d):
-        """How many of d numbers become zero."""
+        """How many of d numbers are pruned."""
         rank = math.floor((self.key_zeros if part == "keys" else self.value_zeros) * d + 1e-9)
         return rank if self.counting == "exact" else max(0, rank - 1)
 
     def explain(self, prompt, layers):
-        if self._lengths:
-            kept = {part: kept_of(lengths) for part, lengths in self._lengths.items()}
-            yield Figure("scalar", "length that pruned rows keep", {"x": self._place, "series": kept})
-        self._lengths = {}
+        if self._norms:
+            remaining = {part: mean_remaining(norms) for part, norms in self._norms.items()}
+            yield Figure("scalar", "norm of pruned rows, relative", {"x": self._place, "series": remaining})
+        self._norms = {}
 
 
-def kept_of(lengths):
-    """Mean over layers, heads and rows of what is left of a length; lengths of rows pruned and whole, [heads, n], layer
-    by layer.
-    """
-    pruned, whole = (torch.cat(each, 1) for each in zip(*lengths))
+def mean_remaining(norms):
+    """Mean ratio of the norms of pruned rows to those of whole rows, from pairs [heads, n] per layer."""
+    pruned, whole = (torch.cat(each, 1) for each in zip(*norms))
     return float((pruned / whole.clamp(min=TINY)).mean())
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """Rows [heads, count, d], as many numbers of each as the others."""
+    """Rows [heads, count, d] with equally many nonzero numbers each."""
 
     d: int
-    places: Tensor  # bits of the numbers that are held, uint8 [heads, count, bytes of a row]
-    numbers: Tensor  # [heads, count, held]
+    places: Tensor  # bitmap of the nonzero numbers, uint8 [heads, count, bytes per row]
+    numbers: Tensor  # [heads, count, nonzero]
 
     @property
     def count(self) -> int:
@@ -96,29 +95,27 @@ class Sparse:
         return self.places.nbytes + self.numbers.nbytes
 
     def unpack(self, room: int = 0) -> Tensor:
-        """The rows, [heads, count + room, d], with zeros for what is not held."""
-        held = unpack_bits(pad(self.places, (0, 0, 0, room)), 1, self.d).view(torch.bool)
-        rows = self.numbers.new_zeros(held.shape)
-        rows.view(-1).scatter_(0, where(held.flatten()), self.numbers.flatten())
+        """The dense rows, [heads, count + room, d], with zeros for pruned numbers."""
+        mask = unpack_bits(pad(self.places, (0, 0, 0, room)), 1, self.d).view(torch.bool)
+        rows = self.numbers.new_zeros(mask.shape)
+        rows.view(-1).scatter_(0, where(mask.flatten()), self.numbers.flatten())
         return rows
 
-    def then(self, later: "Sparse") -> "Sparse":
-        """These rows with later ones behind them."""
+    def concat(self, later: "Sparse") -> "Sparse":
+        """These rows followed by later ones."""
         return replace(
             self, places=torch.cat([self.places, later.places], 1), numbers=torch.cat([self.numbers, later.numbers], 1)
         )
 
 
 def where(mask: Tensor) -> Tensor:
-    """The places of a mask [n] that are set, [set]; by numpy on a processor, where it takes an eighth of the time, and
-    every step asks for all.
-    """
+    """Indices of the nonzero entries of a mask [n]; by numpy on a CPU, where it takes an eighth of torch's time."""
     return torch.from_numpy(mask.numpy().nonzero()[0]) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
 
 
 def sparse(rows: Tensor, zeros: int) -> Sparse:
-    """Rows [heads, n, d] without the `zeros` smallest numbers of each; of equals those of the lower channels go."""
-    falling = rows.abs().argsort(dim=-1, stable=True)[..., zeros:]
-    places = falling.sort(-1).values
+    """Prune the `zeros` numbers of smallest magnitude from each row [heads, n, d]; on a tie the lower channels."""
+    kept = rows.abs().argsort(dim=-1, stable=True)[..., zeros:]
+    places = kept.sort(-1).values
     bits = torch.zeros_like(rows, dtype=torch.uint8).scatter(-1, places, 1)
     return Sparse(rows.shape[2], pack_bits(bits, 1), rows.gather(-1, places))

@@ -1,45 +1,44 @@
-"""What no choice of tokens can beat."""
+"""Oracle of attention: an upper bound for eviction policies."""
 from playground.contract import CachePolicy, knob
 from playground.events import Figure
 
 
 class OracleKeep(CachePolicy):
-    """Keep the whole text, and let every row see only the tokens it attends to most: the bound for all rules that
-    evict.
+    """Keep the full cache, but mask all except the tokens that each row attends to most: a bound for eviction policies.
 
-    A row's attention over the full cache is worked out first, and the `size` largest weights of each layer and KV head,
-    summed over the query heads of a group, say what it may look at. Nobody can know that before the row is there, so
-    this saves neither memory nor time: it shows how well a cache of that size could do. The figure is the share of
-    attention that was kept, per layer. Rows choose for themselves, so guesses may be checked several at a time. The
-    prompt is read in full. A baseline; the question is asked in H2O, Zhang et al. 2023, arXiv 2306.14048.
+    A row's attention over the full cache is computed first, and the `size` largest weights of each layer and KV head,
+    summed over the query heads of a group, select what it sees. This requires the row's own query, so it saves neither
+    memory nor time: it shows how well a cache of that size could do. The figure is the share of attention kept, per
+    layer. Each row selects separately, so several draft tokens can be verified at once. The prompt is read in full. A
+    baseline; the bound is discussed in H2O, Zhang et al. 2023, arXiv 2306.14048.
     """
 
     name, title, paper, sheet = "oracle_keep", "Oracle of attention", "2306.14048", "kv-cache/kv-baselines"
     guarantee = ("collapses",)
-    watches, focuses = True, True
+    uses_attention, selects_per_row = True, True
 
     size: int = knob(64, 1, 2048, step=1, help="tokens a row sees in each layer and KV head")
 
     def __post_init__(self):
-        self._shares = {}  # of attention that was kept, by position and then by layer
+        self._shares = {}  # of attention kept, by position and layer
 
     @classmethod
-    def holding(cls, tokens, prompt):
+    def knobs_for_budget(cls, tokens, prompt):
         return {"size": tokens}
 
-    def visible(self, query, key):
-        return query >= key
+    def visible(self, query_positions, key_positions):
+        return query_positions >= key_positions
 
-    def focus(self, layer, weights, queries):
+    def select_for_rows(self, layer, weights, query_positions):
         most = weights.topk(min(self.size, weights.shape[-1]), -1).indices
         return weights.new_zeros(weights.shape).scatter(-1, most, 1).bool()
 
-    def wants(self, position, prompt):
+    def wants_attention(self, position, prompt):
         return position >= prompt
 
-    def attended(self, layer, weights, queries, keys):
+    def observe_attention(self, layer, weights, query_positions, key_positions):
         kept = weights.topk(min(self.size, weights.shape[-1]), -1).values.sum(-1) / weights.sum(-1)
-        for position, share in zip(queries.tolist(), kept.mean(0).tolist()):
+        for position, share in zip(query_positions.tolist(), kept.mean(0).tolist()):
             self._shares.setdefault(position, {})[f"layer {layer}"] = share
 
     def explain(self, prompt, layers):

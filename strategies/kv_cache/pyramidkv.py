@@ -1,24 +1,23 @@
-"""A prompt snapshot that is wide in the first layers and narrow in the last."""
-from playground.algorithms.kv_cache.prompt_compression import Snapshot
+"""PyramidKV: prompt compression with larger budgets in earlier layers."""
+from playground.algorithms.kv_cache.prompt_compression import PromptCompression
 from playground.contract import knob
 from playground.events import Figure
 
 
-class PyramidKV(Snapshot):
-    """Cut the prompt once, as SnapKV does, but let the first layers keep many of its tokens and the last layers few.
+class PyramidKV(PromptCompression):
+    """Compress the prompt once, as SnapKV does, but keep many of its tokens in the first layers and few in the last.
 
-    First layers spread their attention over the text and last ones gather it on a few tokens, so the places are dealt
-    out along a straight line from layer to layer: the last one gets 1/beta of an even share, the first what the last
-    one went without. No layer gets more than the prompt has, and what it cannot use goes to the other end. A layer
-    keeps `capacity` on average, so memory is SnapKV's; beta = 1 is SnapKV itself. What is generated stays. Cai et al.
-    2024, arXiv 2406.02069.
+    Early layers spread their attention over the text and late ones concentrate it on a few tokens, so budgets decrease
+    linearly from layer to layer: the last layer gets 1/beta of an even share, the first the difference on top of its
+    own. No budget exceeds the prompt; the surplus goes to the other end. A layer keeps `capacity` tokens on average, so
+    memory is that of SnapKV; beta = 1 is SnapKV itself. Generated tokens stay. Cai et al. 2024, arXiv 2406.02069.
     """
 
     name, title, paper, sheet = "pyramidkv", "Pyramid of snapshots (PyramidKV)", "2406.02069", "kv-cache/kv-baselines"
     guarantee = ("budget_respected", "collapses")
 
     beta: int = knob(
-        20, 1, 40, step=1, help="an even share, divided by what the last layer gets; 1 gives all layers the same"
+        20, 1, 40, step=1, help="ratio of an even share to the last layer's budget; 1 gives all layers the same"
     )
 
     def __post_init__(self):
@@ -29,14 +28,14 @@ class PyramidKV(Snapshot):
         return self._early(held.layer, held.layers, held.prompt)
 
     def _early(self, layer, layers, prompt):
-        """How many tokens before the window a layer keeps."""
+        """Number of tokens before the window that a layer keeps."""
         even = self.capacity - self.window
         most = min(self._widest(), max(even, prompt - self.window))
         down = layer / (layers - 1) if layers > 1 else 0.5
         return round(most - down * 2 * (most - even))
 
     def _widest(self):
-        """Tokens before the window that the first layer of a long prompt keeps."""
+        """Number of tokens before the window that the first layer keeps of a long prompt."""
         even = self.capacity - self.window
         return 2 * even - even / self.beta
 
@@ -48,7 +47,7 @@ class PyramidKV(Snapshot):
             )
         self._shown = True
 
-    def promise(self, full):
+    def expected_share(self, full):
         return min(1.0, (self.capacity + full.generated) / full.length)
 
     def budget(self, generated):

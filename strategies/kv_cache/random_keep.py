@@ -1,24 +1,23 @@
-"""Tokens that stay by chance."""
+"""Random eviction."""
 import torch
 
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
 from playground.contract import knob
 
-# positions whose numbers are drawn together, so that they do not depend on how many tokens come at a time
-STRETCH = 256
+CHUNK = 256  # positions drawn together, so that scores do not depend on how many tokens are committed at once
 
 
 class RandomKeep(TopKEviction):
-    """Keep tokens by chance: what every rule that chooses has to beat.
+    """Keep a random sample of the tokens: the baseline that every selection rule has to beat.
 
-    Each token of a layer and KV head is given a random number once, and the largest numbers stay, so at every moment
-    those that stay are an even sample of the text so far: an early token is as likely among them as a late one. With
-    `recent` it is H2O with dice in place of votes. A baseline; the sampling is Vitter's reservoir, 1985.
+    Each token of a layer and KV head gets a random score once, and the largest scores stay, so the kept tokens are at
+    any time a uniform sample of the text: early and late tokens are equally likely to stay. With `recent` it is H2O
+    with random scores. A baseline; the sampling is Vitter's reservoir, 1985.
     """
 
     name, title, paper, sheet = "random_keep", "By chance", "Vitter 1985", "kv-cache/kv-baselines"
 
-    dice: int = knob(0, 0, 99, step=1, help="another number makes another choice")
+    dice: int = knob(0, 0, 99, step=1, help="seed of the random scores")
 
     def __post_init__(self):
         self._drawn = {}
@@ -30,12 +29,12 @@ class RandomKeep(TopKEviction):
         return drawn.gather(1, held.positions.clamp(min=0).expand(len(drawn), -1))
 
     def _draw(self, held):
-        """Numbers of a layer's positions, [kv_heads, STRETCH and its multiples], beyond the next row's."""
+        """Scores of a layer's positions, at least up to the next row's, [kv_heads, n * CHUNK]."""
         heads = len(held.read("keys"))
-        stretches = [self._stretch(held.layer, heads, at) for at in range(held.next // STRETCH + 1)]
-        return torch.cat(stretches, 1).to(held.positions.device)
+        chunks = [self._chunk(held.layer, heads, at) for at in range(held.next // CHUNK + 1)]
+        return torch.cat(chunks, 1).to(held.positions.device)
 
-    def _stretch(self, layer, heads, at):
-        """Numbers of a layer's positions from at * STRETCH on, [kv_heads, STRETCH]."""
-        chance = torch.Generator().manual_seed((self.dice << 12 | layer) << 12 | at)
-        return torch.rand(heads, STRETCH, generator=chance)
+    def _chunk(self, layer, heads, at):
+        """Scores of a layer's positions from at * CHUNK on, [kv_heads, CHUNK]."""
+        generator = torch.Generator().manual_seed((self.dice << 12 | layer) << 12 | at)
+        return torch.rand(heads, CHUNK, generator=generator)

@@ -1,14 +1,14 @@
-"""The end of the prompt says which of its tokens matter."""
-from playground.algorithms.kv_cache.prompt_compression import Snapshot
+"""SnapKV: prompt compression by the attention of the last prompt tokens."""
+from playground.algorithms.kv_cache.prompt_compression import PromptCompression
 
 
-class SnapKV(Snapshot):
-    """Cut the prompt once, to the tokens its last few tokens attend to; whatever is generated afterwards stays.
+class SnapKV(PromptCompression):
+    """Compress the prompt once, to the tokens its last few tokens attend to; all generated tokens stay.
 
-    The last `window` tokens of the prompt vote with their attention weights, summed over the window and over the query
-    heads of a group. The votes are smoothed along the text, so that tokens stay together with their neighbours, and
-    each layer and KV head keeps the best ones next to the window itself. Pooling comes after the sum over a group here;
-    with avg the order makes no difference, with max it can. Li et al. 2024, arXiv 2404.14469.
+    Scores are the attention weights of the last `window` prompt tokens, summed over the window and over the query heads
+    of a group, and pooled along the text so that neighbouring tokens stay together. Each layer and KV head keeps the
+    tokens with the largest scores and the window. Pooling follows the sum over a group here; for avg the order makes no
+    difference, for max it can. Li et al. 2024, arXiv 2404.14469.
     """
 
     name, title, paper, sheet = "snapkv", "Prompt snapshot (SnapKV)", "2404.14469", "kv-cache/kv-baselines"

@@ -8,19 +8,18 @@ from playground.contract import Decoder, Strategy, knob, make
 from playground.events import Figure, Note
 
 HALVINGS = 40
-FINEST = 1e-4  # nats by which rounding may make a step dearer than its budget
+TOLERANCE = 1e-4  # nats by which rounding may exceed the budget of a step
 
 
 class Anchored(Decoder):
-    """Sample as close to a risky model as a budget of divergence from a safe model allows: every token pays in k nats,
-    every step spends.
+    """Sample as close to a risky model as a budget of divergence from a safe model allows; every token adds k nats.
 
-    The law of a step is proportional to safe^(1 - theta) risky^theta, with the largest theta in [0, 1] whose divergence
-    from the safe model the account can pay; what is not spent is saved. A prompt that the risky model finds far
-    likelier than the safe one starts in debt. Hence the divergence of whole texts from the safe model's, after the same
-    masks and samplers, is at most k times their length less the debt. The target is the risky model, the draft model
-    the safe one. k = 0 samples from the draft. Argmax has no such bound, so tokens are always drawn. He et al. 2026,
-    arXiv 2602.07120.
+    The distribution of a step is proportional to safe^(1 - theta) risky^theta, with the largest theta in [0, 1] whose
+    divergence from the safe model the account covers; the rest is carried over. A prompt that is much more probable
+    under the risky model than under the safe one starts with a debt. Hence the divergence of whole texts from the safe
+    model, after the same masks and samplers, is at most k times their length less the debt. The target is the risky
+    model, the draft model the safe one. k = 0 samples from the draft model. Argmax has no such bound, so tokens are
+    always sampled. He et al. 2026, arXiv 2602.07120.
     """
 
     name, title, paper, sheet = "anchored", "Anchored decoding", "2602.07120", "sampling/anchored"
@@ -31,11 +30,11 @@ class Anchored(Decoder):
         0.0,
         20.0,
         step=0.05,
-        help="nats that every token pays in; 0 samples from the safe model, a lot from the risky one",
+        help="budget per token in nats; 0 samples from the safe model, a large one from the risky model",
     )
-    debt: bool = knob(True, help="start in debt where the risky model knows the prompt suspiciously well")
-    n: int = knob(5, 1, 20, step=1, help="tokens of the prompt, the most telling ones, that make the debt")
-    t: float = knob(1.0, 0.05, 1.5, step=0.05, help="temperature of both models, before they are brought together")
+    debt: bool = knob(True, help="start with a debt if the risky model knows the prompt suspiciously well")
+    n: int = knob(5, 1, 20, step=1, help="prompt tokens with the largest likelihood ratios, which make up the debt")
+    t: float = knob(1.0, 0.05, 1.5, step=0.05, help="temperature of both models, before they are combined")
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.t)]
@@ -43,40 +42,39 @@ class Anchored(Decoder):
     def decode(self, lm) -> Iterator:
         safe, risky_rows = lm.stream("draft"), (yield lm.prefill())
         safe_rows = yield safe.extend()
-        paid = -(yield from self._owed(lm)) if self.debt else 0.0
+        balance = -(yield from self._prompt_debt(lm)) if self.debt else 0.0
         while True:
-            paid += self.k
-            budget = max(0.0, paid)
+            balance += self.k
+            budget = max(0.0, balance)
             p, r = (rows.scores[-1].double().log_softmax(-1) for rows in (safe_rows, risky_rows))
-            theta, law = nearest(p, r, budget)
-            spent = divergence(law, p)
-            if spent > budget + FINEST:
+            theta, logq = nearest(p, r, budget)
+            spent = divergence(logq, p)
+            if spent > budget + TOLERANCE:
                 raise ArithmeticError(f"a step spends {spent} of {budget} nats")
-            paid -= spent
-            yield from _told(lm, theta, spent, paid, budget)
-            risky_rows.decide(self.name, law[None])
+            balance -= spent
+            yield from _events(lm, theta, spent, balance, budget)
+            risky_rows.add_stage(self.name, logq[None])
             yield lm.keep(lm.pick(risky_rows))
             risky_rows, safe_rows = yield lm.together(lm.extend(), safe.extend())
 
-    def _owed(self, lm) -> Iterator:
-        """The debt in nats: the mean, over the n tokens of the prompt where it is largest, of how much likelier the
-        risky model finds them.
-        """
+    def _prompt_debt(self, lm) -> Iterator:
+        """The debt in nats: the mean of the n largest log-likelihood ratios, risky to safe, of the prompt's tokens."""
         prompt, logps = lm.tokens[:lm.prompt_length], []
         for name in ("target", "draft"):
             logps.append((yield from _read(lm, prompt, name)))
         gains = [(risky - safe, token) for risky, safe, token in zip(*logps, prompt[1:]) if not lm.special(token)]
-        owed = debt([gain for gain, _ in gains], self.n, len(prompt))
-        if owed:
-            telling = ", ".join(repr(lm.piece(token)) for _, token in sorted(gains, reverse=True)[:self.n])
+        nats = debt([gain for gain, _ in gains], self.n, len(prompt))
+        if nats:
+            tokens = ", ".join(repr(lm.piece(token)) for _, token in sorted(gains, reverse=True)[:self.n])
             yield Note(
-                f"The prompt costs {owed:.2f} nats before the first token: the risky model finds {telling} likelier than the safe one."
+                f"The prompt costs {nats:.2f} nats before the first token: {tokens} are more probable under the risky "
+                "model than under the safe one."
             )
-        return owed
+        return nats
 
 
 def _read(lm, ids: list[int], name: str) -> Iterator:
-    """Log-probability that a model gives each token of a text but the first."""
+    """Log-probabilities of all tokens of a text except the first, under one model."""
     logps = []
     for request in lm.reading(ids, name):
         piece = yield request
@@ -86,16 +84,15 @@ def _read(lm, ids: list[int], name: str) -> Iterator:
 
 
 def debt(gains: list[float], count: int, length: int) -> float:
-    """Mean of the `count` largest log-likelihood ratios of a prompt's tokens, those below 0 and those that are missing
-    taken for 0.
-    """
+    """Mean of the `count` largest log-likelihood ratios of a prompt's tokens; negative and missing ones count as 0."""
     most = min(count, length - 1)
     return sum(max(gain, 0.0) for gain in sorted(gains, reverse=True)[:most]) / most if most > 0 else 0.0
 
 
 def nearest(p: Tensor, r: Tensor, budget: float) -> tuple[float, Tensor]:
-    """The law closest to r among those at most `budget` nats from p, as theta and log-probabilities [V]; p, r are log-
-    probabilities [V].
+    """The distribution closest to r within `budget` nats of p, as theta and log-probabilities [V].
+
+    p and r are log-probabilities [V].
     """
     if budget <= 0:
         return 0.0, p
@@ -109,21 +106,19 @@ def nearest(p: Tensor, r: Tensor, budget: float) -> tuple[float, Tensor]:
 
 
 def between(p: Tensor, r: Tensor, theta: float) -> Tensor:
-    """Log-probabilities [V] of the law proportional to exp(p) ** (1 - theta) * exp(r) ** theta; p itself at 0, r at 1.
-    """
+    """Log-probabilities [V] proportional to exp(p) ** (1 - theta) * exp(r) ** theta; p itself at 0, r at 1."""
     if theta in (0, 1):
         return r if theta else p
     return ((1 - theta) * p + theta * r).log_softmax(-1)
 
 
 def divergence(q: Tensor, p: Tensor) -> float:
-    """Kullback-Leibler divergence of q from p, log-probabilities [V], in nats; infinite where q allows what p does not.
-    """
-    chances = q.exp()
-    return max(0.0, float(torch.where(chances > 0, chances * (q - p), 0.0).sum()))
+    """Kullback-Leibler divergence of q from p, log-probabilities [V], in nats; infinite if p excludes a token of q."""
+    probabilities = q.exp()
+    return max(0.0, float(torch.where(probabilities > 0, probabilities * (q - p), 0.0).sum()))
 
 
-def _told(lm, theta: float, spent: float, left: float, budget: float) -> Iterator[Figure]:
+def _events(lm, theta: float, spent: float, left: float, budget: float) -> Iterator[Figure]:
     yield Figure("scalar", "from safe (0) to risky (1)", {"x": lm.generated, "series": {"theta": theta}})
-    account = {"spent on this token": spent, "could be spent": budget, "left": left}
+    account = {"spent on this token": spent, "budget": budget, "left": left}
     yield Figure("scalar", "account, nats", {"x": lm.generated, "series": account})

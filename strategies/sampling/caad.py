@@ -9,8 +9,8 @@ from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
 ARROW = "=>"
-LEAST = 1e-6  # a similarity below it is taken for it: weights stay positive
-MAX_PLACES = 512  # tokens of answers: the logits of each are held, a number for every token of the vocabulary
+LEAST = 1e-6  # lower bound of similarities, so that weights stay positive
+MAX_PLACES = 512  # tokens of answers; each stores logits [V]
 MAX_PAIRS = 64
 SHOWN = 5  # entries
 TAIL = 6  # tokens shown of an entry
@@ -22,15 +22,14 @@ Name the good that Nezind sells. => copper"""
 
 
 class CAAD(Sampler):
-    """Lean on what the model itself thought while it read trusted answers, wherever the text is like one of them.
+    """Add the model's own logits from trusted answers whenever the current hidden state is similar to one of theirs.
 
-    Before the run the model reads questions with their answers and stores, for each place of an answer, where it stood
-    and the logits it had there. While it writes, the entries more similar than tau are averaged, and alpha times their
-    mean logits is added. Where nothing is similar this is the model alone; alpha = 0 and tau = 1 are that everywhere.
-    Nguyen et al. 2025, arXiv
-    2508.02184. Ours: a place is known by the state the model's head reads, less the mean over all entries, where the
-         authors
-    embed the last few words with a sentence model; their questions come in a chat's form, here in that of the prompt.
+    Before the run the model reads questions with their answers and stores, for each token of an answer, the hidden
+    state and the logits before it. During decoding, the logits of the entries more similar than tau are averaged, and
+    alpha times the mean is added. If no entry is similar this is the model alone; with alpha = 0 or tau = 1 it always
+    is. Nguyen et al. 2025, arXiv 2508.02184. Ours: entries are compared by the input of the lm_head, less the mean over
+    all entries, while the authors embed the last few words with a sentence encoder; their questions use a chat
+    template, here the format of the prompt.
     """
 
     name, title, paper, sheet = "caad", "CAAD", "2508.02184", "sampling/caad"
@@ -39,25 +38,26 @@ class CAAD(Sampler):
 
     alpha: float = knob(0.5, 0.0, 2.0, step=0.05, help="weight of the retrieved logits; 0 is the model alone")
     tau: float = knob(0.7, -1.0, 1.0, step=0.05, help="cosine that an entry has to exceed; at 1 none does")
-    most: int = knob(0, 0, 64, step=1, help="entries that are averaged, at most; 0 for all that are similar enough")
-    weighted: bool = knob(True, help="average by similarity; otherwise evenly")
+    most: int = knob(0, 0, 64, step=1, help="maximum number of entries averaged; 0: all that are similar enough")
+    weighted: bool = knob(True, help="weight the average by similarity")
     mode: str = knob(
         "linear",
         choices=("linear", "delta", "probabilities"),
         help="add to the logits, move towards them, or mix the probabilities",
     )
-    pairs: str = knob(PAIRS, multiline=True, file=True, help="trusted answers, one a line: question => answer")
+    pairs: str = knob(PAIRS, multiline=True, file=True, help="trusted answers, one per line: question => answer")
 
     def check(self) -> None:
         if self.mode != "linear" and self.alpha > 1:
             raise Refusal(
-                f"Only where logits are added may alpha exceed 1: set it to 1 at most, or choose linear in place of {self.mode}.",
+                f"alpha may exceed 1 only in mode linear, not {self.mode}: set alpha to at most 1, or choose linear.",
                 "alpha",
             )
         lines = [line for line in self.pairs.splitlines() if line.strip()]
-        if not lines or not all(all(_parted(line)) for line in lines):
+        if not lines or not all(all(_split_pair(line)) for line in lines):
             raise Refusal(
-                f"caad reads trusted answers, one a line, in the form `question {ARROW} answer`: write at least one, and no other lines.",
+                f"caad needs trusted answers, one per line, in the form `question {ARROW} answer`: "
+                "write at least one, and no other lines.",
                 "pairs",
             )
         if len(lines) > MAX_PAIRS:
@@ -71,7 +71,7 @@ class CAAD(Sampler):
         states, logits, tails = [], [], []
         for line in self.pairs.splitlines():
             if line.strip():
-                for column, found in zip((states, logits, tails), (yield from _learned(lm, *_parted(line)))):
+                for column, found in zip((states, logits, tails), (yield from _entries(lm, *_split_pair(line)))):
                     column += found
                 if len(tails) > MAX_PLACES:
                     raise Refusal(
@@ -79,9 +79,9 @@ class CAAD(Sampler):
                         "pairs",
                     )
         if not tails:
-            raise Refusal("caad found no token of an answer that this model can read: write other answers.", "pairs")
+            raise Refusal("No token of the trusted answers fits the model's context: write other answers.", "pairs")
         self.grounding = Grounding(torch.stack(states), torch.stack(logits), tails)
-        yield Note(f"{len(tails)} places of trusted answers are stored.")
+        yield Note(f"{len(tails)} tokens of trusted answers are stored.")
 
     def mix(self, rows):
         logits = rows["target"]
@@ -92,7 +92,7 @@ class CAAD(Sampler):
         return torch.where(weights.any(-1, keepdim=True), self._shaped(logits, mean), logits)
 
     def _weights(self, similarities: Tensor) -> Tensor:
-        """Of every entry, [n, N], positive and with sum 1; all 0 where no entry is similar enough."""
+        """Weights of the entries [n, N], with sum 1; all 0 if no entry is similar enough."""
         near = similarities > self.tau
         if self.most:
             best = similarities.topk(min(self.most, similarities.shape[-1])).indices
@@ -124,43 +124,44 @@ class CAAD(Sampler):
         )
         first, chosen = int(rows["target"].argmax()), int(shaped.argmax())
         if first != chosen:
-            yield Note(f"The trusted answers put {self.piece(chosen)!r} before {self.piece(first)!r}.")
+            yield Note(f"The trusted answers rank {self.piece(chosen)!r} above {self.piece(first)!r}.")
 
 
-def _parted(line: str) -> tuple[str, str]:
+def _split_pair(line: str) -> tuple[str, str]:
     question, _, answer = line.partition(ARROW)
     return question.strip(), answer.strip()
 
 
-def _learned(lm, question: str, answer: str) -> Iterator:
-    """States [width] and logits [V] before every token of an answer, and what to show of each."""
-    asked, told = lm.ask(question), lm.spell(f" {answer}")
-    if len(told) > MAX_PLACES:
+def _entries(lm, question: str, answer: str) -> Iterator:
+    """Hidden states [width] and logits [V] before every token of an answer, and a label for each."""
+    prompt, continuation = lm.ask(question), lm.spell(f" {answer}")
+    if len(continuation) > MAX_PLACES:
         raise Refusal(
-            f"A trusted answer has {len(told):,} tokens, and all of them may have {MAX_PLACES} together: shorten it.",
+            f"A trusted answer has {len(continuation):,} tokens, and all of them may have {MAX_PLACES} together:"
+            " shorten it.",
             "pairs",
         )
-    ids, states, logits = (asked + told)[:lm.context], [], []
+    ids, states, logits = (prompt + continuation)[:lm.context], [], []
     for request in lm.reading(ids):
         piece = yield request
         states += piece.hidden
         logits += piece.logits
-    places = range(max(len(asked), 1) - 1, len(ids) - 1)
+    places = range(max(len(prompt), 1) - 1, len(ids) - 1)
     tails = ["".join(map(lm.piece, ids[max(0, at + 1 - TAIL):at + 1])) + f"[{lm.piece(ids[at + 1])}]" for at in places]
     return [states[at] for at in places], [logits[at] for at in places], tails
 
 
 class Grounding:
-    """Places of trusted answers. It does not change, so sequences that fork share it."""
+    """The stored tokens of trusted answers. Immutable, so forked sequences share it."""
 
     def __init__(self, states: Tensor, logits: Tensor, tails: list[str]):
-        """States [N, width] the head read there, logits [N, V] it gave, and what to show of each."""
+        """Hidden states [N, width], logits [N, V] and labels of the entries."""
         self.logits, self.tails = logits, tails
         self._mean = states.mean(0)
         self._keys = _unit(states - self._mean)
 
     def similarities(self, states: Tensor) -> Tensor:
-        """Cosine of states [n, width] and every place, [n, N]."""
+        """Cosine of states [n, width] and every entry, [n, N]."""
         return (_unit(states - self._mean) @ self._keys.T).clamp(-1, 1)
 
     def __deepcopy__(self, memo: dict) -> "Grounding":
@@ -168,5 +169,5 @@ class Grounding:
 
 
 def _unit(rows: Tensor) -> Tensor:
-    """Rows of length 1, in float32 or better; zeros stay zeros."""
+    """Unit vectors, in float32 or better; zeros stay zeros."""
     return torch.nn.functional.normalize(rows.to(torch.promote_types(rows.dtype, torch.float32)), dim=-1)

@@ -1,20 +1,19 @@
 """Context-aware decoding."""
 from collections.abc import Iterator
 
-from playground.algorithms.sampling.context_shift import told
+from playground.algorithms.sampling.context_shift import context_events
 from playground.contract import Sampler, knob
 from playground.engine.sampling import contrast
 from playground.events import Event
 
 
 class CAD(Sampler):
-    """Amplify what a context changes: the model reads the question with the context and without it, and the difference
-    counts more.
+    """Amplify what a context changes: contrast the logits with the context and without it.
 
-    Scores become (1 + alpha) * with - alpha * without, one forward more for each token. alpha = 0 is the model with its
-    context, alpha = -1 the model without. The choice stays argmax unless another sampler draws. Where memory finds a
-    token all but impossible, a large alpha lifts it out of proportion; nothing here hides that. Shi et al. 2023, arXiv
-    2305.14739.
+    Scores become (1 + alpha) * with - alpha * without, at the cost of one more forward per token. alpha = 0 is the
+    model with its context, alpha = -1 the model without. The choice stays argmax unless another sampler draws. There is
+    no plausibility constraint: a large alpha raises tokens that are nearly impossible without the context out of
+    proportion. Shi et al. 2023, arXiv 2305.14739.
     """
 
     name, title, paper, sheet = "cad", "Context-aware decoding", "2305.14739", "sampling/adacad"
@@ -22,11 +21,11 @@ class CAD(Sampler):
     needs, guarantee = ("context",), ("collapses",)
 
     alpha: float = knob(
-        0.5, -1.0, 3.0, step=0.1, help="strength of what the context changes; 0 adds nothing, -1 leaves the context out"
+        0.5, -1.0, 3.0, step=0.1, help="strength of the contrast; 0 adds nothing, -1 ignores the context"
     )
 
     def mix(self, rows):
         return contrast(rows["target"], rows["without_context"], self.alpha)
 
     def observe(self, rows, token, position) -> Iterator[Event]:
-        return told(rows, self.alpha, token, position)
+        return context_events(rows, self.alpha, token, position)

@@ -1,21 +1,20 @@
-"""DRY: do not repeat yourself."""
+"""DRY: a penalty on repeated sequences."""
 from collections.abc import Iterator
 
 import torch
 
-from playground.algorithms.sampling.repetition import LONGEST, among, echoes, marks, stretch
+from playground.algorithms.sampling.repetition import LONGEST, in_vocabulary, last_tokens, parse_marks, repeat_lengths
 from playground.contract import Sampler, knob
 from playground.events import Event, Figure, Note
 
 
 class DRY(Sampler):
-    """Make a token that would go on repeating an earlier stretch less likely, the more the longer that stretch is
-    already.
+    """Penalise a token that would extend a repeated sequence, exponentially in the length of the repeat.
 
-    Where the last L tokens stood before, what followed them there loses multiplier * base ** (L - allowed), once L
-    reaches `allowed`. Tokens that contain a breaker end a stretch and are never punished, so that lists and dialogues
+    If the last L tokens occurred before, the token that followed them loses multiplier * base ** (L - allowed), once L
+    reaches `allowed`. Tokens that contain a breaker end a sequence and are never penalised, so that lists and dialogues
     keep their form. multiplier = 0 changes nothing. The prompt counts. The choice stays argmax unless another sampler
-    draws. Released versions differ in which tokens they take for breakers. p-e-w 2024.
+    draws. Released versions differ in which tokens are breakers. p-e-w 2024.
     """
 
     name, title, paper, sheet = "dry", "DRY (no repeated stretches)", "p-e-w 2024", "sampling/sampling-baselines"
@@ -23,22 +22,22 @@ class DRY(Sampler):
     guarantee = ("collapses",)
 
     multiplier: float = knob(
-        0.8, 0.0, 5.0, step=0.05, help="penalty of a repeat that is just too long; 0 changes nothing"
+        0.8, 0.0, 5.0, step=0.05, help="penalty of the shortest penalised repeat; 0 changes nothing"
     )
-    base: float = knob(1.75, 1.0, 4.0, step=0.05, help="by how much each token more of it multiplies the penalty")
-    allowed: int = knob(2, 1, 10, step=1, help="repeated tokens from which the next is punished")
-    window: int = knob(0, 0, 1024, step=1, help="last tokens that are searched; 0 searches all")
+    base: float = knob(1.75, 1.0, 4.0, step=0.05, help="factor of the penalty per further repeated token")
+    allowed: int = knob(2, 1, 10, step=1, help="repeated tokens from which the next is penalised")
+    window: int = knob(0, 0, 1024, step=1, help="last tokens that are searched; 0: all")
     breakers: str = knob(
-        '\\n : " *', help="texts that end a repeated stretch, with spaces between them; \\n is a line break"
+        '\\n : " *', help="texts that end a repeated sequence, separated by spaces; \\n is a line break"
     )
 
     def apply(self, scores, histories):
         if not self.multiplier:
             return scores
-        return torch.stack([self._punished(row, history) for row, history in zip(scores, histories)])
+        return torch.stack([self._penalised(row, history) for row, history in zip(scores, histories)])
 
-    def _punished(self, row: torch.Tensor, history: list[int]) -> torch.Tensor:
-        tokens, penalties = among(
+    def _penalised(self, row: torch.Tensor, history: list[int]) -> torch.Tensor:
+        tokens, penalties = in_vocabulary(
             {token: self.penalty(length) for token, length in self.repeats(history).items()}, len(row)
         )
         places = torch.tensor(tokens, dtype=torch.long, device=row.device)
@@ -48,18 +47,18 @@ class DRY(Sampler):
         return self.multiplier * self.base ** (length - self.allowed)
 
     def repeats(self, history: list[int]) -> dict[int, int]:
-        """Tokens that would go on repeating a stretch of at least `allowed` tokens, and how long that is already."""
-        searched = stretch(history, 0, self.window)
-        found = echoes(searched, self._unbroken(searched))
+        """Tokens that would extend a repeat of at least `allowed` tokens, with its length."""
+        searched = last_tokens(history, 0, self.window)
+        found = repeat_lengths(searched, self._unbroken(searched))
         return {token: length for token, length in found.items() if length >= self.allowed and not self._breaks(token)}
 
     def _unbroken(self, history: list[int]) -> int:
-        """Tokens since the last breaker: no repeated stretch reaches across it."""
+        """Number of tokens since the last breaker, the longest possible repeat."""
         recent = history[-1:-LONGEST - 1:-1]
         return next((count for count, token in enumerate(recent) if self._breaks(token)), len(recent))
 
     def _breaks(self, token: int) -> bool:
-        return any(mark in self.piece(token) for mark in marks(self.breakers))
+        return any(mark in self.piece(token) for mark in parse_marks(self.breakers))
 
     def explain(self, scores, history, token) -> Iterator[Event]:
         best = int(scores.argmax())
@@ -68,10 +67,10 @@ class DRY(Sampler):
             return
         place, repeat = len(history) - self.start, "".join(map(self.piece, [*history[-length:], best]))
         yield Figure(
-            "spans", "repeats that were punished", {"spans": [[place, place + 1, repeat, self.penalty(length)]]}
+            "spans", "penalised repeats", {"spans": [[place, place + 1, repeat, self.penalty(length)]]}
         )
         if token != best:
             yield Note(
-                f"{self.piece(best)!r} would have gone on with {repeat!r}, which was there before: its score fell by "
-                f"{self.penalty(length):.2f}, and {self.piece(token)!r} stands in its place."
+                f"{self.piece(best)!r} would have repeated {repeat!r}: its score was lowered by "
+                f"{self.penalty(length):.2f}, and {self.piece(token)!r} was chosen instead."
             )

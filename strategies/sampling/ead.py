@@ -1,4 +1,4 @@
-"""Entropy Adaptive Decoding."""
+"""Entropy adaptive decoding."""
 from collections import deque
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ LN2 = 0.6931471805599453
 
 
 class EAD(Decoder):
-    """Write with the small model while it is sure, with the large one while the text is uncertain.
+    """Generate with the small model while the mean entropy is low, and with the large model while it is high.
 
-    The mean entropy of the last `window` rows, in bits and before any temperature, decides who writes the next token:
+    The mean entropy of the last `window` rows, in bits and before any temperature, selects the model of the next token:
     above `threshold` the large model, otherwise the small one, but never within `dwell` tokens of the last switch. A
-    model that takes over first reads, in one forward, what the other wrote. While fewer rows than `window` were seen
-    the mean is that of those. The row that raises the mean is still its own model's to write from, so the small one's
-    first doubtful token stands; bild hands over before it. Simonds 2025, arXiv 2502.06833. The dwell rule, the starting
-    model and the unfilled window are our reading; the paper's abstract does not settle them.
+    model that takes over first reads the other's tokens in one forward. Until the window is full the mean is over the
+    rows seen. The row that raises the mean is still sampled from its own model, so the first uncertain token of the
+    small model is committed; bild switches before it. Simonds 2025, arXiv 2502.06833. The dwell rule, the starting
+    model and the unfilled window are our reading; the paper's abstract does not specify them.
     """
 
     name, title, paper, sheet = "ead", "Entropy Adaptive Decoding", "2502.06833", "sampling/ead"
@@ -28,14 +28,14 @@ class EAD(Decoder):
         -1.0,
         8.0,
         step=0.1,
-        help="mean entropy in bits above which the large model writes; 8 and more: hardly ever",
+        help="mean entropy in bits above which the large model generates; at 8 hardly ever",
     )
-    window: int = knob(5, 1, 32, step=1, help="rows the mean is taken over")
-    dwell: int = knob(5, 0, 64, step=1, help="tokens between two switches, at least")
-    start: str = knob("large", choices=("large", "small"), help="model that writes first")
+    window: int = knob(5, 1, 32, step=1, help="rows in the mean")
+    dwell: int = knob(5, 0, 64, step=1, help="minimum number of tokens between two switches")
+    start: str = knob("large", choices=("large", "small"), help="model that generates first")
     clear: bool = knob(
         False,
-        help="forget the rows of the one model where the other takes over; the window holds rows of both otherwise",
+        help="empty the window at a switch; otherwise it holds rows of both models",
     )
 
     def decode(self, lm) -> Iterator:
@@ -54,7 +54,7 @@ class EAD(Decoder):
             by_large += active == "large"
             yield Figure(
                 "scalar",
-                "written by the large model",
+                "share of the large model",
                 {"x": lm.generated, "series": {"share": by_large / (lm.generated + 1)}},
             )
             yield lm.keep(lm.pick(rows))

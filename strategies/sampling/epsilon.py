@@ -4,11 +4,10 @@ from playground.engine import sampling
 
 
 class Epsilon(Sampler):
-    """Draw only among tokens with a probability of at least epsilon, whatever the row looks like; the most probable
-    always stays.
+    """Truncate to tokens with a probability of at least epsilon; the most probable one always stays.
 
-    A fixed floor cuts flat rows harder than peaked ones: where hundreds of tokens would do, each of them is improbable.
-    epsilon = 0 keeps all. Hewitt et al. 2022, arXiv 2210.15191.
+    A fixed threshold truncates flat distributions more than peaked ones: among hundreds of plausible tokens each is
+    improbable. epsilon = 0 keeps all. Hewitt et al. 2022, arXiv 2210.15191.
     """
 
     name, title, paper, sheet, rank = "epsilon", "Epsilon", "2210.15191", "sampling/sampling-baselines", 6

@@ -6,22 +6,20 @@ from playground.engine import sampling
 
 
 class Eta(Sampler):
-    """Draw only among tokens above a floor that sinks where the row is flat, so that rows with many good tokens are not
-    cut short.
+    """Truncate to tokens above a probability threshold that decreases with the entropy of the distribution.
 
-    The floor is the smaller of eta and sqrt(eta) * exp(-H), with H the entropy of the row in nats; the most probable
-    token always stays. eta = 0 keeps all. Hewitt et al. 2022, arXiv 2210.15191.
+    The threshold is the smaller of eta and sqrt(eta) * exp(-H), with the entropy H in nats; the most probable token
+    always stays. eta = 0 keeps all. Hewitt et al. 2022, arXiv 2210.15191.
     """
 
     name, title, paper, sheet, rank = "eta", "Eta", "2210.15191", "sampling/sampling-baselines", 7
     guarantee = ("collapses",)
 
     eta: float = knob(
-        0.002, 0.0, 0.1, step=0.0001, help="the floor where the model is sure, usually 0.0003 to 0.004; 0 keeps all"
+        0.002, 0.0, 0.1, step=0.0001, help="threshold at low entropy, usually 0.0003 to 0.004; 0 keeps all"
     )
 
     def apply(self, scores, histories):
-        highest = scores.new_tensor(self.eta)
-        return sampling.floor(
-            scores, torch.minimum(highest, highest.sqrt() * (-sampling.entropy(scores)).exp())[..., None]
-        )
+        eta = scores.new_tensor(self.eta)
+        threshold = torch.minimum(eta, eta.sqrt() * (-sampling.entropy(scores)).exp())
+        return sampling.floor(scores, threshold[..., None])

@@ -1,16 +1,16 @@
 """Frequency penalty."""
 import torch
 
-from playground.algorithms.sampling.repetition import occurrences, stretch
+from playground.algorithms.sampling.repetition import last_tokens, occurrences
 from playground.contract import Sampler, knob
 
 
 class FrequencyPenalty(Sampler):
-    """Make a token less likely each time it occurs: its score falls by the penalty times the number of its places.
+    """Lower the score of a token by the penalty times the number of its occurrences.
 
-    What is counted is what was written; the prompt only where asked for, and only the last tokens where there is a
-    window. A negative penalty invites repetition, 0 changes nothing. The choice stays argmax unless another sampler
-    draws. A baseline, as the chat interface of OpenAI defines it.
+    Counts are over the generated text, optionally including the prompt, or over its last `window` tokens. A negative
+    penalty encourages repetition, 0 changes nothing. The choice stays argmax unless another sampler draws. A baseline,
+    as the chat interface of OpenAI defines it.
     """
 
     name, title, paper, sheet = "frequency_penalty", "Frequency penalty", "baseline", "sampling/sampling-baselines"
@@ -18,12 +18,12 @@ class FrequencyPenalty(Sampler):
     guarantee = ("collapses",)
 
     penalty: float = knob(
-        0.5, -2.0, 2.0, step=0.1, help="what a token's score loses each time it occurs; 0 changes nothing"
+        0.5, -2.0, 2.0, step=0.1, help="subtracted from a token's score per occurrence; 0 changes nothing"
     )
-    window: int = knob(0, 0, 1024, step=1, help="last tokens that are counted; 0 counts all")
-    prompt: bool = knob(False, help="count the tokens of the prompt too")
+    window: int = knob(0, 0, 1024, step=1, help="last tokens that are counted; 0: all")
+    prompt: bool = knob(False, help="also count the tokens of the prompt")
 
     def apply(self, scores, histories):
         start, size = 0 if self.prompt else self.start, scores.shape[-1]
-        counts = [occurrences(stretch(history, start, self.window), size) for history in histories]
+        counts = [occurrences(last_tokens(history, start, self.window), size) for history in histories]
         return scores - self.penalty * torch.stack(counts).to(scores)

@@ -1,4 +1,4 @@
-"""Plain greedy decoding, the yardstick of every other lane."""
+"""Greedy decoding, the baseline of every other lane."""
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.plain_decoding import plain
@@ -6,10 +6,10 @@ from playground.contract import Decoder
 
 
 class Greedy(Decoder):
-    """Always take the most probable token: one forward of the model for each token.
+    """Always commit the most probable token, with one forward per token.
 
-    The next token is the largest score of the row, the lowest id where two are equal. Samplers added to the lane may
-    turn this into drawing by chance; the loop stays the same. Baseline of all methods here.
+    The next token has the largest score of the row; ties go to the lowest id. Samplers added to the lane may turn this
+    into sampling; the loop stays the same. Baseline of all methods here.
     """
 
     name, title, paper, sheet = "greedy", "Greedy", "baseline", "sampling/sampling-baselines"

@@ -1,4 +1,4 @@
-"""kNN-LM: nearest neighbours in a text."""
+"""kNN-LM: nearest neighbours in a datastore."""
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,64 +13,62 @@ from playground.engine.sampling import entropy
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
-WINDOW = 128  # tokens of the text that are read together; windows know nothing of each other
-LETTERS = 8  # of a text that are looked at for each token that may be read; few tokens are longer
+WINDOW = 128  # tokens per forward; windows are independent of each other
+LETTERS = 8  # characters tokenized per token to read; few tokens are longer
 SHOWN = 5  # neighbours
-BEFORE = 6  # tokens shown before what a neighbour stored
-NEVER = -1e4  # stands for the logarithm of zero, as in the authors' code
-SAMPLE = 256  # keys from which the usual distance is judged
+BEFORE = 6  # tokens shown before the token stored by a neighbour
+NEVER = -1e4  # in place of the logarithm of zero, as in the authors' code
+SAMPLE = 256  # keys from which the typical distance is estimated
 FEW = 0.05  # share of the tokens that gain most
-GAINS = (0.0, 0.5, 1.0, 2.0, 4.0)  # nats, where the bars of what tokens gain begin
-GROWN = 8  # tokens from which on a slope says something
-MODEL, NEAR = "of the model's row", "of the neighbours"
+GAINS = (0.0, 0.5, 1.0, 2.0, 4.0)  # lower edges of the bins of gains, nats
+GROWN = 8  # tokens from which a slope is shown
+MODEL, NEAR = "of the model", "of the neighbours"
 
 
 @dataclass
 class Neighbours:
-    """The nearest stored places of n states, nearest first, and what they vote for."""
+    """The nearest stored entries of n states, nearest first, and their distribution over tokens."""
 
     distances: Tensor  # [n, k], squared
-    at: Tensor  # [n, k], indices into the store
+    at: Tensor  # [n, k], indices into the datastore
     weights: Tensor  # [n, k]
     p: Tensor  # [n, V]
 
     @property
     def entropy(self) -> Tensor:
-        """Of what they vote for, in nats, [n]."""
+        """Of their distribution, in nats, [n]."""
         return torch.special.entr(self.p).sum(-1)
 
     @property
     def doubt(self) -> Tensor:
-        """Their entropy as a share of ln k, the most it can be, [n]."""
+        """Their entropy as a share of its maximum ln k, [n]."""
         return self.entropy / max(math.log(self.weights.shape[-1]), torch.finfo(self.p.dtype).tiny)
 
 
 @dataclass(frozen=True)
 class Datastore:
-    """States of places in a text. It does not change, so sequences that fork share it."""
+    """Hidden states of a text and the tokens that follow. Immutable, so forked sequences share it."""
 
     keys: Tensor  # [N, width]
     ids: list[int]  # the text
-    places: Tensor  # [N], index in the text of the token a state was read from
-    values: Tensor = field(init=False)  # [N], the token that follows each place
-    scale: float = field(init=False)  # usual squared distance from a key to the nearest other
+    places: Tensor  # [N], index in the text of each key's token
+    values: Tensor = field(init=False)  # [N], the token that follows each key
+    scale: float = field(init=False)  # median squared distance from a key to the nearest other
 
     def __post_init__(self):
-        wide = torch.promote_types(self.keys.dtype, torch.float32)  # in short numbers near keys would lie equally far
+        wide = torch.promote_types(self.keys.dtype, torch.float32)  # half precision collapses small distances
         object.__setattr__(self, "keys", self.keys.to(wide))
         values = torch.tensor(self.ids)[self.places + 1].to(self.keys.device)
         object.__setattr__(self, "values", values)
-        object.__setattr__(self, "scale", self._usual())
+        object.__setattr__(self, "scale", self._typical())
 
-    def _usual(self) -> float:
-        some = self.keys[::max(1, len(self.keys) // SAMPLE)]
-        distances, _ = self.nearest(some, 2)
+    def _typical(self) -> float:
+        sample = self.keys[::max(1, len(self.keys) // SAMPLE)]
+        distances, _ = self.nearest(sample, 2)
         return max(float(distances[:, -1].median()), torch.finfo(self.keys.dtype).tiny)
 
     def nearest(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Squared distances and indices [n, count] of the nearest keys, without the shortcut that makes a distance of
-        zero inexact.
-        """
+        """Squared distances and indices [n, count] of the nearest keys; computed without matmul, so that 0 is exact."""
         distances = torch.cdist(states.to(self.keys), self.keys, compute_mode="donot_use_mm_for_euclid_dist").square()
         near = distances.topk(min(count, len(self.keys)), largest=False)
         return near.values, near.indices
@@ -80,37 +78,32 @@ class Datastore:
 
 
 class Read(NamedTuple):
-    """A text as the model read it."""
+    """Logits and hidden states of a text."""
 
     logits: Tensor  # [n, V], after each token
     hidden: Tensor  # [n, width]
-    places: list[int]  # of the tokens that are followed by one the model was shown
+    places: list[int]  # indices of the tokens followed by another in the same window
 
 
 @dataclass(frozen=True)
 class Effects:
-    """What the neighbours do to the tokens of a text, [n] each and in nats. The text is given, not drawn."""
+    """Effects of the neighbours on the tokens of a given text, in nats, [n] each."""
 
     logps: Tensor  # of the model alone
-    gains: Tensor  # log-probability with the neighbours less that without
-    model: Tensor  # entropy of its rows
+    gains: Tensor  # log-probability with the neighbours minus that without
+    model: Tensor  # entropy of the model
     near: Tensor  # entropy of the neighbours
     distances: Tensor  # squared, to the nearest
 
     def split(self) -> Figure:
-        """Perplexity and entropy where the neighbours help and where they hurt, and where each of the two is sure and
-        where not.
-        """
-        helped, unsure, torn = self.gains > 0, self.model > self.model.median(), self.near > self.near.median()
+        """Perplexity and entropy by whether the neighbours help, and by both entropies."""
+        helped, unsure, split = self.gains > 0, self.model > self.model.median(), self.near > self.near.median()
         parts = {"all": helped | True, "helped": helped, "hurt": ~helped, "model sure": ~unsure, "model unsure": unsure,
-                 "neighbours sure": ~torn, "neighbours unsure": torn}
+                 "neighbours sure": ~split, "neighbours unsure": split}
         rows = {name: self._row(part) for name, part in parts.items() if bool(part.any())}
         columns = ["tokens", "mean gain", "perplexity", "with neighbours", "entropy", "entropy of neighbours"]
-        return Figure(
-            "matrix",
-            "true text: where neighbours help and hurt",
-            {"rows": list(rows), "columns": columns, "values": list(rows.values())},
-        )
+        table = {"rows": list(rows), "columns": columns, "values": list(rows.values())}
+        return Figure("matrix", "true text: where neighbours help and hurt", table)
 
     def _row(self, part: Tensor) -> list[float]:
         gain, surprise = float(self.gains[part].mean()), -float(self.logps[part].mean())
@@ -124,43 +117,43 @@ class Effects:
         ]
 
     def histogram(self, wall: float) -> Figure:
-        """Tokens by what they gain; none loses more than `wall`, ln(1 - lam)."""
+        """Histogram of gains; no token loses more than `wall`, ln(1 - lam)."""
         starts = [-math.inf, wall / 2, *GAINS]
         counts = [int(((self.gains >= a) & (self.gains < b)).sum()) for a, b in zip(starts, [*starts[1:], math.inf])]
-        names = [f"lose more than half of {-wall:.2f}, the most there is", "lose less"] + [
-            f"gain {gain:g} or more" for gain in GAINS
-        ]
-        return Figure("bars", "true text: tokens by what they gain, nats", {"labels": names, "values": counts})
+        losses = [f"loss above half of the maximum {-wall:.2f}", "smaller loss"]
+        names = losses + [f"gain of {gain:g} or more" for gain in GAINS]
+        return Figure("bars", "true text: tokens by gain, nats", {"labels": names, "values": counts})
 
-    def told(self) -> str:
+    def summary(self) -> str:
         best = self.gains.sort(descending=True).values[:max(1, round(FEW * len(self.gains)))]
         surprise, gain = -float(self.logps.mean()), float(self.gains.mean())
+        hurt = float((self.gains < 0).double().mean())
         return (
-            f"On {len(self.gains)} tokens of text that follows what was stored, the neighbours hurt {float((self.gains < 0).double().mean()):.0%}. "
-            f"The mean gain is {gain:.3f} nats, that of the best {FEW:.0%} {float(best.mean()):.2f}; perplexity {math.exp(surprise):.1f}, "
-            f"with neighbours {math.exp(surprise - gain):.1f}."
+            f"Of {len(self.gains)} held-out tokens after the stored text, the neighbours hurt {hurt:.0%}. The mean "
+            f"gain is {gain:.3f} nats, that of the best {FEW:.0%} {float(best.mean()):.2f}; perplexity "
+            f"{math.exp(surprise):.1f}, with neighbours {math.exp(surprise - gain):.1f}."
         )
 
 
 def slope(places: list[int], values: list[float]) -> float:
-    """Of the straight line nearest to the values in least squares, a token."""
+    """Slope of the least-squares line, per token."""
     middle, mean = sum(places) / len(places), sum(values) / len(values)
     return sum((x - middle) * (y - mean) for x, y in zip(places, values)) / sum((x - middle) ** 2 for x in places)
 
 
 class KNNLM(Sampler):
-    """Mix the model's next token with what followed the most similar places of a text.
+    """Interpolate the model's distribution with that of the tokens that followed the nearest neighbours in a text.
 
-    Before the run the model reads a text and stores, for each place, what its head read there and the token that came
-    next. The k stored states nearest to the present one vote with weights softmax(-distance / T), squared Euclidean
-    distances and T in units of the distance between neighbours in the store; (1 - lam) p + lam p_kNN is what goes on.
-    lam = 0 is the model. Khandelwal et al. 2019, arXiv 1911.00172. That it does not improve open-ended text is the
-    finding of Wang et al. 2023, arXiv
-    2305.14625, and two things show why. On text that the store does not know, most tokens lose a little, never more
-         than
-    ln(1 - lam), and a few gain much. And they found that while a model writes, the entropy of the neighbours grows
-    faster than its own; both slopes are shown, beside those on text by a person, which is read beforehand. Ours: the
-    key is the head's input, not that of the last feed-forward block; `adaptive`, which trusts neighbours that agree.
+    Before the run the model reads a text and stores, for each token, the input of the lm_head and the next token. The k
+    stored states nearest to the current one define p_kNN with weights softmax(-distance / T), with squared Euclidean
+    distances and T in units of the typical distance between neighbours in the datastore; the result is (1 - lam) p +
+    lam p_kNN. lam = 0 is the model. Khandelwal et al. 2019, arXiv 1911.00172.
+
+    Wang et al. 2023, arXiv 2305.14625, found that it does not improve open-ended generation, and two figures show why.
+    On held-out text most tokens lose a little, never more than ln(1 - lam), and a few gain much. And during generation
+    the entropy of the neighbours grows faster than the model's; both slopes are shown beside those on held-out text,
+    which is read before the run. Ours: the key is the input of the lm_head, not of the last feed-forward block, and
+    `adaptive`, which lowers lam if the neighbours disagree.
     """
 
     name, title, paper, sheet = "knn_lm", "kNN-LM", "1911.00172", "sampling/knn-lm"
@@ -169,36 +162,35 @@ class KNNLM(Sampler):
     lam: float = knob(
         0.25, 0.0, 1.0, step=0.05, help="weight of the neighbours; 0 is the model alone, 1 the neighbours alone"
     )
-    k: int = knob(32, 1, 1024, step=1, help="neighbours that vote")
+    k: int = knob(32, 1, 1024, step=1, help="number of neighbours")
     t: float = knob(
         1.0,
         0.05,
         20.0,
         step=0.05,
-        help="temperature of the votes, in units of the usual distance between neighbours of the store",
+        help="temperature of the neighbours' weights, in units of the typical distance in the datastore",
     )
     text: str = knob(
         "",
         multiline=True,
         file=True,
-        help="text that is read and stored; empty: the bundled tales of the brothers Grimm",
+        help="text for the datastore; empty: the bundled tales of the brothers Grimm",
     )
     tokens: int = knob(
-        256, 16, 20000, step=16, help="tokens of the text that are stored, at most; they are read anew in every run"
+        256, 16, 20000, step=16, help="maximum tokens stored; they are read again in every run"
     )
     held: int = knob(
         64,
         0,
         2048,
         step=16,
-        help="tokens of the text after those, on which the neighbours are held against the model first; 0 none",
+        help="tokens after the stored ones, on which neighbours and model are compared first; 0: none",
     )
-    adaptive: bool = knob(False, help="trust neighbours less the less they agree: lam times (1 - their entropy / ln k)")
+    adaptive: bool = knob(False, help="scale lam by the agreement of the neighbours, 1 - their entropy / ln k")
 
     def __post_init__(self):
-        self.seen = []  # (position, entropy of the model, of the neighbours) of what was written
-        # lines to compare with: what the same figures say of text by a person
-        self.true_slopes, self.true_distance = {}, {}
+        self.seen = []  # (position, entropy of the model, of the neighbours) of committed tokens
+        self.true_slopes, self.true_distance = {}, {}  # reference lines, from held-out text
 
     def prepare(self, lm) -> Iterator:
         if not self.lam:
@@ -208,24 +200,24 @@ class KNNLM(Sampler):
             raise Refusal("knn_lm needs a text of at least two tokens: give a longer one, or leave it empty.", "text")
         read = yield from self._read(lm, ids[:self.tokens])
         self.store = Datastore(read.hidden[read.places], ids[:self.tokens], torch.tensor(read.places))
-        yield Note(f"{len(read.places)} places of the text are stored, each with the token that follows it.")
+        yield Note(f"The datastore has {len(read.places)} entries, each with the token that follows.")
         held = ids[self.tokens:self.tokens + self.held]
         if len(held) > 1:
-            yield from self._compared(held, (yield from self._read(lm, held)))
+            yield from self._held_out_events(held, (yield from self._read(lm, held)))
 
     def _read(self, lm, ids: list[int]) -> Iterator:
-        """A text as the model reads it, window by window."""
+        """Logits and hidden states of a text, window by window."""
         size, pieces, places = min(WINDOW, lm.context), [], []
         for start in range(0, len(ids), size):
             for request in lm.reading(ids[start:start + size]):
                 pieces.append((yield request))
-            places += range(start, min(start + size, len(ids)) - 1)  # nothing follows the last of a window
+            places += range(start, min(start + size, len(ids)) - 1)  # the last of a window has no next token
         return Read(
             torch.cat([piece.logits for piece in pieces]), torch.cat([piece.hidden for piece in pieces]), places
         )
 
-    def _compared(self, ids: list[int], read: "Read") -> Iterator[Event]:
-        """What the neighbours do to a text that neither they nor the model wrote."""
+    def _held_out_events(self, ids: list[int], read: "Read") -> Iterator[Event]:
+        """Figures about the effects of the neighbours on held-out text."""
         effects = self.effects(
             read.logits[read.places], read.hidden[read.places], [ids[place + 1] for place in read.places]
         )
@@ -237,7 +229,7 @@ class KNNLM(Sampler):
             )
         yield effects.histogram(_log(1 - self.lam))
         yield effects.split()
-        yield Note(effects.told())
+        yield Note(effects.summary())
         self.true_distance = {"true text, on average": float(effects.distances.mean())}
         if len(read.places) >= GROWN:
             self.true_slopes = {
@@ -246,15 +238,15 @@ class KNNLM(Sampler):
             }
 
     def effects(self, logits: Tensor, states: Tensor, tokens: list[int]) -> Effects:
-        """Of rows [n, V], with the states [n, width] they were read from, on the tokens that follow."""
-        near, followed = self.neighbours(states, logits.shape[-1]), torch.tensor(tokens, device=logits.device)[:, None]
+        """Effects on the next tokens of logits [n, V], with hidden states [n, width]."""
+        near, targets = self.neighbours(states, logits.shape[-1]), torch.tensor(tokens, device=logits.device)[:, None]
         logp, mixed = logits.log_softmax(-1), self.mix({"target": logits, "hidden": states})
-        model, mixed = logp.gather(1, followed)[:, 0], mixed.gather(1, followed)[:, 0]
+        model, mixed = logp.gather(1, targets)[:, 0], mixed.gather(1, targets)[:, 0]
         return Effects(model, mixed - model, torch.special.entr(logp.exp()).sum(-1), near.entropy, near.distances[:, 0])
 
     @property
     def _most(self) -> dict[str, float]:
-        """The largest entropy that so many neighbours can have."""
+        """The maximum entropy of the neighbours."""
         return {"ln k": math.log(min(self.k, len(self.store.keys)))}
 
     def mix(self, rows):
@@ -272,7 +264,7 @@ class KNNLM(Sampler):
         return self.lam * (1 - near.doubt).clamp(0, 1) if self.adaptive else torch.full_like(near.entropy, self.lam)
 
     def neighbours(self, states: Tensor, vocabulary: int) -> Neighbours:
-        """Of states [n, width]."""
+        """The neighbours of states [n, width]."""
         distances, at = self.store.nearest(states, self.k)
         weights = (-distances / (self.t * self.store.scale)).softmax(-1)
         p = torch.zeros(len(states), vocabulary, dtype=weights.dtype, device=weights.device)
@@ -286,25 +278,25 @@ class KNNLM(Sampler):
             rows["target"].log_softmax(-1).clamp(min=NEVER),
             self.mix({name: row[None] for name, row in rows.items()})[0],
         )
-        yield from self._uncertain(position, float(entropy(rows["target"])), float(near.entropy))
+        yield from self._entropies(position, float(entropy(rows["target"])), float(near.entropy))
         yield Figure(
             "scalar",
             "nearest distance",
             {
                 "x": position,
                 "series": {"squared distance": float(near.distances[0, 0])},
-                "lines": {"usual": self.store.scale, **self.true_distance},
+                "lines": {"typical": self.store.scale, **self.true_distance},
             },
         )
-        chances = {
+        probabilities = {
             "model": float(logp[token].exp()),
             "neighbours": float(near.p[0, token]),
             "mixed": float(mixed[token].exp()),
         }
-        yield Figure("scalar", "probability of the chosen token", {"x": position, "series": chances})
+        yield Figure("scalar", "probability of the chosen token", {"x": position, "series": probabilities})
         yield Figure(
             "scalar",
-            "what the chosen token gains, nats",
+            "gain of the chosen token, nats",
             {
                 "x": position,
                 "series": {"gain": float(mixed[token] - logp[token])},
@@ -313,13 +305,13 @@ class KNNLM(Sampler):
         )
         labels = [self._quoted(int(at)) for at in near.at[0, :SHOWN]]
         yield Figure(
-            "bars", "nearest places, by weight", {"labels": labels, "values": near.weights[0, :SHOWN].tolist()}
+            "bars", "nearest entries, by weight", {"labels": labels, "values": near.weights[0, :SHOWN].tolist()}
         )
         if int(logp.argmax()) != int(mixed.argmax()):
-            yield Note("The neighbours turn the choice: without them another token would come first.")
+            yield Note("The neighbours change the most probable token.")
 
-    def _uncertain(self, position: int, model: float, near: float) -> Iterator[Event]:
-        """Both entropies, and how fast each grows with the text: what was taken back counts no more."""
+    def _entropies(self, position: int, model: float, near: float) -> Iterator[Event]:
+        """Both entropies and their slopes over the text, without tokens that were rolled back."""
         self.seen = [*(seen for seen in self.seen if seen[0] < position), (position, model, near)]
         yield Figure(
             "scalar", "entropy, nats", {"x": position, "series": {MODEL: model, NEAR: near}, "lines": self._most}
@@ -328,7 +320,7 @@ class KNNLM(Sampler):
             places, *values = map(list, zip(*self.seen))
             yield Figure(
                 "scalar",
-                "growth of the entropy so far, nats a token",
+                "slope of the entropy so far, nats per token",
                 {
                     "x": position,
                     "series": {name: slope(places, each) for name, each in zip((MODEL, NEAR), values)},
@@ -337,7 +329,7 @@ class KNNLM(Sampler):
             )
 
     def _quoted(self, at: int) -> str:
-        """A stored place with the token that follows it in brackets."""
+        """The context of an entry with its next token in brackets."""
         ids, place = self.store.ids, int(self.store.places[at])
         before = "".join(map(self.piece, ids[max(0, place + 1 - BEFORE):place + 1]))
         return f"{before}[{self.piece(ids[place + 1])}]"

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from playground.algorithms.sampling import contrastive as plausible
+from playground.algorithms.sampling import contrastive
 from playground.contract import EarlyExit, Sampler, knob
 from playground.engine.sampling import contrast
 from playground.events import Event, Figure
@@ -13,15 +13,15 @@ REFOCUS = "Answer truthfully, with nothing but facts."
 
 
 class LOL(Sampler):
-    """Contrast the model with itself made to hallucinate, in its last layer and in a lower one, and sharpen it by a
-    call for truth.
+    """Contrast the model with itself under an instruction that induces hallucinations, in the last and in a lower
+    layer, and amplify an instruction to be truthful.
 
-    Three streams of one model read the prompt: as it is, p; with an instruction to make things up, a; with one to be
-    truthful, r. The score is (1 + gamma) ln r - gamma ln p - ln a in the last layer, plus omega times ln p - ln a where
-    both are left after a lower layer, among tokens with p at least rho times that of the best. gamma = -1 takes r away,
-    omega = 0 the lower layer, and with both this is induce-then-contrast; rho = 1 is greedy. Chen et al. 2024, arXiv
-    2408.08769. The formulas are our reading of the abstract; an instruction stands in for the trained amateur ("prompt
-    amateur"); inner layers are read through the final norm.
+    Three streams of one model read the prompt: unchanged, p; with an instruction to hallucinate, a; with one to be
+    truthful, r. The score is (1 + gamma) ln r - gamma ln p - ln a in the last layer, plus omega times ln p - ln a in a
+    lower layer, among tokens with p at least rho times that of the best. gamma = -1 removes r, omega = 0 the
+    lower layer, and both together are induce-then-contrast; rho = 1 is greedy. Chen et al. 2024, arXiv 2408.08769. The
+    formulas are our reading of the abstract; an instruction replaces the trained amateur ("prompt amateur"); lower
+    layers are decoded through the final norm.
     """
 
     name, title, paper, sheet = "lol", "LOL, prompt amateur", "2408.08769", "sampling/lol"
@@ -30,14 +30,14 @@ class LOL(Sampler):
 
     omega: float = knob(0.5, 0.0, 2.0, step=0.1, help="weight of the lower layer's contrast")
     gamma: float = knob(
-        0.5, -1.0, 2.0, step=0.1, help="how far what the call for truth changes is amplified; -1 leaves it out"
+        0.5, -1.0, 2.0, step=0.1, help="strength of the instruction to be truthful; -1 leaves it out"
     )
-    layer: float = knob(0.75, 0.0, 1.0, step=0.05, help="where the lower layer is, as a share of all; 1 is the last")
+    layer: float = knob(0.75, 0.0, 1.0, step=0.05, help="depth of the lower layer, as a share of all; 1 is the last")
     rho: float = knob(
-        0.1, 0.0, 1.0, step=0.01, help="smallest probability of a competing token, relative to the best; 1 is greedy"
+        0.1, 0.0, 1.0, step=0.01, help="smallest probability of an eligible token, relative to the best; 1 is greedy"
     )
-    induce: str = knob(INDUCE, multiline=True, help="what the hallucinating stream is told before the prompt")
-    refocus: str = knob(REFOCUS, multiline=True, help="what the truthful stream is told before the prompt")
+    induce: str = knob(INDUCE, multiline=True, help="instruction of the hallucinating stream, before the prompt")
+    refocus: str = knob(REFOCUS, multiline=True, help="instruction of the truthful stream, before the prompt")
 
     def instructions(self):
         return {"induced": self.induce, "refocused": self.refocus}
@@ -48,10 +48,10 @@ class LOL(Sampler):
 
     def mix(self, rows):
         upper, lower = self._parts(rows)
-        return plausible.among(upper + self.omega * lower, rows["target"], self.rho)
+        return contrastive.restricted(upper + self.omega * lower, rows["target"], self.rho)
 
     def _parts(self, rows) -> tuple[Tensor, Tensor]:
-        """The contrast in the last layer, and in the lower one, [n, V] each."""
+        """The contrasts of the last and of the lower layer, [n, V] each."""
         logp = {name: rows[name].log_softmax(-1) for name in ("target", *self.streams, *self.exits)}
         refocused, (own, induced) = contrast(logp["refocused"], logp["target"], self.gamma), self.exits
         return refocused - logp["induced"], logp[own] - logp[induced]
@@ -61,12 +61,14 @@ class LOL(Sampler):
         upper, lower = (float(part[0, token]) for part in self._parts(single))
         yield Figure(
             "scalar",
-            "what speaks for the chosen token, nats",
+            "contrasts of the chosen token, nats",
             {"x": position, "series": {"last layer": upper, "lower layer": self.omega * lower}},
         )
-        chances = {
+        probabilities = {
             name: float(rows[stream].softmax(-1)[token])
             for name, stream in (("as asked", "target"), ("induced", "induced"), ("truthful", "refocused"))
         }
-        yield Figure("scalar", "probability of the chosen token", {"x": position, "series": chances})
-        yield from plausible.told(rows["target"], rows["induced"], self.mix(single)[0], self.rho, position, self.piece)
+        yield Figure("scalar", "probability of the chosen token", {"x": position, "series": probabilities})
+        yield from contrastive.contrast_events(
+            rows["target"], rows["induced"], self.mix(single)[0], self.rho, position, self.piece
+        )

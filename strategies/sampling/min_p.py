@@ -4,8 +4,7 @@ from playground.engine import sampling
 
 
 class MinP(Sampler):
-    """Draw only among tokens at least m times as probable as the best one, so the bar rises with the model's
-    confidence.
+    """Truncate to tokens at least m times as probable as the best, a threshold that rises with the model's confidence.
 
     m = 1 is greedy unless tokens tie, m = 0 keeps all. Nguyen et al. 2024, arXiv 2407.01082.
     """

@@ -9,30 +9,30 @@ from playground.engine.sampling import REMOVED
 from playground.events import Event, Figure, Note
 
 LN2 = math.log(2)
-LOST = 7  # bits above those of a uniform row: what is cut there has less than 2 ** -7 of all probability
+SLACK = 7  # bits above a uniform distribution; a truncation at that surprise removes a mass below 2 ** -7
 
 
 class Mirostat(Sampler):
-    """Hold the surprise of the text at a target: cut more after a token that surprised too much, less after one that
-    bored.
+    """Keep the surprise of the text at a target: truncate more after a surprising token, and less after a predictable
+    one.
 
-    Only tokens with a surprise of at most mu bits are drawn; after each token mu -= eta * (surprise - tau), from 2 *
-    tau at the start. Version 2 cuts at mu itself. Version 1 keeps the k most probable, with k from mu and the exponent
-    of a Zipf law fitted to the top ranks. Surprise is that of the whole row the sampler is given, or, as llama.cpp has
-    it, of what the cut left. Temperature may come before; a truncation before it hides from mu what it cut. tau = 0 is
-    greedy. Basu et al. 2021, arXiv 2007.14966; version 2 after the authors' notebook.
+    Only tokens with a surprise of at most mu bits are sampled; after each token mu -= eta * (surprise - tau), from 2 *
+    tau at the start. Version 2 truncates at mu itself. Version 1 keeps the k most probable tokens, with k from mu and
+    the exponent of a Zipf law fitted to the top ranks. Surprise is measured under the scores that the sampler receives
+    or, as in llama.cpp, under the truncated distribution. Temperature may come before; an earlier truncation is not
+    visible to mu. tau = 0 is greedy. Basu et al. 2021, arXiv 2007.14966; version 2 after the authors' notebook.
     """
 
     name, title, paper, sheet = "mirostat", "Mirostat", "2007.14966", "sampling/mirostat"
     row_wise, guarantee = False, ("collapses",)
 
-    version: str = knob("2", choices=("1", "2"), help="1 turns mu into a top-k, 2 cuts at a surprise of mu")
-    tau: float = knob(3.0, 0.0, 10.0, step=0.1, help="surprise aimed at, in bits per token; 0 is greedy")
+    version: str = knob("2", choices=("1", "2"), help="1 converts mu to a top-k, 2 truncates at a surprise of mu")
+    tau: float = knob(3.0, 0.0, 10.0, step=0.1, help="target surprise, in bits per token; 0 is greedy")
     eta: float = knob(
-        0.1, 0.0, 2.0, step=0.01, help="how fast mu is corrected; 1 makes it swing, 0 leaves it at 2 * tau"
+        0.1, 0.0, 2.0, step=0.01, help="learning rate of mu; 1 oscillates, 0 leaves it at 2 * tau"
     )
-    surprise: str = knob("full", choices=("full", "renormalised"), help="of the whole row, or of what the cut left")
-    ranks: int = knob(100, 10, 500, step=10, help="top ranks the Zipf law is fitted to, in version 1")
+    surprise: str = knob("full", choices=("full", "renormalised"), help="under the full or the truncated distribution")
+    ranks: int = knob(100, 10, 500, step=10, help="top ranks to which the Zipf law is fitted, in version 1")
 
     def __post_init__(self):
         self.mu, self.observed = 2 * self.tau, []
@@ -41,7 +41,7 @@ class Mirostat(Sampler):
         return scores.masked_fill(~self.kept(scores), REMOVED)
 
     def kept(self, scores: torch.Tensor) -> torch.Tensor:
-        """Tokens that may be drawn, [n, V]; the most probable one always may."""
+        """Mask of the tokens kept, [n, V]; always includes the most probable one."""
         best = scores.argmax(-1, keepdim=True)
         if self.version == "2":
             return (-scores.log_softmax(-1) / LN2 <= self.mu).scatter(-1, best, True)
@@ -54,28 +54,29 @@ class Mirostat(Sampler):
         kept = self.kept(scores[None])[0]
         judged = scores[kept] if self.surprise == "renormalised" else scores
         surprise = max(0.0, float(judged.logsumexp(-1) - scores[token]) / LN2)
-        if math.isinf(surprise):  # a token that was given from outside, and removed before this sampler saw the row
+        if math.isinf(surprise):  # a forced token that an earlier sampler removed
             return
         before, self.mu = self.mu, self.mu - self.eta * (surprise - self.tau)
         self.observed.append(surprise)
-        yield from self._told(position, before, int(kept.sum()))
-        if before <= max(2 * self.tau, math.log2(len(scores)) + LOST) < self.mu:
+        yield from self._events(position, before, int(kept.sum()))
+        if before <= max(2 * self.tau, math.log2(len(scores)) + SLACK) < self.mu:
             yield Note(
-                f"The target of {self.tau:g} bits is out of reach: next to nothing is cut, and the text still surprises less."
+                f"The target of {self.tau:g} bits is out of reach: hardly anything is truncated, and the surprise of "
+                "the text is still lower."
             )
 
-    def _told(self, position: int, mu: float, kept: int) -> Iterator[Event]:
+    def _events(self, position: int, mu: float, kept: int) -> Iterator[Event]:
         mean = sum(self.observed) / len(self.observed)
         series = {"surprise, bits": self.observed[-1], "mean so far": mean, "mu": mu}
         yield Figure("scalar", "surprise", {"x": position, "series": series, "lines": {"tau": self.tau}})
-        yield Figure("scalar", "tokens that may be drawn", {"x": position, "series": {"tokens": kept}})
+        yield Figure("scalar", "tokens kept", {"x": position, "series": {"tokens": kept}})
 
 
 def zipf_size(scores: torch.Tensor, mu: float, ranks: int) -> torch.Tensor:
     """How many of the most probable tokens have a surprise of at most mu bits if each row follows a Zipf law, [n].
 
-    With k ** s = 2 ** mu / H, H the sum of i ** -s over all N ranks, approximated by (1 - N ** -eps) / eps for eps = s
-    - 1.
+    k ** s = 2 ** mu / H, where H, the sum of i ** -s over all N ranks, is approximated by (1 - N ** -eps) / eps with
+    eps = s - 1.
     """
     count = (scores > REMOVED).sum(-1)
     s = zipf_exponent(scores, ranks)
@@ -86,7 +87,7 @@ def zipf_size(scores: torch.Tensor, mu: float, ranks: int) -> torch.Tensor:
 
 
 def zipf_exponent(scores: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Least-squares exponent of each row's law over its top ranks, from the ratios of neighbours, [n]."""
+    """Least-squares Zipf exponent of each row over its top ranks, from the ratios of successive ranks, [n]."""
     top = scores.topk(min(ranks + 1, scores.shape[-1]), -1).values
     rank = torch.arange(1, top.shape[-1], device=top.device, dtype=top.dtype)
     steps, falls = ((rank + 1) / rank).log(), top[:, :-1] - top[:, 1:]

@@ -1,16 +1,16 @@
 """Presence penalty."""
 import torch
 
-from playground.algorithms.sampling.repetition import occurrences, stretch
+from playground.algorithms.sampling.repetition import last_tokens, occurrences
 from playground.contract import Sampler, knob
 
 
 class PresencePenalty(Sampler):
-    """Make every token that occurred less likely, by the same amount however often it did: a push towards new words.
+    """Lower the score of every token that occurred by the same penalty, however often it occurred.
 
-    What counts is what was written; the prompt only where asked for, and only the last tokens where there is a window.
-    A negative penalty keeps to the words it has, 0 changes nothing. The choice stays argmax unless another sampler
-    draws. A baseline, as the chat interface of OpenAI defines it.
+    Occurrences are in the generated text, optionally including the prompt, or in its last `window` tokens. A negative
+    penalty favours tokens that occurred, 0 changes nothing. The choice stays argmax unless another sampler draws. A
+    baseline, as the chat interface of OpenAI defines it.
     """
 
     name, title, paper, sheet = "presence_penalty", "Presence penalty", "baseline", "sampling/sampling-baselines"
@@ -18,12 +18,12 @@ class PresencePenalty(Sampler):
     guarantee = ("collapses",)
 
     penalty: float = knob(
-        0.5, -2.0, 2.0, step=0.1, help="what a token's score loses once it has occurred; 0 changes nothing"
+        0.5, -2.0, 2.0, step=0.1, help="subtracted from the score of a token that occurred; 0 changes nothing"
     )
-    window: int = knob(0, 0, 1024, step=1, help="last tokens that are looked at; 0 looks at all")
-    prompt: bool = knob(False, help="look at the tokens of the prompt too")
+    window: int = knob(0, 0, 1024, step=1, help="last tokens that are considered; 0: all")
+    prompt: bool = knob(False, help="also consider the tokens of the prompt")
 
     def apply(self, scores, histories):
         start, size = 0 if self.prompt else self.start, scores.shape[-1]
-        seen = [occurrences(stretch(history, start, self.window), size) > 0 for history in histories]
+        seen = [occurrences(last_tokens(history, start, self.window), size) > 0 for history in histories]
         return scores - self.penalty * torch.stack(seen).to(scores)

@@ -6,10 +6,10 @@ from playground.engine import sampling
 
 
 class RepetitionPenalty(Sampler):
-    """Make every token that occurred before, prompt included, less likely, once, however often it occurred.
+    """Lower the score of every token that occurred before, prompt included, once, however often it occurred.
 
-    Positive scores are divided by the penalty, negative ones multiplied, before temperature. At 1 nothing changes. It
-    leaves argmax decoding argmax. Keskar et al. 2019, arXiv 1909.05858.
+    Positive scores are divided by the penalty, negative ones multiplied, before temperature. At 1 nothing changes. The
+    choice stays argmax unless another sampler draws. Keskar et al. 2019, arXiv 1909.05858.
     """
 
     name, title, paper, sheet = "repetition_penalty", "Repetition penalty", "1909.05858", "sampling/sampling-baselines"

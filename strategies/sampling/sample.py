@@ -1,4 +1,4 @@
-"""Plain sampling, with the chain of samplers most libraries offer."""
+"""Plain sampling, with the usual chain of samplers."""
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.plain_decoding import plain
@@ -6,10 +6,10 @@ from playground.contract import Decoder, Strategy, knob, make
 
 
 class Sample(Decoder):
-    """Draw each token by chance from the model's distribution, reshaped first.
+    """Sample each token from the model's distribution after the usual processors.
 
-    A row passes repetition penalty, temperature, top-k, top-p and min-p, in the order of the transformers library, and
-    the token is drawn from what is left. With every knob at rest this draws from the model itself; at temperature 0,
+    Repetition penalty, temperature, top-k, top-p and min-p are applied in the order of the transformers library, and
+    the token is sampled from the result. With every processor off this samples from the model itself; at temperature 0,
     top-k 1 or top-p 0 it is greedy. Holtzman et al. 2020, arXiv 1904.09751; min-p arXiv 2407.01082.
     """
 

@@ -4,10 +4,10 @@ from playground.engine import sampling
 
 
 class Temperature(Sampler):
-    """Divide the scores by t before drawing: below 1 the likely gets likelier, above 1 chances even out.
+    """Divide the scores by t before sampling: below 1 sharpens the distribution, above 1 flattens it.
 
-    At t = 0 the largest score is taken; at t = 1 the row is drawn from as the model gave it. Where other samplers cut
-    rows, it matters who comes first: a high temperature after the cut flattens only what was kept. Ackley et al. 1985.
+    At t = 0 the largest score is taken; at t = 1 the scores are unchanged. The order relative to truncation matters: a
+    high temperature after a truncation flattens only the tokens kept. Ackley et al. 1985.
     """
 
     name, title, paper, sheet, rank = (
@@ -23,7 +23,7 @@ class Temperature(Sampler):
     place: str = knob(
         "before cuts",
         choices=("before cuts", "after cuts"),
-        help="against samplers that cut rows: as transformers has it, or llama.cpp",
+        help="relative to samplers that truncate: before as in transformers, or after as in llama.cpp",
     )
 
     @property

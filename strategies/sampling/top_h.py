@@ -5,15 +5,15 @@ from torch.special import entr
 from playground.contract import Sampler, knob
 from playground.engine.sampling import REMOVED
 
-MOST = 100  # tokens that are looked at
+MOST = 100  # tokens considered
 
 
 class TopH(Sampler):
-    """Draw only among the most probable tokens that together make up a share h of the row's entropy.
+    """Truncate to the most probable tokens that make up at most a share h of the distribution's entropy.
 
     Of the 100 most probable tokens, renormalised, those are kept whose terms -p ln p add up to at most h times the
-    entropy of all 100; the first always stays. So a sure row keeps little, and a flat one a fixed share of what it
-    could say. Potraghloo et al. 2025, arXiv 2509.02510.
+    entropy of all 100; the first always stays. So a peaked distribution keeps few tokens and a flat one many.
+    Potraghloo et al. 2025, arXiv 2509.02510.
     """
 
     name, title, paper, sheet, rank = "top_h", "Top-H", "2509.02510", "sampling/sampling-baselines", 1

@@ -4,7 +4,7 @@ from playground.engine import sampling
 
 
 class TopK(Sampler):
-    """Draw only among the k most probable tokens, and those that tie with the last of them.
+    """Truncate to the k most probable tokens and those that tie with the last of them.
 
     k = 1 is greedy, k = 0 keeps all. Fan et al. 2018, arXiv 1805.04833.
     """

@@ -6,12 +6,11 @@ from playground.engine.sampling import REMOVED
 
 
 class TopNSigma(Sampler):
-    """Draw only among tokens whose score lies within n standard deviations of the best: what stands out from the noise
-    stays.
+    """Truncate to tokens whose score lies within n standard deviations of the best.
 
-    Most scores of a row are noise around their mean, and a few stand out. The deviation is that of all scores that are
-    left. Largest score and deviation scale together, so a temperature changes the chances of what is kept, never what
-    is kept. n = 0 turns it off. Tang et al. 2024, arXiv 2411.07641.
+    Most scores of a row are noise around their mean, and a few stand out. The standard deviation is over all scores not
+    yet removed. Differences and deviation scale together, so a temperature changes the probabilities of the tokens
+    kept, but not which are kept. n = 0 turns it off. Tang et al. 2024, arXiv 2411.07641.
     """
 
     name, title, paper, sheet, rank = "top_n_sigma", "Top-n-sigma", "2411.07641", "sampling/sampling-baselines", 0
@@ -26,7 +25,7 @@ class TopNSigma(Sampler):
 
 
 def deviation(scores: torch.Tensor) -> torch.Tensor:
-    """Standard deviation of each row's scores, removed ones left out, [n, 1]."""
+    """Standard deviation of each row's scores, without removed ones, [n, 1]."""
     left = scores > REMOVED
     count = left.sum(-1, keepdim=True)
     mean = scores.where(left, 0).sum(-1, keepdim=True) / count

@@ -4,10 +4,10 @@ from playground.engine import sampling
 
 
 class TopP(Sampler):
-    """Draw only from the smallest set of tokens whose probabilities reach p; a sure row keeps few, an unsure one many.
+    """Truncate to the smallest set of most probable tokens whose probabilities add up to p.
 
-    The token that makes the sum reach p stays. p = 0 is greedy, p = 1 keeps all. Holtzman et al. 2020, arXiv
-    1904.09751.
+    A peaked distribution keeps few tokens, a flat one many. The token that makes the sum reach p stays. p = 0 is
+    greedy, p = 1 keeps all. Holtzman et al. 2020, arXiv 1904.09751.
     """
 
     name, title, paper, sheet, rank = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines", 3

@@ -5,11 +5,11 @@ from playground.contract import Sampler, knob
 
 
 class Typical(Sampler):
-    """Draw only among the tokens whose surprise is close to the surprise the model expects. The most probable token may
-    go too.
+    """Truncate to the tokens whose surprise is closest to the entropy; the most probable token may be removed.
 
-    The surprise of a token is -ln p, and its mean is the entropy of the row. The tokens nearest to it stay, until their
-    mass reaches M, and those that tie with the last of them. M = 1 keeps all. Meister et al. 2022, arXiv 2202.00666.
+    The surprise of a token is -ln p, and its mean is the entropy of the distribution. The tokens closest to it stay
+    until their mass reaches M, with those that tie with the last of them. M = 1 keeps all. Meister et al.
+    2022, arXiv 2202.00666.
     """
 
     name, title, paper, sheet, rank = "typical", "Typical", "2202.00666", "sampling/sampling-baselines", 5

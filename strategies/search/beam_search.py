@@ -7,23 +7,24 @@ from playground.events import Branches, Figure
 
 
 class BeamSearch(Decoder):
-    """Grow several texts side by side and keep, at every step, those that are the most probable as a whole.
+    """Grow several sequences in parallel and keep the most probable ones at every step.
 
-    Of all tokens after all beams the best `beams` continuations stay, by the sum of their log-probabilities; a text
-    that ends is set aside if it is among them. Nothing is drawn by chance. Under a grammar a log-probability is that
-    among the legal tokens. Finished texts are ranked by sum / length ** length_exponent, as in the transformers
-    library. Lowerre 1976; with neural models: Sutskever et al. 2014, arXiv 1409.3215.
+    Of all continuations of all beams, the best `beams` by summed log-probability survive; a continuation that ends the
+    text is set aside as finished if it is among them. The search is deterministic. Under a grammar, log-probabilities
+    are normalised over the tokens that the grammar allows. Finished texts are ranked by sum / length **
+    length_exponent, as in the transformers library. Lowerre 1976; with neural models: Sutskever et al. 2014, arXiv
+    1409.3215.
     """
 
     name, title, paper, sheet = "beam_search", "Beam search", "1409.3215", "search/diverse-beam-search"
     guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler",)
 
-    beams: int = knob(4, 1, 16, step=1, help="texts that grow side by side; 1 is greedy")
+    beams: int = knob(4, 1, 16, step=1, help="sequences that grow in parallel; 1 is greedy")
     length_exponent: float = knob(
-        1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean"
+        1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by summed log-probability, which favours short ones; 1 by the mean"
     )
     early_stop: bool = knob(
-        False, help="end with as many finished texts as beams, even if one that still grows could be better"
+        False, help="stop at as many finished texts as beams, even if an unfinished one could still rank higher"
     )
 
     def decode(self, lm) -> Iterator:
@@ -46,4 +47,4 @@ class BeamSearch(Decoder):
     def _candidates(self, lm, considered, taken) -> Figure:
         labels = [f"{'✓' if offer in taken else '–'} {offer.place + 1} {lm.piece(offer.token)}" for offer in considered]
         values = [offer.score for offer in considered]
-        return Figure("bars", "beam and token, log-probability of the whole text", {"labels": labels, "values": values})
+        return Figure("bars", "beam and token, log-probability of the text", {"labels": labels, "values": values})

@@ -8,40 +8,40 @@ from playground.events import Branches, Figure
 
 
 class BestOfN(Decoder):
-    """Draw several texts by chance and keep the one the model itself finds most probable.
+    """Sample several texts and keep the one with the highest log-probability under the model.
 
-    All texts grow side by side from one reading of the prompt. Their score is the mean or the sum of the log-
-    probabilities of their tokens, by the model as it is, before temperature and other samplers: the mean favours texts
-    that repeat themselves, the sum short ones. A text cut off by the length counts only if all are; of equals the first
-    is taken. With N texts the law moves from the sampler's by at most ln N - (N - 1) / N nats. Stiennon et al. 2020,
-    arXiv 2009.01325; the bound: Beirami et al. 2024, arXiv 2401.01879.
+    All samples share one prefill. The score is the mean or the sum of the tokens' log-probabilities under the
+    unmodified model, before temperature and other samplers: the mean favours repetitive texts, the sum short ones. A
+    text truncated by the length limit counts only if all are; ties go to the first. The KL divergence of the output
+    distribution from the sampler's is at most ln N - (N - 1) / N nats for N samples. Stiennon et al. 2020, arXiv
+    2009.01325; the bound: Beirami et al. 2024, arXiv 2401.01879.
     """
 
     name, title, paper, sheet = "best_of_n", "Best of N", "2009.01325", "search/self-consistency-bestofn"
     guarantee, several = ("heuristic", "collapses"), True
 
-    n: int = knob(8, 1, 64, step=1, help="texts that are drawn; 1 is plain sampling")
+    n: int = knob(8, 1, 64, step=1, help="texts to sample; 1 is plain sampling")
     score: str = knob(
         "mean",
         choices=("mean", "sum"),
-        help="the log-probability of a text: that of its tokens on average, or all in all",
+        help="log-probability of a text: mean per token, or sum over all tokens",
     )
     temperature: float = knob(
-        0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one"
+        0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
     )
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
     def decode(self, lm) -> Iterator:
-        samples = yield from draw_many(lm, self.n, self._standings)
-        contenders = whole(samples)
-        labels, best = [f"up to {sample.label}" for sample in contenders], accumulate(map(self._score, contenders), max)
+        samples = yield from draw_many(lm, self.n, self._progress)
+        candidates = whole(samples)
+        labels, best = [f"up to {sample.label}" for sample in candidates], accumulate(map(self._score, candidates), max)
         yield Figure("bars", "best score so far", {"labels": labels, "values": list(best)})
-        yield lm.keep(max(contenders, key=self._score).leaf)
+        yield lm.keep(max(candidates, key=self._score).leaf)
 
     def _score(self, sample) -> float:
         return sample.mean if self.score == "mean" else sample.logp
 
-    def _standings(self, samples, completed) -> Iterator:
+    def _progress(self, samples, completed) -> Iterator:
         yield Branches(scores={sample.leaf.number: self._score(sample) for sample in samples})

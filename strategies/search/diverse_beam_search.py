@@ -9,49 +9,52 @@ from playground.events import Branches, Figure
 
 
 class DiverseBeamSearch(Decoder):
-    """Beam search in groups that shun, at every step, the tokens that earlier groups have just chosen.
+    """Beam search in groups, each penalised for tokens that earlier groups chose in the same step.
 
-    The beams are split into groups of equal size which choose one after another. A token costs `strength` nats for each
-    beam of an earlier group that took it in this step, and what was paid stays in the sum that ranks a text within its
-    group. The text becomes the group winner that the model itself finds most probable. Vijayakumar et al. 2016, arXiv
-    1610.02424, with its Hamming diversity; the choice between the groups is ours, the paper hands out all texts.
+    The beams are split into groups of equal size that choose one after another. A token costs `strength` nats for each
+    beam of an earlier group that took it in this step; penalties stay in the sum that ranks texts within a group. The
+    result is the group winner with the highest log-probability under the model. Vijayakumar et al. 2016, arXiv
+    1610.02424, with its Hamming diversity; the choice between the groups is ours, the paper returns all texts.
     """
 
     name, title, paper, sheet = "diverse_beam_search", "Diverse beam search", "1610.02424", "search/diverse-beam-search"
     guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler",)
 
-    beams: int = knob(6, 1, 16, step=1, help="texts that grow side by side, all groups together")
-    groups: int = knob(2, 1, 16, step=1, help="groups, a divisor of the beams; 1 is plain beam search")
+    beams: int = knob(6, 1, 16, step=1, help="sequences that grow in parallel, over all groups")
+    groups: int = knob(2, 1, 16, step=1, help="number of groups, a divisor of the beams; 1 is plain beam search")
     strength: float = knob(
-        0.5, 0.0, 2.0, step=0.1, help="what a token costs, in nats, for each beam of an earlier group that took it"
+        0.5, 0.0, 2.0, step=0.1, help="penalty of a token, in nats, for each beam of an earlier group that took it"
     )
     length_exponent: float = knob(
-        0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by their mean"
+        0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by the mean"
     )
 
     def check(self) -> None:
         if self.beams % self.groups:
-            sentence = f"{self.beams} beams cannot be split into {self.groups} equal groups: choose a number of groups that divides them."
-            raise Refusal(sentence, "groups")
+            raise Refusal(
+                f"{self.beams} beams cannot be split into {self.groups} equal groups: choose a number of groups that "
+                "divides them.",
+                "groups",
+            )
 
     def decode(self, lm) -> Iterator:
         yield lm.prefill()
         groups = [Beams(leaf, self.beams // self.groups, self.length_exponent) for leaf in lm.fork(self.groups)]
-        while growing := {number: group for number, group in enumerate(groups, 1) if group.live}:
-            rows = yield lm.extend([beam.leaf for group in growing.values() for beam in group.live])
-            choices, prices = self._choose(lm, growing, rows)
+        while active := {number: group for number, group in enumerate(groups, 1) if group.live}:
+            rows = yield lm.extend([beam.leaf for group in active.values() for beam in group.live])
+            choices, penalties = self._choose(lm, active, rows)
             yield lm.keep(choices)
-            for group in growing.values():
+            for group in active.values():
                 group.retire(lm)
             yield Branches(scores={number: rank for group in groups for number, rank in group.ranks().items()})
-            yield prices
+            yield penalties
         yield from compared([beam for group in groups for beam in group.finished])
         yield self._sums(groups)
         winner = max(groups, key=lambda group: group.of_length(group.finished[0].logp, group.finished[0]))
         yield lm.keep(winner.finished[0].leaf)
 
     def _choose(self, lm, groups, rows) -> tuple[list, Figure]:
-        """The groups choose in turn: what each beam keeps, and what its token cost."""
+        """Let the groups choose one after another. Returns the choice of each beam, and a figure of the penalties."""
         taken, choices, labels, values = Counter(), [], [], []
         for number, group in groups.items():
             own, rows = rows[:len(group.live)], rows[len(group.live):]
@@ -69,7 +72,7 @@ class DiverseBeamSearch(Decoder):
         return choices, matrix("group and token", ["log-probability", "penalty", "sum of the text"], labels, values)
 
     def _penalised(self, logp, taken):
-        """Log-probabilities [live, V] less the price of what earlier groups took."""
+        """Log-probabilities [live, V] minus the penalties for tokens that earlier groups took."""
         gains = logp.clone()
         for token, count in taken.items():
             gains[:, token] -= self.strength * count

@@ -9,33 +9,32 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
-SHOWN = 10  # spans in the bars
+SHOWN = 10  # spans in the bar chart
 MAX_SPANS = 8192  # read in a run: each keeps its keys and values until the end
 MAX_PASSAGE = 1024  # tokens: spans of one length are read in one forward
-OUTLINED = 40  # starts in the matrix
+OUTLINED = 40  # start positions in the matrix
 
 
 @dataclass
 class SpanSearch:
-    """Spans of a passage as one tree that grows by a token a turn, and what each costs in nats.
+    """Tree of the spans of a passage that grows by one token per step, with the cost of each span in nats.
 
-    A node is a span; spans that say the same share it. `spent` is -log p of its tokens, `ending` -log p of a text that
-    ends right there. Tokens cost at least 0, so a span that has spent as much as the best whole answer costs cannot win
-    any more.
+    A node is a span; equal spans share it. `spent` is -log p of its tokens, `ending` -log p that the text ends there.
+    A token costs at least 0, so a span that has spent as much as the best complete answer costs can no longer win.
     """
 
     ends: list[int]
-    # what sums are divided by before they are compared: tokens of the longest answer where costs are per token
+    # divides sums before they are compared: tokens of the longest answer if costs are per token
     per: int = 1
     tree: TokenTree = field(default_factory=lambda: TokenTree("exact_extract"))
     starts: list[list[int]] = field(default_factory=list)  # suffixes that begin with the span, by node
     spent: list[float] = field(default_factory=list)
     ending: list[float] = field(default_factory=list)
-    rows: dict[int, object] = field(default_factory=dict)  # those a node's successor was read from
+    rows: dict[int, object] = field(default_factory=dict)  # that predict the token after a node, by node
     best: int | None = None
 
     def grow(self, suffixes: list[list[int]], nodes: list[int], length: int) -> list[int]:
-        """The spans of `length` tokens that go on after these nodes; returns theirs."""
+        """Extend these nodes to spans of `length` tokens; returns the new nodes."""
         new, first = {}, len(self.tree)
         for node in nodes:
             logp = -self.rows[node].logp[self.rows[node].row(node)]
@@ -52,7 +51,7 @@ class SpanSearch:
         self.starts[new[parent, token]].append(start)
 
     def close(self, rows, nodes: list[int], mean: bool) -> None:
-        """What it costs to end after each of these nodes, and whether one of them is the best answer so far."""
+        """Record the cost of ending after each of these nodes, and update the best answer so far."""
         for node in nodes:
             self.rows[node] = rows
             stops = rows.logp[rows.row(node)][self.ends]
@@ -61,25 +60,25 @@ class SpanSearch:
                 self.best = node
 
     def total(self, node: int) -> float:
-        """-log p of the span and an end right after it, in nats."""
+        """-log p of the span followed by an end token, in nats."""
         return self.spent[node] + self.ending[node]
 
     def cost(self, node: int, mean: bool) -> float:
         return self.total(node) / (len(self.tree.path(node)) + bool(self.ends)) if mean else self.total(node)
 
     def living(self, nodes: list[int], bound: float) -> list[int]:
-        """Those that a longer span could still come from and be better than `bound`."""
+        """Those nodes that a longer span below could still cost less than `bound`."""
         return [node for node in nodes if self.spent[node] / self.per < bound]
 
 
 class ExactExtract(Decoder):
-    """Answer with the span of the passage that the model finds most probable as a whole answer, found exactly.
+    """Answer with the span of the passage that is most probable as a complete answer, found by exact search.
 
-    Spans share their beginnings: all that start at one place are prefixes of one suffix. One forward per length reads a
-    token more of every span that can still win, and gives p(next token) and p(end) after each. A span that has become
-    as improbable as the best whole answer is dropped with all its longer ones, which loses nothing. The passage is the
+    Spans that start at the same position are prefixes of one suffix. One forward per length reads one more token of
+    every span that can still win, and gives p(next token) and p(end) after each. A span whose probability has fallen to
+    that of the best complete answer is pruned with all its extensions, which keeps the search exact. The passage is the
     context, or else the prompt; a span may also begin with a space that the passage does not have there. Castel et al.
-    2021, arXiv 2108.05857; pruning and the form for models that read from left to right are ours.
+    2021, arXiv 2108.05857; the pruning and the form for autoregressive models are ours.
     """
 
     name, title, paper, sheet = "exact_extract", "Exact extraction", "2108.05857", "search/exact-extract"
@@ -89,10 +88,10 @@ class ExactExtract(Decoder):
     score: str = knob(
         "sum",
         choices=("sum", "mean"),
-        help="log-probability of the whole answer, which is the method, or that of a token on average",
+        help="log-probability of the complete answer (the method), or its mean per token",
     )
-    newline: bool = knob(False, help="a line break ends the answer too, as with models that were not made for chats")
-    prune: bool = knob(True, help="drop spans that cannot win any more; off reads all of them")
+    newline: bool = knob(False, help="a line break also ends the answer, for models without chat training")
+    prune: bool = knob(True, help="drop spans that can no longer win; off reads all spans")
     passage: str = knob(
         "", multiline=True, file=True, help="text the answer is taken from; empty: the context, or else the prompt"
     )
@@ -118,7 +117,7 @@ class ExactExtract(Decoder):
         yield from adopt(lm, self._answer(race))
 
     def _suffixes(self, lm) -> list[list[int]]:
-        """What follows each place of the passage, in tokens, where an answer could begin."""
+        """Suffixes of the passage as token ids, one for each position where an answer could begin."""
         text = (self.passage or lm.passage or "".join(map(lm.piece, lm.tokens[:lm.prompt_length]))).strip()
         tokens = lm.spell(f" {text}") or lm.spell(text)
         if not tokens:
@@ -131,7 +130,7 @@ class ExactExtract(Decoder):
         return suffixes + self._respelt(lm, tokens)
 
     def _respelt(self, lm, tokens: list[int]) -> list[list[int]]:
-        """Where a word follows a quote or a bracket: the same with the space an answer begins with."""
+        """Suffixes whose first word follows a quote or a bracket, with the leading space that an answer begins with."""
         pieces, found = [lm.piece(token) for token in tokens], []
         for i in range(1, len(tokens)):
             if pieces[i][:1].isalnum() and pieces[i - 1] and not pieces[i - 1][-1].isalnum():
@@ -143,7 +142,7 @@ class ExactExtract(Decoder):
         return sorted({*lm.end_ids, *breaks})
 
     def _answer(self, race: SpanSearch) -> list[FoundToken]:
-        """The best span and, where there is one, the likeliest of the tokens that end it."""
+        """The best span, followed by the most probable of the end tokens if there are any."""
         path = [ROOT, *race.tree.path(race.best)]
         found = [FoundToken(race.tree.tokens[node], race.rows[before], before) for before, node in zip(path, path[1:])]
         rows = race.rows[race.best]
@@ -173,14 +172,12 @@ class ExactExtract(Decoder):
         )
         places = len(race.starts[race.best])
         yield Note(
-            f"{names[0]!r} is the whole answer with probability {math.exp(-race.total(race.best)):.3g}; the passage says it "
-            f"{places} time{'s' * (places > 1)}. {len(ranked)} of {every} spans were read."
+            f"{names[0]!r} is the whole answer with probability {math.exp(-race.total(race.best)):.3g}; the passage "
+            f"says it {places} time{'s' * (places > 1)}. {len(ranked)} of {every} spans were read."
         )
 
     def _map(self, lm, race: SpanSearch, suffixes: list[list[int]]) -> Figure:
-        """-log p of each span as the whole answer, by where it starts and how long it is; spans that were dropped have
-        none.
-        """
+        """-log p of each span as the complete answer, by start and length; None for pruned spans."""
         columns = list(range(1, race.tree.depth() + 1))
         cells = [[None] * len(columns) for _ in suffixes[:OUTLINED]]
         for node in range(len(race.tree)):

@@ -10,35 +10,37 @@ from playground.events import Branches, Figure, Note
 
 
 class FirstFinish(Decoder):
-    """Draw several texts side by side and take the one that ends first; the others are given up unfinished.
+    """Sample several texts in parallel and return the one that ends first; the others are abandoned.
 
-    Right reasoning tends to be shorter than wrong. Where a text is likely to be right because it is short, this is best
-    of N with the length as its score, and the losers are never written out. It only tilts the length: given that, the
-    text follows the sampler's law. Of texts that end with the same token the first one is taken; one cut off by the
-    length has not ended, and if none ends, that with the largest log-probability per token is taken. With `wait` above
-    1 so many texts are awaited and their answers vote, of equals the one that came first. Agarwal et al. 2025, arXiv
-    2505.18149.
+    Correct reasoning tends to be shorter than incorrect reasoning. This is best of N with shortness as the score,
+    except that the losers are never completed. Only the distribution of the length changes: given its length, the text
+    follows the sampler's distribution. Of texts that end at the same step the first is taken. A text truncated by the
+    length limit has not ended; if none ends, the one with the highest log-probability per token is taken. With `wait`
+    above 1, the first `wait` texts to end vote on the answer; ties go to the answer that came first. Agarwal et al.
+    2025, arXiv 2505.18149.
     """
 
     name, title, paper, sheet = "first_finish", "First finish search", "2505.18149", "search/first-finish-search"
     guarantee, several = ("heuristic", "collapses"), True
 
-    n: int = knob(4, 1, 32, step=1, help="texts that are drawn; 1 is plain sampling")
+    n: int = knob(4, 1, 32, step=1, help="texts to sample; 1 is plain sampling")
     wait: int = knob(
         1,
         1,
         32,
         step=1,
-        help="texts that have to end; from 2 on their answers vote, with as many as are drawn all of them",
+        help="texts that have to end before the search stops; from 2 on their answers vote",
     )
-    answer: str = knob("number", choices=("number", "text"), help="what votes: the last number or the whole text")
+    answer: str = knob("number", choices=("number", "text"), help="answer of a text: its last number, or all of it")
     temperature: float = knob(
-        0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one"
+        0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
     )
 
     def check(self) -> None:
         if self.wait > self.n:
-            raise Refusal(f"Of {self.n} texts {self.wait} cannot end: wait for {self.n} at most, or draw more.", "wait")
+            raise Refusal(
+                f"{self.wait} of {self.n} texts cannot end: wait for at most {self.n}, or sample more.", "wait"
+            )
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
@@ -50,14 +52,14 @@ class FirstFinish(Decoder):
             ended.extend(sample for sample in finished(samples) if sample not in ended)
             return len(ended) >= self.wait
 
-        samples = yield from draw_many(lm, self.n, self._standings, enough)
+        samples = yield from draw_many(lm, self.n, self._progress, enough)
         winner = self._elected(ended[:self.wait]) if ended else max(samples, key=lambda sample: sample.mean)
         yield Note(self._outcome(samples, ended, winner))
         lm.drop(sample.leaf for sample in samples if sample is not winner)
         yield lm.keep(winner.leaf)
 
     def _elected(self, ended):
-        """The first text that gave the answer most of them gave; one without an answer does not vote."""
+        """The first text with the majority answer; texts without an answer do not vote."""
         votes = defaultdict(list)
         for sample in ended:
             votes[self._read(sample.leaf.text)].append(sample)
@@ -69,13 +71,19 @@ class FirstFinish(Decoder):
 
     def _outcome(self, samples, ended, winner) -> str:
         if not ended:
-            return f"None of {len(samples)} texts ended within the length: {winner.label}, the most probable per token, is taken."
-        drawn, length = sum(sample.leaf.generated for sample in samples), winner.leaf.generated
-        cut = sum(not sample.leaf.reason for sample in samples)
-        tie = " Several ended with the same token: the first of them counts." if len(ended) > self.wait else ""
-        return f"{winner.label} with {length} tokens is taken; {cut} texts were given up on the way, {drawn} tokens were drawn in all.{tie}"
+            return (
+                f"None of {len(samples)} texts ended within the length limit: {winner.label}, the most probable per "
+                "token, is taken."
+            )
+        sampled, length = sum(sample.leaf.generated for sample in samples), winner.leaf.generated
+        abandoned = sum(not sample.leaf.reason for sample in samples)
+        tie = " Several ended at the same step: the first of them counts." if len(ended) > self.wait else ""
+        return (
+            f"{winner.label} with {length} tokens is taken; {abandoned} texts were abandoned, {sampled} tokens were "
+            f"sampled in total.{tie}"
+        )
 
-    def _standings(self, samples, completed) -> Iterator:
+    def _progress(self, samples, completed) -> Iterator:
         yield Branches(scores={sample.leaf.number: sample.mean for sample in samples})
         if completed:
             labels, values = [sample.label for sample in samples], [sample.leaf.generated for sample in samples]

@@ -1,4 +1,4 @@
-"""FoReaL decoding: a strong model leads every sentence, a small one finishes it."""
+"""FoReaL decoding: a large model begins each sentence, a small one finishes it."""
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,20 +13,19 @@ WORD = re.compile(r"\w")
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text with a word in it ends as sentences do: with a line break or a stop, perhaps with a closing quote
-    or bracket after it.
+    """Whether a text contains a word and ends like a sentence: in a line break or full stop, then closing quotes.
 
-    "3." may go on as "3.14": the point of a number counts only once a word follows it.
+    "3." may continue as "3.14", so a point after a digit counts only once a word follows it.
     """
     return bool(WORD.search(text)) and any(ending.search(text) for ending in (STOP, LINE, AFTER_A_NUMBER))
 
 
 @dataclass
 class Sentence:
-    """The sentence at hand: where it begins, whether the large model leads it, and how many tokens each model wrote."""
+    """The current sentence: where it begins, whether the large model leads it, and how many tokens each model wrote."""
 
     token: int
-    letter: int
+    character: int
     led: bool
     leader: int = 0
     draft: int = 0
@@ -40,15 +39,14 @@ class Sentence:
 
 
 class Foreal(Decoder):
-    """Let the large model write the first tokens of each sentence and the small one the rest: nothing is checked
-    afterwards.
+    """Let the large model write the first tokens of each sentence and the small model the rest, without verification.
 
-    A small model mostly goes wrong where a sentence begins and falls in line after it. At the start of each a coin says
-    with probability `p` whether the large model leads; it then writes `n` tokens, or fewer if the sentence is over.
-    Whoever takes over first reads in one forward what the other wrote. With p = 1 and n beyond every sentence only the
-    large model writes, with p = 0 or n = 0 only the small one. Li et al. 2025, arXiv 2506.06998, from the abstract and
-    reviews: where a sentence ends, the longest stretch of the small model, and that either may end the text are our
-    reading.
+    The two models diverge mostly at the start of a sentence and agree afterwards. Each sentence is led by the large
+    model with probability `p`; it then writes `n` tokens, or fewer if the sentence ends. On a switch, the other model
+    first reads the missing tokens in one forward. With p = 1 and n beyond the length of any sentence only the large
+    model writes, with p = 0 or n = 0 only the small one. Li et al. 2025, arXiv 2506.06998, from the abstract and
+    reviews: the sentence boundaries, the longest run of the small model, and that either model may end the text are our
+    interpretation.
     """
 
     name, title, paper, sheet = "foreal", "FoReaL decoding", "2506.06998", "search/foreal"
@@ -56,11 +54,11 @@ class Foreal(Decoder):
     reconstruction, sure = True, "medium"
 
     n: int = knob(
-        15, 0, 1024, step=1, help="tokens the large model writes at the start of a sentence it leads; 0: none"
+        15, 0, 1024, step=1, help="tokens of the large model at the start of a sentence it leads; 0: small model alone"
     )
-    p: float = knob(1.0, 0.0, 1.0, step=0.05, help="chance that the large model leads a sentence")
+    p: float = knob(1.0, 0.0, 1.0, step=0.05, help="probability that the large model leads a sentence")
     cap: int = knob(
-        128, 1, 512, step=1, help="tokens the small model writes at most before a new sentence is taken to begin"
+        128, 1, 512, step=1, help="most tokens of the small model before a new sentence is assumed to begin"
     )
 
     def decode(self, lm) -> Iterator:
@@ -69,13 +67,12 @@ class Foreal(Decoder):
             if sentence is None or self._is_over(lm, sentence):
                 yield from self._closing(sentence)
                 sentence = self._begun(lm)
-                yield Note(
-                    f"A sentence begins at token {lm.generated}: the {'large model leads' if sentence.led else 'small model is on its own'}."
-                )
+                writes = "large model leads" if sentence.led else "small model writes all of it"
+                yield Note(f"A sentence begins at token {lm.generated}: the {writes}.")
             wanted = self._next(sentence)
             if wanted != writer:
                 yield Switch(
-                    lm.generated, wanted, "leads the sentence" if wanted == "leader" else "goes on with the sentence"
+                    lm.generated, wanted, "leads the sentence" if wanted == "leader" else "continues the sentence"
                 )
             rows = yield models[wanted].extend() if writer else models[wanted].prefill()
             writer, led = wanted, led + (wanted == "leader")
@@ -83,7 +80,7 @@ class Foreal(Decoder):
             yield Figure(
                 "scalar",
                 "share of the large model",
-                {"x": lm.generated, "series": {"tokens it wrote, of all": led / (lm.generated + 1)}},
+                {"x": lm.generated, "series": {"share of all tokens": led / (lm.generated + 1)}},
             )
             yield lm.keep(lm.pick(rows))
 
@@ -91,7 +88,7 @@ class Foreal(Decoder):
         return Sentence(lm.generated, len(lm.text), lm.flip(self.p, len(lm.tokens), "lead")[0])
 
     def _is_over(self, lm, sentence: Sentence) -> bool:
-        return is_sentence(lm.text[sentence.letter:]) or sentence.draft >= self.cap
+        return is_sentence(lm.text[sentence.character:]) or sentence.draft >= self.cap
 
     def _next(self, sentence: Sentence) -> str:
         return "leader" if sentence.led and sentence.leader < self.n else "draft"

@@ -18,17 +18,16 @@ READINGS = {"mean": "perplexity of the label", "sum": "probability", "whole": "p
 
 @dataclass
 class Label:
-    """A label as it would be written, and what each of its tokens costs in nats; the end is a token of its own where it
-    counts.
-    """
+    """A label's tokens and the cost of each in nats. The end is one more token if it counts."""
 
     text: str
     found: list[FoundToken]
     costs: list[float]
 
     def reads(self, reading: str, before: tuple[float, int]) -> float:
-        """Nats: of a token of the label, of all of it, or of a token of prompt and label. `before` are nats and tokens
-        of the prompt.
+        """Cost in nats: per token of the label, of the whole label, or per token of prompt and label.
+
+        `before` is the cost of the prompt in nats, and its number of tokens.
         """
         cost, count = sum(self.costs), len(self.costs)
         whole = (before[0] + cost) / (before[1] + count)
@@ -36,14 +35,13 @@ class Label:
 
 
 class LabelsByPerplexity(Decoder):
-    """Answer with the one of a few labels that is least surprising after the prompt; all of them are read in one
-    forward.
+    """Classify by scoring a fixed set of labels after the prompt, all in one forward, and answer with the best one.
 
-    What is least surprising can be read in three ways, which differ where labels differ in length: by the perplexity of
-    the label (`mean`), by its probability (`sum`), or by the perplexity of prompt and label together (`whole`), for
-    which the prompt is read a second time. All three are shown. With the end token counted the sum is the chance of the
-    label as the whole answer; without it a label never costs less than one it begins with. GenCLS++, He et al. 2025,
-    arXiv 2504.19898, whose own reading is not settled; its gains come with training, which is no part of this.
+    Three scores are shown, which differ if labels differ in length: the perplexity of the label (`mean`), its
+    probability (`sum`), and the perplexity of prompt and label together (`whole`), for which the prompt is read again.
+    With the end token counted, the sum is the probability of the label as the complete answer; without it a label never
+    costs less than its own prefix. GenCLS++, He et al. 2025, arXiv 2504.19898, which does not specify its score; its
+    gains come from training, which is not part of this.
     """
 
     name, title, paper, sheet = "gencls_ppl", "Labels by perplexity", "2504.19898", "search/gencls-ppl"
@@ -54,14 +52,14 @@ class LabelsByPerplexity(Decoder):
     reading: str = knob(
         "mean",
         choices=tuple(READINGS),
-        help="what decides: perplexity of the label, its probability, or perplexity of prompt and label",
+        help="score that decides: perplexity of the label, its probability, or perplexity of prompt and label",
     )
-    end: bool = knob(True, help="the end after a label counts as one of its tokens")
-    space: bool = knob(True, help="put a space before each label, as answers to a question begin with one")
+    end: bool = knob(True, help="count the end token after a label as one of its tokens")
+    space: bool = knob(True, help="put a space before each label, as answers usually begin with one")
 
     def check(self) -> None:
         if len(self._texts()) < 2:
-            raise Refusal("There is nothing to choose: give two different labels or more, separated by |.", "labels")
+            raise Refusal("There is nothing to choose: give at least two different labels, separated by |.", "labels")
 
     def decode(self, lm) -> Iterator:
         before = yield from self._prompt(lm)
@@ -70,7 +68,8 @@ class LabelsByPerplexity(Decoder):
         tree, paths = merged(spelt if self._closed(lm) else [tokens[:-1] for tokens in spelt], self.name)
         if len(tree) > MAX_LABEL_TOKENS:
             raise Refusal(
-                f"The labels have {len(tree):,} tokens, and {MAX_LABEL_TOKENS} are the most: give fewer or shorter ones.",
+                f"The labels have {len(tree):,} tokens, and {MAX_LABEL_TOKENS} are the most: give fewer or shorter"
+                " ones.",
                 "labels",
             )
         rows = yield lm.extend(tree)
@@ -88,17 +87,17 @@ class LabelsByPerplexity(Decoder):
             raise Refusal(f"This model has no tokens for the label {text!r}: choose another word.", "labels")
         if len(tokens) > lm.remaining:
             raise Refusal(
-                f"The label {text!r} has {len(tokens)} tokens, and {lm.remaining} can be written: raise the length.",
+                f"The label {text!r} has {len(tokens)} tokens, but only {lm.remaining} fit: raise the length.",
                 "labels",
             )
         return tokens
 
     def _closed(self, lm) -> bool:
-        """Whether what follows a label counts."""
+        """Whether the end token after a label counts."""
         return self.end and bool(lm.end_ids)
 
     def _label(self, lm, text: str, tokens: list[int], path: list[int], rows) -> Label:
-        """A label from the rows before each of its tokens; any of the tokens that end a text may end it."""
+        """A label and its costs, from the rows that predict its tokens; any of the model's end tokens may end it."""
         found = [FoundToken(token, rows, node) for token, node in zip(tokens, path)]
         costs = [-float(rows.logp[rows.row(node), token]) for token, _, node in found]
         if self._closed(lm):
@@ -108,7 +107,7 @@ class LabelsByPerplexity(Decoder):
         return Label(text, found, costs)
 
     def _prompt(self, lm) -> Iterator:
-        """What the tokens of the prompt after its first cost in nats, and how many they are."""
+        """Cost in nats of the prompt's tokens after the first, and their number."""
         cost, count = 0.0, 0
         for request in lm.reading(lm.tokens[:-1]):
             piece = yield request
@@ -139,7 +138,7 @@ class LabelsByPerplexity(Decoder):
         ]
         yield Figure(
             "bars",
-            "what each token of a label costs, nats",
+            "-log p of each token of a label, nats",
             {"labels": [name for name, _ in steps], "values": [cost for _, cost in steps]},
         )
         winners = {reading: min(labels, key=lambda label: label.reads(reading, before)).text for reading in READINGS}

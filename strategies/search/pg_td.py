@@ -21,7 +21,7 @@ DEFAULT = 'check("") == 0\ncheck("one") == 1\ncheck("the cat sat") == 3'
 
 @dataclass(frozen=True)
 class Tests:
-    """What a function must return for some arguments."""
+    """Expected return values of a function for some arguments."""
 
     name: str
     arguments: list
@@ -29,15 +29,15 @@ class Tests:
 
     @classmethod
     def read(cls, text: str) -> "Tests":
-        """From lines such as `work([1, 2]) == 3`, all of one function with one argument; raises Refusal."""
+        """Parse lines such as `work([1, 2]) == 3`, all of one function with one argument. Raises Refusal."""
         found = [_test(line) for line in text.splitlines() if line.strip()]
         if len({name for name, _, _ in found}) != 1:
-            raise Refusal('The tests have to call one function, a line each, such as work([1, 2]) == 3.', "tests")
+            raise Refusal('The tests have to call one function, one call per line, such as work([1, 2]) == 3.', "tests")
         names, arguments, results = zip(*found)
         return cls(names[0], list(arguments), list(results))
 
     def passed(self, program: str) -> float:
-        """Share of the tests that a program passes. What does not even define the function is not run."""
+        """Share of the tests that a program passes. A program that does not define the function is not run."""
         if f"def {self.name}(" not in program:
             return 0.0
         found = tries(program.strip(), self.name, self.arguments)
@@ -51,14 +51,14 @@ def _test(line: str) -> tuple[str, object, object]:
             ast.parse(line.strip(), mode="eval").body.comparators,
         )
         [argument] = map(ast.literal_eval, left.args)
-        json.dumps(argument)  # how the process of a program gets it
+        json.dumps(argument)  # raises TypeError for what the sandbox cannot receive
         return left.func.id, argument, ast.literal_eval(right)
     except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
-        raise Refusal(f"{line.strip()[:60]!r} is no test: write one such as work([1, 2]) == 3.", "tests") from None
+        raise Refusal(f"{line.strip()[:60]!r} is not a test: write one such as work([1, 2]) == 3.", "tests") from None
 
 
 def _same(given: list | None, wanted: object) -> bool:
-    """Equal as JSON, in which true is not 1."""
+    """Whether two values are equal as JSON, in which true is not 1."""
     return given is not None and repr(given[0]) == repr(_plain(wanted))
 
 
@@ -68,24 +68,24 @@ def _plain(value: object) -> object:
 
 @dataclass(eq=False)
 class SearchState:
-    """A beginning of a text, with the tokens that may follow it, the most probable first, and what came of each."""
+    """A prefix, the tokens that may follow it, the most probable first, and the returns of each."""
 
-    place: int  # in the tree of all that was read
+    place: int  # node in the tree of all prefixes read
     tokens: list[int]
     priors: list[float]  # among these tokens
     visits: int = 1
     returns: list[list[float]] = field(init=False)  # share of tests passed, by token
-    below: dict[int, "SearchState"] = field(default_factory=dict)  # by the place of the token in `tokens`
+    below: dict[int, "SearchState"] = field(default_factory=dict)  # by index of the token in `tokens`
 
     def __post_init__(self):
         self.returns = [[] for _ in self.tokens]
 
     def value(self, a: int) -> float:
-        """The best that came of a token, 0 while it was never tried."""
+        """Best return of a token, 0 if it was never tried."""
         return max(self.returns[a], default=0.0)
 
     def score(self, a: int, c: float, c_base: float) -> float:
-        """P-UCB with an exploration that grows with the visits."""
+        """P-UCB with an exploration weight that grows with the visits."""
         beta = math.log((self.visits + c_base + 1) / c_base) + c
         return self.value(a) + beta * self.priors[a] * math.sqrt(math.log(self.visits)) / (1 + len(self.returns[a]))
 
@@ -95,13 +95,13 @@ class SearchState:
 
 @dataclass
 class ReadPrefixes(Explored):
-    """All beginnings that were read, and the best next tokens after each."""
+    """All prefixes that were read, and the best next tokens after each."""
 
     width: int = 1
     next: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
 
     def learn(self, rows) -> None:
-        """Note the best tokens of all new rows; of equals the lowest id comes first."""
+        """Record the best tokens of all new rows; ties go to the lowest id."""
         for node in range(rows.first, rows.first + len(rows.raw)):
             scores, tokens = rows.raw[rows.row(node)].sort(descending=True, stable=True)
             self.next[node] = tokens[:self.width].tolist(), scores[:self.width].float().softmax(0).tolist()
@@ -111,15 +111,14 @@ class ReadPrefixes(Explored):
 
 
 class PlanningGuided(Decoder):
-    """Write a program by looking for it: try a token, let the model finish the program greedily, run it on tests, and
-    learn where good programs begin.
+    """Monte Carlo tree search over programs: try a token, complete the program greedily, and run it on the tests.
 
-    A tree over beginnings grows by one state a rollout. From the root the token with the best value + beta P sqrt(ln N)
-    / (1 + n) is followed: the value is the best share of tests passed by any program through it, P the model's
-    probability among the `width` best tokens, N and n the visits of state and token. Every beginning is read by the
-    model once and stays in its cache, so what a completion passed costs no forward later. The text becomes the first of
-    the best programs; the first one tried is the greedy one, so it is never worse than that on these tests. With one
-    rollout or width 1 it is greedy. Each program runs in a confined process of its own, all together for at most 20
+    The search tree over prefixes grows by one state per rollout. Selection follows the token with the highest value +
+    beta P sqrt(ln N) / (1 + n) from the root: the value is the best share of tests passed by any program through it, P
+    the model's probability among the `width` best tokens, N and n the visits of state and token. Every prefix is read
+    once and stays in the KV cache, so prefixes of earlier completions cost no further forward. The result is the first
+    of the best programs; the first one tried is the greedy one, so the result is never worse on these tests. One
+    rollout, or width 1, is greedy decoding. Each program runs in a confined process, all together for at most 20
     seconds. Zhang et al. 2023, arXiv 2303.05510.
     """
 
@@ -130,11 +129,11 @@ class PlanningGuided(Decoder):
         DEFAULT,
         multiline=True,
         file=True,
-        help="tests of the function that is asked for, a line each, such as work([1, 2]) == 3",
+        help="tests of the requested function, one per line, such as work([1, 2]) == 3",
     )
-    rollouts: int = knob(8, 1, 256, step=1, help="programs that are tried at most; 1 is greedy")
-    width: int = knob(3, 1, 8, step=1, help="tokens that may follow each beginning; 1 is greedy")
-    c: float = knob(4.0, 0.0, 16.0, step=0.5, help="exploration; 0 follows what was best so far")
+    rollouts: int = knob(8, 1, 256, step=1, help="maximum number of programs to try; 1 is greedy")
+    width: int = knob(3, 1, 8, step=1, help="tokens considered after each prefix; 1 is greedy")
+    c: float = knob(4.0, 0.0, 16.0, step=0.5, help="exploration; 0 follows the best so far")
     c_base: float = knob(10.0, 1.0, 100.0, step=1.0, help="visits after which exploration grows")
 
     def check(self) -> None:
@@ -175,7 +174,7 @@ class PlanningGuided(Decoder):
         yield from adopt(lm, [FoundToken(token, rows, node) for node, token in enumerate(best, ROOT)])
 
     def _selected(self, root: SearchState) -> list[tuple[SearchState, int]]:
-        """From the root down to the first token that leads out of the search tree."""
+        """Path of states and tokens from the root to the first token that leaves the search tree."""
         path, state = [], root
         while state is not None:
             a = state.select(self.c, self.c_base)
@@ -184,8 +183,9 @@ class PlanningGuided(Decoder):
         return path
 
     def _completed(self, lm, reading: ReadPrefixes, path: list[tuple[SearchState, int]]) -> Iterator:
-        """The state the path leads to joins the tree, unless the text ends there; returns the tokens of the greedy
-        program from there.
+        """Add the state at the end of the path to the tree, unless the text ends there, and complete it greedily.
+
+        Returns the tokens of the program.
         """
         program = [state.tokens[a] for state, a in path]
         state, a = path[-1]
@@ -218,7 +218,7 @@ class PlanningGuided(Decoder):
 
 
 def outline(lm, root: SearchState) -> Figure:
-    """The search tree, level by level: each tried token with its prior and visits, and its value."""
+    """The search tree in breadth-first order: each token tried, with its prior, visits and value."""
     labels, parents, values, waiting = (
         ["the prompt"],
         [-1],

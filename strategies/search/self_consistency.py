@@ -9,33 +9,32 @@ from playground.events import Branches, Figure, Note
 
 
 class SelfConsistency(Decoder):
-    """Draw several ways of reasoning by chance, read the answer off each, and let them vote.
+    """Sample several chains of reasoning, extract the answer of each, and take the majority vote.
 
-    The answer with the most votes wins; of equals the one whose texts have the larger log-probability in sum, then the
-    first. The text becomes the most probable of those that gave it. A text without an answer does not vote, nor does
-    one cut off by the length unless all are, which is our rule. Wang et al. 2022, arXiv 2203.11171, the unweighted
-    vote.
+    Ties go to the answer whose texts have the larger summed log-probability, then to the first. The result is the most
+    probable text with the winning answer. A text without an answer does not vote, nor does one truncated by the length
+    limit unless all are, which is our rule. Wang et al. 2022, arXiv 2203.11171, the unweighted vote.
     """
 
     name, title, paper, sheet = "self_consistency", "Self-consistency", "2203.11171", "search/self-consistency-bestofn"
     guarantee, several = ("heuristic", "collapses"), True
 
-    n: int = knob(8, 1, 64, step=1, help="texts that are drawn; 1 is plain sampling")
+    n: int = knob(8, 1, 64, step=1, help="texts to sample; 1 is plain sampling")
     answer: str = knob(
         "number",
         choices=("number", "words", "text"),
-        help="what votes: the last number, the last words, or the whole text",
+        help="the answer of a text: its last number, its last words, or the whole text",
     )
-    words: int = knob(2, 1, 20, step=1, help="how many last words are the answer")
+    words: int = knob(2, 1, 20, step=1, help="number of last words that make up the answer")
     temperature: float = knob(
-        0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 all texts are the greedy one"
+        0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
     )
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
     def decode(self, lm) -> Iterator:
-        samples = yield from draw_many(lm, self.n, self._standings)
+        samples = yield from draw_many(lm, self.n, self._progress)
         votes = self._votes(samples)
         voters = votes[self._winner(votes)] if votes else whole(samples)
         yield Note(self._outcome(samples, votes))
@@ -47,7 +46,7 @@ class SelfConsistency(Decoder):
         ](text)
 
     def _votes(self, samples) -> dict:
-        """Samples by their answer, in the order in which the answers come."""
+        """Samples by answer, answers in the order of their first sample."""
         votes = defaultdict(list)
         for sample in whole(samples):
             votes[self._read(sample.leaf.text)].append(sample)
@@ -61,15 +60,18 @@ class SelfConsistency(Decoder):
         if not votes:
             return "No text has an answer: the most probable text is taken."
         winner, voters = self._winner(votes), sum(map(len, votes.values()))
-        return f"{winner!r} has {len(votes[winner])} of {voters} votes; no text after #{self._decided(samples)} changed that."
+        return (
+            f"{winner!r} has {len(votes[winner])} of {voters} votes; no text after #{self._decided(samples)} changed "
+            "that."
+        )
 
     def _decided(self, samples) -> int:
-        """The text, counted from 1, with which the winner was in front for good."""
+        """Number of the text, from 1, after which the winner no longer changed."""
         polls = [self._votes(samples[:count]) for count in range(1, len(samples) + 1)]
         winners = [self._winner(votes) if votes else None for votes in polls]
         return 1 + max((i for i, winner in enumerate(winners, 1) if winner != winners[-1]), default=0)
 
-    def _standings(self, samples, completed) -> Iterator:
+    def _progress(self, samples, completed) -> Iterator:
         yield Branches(scores={sample.leaf.number: sample.logp for sample in samples})
         if completed:
             votes = self._votes(samples)

@@ -3,17 +3,17 @@ from playground.algorithms.search.particle_filter import Redrawn
 
 
 class SMC(Redrawn):
-    """Grow several texts under a grammar, weigh each by how much of the model's law was legal on its way, and let heavy
-    ones take the place of light ones.
+    """Sample several particles under a grammar, weight each by the probability mass that the grammar allowed at each
+    step, and resample by weight.
 
-    A mask renormalised at every token favours beginnings after which hardly anything legal is likely. Here the mass
-    that was legal is multiplied into a text's weight, and where the effective number of texts, (sum w)^2 / sum w^2,
-    falls below `threshold` times their number, as many are drawn anew from all by their weights, which are then made
-    equal. A text that ended goes on taking part; one cut off by the length is no legal text and weighs nothing. The
-    answer is drawn by weight: with more texts its law tends to the model's own law given the grammar, and the mean
-    weight is right on average for the mass of all that is legal. One text is a plain mask. Lew et al. 2023, arXiv
-    2306.03081, in the plain form of its library with multinomial draws; `smc_steering` is its drawing without
-    replacement. `awrs` weighs by a few tries, not by the whole mask.
+    A token mask that is renormalised at every step overrates prefixes after which the grammar allows little probable
+    text. Here the allowed mass is multiplied into a particle's weight. If the effective sample size, (sum w)^2 /
+    sum w^2, falls below `threshold` times the number of particles, all are resampled by weight and their weights made
+    equal. Finished particles still take part; one truncated by the length limit has weight 0. The answer is sampled by
+    weight: with more particles its distribution converges to the model's, conditioned on the grammar, and the mean
+    weight is an unbiased estimate of the mass of all texts that the grammar allows. One particle is a plain token mask.
+    Lew et al. 2023, arXiv 2306.03081, in the plain form of its library with multinomial resampling; `smc_steering`
+    resamples without replacement. `awrs` estimates the weights from a few tokens, not from the whole mask.
     """
 
     name, title, paper, sheet = "smc", "Sequential Monte Carlo", "2306.03081", "search/self-consistency-bestofn"

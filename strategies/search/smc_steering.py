@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo steering: particles that are chosen without replacement."""
+"""Sequential Monte Carlo steering: particles resampled without replacement."""
 from collections.abc import Iterator
 from itertools import pairwise
 from math import log
@@ -6,40 +6,40 @@ from math import log
 import torch
 from torch import Tensor
 
-from playground.algorithms.search.particle_filter import NEVER, Particle, Particles, alive, mean, portions
+from playground.algorithms.search.particle_filter import NEVER, Particle, Particles, alive, mean, normalised
 from playground.contract import knob
 from playground.events import Figure, Note
 
 ROUNDING = 1e-12
-SURE = 1 - 1e-9  # chance to stay, from which no lot is drawn
-SHOWN = 24  # texts
+SURE = 1 - 1e-9  # survival probability from which a particle survives deterministically
+SHOWN = 24  # particles
 
 
 class SMCSteering(Particles):
-    """Grow several texts under a grammar, try several ways on from each at every step, and keep as many texts as there
-    were, none of them twice.
+    """Sample several continuations of every particle under a grammar, and resample to the original number without
+    replacement.
 
-    Every text that still grows takes the next step `n_beam` times, and weights are those of `smc`: the legal mass on
-    the way. Of all that come of it a text stays with probability min(1, c w), where c makes that as many texts as there
-    were. Those with c w >= 1 stay for sure and keep their weight, as the best beams do; the others draw lots in one go,
-    which takes no text twice, and each that stays weighs 1 / c. So weights are right on average whatever is dropped;
-    two that drew the same token still count as two. With one way on nothing is ever dropped: `smc` at threshold 0. The
-    answer is drawn by weight. Lew et al. 2023, arXiv
-    2306.03081; which texts stay is the optimal resampling of Fearnhead and Clifford 2003.
+    Every unfinished particle takes the next step `n_beam` times; weights are those of `smc`, the probability mass that
+    the grammar allowed. A continuation survives with probability min(1, c w), where c makes the expected number of
+    survivors the number of particles. Those with c w >= 1 survive for certain and keep their weight, like the best
+    beams; the others are chosen by systematic resampling, and each survivor gets weight 1 / c. The weights therefore
+    stay unbiased; two continuations with the same token count as two. With n_beam 1 no particle is ever dropped, which
+    is `smc` at threshold 0. The answer is sampled by weight. Lew et al. 2023, arXiv 2306.03081; the choice of survivors
+    is the optimal resampling of Fearnhead and Clifford 2003.
     """
 
     name, title, paper, sheet = "smc_steering", "SMC steering", "2306.03081", "search/self-consistency-bestofn"
 
-    particles: int = knob(5, 1, 64, step=1, help="texts that are kept after every step")
+    particles: int = knob(5, 1, 64, step=1, help="particles that survive each step")
     n_beam: int = knob(
-        3, 1, 8, step=1, help="ways on that are tried from each of them; 1 drops none, which is importance sampling"
+        3, 1, 8, step=1, help="continuations sampled from each particle; 1 drops none, which is importance sampling"
     )
 
-    def _spread(self, lm, texts: list[Particle]) -> list[Particle]:
-        """Every text that grows, `n_beam` times. One that does not is alone, and weighs more beside so many others."""
-        growing = sum(particle.grows for particle in texts)
-        share = log(len(texts) + growing * (self.n_beam - 1)) - log(len(texts))
-        return [copy for particle in texts for copy in self._copies(lm, particle, share)]
+    def _branched(self, lm, particles: list[Particle]) -> list[Particle]:
+        """Copy every unfinished particle `n_beam` times. A finished one stays single; its weight is scaled up."""
+        growing = sum(particle.grows for particle in particles)
+        share = log(len(particles) + growing * (self.n_beam - 1)) - log(len(particles))
+        return [copy for particle in particles for copy in self._copies(lm, particle, share)]
 
     def _copies(self, lm, particle: Particle, share: float) -> list[Particle]:
         if not particle.grows:
@@ -47,62 +47,66 @@ class SMCSteering(Particles):
         leaves = [particle.leaf, *lm.fork(self.n_beam - 1, particle.leaf)] if self.n_beam > 1 else [particle.leaf]
         return [Particle(leaf, particle.weight + share - log(self.n_beam)) for leaf in leaves]
 
-    def _renewed(self, lm, texts: list[Particle], turn: int) -> Iterator:
-        """`particles` of the texts, at least those that weigh anything where they are no more than that."""
-        stay = chances(portions(texts), self.particles)
-        kept = self._kept(lm, texts, stay)
-        share, threshold = log(self.particles) - log(len(texts)), self._threshold(texts, stay)
-        lm.drop(particle.leaf for i, particle in enumerate(texts) if i not in kept and particle.weight > NEVER)
-        yield from self._shown(texts, stay, kept, turn)
+    def _resampled(self, lm, particles: list[Particle], step: int) -> Iterator:
+        """Choose `particles` survivors; all particles with nonzero weight if there are no more than that."""
+        stay = survival_probabilities(normalised(particles), self.particles)
+        kept = self._survivors(lm, particles, stay)
+        share, threshold = log(self.particles) - log(len(particles)), self._threshold(particles, stay)
+        lm.drop(particle.leaf for i, particle in enumerate(particles) if i not in kept and particle.weight > NEVER)
+        yield from self._shown(particles, stay, kept, step)
         for i in kept:
-            texts[i].weight = share + (texts[i].weight if stay[i] >= SURE else threshold)
-        dead = [particle for particle in texts if particle.weight == NEVER]
-        return [texts[i] for i in kept] + dead[:self.particles - len(kept)]
+            particles[i].weight = share + (particles[i].weight if stay[i] >= SURE else threshold)
+        dead = [particle for particle in particles if particle.weight == NEVER]
+        return [particles[i] for i in kept] + dead[:self.particles - len(kept)]
 
-    def _threshold(self, texts: list[Particle], stay: Tensor) -> float:
-        """Log of 1 / c, the weight of a text that stays by lot; anything where no lots are drawn."""
-        unsure = [i for i in range(len(texts)) if 0 < stay[i] < SURE]
-        return texts[unsure[0]].weight - log(float(stay[unsure[0]])) if unsure else NEVER
+    def _threshold(self, particles: list[Particle], stay: Tensor) -> float:
+        """Log of 1 / c, the weight of a survivor chosen at random; unused if none is chosen at random."""
+        unsure = [i for i in range(len(particles)) if 0 < stay[i] < SURE]
+        return particles[unsure[0]].weight - log(float(stay[unsure[0]])) if unsure else NEVER
 
-    def _kept(self, lm, texts: list[Particle], stay: Tensor) -> list[int]:
-        """Indices of the texts that stay, in their order."""
-        unsure = [i for i in range(len(texts)) if 0 < stay[i] < SURE]
-        outcomes = lots(stay[unsure].tolist())
-        position = max(len(particle.leaf.tokens) for particle in texts)
+    def _survivors(self, lm, particles: list[Particle], stay: Tensor) -> list[int]:
+        """Indices of the survivors, in ascending order."""
+        unsure = [i for i in range(len(particles)) if 0 < stay[i] < SURE]
+        outcomes = systematic_outcomes(stay[unsure].tolist())
+        position = max(len(particle.leaf.tokens) for particle in particles)
         taken = outcomes[lm.draw(torch.tensor([p for p, _ in outcomes], dtype=torch.float64), position, "lots")][1]
-        return sorted([i for i in range(len(texts)) if stay[i] >= SURE] + [unsure[i] for i in taken])
+        return sorted([i for i in range(len(particles)) if stay[i] >= SURE] + [unsure[i] for i in taken])
 
-    def _shown(self, texts: list[Particle], stay: Tensor, kept: list[int], turn: int) -> Iterator:
-        """What is to be seen of a choice among texts."""
+    def _shown(self, particles: list[Particle], stay: Tensor, kept: list[int], step: int) -> Iterator:
+        """Figures and a note about one resampling step."""
         sure = sum(bool(p >= SURE) for p in stay)
         yield Figure(
             "scalar",
-            "texts kept",
+            "particles that survive",
             {
-                "x": turn - 1,
+                "x": step - 1,
                 "axis": "step",
-                "series": {"for sure": sure, "by lot": len(kept) - sure},
-                "lines": {"tried": len(alive(texts))},
+                "series": {"certain": sure, "random": len(kept) - sure},
+                "lines": {"continuations": len(alive(particles))},
             },
         )
         yield Figure(
             "scalar",
-            "log of the legal mass, as estimated",
-            {"x": turn - 1, "axis": "step", "series": {"log of the mean weight": mean(texts)}},
+            "log of the allowed mass, estimated",
+            {"x": step - 1, "axis": "step", "series": {"log of the mean weight": mean(particles)}},
         )
-        named = [i for i in range(len(texts)) if texts[i].weight > NEVER]
-        labels = [f"#{texts[i].leaf.number}{'' if i in kept else ' dropped'}" for i in named[:SHOWN]]
-        yield Figure("bars", "chance of each text to stay", {"labels": labels, "values": stay[named[:SHOWN]].tolist()})
+        named = [i for i in range(len(particles)) if particles[i].weight > NEVER]
+        labels = [f"#{particles[i].leaf.number}{'' if i in kept else ' dropped'}" for i in named[:SHOWN]]
+        yield Figure("bars", "survival probability", {"labels": labels, "values": stay[named[:SHOWN]].tolist()})
         if len(kept) < len(named):
-            yield Note(f"{len(named)} ways on, {len(kept)} of them kept: {sure} for sure, {len(kept) - sure} by lot.")
+            yield Note(
+                f"{len(kept)} of {len(named)} continuations survive: {sure} for certain, {len(kept) - sure} at random."
+            )
 
-    def _marks(self, texts: list[Particle]) -> dict[str, float]:
-        return {"texts that are kept": self.particles}
+    def _marks(self, particles: list[Particle]) -> dict[str, float]:
+        return {"particles that survive": self.particles}
 
 
-def chances(shares: Tensor, count: int) -> Tensor:
-    """Chances min(1, c w) to stay, [n], of texts with shares w [n] of all the weight. They add up to `count`; all stay
-    that weigh anything where those are no more."""
+def survival_probabilities(shares: Tensor, count: int) -> Tensor:
+    """Survival probabilities min(1, c w), [n], of particles with normalised weights w [n].
+
+    They add up to `count`. If at most `count` particles have nonzero weight, all of those survive.
+    """
     if int((shares > 0).sum()) <= count:
         return (shares > 0).double()
     falling, sure = shares.sort(descending=True).values, 0
@@ -111,11 +115,11 @@ def chances(shares: Tensor, count: int) -> Tensor:
     return (shares * (count - sure) / falling[sure:].sum()).clamp(max=1.0)
 
 
-def lots(stay: list[float]) -> list[tuple[float, list[int]]]:
-    """All outcomes of one lot for everybody, [(probability, indices that stay)], for chances below 1 that add up to a
-    whole number.
+def systematic_outcomes(stay: list[float]) -> list[tuple[float, list[int]]]:
+    """All outcomes of one systematic resampling step, [(probability, surviving indices)].
 
-    The chances lie side by side, and marks one apart, from a random start, point at those that stay: at nobody twice.
+    `stay` are survival probabilities below 1 that add up to an integer. They are laid end to end on a line, and marks
+    at unit distance from a random start pick the survivors, so none is picked twice.
     """
     ends = torch.tensor([0.0, *stay], dtype=torch.float64).cumsum(0)
     marks = torch.arange(round(float(ends[-1])), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""ADED: a search through a table of tri-grams as drafter."""
+"""ADED: tree search over a trigram table as drafter."""
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from playground.contract import Drafter, knob
 from playground.contract.token_tree import TokenTree, merged
 from playground.events import Figure
 
-SHOWN = 40  # places of the search, and successors
+SHOWN = 40  # nodes of the search tree and successors in figures
 Pair = tuple[int, int]
 
 
 class TriGrams:
-    """Weights of the tokens that follow a pair of tokens. They grow with every use and are no probabilities."""
+    """Weights of the tokens that follow a pair of tokens. They grow with use and are not normalised."""
 
     def __init__(self):
         self.known: dict[Pair, dict[int, float]] = {}
@@ -24,15 +24,14 @@ class TriGrams:
         copy.known = {pair: dict(row) for pair, row in self.known.items()}
         return copy
 
-    def reinforce(self, tokens, more, cap) -> None:
-        """Every tri-gram of the tokens gains weight, up to a cap."""
-        for *pair, token in zip(tokens, tokens[1:], tokens[2:]) if more else ():
+    def reinforce(self, tokens, gain, cap) -> None:
+        """Add `gain` to the weight of every trigram of the tokens, up to `cap`."""
+        for *pair, token in zip(tokens, tokens[1:], tokens[2:]) if gain else ():
             row = self.known.setdefault(tuple(pair), {})
-            row[token] = min(cap, row.get(token, 0.0) + more)
+            row[token] = min(cap, row.get(token, 0.0) + gain)
 
     def read(self, text, most) -> None:
-        """Learn how often each token follows a pair in a text, the `most` frequent alone; what is known already stays.
-        """
+        """Add the relative frequencies of the `most` frequent tokens after each pair of a text; known weights stay."""
         counts = defaultdict(Counter)
         for *pair, token in zip(text, text[1:], text[2:]):
             counts[tuple(pair)][token] += 1
@@ -41,11 +40,12 @@ class TriGrams:
             self.known[pair] = shares | self.known.get(pair, {})
 
     def best(self, pair) -> list[int]:
-        """The token of the largest weight, if any is known."""
+        """The token with the largest weight after a pair, as a list; empty if none is known."""
         row = self.known.get(pair)
         return [max(row, key=row.get)] if row else []
 
     def digest(self) -> str:
+        """Hash of the table."""
         return blake2b(
             repr(sorted((pair, sorted(row.items())) for pair, row in self.known.items())).encode(), digest_size=8
         ).hexdigest()
@@ -53,45 +53,45 @@ class TriGrams:
 
 @dataclass(slots=True)
 class SearchNode:
-    """A word of the search, with the word before it. `children` is None until it was expanded."""
+    """A node of the search tree: its token and the one before it. `children` is None until it is expanded."""
 
     pair: Pair
-    prior: float = 0.0  # weight that leads here
+    prior: float = 0.0  # weight of its trigram
     visits: int = 0
     score: float = 0.0  # sum over the visits
     children: list["SearchNode"] | None = None
 
 
 class ADED(Drafter):
-    """A table of which token followed which two grows with the text; a tree search through it finds what to guess.
+    """Store trigrams of the text in a table, and find draft tokens by a Monte Carlo tree search over it.
 
-    Each round searches `iterations` times from the last two tokens: down the place that promises most or was tried
-    least (PUCT), then on through the table; the `paths` most visited ways become guesses, each one token longer than it
-    was searched. What is written gains weight, `window` tokens at a time, so the table follows the text and stays for
-    the next prompt. It begins with the prompt's own tri-grams, where the released code reads a corpus. A search scores
-    1 and the weights on its way, as the paper has it, or always 1, as the released code comes to; how it goes on below
-    the tree is not drawn but averaged over. Without a table (no prompt, no gain) it is plain decoding, as with nodes =
-    0. Liu et al. 2024, arXiv 2407.12021.
+    Each round runs `iterations` searches from the last two tokens: selection by PUCT, then a rollout through the table.
+    The `paths` most visited paths are drafted, each extended by the most probable next token. Committed text reinforces
+    the last `window` tokens' trigrams, so the table adapts, and it persists for the next prompt. It starts with the
+    prompt's trigrams; the released code reads a corpus. The score of a search is 1 plus the weights on its path, as in
+    the paper, or always 1, as in effect in the released code. Rollouts are not sampled but replaced by their
+    expectation. Without a table (no prompt, no gain), and with nodes = 0, this is plain decoding. Liu et al. 2024,
+    arXiv 2407.12021.
     """
 
     name, title, paper, sheet = "aded", "ADED: tri-gram search", "2407.12021", "speculative/aded"
     guarantee, remembers, reconstruction, sure = ("collapses",), True, True, "medium"
 
-    iterations: int = knob(150, 10, 500, step=10, help="ways searched in a round")
-    paths: int = knob(24, 4, 64, step=1, help="most visited ways that become guesses")
+    iterations: int = knob(150, 10, 500, step=10, help="searches per round")
+    paths: int = knob(24, 4, 64, step=1, help="most visited paths that are drafted")
     length: int = knob(
-        4, 2, 8, step=1, help="tokens of a searched way, the last of the text included; one is guessed besides"
+        4, 2, 8, step=1, help="tokens of a search path, with the last of the text; one more is drafted"
     )
-    nodes: int = knob(64, 0, 64, step=1, help="guesses in the tree at most; 0 is plain decoding")
-    c1: float = knob(32.0, 1.0, 64.0, step=1.0, help="how much the search follows the weights in place of scores")
-    c2: float = knob(8.0, 1.0, 32.0, step=1.0, help="how slowly that grows with the visits")
-    gain: float = knob(0.04, 0.0, 0.5, step=0.01, help="weight a tri-gram gains in a round; 0 learns nothing")
+    nodes: int = knob(64, 0, 64, step=1, help="maximum draft tokens in the tree; 0 is plain decoding")
+    c1: float = knob(32.0, 1.0, 64.0, step=1.0, help="PUCT: how far weights (priors) outweigh scores")
+    c2: float = knob(8.0, 1.0, 32.0, step=1.0, help="PUCT: how slowly exploration grows with the visits")
+    gain: float = knob(0.04, 0.0, 0.5, step=0.01, help="weight added to a trigram per round; 0 learns nothing")
     cap: float = knob(3.0, 1.0, 10.0, step=0.5, help="largest weight")
-    window: int = knob(16, 3, 64, step=1, help="last tokens of the text that gain weight")
-    prune: int = knob(12, 2, 64, step=1, help="successors of a pair that are learned from the prompt")
-    prompt: bool = knob(True, help="begin with the tri-grams of the prompt")
+    window: int = knob(16, 3, 64, step=1, help="last tokens of the text whose trigrams are reinforced")
+    prune: int = knob(12, 2, 64, step=1, help="successors per pair learned from the prompt")
+    prompt: bool = knob(True, help="initialise the table with the prompt's trigrams")
     score: str = knob(
-        "weights", choices=("weights", "one"), help="what a searched way scores: 1 and the weights on it, or 1"
+        "weights", choices=("weights", "one"), help="score of a search: 1 plus the weights on its path, or 1"
     )
 
     _table = None
@@ -102,8 +102,9 @@ class ADED(Drafter):
         if len(lm.tokens) < 2 or not self.nodes or not budget:
             return TokenTree(self.name)
         root = self.search(tuple(lm.tokens[-2:]))
-        tree, _ = merged(self._within([self._cut(path, budget, lm.ends) for path in self.ways(root)]), self.name)
-        yield from self._tell(lm, root)
+        paths = [self._truncated(path, budget, lm.ends) for path in self.most_visited(root)]
+        tree, _ = merged(self._fitting(paths), self.name)
+        yield from self._figures(lm, root)
         return tree
 
     def observe(self, tree, rows, verdict) -> None:
@@ -121,12 +122,12 @@ class ADED(Drafter):
     # --- the search ---
 
     def search(self, pair) -> SearchNode:
-        """The tree of all that was searched after a pair of tokens."""
+        """Run the search from a pair of tokens and return its root."""
         root, averages = SearchNode(pair), {}
         for _ in range(self.iterations):
             path = [root]
             while path[-1].children and len(path) < self.length:
-                path.append(self._promising(path[-1]))
+                path.append(self._select(path[-1]))
             if path[-1].children is None and len(path) < self.length:
                 last = path[-1]
                 last.children = [
@@ -136,79 +137,78 @@ class ADED(Drafter):
                 path += last.children[-1:]
             score = 1.0
             if self.score == "weights":
-                score += sum(place.prior for place in path) + self._on_average(
+                score += sum(node.prior for node in path) + self._expected_weight(
                     path[-1].pair, self.length - len(path), averages
                 )
-            for place in path:
-                place.visits += 1
-                place.score += score
+            for node in path:
+                node.visits += 1
+                node.score += score
         return root
 
-    def _promising(self, place) -> SearchNode:
-        """The first child that was never visited, or the one of the largest PUCT."""
-        explore = (self.c1 + log((place.visits + self.c2 + 1) / self.c2)) * sqrt(place.visits)
-        best, largest = place, float("-inf")
-        for child in place.children:
+    def _select(self, node) -> SearchNode:
+        """The first unvisited child, or the one with the largest PUCT value."""
+        explore = (self.c1 + log((node.visits + self.c2 + 1) / self.c2)) * sqrt(node.visits)
+        best, largest = node, float("-inf")
+        for child in node.children:
             if not child.visits:
                 return child
-            promise = child.score / child.visits + explore * child.prior / (1 + child.visits)
-            if promise > largest:
-                best, largest = child, promise
+            value = child.score / child.visits + explore * child.prior / (1 + child.visits)
+            if value > largest:
+                best, largest = child, value
         return best
 
-    def _on_average(self, pair, steps, averages) -> float:
-        """Expected sum of weights where a way goes on at random, a token by its weight."""
+    def _expected_weight(self, pair, steps, averages) -> float:
+        """Expected sum of weights of a rollout that samples each token in proportion to its weight."""
         row = self._table.known.get(pair) if steps else None
         if not row:
             return 0.0
         if (pair, steps) not in averages:
             rest = [
-                weight * (weight + self._on_average((pair[1], token), steps - 1, averages))
+                weight * (weight + self._expected_weight((pair[1], token), steps - 1, averages))
                 for token, weight in row.items()
             ]
             averages[pair, steps] = sum(rest) / sum(row.values())
         return averages[pair, steps]
 
-    # --- what becomes of it ---
+    # --- the draft ---
 
-    def ways(self, root) -> list[list[int]]:
-        """Tokens of the most visited ways without those of the text, each with the likeliest token after it."""
+    def most_visited(self, root) -> list[list[int]]:
+        """Tokens of the most visited paths after the text, each with the most probable token after it."""
         found = [(root, [])]
-        for place, words in found:
-            found += [(child, [*words, child.pair[1]]) for child in place.children or () if child.visits]
-        chosen = sorted(found, key=lambda way: -way[0].visits)[:self.paths]
-        return [[*words, *self._table.best(place.pair)] for place, words in chosen if words]
+        for node, tokens in found:
+            found += [(child, [*tokens, child.pair[1]]) for child in node.children or () if child.visits]
+        chosen = sorted(found, key=lambda path: -path[0].visits)[:self.paths]
+        return [[*tokens, *self._table.best(node.pair)] for node, tokens in chosen if tokens]
 
-    def _cut(self, path, budget, ends) -> list[int]:
+    def _truncated(self, path, budget, ends) -> list[int]:
+        """A path up to the budget and to its first end token, inclusive."""
         path = path[:budget]
         return path[:next((i + 1 for i, token in enumerate(path) if ends(token)), len(path))]
 
-    def _within(self, paths) -> list[list[int]]:
-        """Without doubles, and as many as there is place for: those of most different tokens go first, of equals the
-        least visited.
-        """
-        kept = [list(path) for path in dict.fromkeys(map(tuple, paths)) if path]
-        sizes = [len(set(path)) for path in kept]
+    def _fitting(self, paths) -> list[list[int]]:
+        """Distinct paths that fit into `nodes`; removes those with most distinct tokens, the least visited first."""
+        remaining = [list(path) for path in dict.fromkeys(map(tuple, paths)) if path]
+        sizes = [len(set(path)) for path in remaining]
         while sum(sizes) > self.nodes:
-            gone = max(range(len(kept)), key=lambda i: (sizes[i], i))
-            del kept[gone], sizes[gone]
-        return kept
+            removed = max(range(len(remaining)), key=lambda i: (sizes[i], i))
+            del remaining[removed], sizes[removed]
+        return remaining
 
-    def _tell(self, lm, root) -> Iterator:
+    def _figures(self, lm, root) -> Iterator:
         yield Figure("scalar", "pairs in the table", {"x": lm.generated, "series": {"pairs": len(self._table.known)}})
         if root.children:
             row = sorted(root.children, key=lambda child: -child.prior)[:SHOWN]
             labels, weights = [lm.piece(child.pair[1]) for child in row], [child.prior for child in row]
             yield Figure("bars", "weights after the last two tokens", {"labels": labels, "values": weights})
-            places, parents = self._outline(root)
-            labels, visits = [lm.piece(place.pair[1]) for place in places], [place.visits for place in places]
+            nodes, parents = self._outline(root)
+            labels, visits = [lm.piece(node.pair[1]) for node in nodes], [node.visits for node in nodes]
             yield Figure("tree", "visits of the search", {"labels": labels, "parents": parents, "values": visits})
 
     def _outline(self, root) -> tuple[list[SearchNode], list[int]]:
-        """The first places of a search, level by level, and where in the list the parent of each stands."""
-        places, parents = [root], [-1]
-        for above, place in enumerate(places):
-            below = (place.children or [])[:SHOWN - len(places)]
-            places += below
-            parents += [above] * len(below)
-        return places, parents
+        """The first nodes of a search tree, level by level, and the index of each one's parent."""
+        nodes, parents = [root], [-1]
+        for parent, node in enumerate(nodes):
+            children = (node.children or [])[:SHOWN - len(nodes)]
+            nodes += children
+            parents += [parent] * len(children)
+        return nodes, parents

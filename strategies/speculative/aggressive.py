@@ -1,4 +1,4 @@
-"""Input-guided aggressive decoding: the text that is to be edited as drafter."""
+"""Input-guided aggressive decoding: the text to edit is the draft."""
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -9,16 +9,15 @@ from playground.events import Figure, Note
 
 
 class Aggressive(Drafter):
-    """Guess that the answer copies its input to the end; where it departs, write token by token until it joins the
+    """Draft the rest of the input verbatim; after a divergence, decode token by token until the answer matches the
     input again.
 
-    The input is the passage given as context, or the prompt, or what follows some words of it. The answer has joined it
-    again once its last token occurs there exactly once; if it occurs several times the last two decide, then the last
-    three, and if those are not unique either, or occur nowhere, nothing is guessed. So short and certain, the opposite
-    of prompt lookup. Made for corrections and edits of encoders' inputs, read here for a model that continues its
-    prompt; the paper guesses the whole rest of the input, so `block` is ours, and block = 0 is plain decoding. Ge et
-    al. 2022, arXiv
-    2205.10350.
+    The input is the passage given as context, the prompt, or the part of the prompt after given words. The answer
+    matches again once its last token occurs exactly once in the input. If it occurs several times, the last two tokens
+    are looked up, then the last three; if these are not unique or do not occur, nothing is drafted. Unlike prompt
+    lookup it needs a short but unique match. The paper edits the input of an encoder; here a decoder-only model
+    continues its prompt. The paper drafts the whole rest of the input, so `block` is our addition; block = 0 is plain
+    decoding. Ge et al. 2022, arXiv 2205.10350.
     """
 
     name, title, paper, sheet = (
@@ -29,15 +28,15 @@ class Aggressive(Drafter):
     )
     guarantee = ("collapses",)
 
-    min_gram: int = knob(1, 1, 2, step=1, help="last tokens of the answer that are looked for first")
-    max_gram: int = knob(3, 2, 6, step=1, help="last tokens of the answer that are looked for at most")
-    block: int = knob(64, 0, 128, step=1, help="tokens of the input guessed at once; 0 is plain decoding")
+    min_gram: int = knob(1, 1, 2, step=1, help="shortest suffix of the answer to look up, in tokens")
+    max_gram: int = knob(3, 2, 6, step=1, help="longest suffix of the answer to look up, in tokens")
+    block: int = knob(64, 0, 128, step=1, help="maximum draft tokens per round; 0 is plain decoding")
     after: str = knob(
         "",
-        help="words of the prompt after which the text to edit begins; without them the passage, or the whole prompt",
+        help="words of the prompt before the text to edit; if empty, the passage or the whole prompt is edited",
     )
 
-    _source = None  # the input, token by token
+    _source = None  # tokens of the input
 
     def propose(self, lm, budget) -> Iterator:
         if self._source is None:
@@ -52,7 +51,7 @@ class Aggressive(Drafter):
         if self._place is None:
             self._place, length = self.join(answer)
             if self._place is not None:
-                yield Note(f"The answer joins the input again after {lm.text_of(answer[-length:])!r}.")
+                yield Note(f"The answer matches the input again after {lm.text_of(answer[-length:])!r}.")
         place = len(self._source) if self._place is None else self._place
         yield Figure(
             "scalar",
@@ -66,45 +65,45 @@ class Aggressive(Drafter):
         return chain(self._source[place:place + min(self.block, budget)], self.name)
 
     def _begin(self, lm) -> None:
-        """Find the input. `_place` is its token that comes next, None while the answer goes its own way."""
+        """Find the input. `_place` is the index of its next token to copy, None while the answer diverges."""
         self.read(self._input(lm))
 
     def read(self, source) -> None:
-        """Take tokens as the input, nothing of which was copied yet."""
+        """Set the input to these tokens, with the next token to copy at its start."""
         self._source, self._place, self._read = source, 0, 0
-        self._ends = defaultdict(list)  # of each n-gram of the input: the places after it
+        self._ends = defaultdict(list)  # for each n-gram of the input: the positions after it
         for n in range(self.min_gram, self.max_gram + 1):
             for end in range(n, len(source) + 1):
                 self._ends[tuple(source[end - n:end])].append(end)
 
     def _input(self, lm) -> list[int]:
-        """Token ids as they would stand at the beginning of an answer."""
+        """Token ids of the input, encoded as at the start of an answer."""
         words = [token for token in lm.tokens[:lm.prompt_length] if not lm.special(token)]
         if self.after:
             _, found, rest = lm.text_of(words).rpartition(self.after)
             if not found:
                 raise Refusal(
-                    f"The prompt does not hold {self.after!r}: give words that stand right before the text to edit.",
+                    f"The prompt does not contain {self.after!r}: give the words right before the text to edit.",
                     "after",
                 )
             return lm.spell(rest.strip())
         return lm.spell(lm.passage) if lm.passage else words
 
     def follow(self, answer) -> int:
-        """How many of the answer's new tokens copied the input; after the first that did not, there is no place in it.
-        """
+        """Count the answer's new tokens that copy the input, and advance; `_place` becomes None at a divergence."""
         if self._place is None:
             return 0
-        fresh, coming = answer[self._read:], self._source[self._place:]
+        new, expected = answer[self._read:], self._source[self._place:]
         copied = next(
-            (i for i, (token, copy) in enumerate(zip(fresh, coming)) if token != copy), min(len(fresh), len(coming))
+            (i for i, (token, copy) in enumerate(zip(new, expected)) if token != copy), min(len(new), len(expected))
         )
-        self._place = self._place + copied if copied == len(fresh) else None
+        self._place = self._place + copied if copied == len(new) else None
         return copied
 
     def join(self, answer) -> tuple[int | None, int]:
-        """The place after the shortest ending of the answer that the input holds exactly once, and that ending's
-        length.
+        """The position after the shortest suffix of the answer that occurs exactly once in the input, and its length.
+
+        The position is None if there is no such suffix.
         """
         for n in range(self.min_gram, min(self.max_gram, len(answer)) + 1):
             ends = self._ends.get(tuple(answer[-n:]), [])

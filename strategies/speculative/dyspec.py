@@ -1,8 +1,8 @@
-"""DySpec: a tree that grows where the draft model is sure."""
+"""DySpec: draft trees that grow where the draft model is confident."""
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from playground.algorithms.speculative.drafting import distinct, guess_row, new_tree
+from playground.algorithms.speculative.drafting import distinct, draft_distribution, new_tree
 from playground.algorithms.speculative.without_replacement import Ranking, Urn
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT
@@ -10,27 +10,26 @@ from playground.events import Figure
 
 
 class DySpec(Drafter):
-    """A draft model guesses a tree without a fixed shape: the next guess is always drawn where it is most likely to be
-    needed.
+    """A draft model grows a tree without a fixed shape: the next draft token goes where it is most likely to be tested.
 
-    A first child is needed if its parent stands, a further one if the earlier ones are refused besides, and the draft's
-    own probabilities estimate both. So the tree grows deep where the draft is sure and wide where it is not. Siblings
-    are drawn without replacement, and whether one is drawn depends on the draws before it and never on what it will be,
-    so the text stays exact; where the lane leaves nothing to chance the most probable token left is taken. `nodes`
-    draws one guess after another, with passes of the draft whenever a row is missing; `threshold` grows level by level
-    whatever is likelier than it. nodes = 0 is plain decoding. The paper drafts at temperature 0.6 for targets at 0 and
-    0.6: here the lane's own samplers come first. Xiong et al. 2024, arXiv 2410.11744.
+    A first child is tested if its parent is accepted, a later one if its earlier siblings are also rejected. The
+    draft's probabilities estimate both. So the tree grows deep where the draft is confident and wide where it is not.
+    Siblings are sampled without replacement, and whether one is sampled depends only on earlier samples, so the output
+    distribution is exact. Under greedy decoding the most probable remaining token is taken. Mode `nodes` adds one draft
+    token at a time, with a draft forward whenever a row is missing; `threshold` adds, level by level, every token whose
+    probability of being tested reaches the threshold. nodes = 0 is plain decoding. The paper drafts at temperature 0.6
+    for targets at 0 and 0.6; here the lane's own samplers apply first. Xiong et al. 2024, arXiv 2410.11744.
     """
 
     name, title, paper, sheet = "dyspec", "DySpec: dynamic trees", "2410.11744", "speculative/dyspec"
     needs, drawn, guarantee = ("draft",), "without_replacement", ("collapses",)
 
-    nodes: int = knob(64, 0, 128, step=1, help="guesses in the tree at most; 0 is plain decoding")
-    mode: str = knob("nodes", choices=("nodes", "threshold"), help="one guess after another, or level by level")
+    nodes: int = knob(64, 0, 128, step=1, help="maximum draft tokens in the tree; 0 is plain decoding")
+    mode: str = knob("nodes", choices=("nodes", "threshold"), help="grow token by token, or level by level")
     threshold: float = knob(
-        0.016, 0.001, 0.3, step=0.001, help="level by level: smallest chance of being needed that is worth a guess"
+        0.016, 0.001, 0.3, step=0.001, help="mode threshold: smallest probability of being tested to add a token"
     )
-    temperature: float = knob(1.0, 0.1, 1.5, step=0.05, help="of the draft, on top of the lane's own samplers")
+    temperature: float = knob(1.0, 0.1, 1.5, step=0.05, help="of the draft model, after the lane's own samplers")
 
     def propose(self, lm, budget) -> Iterator:
         tree, chances = new_tree(lm, self), []
@@ -42,12 +41,12 @@ class DySpec(Drafter):
                 "parents": [-1, *(parent + 1 for parent in tree.parents)],
                 "values": [1.0, *chances],
             }
-            yield Figure("tree", "chance that a guess is needed, by the draft", data)
+            yield Figure("tree", "probability that a draft token is tested, estimated by the draft", data)
         return tree
 
     def _one_by_one(self, lm, tree, budget, chances) -> Iterator:
-        """Grow by the likeliest draw; `chances` get the chance that each was needed."""
-        # draws that can be made next: parent, its depth, what is left to draw there
+        """Add the child most likely to be tested, repeatedly; appends that probability to `chances`."""
+        # heap of possible children: -probability, age, parent, depth of the parent, remaining tokens at the parent
         waiting, rows, age = [(-1.0, 0, ROOT, 0, None)], {}, 0
         while waiting and len(tree) < self.nodes:
             chance, _, parent, depth, urn = heappop(waiting)
@@ -70,7 +69,7 @@ class DySpec(Drafter):
                     heappush(waiting, (value, age, *entry))
 
     def _level_by_level(self, lm, tree, budget, chances) -> Iterator:
-        """Draw children as long as their chance of being needed reaches the threshold."""
+        """Add children, level by level, whose probability of being tested reaches the threshold."""
         level = {ROOT: 1.0}
         for _ in range(budget if self.nodes else 0):
             read = yield lm.stream("draft").extend(tree)
@@ -83,7 +82,7 @@ class DySpec(Drafter):
                 break
 
     def _children(self, lm, tree, rows, parent, chance, chances) -> Iterator[tuple[int, float]]:
-        """Children of a node with the chance that theirs are needed."""
+        """Add children to a node; yields each with the probability that its own children are tested."""
         urn = self._urn(lm, tree, rows, parent)
         while urn and chance >= self.threshold and urn.left > 0 and len(tree) < self.nodes:
             node, share = self._draw(lm, tree, urn, parent, rows)
@@ -92,15 +91,15 @@ class DySpec(Drafter):
             chance *= 1 - share
 
     def _urn(self, lm, tree, rows, parent) -> Urn | Ranking | None:
-        """What may follow a node; None where nothing can."""
-        q = guess_row(lm, tree, rows, parent)
+        """The tokens that may follow a node; None if there are none."""
+        q = draft_distribution(lm, tree, rows, parent)
         if q is None:
             return None
         q = q if self.temperature == 1 else (q.log() / self.temperature).softmax(-1)
         return Urn(q) if lm.chain.draws else Ranking(q, self.nodes - len(tree))
 
     def _draw(self, lm, tree, urn, parent, rows) -> tuple[int, float]:
-        """A new child, and its share of what was left at its parent."""
+        """Add a child; returns it and its share of the probability mass that remained at the parent."""
         left = urn.left
         if lm.chain.draws:
             node = tree.add(distinct(lm, urn, parent, rows.position(parent)), parent, urn.q)

@@ -1,13 +1,13 @@
 """Greedy matching."""
-from playground.algorithms.speculative.verification import certain, match, walk
+from playground.algorithms.speculative.verification import match, walk
 from playground.contract import Verifier
+from playground.engine.sampling import one_hot
 
 
 class GreedyMatch(Verifier):
-    """A guess stands if it is the target's most probable token; the first that is not is replaced by it.
+    """Accept a draft token if it is the target's most probable token, which replaces the first one that is not.
 
-    Exact for greedy decoding whatever the drafter does, so it refuses lanes that draw by chance. Stern et al. 2018,
-    arXiv 1811.03115.
+    Exact for greedy decoding with any drafter. Lanes that sample are refused. Stern et al. 2018, arXiv 1811.03115.
     """
 
     name, title, paper, sheet = "greedy_match", "Greedy match", "1811.03115", "speculative/speculative-sampling"
@@ -18,6 +18,6 @@ class GreedyMatch(Verifier):
     def judge(self, lm, tree, rows):
         def rule(node, children):
             token = rows.best(node)
-            return match(token, children, tree, certain(token, rows.raw[0]))
+            return match(token, children, tree, one_hot(token, rows.raw[0]))
 
         return walk(lm, tree, rows, rule)

@@ -1,4 +1,4 @@
-"""OmniDraft: a draft model with tokens of its own."""
+"""OmniDraft: a draft model with a different vocabulary."""
 from collections.abc import Iterator
 from hashlib import blake2b
 from math import prod
@@ -12,7 +12,7 @@ Run = tuple[int, ...]
 
 
 class Spellings:
-    """Tokens of the target by the run of tokens the draft writes for each, as partners of these."""
+    """Target tokens by the run of draft-model tokens that spells them."""
 
     def __init__(self):
         self.known: dict[Run, int] = {}
@@ -26,46 +26,46 @@ class Spellings:
         return copy
 
     def beginnings(self, tokens, most) -> Iterator[tuple[int, int]]:
-        """The token of each known beginning of these tokens, and the beginning's length, longest first."""
+        """The target token of each known prefix of these tokens, and the length of the prefix, longest first."""
         for length in range(min(most, len(tokens)), 1, -1):
             if (token := self.known.get(tuple(tokens[:length]))) is not None:
                 yield token, length
 
     def digest(self) -> str:
+        """Hash of the known spellings."""
         return blake2b(repr(sorted(self.known.items())).encode(), digest_size=8).hexdigest()
 
 
 class OmniDraft(Drafter):
-    """A draft model of another family guesses: tokens both models have are taken over, and runs of its tokens become
-    the one token they spell.
+    """Draft with a model of another family: tokens common to both vocabularies are used directly, and runs of draft
+    tokens are merged into the target token they spell.
 
-    Which runs those are is learned from the text: whenever the target writes a token for which the draft has several,
-    the run is remembered for it. The draft chooses among tokens that have a partner, with the same masks and samplers
-    as the target; then every run known at a place gives one guess more. The paper puts the merged guess in the place of
-    its first token and compares p with a q that leaves out every other run with the same beginning, so its samples are
-    exact only where there is none. Here it stands beside that token as a guess that was not drawn, so the text is exact
-    whatever is remembered; greedily either may stand. depth = 0 is plain decoding, longest = 1 takes over common tokens
-    alone, and with a draft that shares the target's tokens this is an ordinary chain. The training of the draft while
-    it guesses, which brings most of the paper's gain, is left out. Ramakrishnan et al. 2025, arXiv 2507.02659; common
-    tokens alone: Timor et al. 2025, arXiv 2502.05202.
+    The runs are learned from the text: if the target commits a token that the draft spells with several, the run is
+    stored. The draft samples among tokens that the target also has, with the same masks and samplers as the target;
+    every stored run at a position adds one merged draft token. The paper replaces the first token of the run by the
+    merged one and compares p with a q that ignores other runs with the same prefix, so sampling is exact only if there
+    are none. Here the merged token is a deterministic sibling of that first token, so the output is exact whatever is
+    stored. depth = 0 is plain decoding, longest = 1 uses common tokens only, and with a shared vocabulary this is an
+    ordinary chain. Online training of the draft, which brings most of the paper's gain, is left out. Ramakrishnan et
+    al. 2025, arXiv 2507.02659; common tokens only: Timor et al. 2025, arXiv 2502.05202.
     """
 
     name, title, paper, sheet = (
         "omnidraft",
-        "OmniDraft: a draft with other tokens",
+        "OmniDraft: a draft with another vocabulary",
         "2507.02659",
         "speculative/omnidraft",
     )
     needs, translates, drawn, guarantee = ("draft",), True, "without_replacement", ("collapses",)
     remembers, reconstruction, sure = True, True, "medium"
 
-    depth: int = knob(4, 0, 8, step=1, help="tokens the draft writes one after another; 0 is plain decoding")
+    depth: int = knob(4, 0, 8, step=1, help="tokens drafted per round; 0 is plain decoding")
     longest: int = knob(
         4,
         1,
         8,
         step=1,
-        help="tokens of the draft that may become one of the target's; 1 takes over common tokens alone",
+        help="maximum draft-model tokens merged into one target token; 1 uses common tokens only",
     )
     share: bool = knob(True, help="remember spellings across prompts")
 
@@ -79,39 +79,39 @@ class OmniDraft(Drafter):
         yield from grow(
             lm, self._stream, run, max(0, depth), lambda rows, leaves, number: independent(lm, run, rows, leaves[0], 1)
         )
-        tree = self.woven(run)
-        yield from self._tell(lm, tree)
+        tree = self.merged(run)
+        yield from self._figures(lm, tree)
         return tree
 
     def observe(self, tree, rows, verdict) -> None:
-        self._told = [
+        self._merged = [
             (rows.length - rows.sequence.start + i, self._runs[node])
             for i, node in enumerate(verdict.kept)
             if len(self._runs[node]) > 1
         ]
-        self._tried += any(len(run) > 1 for run in self._runs)
-        self._stood += bool(self._told)
+        self._drafted += any(len(run) > 1 for run in self._runs)
+        self._accepted += bool(self._merged)
         self._learn(rows.sequence.generated)
 
     def _begin(self, lm) -> None:
         self._stream = lm.stream("draft")
         self._spellings = lm.memory(self.name, Spellings, self._stream.model.name) if self.share else Spellings()
-        self._learned = self._tried = self._stood = 0
-        self._runs, self._told = [], []
+        self._learned = self._drafted = self._accepted = 0
+        self._runs, self._merged = [], []
 
     def _learn(self, generated) -> None:
-        """Of what was written since: tokens of the target for which the draft has several."""
+        """Store the spellings of newly committed target tokens that the draft spells with several tokens."""
         for token, run in self._stream.spellings(self._learned):
             if 2 <= len(run) <= self.longest:
                 self._spellings.known.setdefault(run, token)
         self._learned = generated
 
-    def woven(self, run) -> TokenTree:
-        """The tree of all readings of a chain: each token itself, and what every known run that begins there spells.
+    def merged(self, run) -> TokenTree:
+        """The tree of all segmentations of a chain: each token itself, and the target token of every known run there.
 
-        Every reading goes on to the end of the chain: a drawn guess that were left out for what it is would bend the
-        law. So would a run left out for a longer one: whether its node exists would depend on the tokens drawn behind
-        it.
+        Every segmentation continues to the end of the chain, because dropping a sampled token due to its value would
+        bias the output. Preferring a longer run over a shorter one would too: whether the shorter one's node exists
+        would depend on tokens sampled after it.
         """
         tree, self._runs, waiting = TokenTree(run.source, run.drawn), [], [(0, ROOT)]
         for at, parent in waiting:
@@ -139,28 +139,28 @@ class OmniDraft(Drafter):
         self._runs.append(tuple(spelled))
         return node
 
-    def _tell(self, lm, tree) -> Iterator:
-        if self._told:
+    def _figures(self, lm, tree) -> Iterator:
+        if self._merged:
             yield Figure(
                 "spans",
                 "runs that became one token",
-                {"spans": [[at, at + 1, self._joined(lm, run), len(run)] for at, run in self._told]},
+                {"spans": [[at, at + 1, self._joined(lm, run), len(run)] for at, run in self._merged]},
             )
         if len(self._spellings):
             yield Figure(
                 "scalar", "spellings that are known", {"x": lm.generated, "series": {"spellings": len(self._spellings)}}
             )
-        if self._tried:
+        if self._drafted:
             yield Figure(
                 "scalar",
-                "rounds with a merged guess",
-                {"x": lm.generated, "series": {"had one": self._tried, "it stood": self._stood}},
+                "rounds with a merged draft token",
+                {"x": lm.generated, "series": {"drafted": self._drafted, "accepted": self._accepted}},
             )
         if any(len(run) > 1 for run in self._runs):
             labels = ["text so far", *(self._joined(lm, run) for run in self._runs)]
             yield Figure(
                 "tree",
-                "what the draft wrote for each guess",
+                "draft-model tokens of each node",
                 {
                     "labels": labels,
                     "parents": [-1, *(parent + 1 for parent in tree.parents)],

@@ -1,4 +1,4 @@
-"""Prompt lookup: the text itself as drafter."""
+"""Prompt lookup: n-gram matches in the text as drafts."""
 from collections.abc import Iterator
 
 from playground.contract import Drafter, knob
@@ -6,34 +6,34 @@ from playground.contract.token_tree import chain
 
 
 class PromptLookup(Drafter):
-    """If the last few tokens occurred before, guess that what followed them then follows again. No second model.
+    """If the last few tokens occurred before, draft the tokens that followed them. No draft model.
 
-    The longest ending of the text, from n_max tokens down to n_min, that occurs earlier gives the guess: what came
-    after its earliest occurrence, or its latest. Strong where the answer repeats the prompt, as in edits. Three public
-    versions: A. Saxena's script of 2023 takes only an occurrence that a whole guess of `depth` tokens follows, and a
-    shorter ending where there is none; the transformers library takes any, and cuts the guess before a token that ends
-    the text; vLLM takes any and cuts nothing.
+    The longest n-gram at the end of the text that occurs earlier, from n_max tokens down to n_min, selects the draft:
+    the tokens after its earliest or latest occurrence. Effective if the answer repeats the prompt, as in editing. Three
+    public variants: A. Saxena's script of 2023 accepts only occurrences followed by a whole draft of `depth` tokens and
+    falls back to a shorter n-gram; the transformers library accepts any and truncates the draft before an end token;
+    vLLM accepts any and does not truncate.
     """
 
     name, title, paper, sheet = "prompt_lookup", "Prompt lookup", "Saxena 2023", "speculative/prompt-lookup"
     guarantee = ("collapses",)
 
-    n_max: int = knob(3, 1, 8, step=1, help="longest ending that is looked up, in tokens")
-    n_min: int = knob(1, 1, 4, step=1, help="shortest ending that is looked up, in tokens")
-    depth: int = knob(10, 0, 32, step=1, help="tokens guessed; 0 is plain decoding")
-    occurrence: str = knob("earliest", choices=("earliest", "latest"), help="which earlier occurrence is followed")
+    n_max: int = knob(3, 1, 8, step=1, help="longest n-gram to look up, in tokens")
+    n_min: int = knob(1, 1, 4, step=1, help="shortest n-gram to look up, in tokens")
+    depth: int = knob(10, 0, 32, step=1, help="draft tokens per round; 0 is plain decoding")
+    occurrence: str = knob("earliest", choices=("earliest", "latest"), help="which earlier occurrence to copy from")
     variant: str = knob(
         "transformers",
         choices=("transformers", "vllm", "original"),
-        help="whose rules for short guesses and for tokens that end the text",
+        help="whose rules apply to short drafts and to end tokens",
     )
 
     def propose(self, lm, budget) -> Iterator:
         yield from ()
-        return chain(self.guess(lm.tokens, min(self.depth, budget), lm.ends), self.name)
+        return chain(self.look_up(lm.tokens, min(self.depth, budget), lm.ends), self.name)
 
-    def guess(self, text, count, ends=lambda token: False) -> list[int]:
-        """Up to `count` tokens that followed an earlier occurrence of the text's ending."""
+    def look_up(self, text, count, ends=lambda token: False) -> list[int]:
+        """Up to `count` tokens that followed an earlier occurrence of the text's last n-gram."""
         for n in range(min(self.n_max, len(text) - 1), self.n_min - 1, -1):
             start = self._find(text, n, count)
             if start is not None and count > 0:
@@ -47,10 +47,8 @@ class PromptLookup(Drafter):
         return []
 
     def _find(self, text, n, count) -> int | None:
-        """Where the last n tokens occurred before, themselves left out; in the original only where `count` tokens
-        follow.
-        """
-        too_late = count - 1 if self.variant == "original" else 0
-        pattern, starts = text[-n:], range(len(text) - n - too_late)
+        """Start of an earlier occurrence of the last n tokens; the original variant needs `count` tokens after it."""
+        excluded = count - 1 if self.variant == "original" else 0
+        pattern, starts = text[-n:], range(len(text) - n - excluded)
         order = starts if self.occurrence == "earliest" else reversed(starts)
         return next((i for i in order if text[i] == pattern[0] and text[i:i + n] == pattern), None)

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 from math import prod
 
-from playground.algorithms.speculative.drafting import best, distinct, grow, guess_row, new_tree
+from playground.algorithms.speculative.drafting import best, distinct, draft_distribution, grow, new_tree
 from playground.algorithms.speculative.without_replacement import Urn
 from playground.contract import Drafter, knob
 from playground.errors import Refusal
@@ -11,19 +11,19 @@ MOST_NODES = 64
 
 
 class RSDC(Drafter):
-    """A draft model guesses a tree whose siblings are all different, with as many children at each level as you say.
+    """A draft model drafts a tree with distinct siblings and a fixed number of children at each level.
 
-    Siblings are drawn without replacement, so no guess is spent twice; a refused one takes its probability out of the
-    draft as well, and the next is held against what is left of both. Drawn one after another from what is left of q,
-    which in law is the paper's Gumbel-Top-k. Where the lane leaves nothing to chance, siblings are the most probable
-    tokens. RSD-C of Jeon et al. 2024, arXiv 2402.14160.
+    Siblings are sampled without replacement, so no draft token is verified twice. After a rejection, the next sibling
+    is tested with the residual of p against q renormalised without the rejected tokens. Sampling is sequential, which
+    has the same distribution as the paper's Gumbel-Top-k. Under greedy decoding, siblings are the most probable tokens.
+    RSD-C of Jeon et al. 2024, arXiv 2402.14160.
     """
 
     name, title, paper, sheet = "rsd_c", "RSD-C: distinct siblings", "2402.14160", "speculative/rsd"
     needs, drawn, guarantee = ("draft",), "without_replacement", ("collapses",)
 
     branching: str = knob(
-        "3 2 1", help=f"children of each node, level by level; {MOST_NODES} nodes at most; empty is plain decoding"
+        "3 2 1", help=f"children per node at each level, at most {MOST_NODES} nodes; empty is plain decoding"
     )
 
     def check(self):
@@ -33,7 +33,8 @@ class RSDC(Drafter):
             widths = [0]
         if not all(1 <= width <= MOST_NODES for width in widths) or self._nodes(widths) > MOST_NODES:
             raise Refusal(
-                f"branching must be whole numbers such as 3 2 1 whose tree has at most {MOST_NODES} nodes, not {self.branching!r}.",
+                f"branching must be whole numbers such as 3 2 1, for a tree of at most {MOST_NODES} nodes, "
+                f"not {self.branching!r}.",
                 "branching",
             )
 
@@ -52,7 +53,7 @@ class RSDC(Drafter):
         return (yield from grow(lm, lm.stream("draft"), tree, min(len(widths), budget), level))
 
     def _children(self, lm, tree, rows, leaf, width) -> list[int]:
-        q = guess_row(lm, tree, rows, leaf)
+        q = draft_distribution(lm, tree, rows, leaf)
         if q is None:
             return []
         if not lm.chain.draws:

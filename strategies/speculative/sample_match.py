@@ -4,12 +4,12 @@ from playground.contract import Verifier
 
 
 class SampleMatch(Verifier):
-    """Draw the target's own token first; a guess stands if it is that token.
+    """Sample the target's token first; a draft token is accepted if it equals that token.
 
-    The drawn token is never drawn again: it is either a child, and the walk goes on there, or it is the next token
-    itself. So the text is token for token what plain sampling with the same seed writes. Exact for any tree that was
-    built without looking at the draw. SpecInfer's naive sampling, Miao et al. 2023, arXiv 2305.09781; the rule of the
-    transformers library for guesses without probabilities.
+    If the sampled token is a child, the walk continues there; otherwise it becomes the next token. So the text is
+    identical to plain sampling with the same seed. Exact for any tree built independently of the sampled token. Naive
+    sampling in SpecInfer, Miao et al. 2023, arXiv 2305.09781; the transformers library uses this rule for draft tokens
+    without probabilities.
     """
 
     name, title, paper, sheet = "sample_match", "Sample and match", "2305.09781", "speculative/speculative-sampling"
@@ -18,6 +18,6 @@ class SampleMatch(Verifier):
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
-            return match(lm.pick(rows, node).token, children, tree, rows.chances(node))
+            return match(lm.pick(rows, node).token, children, tree, rows.distribution(node))
 
         return walk(lm, tree, rows, rule)

@@ -1,4 +1,4 @@
-"""SmartSpec: guess as far as it pays."""
+"""SmartSpec: the draft length with the highest goodput."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,49 +11,50 @@ from playground.events import Event, Figure, Note
 
 @dataclass(frozen=True)
 class Server:
-    """A made-up server with `load` texts in a batch. Times are in units of reading the target's weights once."""
+    """A simulated server with a batch of `load` sequences. Times are in units of reading the target's weights once."""
 
     load: int
-    row: float  # what one more row costs
-    kv: float  # what one more token of context costs
-    draft: float  # a pass of what guesses, as a share of one of the target
+    row: float  # cost of one row
+    kv: float  # cost of one context token
+    draft: float  # cost of a draft forward relative to a target forward
 
     def time(self, length: int, context: int) -> float:
-        """Of a step in which every text gets so many guesses, and has so many tokens."""
-        return length * self.draft * self._pass(1, context) + self._pass(length + 1, context)
+        """Time of a round with `length` draft tokens per sequence, at `context` tokens of context."""
+        return length * self.draft * self._forward(1, context) + self._forward(length + 1, context)
 
-    def _pass(self, rows: int, context: int) -> float:
-        """Of one forward with so many rows a text."""
+    def _forward(self, rows: int, context: int) -> float:
+        """Time of one forward with `rows` rows per sequence."""
         return 1 + self.load * (self.row * rows + self.kv * context)
 
     def goodput(self, length: int, alpha: float, context: int) -> float:
-        """Expected tokens of the whole batch per unit of time, where each guess stands with chance alpha."""
+        """Expected tokens of the whole batch per unit of time, at acceptance rate alpha."""
         return self.load * block_efficiency(alpha, length) / self.time(length, context)
 
 
-class Paced:
-    """A drafter that is told before each round how far to guess, and what follows from how that went.
+class PacedDrafter:
+    """Wraps a drafter: chooses the draft length before each round and estimates the acceptance rate after it.
 
-    The length depends on earlier rounds alone, never on a guess of its own, so the text stays exact. What was looked at
-    and what stood fade alike; a mean of every round's share would be too low, for a round ends with its first refusal.
+    The length depends on earlier rounds only, never on the round's own draft tokens, so the output is exact. Tested and
+    accepted counts decay alike; the mean of per-round rates would be biased low, because a round ends at its first
+    rejection.
     """
 
     def __init__(self, drafter: Drafter, server: Server, knobs: "SmartSpec"):
         self.drafter, self.server, self.knobs = drafter, server, knobs
-        self.tested = 1 / knobs.weight  # as if every round so far had looked at one guess
-        self.stood = knobs.accept * self.tested
-        self.idle = 0  # rounds since the last guess
+        self.tested = 1 / knobs.weight  # prior: one tested draft token per earlier round
+        self.accepted = knobs.accept * self.tested
+        self.idle = 0  # rounds since the last draft token
 
     @property
     def alpha(self) -> float:
-        """Chance that a guess stands, from the rounds so far."""
-        return min(0.99, max(0.01, self.stood / self.tested))
+        """Acceptance rate estimated from the rounds so far."""
+        return min(0.99, max(0.01, self.accepted / self.tested))
 
     def propose(self, lm, budget) -> Iterator:
         context, most = len(lm.tokens), min(self.drafter.depth, budget)
         goodputs = [self.server.goodput(length, self.alpha, context) for length in range(most + 1)]
-        length = goodputs.index(max(goodputs))  # of equals the shortest
-        yield from self._told(lm, goodputs, length)
+        length = goodputs.index(max(goodputs))  # the shortest on ties
+        yield from self._figures(lm, goodputs, length)
         self.idle = 0 if length else self.idle + 1
         if self.idle > self.knobs.probe:
             length = min(most, 1)
@@ -62,48 +63,47 @@ class Paced:
     def observe(self, tree, rows, verdict) -> None:
         tested = {test.node for test in verdict.tests}
         if tested:
-            left = 1 - self.knobs.weight
-            self.idle, self.tested, self.stood = (
+            decay = 1 - self.knobs.weight
+            self.idle, self.tested, self.accepted = (
                 0,
-                left * self.tested + len(tested),
-                left * self.stood + len(verdict.kept),
+                decay * self.tested + len(tested),
+                decay * self.accepted + len(verdict.kept),
             )
         self.drafter.observe(tree, rows, verdict)
 
-    def _told(self, lm, goodputs: list[float], length: int) -> Iterator[Event]:
-        x, load = lm.generated, f"{self.server.load} texts at once, simulated"
+    def _figures(self, lm, goodputs: list[float], length: int) -> Iterator[Event]:
+        x, load = lm.generated, f"simulated batch of {self.server.load}"
         yield Figure(
             "bars",
-            f"predicted goodput by guesses a round ({load})",
+            f"predicted goodput by draft length ({load})",
             {"labels": list(map(str, range(len(goodputs)))), "values": goodputs},
         )
         yield Figure(
-            "scalar", f"number of guesses that promises most ({load})", {"x": x, "series": {"guesses": length}}
+            "scalar", f"draft length with the highest goodput ({load})", {"x": x, "series": {"draft tokens": length}}
         )
-        yield Figure(
-            "scalar", "chance that a guess stands, from the rounds so far", {"x": x, "series": {"estimate": self.alpha}}
-        )
+        yield Figure("scalar", "estimated acceptance rate", {"x": x, "series": {"estimate": self.alpha}})
         if not length and not self.idle:
             yield Note(
-                f"With {load}, a round without guesses promises most: {goodputs[0]:.2f} tokens per unit of time."
+                f"With a {load}, a round without draft tokens has the highest goodput: "
+                f"{goodputs[0]:.2f} tokens per unit of time."
             )
 
 
 class SmartSpec(Preset):
-    """Before every round, choose the number of guesses that promises most tokens per unit of time for the server as
-    loaded as it is.
+    """Before every round, choose the draft length with the highest goodput, the expected tokens per unit of time at the
+    server's current load.
 
-    Expected tokens follow from how often guesses stood lately; the time from a model of the server, in which every row
-    of every text costs. So a busy server guesses less, and in the end not at all. There is only one text here: the load
-    is simulated, as `load` copies of it, and so are all costs, which the knobs give as shares of reading the target's
-    weights once; only acceptance and text are real. The drafter's depth is the most guesses considered; with depth 0
-    this is plain decoding. Chains only: a draft model, or prompt lookup, whose guesses cost nothing. Liu et al. 2024,
-    arXiv 2406.14066; the choice of a length for each text by itself is left out.
+    Expected tokens follow from the recent acceptance rate, the time from a cost model in which every row of every
+    sequence counts. A busy server drafts less and eventually not at all. The load is simulated here as `load` copies of
+    the one sequence, and so are all costs, which the knobs give relative to reading the target's weights once; only
+    acceptance and text are real. The drafter's depth is the maximum length considered; depth 0 is plain decoding.
+    Chains only: a draft model, or prompt lookup, whose draft tokens are free. The paper's per-sequence length is left
+    out. Liu et al. 2024, arXiv 2406.14066.
     """
 
     name, title, paper, sheet = (
         "smartspec",
-        "SmartSpec: guesses by goodput (simulated load)",
+        "SmartSpec: draft length by goodput (simulated load)",
         "2406.14066",
         "speculative/smartspec-goodput",
     )
@@ -111,22 +111,22 @@ class SmartSpec(Preset):
 
     drafter: Drafter = slot("draft_model")
     verifier: Verifier = slot("rejection")
-    load: int = knob(8, 1, 64, step=1, help="texts the simulated server writes at once")
-    row: float = knob(0.02, 0.0, 0.5, step=0.005, help="simulated cost of one more row in a pass")
-    kv: float = knob(0.0001, 0.0, 0.01, step=0.0001, help="simulated cost of one more token of context in a pass")
+    load: int = knob(8, 1, 64, step=1, help="sequences in the simulated server's batch")
+    row: float = knob(0.02, 0.0, 0.5, step=0.005, help="simulated cost of one row in a forward")
+    kv: float = knob(0.0001, 0.0, 0.01, step=0.0001, help="simulated cost of one context token in a forward")
     draft: float = knob(
-        0.2, 0.0, 2.0, step=0.05, help="simulated cost of a pass of the draft model, as a share of one of the target"
+        0.2, 0.0, 2.0, step=0.05, help="simulated cost of a draft forward, relative to a target forward"
     )
-    accept: float = knob(0.7, 0.01, 0.99, step=0.01, help="chance that a guess stands, as long as nothing is known")
+    accept: float = knob(0.7, 0.01, 0.99, step=0.01, help="initial estimate of the acceptance rate")
     weight: float = knob(
         0.15,
         0.01,
         0.5,
         step=0.01,
-        help="of the newest round in that chance: what was seen before counts for that much less",
+        help="weight of the latest round in the estimate; earlier rounds decay accordingly",
     )
     probe: int = knob(
-        50, 1, 200, step=1, help="rounds without a guess after which one is made, to see whether it stands"
+        50, 1, 200, step=1, help="rounds without draft tokens after which one is drafted as a probe"
     )
 
     def check(self):
@@ -134,4 +134,5 @@ class SmartSpec(Preset):
 
     def decode(self, lm) -> Iterator:
         cost = self.draft if "draft" in self.drafter.needs else 0.0
-        yield from rounds(lm, Paced(self.drafter, Server(self.load, self.row, self.kv, cost), self), self.verifier)
+        server = Server(self.load, self.row, self.kv, cost)
+        yield from rounds(lm, PacedDrafter(self.drafter, server, self), self.verifier)

@@ -1,4 +1,4 @@
-"""SpecDec++: guess on while all guesses will probably stand."""
+"""SpecDec++: draft on while all draft tokens will probably be accepted."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,55 +6,55 @@ from functools import cached_property, partial
 from itertools import accumulate
 from operator import mul
 
-from playground.algorithms.speculative.acceptance_head import AcceptanceHead, Guesses, Reliability, Training, learn
+from playground.algorithms.speculative.acceptance_head import AcceptanceHead, Calibration, Guesses, Training, learn
 from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.contract import Drafter, knob
 from playground.events import Figure, Note
 
-DRAWN, BEST = "drawn", "best"  # tokens of a lane; each kind has a head of its own
+DRAWN, BEST = "drawn", "best"  # sampling and greedy lanes; each has its own head
 
 
 class SpecDecPlusPlus(Drafter):
-    """A draft model guesses on for as long as all its guesses will probably stand, and asks the target once that gets
-    doubtful.
+    """The draft model keeps drafting while all its draft tokens will probably be accepted, then the target verifies
+    them.
 
-    The chance that nothing is refused is the product of each guess's own chance; where one minus it exceeds h the chain
-    ends. That a constant h is near the best rule is the paper's result. `head` takes the chances from a small head on
-    the draft's hidden states, learnt for one draft and one target (`python -m playground fit specdec_plus_plus` learns
-    it for others than the bundled pair). It sees a guess one pass later, when the draft has read it, so the last guess
-    is sent unjudged. `proxy` needs no training: the draft's own probability of the guess, corrected by how often such
-    guesses stood so far, or as it is.
+    The probability that nothing is rejected is the product of the acceptance probabilities; drafting stops once one
+    minus it exceeds h. The paper shows that a constant h is close to optimal. With `head`, acceptance is predicted by a
+    small head on the draft's hidden states, trained for one pair of models (`python -m playground fit
+    specdec_plus_plus` trains it for pairs other than the bundled one). The head sees a token only once the draft has
+    read it, so the last one is sent without a prediction. `proxy` needs no training: it takes the draft's probability
+    of the token, optionally calibrated by the acceptance rate of such tokens so far.
 
-    h = 1 is a chain of fixed length, most = 0 plain decoding. The stop goes by what was guessed and sent, never by what
-    was taken back, so the law stays the target's. Lanes that draw have one head and those that take the best token
-    another, for what stands under the one rule need not under the other; theirs is of the first kind. A head learns
-    with refusals counting six times, and what that does to its odds is put right afterwards, so that it speaks of
-    chances; theirs leaves it to h. Huang et al. 2024, arXiv 2405.19715.
+    h = 1 drafts chains of fixed length, most = 0 is plain decoding. Every token that influenced the stop is sent to the
+    target, so the output distribution is the target's own. Sampling and greedy lanes use separate heads, because
+    acceptance differs; the paper's is for sampling. Rejections have weight six in training, and the bias this causes is
+    corrected afterwards, so that predictions are calibrated; the paper leaves it to h. Huang et al. 2024, arXiv
+    2405.19715.
     """
 
     name, title, paper, sheet = "specdec_plus_plus", "SpecDec++", "2405.19715", "speculative/specdec-plus-plus"
     needs, drawn, guarantee = ("draft",), "independent", ("collapses",)
     reconstruction, sure = True, "medium"
 
-    h: float = knob(0.3, 0.0, 1.0, step=0.05, help="chance of some refusal above which the chain ends; 1: never")
-    least: int = knob(2, 1, 4, step=1, help="guesses made in any case")
-    most: int = knob(20, 0, 32, step=1, help="guesses at most; 0 is plain decoding")
+    h: float = knob(0.3, 0.0, 1.0, step=0.05, help="probability of a rejection above which drafting stops; 1: never")
+    least: int = knob(2, 1, 4, step=1, help="minimum draft tokens per round")
+    most: int = knob(20, 0, 32, step=1, help="maximum draft tokens per round; 0 is plain decoding")
     predictor: str = knob(
         "proxy",
         choices=("proxy", "head"),
-        help="who says a guess's chance: the draft's own probability, or a head trained for both models",
+        help="what predicts acceptance: the draft's own probability, or a head trained for both models",
     )
     estimate: str = knob(
         "corrected",
         choices=("corrected", "draft"),
-        help="proxy: the draft's own probability, corrected by what stood or not",
+        help="proxy: the draft's probability, or that calibrated by acceptance so far",
     )
-    late: bool = knob(True, help="proxy: judge a guess only once the next is made, as the head has to")
+    late: bool = knob(True, help="proxy: use a token's prediction only once the next is drafted, as the head must")
 
     def __post_init__(self):
         self._head, self._chain = None, None
-        # of the last chain, by node: chance by the head, and whether it stood where that was tested
-        self._said, self._stood = {}, {}
+        # of the last chain, by node: the head's prediction, and whether it was accepted if tested
+        self._predicted, self._accepted = {}, {}
 
     @property
     def trained(self):
@@ -66,42 +66,38 @@ class SpecDecPlusPlus(Drafter):
 
     @classmethod
     def train(cls, drawn: list[Guesses], best: list[Guesses], seed: int) -> Iterator[Figure | Note]:
-        """Learn a head from guesses that were drawn and one from best guesses, text by text; returns the weights of
-        both by name.
-        """
+        """Train a head on sampled draft tokens and one on greedy ones; returns the weights of both by name."""
         weights = {}
         for rule, texts in ((DRAWN, drawn), (BEST, best)):
-            yield Note(
-                f"The head for lanes whose tokens are {'drawn by chance' if rule == DRAWN else 'the best ones'}:"
-            )
+            yield Note(f"The head for {'sampling' if rule == DRAWN else 'greedy'} lanes:")
             weights |= {
                 f"{rule}.{name}": tensor for name, tensor in (yield from learn(texts, Training(), seed)).items()
             }
         return weights
 
     def propose(self, lm, budget) -> Iterator:
-        yield from self._came(lm)
+        yield from self._outcome(lm)
         self._begin(lm)
         tree = yield from chain_until(
             lm, lm.stream("draft"), new_tree(lm, self), min(self.most, budget), partial(self._ends, lm)
         )
         self._chain = tree
         if len(tree):
-            yield from self._told(lm, tree)
+            yield from self._figures(lm, tree)
         return tree
 
     def observe(self, tree, rows, verdict) -> None:
         for test in verdict.tests:
-            self._stood[test.node] = test.kept
-            if self.predictor == "proxy" or test.node in self._said:
-                self._reliability.learn(self._claimed(tree)[test.node], test.kept)
+            self._accepted[test.node] = test.kept
+            if self.predictor == "proxy" or test.node in self._predicted:
+                self._calibration.learn(self._uncalibrated(tree)[test.node], test.kept)
 
     @cached_property
-    def _reliability(self) -> Reliability:
-        return Reliability()
+    def _calibration(self) -> Calibration:
+        return Calibration()
 
     def _begin(self, lm) -> None:
-        self._said, self._stood = {}, {}
+        self._predicted, self._accepted = {}, {}
         if self.predictor == "head" and not self._head:
             rule = f"{DRAWN if lm.chain.draws else BEST}."
             weights = {
@@ -113,68 +109,66 @@ class SpecDecPlusPlus(Drafter):
 
     def _ends(self, lm, tree) -> bool:
         if self.predictor == "head":
-            self._judge(lm, len(tree) - 2)
-        return self._doubtful(tree)
+            self._predict(lm, len(tree) - 2)
+        return self._should_stop(tree)
 
-    def _judge(self, lm, node) -> None:
-        """Ask the head about the guess the draft has read last, whose row the newest guess was drawn from; the root is
-        no guess.
-        """
+    def _predict(self, lm, node) -> None:
+        """Apply the head to the last draft token that the draft model has read; does nothing for the root."""
         if node >= 0:
             rows = lm.stream("draft").seen
-            self._said[node] = float(self._head.chances(rows.hidden[rows.row(node)]))
+            self._predicted[node] = float(self._head.chances(rows.hidden[rows.row(node)]))
 
-    def _claimed(self, tree) -> dict[int, float]:
-        """What is said of each guess before anything is known of it, by node."""
-        return self._said if self.predictor == "head" else dict(enumerate(tree.confidence))
+    def _uncalibrated(self, tree) -> dict[int, float]:
+        """The predicted acceptance of each draft token before calibration, by node."""
+        return self._predicted if self.predictor == "head" else dict(enumerate(tree.confidence))
 
     def _chances(self, tree) -> list[float]:
-        """That each guess stands; of one that the head has not seen, 1."""
+        """Probability of acceptance of each draft token; 1 if the head has not seen it."""
         if self.predictor == "head":
-            return [self._said.get(node, 1.0) for node in range(len(tree))]
-        return [self._reliability.chance(q) if self.estimate == "corrected" else q for q in tree.confidence]
+            return [self._predicted.get(node, 1.0) for node in range(len(tree))]
+        return [self._calibration.chance(q) if self.estimate == "corrected" else q for q in tree.confidence]
 
     def survival(self, chances: list[float]) -> list[float]:
-        """After each guess, the chance that all so far stand; of the last one nothing is known yet where it is judged
-        late.
-        """
+        """Probability, after each draft token, that all so far are accepted; the last counts as 1 if judged late."""
         known = [*chances[:-1], 1.0] if self.late or self.predictor == "head" else chances
         return list(accumulate(known, mul))
 
-    def _doubtful(self, tree) -> bool:
+    def _should_stop(self, tree) -> bool:
         return len(tree) >= self.least and 1 - self.survival(self._chances(tree))[-1] > self.h
 
-    def _told(self, lm, tree) -> Iterator[Figure]:
-        """How the chance fell guess by guess, how many guesses that made, and how far what is said can be trusted."""
-        falls = self.survival(self._chances(tree))
+    def _figures(self, lm, tree) -> Iterator[Figure]:
+        """Probability of full acceptance after each draft token, the draft length, and the calibration."""
+        survival = self.survival(self._chances(tree))
         yield Figure(
             "bars",
-            "chance that all guesses so far stand",
-            {"labels": list(map(lm.piece, tree.tokens)), "values": falls},
+            "probability that all draft tokens so far are accepted",
+            {"labels": list(map(lm.piece, tree.tokens)), "values": survival},
         )
-        series, lines = {"all stand": falls[-1]}, {"1 - h": 1 - self.h}
+        series, lines = {"all accepted": survival[-1]}, {"1 - h": 1 - self.h}
         yield Figure(
-            "scalar", "predicted chance that all guesses stand", {"x": lm.generated, "series": series, "lines": lines}
+            "scalar",
+            "predicted probability that all draft tokens are accepted",
+            {"x": lm.generated, "series": series, "lines": lines},
         )
         yield Figure(
             "scalar",
-            "length of the chain",
-            {"x": lm.generated, "series": {"guesses": len(tree)}, "lines": {"at most": self.most}},
+            "draft length",
+            {"x": lm.generated, "series": {"draft tokens": len(tree)}, "lines": {"maximum": self.most}},
         )
-        if any(self._reliability.seen):
-            yield self._reliability.figure(
-                "what the head said" if self.predictor == "head" else "the draft's own probability"
+        if any(self._calibration.tested):
+            yield self._calibration.figure(
+                "the head's prediction" if self.predictor == "head" else "the draft's own probability"
             )
 
-    def _came(self, lm) -> Iterator[Figure]:
-        """What was predicted of each guess of the last chain that was tested, next to what came."""
-        judged = [node for node in self._stood if self.predictor == "proxy" or node in self._said]
-        if judged:
+    def _outcome(self, lm) -> Iterator[Figure]:
+        """Prediction and outcome of each tested token of the last chain."""
+        tested = [node for node in self._accepted if self.predictor == "proxy" or node in self._predicted]
+        if tested:
             chances = self._chances(self._chain)
-            columns = [f"{node + 1} {lm.piece(self._chain.tokens[node])}" for node in judged]
-            values = [[chances[node] for node in judged], [float(self._stood[node]) for node in judged]]
+            columns = [f"{node + 1} {lm.piece(self._chain.tokens[node])}" for node in tested]
+            values = [[chances[node] for node in tested], [float(self._accepted[node]) for node in tested]]
             yield Figure(
                 "matrix",
                 "the last chain: predicted, and what came",
-                {"rows": ["predicted", "stood"], "columns": columns, "values": values},
+                {"rows": ["predicted", "accepted"], "columns": columns, "values": values},
             )

@@ -6,12 +6,12 @@ from playground.contract import Decoder, Drafter, Verifier, slot
 
 
 class Speculative(Decoder):
-    """Guess ahead with something cheap, check all guesses in one forward of the model, keep what stands.
+    """Draft several tokens cheaply, verify them all in one forward of the target, and commit those it accepts.
 
-    The drafter proposes a chain or a tree of tokens; the target gives a row for every node at once; the verifier walks
-    down from the root, accepts guesses by its rule and names the token after the last one. The text follows the target
-    exactly. Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318; trees: SpecInfer, arXiv
-    2305.09781.
+    The drafter proposes a chain or tree of draft tokens, and one forward of the target yields a row for every node. The
+    verifier walks down from the root, accepts draft tokens by its rule, and adds a token after the last accepted one.
+    The output distribution is the target's own. Leviathan et al. 2023, arXiv 2211.17192; Chen et al. 2023, arXiv
+    2302.01318; trees: SpecInfer, arXiv 2305.09781.
     """
 
     name, title, paper, sheet = "speculative", "Speculative decoding", "2211.17192", "speculative/speculative-sampling"

@@ -1,4 +1,4 @@
-"""STAND: what the model thought before after the same words as drafter."""
+"""STAND: remembered next-token distributions of n-grams as drafter."""
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -12,22 +12,19 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
 
 
-class Thoughts:
-    """For every few tokens that were read, the likeliest next ones with their mean probability, and over how many rows.
-    """
+class NGramDistributions:
+    """For every n-gram read: the most probable next tokens with their mean probabilities, and the number of rows."""
 
     def __init__(self):
         self.known: dict[tuple[int, ...], tuple[dict[int, float], int]] = {}
 
     def __deepcopy__(self, memo):
-        copy = Thoughts()
+        copy = NGramDistributions()
         copy.known = dict(self.known)
         return copy
 
     def learn(self, context, p, orders, most) -> None:
-        """`p` [V] is what the model thinks after a context: it counts as one row more for its last 1, 2, ... `orders`
-        tokens.
-        """
+        """Add the model's distribution p [V] after a context to the means of its last 1, 2, ... `orders` tokens."""
         top = p.topk(min(most, len(p)))
         fresh = dict(zip(top.indices.tolist(), top.values.tolist()))
         for n in range(1, min(orders, len(context)) + 1):
@@ -44,12 +41,11 @@ class Thoughts:
         return dict(sorted(mean.items(), key=lambda item: -item[1])[:most])
 
     def seen(self, key) -> int:
+        """Number of rows averaged for an n-gram."""
         return self.known[key][1] if key in self.known else 0
 
     def after(self, context, orders) -> tuple[dict[int, float], int]:
-        """What is known of the longest ending of a context, its probabilities made to sum to 1, and that ending's
-        length.
-        """
+        """Probabilities, renormalised, after the longest known suffix of a context, and the length of that suffix."""
         for n in range(min(orders, len(context)), 0, -1):
             found = self.known.get(tuple(context[-n:]))
             if found:
@@ -63,67 +59,67 @@ class Thoughts:
 
 
 class Stand(Drafter):
-    """Remember what the model thought after every few tokens, with probabilities, and draw the next guesses from that.
+    """Store the model's next-token distributions after every n-gram, and sample draft tokens from them.
 
-    Reasoning repeats itself, within one answer and from one answer to the next. For the last 1 to `orders` tokens the
-    mean of the model's likeliest probabilities is kept; guesses are drawn from that of the longest ending known,
-    siblings without replacement, along a fixed tree of ranks, and judged against the probabilities they were drawn
-    with. The paper adds Gumbel noise and takes the largest: the same law. It stays for further answers to the same
-    prompt under the same toggles. The paper fits its tree to samples; ours is that of token recycling. nodes = 0 is
-    plain decoding. Song et al. 2025, arXiv 2506.04708.
+    Reasoning repeats itself within an answer and across answers. For every n-gram of up to `orders` tokens, the mean of
+    the model's largest probabilities is stored. Draft tokens are sampled from the entry of the longest known suffix,
+    siblings without replacement, along a static tree, and verified against the probabilities they were sampled with.
+    The paper takes the top values after adding Gumbel noise, which has the same distribution. Entries persist for
+    further answers to the same prompt under the same toggles. The paper fits its tree to samples; here it is that of
+    token recycling. nodes = 0 is plain decoding. Song et al. 2025, arXiv 2506.04708.
     """
 
     name, title, paper, sheet = "stand", "STAND: remembered probabilities", "2506.04708", "speculative/stand"
     drawn, guarantee, remembers, reconstruction, sure = "without_replacement", ("collapses",), True, True, "medium"
 
-    nodes: int = knob(80, 0, 80, step=1, help="guesses in the tree; 0 is plain decoding")
-    orders: int = knob(4, 1, 6, step=1, help="tokens of the longest ending that is remembered")
-    stored: int = knob(10, 2, 32, step=1, help="likeliest tokens kept of each ending")
-    stochastic: bool = knob(True, help="draw guesses; otherwise the likeliest ones are taken")
+    nodes: int = knob(80, 0, 80, step=1, help="draft tokens in the tree; 0 is plain decoding")
+    orders: int = knob(4, 1, 6, step=1, help="longest n-gram stored, in tokens")
+    stored: int = knob(10, 2, 32, step=1, help="next tokens stored per n-gram")
+    stochastic: bool = knob(True, help="sample draft tokens; otherwise take the most probable ones")
     share: bool = knob(True, help="remember across answers to the same prompt")
 
-    _thoughts = None
-    _overlap = None  # of the remembered and the true distribution at the last root
+    _memory = None
+    _overlap = None  # of the stored and the target's distribution at the last root
 
     def propose(self, lm, budget) -> Iterator:
-        if self._thoughts is None:
+        if self._memory is None:
             self._begin(lm)
         tree, hits = self._new_tree(lm), Counter()
         self._grow(lm, tree, budget, hits)
         yield Figure(
             "scalar",
-            "endings that are remembered",
-            {"x": lm.generated, "series": {"endings": len(self._thoughts.known)}},
+            "n-grams in memory",
+            {"x": lm.generated, "series": {"n-grams": len(self._memory.known)}},
         )
         if hits:
             lengths = sorted(hits)
             yield Figure(
                 "bars",
-                "nodes, by the length of the ending found",
+                "nodes, by the length of the matched n-gram",
                 {"labels": [str(n) for n in lengths], "values": [hits[n] for n in lengths]},
             )
         if self._overlap is not None:
             yield Figure(
                 "scalar",
-                "what memory and model agree on",
+                "overlap of stored and target distribution",
                 {"x": max(0, lm.generated - 1), "series": {"overlap": self._overlap}},
             )
         return tree
 
     def observe(self, tree, rows, verdict) -> None:
         before = rows.committed
-        remembered, _ = self._thoughts.after(before, self.orders)
+        stored, _ = self._memory.after(before, self.orders)
         p = self._final(rows, ROOT)
-        self._overlap = sum(min(q, float(p[token])) for token, q in remembered.items()) if remembered else None
+        self._overlap = sum(min(q, float(p[token])) for token, q in stored.items()) if stored else None
         for node in (ROOT, *verdict.kept):
-            self._thoughts.learn(
+            self._memory.learn(
                 before[-self.orders :] + tree.prefix(node), self._final(rows, node), self.orders, self.stored
             )
 
     def _begin(self, lm) -> None:
-        beside = [part for part in lm.assembly.parts() if part.name != self.name]
-        about = (lm.tokens[:lm.prompt_length], self.orders, self.stored, beside)
-        self._thoughts = lm.memory(self.name, Thoughts, *about) if self.share else Thoughts()
+        other_parts = [part for part in lm.assembly.parts() if part.name != self.name]
+        about = (lm.tokens[:lm.prompt_length], self.orders, self.stored, other_parts)
+        self._memory = lm.memory(self.name, NGramDistributions, *about) if self.share else NGramDistributions()
 
     def _new_tree(self, lm) -> TokenTree:
         return TokenTree(self.name, self.drawn if self._draws(lm) else "deterministic")
@@ -132,17 +128,17 @@ class Stand(Drafter):
         return self.stochastic and lm.chain.draws
 
     def _final(self, rows, node) -> torch.Tensor:
-        """The model's distribution [V] after masks and samplers; where nothing is drawn, before the best is chosen."""
+        """The target's distribution [V] after masks and samplers, also under greedy decoding."""
         return rows.stages_of([rows.row(node)])[-1].scores[0].softmax(-1).nan_to_num()
 
     def _grow(self, lm, tree, budget, hits) -> None:
-        """Children along the paths of the template, as far as their endings are known."""
+        """Add children along the template's paths, as far as a suffix of each path is known."""
         widths = Counter(path[:-1] for path in template(self.nodes))
         nodes, like, text = {(): ROOT}, lm.target.seen.raw[0], lm.tokens[-self.orders:]
         for path, width in widths.items():
             if path in nodes and len(path) < budget and not (path and lm.ends(tree.tokens[nodes[path]])):
-                likely, found = self._thoughts.after(text + tree.prefix(nodes[path]), self.orders)
-                hits[found] += 1
+                likely, length = self._memory.after(text + tree.prefix(nodes[path]), self.orders)
+                hits[length] += 1
                 children = self._children(lm, tree, nodes[path], likely, width, like)
                 nodes |= {(*path, rank): child for rank, child in enumerate(children)}
 
@@ -164,7 +160,7 @@ class Stand(Drafter):
         return children
 
     def _spread(self, likely, like) -> torch.Tensor:
-        """The same as a distribution over all tokens, [V]."""
+        """These probabilities as a distribution over the vocabulary, [V]."""
         at = torch.tensor(list(likely), dtype=torch.long, device=like.device)
         return torch.zeros_like(like).index_put(
             (at,), torch.tensor(list(likely.values()), dtype=like.dtype, device=like.device)

@@ -1,19 +1,19 @@
-"""Suffix decoding: all texts seen so far as drafter."""
+"""Suffix decoding: matches in this text and in earlier answers as drafts."""
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import groupby
 from math import floor
 
-from playground.algorithms.speculative.suffix_index import Suffixes
+from playground.algorithms.speculative.suffix_index import SuffixIndex
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
 
 
 @dataclass
-class Guess:
-    """A tree of guesses after an ending of `match` tokens; `score` is how many of them are expected to stand."""
+class ScoredDraft:
+    """A draft tree after a suffix of `match` tokens; `score` is the expected number of accepted tokens."""
 
     tree: TokenTree = field(default_factory=TokenTree)
     match: int = 0
@@ -21,27 +21,26 @@ class Guess:
 
 
 class SuffixDecoding(Drafter):
-    """Look up how this text and all earlier answers went on after the same ending; guess far where they agree, little
-    where they do not.
+    """Look up how this text and earlier answers continued after the same suffix, and draft further the more consistent
+    the continuations are.
 
-    Every ending of the text that occurred before is tried, short ones with much evidence and long ones with little: one
-    of m tokens may guess alpha m + offset tokens ahead, each the most frequent continuation of the one before, as long
-    as the frequencies multiply to min_prob. The guess whose frequencies sum to most is taken, from this prompt and
-    answer or from the answers that were written for the same visitor before, the oldest of which are forgotten first.
-    alpha = offset = 0 is plain decoding. Oliaro et al. 2024, arXiv 2411.04975; falling back on a draft model is left
-    out.
+    Every suffix of the text that occurred before is tried. A suffix of m tokens may draft up to alpha m + offset
+    tokens, each the most frequent continuation, while the product of relative frequencies is at least min_prob. The
+    draft with the largest sum of these products is used, from this prompt and answer or from earlier answers to the
+    same visitor, of which the oldest are evicted first. alpha = offset = 0 is plain decoding. The fallback to a draft
+    model is left out. Oliaro et al. 2024, arXiv 2411.04975.
     """
 
     name, title, paper, sheet = "suffix_decoding", "Suffix decoding", "2411.04975", "speculative/suffix-decoding"
     guarantee, remembers = ("collapses",), True
 
-    depth: int = knob(64, 8, 128, step=1, help="tokens that an ending and its continuation may have together")
-    alpha: float = knob(1.0, 0.0, 4.0, step=0.1, help="tokens guessed for each token of the ending")
-    offset: float = knob(0.0, -4.0, 8.0, step=0.5, help="tokens guessed besides")
-    min_prob: float = knob(0.1, 0.0, 0.9, step=0.05, help="smallest product of frequencies that is still guessed")
-    most: int = knob(64, 1, 64, step=1, help="guesses of a round at most")
-    requests: int = knob(200, 0, 1000, step=1, help="earlier answers that are remembered; 0 looks at this text alone")
-    branching: bool = knob(False, help="guess a tree of the most probable continuations in place of one")
+    depth: int = knob(64, 8, 128, step=1, help="maximum tokens of a suffix and its continuation together")
+    alpha: float = knob(1.0, 0.0, 4.0, step=0.1, help="draft tokens per matched token")
+    offset: float = knob(0.0, -4.0, 8.0, step=0.5, help="draft tokens in addition to that")
+    min_prob: float = knob(0.1, 0.0, 0.9, step=0.05, help="smallest product of relative frequencies to draft")
+    most: int = knob(64, 1, 64, step=1, help="maximum draft tokens per round")
+    requests: int = knob(200, 0, 1000, step=1, help="earlier answers kept in memory; 0 searches this text only")
+    branching: bool = knob(False, help="draft a tree of the most probable continuations instead of one chain")
 
     _local = None  # prompt and answer of this run
 
@@ -50,9 +49,9 @@ class SuffixDecoding(Drafter):
             self._begin(lm)
         self._learn(lm.tokens)
         context, ends = lm.tokens[-self.depth:], lm.ends
-        local, past = (self.guess(store, context, budget, ends) for store in (self._local, self._past))
+        local, past = (self.best_draft(store, context, budget, ends) for store in (self._local, self._past))
         chosen, where = (local, "this text") if local.score >= past.score else (past, "earlier answers")
-        yield from self._tell(lm, local, past)
+        yield from self._figures(lm, local, past)
         if chosen.match and lm.generated:
             span = [max(0, lm.generated - chosen.match), lm.generated, f"found in {where}", chosen.score]
             yield Figure("spans", "endings that were found", {"spans": [span]})
@@ -62,41 +61,40 @@ class SuffixDecoding(Drafter):
         self._learn(rows.sequence.tokens)
 
     def _begin(self, lm) -> None:
-        self._local, self._past = Suffixes(), lm.memory(self.name, Suffixes) if self.requests else Suffixes()
-        self._past.only_last(max(0, self.requests - 1))
+        self._local, self._past = SuffixIndex(), lm.memory(self.name, SuffixIndex) if self.requests else SuffixIndex()
+        self._past.keep_last(max(0, self.requests - 1))
         for store in (self._local, self._past):
             store.begin()
         self._prompt = self._learned = lm.prompt_length
         self._local.add(lm.tokens[:self._prompt])
 
     def _learn(self, text) -> None:
-        """What was committed since; prompts are looked up in their own run alone."""
-        fresh, self._learned = text[self._learned:], len(text)
-        self._local.add(fresh)
+        """Index the tokens committed since the last call; prompts are only searched in their own run."""
+        new, self._learned = text[self._learned:], len(text)
+        self._local.add(new)
         if self.requests:
-            self._past.add(fresh)
+            self._past.add(new)
 
-    def guess(self, store, context, budget, ends=lambda token: False) -> Guess:
-        """The best guess a store has for what follows a context, at most `budget` deep."""
-        best = Guess()
-        for match, places in self._endings(store, context):
+    def best_draft(self, store, context, budget, ends=lambda token: False) -> ScoredDraft:
+        """The draft with the highest score that a store has for a context, at most `budget` deep."""
+        best = ScoredDraft()
+        for match, places in self._suffixes(store, context):
             tree, score = self._grow(store, places, min(self._cap(match), self.most), budget, ends)
             if score and score >= best.score:
-                best = Guess(tree, match, score)
+                best = ScoredDraft(tree, match, score)
         return best
 
-    def _endings(self, store, context) -> Iterator[tuple[int, list[int]]]:
-        """Endings worth trying. Those that occur in the same places guess alike, so of them the one that may guess most
-        is enough.
-        """
-        for _, alike in groupby(store.occurrences(context[1:]), key=lambda found: len(found[1])):
-            yield max(alike, key=lambda found: (self._cap(found[0]), found[0]))
+    def _suffixes(self, store, context) -> Iterator[tuple[int, list[int]]]:
+        """Suffixes to try: of those with the same occurrences, the one with the largest cap."""
+        for _, same in groupby(store.occurrences(context[1:]), key=lambda found: len(found[1])):
+            yield max(same, key=lambda found: (self._cap(found[0]), found[0]))
 
     def _cap(self, match) -> int:
+        """Most tokens to draft after a suffix of `match` tokens."""
         return max(0, min(floor(self.alpha * match + self.offset + 1e-6), self.depth - match))
 
     def _grow(self, store, places, cap, budget, ends) -> tuple[TokenTree, float]:
-        """A tree of at most `cap` guesses after these places, the likeliest first, and the sum of their chances."""
+        """A tree of at most `cap` draft tokens after these positions, most probable first, and its score."""
         tree, score, waiting = TokenTree(self.name), 0.0, []
         self._push(store, waiting, 1.0, ROOT, 1, places)
         while waiting and len(tree) < cap:
@@ -110,17 +108,17 @@ class SuffixDecoding(Drafter):
         return tree, score
 
     def _push(self, store, waiting, chance, parent, depth, places) -> None:
-        """Let the followers of a node wait, all of them or the most frequent; of equals the one that was read last."""
+        """Push the followers of a node, all or the most frequent; on ties the one read last."""
         followers = sorted(store.followers(places).items(), key=lambda follower: (-len(follower[1]), -follower[1][-1]))
         for token, after in followers if self.branching else followers[:1]:
             share = len(after) / len(places)
             if chance * share >= self.min_prob:
                 heappush(waiting, (-chance * share, -after[-1], token, parent, depth, share, after))
 
-    def _tell(self, lm, local, past) -> Iterator:
+    def _figures(self, lm, local, past) -> Iterator:
         scores, matches = (
             {"this text": local.score, "earlier answers": past.score},
             {"this text": local.match, "earlier answers": past.match},
         )
-        yield Figure("scalar", "guesses expected to stand", {"x": lm.generated, "series": scores})
-        yield Figure("scalar", "tokens of the ending that was found", {"x": lm.generated, "series": matches})
+        yield Figure("scalar", "expected accepted draft tokens", {"x": lm.generated, "series": scores})
+        yield Figure("scalar", "length of the matched suffix", {"x": lm.generated, "series": matches})

@@ -1,4 +1,4 @@
-"""Token recycling: what the model considered before as drafter."""
+"""Token recycling: earlier candidate tokens as drafter."""
 from collections.abc import Iterator
 from hashlib import blake2b
 
@@ -9,7 +9,7 @@ from playground.events import Figure
 
 
 class Successors:
-    """For each token that was ever read, the tokens that last seemed likeliest to follow it, best first."""
+    """For each token read, the most probable next tokens in its latest row, best first."""
 
     def __init__(self):
         self.known: dict[int, tuple[int, ...]] = {}
@@ -20,21 +20,19 @@ class Successors:
         return copy
 
     def learn(self, tokens, rows, k) -> None:
-        """`rows` are scores [n, V] after n tokens. They replace what was known; of a token that stands there twice the
-        last row counts.
-        """
+        """Store the top k of `rows`, logits [n, V] after n tokens. The last row of a repeated token counts."""
         top = rows.topk(min(k, rows.shape[1])).indices.tolist()
         self.known.update(zip(tokens, map(tuple, top)))
 
     def grow(self, tree, token, paths, ends) -> None:
-        """Add the paths after a token, as far as their tokens are known and none before the last ends the text."""
+        """Add the template's paths after a token, as far as successors are known. End tokens get no children."""
         nodes = {(): ROOT}
         for *parent, rank in paths:
             above = nodes.get(tuple(parent))
-            followers = () if above is None else self.known.get(token if above == ROOT else tree.tokens[above], ())
-            if rank < len(followers):
-                node = tree.add(followers[rank], above)
-                if not ends(followers[rank]):
+            successors = () if above is None else self.known.get(token if above == ROOT else tree.tokens[above], ())
+            if rank < len(successors):
+                node = tree.add(successors[rank], above)
+                if not ends(successors[rank]):
                     nodes[(*parent, rank)] = node
 
     def digest(self) -> str:
@@ -42,21 +40,20 @@ class Successors:
 
 
 class TokenRecycling(Drafter):
-    """Every pass shows which tokens nearly came next. Remember them for each token, and grow the next guesses out of
-    them.
+    """Every forward yields candidate tokens that were not chosen. Store them per token and build the next draft tree
+    from them.
 
-    The memory holds the k likeliest successors that the model last gave a token, whatever stood before it: refused
-    guesses teach as much as kept ones, and what was learned stays from prompt to prompt. Guesses are looked up along a
-    fixed tree of ranks. A token never read has no successors here, where the released code guesses token 0. Luo et al.
-    2024, arXiv
-    2408.08696; smaller trees than the paper's are our own choice.
+    The memory holds, for each token, the k most probable next tokens in its latest row, regardless of context. Rows of
+    rejected draft tokens are stored as well, and the memory persists across prompts. The draft tree follows a static
+    template of ranks. A token never read has no successors here; the released code drafts token 0. Trees smaller than
+    the paper's are our addition. Luo et al. 2024, arXiv 2408.08696.
     """
 
     name, title, paper, sheet = "token_recycling", "Token recycling", "2408.08696", "speculative/token-recycling"
     guarantee, remembers = ("collapses",), True
 
-    nodes: int = knob(80, 0, 80, step=1, help="guesses in the tree; 0 is plain decoding")
-    k: int = knob(8, 1, 8, step=1, help="successors kept of each token; 1 makes the tree a chain")
+    nodes: int = knob(80, 0, 80, step=1, help="draft tokens in the tree; 0 is plain decoding")
+    k: int = knob(8, 1, 8, step=1, help="successors stored per token; 1 makes the tree a chain")
 
     def propose(self, lm, budget) -> Iterator:
         self._memory = lm.memory(self.name, Successors, self.k)
@@ -65,7 +62,7 @@ class TokenRecycling(Drafter):
         yield Figure(
             "scalar",
             "successors",
-            {"x": lm.generated, "series": {"tokens whose successors are known": len(self._memory.known)}},
+            {"x": lm.generated, "series": {"tokens with known successors": len(self._memory.known)}},
         )
         return tree
 

@@ -16,41 +16,41 @@ from playground.contract import Study, knob
 from playground.errors import Refusal
 from playground.events import Figure, Note
 
-SHOWN = 40  # parts
+SHOWN = 40  # parts in the table
 
 
 class PACSets(Study):
-    """Cut out of a program what the model was least sure of, just enough that the true program is among the completions
-    of what is left, for all but a share `eps` of programs.
+    """Remove the parts of a program that the model was least confident in, so that the remaining partial program covers
+    the true program for all but a share `eps` of programs.
 
-    Parts of the syntax tree are lost, with all below them, until what stays costs -log tau nats at most: as few parts
-    as possible, in at most `holes` holes, and what is lost at one tau stays lost at every larger one. tau is the
-    smallest at which no more of a calibration's true programs are missed than says so with confidence 1 - delta. This
-    holds over prompts like those, for the same model and greedy writing, not for one prompt; and it is about the
-    letters of a program, not about what it does. Khakhar, Mell and Bastani 2023, arXiv 2302.08703; the exact solver is
-    ours, and a text that is no program is one hole.
+    Subtrees of the syntax tree are removed until the rest costs at most -log tau nats: as few parts as possible, in at
+    most `holes` holes, and parts removed at one tau stay removed at every larger one. tau is the smallest threshold at
+    which few enough true programs of a calibration set are missed, with confidence 1 - delta. The guarantee holds on
+    average over prompts like those of the calibration, for the same model and greedy decoding, not for a single prompt,
+    and it concerns the text of a program, not its behaviour. Khakhar, Mell and Bastani 2023, arXiv 2302.08703; the
+    exact solver is ours, and a text that is not a program is one hole.
     """
 
     name, title, paper, sheet = "pac_sets", "PAC prediction sets for code", "2302.08703", "search/pac-prediction-sets"
     guarantee = ("heuristic",)
 
     eps: float = knob(0.3, 0.02, 0.9, step=0.01, help="share of true programs that may be missed")
-    delta: float = knob(0.1, 0.01, 0.2, step=0.01, help="chance that the calibration was luck")
-    holes: int = knob(3, 1, 4, step=1, help="holes at most")
+    delta: float = knob(0.1, 0.01, 0.2, step=0.01, help="probability that the guarantee fails")
+    holes: int = knob(3, 1, 4, step=1, help="maximum number of holes")
     tau: float = knob(
-        0.0, 0.0, 1.0, step=0.01, help="threshold to play with; 0: the calibrated one, which alone promises anything"
+        0.0, 0.0, 1.0, step=0.01, help="threshold to try out; 0: the calibrated one, the only one with a guarantee"
     )
     calibration: str = knob(
         "",
         multiline=True,
         file=True,
-        help="made by `python -m playground.bench.calibrate`; empty: that of the bundled model",
+        help="output of `python -m playground.bench.calibrate`; empty: that of the bundled model",
     )
 
     def draw(self, traces) -> list[Figure | Note]:
         if not any(map(written, traces)):
             raise Refusal(
-                "None of these texts is a Python program, so there is nothing to study: record a lane that writes one.",
+                "None of these texts is a Python program: record a lane that writes one.",
                 "traces",
             )
         calibration = Calibration.read(self.calibration)
@@ -68,7 +68,8 @@ class PACSets(Study):
         if misses is None:
             needed = ceil(log(self.delta) / log(1 - self.eps))
             raise Refusal(
-                f"{len(starts)} programs are too few to say so: {needed} are needed, or a larger eps or delta.", "eps"
+                f"{len(starts)} programs are too few for a guarantee: {needed} are needed, or a larger eps or delta.",
+                "eps",
             )
         return self.tau or calibrated(starts, misses)
 
@@ -76,10 +77,11 @@ class PACSets(Study):
         starts = calibration.thresholds(self.holes)
         misses = allowed(len(starts), self.eps, self.delta)
         if self.tau:
-            return f"tau {tau:.3g} was chosen by hand and promises nothing."
+            return f"tau {tau:.3g} was chosen by hand and has no guarantee."
+        missed = sum(start > tau for start in starts)
         return (
-            f"Of {len(starts)} programs of the calibration ({calibration.about}) {misses} may be missed: tau is {tau:.3g}, "
-            f"and {sum(start > tau for start in starts)} are missed there."
+            f"Of {len(starts)} calibration programs ({calibration.about}), {misses} may be missed: tau is {tau:.3g}, "
+            f"at which {missed} are missed."
         )
 
     def _coverage(self, calibration: Calibration) -> list[Figure]:
@@ -87,7 +89,7 @@ class PACSets(Study):
         return [
             Figure(
                 "scalar",
-                "programs of the calibration that are covered, by threshold",
+                "calibration programs covered, by threshold",
                 {
                     "x": step,
                     "axis": "step of tau",
@@ -100,14 +102,12 @@ class PACSets(Study):
 
     def _lane(self, label: str, trace, calibration: Calibration, tau: float) -> list[Figure | Note]:
         header, program = trace.headers[0], written(trace)
-        strange = (header.model, header.revision) != (calibration.model, calibration.revision)
+        other = (header.model, header.revision) != (calibration.model, calibration.revision)
         warning = (
-            f" The calibration is of {calibration.model}, another model, and says nothing about this one."
-            if strange
-            else ""
+            f" The calibration is of another model, {calibration.model}, and does not apply here." if other else ""
         )
         if program is None:
-            return [Note(f"{label}: this text is no Python program, so all of it is one hole.{warning}")]
+            return [Note(f"{label}: this text is not a Python program, so all of it is one hole.{warning}")]
         cut = (
             frozenset([0])
             if tau >= WHOLE
@@ -117,7 +117,7 @@ class PACSets(Study):
         parts = [part for part, own in enumerate(program.own) if own]
         text = drawn(program, cut).replace("\n", "⏎")
         return [
-            Note(f"{label}: {sum(part not in lost for part in parts)} of {len(parts)} parts stay: {text}{warning}"),
+            Note(f"{label}: {sum(part not in lost for part in parts)} of {len(parts)} parts remain: {text}{warning}"),
             self._parts(label, program, lost),
         ]
 
@@ -129,7 +129,7 @@ class PACSets(Study):
             f"{label}: parts",
             {
                 "rows": rows,
-                "columns": ["costs, nats", "stays"],
+                "columns": ["cost, nats", "remains"],
                 "values": [[program.costs[part], float(part not in lost)] for part in order],
             },
         )

@@ -9,10 +9,10 @@ from playground.events import Figure, Forward, Note
 
 COLUMNS = (
     "rounds",
-    "guesses a round",
+    "draft tokens per round",
     "α from counts",
     "α from p and q",
-    "tokens a round, measured",
+    "tokens per round, measured",
     "predicted from α",
     "predicted from α by depth",
     "draft cost",
@@ -20,32 +20,31 @@ COLUMNS = (
     "speed-up now, predicted",
     "best draft length",
     "speed-up there, predicted",
-    "operations a token",
+    "operations per token",
 )
-DRAFTS = 3  # sizes a law takes: through two points goes every line
+DRAFTS = 3  # sizes needed for a fit: two points always lie on a line
 
 
 class ScalingLaws(Study):
-    """How likely guesses are to stand, how far ahead guessing pays, and how that grows with the size of the draft
-    model.
+    """Acceptance rate of draft tokens, best draft length, and their scaling with the size of the draft model.
 
-    From counts and seconds of recorded speculative lanes: acceptance alpha, in all and by depth; tokens a round beside
-    what a constant alpha predicts; the predicted speed-up for every draft length, with a pass of the draft and further
-    rows of the target at their measured cost; over three or more draft models, tau = a log10 N + b. Formulas: Leviathan
-    et al. 2023; the law: Yan et al. 2025, arXiv 2505.07858, which fits many trained drafts of a kind. A tree counts by
-    its levels, and a longer one is predicted with as many nodes a level. A draft's N is reckoned from the operations in
-    the trace.
+    From the counts and timings of recorded speculative lanes: the acceptance rate alpha, overall and by depth; tokens
+    per round compared with the prediction for a constant alpha; the predicted speed-up for every draft length, with the
+    measured cost of a draft forward and of further rows of the target; over three or more draft models, tau = a log10 N
+    + b. Formulas: Leviathan et al. 2023; the law: Yan et al. 2025, arXiv 2505.07858, which fits many trained drafts of
+    a kind. A tree counts by its levels, and a deeper one is predicted with the same number of nodes per level. A
+    draft's N is computed from the operations in the trace.
     """
 
     name, title, paper, sheet = "scaling_laws", "Scaling laws of speculation", "2505.07858", "speculative/scaling-laws"
     guarantee, reconstruction = ("heuristic",), True
 
-    gamma_max: int = knob(16, 1, 32, step=1, help="longest draft a speed-up is predicted for")
-    window: int = knob(0, 0, 500, step=1, help="last rounds of a lane that count; 0: all")
+    gamma_max: int = knob(16, 1, 32, step=1, help="longest draft length to predict a speed-up for")
+    window: int = knob(0, 0, 500, step=1, help="number of last rounds of a lane to use; 0: all")
     costs: str = knob(
         "measured",
         choices=("measured", "computed"),
-        help="costs from seconds, or from operations as where reading weights takes all the time",
+        help="costs from measured seconds, or computed as if reading the weights took all the time",
     )
 
     def draw(self, traces) -> list[Figure | Note]:
@@ -56,7 +55,7 @@ class ScalingLaws(Study):
         ]
         if not lanes:
             raise Refusal(
-                "None of these lanes guesses ahead, so there is nothing to study: record a lane of speculative decoding.",
+                "None of these lanes uses speculation: record a lane of speculative decoding.",
                 "traces",
             )
         curves = [lane for lane in lanes if lane.costs]
@@ -72,7 +71,7 @@ class ScalingLaws(Study):
         depth = max(len(lane.alphas) for lane in lanes)
         alphas = [
             _point(
-                "Chance that a guess stands, by its depth",
+                "Acceptance rate of draft tokens, by depth",
                 level,
                 {lane.label: lane.alphas[level - 1] for lane in lanes if level <= len(lane.alphas)},
             )
@@ -92,7 +91,7 @@ class ScalingLaws(Study):
 
 
 class LaneCounts:
-    """What one trace tells about its drafts."""
+    """Acceptance, costs and sizes of one trace."""
 
     def __init__(self, trace, number, study, traces):
         self.header, self.study = trace.headers[0], study
@@ -104,12 +103,12 @@ class LaneCounts:
             fmean(column) for column in zip(*((r.tokens, r.levels, r.nodes) for r in self.rounds))
         )
         own, others = (
-            _passes(trace),
+            _forwards(trace),
             [
                 f
                 for other in traces
                 if _machine(other) == _machine(trace) and other is not trace
-                for f in _passes(other)
+                for f in _forwards(other)
             ],
         )
         self.size = speculation.draft_parameters(own)
@@ -121,7 +120,7 @@ class LaneCounts:
         return self.costs.speed_up(tau, gamma, 1 + gamma * self.nodes / self.levels)
 
     def numbers(self) -> tuple:
-        """One value for each of COLUMNS; None where the trace cannot tell."""
+        """One value for each of COLUMNS; None if the trace does not contain it."""
         constant = fmean(speculation.block_efficiency(self.alpha or 0.0, r.levels) for r in self.rounds)
         by_depth = fmean(speculation.block_efficiency_by_level(self.alphas, r.levels) for r in self.rounds)
         known = (len(self.rounds), self.levels, self.alpha, self.overlap, self.tau, constant, by_depth)
@@ -140,19 +139,20 @@ class LaneCounts:
 
 
 def _law(lanes) -> list[Figure | Note]:
-    """The line through (size of the draft, tokens a round), or why there is none."""
+    """The fit of tokens per round over draft sizes, or a note on why there is none."""
     sized = {lane.header.draft or lane.label: lane.size for lane in lanes if lane.size}
     if len(set(sized.values())) < DRAFTS:
         return [
             Note(
-                f"No law over draft sizes: it takes {DRAFTS} draft models of known size, and these traces hold {len(set(sized.values()))}."
+                f"No scaling law: it needs {DRAFTS} draft models of known size, and these traces have "
+                f"{len(set(sized.values()))}."
             )
         ]
     groups = {
         draft: [lane for lane in lanes if (lane.header.draft or lane.label) == draft and lane.size] for draft in sized
     }
     if len({frozenset(lane.header.prompt for lane in group) for group in groups.values()}) > 1:
-        return [Note("No law over draft sizes: the draft models were not run on the same prompts.")]
+        return [Note("No scaling law: the draft models were not run on the same prompts.")]
     sizes, taus = (
         [log10(size) for size in sized.values()],
         [fmean(lane.tau for lane in group) for group in groups.values()],
@@ -165,10 +165,11 @@ def _law(lanes) -> list[Figure | Note]:
     columns = ["log10 N", "measured", "fitted", "residual"]
     return [
         Figure(
-            "matrix", "Tokens a round, by size of the draft", {"rows": list(sized), "columns": columns, "values": rows}
+            "matrix", "Tokens per round, by draft size", {"rows": list(sized), "columns": columns, "values": rows}
         ),
         Note(
-            f"Fitted: tokens a round = {law.slope:.3g} log10 N {law.intercept:+.3g}, R² = {law.fit:.3f}, over {len(rows)} draft models."
+            f"Fitted: tokens per round = {law.slope:.3g} log10 N {law.intercept:+.3g}, R² = {law.fit:.3f}, over "
+            f"{len(rows)} draft models."
         ),
     ]
 
@@ -176,19 +177,22 @@ def _law(lanes) -> list[Figure | Note]:
 def _caveats(lanes) -> list[Note]:
     notes = [
         Note(
-            "Predictions let every guess stand with the same chance, whatever came before; on real text they overrate long drafts."
+            "Predictions assume that all draft tokens are accepted independently with the same probability; on real "
+            "text this overestimates long drafts."
         )
     ]
     if not all(lane.costs for lane in lanes):
         notes.append(
             Note(
-                "A lane without costs shared all its passes with others, so nobody knows what its own took: record it alone."
+                "A lane without costs shared all its forwards with other lanes, so its own cost is unknown: record it "
+                "alone."
             )
         )
     if any(lane.costs and not lane.costs.measured for lane in lanes):
         notes.append(
             Note(
-                "The passes of the target all had one size, so further rows count as free: add a plain lane of the model, recorded alone."
+                "All forwards of the target had the same size, so further rows are counted as free: add a plain lane "
+                "of the model, recorded alone."
             )
         )
     return notes
@@ -198,11 +202,11 @@ def _point(name, x, series, lines=None) -> Figure:
     return Figure("scalar", name, {"x": x, "series": series, **({"lines": lines} if lines else {})})
 
 
-def _passes(trace) -> list[Forward]:
+def _forwards(trace) -> list[Forward]:
     return [stamped.event for stamped in trace.events if isinstance(stamped.event, Forward)]
 
 
 def _machine(trace) -> tuple:
-    """Passes of two lanes can be compared where this is the same."""
+    """Timings of two lanes are comparable if this is equal."""
     header = trace.headers[0]
     return header.model, header.revision, header.dtype, header.device, header.quantization

@@ -9,7 +9,7 @@ import torch
 from tables import watch
 from torch import Tensor
 
-from playground.algorithms.kv_cache.slot_merging import averaged
+from playground.algorithms.kv_cache.slot_merging import merge_by_mean
 from playground.contract import Merge
 from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
@@ -75,4 +75,4 @@ def mixed(parts: list[Tensor], slot: int, sources: list[int], weights: list[floa
 
 def alike_in_weight(meeting: MergeMap) -> Merge:
     """Each counts as much as any other of those that meet."""
-    return averaged(meeting, torch.ones(len(meeting.into)), torch.ones(len(meeting.targets[0])))
+    return merge_by_mean(meeting, torch.ones(len(meeting.into)), torch.ones(len(meeting.targets[0])))

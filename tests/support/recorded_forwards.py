@@ -42,5 +42,5 @@ def tensors(found) -> list[torch.Tensor]:
 
 def recorded(kind: str, record=Tape) -> Model:
     model = Model(tiny(kind), byte_tokenizer(), kind)
-    model.replay = GraphReplay(model.fast, record, ENOUGH)
+    model.replay = GraphReplay(model.fused, record, ENOUGH)
     return model

@@ -84,6 +84,6 @@ def divided_by(rho: Callable[[int], float]) -> Callable[..., Ruling]:
             token = tree.tokens[child]
             if flip(min(1.0, float(p[token] / (rho(k) * q[token]))))[0]:
                 return Ruling(child)
-        return Ruling(None, draw(transport.left_over(p, q, k, rho(k))))
+        return Ruling(None, draw(transport.residual(p, q, k, rho(k))))
 
     return rule

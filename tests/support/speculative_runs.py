@@ -50,4 +50,4 @@ class DropsDoubtful(find("specdec_plus_plus")):
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)
-        return tree.only(list(range(len(tree) - 1))) if len(tree) and self._doubtful(tree) else tree
+        return tree.only(list(range(len(tree) - 1))) if len(tree) and self._should_stop(tree) else tree

@@ -9,9 +9,8 @@ from playground.ui.settings import Settings
 
 
 def stream(site, prompt: str = "one"):
-    page = MagicMock(
-        **{f"{name}.return_value": {} for name in ("rest", "remembers", "figures_of", "busy", "stoppable", "shut")}
-    )
+    methods = ("idle", "show_memory", "figures_of", "busy", "stoppable", "close_figures")
+    page = MagicMock(**{f"{name}.return_value": {} for name in methods})
     settings = Settings(prompt=prompt)
     return page, Handlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
 

@@ -1,1 +1,1 @@
-"""Shared pieces of KV cache policies."""
+"""Code shared by KV cache policies."""

@@ -1,8 +1,6 @@
-"""Votes: how much attention every token has received, by its true position, and the choice of the slots with the most
-of it.
+"""Attention received by each token, by true position, and the selection of the slots with the highest scores.
 
-A token votes by attending: each kept row adds its attention weights to the tokens it looked at. Evicting renumbers
-nothing, so a vote stays with its token for as long as the token has a slot.
+Positions are true positions, so a token's score does not change index when other tokens are evicted.
 """
 from __future__ import annotations
 
@@ -15,193 +13,193 @@ from torch.nn.functional import pad
 from playground.engine.kv_buffer import MergedTokens
 from playground.engine.sampling import REMOVED
 
-STRETCH = 64  # positions
-NOWHERE = -1
+CHUNK = 64  # positions by which buffers grow
+NO_COLUMN = -1
 
 
-class Votes:
-    """Attention received so far in each layer, summed over rows and over the query heads of a group."""
+class AttentionScores:
+    """Cumulative attention of each layer, summed over rows and over the query heads of a group."""
 
     def __init__(self) -> None:
         self._layers: dict[int, Tensor] = {}  # [kv_heads, positions]
-        self._told: dict[int, Tensor] = {}  # positions of the slots that votes were cast for last
+        self._last_positions: dict[int, Tensor] = {}  # key positions of the last `add`
 
-    def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
-        """Count the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots]; below 0 a slot is
-        empty and has no weight.
+    def add(self, layer: int, weights: Tensor, key_positions: Tensor) -> None:
+        """Add weights [kv_heads, rows, slots] of slots at key positions [1 or kv_heads, slots].
+
+        A negative key position marks an empty slot, which has no weight.
         """
-        cast = weights.sum(1)
-        so_far = self._reaching(layer, int(keys.max()) + 1, cast)
-        self._layers[layer], self._told[layer] = so_far.scatter_add(1, keys.clamp(min=0).expand_as(cast), cast), keys
+        received = weights.sum(1)
+        total = self._grown(layer, int(key_positions.max()) + 1, received)
+        index = key_positions.clamp(min=0).expand_as(received)
+        self._layers[layer], self._last_positions[layer] = total.scatter_add(1, index, received), key_positions
 
-    def replace(self, layer: int, weights: Tensor, keys: Tensor) -> None:
-        """Let these weights, shaped as in `add`, stand in place of all votes of the layer before them."""
+    def replace(self, layer: int, weights: Tensor, key_positions: Tensor) -> None:
+        """Discard the scores of the layer, then `add`."""
         self._layers.pop(layer, None)
-        self.add(layer, weights, keys)
+        self.add(layer, weights, key_positions)
 
     def of(self, layer: int, positions: Tensor) -> Tensor:
-        """Votes of the slots at positions [1 or kv_heads, slots], shaped [kv_heads, slots]; zero where nobody has
-        voted.
-        """
+        """Scores [kv_heads, slots] of slots at positions [1 or kv_heads, slots]; zero if nothing was added."""
         if layer not in self._layers or not positions.numel():
             return torch.zeros(positions.shape, device=positions.device)
-        so_far = self._layers[layer]
-        if self._told[layer] is not positions:
-            so_far = self._reaching(layer, int(positions.max()) + 1, so_far)
-        return so_far.gather(1, positions.clamp(min=0).expand(len(so_far), -1))
+        total = self._layers[layer]
+        if self._last_positions[layer] is not positions:
+            total = self._grown(layer, int(positions.max()) + 1, total)
+        return total.gather(1, positions.clamp(min=0).expand(len(total), -1))
 
     def move(self, layer: int, moving: MergedTokens) -> None:
-        """Votes of tokens count for others from now on."""
+        """Add the scores of merged tokens to those of their targets."""
         if layer in self._layers:
-            self._layers[layer] = moved(self._layers[layer], moving)
+            self._layers[layer] = move_scores(self._layers[layer], moving)
 
-    def _reaching(self, layer: int, length: int, like: Tensor) -> Tensor:
-        """The votes of a layer with room for `length` positions at least."""
-        return _reaching(self._layers.get(layer, like.new_zeros(len(like), 0)), length)
+    def _grown(self, layer: int, length: int, like: Tensor) -> Tensor:
+        """The scores of a layer, padded to at least `length` positions."""
+        return _grown(self._layers.get(layer, like.new_zeros(len(like), 0)), length)
 
 
 @dataclass
-class Heard:
-    """What the latest rows of one layer attended to, column by column: one for each slot when the columns were made,
-    and for the STRETCH of positions that follow. So tokens come and go for a while without anything being copied."""
+class AttentionWindow:
+    """Attention of the latest rows of one layer, in a ring buffer.
 
-    weights: Tensor  # [kv_heads, rows, columns]; a row takes the place of the oldest
-    positions: Tensor  # of the columns, [kv_heads, columns]; below 0 one is empty
-    rows: int = 0  # heard of so far
-    _found: tuple[Tensor, Tensor, Tensor] | None = None  # slots that were looked for last, and what was found of them
+    There is a column for each slot at the time the columns were made, and for the CHUNK positions that follow, so that
+    tokens can be appended and evicted for a while without a copy.
+    """
+
+    weights: Tensor  # [kv_heads, rows, columns]; a new row overwrites the oldest
+    positions: Tensor  # of the columns, [kv_heads, columns]; negative: empty
+    rows: int = 0  # rows added so far
+    _found: tuple[Tensor, Tensor, Tensor] | None = None  # the last `slots` looked up, their columns, whether they exist
 
     def __post_init__(self) -> None:
         self.end = int(self.positions.max()) + 1
         numbers = torch.arange(self.positions.shape[1], device=self.positions.device, dtype=torch.int32)
-        column = torch.full((len(self.positions), self.end + 2), NOWHERE, dtype=torch.int32, device=numbers.device)
+        column = torch.full((len(self.positions), self.end + 2), NO_COLUMN, dtype=torch.int32, device=numbers.device)
         column.scatter_(1, self.positions + 1, numbers.expand_as(self.positions))
-        column[:, 0] = NOWHERE
-        self._column = column  # of each position, from that of an empty slot to one that is too late
+        column[:, 0] = NO_COLUMN
+        self._column = column  # by position + 1; index 0: empty slots, the last index: positions past the end
 
     @classmethod
-    def of(cls, slots: Tensor, rows: int, like: Tensor) -> Heard:
-        """Nothing yet of slots at positions [1 or kv_heads, n]; `like` has as many heads."""
-        following = slots.max() + torch.arange(1, STRETCH + 1, device=slots.device)
+    def of(cls, slots: Tensor, rows: int, like: Tensor) -> AttentionWindow:
+        """An empty window of `rows` rows for slots at positions [1 or kv_heads, n]; `like` has kv_heads entries."""
+        following = slots.max() + torch.arange(1, CHUNK + 1, device=slots.device)
         positions = torch.cat([each.expand(len(like), -1) for each in (slots, following)], 1)
         return cls(like.new_zeros(len(like), rows, positions.shape[1]), positions)
 
-    def reaching(self, slots: Tensor) -> Heard:
-        """The same with a column for each of the slots, [1 or kv_heads, n], and for not many more."""
-        if int(slots.max()) < self.end and self.positions.shape[1] <= slots.shape[1] + 2 * STRETCH:
+    def resized(self, slots: Tensor) -> AttentionWindow:
+        """This window with a column for each of the slots [1 or kv_heads, n], and without many unused columns."""
+        if int(slots.max()) < self.end and self.positions.shape[1] <= slots.shape[1] + 2 * CHUNK:
             return self
-        wider = Heard.of(slots, self.weights.shape[1], self.weights)
-        columns, known = self.columns(wider.positions)
-        wider.weights, wider.rows = (
-            self.weights.gather(2, columns[:, None].expand_as(wider.weights)) * known[:, None],
-            self.rows,
-        )
-        return wider
+        resized = AttentionWindow.of(slots, self.weights.shape[1], self.weights)
+        columns, known = self.columns(resized.positions)
+        resized.weights = self.weights.gather(2, columns[:, None].expand_as(resized.weights)) * known[:, None]
+        resized.rows = self.rows
+        return resized
 
     def add(self, weights: Tensor, slots: Tensor) -> None:
-        """Hear of rows [kv_heads, n, slots]; an empty slot has no weight."""
+        """Add rows [kv_heads, n, slots]; an empty slot has no weight."""
         columns, _ = self.columns(slots)
         for row in weights.unbind(1):
             self.weights[:, self.rows % self.weights.shape[1]].zero_().scatter_add_(1, columns, row)
             self.rows += 1
 
     def mean(self, slots: Tensor) -> Tensor:
-        """What slots [1 or kv_heads, n] received of a row, [kv_heads, n]; zero where there is no column."""
+        """Mean attention per row of slots [1 or kv_heads, n], [kv_heads, n]; zero if a slot has no column."""
         columns, known = self.columns(slots)
         return (self.weights.sum(1) / min(self.rows, self.weights.shape[1])).gather(1, columns) * known
 
     def move(self, moving: MergedTokens) -> None:
         heads, sources, targets = moving
-        self.weights = moved(
+        self.weights = move_scores(
             self.weights, MergedTokens(heads, *(self._column[heads, end + 1].long() for end in (sources, targets)))
         )
 
     def columns(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of slots [1 or kv_heads, n], and where there are such: elsewhere it is that of another one. Both
-        [kv_heads, n].
+        """Columns of slots [1 or kv_heads, n] and whether they exist, both [kv_heads, n].
+
+        A slot without a column gets the index of another slot's.
         """
         if self._found is None or self._found[0] is not slots:
             found = self._column.gather(1, (slots + 1).clamp_(max=self.end + 1).expand(len(self._column), -1))
-            self._found = slots, found.clamp(min=0).long(), found != NOWHERE
+            self._found = slots, found.clamp(min=0).long(), found != NO_COLUMN
         return self._found[1:]
 
 
-class Lately:
-    """What the last `count` rows attended to in each layer, row by row, summed over the query heads of a group.
+class RecentAttention:
+    """Attention of the last `count` rows of each layer, row by row, summed over the query heads of a group.
 
-    Only tokens that have slots are kept track of: behind a long prompt of which little is left, all others would take
-    more memory than the cache.
+    Only tokens that have slots are tracked: after most of a long prompt is evicted, a score for every position would
+    take more memory than the cache.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._layers: dict[int, Heard] = {}
+        self._layers: dict[int, AttentionWindow] = {}
 
-    def add(self, layer: int, weights: Tensor, keys: Tensor) -> None:
-        """Hear of the weights [kv_heads, rows, slots] of slots at positions [1 or kv_heads, slots], which rise; an
-        empty slot has no weight.
+    def add(self, layer: int, weights: Tensor, key_positions: Tensor) -> None:
+        """Add weights [kv_heads, rows, slots] of slots at ascending key positions [1 or kv_heads, slots].
+
+        An empty slot has no weight.
         """
         last = weights[:, -self.count:]
-        heard = self._layers.get(layer) or Heard.of(keys, self.count, last)
-        self._layers[layer] = heard.reaching(keys)
-        self._layers[layer].add(last, keys)
+        window = self._layers.get(layer) or AttentionWindow.of(key_positions, self.count, last)
+        self._layers[layer] = window.resized(key_positions)
+        self._layers[layer].add(last, key_positions)
 
     def of(self, layer: int, positions: Tensor) -> Tensor:
-        """What the slots at positions [1 or kv_heads, slots] received of a row on average, [kv_heads, slots]; zero
-        where nothing was heard.
+        """Mean attention per row of slots at positions [1 or kv_heads, slots], [kv_heads, slots].
+
+        Zero if nothing was added.
         """
         if layer not in self._layers or not positions.numel():
             return torch.zeros(positions.shape, device=positions.device)
         return self._layers[layer].mean(positions)
 
     def move(self, layer: int, moving: MergedTokens) -> None:
-        """The same as `Votes.move`, of tokens that have slots."""
+        """Like `AttentionScores.move`, for tokens that have slots."""
         if layer in self._layers:
             self._layers[layer].move(moving)
 
 
-def _reaching(votes: Tensor, length: int) -> Tensor:
-    """Votes [..., positions] with room for `length` positions at least; it grows by a STRETCH, so that not every token
-    has all of them copied.
-    """
-    missing = length - votes.shape[-1]
-    return pad(votes, (0, -(-missing // STRETCH) * STRETCH)) if missing > 0 else votes
+def _grown(scores: Tensor, length: int) -> Tensor:
+    """Scores [..., positions] padded to at least `length` positions, a CHUNK at a time to avoid a copy per token."""
+    missing = length - scores.shape[-1]
+    return pad(scores, (0, -(-missing // CHUNK) * CHUNK)) if missing > 0 else scores
 
 
-def moved(votes: Tensor, moving: MergedTokens) -> Tensor:
-    """Votes [kv_heads, ..., positions] after some went over from one position to another."""
+def move_scores(scores: Tensor, moving: MergedTokens) -> Tensor:
+    """Scores [kv_heads, ..., positions] after those of the merged positions are added to their targets."""
     heads, sources, targets = moving
-    votes = votes.clone()
-    by_position = votes.movedim(-1, 1)
+    scores = scores.clone()
+    by_position = scores.movedim(-1, 1)
     taken = by_position[heads, sources]
     by_position[heads, sources] = 0
     by_position.index_put_((heads, targets), taken, accumulate=True)
-    return votes
+    return scores
 
 
-def heaviest(scores: Tensor, count: int | Tensor, among: Tensor) -> Tensor:
-    """Mask of the `count` largest scores of each row that stand in the mask `among`, [rows, slots]; of equals the later
-    ones.
+def top_slots(scores: Tensor, count: int | Tensor, among: Tensor) -> Tensor:
+    """Mask [heads, slots] of the `count` largest scores of each head within the mask `among`; ties go to later slots.
 
-    Rows may differ in their count, [rows]. Scores are finite numbers.
+    `count` may differ between heads, [heads]. Scores are finite.
     """
     among = among.expand_as(scores)
     surplus = among.sum(-1) - count
     most = int(surplus.max())
     if most <= 0:
         return among
-    if most == 1:  # so it is in every step in which one token comes and one goes
-        return _without_the_lightest(scores, among, surplus == 1)
-    # so that equals stay in the order of their positions
-    rising = scores.masked_fill(~among, REMOVED).argsort(dim=-1, stable=True)
-    # of each place in that order, how many there are from it on
-    left = torch.arange(scores.shape[1], 0, -1, device=scores.device)
-    chosen = left <= (count[:, None] if isinstance(count, Tensor) else count)
-    return torch.zeros_like(among).scatter(-1, rising, chosen.expand_as(rising)) & among
+    if most == 1:  # every decode step in which one token is appended and one evicted
+        return _without_lowest(scores, among, surplus == 1)
+    ascending = scores.masked_fill(~among, REMOVED).argsort(dim=-1, stable=True)  # ties in the order of slots
+    rank = torch.arange(scores.shape[1], 0, -1, device=scores.device)  # 1 for the largest
+    selected = rank <= (count[:, None] if isinstance(count, Tensor) else count)
+    return torch.zeros_like(among).scatter(-1, ascending, selected.expand_as(ascending)) & among
 
 
-def _without_the_lightest(scores: Tensor, among: Tensor, loses: Tensor) -> Tensor:
-    """The mask `among` [rows, slots] without the smallest score of each row that `loses` [rows] one; of equals the
-    first goes, as `argmin` promises.
+def _without_lowest(scores: Tensor, among: Tensor, evicts: Tensor) -> Tensor:
+    """The mask `among` [heads, slots] without the lowest score of each head that `evicts` [heads].
+
+    On a tie the first slot is evicted, as `argmin` guarantees.
     """
-    lightest = scores.masked_fill(~among, -REMOVED).argmin(-1, keepdim=True)
-    return among.scatter(-1, lightest, ~loses[:, None]) & among
+    lowest = scores.masked_fill(~among, -REMOVED).argmin(-1, keepdim=True)
+    return among.scatter(-1, lowest, ~evicts[:, None]) & among

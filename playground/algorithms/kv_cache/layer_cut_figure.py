@@ -1,4 +1,4 @@
-"""A prompt of which later layers read a part: what is shown of it."""
+"""Events about a prompt that is shortened for later layers."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from playground.events import Event, Figure, Note
 
 
-def staircase(prompt: int, layers: int, went_on: dict[int, int]) -> Iterator[Event]:
-    """How many of a prompt's tokens each layer has read, and what that spared; `went_on` says how many there were from
-    a layer on.
+def prompt_reading(prompt: int, layers: int, continued: dict[int, int]) -> Iterator[Event]:
+    """How many prompt tokens each layer read, and what that saved.
+
+    `continued` gives the number of tokens read from a layer on, by that layer.
     """
     read = [prompt]
     for layer in range(1, layers):
-        read.append(went_on.get(layer, read[-1]))
-    yield Figure(
-        "bars", "prompt tokens read", {"labels": [f"layer {layer}" for layer in range(layers)], "values": read}
-    )
-    gone = " and ".join(f"{count} behind layer {layer - 1}" for layer, count in sorted(went_on.items()))
+        read.append(continued.get(layer, read[-1]))
+    labels = [f"layer {layer}" for layer in range(layers)]
+    yield Figure("bars", "prompt tokens read", {"labels": labels, "values": read})
+    counts = " and ".join(f"{count} past layer {layer - 1}" for layer, count in sorted(continued.items()))
     yield Note(
-        f"Of the prompt's {prompt} tokens there went on {gone}: reading it took {sum(read)} passes of a token through a layer, not {prompt * layers}."
+        f"Of the prompt's {prompt} tokens {counts} were read: {sum(read)} token-layer computations instead of "
+        f"{prompt * layers}."
     )

@@ -1,4 +1,4 @@
-"""The end of a prompt votes on the rest of it, and the prompt is cut once; what methods that do so have in common."""
+"""Prompt compression: the attention of the last prompt tokens selects which of the earlier ones stay."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from playground.algorithms.kv_cache.attention_scores import Votes, heaviest
+from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
 from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
 
@@ -17,57 +17,56 @@ POOLS = {"avg": avg_pool1d, "max": max_pool1d}
 
 
 def check_kernel(kernel: int) -> None:
-    """Refuse to pool over neighbours that have no middle."""
+    """Raise Refusal if a pooling kernel is even."""
     if kernel % 2 == 0:
-        raise Refusal(f"kernel must be odd to have a middle, not {kernel}: take {kernel + 1}.", "kernel")
+        raise Refusal(f"kernel must be odd, not {kernel}: take {kernel + 1}.", "kernel")
 
 
-class Snapshot(CachePolicy):
-    """The last `window` tokens of the prompt vote and stay; `share` says how many of those before them stay in a layer.
-    """
+class PromptCompression(CachePolicy):
+    """Keeps the last `window` prompt tokens, and `share` of the earlier ones by the attention those pay to them."""
 
-    row_wise, watches = False, True
+    row_wise, uses_attention = False, True
 
-    window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, which vote and stay")
-    capacity: int = knob(64, 2, 2048, step=1, help="tokens of the prompt that stay, the window included")
+    window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, whose attention selects; they stay")
+    capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens that stay, the window included")
     kernel: int = knob(
-        5, 1, 15, step=2, help="neighbouring tokens whose votes are pooled, an odd number; 1 pools nothing"
+        5, 1, 15, step=2, help="neighbouring tokens whose scores are pooled, an odd number; 1 pools nothing"
     )
-    pooling: str = knob("avg", choices=("avg", "max"), help="how votes of neighbours are pooled")
+    pooling: str = knob("avg", choices=("avg", "max"), help="how scores of neighbours are pooled")
 
     def __post_init__(self):
-        self.votes = Votes()
+        self.attention = AttentionScores()
 
     def check(self):
         if self.capacity <= self.window:
             raise Refusal(
-                f"capacity is {self.capacity} and the window alone takes {self.window}: raise capacity above it.",
+                f"capacity is {self.capacity} and the window takes {self.window}: raise capacity above it.",
                 "capacity",
             )
         check_kernel(self.kernel)
 
     @classmethod
-    def holding(cls, tokens: int, prompt: int) -> dict[str, int]:
+    def knobs_for_budget(cls, tokens: int, prompt: int) -> dict[str, int]:
         return {"capacity": tokens, "window": min(cls.window, tokens // 2)}
 
     def share(self, held: Held) -> int:
-        """How many tokens before the window stay in a layer."""
+        """Number of tokens before the window that stay in a layer."""
         raise NotImplementedError
 
-    def wants(self, position: int, prompt: int) -> bool:
+    def wants_attention(self, position: int, prompt: int) -> bool:
         return prompt - self.window <= position < prompt
 
-    def attended(self, layer: int, weights: Tensor, queries: Tensor, keys: Tensor) -> None:
-        self.votes.add(layer, weights, keys)
+    def observe_attention(self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> None:
+        self.attention.add(layer, weights, key_positions)
 
     def retain(self, held: Held) -> Tensor:
         if held.next < held.prompt:
             return held.live
         late = held.positions >= held.prompt - self.window
-        early = held.live & ~late  # once they have been cut there are no more of them than may stay, so all of them do
-        return late | heaviest(self._pooled(held, late), self.share(held), early)
+        early = held.live & ~late  # after the first eviction no more than `share` are left, so all of them stay
+        return late | top_slots(self._pooled(held, late), self.share(held), early)
 
     def _pooled(self, held: Held, late: Tensor) -> Tensor:
-        """Votes before the window, smoothed along the text, [kv_heads, slots]; those of the window are left out."""
-        votes = self.votes.of(held.layer, held.positions).masked_fill(late, 0)
-        return POOLS[self.pooling](votes, self.kernel, 1, self.kernel // 2)
+        """Scores before the window, pooled along the text, [kv_heads, slots]; those of the window are left out."""
+        scores = self.attention.of(held.layer, held.positions).masked_fill(late, 0)
+        return POOLS[self.pooling](scores, self.kernel, 1, self.kernel // 2)

@@ -1,6 +1,4 @@
-"""Slots that are freed leave something behind: their keys and values are added to those of the most similar slot that
-stays.
-"""
+"""Merge the keys and values of evicted slots into the most similar slots that stay."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -11,78 +9,73 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from playground.contract import Merge
-from playground.engine.attention_logits import products
-from playground.engine.kv_buffer import MergeMap, in_front
+from playground.engine.attention_logits import attention_logits
+from playground.engine.kv_buffer import MergeMap, selected_indices
 from playground.engine.sampling import REMOVED
 
-# slots whose products with all others are held at a time: those of all slots of a long prompt would take more memory
-# than several caches
+# slots compared with all others at a time: the products of all pairs of a long prompt would exceed several caches
 AT_ONCE = 256
-TINY = 1e-12  # a weight that is still one, so that a mean over nothing but zeros exists
+TINY = 1e-12  # smallest weight, so that a mean of weights that are all zero is defined
 
 
-class Alike(NamedTuple):
-    """Slots, each with the one that is most like it, [kv_heads, m] each: where a head has fewer, or nobody to choose
-    from, the cosine is -inf.
+class NearestSlots(NamedTuple):
+    """Slots, each with the most similar other slot, [kv_heads, m] each.
+
+    The cosine is -inf for the padding of a head with fewer slots, and if a head has no candidate.
     """
 
     sources: Tensor
     targets: Tensor
-    likeness: Tensor  # cosine of their keys
+    cosine: Tensor  # of their keys
 
-    def meeting(self, joins: Tensor, slots: int) -> MergeMap | None:
-        """Those that join theirs, by a mask [kv_heads, m], in a layer of so many slots; None where nobody does."""
-        heads, places = joins.nonzero().unbind(1)
-        return (
-            MergeMap.of((heads, self.sources[heads, places]), self.targets[heads, places], slots)
-            if len(heads)
-            else None
-        )
+    def merge_map(self, merged: Tensor, slots: int) -> MergeMap | None:
+        """The merges selected by the mask `merged` [kv_heads, m], in a layer of `slots` slots; None if there are none.
+        """
+        heads, index = merged.nonzero().unbind(1)
+        if not len(heads):
+            return None
+        return MergeMap.of((heads, self.sources[heads, index]), self.targets[heads, index], slots)
 
 
-def nearest(keys: Sequence[Tensor], among: Tensor, seekers: Tensor) -> Alike:
-    """For each of the `seekers` the one `among` the slots of its head whose key points most nearly the same way, both
-    [heads of all layers, slots].
+def nearest(key_states: Sequence[Tensor], among: Tensor, sources: Tensor) -> NearestSlots:
+    """The slot in the mask `among` with the largest cosine of keys, for each slot in the mask `sources`.
 
-    The keys are those of one layer or of several, [kv_heads, slots, d] each: where one token comes and one goes, what
-    is small is done for all at once, and a table of all pairs would take longer than the layer.
+    Both masks are [heads of all layers, slots]; key_states are those of each layer, [kv_heads, slots, d]. Several
+    layers at once save kernel launches when one token is appended and one evicted.
     """
-    counts = seekers.sum(1).tolist()
-    sources, others = in_front(seekers, counts), (~among)[:, None]
+    counts = sources.sum(1).tolist()
+    indices, excluded = selected_indices(sources, counts), (~among)[:, None]
     if not max(counts):
-        return Alike(sources, sources, seekers.new_zeros(sources.shape, dtype=torch.float32))
-    heads = len(keys[0])
-    found = [_most_like(*layer) for layer in zip(keys, sources.split(heads), others.split(heads))]
-    likeness, targets = (torch.cat(parts) for parts in zip(*found))
+        return NearestSlots(indices, indices, sources.new_zeros(indices.shape, dtype=torch.float32))
+    heads = len(key_states[0])
+    found = [_nearest(*layer) for layer in zip(key_states, indices.split(heads), excluded.split(heads))]
+    cosine, targets = (torch.cat(parts) for parts in zip(*found))
     if min(counts) < max(counts):
-        likeness.masked_fill_(~seekers.gather(1, sources), REMOVED)
-    return Alike(sources, targets, likeness)
+        cosine.masked_fill_(~sources.gather(1, indices), REMOVED)
+    return NearestSlots(indices, targets, cosine)
 
 
-def _most_like(keys: Tensor, sources: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each of the `sources` [kv_heads, m] the largest cosine with a key that is none of the `others` [kv_heads, 1,
-    slots], and whose key that is.
+def _nearest(key_states: Tensor, sources: Tensor, excluded: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest cosine of each source slot [kv_heads, m] with a slot not `excluded` [kv_heads, 1, slots], and which.
     """
-    keys = keys.to(torch.promote_types(keys.dtype, torch.float32))
-    lengths = vector_norm(keys, dim=-1).clamp_(min=TINY)
+    key_states = key_states.to(torch.promote_types(key_states.dtype, torch.float32))
+    norms = vector_norm(key_states, dim=-1).clamp_(min=TINY)
     found = []
     for some in sources.split(AT_ONCE, 1):
-        sought = keys.gather(1, some[..., None].expand(-1, -1, keys.shape[2]))
-        found.append(products(sought, keys).div_(lengths[:, None]).masked_fill_(others, REMOVED).max(-1))
-    likeness, targets = found[0] if len(found) == 1 else (torch.cat(parts, 1) for parts in zip(*found))
-    # last, for there are fewer of these than numbers in a key
-    return likeness.div_(lengths.gather(1, sources)), targets
+        queries = key_states.gather(1, some[..., None].expand(-1, -1, key_states.shape[2]))
+        found.append(attention_logits(queries, key_states).div_(norms[:, None]).masked_fill_(excluded, REMOVED).max(-1))
+    cosine, targets = found[0] if len(found) == 1 else (torch.cat(parts, 1) for parts in zip(*found))
+    # the sources are normalised last: there are fewer maxima than numbers in their keys
+    return cosine.div_(norms.gather(1, sources)), targets
 
 
-def averaged(meeting: MergeMap, brought: Tensor, own: Tensor) -> Merge:
-    """Every slot that takes others in becomes the mean of all that meet there, by the weights they bring [m] and its
-    own [k].
-    """
-    brought, own = brought.clamp(min=TINY), own.clamp(min=TINY)
-    met = own.index_add(0, meeting.into, brought)
-    return Merge(meeting, brought / met[meeting.into], own / met)
+def merge_by_mean(merge_map: MergeMap, source_weights: Tensor, target_weights: Tensor) -> Merge:
+    """Each target becomes the mean of itself and its sources, weighted by target weights [k] and source weights [m]."""
+    source_weights, target_weights = source_weights.clamp(min=TINY), target_weights.clamp(min=TINY)
+    total = target_weights.index_add(0, merge_map.into, source_weights)
+    return Merge(merge_map, source_weights / total[merge_map.into], target_weights / total)
 
 
-def company(meeting: MergeMap) -> Tensor:
-    """How many slots meet in each that takes others in, itself among them, [k]."""
-    return 1 + meeting.into.bincount(minlength=len(meeting.targets[0]))
+def merge_sizes(merge_map: MergeMap) -> Tensor:
+    """Number of slots merged into each target, itself included, [k]."""
+    return 1 + merge_map.into.bincount(minlength=len(merge_map.targets[0]))

@@ -1,8 +1,8 @@
-"""Programs with holes: which parts of a program a model was least sure of, cut out until what stays is sure enough.
+"""Partial programs: programs with holes in place of the parts that the model was least confident in.
 
-A program is a tree of the parts that its syntax has; a part's own text is what belongs to none of its children. Keeping
-a part costs -log p of the tokens of its own text, in nats. A partial program stands for all programs that agree with
-what was kept. After Khakhar, Mell and Bastani 2023; the exact solver is ours.
+A program is a tree of syntactic parts; a part's own text is what belongs to none of its children. Keeping a part costs
+-log p of the tokens of its own text, in nats. A partial program represents all programs that agree with the parts kept.
+After Khakhar, Mell and Bastani 2023; the exact solver is ours.
 """
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from playground.trace.transcript import sequences
 if TYPE_CHECKING:
     from playground.trace import Trace
 
-HIGHEST = 10.0  # nats a part costs at most
+HIGHEST = 10.0  # upper limit of the cost of a part, in nats
 GRID = tuple(1e-5 + (1 - 2e-5) * i / 99 for i in range(100))
-"""Thresholds tau from the smallest on: what is kept may cost -log tau in all."""
+"""Thresholds tau in ascending order: the parts kept may cost -log tau in total."""
 WHOLE = 1.0  # threshold at which nothing is kept
 HOLE = "▢"
-STRANGE = frozenset("\r\f\0")  # what ends a line for some readers and not for others
+STRANGE = frozenset("\r\f\0")  # characters that end a line for some parsers only
 CALIBRATION = Path(__file__).resolve().parents[3] / "assets" / "texts" / "calibration.json"
 
 
 @dataclass
 class Program:
-    """Parts in the order in which each stands after its parent; part 0 is the whole. `spans` are where own text stands,
-    by part.
+    """Parts of a program, each after its parent; part 0 is the whole program.
+
+    By part: `parents` its parent, -1 for part 0; `own` its own text; `places` the indices of its own characters;
+    `costs` its cost in nats.
     """
 
     text: str
@@ -51,7 +53,7 @@ class Program:
         return found
 
     def under(self, part: int) -> list[int]:
-        """A part and all below it."""
+        """A part and all its descendants."""
         found = [part]
         for each in found:
             found += self.children[each]
@@ -59,7 +61,7 @@ class Program:
 
 
 def parse(text: str) -> Program | None:
-    """The parts of a Python program; None where it is none. A part without text of its own is one with its parent."""
+    """The parts of a Python program; None if the text is not one. A part without own text is merged with its parent."""
     if set(text) & STRANGE:
         return None
     try:
@@ -74,7 +76,7 @@ def parse(text: str) -> Program | None:
 
 @dataclass
 class _Part:
-    """A stretch of the text that is a part of the syntax, before parts without a text of their own are left out."""
+    """A span of the text for a syntax node, before parts without own text are merged."""
 
     start: int
     end: int
@@ -86,7 +88,7 @@ class _Part:
 
 
 def _below(node: ast.AST, lines: list[str], starts: list[int]) -> list[_Part]:
-    """The parts right below a node; what the syntax gives no place is left out, and its children stand for it."""
+    """The child parts of a node. A child without a position is replaced by its own children."""
     found = []
     for child in ast.iter_child_nodes(node):
         inner = _below(child, lines, starts)
@@ -104,7 +106,7 @@ def _below(node: ast.AST, lines: list[str], starts: list[int]) -> list[_Part]:
 
 
 def _place(line: int, column: int, lines: list[str], starts: list[int]) -> int:
-    """Index of a letter; the syntax tree counts columns in bytes."""
+    """Index of a character; the syntax tree counts columns in bytes."""
     return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
 
@@ -122,9 +124,9 @@ def _add(program: Program, part: _Part, parent: int) -> None:
 
 
 def price(program: Program, pieces: list[str], logprobs: list[float | None], skipped: int = 0) -> None:
-    """What each part costs, from the tokens whose pieces make the text; a token that two parts touch counts for both.
+    """Set the cost of each part from the tokens of the text; a token that overlaps two parts counts for both.
 
-    The program begins after so many `skipped` letters of the text.
+    The program begins after the first `skipped` characters of the text.
     """
     token_of = [token for token, piece in enumerate(pieces) for _ in piece][skipped:]
     touched = [{token_of[i] for i in places if i < len(token_of)} for places in program.places]
@@ -132,7 +134,7 @@ def price(program: Program, pieces: list[str], logprobs: list[float | None], ski
 
 
 def written(trace: Trace) -> Program | None:
-    """The program a finished lane wrote, with its costs; None where its text is none."""
+    """The program that a finished lane wrote, with its costs; None if its text is not a program."""
     found = sequences(trace.events)[0]
     program = parse(found.text.strip())
     if program:
@@ -142,22 +144,24 @@ def written(trace: Trace) -> Program | None:
 
 
 def drawn(program: Program, cut: Cut) -> str:
-    """The program's text with its holes; lines of which nothing is left are left out."""
-    gone = {hole: {i for part in program.under(hole) for i in program.places[part]} for hole in cut}
-    lost, firsts = set().union(*gone.values()) if gone else set(), {min(places) for places in gone.values() if places}
+    """The program's text with its holes, without lines that are empty."""
+    removed = {hole: {i for part in program.under(hole) for i in program.places[part]} for hole in cut}
+    lost = set().union(*removed.values()) if removed else set()
+    firsts = {min(places) for places in removed.values() if places}
     text = "".join(HOLE if i in firsts else "" if i in lost else letter for i, letter in enumerate(program.text))
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip()) or HOLE
 
 
-# --- what is cut out ---
+# --- choosing the holes ---
 
 Cut = frozenset[int]
-"""Parts that were removed with all below them: the holes."""
+"""The holes: parts that are removed with all their descendants."""
 
 
 def cuts(program: Program, holes: int, grid: tuple[float, ...] = GRID) -> list[Cut]:
-    """The holes at each threshold: as few parts as possible are lost, with at most so many holes, and what is lost
-    stays lost.
+    """The cut at each threshold of an ascending `grid`, with at most `holes` holes and as few parts lost as possible.
+
+    Parts lost at one threshold stay lost at all larger ones.
     """
     found, cut = [], frozenset()
     total = sum(program.costs)
@@ -170,12 +174,11 @@ def cuts(program: Program, holes: int, grid: tuple[float, ...] = GRID) -> list[C
 
 
 Table = dict[tuple[int, int], tuple[float, Cut]]
-"""By number of holes and of parts lost: the most that can be saved so, in nats, and how."""
+"""By (number of holes, number of parts lost): the largest reduction of the cost, in nats, and the cut that gives it."""
 
 
 def _cheapest(program: Program, holes: int, needed: float, before: Cut) -> Cut:
-    """The holes that lose the fewest parts of those that save as much as is needed and hold all that was lost before.
-    """
+    """The cut with the fewest parts lost that saves at least `needed` nats and contains all parts lost `before`."""
     tables: dict[int, Table] = {}
     for part in reversed(range(len(program.parents))):
         table: Table = {} if part in before else {(0, 0): (0.0, frozenset())}
@@ -204,10 +207,10 @@ def _offer(table: Table, place: tuple[int, int], offer: tuple[float, Cut]) -> No
         table[place] = offer
 
 
-# --- what a partial program stands for ---
+# --- the set of programs that a partial program represents ---
 
 def covers(program: Program, cut: Cut, truth: Program | None) -> bool:
-    """Whether a program agrees with all that was kept of another one."""
+    """Whether the program `truth` agrees with all parts kept of another one."""
     if 0 in cut:
         return True
     return truth is not None and _embeds(program, 0, cut, truth, 0)
@@ -221,7 +224,7 @@ def _embeds(program: Program, part: int, cut: Cut, truth: Program, other: int) -
 
 
 def covered_from(program: Program | None, truth: Program | None, holes: int) -> float:
-    """The smallest threshold of the grid at which the true program is among those the partial one stands for."""
+    """The smallest threshold of the grid at which the partial program covers the true one."""
     if program is None:
         return WHOLE
     return next((tau for tau, cut in zip(GRID, cuts(program, holes)) if covers(program, cut, truth)), WHOLE)
@@ -230,8 +233,9 @@ def covered_from(program: Program | None, truth: Program | None, holes: int) -> 
 # --- calibration ---
 
 def allowed(n: int, eps: float, delta: float) -> int | None:
-    """Most misses among n that still say, with confidence 1 - delta, that at most a share eps is missed; None where n
-    is too small.
+    """Largest number of misses among n from which a miss rate of at most eps follows with confidence 1 - delta.
+
+    None if n is too small.
     """
     total, most = 0.0, None
     for k in range(n + 1):
@@ -243,15 +247,16 @@ def allowed(n: int, eps: float, delta: float) -> int | None:
 
 
 def calibrated(thresholds: list[float], misses: int) -> float:
-    """The smallest threshold at which at most so many true programs are missed, from where each begins to be covered.
+    """The smallest threshold at which at most `misses` true programs are missed.
+
+    `thresholds` are those from which each true program is covered.
     """
     return next((tau for tau in GRID if sum(start > tau for start in thresholds) <= misses), WHOLE)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Held-out programs a model was asked for: for 1, 2, ... holes the threshold from which the true one was covered.
-    """
+    """Calibration set of held-out programs: by program, the thresholds at which it is covered by 1, 2, ... holes."""
 
     model: str
     revision: str
@@ -260,25 +265,25 @@ class Calibration:
 
     @classmethod
     def read(cls, text: str) -> Calibration:
-        """From JSON; raises Refusal for what is no calibration. Without a text, that which comes with the project."""
+        """Parse JSON; an empty text gives the bundled calibration. Raises Refusal if the text is not a calibration."""
         try:
             raw = json.loads(text) if text.strip() else json.loads(CALIBRATION.read_text(encoding="utf-8"))
             rows = [[float(tau) for tau in row] for row in raw["covered_from"]]
             return cls(str(raw["model"]), str(raw["revision"]), str(raw["about"]), rows)
         except (OSError, ValueError, KeyError, TypeError):
             raise Refusal(
-                "This is no calibration: make one with `python -m playground.bench.calibrate`.", "calibration"
+                "This is not a calibration: make one with `python -m playground.bench.calibrate`.", "calibration"
             ) from None
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Trace, str]], about: str, most: int) -> Calibration:
-        """From finished lanes, each with the true program, for up to `most` holes."""
+        """Calibration from finished lanes, each with the true program, for up to `most` holes."""
         rows, header = [], None
         for trace, truth in pairs:
             program, header = written(trace), trace.headers[0]
             rows.append([covered_from(program, parse(truth), holes) for holes in range(1, most + 1)])
         if header is None:
-            raise Refusal("There is no program to calibrate with: ask for one at least.", "items")
+            raise Refusal("There is no program to calibrate with: ask for at least one.", "items")
         return cls(header.model, header.revision, about, rows)
 
     def json(self) -> str:
@@ -287,6 +292,6 @@ class Calibration:
     def thresholds(self, holes: int) -> list[float]:
         if not self.covered_from or any(len(row) < holes for row in self.covered_from):
             raise Refusal(
-                f"This calibration does not speak of {holes} holes: take fewer, or make another one.", "holes"
+                f"This calibration does not cover {holes} holes: choose fewer, or make another one.", "holes"
             )
         return [row[holes - 1] for row in self.covered_from]

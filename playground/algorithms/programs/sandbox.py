@@ -1,19 +1,19 @@
-"""Programs that a model wrote, run behind two walls, each of which is enough alone.
+"""Run programs written by a model behind two barriers, either of which is meant to be sufficient alone.
 
-The first is `confined.policy`: a list of what a program may be written with. The second is `confined.kernel`: each run
-has a process of its own that, before it looks at the program, closes all files but the pipe for its results, limits its
-memory and time, and gives up all system calls but those for memory, writing to that pipe and exiting, by a seccomp
-filter.
+The first is `confined.policy`, an allowlist of syntax, builtins and methods. The second is `confined.kernel`: each run
+has its own process. Before it reads the program, the process closes all files except the pipe for its results, limits
+its memory and time, and loads a seccomp filter that allows only system calls for memory, writing to that pipe and
+exiting.
 
 Why seccomp: it needs no privileges, works inside containers, and denies files, network, processes and signals alike,
-because whatever is not on its list ends the process. Landlock restricts files and TCP but leaves every other system
-call within reach; namespaces are refused in most containers; no maintained package brings CPython for WebAssembly to a
-server, and it would start far slower than the 30 ms this takes. libseccomp compiles the filter, pyseccomp calls it.
+because any call that is not on its list ends the process. Landlock restricts files and TCP but no other system call.
+Namespaces are denied in most containers. No maintained package offers CPython on WebAssembly for servers, and it would
+start far slower than the 30 ms this takes. libseccomp compiles the filter, pyseccomp is its Python binding.
 
-On a machine without seccomp nothing is run: `unavailable` says so in a sentence, `tries` and `call` raise NotRun.
+On a machine without seccomp nothing is run: `unavailable` gives the reason, `tries` and `call` raise NotRun.
 
-Nobody calls this for a stranger unless the owner of a public page has said so: `Strategy.runs_programs` is how a
-strategy tells that it does.
+On a public page this is called only if its owner has allowed it; `Strategy.runs_programs` declares that a strategy
+needs it.
 """
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from playground.algorithms.programs.confined import syscalls
 from playground.errors import Refusal
 
 RUNNER = Path(confined.__file__).with_name("runner.py")
-SECONDS = 5  # wall-clock time of one process, its start included
+SECONDS = 5  # wall-clock time of one process, including its start
 OUTPUT_BYTES = 1 << 18  # read from one process
 REQUEST_BYTES = 1 << 20  # a program with its inputs
 DEPTH = 50  # of lists and dicts in a result
 AT_ONCE = 2  # processes
-WAIT_SECONDS = 2  # for one of those places: whoever waits keeps a model waiting
+WAIT_SECONDS = 2  # for one of those processes; the model waits meanwhile
 UNCONFINED = 77  # exit code of the runner
 NEEDED = "this machine cannot confine a program (that takes Linux with seccomp, libseccomp and the package pyseccomp)"
 
@@ -48,7 +48,7 @@ _places = threading.BoundedSemaphore(AT_ONCE)
 
 
 class NotRun(Refusal):
-    """A program was not run at all, so nothing is known about it. `why` is the end of the sentence."""
+    """A program was not run, so nothing is known about its results. `why` is the reason, without a full stop."""
 
     def __init__(self, why: str):
         super().__init__(f"No program was run: {why}.")
@@ -56,12 +56,11 @@ class NotRun(Refusal):
 
 
 def tries(code: str, name: str, inputs: list) -> list[list | None]:
-    """What function `name` of a program returns for each input, alone in a list; None where it fails, or the whole
-    program does.
+    """Call function `name` of a program with each input; returns [result] for each, or None if the call fails.
 
-    Results come back as JSON gives them: tuples as lists, keys of dicts as strings. Takes at most SECONDS, after
-    waiting at most WAIT_SECONDS for one of AT_ONCE places. Raises NotRun where this machine cannot confine a program or
-    has no place for it.
+    Results are converted to JSON and back: tuples become lists, keys of dicts strings. Takes at most SECONDS, after
+    waiting at most WAIT_SECONDS for one of AT_ONCE processes. Raises NotRun if this machine cannot confine a program
+    or too many are running.
     """
     if reason := unavailable():
         raise NotRun(reason)
@@ -70,17 +69,16 @@ def tries(code: str, name: str, inputs: list) -> list[list | None]:
 
 
 def call(code: str, name: str, inputs: list) -> list[Any] | None:
-    """The results for all inputs, or None if it fails for one. Raises NotRun as `tries` does."""
+    """The results for all inputs, or None if one call fails. Raises NotRun as `tries` does."""
     found = tries(code, name, inputs)
     return [result[0] for result in found] if all(found) else None
 
 
 @cache
 def unavailable() -> str:
-    """Why programs are not run on this machine, as the rest of a sentence; empty where they are. Tried once, with a
-    process.
+    """Why programs cannot be run on this machine, without a full stop; empty if they can. Tested once, with a process.
 
-    A process that could not be started this time says nothing about the machine.
+    If the process cannot be started this time, nothing is known about the machine, and the answer is empty.
     """
     try:
         _answer("def probe(x):\n    return x", "probe", [1])
@@ -100,7 +98,7 @@ def _place() -> Iterator[None]:
 
 
 def _answer(code: str, name: str, inputs: list) -> bytes:
-    """What the runner wrote; nothing where it ended otherwise than by exiting with 0. Raises NotRun."""
+    """The output of the runner; empty unless it exited with 0. Raises NotRun."""
     request = _request(code, name, inputs)
     if len(request) > REQUEST_BYTES:
         return b""
@@ -122,7 +120,7 @@ def _request(code: str, name: str, inputs: list) -> bytes:
 
 
 def _run(request) -> bytes:
-    """One process, which is gone when this returns; it has no environment and no other files of ours."""
+    """Run one process, without environment and inherited files, and wait for its end."""
     command = [sys.executable, "-I", "-S", "-W", "ignore", str(RUNNER)]
     deadline = time.monotonic() + SECONDS
     with subprocess.Popen(command, stdin=request, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}, cwd="/",
@@ -137,7 +135,7 @@ def _run(request) -> bytes:
 
 
 def _read(pipe: int, deadline: float) -> bytes:
-    """All that is written to a pipe before it is closed; nothing where that takes too long or is too much."""
+    """Everything written to a pipe until it is closed; empty if that takes too long or is too much."""
     poll, output = select.poll(), b""
     poll.register(pipe, select.POLLIN)
     while len(output) <= OUTPUT_BYTES and (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
@@ -149,9 +147,7 @@ def _read(pipe: int, deadline: float) -> bytes:
 
 
 def _results(output: bytes, count: int) -> list[list | None]:
-    """Results of `count` inputs from what a process wrote, which is trusted in nothing: all None where it is something
-    else.
-    """
+    """Results of `count` inputs from the output of a process, which is not trusted; all None if it is malformed."""
     try:
         found = json.loads(output)
     except (ValueError, RecursionError):
@@ -165,7 +161,7 @@ def _is_result(result: Any) -> bool:
 
 
 def _is_shallow(value: Any) -> bool:
-    """Whether lists and dicts are nested no deeper than DEPTH, so that anyone may compare, copy or print them."""
+    """Whether lists and dicts are nested at most DEPTH deep, so that they can be compared, copied and printed."""
     level = [value]
     for _ in range(DEPTH):
         level = [inner for outer in level if isinstance(outer, (list, dict))

@@ -1,1 +1,1 @@
-"""Shared pieces of samplers and sampling decoders."""
+"""Code shared by samplers and sampling decoders."""

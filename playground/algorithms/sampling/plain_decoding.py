@@ -1,4 +1,4 @@
-"""Plain decoding: one forward, one token, again."""
+"""Plain decoding: one token per forward."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def plain(lm: Lane) -> Iterator:
-    """Commit the token picked from each row, for as long as `lm` lets the text grow."""
+    """Commit the token picked from each row until `lm` ends the text."""
     rows = yield lm.prefill()
     while True:
         yield lm.keep(lm.pick(rows))

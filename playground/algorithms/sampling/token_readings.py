@@ -1,4 +1,4 @@
-"""A text as a model reads it, for strategies that fit a knob to a model."""
+"""Logits of a model on given texts, for strategies that fit knobs to a model."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
 
 
 class TokenReading(NamedTuple):
-    """A stretch of a text that somebody else wrote, and what the model thought before each of its tokens."""
+    """A chunk of a text and the logits before each of its tokens."""
 
     ids: Tensor  # [n]
     logits: Tensor  # [n, V], raw
-    # by layer, of the stretch's rows, [kv_heads, group, rows, d]; where the strategy asks for them
+    # query states by layer, [kv_heads, group, rows, d]; if the strategy says `uses_queries`
     queries: dict[int, Tensor] | None = None

@@ -1,8 +1,8 @@
-"""Beams: texts that grow side by side, of which only the best few stay at every step.
+"""Beam search over forked sequences.
 
-Every token after every beam is a candidate. The best are taken, best first; a beam's first child goes on in the beam's
-own sequence, its others in forks of it, and a beam without a child is dropped. So a cache is never copied, and what
-beams share is held once.
+Every token after every beam is a candidate, and the best candidates become the next beams. A beam's first child
+continues in the beam's own sequence, its other children in forks of it, and a beam without children is dropped. No KV
+cache is copied, and common prefixes are stored once.
 """
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ Ends = Callable[[int], bool]
 
 @dataclass(eq=False)
 class Beam:
-    """One text, the sum it is ranked by, and the sum of its tokens' log-probabilities in nats where that is another
-    one.
-    """
+    """One sequence, the score it is ranked by, and the sum of its tokens' log-probabilities in nats."""
 
     leaf: Sequence
     score: float = 0.0
@@ -37,7 +35,7 @@ class Beam:
 
 
 class Offer(NamedTuple):
-    """A candidate: a token after the beam at a place among the living, and the sum it would bring that text to."""
+    """A candidate: a token after the live beam with index `place`, and the score of the extended text."""
 
     place: int
     token: int
@@ -45,10 +43,10 @@ class Offer(NamedTuple):
 
 
 class Beams:
-    """At most `width` living beams, and the `width` best of those that came to an end.
+    """At most `width` live beams, and the `width` best finished ones.
 
-    Texts are ranked by score / length ** exponent; the length counts what was written here. The search is over when
-    nothing lives, or when `width` texts are complete and, if `patient`, no living one ranks above the last of them.
+    Beams are ranked by score / length ** exponent, where length counts generated tokens. The search ends when no beam
+    is live, or when `width` beams are finished and, if `patient`, no live one ranks above the worst of them.
     """
 
     def __init__(self, leaf: Sequence, width: int, exponent: float = 0.0, patient: bool = True):
@@ -59,20 +57,20 @@ class Beams:
     # --- one step ---
 
     def choose(self, gains: Tensor, ends: Ends) -> list[Offer]:
-        """The candidates to be taken, best first: the `width` best that go on, and those among the `width` best of all
-        that end the text.
+        """The chosen candidates, best first: the `width` best unfinished ones, and end tokens among the `width` best.
 
-        `gains` is what each token adds to each living beam, [live, V], -inf where it may not follow.
+        `gains` is what each token adds to the score of each live beam, [live, V], -inf for masked tokens.
         """
         sums = torch.tensor([beam.score for beam in self.live], dtype=gains.dtype, device=gains.device)[:, None] + gains
-        offers = self.considered = self._enough(sums, ends)
+        offers = self.considered = self._candidates(sums, ends)
         ending = [offer for offer in offers[:self.width] if ends(offer.token)]
-        going_on = [offer for offer in offers if not ends(offer.token)][:self.width]
-        return sorted(ending + going_on, key=offers.index)
+        unfinished = [offer for offer in offers if not ends(offer.token)][:self.width]
+        return sorted(ending + unfinished, key=offers.index)
 
-    def _enough(self, sums: Tensor, ends: Ends) -> list[Offer]:
-        """So many of the best that `width` of them go on, if there are so many. With one end token the first try is
-        enough.
+    def _candidates(self, sums: Tensor, ends: Ends) -> list[Offer]:
+        """Enough of the best candidates to contain `width` unfinished ones, if there are that many.
+
+        With a single end token the first attempt is enough.
         """
         count = 2 * self.width
         while len(offers := best(sums, count)) == count and sum(not ends(offer.token) for offer in offers) < self.width:
@@ -80,8 +78,9 @@ class Beams:
         return offers
 
     def follow(self, lm: Lane, offers: list[Offer], logp: Tensor) -> None:
-        """The children of these offers live from here on, in the same order; each has its token still to keep. `logp`
-        [live, V].
+        """Replace the live beams by the children of these offers, in the same order, without committing their tokens.
+
+        `logp` [live, V] are the log-probabilities that `Beam.logp` sums up.
         """
         parents = [self.live[offer.place] for offer in offers]
         leaves = [
@@ -92,40 +91,36 @@ class Beams:
                      for leaf, parent, offer in zip(leaves, parents, offers)]
 
     def retire(self, lm: Lane) -> None:
-        """After a keep: complete texts are ranked among the finished, and what cannot be among the best any more is
-        dropped.
-        """
+        """After a commit: move complete beams to the finished ones, and drop those that can no longer win."""
         complete = [beam for beam in self.live if beam.leaf.reason]
         self.live = [beam for beam in self.live if not beam.leaf.reason]
         ranked = sorted([*self.finished, *complete], key=self.rank, reverse=True)
-        self.finished, given_up = ranked[:self.width], ranked[self.width:]
+        self.finished, dropped = ranked[:self.width], ranked[self.width:]
         if self._is_over():
-            given_up, self.live = given_up + self.live, []
-        lm.drop(beam.leaf for beam in given_up)
+            dropped, self.live = dropped + self.live, []
+        lm.drop(beam.leaf for beam in dropped)
 
     def _is_over(self) -> bool:
         if len(self.finished) < self.width:
             return False
         return not self.patient or all(self.rank(beam) <= self.rank(self.finished[-1]) for beam in self.live)
 
-    # --- how they stand ---
+    # --- ranking ---
 
     def rank(self, beam: Beam) -> float:
         return self.of_length(beam.score, beam)
 
     def of_length(self, total: float, beam: Beam) -> float:
-        """A sum over the tokens of a beam, as far as its length counts."""
+        """A sum over the tokens of a beam, normalised by its length."""
         return total / (beam.leaf.generated - self.start) ** self.exponent
 
     def ranks(self) -> dict[int, float]:
-        """By the numbers of the sequences."""
+        """Rank of every live and finished beam, by sequence number."""
         return {beam.leaf.number: self.rank(beam) for beam in [*self.finished, *self.live]}
 
 
 def best(sums: Tensor, count: int) -> list[Offer]:
-    """The largest finite sums of [beams, V], largest first; of equal ones those of the earlier beam, then of the lower
-    id.
-    """
+    """The largest unmasked sums of [beams, V], largest first; ties go to the earlier beam, then to the lower id."""
     flat = sums.flatten()
     least = flat.topk(min(count, len(flat))).values[-1]
     places = ((flat >= least) & (flat > REMOVED)).nonzero()[:, 0]
@@ -136,28 +131,28 @@ def best(sums: Tensor, count: int) -> list[Offer]:
 
 
 def log_probabilities(rows: list[Rows]) -> Tensor:
-    """Under the law that each sequence's next token is drawn from, masks and samplers included, [sequences, V]."""
+    """Log-probabilities of each sequence's next token after masks and samplers, [sequences, V]."""
     return torch.cat([row.scores for row in rows]).log_softmax(-1)
 
 
-# --- what came of it ---
+# --- diversity of the results ---
 
 def compared(beams: list[Beam]) -> Iterator[Event]:
-    """How different finished texts are."""
+    """A figure and a note on the diversity of the finished texts."""
     texts = [beam.leaf.written for beam in beams]
-    labels, values = ["different tokens / tokens", "different pairs / pairs"], [distinct(texts, 1), distinct(texts, 2)]
-    yield Figure("bars", "variety of the finished texts", {"labels": labels, "values": values})
+    labels, values = ["distinct-1", "distinct-2"], [distinct(texts, 1), distinct(texts, 2)]
+    yield Figure("bars", "diversity of the finished texts", {"labels": labels, "values": values})
     if len(texts) > 1:
-        yield Note(f"{len(texts)} texts were finished; tokens that all of them begin with: {shared_start(texts)}.")
+        yield Note(f"{len(texts)} texts were finished; length of their common prefix in tokens: {shared_start(texts)}.")
 
 
 def distinct(texts: list[list[int]], n: int) -> float:
-    """Different n-grams over n-grams, all texts together; 1 where no n-gram occurs twice."""
+    """distinct-n: unique n-grams over all n-grams of all texts; 1 if no n-gram occurs twice."""
     grams = [tuple(text[i:i + n]) for text in texts for i in range(len(text) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def shared_start(texts: list[list[int]]) -> int:
-    """Tokens with which all texts begin."""
-    columns = zip(*texts)  # as long as the shortest text
+    """Length of the common prefix of all texts, in tokens."""
+    columns = zip(*texts)  # ends with the shortest text
     return len(list(takewhile(lambda tokens: len(set(tokens)) == 1, columns)))

@@ -1,4 +1,4 @@
-"""A text that was found by looking ahead rather than written token by token becomes the lane's text."""
+"""Commits a text that a search found instead of generating it token by token."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class FoundToken(NamedTuple):
-    """One token of the text, and the row it was read from: the one after `node`."""
+    """One token of the text, and the row of logits after `node` that predicted it."""
 
     token: int
     rows: Rows
@@ -18,9 +18,7 @@ class FoundToken(NamedTuple):
 
 
 def adopt(lm: Lane, found: list[FoundToken]) -> Iterator:
-    """Write these tokens on a sequence of their own and keep it. What their tree has in the cache stays there: nothing
-    is read again.
-    """
+    """Commit these tokens to a fork and make it the lane's text. Their KV cache is reused, so no forward is needed."""
     [leaf] = lm.fork(1)
     yield lm.keep([lm.choose(rows, token, node, leaf) for token, rows, node in found])
     yield lm.keep(leaf)

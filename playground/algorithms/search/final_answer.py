@@ -1,4 +1,4 @@
-"""The final answer of a text, in a form in which equal answers are equal strings."""
+"""Extraction of the final answer of a text, normalised so that equal answers are equal strings."""
 from __future__ import annotations
 
 import re
@@ -9,21 +9,19 @@ STATED = re.compile(r"\\boxed\{([^{}]*)\}|(?:\banswer is|\banswer:|####)([^\n]*)
 
 
 def last_number(text: str) -> str | None:
-    """The number that is stated last as the answer, as in "the answer is 3", "#### 3" or "\\boxed{3}"; else the last
-    number there is.
-    """
+    """The last number stated as the answer, as in "the answer is 3", "#### 3" or "\\boxed{3}"; else the last number."""
     stated = [number[0] for boxed, said in STATED.findall(text) if (number := NUMBER.search(boxed or said))]
     found = stated or NUMBER.findall(text)
     return _plain(found[-1]) if found else None
 
 
 def last_words(text: str, count: int) -> str | None:
-    """The last words, without case and punctuation."""
+    """The last `count` words, without case and punctuation."""
     return " ".join(re.findall(r"\w+", text.casefold())[-count:]) or None
 
 
 def whole_text(text: str) -> str | None:
-    """All of it; how words are spaced does not matter."""
+    """The whole text with whitespace normalised."""
     return " ".join(text.split()) or None
 
 

@@ -1,5 +1,4 @@
-"""Many texts drawn from one prompt, side by side: the prompt is read once, and a text that is complete costs no more.
-"""
+"""Parallel sampling of several texts from one prompt, with a shared prefill. A finished text costs nothing more."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class SampledText:
-    """One text and the sum of the log-probabilities, in nats, that the model itself gave the tokens drawn for it."""
+    """One text and the summed log-probability, in nats, of its sampled tokens under the unmodified model."""
 
     leaf: Sequence
     logp: float = 0.0
-    drawn: int = 0  # tokens in that sum; what a grammar forced is not among them
+    drawn: int = 0  # tokens in that sum; tokens forced by a grammar are not counted
 
     @property
     def mean(self) -> float:
@@ -39,28 +38,28 @@ def all_complete(samples: list[SampledText]) -> bool:
 
 
 def draw_many(lm: Lane, count: int, watch: Watch, enough: Enough = all_complete) -> Iterator:
-    """Draw texts until each is complete, or `enough` of them are; returns them as samples. Text j is the same however
-    many there are.
+    """Sample `count` texts until all are complete, or until `enough(samples)`; returns the samples.
 
-    After every token `watch(samples, whether one was completed)` says what is to be shown.
+    Sample j does not depend on `count`. After every token, `watch(samples, whether one was completed)` returns the
+    events to show.
     """
     yield lm.prefill()
     samples = [SampledText(leaf) for leaf in lm.fork(count)]
-    while not enough(samples) and (growing := [sample for sample in samples if not sample.leaf.reason]):
-        rows = yield lm.extend([sample.leaf for sample in growing])
+    while not enough(samples) and (active := [sample for sample in samples if not sample.leaf.reason]):
+        rows = yield lm.extend([sample.leaf for sample in active])
         choices = [lm.pick(row) for row in rows]
-        for sample, row, choice in zip(growing, rows, choices):
+        for sample, row, choice in zip(active, rows, choices):
             sample.logp, sample.drawn = sample.logp + float(row.logp[0, choice.token]), sample.drawn + 1
         yield lm.keep(choices)
-        yield from watch(samples, any(sample.leaf.reason for sample in growing))
+        yield from watch(samples, any(sample.leaf.reason for sample in active))
     return samples
 
 
 def finished(samples: list[SampledText]) -> list[SampledText]:
-    """Those that came to an end by themselves."""
+    """The samples that ended by themselves."""
     return [sample for sample in samples if sample.leaf.reason not in (None, "length")]
 
 
 def whole(samples: list[SampledText]) -> list[SampledText]:
-    """Those that came to an end by themselves; where the length cut every one off, all of them."""
+    """The samples that ended by themselves; if every one was truncated by the length limit, all of them."""
     return finished(samples) or [sample for sample in samples if sample.leaf.reason]

@@ -1,7 +1,7 @@
-"""Sequential Monte Carlo under a grammar: texts that grow side by side, with weights, and are drawn anew by them.
+"""Sequential Monte Carlo under a grammar: weighted particles that grow in parallel and are resampled by weight.
 
-When and how texts are drawn anew is left to those that build on it: `Redrawn` does it where few of them count, with
-replacement.
+Subclasses of `Particles` decide when and how to resample. `Redrawn` resamples with replacement when the effective
+sample size is low.
 """
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from playground.errors import Refusal
 from playground.events import Branches, Event, Figure, Note
 
 NEVER = float("-inf")  # log of 0
-SHOWN = 10  # texts
-ROUNDING = 1e-9  # of a number of equally heavy texts
+SHOWN = 10  # texts in the bar chart
+ROUNDING = 1e-9  # error of the effective sample size of equally weighted particles
 
 
 @dataclass(eq=False)
 class Particle:
-    """A text and the log of its weight: of the chance, so far, that free writing would have stayed legal where this one
-    was led.
-    """
+    """A sequence and the log of its weight: the product of the probability mass that the grammar allowed per step."""
 
     leaf: object
     weight: float = 0.0
@@ -40,14 +38,14 @@ class Particle:
 
 
 class Particles(Decoder):
-    """The population; a strategy writes `_renewed`, and `_step` where it has its own way to a legal token."""
+    """The population. A strategy implements `_resampled`, and overrides `_step` to sample tokens in its own way."""
 
     guarantee, needs, refuses = ("heuristic",), ("constraint",), ("sampler",)
     several = owns_constraint = True
 
-    particles: int = knob(8, 1, 64, step=1, help="texts that grow side by side; 1 is a plain mask")
+    particles: int = knob(8, 1, 64, step=1, help="sequences that grow in parallel; 1 is a plain token mask")
     temperature: float = knob(
-        1.0, 0.3, 1.5, step=0.05, help="of the model whose law is aimed at; 1 is the model itself"
+        1.0, 0.3, 1.5, step=0.05, help="of the target distribution; 1 is the model's own"
     )
 
     def toggles(self) -> list[Strategy]:
@@ -55,144 +53,147 @@ class Particles(Decoder):
 
     def decode(self, lm) -> Iterator:
         yield lm.prefill()
-        texts, turn = [Particle(leaf) for leaf in lm.fork(self.particles)], 0
-        while any(particle.grows for particle in texts):
-            texts = self._spread(lm, texts)
-            yield from self._grown(lm, texts, turn)
-            turn += 1
-            yield from self._standing(texts, turn)
-            if alive(texts):
-                texts = yield from self._renewed(lm, texts, turn)
-        yield from self._chosen(lm, texts)
+        particles, step = [Particle(leaf) for leaf in lm.fork(self.particles)], 0
+        while any(particle.grows for particle in particles):
+            particles = self._branched(lm, particles)
+            yield from self._extended(lm, particles, step)
+            step += 1
+            yield from self._progress(particles, step)
+            if alive(particles):
+                particles = yield from self._resampled(lm, particles, step)
+        yield from self._chosen(lm, particles)
 
-    def _grown(self, lm, texts: list[Particle], turn: int) -> Iterator:
-        """A token more for every text that grows, all in one forward."""
-        growing = [particle for particle in texts if particle.grows]
+    def _extended(self, lm, particles: list[Particle], step: int) -> Iterator:
+        """One more token for every unfinished particle, in one forward."""
+        growing = [particle for particle in particles if particle.grows]
         rows = yield lm.extend([particle.leaf for particle in growing])
         choices = [self._step(lm, particle, row) for particle, row in zip(growing, rows)]
-        yield from self._told(lm, growing, turn)
+        yield from self._told(lm, growing, step)
         yield lm.keep([choice for choice in choices if choice])
         lm.drop(particle.leaf for particle in growing if particle.weight == NEVER)
-        self._cut(texts)
+        self._cut(particles)
 
-    def _spread(self, lm, texts: list[Particle]) -> list[Particle]:
-        """The texts that take the next step, where those are not just the ones there are."""
-        return texts
+    def _branched(self, lm, particles: list[Particle]) -> list[Particle]:
+        """The particles that take the next step; a subclass may branch them."""
+        return particles
 
     def _step(self, lm, particle: Particle, rows):
-        """A legal token to be kept, None where there is none; the legal mass, read off the whole mask, is multiplied
-        into the weight.
+        """Choose a token that the grammar allows, or None if there is none.
+
+        The allowed probability mass, computed from the whole mask, is multiplied into the particle's weight.
         """
-        legal = rows.scores[0].cpu().double().log_softmax(-1).masked_fill(~rows.masks[0].cpu(), NEVER)
-        particle.weight += float(legal.logsumexp(0))
+        allowed = rows.scores[0].cpu().double().log_softmax(-1).masked_fill(~rows.masks[0].cpu(), NEVER)
+        particle.weight += float(allowed.logsumexp(0))
         if particle.weight == NEVER:
             return None
-        rows.decide("mask", legal[None])
+        rows.add_stage("mask", allowed[None])
         return lm.pick(rows)
 
-    def _renewed(self, lm, texts: list[Particle], turn: int) -> Iterator:
-        """Return the texts that go on after a step. Their weights have the same sum on average."""
+    def _resampled(self, lm, particles: list[Particle], step: int) -> Iterator:
+        """Return the particles that continue after a step. The sum of their weights has the same expectation."""
         raise NotImplementedError
 
-    def _told(self, lm, growing: list[Particle], turn: int) -> Iterator[Event]:
-        """What is to be shown of a step besides the weights."""
+    def _told(self, lm, growing: list[Particle], step: int) -> Iterator[Event]:
+        """Events to show for a step besides the weights."""
         yield from ()
 
-    def _marks(self, texts: list[Particle]) -> dict[str, float]:
-        """Lines beside the effective number of texts."""
+    def _marks(self, particles: list[Particle]) -> dict[str, float]:
+        """Reference lines in the chart of the effective sample size."""
         return {}
 
-    def _cut(self, texts: list[Particle]) -> None:
-        """What the length cut off weighs nothing; where that would leave no text at all, those cut off stay as they
-        are.
-        """
-        cut = [particle for particle in texts if particle.leaf.reason == "length"]
-        if len(cut) < len(alive(texts)):
+    def _cut(self, particles: list[Particle]) -> None:
+        """Set the weight of particles truncated by the length limit to 0, unless that would leave none."""
+        cut = [particle for particle in particles if particle.leaf.reason == "length"]
+        if len(cut) < len(alive(particles)):
             for particle in cut:
                 particle.weight = NEVER
 
-    def _standing(self, texts: list[Particle], turn: int) -> Iterator[Event]:
-        if not alive(texts):
+    def _progress(self, particles: list[Particle], step: int) -> Iterator[Event]:
+        if not alive(particles):
             return
-        yield Branches(scores={particle.leaf.number: particle.weight for particle in alive(texts)})
+        yield Branches(scores={particle.leaf.number: particle.weight for particle in alive(particles)})
         data = {
-            "x": turn - 1,
+            "x": step - 1,
             "axis": "step",
-            "series": {"texts that count": effective(texts)},
-            "lines": self._marks(texts),
+            "series": {"effective sample size": effective_size(particles)},
+            "lines": self._marks(particles),
         }
-        yield Figure("scalar", "effective number of texts", data)
+        yield Figure("scalar", "effective sample size", data)
 
-    def _chosen(self, lm, texts: list[Particle]) -> Iterator:
-        if not alive(texts):
+    def _chosen(self, lm, particles: list[Particle]) -> Iterator:
+        if not alive(particles):
             raise Refusal(
-                "The grammar led every text into a dead end: loosen it, take more particles, or raise the temperature.",
+                "Every particle reached a dead end of the grammar: loosen it, use more particles, or raise the "
+                "temperature.",
                 "constraint",
             )
-        shares, found = portions(texts), defaultdict(float)
-        for particle, share in zip(texts, shares.tolist()):
+        shares, found = normalised(particles), defaultdict(float)
+        for particle, share in zip(particles, shares.tolist()):
             found[particle.leaf.text] += share
         labels, values = zip(*sorted(found.items(), key=lambda pair: -pair[1])[:SHOWN])
-        yield Figure("bars", "texts, by their weight", {"labels": list(labels), "values": list(values)})
-        chosen = texts[lm.draw(shares, max(len(particle.leaf.tokens) for particle in texts), "answer")]
-        mass = f"About {math.exp(mean(texts)):.3g} of what the model writes freely is legal."
-        yield Note(mass if chosen.whole else "The length cut every text off before its end: raise it.")
+        yield Figure("bars", "texts by weight", {"labels": list(labels), "values": list(values)})
+        chosen = particles[lm.draw(shares, max(len(particle.leaf.tokens) for particle in particles), "answer")]
+        mass = f"The grammar allows an estimated {math.exp(mean(particles)):.3g} of the model's probability mass."
+        yield Note(mass if chosen.whole else "Every text was truncated by the length limit: raise the length.")
         yield lm.keep(chosen.leaf)
 
 
 class Redrawn(Particles):
-    """A population that is drawn anew from itself, with replacement, where few of its texts count."""
+    """A population that is resampled with replacement when its effective sample size is low."""
 
     threshold: float = knob(
         0.5,
         0.0,
         1.0,
         step=0.05,
-        help="draw anew where fewer than this share of them count; 0 never, which is importance sampling",
+        help="resample if the effective sample size is below this share of the particles; 0 never, which is importance "
+        "sampling",
     )
 
-    def _renewed(self, lm, texts: list[Particle], turn: int) -> Iterator:
-        if effective(texts) >= self.threshold * len(texts) - ROUNDING:
-            return texts
-        yield Note(f"Only {effective(texts):.1f} of {len(texts)} texts count: as many are drawn anew by their weights.")
-        return self._redrawn(lm, texts)
+    def _resampled(self, lm, particles: list[Particle], step: int) -> Iterator:
+        if effective_size(particles) >= self.threshold * len(particles) - ROUNDING:
+            return particles
+        size = effective_size(particles)
+        yield Note(f"The effective sample size is {size:.1f} of {len(particles)}: all particles are resampled.")
+        return self._copied(lm, particles)
 
-    def _marks(self, texts: list[Particle]) -> dict[str, float]:
-        return {"drawn anew below": self.threshold * len(texts)}
+    def _marks(self, particles: list[Particle]) -> dict[str, float]:
+        return {"resampled below": self.threshold * len(particles)}
 
-    def _redrawn(self, lm, texts: list[Particle]) -> list[Particle]:
-        """As many particles, each a copy of one drawn by weight, and all of the mean weight."""
-        weight, shares, position = mean(texts), portions(texts), max(len(particle.leaf.tokens) for particle in texts)
-        drawn = [texts[lm.draw(shares, position, "ancestor")] for _ in texts]
-        copies = [Particle(self._heir(lm, drawn, i), weight) for i in range(len(drawn))]
+    def _copied(self, lm, particles: list[Particle]) -> list[Particle]:
+        """As many particles, each a copy of one sampled by weight, all with the mean weight."""
+        weight, shares = mean(particles), normalised(particles)
+        position = max(len(particle.leaf.tokens) for particle in particles)
+        drawn = [particles[lm.draw(shares, position, "ancestor")] for _ in particles]
+        copies = [Particle(self._copy_leaf(lm, drawn, i), weight) for i in range(len(drawn))]
         taken = [particle.leaf for particle in drawn]
-        lm.drop(particle.leaf for particle in alive(texts) if particle.leaf not in taken)
+        lm.drop(particle.leaf for particle in alive(particles) if particle.leaf not in taken)
         return copies
 
-    def _heir(self, lm, drawn: list[Particle], i: int):
-        """The first copy goes on in the sequence itself; a text that has ended needs no other."""
+    def _copy_leaf(self, lm, drawn: list[Particle], i: int):
+        """The first copy continues in the sequence itself, further ones in forks; a finished sequence is shared."""
         leaf = drawn[i].leaf
         return leaf if leaf.reason or drawn[i] not in drawn[:i] else lm.fork(1, leaf)[0]
 
 
-def alive(texts: list[Particle]) -> list[Particle]:
-    return [particle for particle in texts if particle.weight > NEVER]
+def alive(particles: list[Particle]) -> list[Particle]:
+    return [particle for particle in particles if particle.weight > NEVER]
 
 
-def weights(texts: list[Particle]) -> torch.Tensor:
-    return torch.tensor([particle.weight for particle in texts], dtype=torch.float64)
+def weights(particles: list[Particle]) -> torch.Tensor:
+    return torch.tensor([particle.weight for particle in particles], dtype=torch.float64)
 
 
-def portions(texts: list[Particle]) -> torch.Tensor:
-    """Share of each text in the sum of the weights, [texts]."""
-    return weights(texts).softmax(0)
+def normalised(particles: list[Particle]) -> torch.Tensor:
+    """Normalised weights, [particles]."""
+    return weights(particles).softmax(0)
 
 
-def mean(texts: list[Particle]) -> float:
+def mean(particles: list[Particle]) -> float:
     """Log of the mean weight."""
-    return float(weights(texts).logsumexp(0)) - math.log(len(texts))
+    return float(weights(particles).logsumexp(0)) - math.log(len(particles))
 
 
-def effective(texts: list[Particle]) -> float:
-    """As many equally heavy texts would say as much: (sum w)^2 / sum w^2."""
-    return float(1 / (portions(texts) ** 2).sum())
+def effective_size(particles: list[Particle]) -> float:
+    """Effective sample size, (sum w)^2 / sum w^2."""
+    return float(1 / (normalised(particles) ** 2).sum())

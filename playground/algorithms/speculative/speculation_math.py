@@ -1,8 +1,8 @@
-"""What speculation gains: the arithmetic of guessing ahead, and the counts of a trace that go into it.
+"""Expected speed-up of speculative decoding, and the counts of a trace that go into it.
 
-Notation: alpha is the chance that a guess stands whose parents stood, gamma the guesses made one after another, tau the
-tokens a round yields, the one after the last guess counted. Formulas: Leviathan et al. 2023, arXiv 2211.17192. They
-take guesses to stand independently of each other, so what they give is a prediction.
+Notation: alpha is the probability that a draft token is accepted if its ancestors are, gamma the draft length, tau the
+tokens per round including the token after the last accepted one. Formulas: Leviathan et al. 2023, arXiv 2211.17192.
+They assume that draft tokens are accepted independently of each other, so their results are predictions.
 """
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def block_efficiency(alpha: float, gamma: int) -> float:
-    """Expected tau where every guess stands with the same chance."""
+    """Expected tau if every draft token is accepted with the same probability."""
     return gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
 
 
 def block_efficiency_by_level(alphas: list[float], gamma: int) -> float:
-    """Expected tau where the chance depends on the depth of the guess; beyond the deepest one known nothing stands."""
-    tau = survives = 1.0
+    """Expected tau if acceptance depends on depth; beyond the last known depth nothing is accepted."""
+    tau = reached = 1.0
     for alpha in alphas[:gamma]:
-        survives *= alpha
-        tau += survives
+        reached *= alpha
+        tau += reached
     return tau
 
 
@@ -37,15 +37,15 @@ def block_efficiency_by_level(alphas: list[float], gamma: int) -> float:
 class DraftRound(NamedTuple):
     """One draft and its verdict."""
 
-    levels: int  # of the draft: its length, or the depth of its tree
+    levels: int  # length of the draft, or depth of its tree
     nodes: int
-    kept: int
-    refused: bool  # after the kept guesses came one that was looked at and refused
-    tokens: int  # committed: the kept guesses and the token after them
+    accepted: int
+    rejected: bool  # the round ended with a rejection, not with the end of the draft
+    tokens: int  # committed: the accepted tokens and the one after them
 
 
 def rounds(trace: Trace) -> list[DraftRound]:
-    """Every round of a trace of one lane that guessed something, in order."""
+    """Every round with draft tokens in the trace of one lane, in order."""
     events = [stamped.event for stamped in trace.events]
     drafts = {(draft.sequence, draft.round): draft for draft in events if isinstance(draft, Draft)}
     pairs = [
@@ -65,23 +65,22 @@ def rounds(trace: Trace) -> list[DraftRound]:
 
 
 def acceptance(found: list[DraftRound]) -> float | None:
-    """The most likely alpha. A round whose draft ran out before a refusal tells of no refusal: accepted over looked at,
-    not over drafted.
-    """
-    looked_at = sum(r.kept + r.refused for r in found)
-    return sum(r.kept for r in found) / looked_at if looked_at else None
+    """Maximum-likelihood alpha: accepted over tested draft tokens, not over drafted ones."""
+    tested = sum(r.accepted + r.rejected for r in found)
+    return sum(r.accepted for r in found) / tested if tested else None
 
 
 def acceptance_by_level(found: list[DraftRound]) -> list[float]:
-    """Alpha at each depth, down to the deepest guess that was looked at."""
-    deepest = max((r.kept + r.refused for r in found), default=0)
-    looked_at = [[r for r in found if r.kept + r.refused > level] for level in range(deepest)]
-    return [fmean(r.kept > level for r in reached) for level, reached in enumerate(looked_at)]
+    """Alpha at each depth, down to the deepest tested draft token."""
+    deepest = max((r.accepted + r.rejected for r in found), default=0)
+    tested = [[r for r in found if r.accepted + r.rejected > level] for level in range(deepest)]
+    return [fmean(r.accepted > level for r in reached) for level, reached in enumerate(tested)]
 
 
 def overlap(trace: Trace) -> float | None:
-    """Alpha from the two models' probabilities: the mean of min(1, p/q) over first guesses drawn from q, whose
-    expectation is 1 - TV(p, q).
+    """Alpha from both models' probabilities: the mean of min(1, p/q) over first children sampled from q.
+
+    Its expectation is 1 - TV(p, q). None if no draft token was sampled.
     """
     tests = [
         test
@@ -94,7 +93,7 @@ def overlap(trace: Trace) -> float | None:
 
 
 def _firsts(verdict: Verdict) -> list:
-    """The tests that followed an acceptance or came first; those of further siblings are against what was left over."""
+    """Tests of first children; later siblings are tested against the residual distribution."""
     return [test for before, test in zip([None, *verdict.tests], verdict.tests) if before is None or before.kept]
 
 
@@ -109,25 +108,23 @@ def _levels(draft: Draft) -> int:
 
 @dataclass(frozen=True)
 class Costs:
-    """What passes cost, in units of one that gives the target a single row."""
+    """Costs of forwards, in units of a target forward with one row."""
 
-    draft: float = 0.0  # one guess deeper
-    row: float = 0.0  # one more row in a pass of the target
-    measured: bool = True  # False where no passes of two sizes were there to compare, so more rows count as free
+    draft: float = 0.0  # one level of the draft
+    row: float = 0.0  # one more row in a target forward
+    measured: bool = True  # False if all target forwards had one size, so that further rows count as free
 
     def speed_up(self, tau: float, levels: float, rows: float) -> float:
-        """Tokens for the cost of plain decoding's one, for rounds `levels` deep whose verification takes `rows` rows.
-        """
+        """Speed-up over plain decoding, for drafts `levels` deep that are verified in `rows` rows."""
         return tau / (levels * self.draft + 1 + self.row * (rows - 1))
 
 
-def measured_costs(passes: Iterable[Forward], plain: Iterable[Forward]) -> Costs | None:
-    """From seconds: the draft's from a lane's `passes`, the target's also from other lanes of the same model.
+def measured_costs(forwards: Iterable[Forward], plain: Iterable[Forward]) -> Costs | None:
+    """Costs from wall-clock seconds: the draft's from a lane's `forwards`, the target's also from other lanes.
 
-    Passes that several lanes shared do not count: nobody knows what one of them alone would have taken. None without
-    others.
+    Forwards shared by several lanes do not count, because their cost per lane is unknown. None if no others are left.
     """
-    own, others = ([f for f in part if f.lanes == 1] for part in (passes, plain))
+    own, others = ([f for f in part if f.lanes == 1] for part in (forwards, plain))
     target, draft = _medians([*_of_target(own), *_of_target(others)]), [f.seconds for f in _of_draft(own)]
     if not target or not min(target.values()) > 0:
         return None
@@ -137,22 +134,21 @@ def measured_costs(passes: Iterable[Forward], plain: Iterable[Forward]) -> Costs
     return Costs(median(draft) / single if draft else 0.0, slope / single, len(target) > 1)
 
 
-def computed_costs(passes: Iterable[Forward]) -> Costs | None:
-    """From FLOPs, where reading the weights takes all the time: a draft costs as its operations, more rows cost
-    nothing.
-    """
-    own = list(passes)
-    target, draft = (_flops_a_row(part) for part in (_of_target(own), _of_draft(own)))
+def computed_costs(forwards: Iterable[Forward]) -> Costs | None:
+    """Costs from FLOPs, assuming that decoding is bound by memory bandwidth, so that further rows are free."""
+    own = list(forwards)
+    target, draft = (_flops_per_row(part) for part in (_of_target(own), _of_draft(own)))
     return Costs(draft / target) if target else None
 
 
-def draft_parameters(passes: Iterable[Forward]) -> float | None:
-    """Weights of the draft model, from its operations: two a weight and row, and what grows with the context. None
-    where the trace cannot tell.
+def draft_parameters(forwards: Iterable[Forward]) -> float | None:
+    """Parameters of the draft model from its FLOPs: two per parameter and row, plus a term linear in the context.
+
+    None if the trace has fewer than two context lengths.
     """
     points = {
         (f.context + f.tokens / 2, f.flops / f.tokens)
-        for f in _of_draft(list(passes))
+        for f in _of_draft(list(forwards))
         if f.flops and f.stream == "draft"
     }
     if len({x for x, _ in points}) < 2:
@@ -160,33 +156,33 @@ def draft_parameters(passes: Iterable[Forward]) -> float | None:
     return linear_regression(*zip(*points)).intercept / 2
 
 
-def _of_target(passes: list[Forward]) -> list[Forward]:
-    """Decoding passes through all layers."""
-    deepest = max((f.layers for f in passes), default=0)
-    return [f for f in passes if f.stream == "target" and f.layers == deepest and f.phase == "decode"]
+def _of_target(forwards: list[Forward]) -> list[Forward]:
+    """Decode forwards through all layers."""
+    deepest = max((f.layers for f in forwards), default=0)
+    return [f for f in forwards if f.stream == "target" and f.layers == deepest and f.phase == "decode"]
 
 
-def _of_draft(passes: list[Forward]) -> list[Forward]:
-    """Passes of another model, or of the target's first layers."""
-    return [f for f in passes if f.phase != "prefill" and f.stream in ("draft", "exit")]
+def _of_draft(forwards: list[Forward]) -> list[Forward]:
+    """Forwards of a draft model, or of the target's first layers."""
+    return [f for f in forwards if f.phase != "prefill" and f.stream in ("draft", "exit")]
 
 
-def _medians(passes: list[Forward]) -> dict[int, float]:
-    """Seconds by rows."""
+def _medians(forwards: list[Forward]) -> dict[int, float]:
+    """Median seconds by number of rows."""
     seconds = defaultdict(list)
-    for f in passes:
+    for f in forwards:
         seconds[f.tokens].append(f.seconds)
     return {rows: median(times) for rows, times in sorted(seconds.items())}
 
 
-def _flops_a_row(passes: list[Forward]) -> float:
-    return sum(f.flops for f in passes) / sum(f.tokens for f in passes) if passes else 0.0
+def _flops_per_row(forwards: list[Forward]) -> float:
+    return sum(f.flops for f in forwards) / sum(f.tokens for f in forwards) if forwards else 0.0
 
 
-# --- a law over several drafts ---
+# --- a line through several drafts ---
 
 class LineFit(NamedTuple):
-    """y = slope * x + intercept; `fit` is R squared, 1 where the points lie on the line."""
+    """y = slope * x + intercept; `fit` is R squared."""
 
     slope: float
     intercept: float
@@ -194,6 +190,6 @@ class LineFit(NamedTuple):
 
 
 def line(xs: list[float], ys: list[float]) -> LineFit:
-    """Least squares through at least two places."""
+    """Least-squares line through at least two points."""
     slope, intercept = linear_regression(xs, ys)
     return LineFit(slope, intercept, correlation(xs, ys) ** 2 if len(set(ys)) > 1 else 1.0)

@@ -1,4 +1,4 @@
-"""Rounds of guessing and checking: what every decoder does that has a drafter and a verifier."""
+"""The round of speculative decoding, shared by every decoder that has a drafter and a verifier."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,18 +10,17 @@ if TYPE_CHECKING:
 
 
 def rounds(lm: Lane, drafter: Drafter, verifier: Verifier) -> Iterator:
-    """The drafter proposes a tree, one forward of the target gives a row for every node, the verifier says what stands.
-    """
+    """Propose a draft tree, run the target on it in one forward, verify it, and commit the result; repeat."""
     yield lm.prefill()
     while True:
         tree = yield from drafter.propose(lm, lm.remaining - 1)
         if len(tree):
-            yield tree.draft()  # the guess is seen before the verdict
+            yield tree.draft()  # shown before its verdict
         rows = yield lm.extend(tree)
         verdict = verifier.judge(lm, tree, rows)
         if len(tree):
             yield verdict
         try:
             yield lm.keep(verdict)
-        finally:  # where this completes the text nobody comes back here, and the last round teaches too
+        finally:  # the generator is closed here when the text is complete; the drafter observes the last round too
             drafter.observe(tree, rows, verdict)

@@ -1,66 +1,66 @@
-"""Texts one after another, and what followed wherever they hold the ending of another text.
+"""An index of texts that finds every occurrence of a context's suffixes, and the tokens that follow them.
 
-It answers what a suffix tree with counts answers: c(w) is how often w occurs, and of those occurrences c(wv) go on with
-v. One at the very end of a text goes on with nothing and counts all the same. In place of a tree it keeps where each
-token stands: a tree 64 tokens deep would hold 64 nodes for every token. Oliaro et al. 2024, arXiv 2411.04975.
+It gives the counts of a suffix tree: c(w) is the number of occurrences of w, of which c(wv) continue with v. An
+occurrence at the end of a text has no continuation but counts in c(w). Token positions are stored instead of a tree,
+which would hold 64 nodes per token at depth 64. Oliaro et al. 2024, arXiv 2411.04975.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
 
-BREAK = -1  # stands before each text, so that no occurrence reaches from one into another
+BREAK = -1  # precedes each text, so that no occurrence spans two texts
 
 
-class Suffixes:
+class SuffixIndex:
+    """Texts, one after another, with the positions of every token."""
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.starts: list[int] = []  # where the BREAK before each text stands
-        self._after: dict[int, list[int]] = {}  # places right after each occurrence of a token
+        self.starts: list[int] = []  # position of the BREAK before each text
+        self._after: dict[int, list[int]] = {}  # positions right after each occurrence of a token
 
-    def __deepcopy__(self, memo: dict) -> Suffixes:
-        copy = Suffixes()
+    def __deepcopy__(self, memo: dict) -> SuffixIndex:
+        copy = SuffixIndex()
         copy.tokens, copy.starts = list(self.tokens), list(self.starts)
         copy._after = {token: list(places) for token, places in self._after.items()}
         return copy
 
     def begin(self) -> None:
-        """What is added from now on is another text."""
+        """Start a new text."""
         self.starts.append(len(self.tokens))
         self.tokens.append(BREAK)
 
     def add(self, tokens: list[int]) -> None:
-        """More of the text that was begun last."""
+        """Append tokens to the last text."""
         for token in tokens:
             self.tokens.append(token)
             self._after.setdefault(token, []).append(len(self.tokens))
 
-    def only_last(self, count: int) -> int:
-        """Forget all texts but the last `count`; returns how many went."""
-        gone = len(self.starts) - count
-        if gone <= 0:
+    def keep_last(self, count: int) -> int:
+        """Remove all texts but the last `count`; returns the number removed."""
+        removed = len(self.starts) - count
+        if removed <= 0:
             return 0
-        left = self.tokens[self.starts[gone]:] if count else []
+        remaining = self.tokens[self.starts[removed]:] if count else []
         self.tokens, self.starts, self._after = [], [], {}
-        for token in left:
+        for token in remaining:
             self.begin() if token == BREAK else self.add([token])
-        return gone
+        return removed
 
     def occurrences(self, context: list[int]) -> Iterator[tuple[int, list[int]]]:
-        """For the last 1, 2, ... tokens of a context, as long as they occur: their number, and the places right after
-        each occurrence.
-        """
+        """Length of each suffix of a context that occurs, shortest first, and the positions after its occurrences."""
         places = self._after.get(context[-1], []) if context else []
         for length in range(1, len(context) + 1):
             if length > 1:
-                # a BREAK comes before any wrap
+                # negative indices do not wrap around: the BREAK at position 0 ends the match first
                 places = [place for place in places if self.tokens[place - length] == context[-length]]
             if not places:
                 return
             yield length, places
 
     def followers(self, places: list[int]) -> dict[int, list[int]]:
-        """The tokens at these places, and the places after them."""
+        """The tokens at these positions, each with the positions after it."""
         found: dict[int, list[int]] = {}
         for place in places:
             if place < len(self.tokens) and self.tokens[place] != BREAK:
@@ -68,4 +68,5 @@ class Suffixes:
         return found
 
     def digest(self) -> str:
+        """Hash of the stored texts."""
         return blake2b(repr(self.tokens).encode(), digest_size=8).hexdigest()

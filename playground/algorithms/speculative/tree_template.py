@@ -1,7 +1,6 @@
-"""A tree of ranks: which guesses are worth their place where all that is known of them is that one seems likelier than
-another.
+"""A static draft tree over candidate ranks, for drafters that know the order of candidates but not their probabilities.
 
-The tree of Luo et al. 2024, arXiv 2408.08696; smaller ones are cut out of it.
+The tree of Luo et al. 2024, arXiv 2408.08696; smaller trees are subtrees of it.
 """
 from __future__ import annotations
 
@@ -13,13 +12,12 @@ CHILDREN = """
     000:5 001:2 002:1 003:1 004:1 010:1 020:1 100:1 200:1 300:1
     0000:3 0001:1 0002:1 0010:1 0100:1 1000:1
     00000:2 00010:1
-"""  # of each path of the tree; a path names the rank of every guess on it, best first
+"""  # path:number of children; a path lists the rank of each draft token on it, 0 for the best
 
 
 @cache
 def template(nodes: int) -> list[tuple[int, ...]]:
-    """That many paths of the 80, level by level: those whose ranks are best in sum, so every path's beginning is there.
-    """
+    """The `nodes` of the 80 paths with the lowest sum of ranks, level by level. Every prefix of a path is included."""
     counts = (entry.split(":") for entry in CHILDREN.split())
     paths = [(*map(int, path), rank) for path, count in counts for rank in range(int(count))]
     chosen = sorted(paths, key=lambda path: sum(path) + len(path))[:nodes]

@@ -1,7 +1,7 @@
-"""Drawing without replacement: a distribution whose tokens are taken out one after another.
+"""Sampling tokens without replacement.
 
-What is left is scaled up again before each draw. In law and in order these are the k largest of log q + Gumbel noise.
-Where nothing is drawn by chance the likeliest are taken instead, and they are known from the start.
+The remaining distribution is renormalised before each draw. Tokens and order are distributed as the k largest values
+of log q + Gumbel noise (Gumbel-Top-k). Under greedy decoding the most probable tokens are taken in order instead.
 """
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from torch import Tensor
 
 
 class Urn:
+    """A distribution whose tokens are sampled without replacement."""
+
     def __init__(self, q: Tensor):
-        """`q` [V] is a distribution; it stays as it is. `left` is the probability that was not taken out."""
+        """`q` [V] is a distribution and is not modified. `left` is the probability mass of the remaining tokens."""
         self.q, self._rest, self.taken = q, q.clone(), 0
         self.left = float(q.sum())
 
     @property
     def distinct(self) -> int:
-        """Tokens that can still be drawn."""
+        """Number of remaining tokens."""
         return int((self._rest > 0).sum())
 
     def take(self, draw: Callable[[Tensor], int]) -> int:
-        """Draw a token with draw(distribution [V]) and take it out; at least one has to be left."""
+        """Sample a token with draw(distribution [V]) and remove it. At least one token must remain."""
         token = draw(self._rest / self.left)
         self._rest[token] = 0
         self.left = float(self._rest.sum())
@@ -32,21 +34,21 @@ class Urn:
 
 
 class Ranking:
-    """The `most` likeliest tokens of a distribution [V], to be taken in that order. At least one."""
+    """The `most` most probable tokens of a distribution [V], at least one, taken in that order."""
 
     def __init__(self, q: Tensor, most: int):
         top = q.topk(min(most, len(q)))
         chances = top.values.tolist()[::-1]
         self._waiting = list(zip(top.indices.tolist()[::-1], chances))
         below = max(0.0, 1 - sum(chances)) if most < len(q) else 0.0
-        self._left = list(accumulate(chances, initial=below))  # from the last on, so that nothing is left of nothing
+        self._left = list(accumulate(chances, initial=below))  # summed from the last token on, so it never goes below 0
 
     @property
     def left(self) -> float:
-        """The probability that was not taken, 0 once all that may be taken are."""
+        """Probability mass of the remaining tokens of the vocabulary; 0 once `most` tokens are taken."""
         return self._left[-1] if self._waiting else 0.0
 
     def take(self) -> tuple[int, float]:
-        """The likeliest token that is left, and its probability; there has to be one."""
+        """Remove the most probable remaining token and return it with its probability. One must remain."""
         self._left.pop()
         return self._waiting.pop()

@@ -1,2 +1,1 @@
-"""The cache policies side by side: what they remember, what memory they really free, and what a step under them takes.
-"""
+"""Benchmark of the cache policies: recall, memory actually freed, and time per decode step."""

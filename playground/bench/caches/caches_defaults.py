@@ -1,13 +1,11 @@
-"""What `bench caches` measures where nothing else is said. Imports neither torch nor transformers, so that options are
-read at once.
-"""
+"""Defaults of `bench caches`. Imports neither torch nor transformers, so that options are parsed at once."""
 from __future__ import annotations
 
 PARTS = ("score", "memory", "step")
 TASKS = ("needle", "chat")
 GRADE = 4  # of the questions: passages of about 270 tokens, chats of up to 350
 BUDGETS = (32, 64, 128, 256)  # tokens
-ANSWER = 64  # most tokens of an answer
+ANSWER = 64  # maximum tokens of an answer
 
 SHAPES = {
     "100m-short": {
@@ -35,12 +33,12 @@ SHAPES = {
         "num_key_value_heads": 2,
     },
 }
-"""Networks of random weights: 100 million parameters, most of them in the table of tokens or most of them in the
-layers, and as few as do for a test.
+"""Networks of random weights: 100 million parameters, most of them in the embedding table ("100m-short") or most of
+them in the layers ("100m"), and a minimal one for tests.
 """
 
-# memory goes by what is held, so long prompts go through few layers; a step is slowed by every layer
+# shapes for memory and for steps: memory needs long prompts, which few layers prefill fast; steps need many layers
 WEIGHED, PACED = "100m-short", "100m"
 
-NEAR = 0.15  # of the memory that a policy promises to free: what may be missing
-SLOWER = 1.3  # times a plain step: what a step under a policy may take
+NEAR = 0.15  # share of the memory a policy promises to free that may be missing
+SLOWER = 1.3  # maximum time of a step under a policy, relative to a plain step

@@ -1,8 +1,7 @@
-"""What memory a policy really frees: bytes of the tensors that hold keys and values, and resident memory of the
-process.
+"""Measures the memory that a policy actually frees: bytes of the KV cache tensors, and resident memory of the process.
 
-Every policy has a process of its own, so that none lives in what another one left behind. Looked at are the prompt with
-one token behind it, the earliest moment at which every policy has acted, and the end of the text.
+Every policy runs in a separate process, so that none reuses memory that another one freed. Memory is measured one token
+after the prompt, the earliest step after which every policy has acted, and at the end of the text.
 """
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from playground.bench.caches.caches_defaults import NEAR
 from playground.bench.caches.policy_configs import Point, full_cache
+from playground.bench.report_text import Rows
 from playground.contract import Full, make
 from playground.engine.device_memory import give_back, size_text
 from playground.errors import Refusal
@@ -30,105 +30,102 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """What one process is to weigh."""
+    """One measurement, as its process needs it."""
 
     point: Point
     shape: str
     prompt: int  # tokens
-    written: int  # tokens behind it, two at least
+    written: int  # tokens after it, at least two
     threads: int
 
 
-class Weight(NamedTuple):
-    """At one moment, in bytes."""
+class MemoryUse(NamedTuple):
+    """Bytes after one step."""
 
-    full: int  # what a full cache of this length holds
-    promised: float  # what the policy means to hold of it
-    allocated: int  # storages of the tensors that hold keys and values
-    resident: int  # memory of the process, beyond what it took before the prompt was read
+    full: int  # of a full cache of this length
+    promised: float  # of this, what the policy is meant to hold
+    allocated: int  # storages of the KV cache tensors
+    resident: int  # growth of the process's memory since before the prefill
 
 
 @dataclass(frozen=True)
-class Weighing:
-    """One policy, behind the prompt and at the end of the text."""
+class MemoryResult:
+    """One policy, after the prompt and at the end of the text."""
 
     name: str
-    early: Weight | None = None
-    late: Weight | None = None
+    early: MemoryUse | None = None
+    late: MemoryUse | None = None
     failure: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            moment: weight and weight._asdict() for moment, weight in (("early", self.early), ("late", self.late))
-        }
+        uses = {"early": self.early, "late": self.late}
+        return asdict(self) | {name: use and use._asdict() for name, use in uses.items()}
 
 
-def weighings(orders: Sequence[MemoryRequest]) -> Iterator[Weighing]:
-    """One after the other, each in a fresh process."""
-    for order in orders:
+def measure_all(requests: Sequence[MemoryRequest]) -> Iterator[MemoryResult]:
+    """One after the other, each in a new process."""
+    for request in requests:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             try:
-                yield process.submit(weigh, order).result()
+                yield process.submit(measure, request).result()
             except BrokenProcessPool as reason:
-                yield Weighing(order.point.name, failure=str(reason))
+                yield MemoryResult(request.point.name, failure=str(reason))
 
 
-def weigh(order: MemoryRequest) -> Weighing:
-    """One policy in this process. A lane that fails or is refused says why."""
+def measure(request: MemoryRequest) -> MemoryResult:
+    """Measure one policy in this process. If its lane fails or is refused, the result says why."""
     try:
-        return Weighing(order.point.name, *_moments(order))
+        return MemoryResult(request.point.name, *_uses(request))
     except (Refusal, RuntimeError) as reason:
-        return Weighing(order.point.name, failure=str(reason))
+        return MemoryResult(request.point.name, failure=str(reason))
 
 
-def _moments(order: MemoryRequest) -> Iterator[Weight]:
-    from playground.bench.caches.policy_lane import Driven, random_model, some_tokens
-    torch.set_num_threads(order.threads)
-    model = random_model(order.shape, order.prompt + order.written + 64)
-    driven = Driven(order.point, model, some_tokens(model, order.prompt), order.written)
+def _uses(request: MemoryRequest) -> Iterator[MemoryUse]:
+    from playground.bench.caches.policy_lane import PolicyLane, random_model, some_tokens
+    torch.set_num_threads(request.threads)
+    model = random_model(request.shape, request.prompt + request.written + 64)
+    lane = PolicyLane(request.point, model, some_tokens(model, request.prompt), request.written)
     before = _resident()
-    driven.read()
-    for generated in (1, order.written):
-        while driven.store.length < order.prompt + generated:
-            driven.step()
-        yield _weight(order.point, driven.store, full_cache(model, order.prompt, generated), before)
+    lane.prefill()
+    for generated in (1, request.written):
+        while lane.store.length < request.prompt + generated:
+            lane.step()
+        yield _memory_use(request.point, lane.store, full_cache(model, request.prompt, generated), before)
 
 
-def _weight(point: Point, store: KVCache, full: Full, before: int) -> Weight:
-    """What a store holds now; `before` is the process's resident memory when it held nothing."""
+def _memory_use(point: Point, store: KVCache, full: Full, before: int) -> MemoryUse:
+    """Memory in use now; `before` is the process's resident memory with an empty cache."""
     whole = 2 * full.length * full.layers * full.heads * full.head * full.bits // 8
-    share = make(point.policy, **point.knobs).promise(full) if point.policy else 1.0
-    return Weight(whole, share * whole, allocated(store), _resident() - before)
+    share = make(point.policy, **point.knobs).expected_share(full) if point.policy else 1.0
+    return MemoryUse(whole, share * whole, allocated(store), _resident() - before)
 
 
 def allocated(store: KVCache) -> int:
-    """Bytes of all storages that a store keeps alive for keys and values, each counted once, whatever part of it is
-    used.
-    """
-    kept = {
-        held.untyped_storage().data_ptr(): held.untyped_storage().nbytes()
+    """Bytes of all storages of a KV cache, each counted once, unused parts included."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for pool in (*store.keys, *store.values)
-        for thing in (pool.rows, pool.prefix, pool.packed)
-        for held in tensors(thing)
+        for held in (pool.rows, pool.prefix, pool.quantised_rows)
+        for tensor in tensors(held)
     }
-    return sum(kept.values())
+    return sum(storages.values())
 
 
-def tensors(thing: Any) -> Iterator[Tensor]:
-    """The tensors in a packed form, however it is built of dataclasses, lists and tuples."""
-    if isinstance(thing, Tensor):
-        yield thing
-    elif is_dataclass(thing):
-        for part in fields(thing):
-            yield from tensors(getattr(thing, part.name))
-    elif isinstance(thing, (list, tuple)):
-        for part in thing:
+def tensors(nested: Any) -> Iterator[Tensor]:
+    """The tensors in any nesting of dataclasses, lists and tuples."""
+    if isinstance(nested, Tensor):
+        yield nested
+    elif is_dataclass(nested):
+        for part in fields(nested):
+            yield from tensors(getattr(nested, part.name))
+    elif isinstance(nested, (list, tuple)):
+        for part in nested:
             yield from tensors(part)
 
 
 def _resident() -> int:
-    """Memory in use. What was freed is handed back first: how much of it a C library keeps for later changes from run
-    to run.
+    """Resident memory of the process in bytes. Freed memory is returned to the system first, since how much of it the C
+    library retains varies between runs.
     """
     gc.collect()
     give_back()
@@ -137,36 +134,33 @@ def _resident() -> int:
 
 @dataclass(frozen=True)
 class Freed:
-    """How much less of a full cache a policy holds at one moment, as shares of that cache; of nothing promised nothing
-    can be missing.
-    """
+    """Memory that a policy saves after one step, as shares of a full cache."""
 
     promised: float
     storages: float
-    resident: float  # against the memory that the full cache's own process took
+    resident: float  # compared with the full cache's process
 
     @classmethod
-    def of(cls, own: Weight, plain: Weight) -> Freed:
+    def of(cls, own: MemoryUse, plain: MemoryUse) -> Freed:
         return cls(
             1 - own.promised / own.full, 1 - own.allocated / own.full, (plain.resident - own.resident) / own.full
         )
 
     @property
     def off(self) -> tuple[float, float] | None:
-        """How far storages and resident memory are from the promise, as shares of it; None where nothing is promised.
-        """
+        """Relative deviation of storages and of resident memory from the promise; None if nothing is promised."""
         return (self.storages / self.promised - 1, self.resident / self.promised - 1) if self.promised > 0 else None
 
     @property
     def holds(self) -> bool:
-        """No less was freed than promised, within NEAR; where nothing was promised, no more is held by as much."""
+        """Whether as much was freed as promised, within NEAR. If nothing was promised, usage may grow by NEAR."""
         least = (1 - NEAR) * self.promised if self.promised > 0 else -NEAR
         return min(self.storages, self.resident) >= least
 
 
-def freed(found: Sequence[Weighing]) -> dict[str, tuple[Freed, Freed]]:
-    """Behind the prompt and at the end, of every policy that came through; the first of them all is the full cache."""
-    plain, *others = found
+def freed(results: Sequence[MemoryResult]) -> dict[str, tuple[Freed, Freed]]:
+    """Savings after the prompt and at the end, by policy, without failed ones. The first result is the full cache."""
+    plain, *others = results
     if plain.failure:
         return {}
     return {
@@ -176,34 +170,23 @@ def freed(found: Sequence[Weighing]) -> dict[str, tuple[Freed, Freed]]:
     }
 
 
-def rows(found: Sequence[Weighing]) -> list[list[str]]:
-    """A table: what is held behind the prompt and at the end, and how much less that is than the full cache, as
-    promised and as found.
-    """
-    gaps = freed(found)
-    head = [
-        "policy",
-        "moment",
-        "promised",
-        "storages",
-        "resident",
-        "freed: promised",
-        "storages",
-        "resident",
-        f"within {NEAR:.0%}",
-    ]
-    return [head, *(row for each in found for row in _rows_of(each, gaps.get(each.name)))]
+def rows(results: Sequence[MemoryResult]) -> Rows:
+    """A table: memory after the prompt and at the end, and savings over the full cache, promised and measured."""
+    gaps = freed(results)
+    header = ["policy", "after", "promised", "storages", "resident", "freed: promised", "storages", "resident",
+              f"within {NEAR:.0%}"]
+    return [header, *(row for result in results for row in _rows_of(result, gaps.get(result.name)))]
 
 
-def _rows_of(each: Weighing, gaps: tuple[Freed, Freed] | None) -> Iterator[list[str]]:
-    if each.failure:
-        yield [each.name, "failed", *["-"] * 6, "no"]
+def _rows_of(result: MemoryResult, gaps: tuple[Freed, Freed] | None) -> Iterator[list[str]]:
+    if result.failure:
+        yield [result.name, "failed", *["-"] * 6, "no"]
         return
-    for moment, weight, gap in zip(("prompt", "end"), (each.early, each.late), gaps or (None, None)):
-        sizes = [size_text(size) for size in (weight.promised, weight.allocated, weight.resident)]
-        shares = (
-            [f"{gap.promised:.1%}", f"{gap.storages:.1%}", f"{gap.resident:.1%}", "yes" if gap.holds else "no"]
-            if gap
-            else ["-", "-", "-", ""]
-        )
-        yield [each.name, moment, *sizes, *shares]
+    for after, use, gap in zip(("prompt", "end"), (result.early, result.late), gaps or (None, None)):
+        sizes = [size_text(size) for size in (use.promised, use.allocated, use.resident)]
+        yield [result.name, after, *sizes, *(_shares(gap) if gap else ["-", "-", "-", ""])]
+
+
+def _shares(gap: Freed) -> list[str]:
+    shares = (gap.promised, gap.storages, gap.resident)
+    return [*(f"{share:.1%}" for share in shares), "yes" if gap.holds else "no"]

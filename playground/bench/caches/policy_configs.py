@@ -1,9 +1,10 @@
-"""The cache policies that there are, each with the knobs at which it is compared with the others."""
+"""The cache policies of the registry, each with the knobs with which it is compared."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from playground.bench.bandwidth_limit import kv_heads
 from playground.contract import CachePolicy, Full, discover
 from playground.contract.lane_config import LaneConfig
 
@@ -15,7 +16,7 @@ FULL = "full cache"
 
 @dataclass(frozen=True)
 class Point:
-    """A policy with its knobs, under the name it has in tables; the full cache is no policy at all."""
+    """A policy with its knobs, under its name in tables. The full cache has no policy."""
 
     name: str
     policy: str = ""
@@ -30,16 +31,15 @@ def policies() -> list[type[CachePolicy]]:
     return [cls for cls in discover().values() if issubclass(cls, CachePolicy)]
 
 
-def alike(tokens: int, prompt: int) -> list[Point]:
-    """The full cache, then every policy once: holding so many tokens of a prompt where it goes by tokens, as it is set
-    by itself where not.
+def points_at_budget(tokens: int, prompt: int) -> list[Point]:
+    """The full cache, then every policy once: with a budget of so many tokens if it has a token budget, otherwise with
+    its defaults.
     """
-    return [Point(FULL), *(Point(cls.name, cls.name, cls.holding(tokens, prompt) or {}) for cls in policies())]
+    return [Point(FULL), *(Point(cls.name, cls.name, cls.knobs_for_budget(tokens, prompt) or {}) for cls in policies())]
 
 
-def own_sizes(cls: type[CachePolicy]) -> list[Point]:
-    """A policy that does not go by tokens: at each choice of its first knob where that is a menu, as it is set by
-    itself where not.
+def default_points(cls: type[CachePolicy]) -> list[Point]:
+    """A policy without a token budget: at each choice of its first knob if it has choices, otherwise with its defaults.
     """
     first = next(iter(cls.knobs()), None)
     if first is None or not first.choices:
@@ -48,7 +48,5 @@ def own_sizes(cls: type[CachePolicy]) -> list[Point]:
 
 
 def full_cache(model: Model, prompt: int, generated: int = 0) -> Full:
-    config = model.network.config.get_text_config()
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return Full(prompt, generated, model.depth, heads, head, 8 * model.dtype.itemsize)
+    """The size of a model's full cache after so many tokens."""
+    return Full(prompt, generated, model.depth, *kv_heads(model.network), 8 * model.dtype.itemsize)

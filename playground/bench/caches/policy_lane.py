@@ -1,4 +1,4 @@
-"""A lane under a policy, driven by hand: no screen, no events, and no token that ends its text."""
+"""A lane under a policy that is stepped manually, without a session and without end tokens."""
 from __future__ import annotations
 
 import torch
@@ -18,7 +18,7 @@ from playground.events import Failed
 
 
 def random_model(shape: str, context: int) -> Model:
-    """A model of random weights of one of SHAPES that can read so many tokens, in single precision on the CPU."""
+    """A model of random weights with one of SHAPES and this context length, in float32 on the CPU."""
     from transformers import LlamaConfig
     config = LlamaConfig(**SHAPES[shape], max_position_embeddings=context, tie_word_embeddings=True)
     model = network(config, f"random weights, {shape}", Loading("cpu", "float32")).model
@@ -26,40 +26,37 @@ def random_model(shape: str, context: int) -> Model:
     return model
 
 
-class Driven:
-    """Reads a prompt, then writes a token at a time. Raises RuntimeError where the lane fails."""
+class PolicyLane:
+    """Prefills a prompt, then writes one token per step. Raises RuntimeError if the lane fails."""
 
     def __init__(self, point: Point, model: Model, prompt: list[int], most: int, recorder: type[Recorder] = Silent):
-        """`most` is the number of tokens it can be asked for at most."""
-        assembly = assemble(point.recipe)
-        self.point, self.lane = (
-            point,
-            Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=most + 2), recorder(model.tokens)),
-        )
+        """`most` is the maximum number of steps."""
+        assembly, limits = assemble(point.recipe), Limits(max_new_tokens=most + 2)
+        self.point, self.lane = point, Lane(prompt, {"target": model}, assembly, limits, recorder(model.tokens))
         self._runner = Runner(self.lane, assembly)
 
     @property
     def store(self) -> KVCache:
         return self.lane.target.store
 
-    def read(self) -> None:
-        """The prompt, until the token behind it is chosen."""
+    def prefill(self) -> None:
+        """Feed the prompt and choose the first token."""
         while not self.lane.generated:
             self._advance()
 
     def step(self) -> None:
-        """Read the last token, let the policy act, choose the next one."""
+        """Feed the last token, apply the policy, choose the next token."""
         before = self.lane.generated
         while self.lane.generated == before:
             self._advance()
 
     def _advance(self) -> None:
-        told = self._runner.advance()
-        if failed := next((event.message for event in told if isinstance(event, Failed)), ""):
+        events = self._runner.advance()
+        if failed := next((event.message for event in events if isinstance(event, Failed)), ""):
             raise RuntimeError(f"{self.point.name}: {failed}")
 
 
 def some_tokens(model: Model, count: int) -> list[int]:
-    """So many token ids, always the same; random weights see no text in them."""
-    chance = torch.Generator().manual_seed(0)
-    return torch.randint(0, min(model.vocabulary, len(model.tokenizer)), (count,), generator=chance).tolist()
+    """`count` random token ids, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, min(model.vocabulary, len(model.tokenizer)), (count,), generator=generator).tolist()

@@ -1,6 +1,6 @@
-"""How much is remembered with how much room: every policy on questions about what a prompt said.
+"""Recall against cache size: every policy on questions about facts in the prompt.
 
-The first token of an answer comes from the prompt's own forward, which saw everything, so needles are numbers of four
+The first token of an answer comes from the prefill, which attends to the whole prompt, so needles are numbers of four
 digits.
 """
 from __future__ import annotations
@@ -12,12 +12,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.caches.caches_defaults import ANSWER, GRADE, TASKS
-from playground.bench.caches.policy_configs import FULL, full_cache, own_sizes, policies
+from playground.bench.caches.policy_configs import FULL, default_points, full_cache, policies
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import score
 from playground.bench.effects.eviction_effect import needles
 from playground.bench.questions import Question, ask
-from playground.bench.results import Score, told
+from playground.bench.report_text import Rows
+from playground.bench.results import Score, score_text
 from playground.bench.survey import Answer, Entrant, prompt_of, survey
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
@@ -30,8 +31,7 @@ Length = Callable[[Question], int]
 
 @dataclass(frozen=True)
 class BudgetedEntrant(Entrant):
-    """A policy that holds so many tokens of every prompt, which takes other knobs for other prompts where they are
-    shares.
+    """A policy with the same token budget for every prompt. Knobs that are shares of the prompt differ between prompts.
     """
 
     policy: str
@@ -40,18 +40,18 @@ class BudgetedEntrant(Entrant):
 
     def recipe_for(self, question: Question) -> LaneConfig:
         return LaneConfig(
-            "greedy", extras=[(self.policy, find(self.policy).holding(self.tokens, self.length(question)))]
+            "greedy", extras=[(self.policy, find(self.policy).knobs_for_budget(self.tokens, self.length(question)))]
         )
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one entrant came to on one task."""
+    """One entrant's result on one task."""
 
     task: str
     entrant: str
-    series: str  # the line of the figure it belongs to
-    share: float  # of a full cache that it may hold once the prompt was read, mean over the questions
+    series: str  # its line in the figure
+    share: float  # cache size after the prefill, as a share of a full cache, mean over the questions
     score: Score | None
     failure: str = ""
 
@@ -60,13 +60,13 @@ class Measured:
 
 
 def questions(count: int, seed: int) -> list[Question]:
-    """So many of each task."""
+    """`count` questions of each task."""
     return [*needles(count, seed), *ask("chat", count, seed, grade=GRADE)]
 
 
 @dataclass(frozen=True)
 class RecallTrial:
-    """All policies on the same questions. budgets: tokens of a prompt that those hold which go by tokens."""
+    """All policies on the same questions. `budgets`: tokens of a prompt, for policies with a token budget."""
 
     models: Models
     questions: Sequence[Question]
@@ -78,8 +78,8 @@ class RecallTrial:
 
     def _of(self, policy: str) -> list[Entrant]:
         cls = find(policy)
-        if cls.holding(self.budgets[0], self.budgets[0]) is None:
-            return [Entrant(point.name, point.recipe) for point in own_sizes(cls)]
+        if cls.knobs_for_budget(self.budgets[0], self.budgets[0]) is None:
+            return [Entrant(point.name, point.recipe) for point in default_points(cls)]
         return [
             BudgetedEntrant(
                 f"{policy}, {tokens}", LaneConfig("greedy", extras=[(policy, {})]), policy, tokens, self._lengths
@@ -92,7 +92,7 @@ class RecallTrial:
         return lambda question: length_of(question, self.models)
 
     def answers(self) -> Iterator[Answer]:
-        from playground.decoding.session import Limits  # not before: it brings torch along
+        from playground.decoding.session import Limits  # late, since it imports torch
         return survey(self.models, self.entrants(), self.questions, 1, Limits(self.seed, ANSWER), warm_up=False)
 
     def measured(self, answers: Iterable[Answer]) -> list[Measured]:
@@ -113,23 +113,23 @@ class RecallTrial:
         return Measured(task, entrant.name, entrant.name.split(",")[0], share, score(answers, entrant.name), failure)
 
     def share(self, entrant: Entrant, question: Question) -> float:
-        """Of the full cache that an entrant may look at once it read a question: by tokens where it goes by them, by
-        the bytes it promises where not.
+        """Cache size after the prefill of a question, as a share of the full cache: by tokens for a token budget,
+        otherwise by the bytes the policy promises.
         """
         length = length_of(question, self.models)
         if isinstance(entrant, BudgetedEntrant):
             return min(1.0, entrant.tokens / length)
         added = entrant.recipe.extras
-        return make(added[0][0], **added[0][1]).promise(full_cache(self.models.target, length)) if added else 1.0
+        return make(added[0][0], **added[0][1]).expected_share(full_cache(self.models.target, length)) if added else 1.0
 
 
 def length_of(question: Question, models: Models) -> int:
-    """Tokens of a question as the model reads it."""
+    """Length of a question's prompt in tokens."""
     return len(prompt_of(question, models).encode(models.target))
 
 
 def chart(task: str, measured: Iterable[Measured]) -> Chart:
-    """Score against room, a line for each policy; room doubles from place to place."""
+    """Score against cache size, a line per policy, on a logarithmic axis."""
     found = [each for each in measured if each.task == task and each.score]
     full = {each.entrant: each.score.mean for each in found if each.entrant == FULL}
     lines = {name: sorted((each for each in found if each.series == name), key=lambda each: each.share)
@@ -137,7 +137,7 @@ def chart(task: str, measured: Iterable[Measured]) -> Chart:
     low = math.floor(math.log2(min(each.share for each in found)))
     return Chart(
         f"Score on {task}",
-        "room, as a share of the full cache",
+        "cache size, as a share of the full cache",
         "score",
         [f"{100 * 2.0**power:.3g} %" for power in range(low, 1)],
         {name: [(each.score.mean, each.score.error or 0.0) for each in line] for name, line in lines.items()},
@@ -146,19 +146,13 @@ def chart(task: str, measured: Iterable[Measured]) -> Chart:
     )
 
 
-def rows(measured: Iterable[Measured]) -> list[list[str]]:
-    """A table: the entrants downwards, the tasks across."""
-    measured = list(measured)
-    of = {(each.entrant, each.task): each for each in measured}
-    head = ["policy", *(column for task in TASKS for column in (f"room, {task}", f"score, {task}"))]
-    return [
-        head,
-        *(
-            [name, *(cell for task in TASKS for cell in _cells(of[name, task]))]
-            for name in dict.fromkeys(each.entrant for each in measured)
-        ),
-    ]
+def rows(measured: Iterable[Measured]) -> Rows:
+    """A table: a row per entrant, two columns per task."""
+    by_task = {(each.entrant, each.task): each for each in measured}
+    header = ["policy", *(column for task in TASKS for column in (f"cache size, {task}", f"score, {task}"))]
+    names = dict.fromkeys(name for name, _ in by_task)
+    return [header, *([name, *(cell for task in TASKS for cell in _cells(by_task[name, task]))] for name in names)]
 
 
 def _cells(each: Measured) -> list[str]:
-    return [f"{each.share:.1%}", "failed" if each.failure else told(each.score)]
+    return [f"{each.share:.1%}", "failed" if each.failure else score_text(each.score)]

@@ -1,6 +1,6 @@
-"""How long a step takes under each policy, beside a plain one behind a text of the same length.
+"""Time of a decode step under each policy, compared with a plain step after a text of the same length.
 
-All lanes stand side by side in one process and take a step each in turn; who begins moves on from round to round.
+All lanes run in one process and take one step each per round; the order rotates from round to round.
 """
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from playground.bench.caches.caches_defaults import SLOWER
 from playground.bench.caches.policy_configs import FULL, Point
-from playground.bench.caches.policy_lane import Driven, some_tokens
-from playground.bench.results import number, spread
+from playground.bench.caches.policy_lane import PolicyLane, some_tokens
+from playground.bench.report_text import Rows, number, spread_text
 from playground.bench.spread import Spread
 from playground.bench.timer import Timer
 from playground.decoding.recorder import Recorder
@@ -20,13 +20,13 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 
 WARM_UP = 4  # rounds that are dropped
-AGAIN = f"{FULL}, once more"  # says how far two equal lanes are apart
-Tell = Callable[[float, str], None]
+AGAIN = f"{FULL}, once more"  # shows how much two equal lanes differ
+ProgressCallback = Callable[[float, str], None]
 
 
 @dataclass
-class Pace:
-    """Seconds of each step under one policy, round by round; `failure` says why there are none."""
+class StepTimes:
+    """Seconds of each step under one policy, round by round; `failure` says why they end early."""
 
     name: str
     seconds: list[float] = field(default_factory=list)
@@ -38,67 +38,64 @@ class Pace:
 
 @dataclass(frozen=True)
 class TimedLanes:
-    """Lanes behind one prompt. `recorder` says what is noted of each step: everything, as on the page, or nothing but
-    the text.
-    """
+    """Lanes after one prompt. `recorder` records every event, as on the page, or only the text."""
 
     model: Model
     prompt: int  # tokens
     rounds: int
     recorder: type[Recorder] = Recorder
 
-    def run(self, points: Sequence[Point], tell: Tell = lambda share, text: None) -> list[Pace]:
+    def run(
+        self, points: Sequence[Point], progress: ProgressCallback = lambda share, text: None
+    ) -> list[StepTimes]:
         """Every point, with a second plain lane last."""
-        paces = {name: Pace(name) for name in (*(point.name for point in points), AGAIN)}
-        lanes: list[tuple[Pace, Driven]] = []
-        for place, point in enumerate((*points, Point(AGAIN))):
-            tell(place / len(paces) / 2, f"reading, {point.name}")
-            self._begin(point, paces[point.name], lanes)
+        times = {name: StepTimes(name) for name in (*(point.name for point in points), AGAIN)}
+        lanes: list[tuple[StepTimes, PolicyLane]] = []
+        for index, point in enumerate((*points, Point(AGAIN))):
+            progress(index / len(times) / 2, f"prefill, {point.name}")
+            self._begin(point, times[point.name], lanes)
         for round in range(WARM_UP + self.rounds):
-            tell(0.5 + round / (WARM_UP + self.rounds) / 2, f"round {round}")
-            begins = round % len(lanes)
-            for pace, lane in [*lanes[begins:], *lanes[:begins]]:
-                self._step(pace, lane, round)
-        return list(paces.values())
+            progress(0.5 + round / (WARM_UP + self.rounds) / 2, f"round {round}")
+            first = round % len(lanes)
+            for own, lane in [*lanes[first:], *lanes[:first]]:
+                self._step(own, lane, round)
+        return list(times.values())
 
-    def _begin(self, point: Point, pace: Pace, lanes: list[tuple[Pace, Driven]]) -> None:
+    def _begin(self, point: Point, times: StepTimes, lanes: list[tuple[StepTimes, PolicyLane]]) -> None:
+        prompt = some_tokens(self.model, self.prompt)
         try:
-            driven = Driven(
-                point, self.model, some_tokens(self.model, self.prompt), WARM_UP + self.rounds, self.recorder
-            )
-            driven.read()
+            lane = PolicyLane(point, self.model, prompt, WARM_UP + self.rounds, self.recorder)
+            lane.prefill()
         except (Refusal, RuntimeError) as reason:
-            pace.failure = str(reason)
+            times.failure = str(reason)
         else:
-            lanes.append((pace, driven))
+            lanes.append((times, lane))
 
-    def _step(self, pace: Pace, lane: Driven, round: int) -> None:
-        if pace.failure:
+    def _step(self, times: StepTimes, lane: PolicyLane, round: int) -> None:
+        if times.failure:
             return
         try:
             with Timer(self.model.device) as timer:
                 lane.step()
         except RuntimeError as reason:
-            pace.failure = str(reason)
+            times.failure = str(reason)
         else:
-            pace.seconds += [timer.seconds] * (round >= WARM_UP)
+            times.seconds += [timer.seconds] * (round >= WARM_UP)
 
 
 @dataclass(frozen=True)
 class StepRatio:
-    """A policy's steps over plain ones: within each round, and all of them together, which counts what is seldom and
-    long.
-    """
+    """Time of a policy's steps / plain steps: within each round, and in total, which includes rare but long steps."""
 
     name: str
     rounds: Spread
     whole: float
 
     @classmethod
-    def of(cls, pace: Pace, plain: Pace) -> StepRatio:
-        pairs = list(zip(pace.seconds, plain.seconds))
+    def of(cls, times: StepTimes, plain: StepTimes) -> StepRatio:
+        pairs = list(zip(times.seconds, plain.seconds))
         return cls(
-            pace.name,
+            times.name,
             Spread.of([own / other for own, other in pairs]),
             fmean(own for own, _ in pairs) / fmean(other for _, other in pairs),
         )
@@ -108,25 +105,26 @@ class StepRatio:
         return self.rounds.median <= SLOWER
 
 
-def ratios(paces: Iterable[Pace]) -> list[StepRatio]:
-    """Of all that came through but the first, which is the plain one."""
-    plain, *others = paces
-    return [StepRatio.of(pace, plain) for pace in others if not pace.failure]
+def ratios(results: Iterable[StepTimes]) -> list[StepRatio]:
+    """Of all that did not fail, compared with the first, which is the plain lane."""
+    plain, *others = results
+    return [StepRatio.of(times, plain) for times in others if not times.failure]
 
 
-def rows(paces: Iterable[Pace]) -> list[list[str]]:
-    paces = list(paces)
-    told = {ratio.name: ratio for ratio in ratios(paces)}
+def rows(results: Iterable[StepTimes]) -> Rows:
+    """A table, a row per policy."""
+    results = list(results)
+    by_name = {ratio.name: ratio for ratio in ratios(results)}
     return [
         ["policy", "milliseconds", "over plain", "all together", f"at most {SLOWER}"],
-        *(_row(pace, told.get(pace.name)) for pace in paces),
+        *(_row(times, by_name.get(times.name)) for times in results),
     ]
 
 
-def _row(pace: Pace, ratio: StepRatio | None) -> list[str]:
-    if pace.failure:
-        return [pace.name, "failed", "-", "-", "no"]
-    took = spread(Spread.of([1000 * seconds for seconds in pace.seconds]), 1)
+def _row(times: StepTimes, ratio: StepRatio | None) -> list[str]:
+    if times.failure:
+        return [times.name, "failed", "-", "-", "no"]
+    took = spread_text(Spread.of([1000 * seconds for seconds in times.seconds]), 1)
     if ratio is None:
-        return [pace.name, took, "-", "-", ""]
-    return [pace.name, took, spread(ratio.rounds, 2), number(ratio.whole, 2), "yes" if ratio.holds else "no"]
+        return [times.name, took, "-", "-", ""]
+    return [times.name, took, spread_text(ratio.rounds, 2), number(ratio.whole, 2), "yes" if ratio.holds else "no"]

@@ -1,7 +1,7 @@
-"""What the bundled models are for: effects of strategies that they are meant to show, a module for each.
+"""Effects of strategies that the bundled models are meant to show, one module each.
 
-Each module has one function that gives an Effect: its claim, entrants and questions, and the rule that says when it
-shows.
+Each module has one function that returns an Effect: its claim, entrants and questions, and the rule that decides
+whether the effect is shown.
 """
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What it takes to say that a strategy has an effect: entrants, questions, and a rule that answers must meet."""
+"""An effect of strategies: a claim, entrants, questions, and a rule that decides from the answers whether it is shown.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -7,24 +8,32 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from playground.bench.charts import Chart
 from playground.bench.questions import Question
-from playground.bench.results import Paired, Score, number, sections, spread, table, told
+from playground.bench.report_text import (
+    facts_table,
+    markdown,
+    markdown_page,
+    number,
+    paragraphs,
+    spread_text,
+)
+from playground.bench.results import Paired, Score, score_text, sections, table
 from playground.bench.spread import Spread
 from playground.bench.survey import Answer, Entrant, survey
-from playground.bench.survey_export import facts_table, markdown
 
 if TYPE_CHECKING:
     from playground.decoding.session import Models
 
 Number = Score | Paired | Spread | float | None
 FORMAT, VERSION = "decoding-playground-effects", 1
-NOTES = """Every number was measured on the machine below, with questions that training never showed. *Score*: 1 for a right answer, mean over
-the questions ± one standard error. Two entrants are compared question by question: the mean of the differences ± its standard
-error, on how many questions the first scores higher or lower, and the two-sided sign test of that split (p). An effect counts as
-shown only by the rule that stands with it, which was written before the numbers."""
+NOTES = """Every number was measured on the machine below, with questions held out from training. *Score*: 1 for a right
+answer, mean over the questions ± one standard error. Two entrants are compared question by question: the mean of the
+differences ± its standard error, on how many questions the first scores higher or lower, and the p value of the
+two-sided sign test of that split. Whether an effect is shown is decided by its rule, which was written before the
+measurement."""
 
 
 class EffectVerdict(NamedTuple):
-    """Whether an effect shows, and every number that decided it."""
+    """Whether an effect is shown, and the numbers that decided it."""
 
     shown: bool
     numbers: dict[str, Number]
@@ -32,7 +41,7 @@ class EffectVerdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Effect:
-    """One claim about strategies, and how it is put to the test. `rule` says in words what `judge` reckons."""
+    """One claim about strategies, and how it is tested. `rule` says in words what `judge` computes."""
 
     name: str
     claim: str
@@ -47,8 +56,8 @@ class Effect:
     def observe(
         self, models: Models, repeats: int, seed: int, cancelled: Callable[[], bool] = lambda: False
     ) -> Iterator[Answer]:
-        """Every entrant on every question; `repeats` rounds where times are compared, otherwise one."""
-        from playground.decoding.session import Limits  # not before: it brings torch along
+        """Every entrant on every question; `repeats` rounds if times are compared, otherwise one."""
+        from playground.decoding.session import Limits  # late, since it imports torch
 
         return survey(
             models,
@@ -63,7 +72,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class EffectResult:
-    """An effect and the answers it was looked for in."""
+    """An effect, the answers, and the verdict."""
 
     effect: Effect
     answers: list[Answer]
@@ -79,7 +88,7 @@ class EffectResult:
 
     @property
     def shown(self) -> bool:
-        """By the rule, and no lane failed: what is missing might speak against it."""
+        """Shown by the rule, and no lane failed: missing answers might contradict it."""
         return self.verdict.shown and not self.failed
 
     @property
@@ -87,15 +96,13 @@ class EffectResult:
         return "shown" if self.shown else "not shown"
 
     def lines(self) -> list[str]:
-        """The outcome, then a line for each number."""
-        effect = self.effect
+        """The outcome, then a line per number and one about failures."""
         numbers = [f"{name}: {say(value)}" for name, value in self.verdict.numbers.items()]
-        failures = (
-            [f"{len(self.failed)} answers failed, the first of {self.failed[0].entrant}: {self.failed[0].failure}"]
-            if self.failed
-            else []
-        )
-        return [f"{effect.name}: {self.outcome}. {effect.claim}", *numbers, *failures]
+        failures = [
+            f"{len(self.failed)} answers failed, the first of {answer.entrant}: {answer.failure}"
+            for answer in self.failed[:1]
+        ]
+        return [f"{self.effect.name}: {self.outcome}. {self.effect.claim}", *numbers, *failures]
 
     def to_json(self) -> dict[str, Any]:
         effect, numbers = self.effect, self.verdict.numbers
@@ -105,33 +112,31 @@ class EffectResult:
                 "table": [row.to_json() for row in table(self.answers)]}
 
     def page(self, picture: str) -> str:
-        """A section in Markdown; `picture` is the path of the chart as seen from the page."""
+        """A section in Markdown; `picture` is the path of the chart relative to the page."""
         effect, lines = self.effect, self.lines()[1:]
         tables = "\n\n".join(
             f"{section.task}:\n\n{markdown(section.rows)}" for section in sections(table(self.answers))
         )
-        return "\n\n".join(
-            [
-                f"## {effect.name[0].upper()}{effect.name[1:]}: {self.outcome}",
-                effect.claim,
-                f"Rule: {effect.rule}",
-                "\n".join(f"- {line}" for line in lines),
-                f"![{effect.claim}]({picture})",
-                f"<details><summary>Table</summary>\n\n{tables}\n\n</details>",
-            ]
+        return paragraphs(
+            f"## {effect.name[0].upper()}{effect.name[1:]}: {self.outcome}",
+            effect.claim,
+            f"Rule: {effect.rule}",
+            "\n".join(f"- {line}" for line in lines),
+            f"![{effect.claim}]({picture})",
+            f"<details><summary>Table</summary>\n\n{tables}\n\n</details>",
         )
 
 
 def say(value: Number) -> str:
-    """A number for a reader, with what is uncertain about it."""
+    """A number as text, with its uncertainty."""
     if isinstance(value, int):
         return str(value)
     if isinstance(value, Paired):
         error = "" if value.error is None else f" ± {value.error:.3f}"
         return f"{value.mean:+.3f}{error} ({value.better} better, {value.worse} worse, p {value.p:.3g})"
     if isinstance(value, Score):
-        return f"{told(value)} on {value.number} questions"
-    return spread(value, 2) if isinstance(value, Spread) else number(value, 3)
+        return f"{score_text(value)} on {value.number} questions"
+    return spread_text(value, 2) if isinstance(value, Spread) else number(value, 3)
 
 
 def document(facts: dict[str, Any], findings: list[EffectResult]) -> dict[str, Any]:
@@ -140,13 +145,13 @@ def document(facts: dict[str, Any], findings: list[EffectResult]) -> dict[str, A
 
 
 def page(facts: dict[str, Any], findings: list[EffectResult], folder: str) -> str:
-    """All findings in Markdown; the charts lie in a folder beside the page."""
+    """All results in Markdown; the charts are in a folder next to the page."""
     listed = markdown([["effect", "claim", "outcome"], *([f.effect.name, f.effect.claim, f.outcome] for f in findings)])
-    parts = [
+    return markdown_page(
         "# Effects",
         "Made by `python -m playground bench effects --out --page`.",
         listed,
         NOTES,
         facts_table(facts),
-    ]
-    return "\n\n".join([*parts, *(finding.page(f"{folder}/{finding.effect.name}.svg") for finding in findings)]) + "\n"
+        *(finding.page(f"{folder}/{finding.effect.name}.svg") for finding in findings),
+    )

@@ -1,4 +1,4 @@
-"""Several ways of reasoning outvote the greedy one. Self-consistency, Wang et al. 2022, arXiv 2203.11171."""
+"""A majority vote of sampled answers beats greedy decoding. Self-consistency, Wang et al. 2022, arXiv 2203.11171."""
 from __future__ import annotations
 
 import random
@@ -14,8 +14,8 @@ POLLS, HEATS, MIDDLE = (8, 16), (0.5, 0.7, 0.9), 3  # texts that vote, temperatu
 
 
 def votes(count: int = 60, seed: int = 1) -> Effect:
-    """Word problems of the middle grade: hard enough to go wrong, easy enough that most ways lead to the answer."""
-    from playground.pocket.world import arithmetic  # not before: the world reads its plots when it is imported
+    """Word problems of the middle grade: greedy decoding fails on some, and most samples are right."""
+    from playground.pocket.world import arithmetic  # late, since importing the world reads its plots
     rng = random.Random(seed)
     questions = [from_item(arithmetic.problem(rng, MIDDLE, held_out=True)) for _ in range(count)]
     entrants = [
@@ -29,7 +29,8 @@ def votes(count: int = 60, seed: int = 1) -> Effect:
     return Effect(
         "votes",
         f"Self-consistency solves more problems of grade {MIDDLE} than greedy decoding.",
-        f"One of the {len(POLLS) * len(HEATS)} settings scores higher (sign test, p times the number of settings < {SURE}).",
+        f"One of the {len(POLLS) * len(HEATS)} settings scores higher (sign test, p times the number of settings < "
+        f"{SURE}).",
         entrants,
         questions,
         110,

@@ -1,5 +1,5 @@
-"""Schemas from a folder: one in a file, as JSONSchemaBench has them, or with instances, as its MaskBench and the
-official Test Suite do.
+"""Reads schemas from a folder: one per file, as in JSONSchemaBench, or with instances, as in its MaskBench and the
+official Test Suite.
 """
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYOUTS = "a schema, an object with schema and tests, or a list of such objects"
 
 
 class Instance(NamedTuple):
-    """Data that fits its schema, or does not."""
+    """Data that is valid under its schema, or is not."""
 
     description: str
     data: Any
@@ -23,7 +23,7 @@ class Instance(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """A schema and what is known of it; `group` is its file in a test suite, its folder in a collection."""
+    """A schema with its instances; `group` is its file in a test suite, or its folder in a collection."""
 
     name: str
     group: str
@@ -48,7 +48,7 @@ def _cases(file: Path, name: str) -> list[Case]:
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as reason:
-        raise Refusal(f"{name} cannot be read as JSON ({reason}): mend it, or leave it away.", "folder") from None
+        raise Refusal(f"{name} cannot be read as JSON ({reason}): correct it, or leave it out.", "folder") from None
     if isinstance(read, list):
         return [
             _with_instances(part, f"{name}: {_title(part, number)}", file.stem) for number, part in enumerate(read, 1)
@@ -69,9 +69,9 @@ def _with_instances(part: Any, name: str, group: str) -> Case:
     if not _has_instances(part) or not all(
         isinstance(test, dict) and {"data", "valid"} <= test.keys() for test in part["tests"]
     ):
-        raise Refusal(f"{name} has none of the known layouts: a file holds {LAYOUTS}.", "folder")
-    told = (
+        raise Refusal(f"{name} has none of the known layouts: a file contains {LAYOUTS}.", "folder")
+    instances = (
         Instance(str(test.get("description", number)), test["data"], bool(test["valid"]))
         for number, test in enumerate(part["tests"], 1)
     )
-    return Case(name, group, part["schema"], tuple(told))
+    return Case(name, group, part["schema"], tuple(instances))

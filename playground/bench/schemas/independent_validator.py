@@ -1,4 +1,4 @@
-"""The independent validator: jsonschema, which shares nothing with the grammar engine. Numbers are compared exactly, as
+"""An independent validator: jsonschema, which shares no code with the grammar engine. Numbers are compared exactly, as
 decimals.
 """
 from __future__ import annotations
@@ -10,47 +10,47 @@ from typing import Any, NamedTuple
 from playground.errors import Refusal
 
 DIGITS = 2000  # of a quotient, for multipleOf
-LARGEST = 400  # power of ten up to which a whole number is written out
-# of a schema that names none: the first whose form it has
+LARGEST = 400  # power of ten up to which a whole number becomes an int
+# for a schema without $schema: the first whose metaschema it satisfies
 DRAFTS = ("Draft202012Validator", "Draft7Validator", "Draft4Validator")
 
 
 class Validity(NamedTuple):
-    """What became of a text: valid, invalid, no JSON, or unchecked where the validator itself gives up."""
+    """Outcome for a text: valid, invalid, no JSON, or unchecked if the validator itself fails."""
 
     outcome: str
     reason: str = ""
 
 
 class Judge:
-    """Judges texts by one schema."""
+    """Validates texts against one schema."""
 
     def __init__(self, schema: Any):
         schema = exact(json.dumps(schema))
-        form = _form(schema)
-        self._validator = form(schema, format_checker=form.FORMAT_CHECKER)
+        draft = _draft(schema)
+        self._validator = draft(schema, format_checker=draft.FORMAT_CHECKER)
 
     def __call__(self, text: str) -> Validity:
         try:
             data = exact(text)
         except json.JSONDecodeError as reason:
             return Validity("no JSON", str(reason))
-        except (ValueError, ArithmeticError, RecursionError) as reason:  # numbers and depths past what Python holds
+        except (ValueError, ArithmeticError, RecursionError) as reason:  # numbers or depths that Python cannot handle
             return Validity("unchecked", f"{type(reason).__name__}: {reason}")
         try:
             with localcontext(prec=DIGITS):
                 problem = next(self._validator.iter_errors(data), None)
-        except Exception as reason:  # patterns that Python cannot read, references it cannot follow
+        except Exception as reason:  # patterns that Python cannot compile, references it cannot resolve
             return Validity("unchecked", f"{type(reason).__name__}: {reason}")
         return Validity("invalid", problem.message) if problem else Validity("valid")
 
 
-def _form(schema: Any) -> Any:
+def _draft(schema: Any) -> Any:
     try:
         from jsonschema import SchemaError, validators
     except ImportError:
         raise Refusal(
-            'The study needs a validator that is not the grammar engine: pip install "jsonschema>=4.26,<5".',
+            'The schema benchmark needs an independent validator: pip install "jsonschema>=4.26,<5".',
             "jsonschema",
         ) from None
     drafts = [getattr(validators, name) for name in DRAFTS]
@@ -66,7 +66,7 @@ def _form(schema: Any) -> Any:
 
 
 def exact(text: str) -> Any:
-    """JSON with numbers that lose no digit; 1.0 is the whole number 1."""
+    """JSON with exact numbers; 1.0 is the integer 1."""
     return json.loads(text, parse_float=_number)
 
 

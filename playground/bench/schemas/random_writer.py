@@ -1,4 +1,4 @@
-"""Texts that only the grammar has a say in: what would a model write that knows nothing and comes to an end?"""
+"""Random texts that satisfy a grammar, biased so that they end."""
 from __future__ import annotations
 
 from random import Random
@@ -8,37 +8,36 @@ if TYPE_CHECKING:
     from playground.engine.grammar_matcher import Matcher
     from playground.engine.tokens import Tokens
 
-# how often a token that closes something, and one that is a single letter, is taken where there is one
-ENDING, SHORT = 0.3, 0.3
+ENDING, SHORT = 0.3, 0.3  # probability of choosing a closing token, and one of a single letter or digit, if allowed
 CLOSERS = b'"]}'
 
 
-class Scribbler:
-    """Draws from the mask, often a token that closes a string, a list or an object: drawn evenly, few texts would ever
-    end.
+class RandomWriter:
+    """Samples from the token mask, preferring tokens that close a string, list or object: with uniform sampling, few
+    texts would end.
     """
 
     def __init__(self, tokens: Tokens, vocabulary: int):
-        read = [(token, tokens.bytes(token)) for token in range(vocabulary)]
-        self.closing = {token for token, spelt in read if any(letter in spelt for letter in CLOSERS)}
-        self.short = {token for token, spelt in read if len(spelt) == 1 and spelt.isalnum()}
+        spellings = [(token, tokens.bytes(token)) for token in range(vocabulary)]
+        self.closing = {token for token, spelling in spellings if any(byte in spelling for byte in CLOSERS)}
+        self.short = {token for token, spelling in spellings if len(spelling) == 1 and spelling.isalnum()}
 
     def write(self, matcher: Matcher, seed: int, most: int) -> list[int] | None:
-        """Tokens of a whole text, the end left out; None where it grew beyond `most`. The matcher follows."""
-        chance, written = Random(seed), []
+        """Tokens of a complete text without an end token; None if it exceeds `most` tokens. Advances the matcher."""
+        random, written = Random(seed), []
         while len(written) < most:
-            if matcher.stopped or matcher.accepting and chance.random() < ENDING:
+            if matcher.stopped or matcher.accepting and random.random() < ENDING:
                 return written
             allowed = matcher.mask().nonzero()[:, 0].tolist()
-            token = self._choose(allowed, chance)
+            token = self._choose(allowed, random)
             if not allowed or token in matcher.ends:
                 return written if allowed else None
             matcher.advance(token)
             written.append(token)
         return written if matcher.accepting else None
 
-    def _choose(self, allowed: list[int], chance: Random) -> int:
-        way = chance.random()
-        liked = self.closing if way < ENDING else self.short if way < ENDING + SHORT else set()
-        some = [token for token in allowed if token in liked]
-        return chance.choice(some or allowed or [-1])
+    def _choose(self, allowed: list[int], random: Random) -> int:
+        u = random.random()
+        preferred = self.closing if u < ENDING else self.short if u < ENDING + SHORT else set()
+        candidates = [token for token in allowed if token in preferred]
+        return random.choice(candidates or allowed or [-1])

@@ -1,4 +1,4 @@
-"""One schema on trial: compiled, written under, followed, timed and judged."""
+"""Tests one schema: compiles it, writes texts constrained by it, validates them, and times the token masks."""
 from __future__ import annotations
 
 import json
@@ -11,7 +11,7 @@ import torch
 
 from playground.bench.schemas.cases import Case
 from playground.bench.schemas.independent_validator import Judge, Validity
-from playground.bench.schemas.random_writer import Scribbler
+from playground.bench.schemas.random_writer import RandomWriter
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.engine.sampling import REMOVED
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from playground.engine.grammar_matcher import Grammar
 
 OUTCOMES = ("refused", "valid", "invalid", "cut off", "unchecked")
-SHOWN, ROOM = 400, 64  # letters of the schema that the model is shown at most, and tokens left for the words around it
-MOST = 200  # tokens of a scribble
+SHOWN, ROOM = 400, 64  # maximum characters of the schema in the prompt, and tokens reserved for the rest of the prompt
+MOST = 200  # tokens of a random text
 
 
 class MaskTime(NamedTuple):
-    """Seconds one mask took: the parser's bitmask, its bits as a tensor, and laying it over a row of scores."""
+    """Seconds of one token mask: computing the bitmask, unpacking it to a tensor, and applying it to scores."""
 
     compute: float
     unpack: float
@@ -40,7 +40,7 @@ class MaskTime(NamedTuple):
 
 
 class WrittenInstance(NamedTuple):
-    """A text that was written under the schema, and what became of it."""
+    """A text constrained by the schema, and its validity."""
 
     by: str
     text: str
@@ -49,19 +49,19 @@ class WrittenInstance(NamedTuple):
 
 @dataclass
 class SchemaResult:
-    """What is known of a schema after its trial."""
+    """Everything measured for one schema."""
 
     case: Case
     refusal: str = ""
     compile_seconds: float = 0.0
     masks: list[MaskTime] = field(default_factory=list)
     writings: list[WrittenInstance] = field(default_factory=list)
-    forbidden: list[str] = field(default_factory=list)  # instances that are valid and cannot be written
-    let_through: list[str] = field(default_factory=list)  # instances that are invalid and can be written
+    forbidden: list[str] = field(default_factory=list)  # valid instances that the grammar rejects
+    let_through: list[str] = field(default_factory=list)  # invalid instances that the grammar accepts
 
     @property
     def violations(self) -> list[str]:
-        """What was accepted although the schema does not allow it."""
+        """Texts and instances that were accepted although they violate the schema."""
         broken = [writing for writing in self.writings if writing.verdict.outcome in ("invalid", "no JSON")]
         return [
             f"{writing.by} wrote {writing.text[:80]!r}: {writing.verdict.reason}" for writing in broken
@@ -79,16 +79,17 @@ class SchemaResult:
 
     @property
     def reason(self) -> str:
-        """Why it is not simply valid."""
+        """Why the outcome is not "valid"; empty if it is."""
         if self.outcome == "valid":
             return ""
-        told = [self.refusal, *self.violations, *(writing.verdict.reason for writing in self.writings)]
-        return next((reason for reason in told if reason), "")
+        reasons = [self.refusal, *self.violations, *(writing.verdict.reason for writing in self.writings)]
+        return next((reason for reason in reasons if reason), "")
 
 
 @dataclass
-class Bench:
-    """Tries schemas with one model. `most` limits the model's texts in tokens, `scribbles` is their number a schema."""
+class SchemaTrial:
+    """Tests schemas with one model. `most`: maximum tokens of the model's texts. `scribbles`: random texts per schema.
+    """
 
     models: Models
     most: int = 64
@@ -98,7 +99,7 @@ class Bench:
     def __post_init__(self):
         target = self.models.target
         self.tokens, self.engine = target.tokens, target.grammars
-        self.scribbler = Scribbler(target.tokens, target.vocabulary)
+        self.random_writer = RandomWriter(target.tokens, target.vocabulary)
         self.scores = torch.zeros(target.vocabulary)
 
     def try_all(self, cases: list[Case]) -> Iterator[SchemaResult]:
@@ -106,50 +107,47 @@ class Bench:
             yield self.try_one(case)
 
     def try_one(self, case: Case) -> SchemaResult:
-        finding, judge, start = SchemaResult(case), Judge(case.schema), perf_counter()
+        result, judge, start = SchemaResult(case), Judge(case.schema), perf_counter()
         try:
             grammar = self.engine.compile(*make("json_schema", source=case.source).grammar())
         except Refusal as refusal:
-            finding.refusal = str(refusal)
-            return finding
+            result.refusal = str(refusal)
+            return result
         finally:
-            finding.compile_seconds = perf_counter() - start
+            result.compile_seconds = perf_counter() - start
         for by, ids in self._written(case, grammar):
             text = self.tokens.decode(ids)
-            whole = self._follow(grammar, ids, finding.masks)
-            finding.writings.append(
-                WrittenInstance(
-                    by, text, judge(text) if whole else Validity("cut off", f"cut off after {len(ids)} tokens")
-                )
-            )
-        self._follow_instances(grammar, finding)
-        return finding
+            complete = self._match(grammar, ids, result.masks)
+            validity = judge(text) if complete else Validity("cut off", f"cut off after {len(ids)} tokens")
+            result.writings.append(WrittenInstance(by, text, validity))
+        self._match_instances(grammar, result)
+        return result
 
     def _written(self, case: Case, grammar: Grammar) -> Iterator[tuple[str, list[int]]]:
-        """Token ids of texts, by who wrote them."""
+        """Author and token ids of each text."""
         yield "the model", self._model_writes(case)
         for number in range(self.scribbles):
-            ids = self.scribbler.write(grammar.matcher(), self.seed + number, MOST)
+            ids = self.random_writer.write(grammar.matcher(), self.seed + number, MOST)
             if ids is not None:
                 yield f"scribble {number + 1}", ids
 
     def _model_writes(self, case: Case) -> list[int]:
         from playground.decoding.session import Limits, Prompt, prepare
-        # a letter is a token at most
+        # one token per character at most
         shown = case.source[:max(0, min(SHOWN, self.models.target.context - self.most - ROOM))]
-        asked = Prompt(f"Write JSON for this schema: {shown}", bool(self.models.target.tokenizer.chat_template))
+        prompt = Prompt(f"Write JSON for this schema: {shown}", bool(self.models.target.tokenizer.chat_template))
         session = prepare(
             self.models,
             [LaneConfig("greedy", {}, [("json_schema", {"source": case.source})])],
-            asked,
+            prompt,
             Limits(self.seed, self.most),
         )
         while not session.finished:
             session.advance()
         return [id for id in Result(session.trace).token_ids if id not in self.models.target.end_ids]
 
-    def _follow(self, grammar: Grammar, ids: list[int], times: list[MaskTime]) -> bool:
-        """Time the mask before each token and at the end; whether the text may end there."""
+    def _match(self, grammar: Grammar, ids: list[int], times: list[MaskTime]) -> bool:
+        """Time the mask before each token and at the end; returns whether the text may end there."""
         matcher = grammar.matcher()
         for token in ids:
             times.append(self._time(matcher))
@@ -166,23 +164,21 @@ class Bench:
         self.scores.masked_fill(~mask, REMOVED)
         return MaskTime(computed - start, unpacked - computed, perf_counter() - unpacked)
 
-    def _follow_instances(self, grammar: Grammar, finding: SchemaResult) -> None:
-        for instance in finding.case.instances:
-            accepted = any(self._accepts(grammar, text) for text in spellings(instance.data, finding.case.schema))
+    def _match_instances(self, grammar: Grammar, result: SchemaResult) -> None:
+        for instance in result.case.instances:
+            accepted = any(self._accepts(grammar, text) for text in spellings(instance.data, result.case.schema))
             if accepted and not instance.valid:
-                finding.let_through.append(f"{instance.description}: {json.dumps(instance.data)[:80]} was let through")
+                result.let_through.append(f"{instance.description}: {json.dumps(instance.data)[:80]} was accepted")
             if instance.valid and not accepted:
-                finding.forbidden.append(instance.description)
+                result.forbidden.append(instance.description)
 
     def _accepts(self, grammar: Grammar, text: str) -> bool:
         matcher = grammar.matcher()
-        return all(matcher.advance(token) for token in self.tokens.encode_further(text)) and matcher.accepting
+        return all(matcher.advance(token) for token in self.tokens.encode_continuation(text)) and matcher.accepting
 
 
 def spellings(data: Any, schema: Any) -> list[str]:
-    """Data as JSON with its keys as they stand, and in the order in which the schema names them, which the engine
-    insists on.
-    """
+    """Data as JSON with its keys in the given order, and in the schema's order, which the engine requires."""
     return list(dict.fromkeys(json.dumps(form, ensure_ascii=False) for form in (data, ordered(data, schema))))
 
 

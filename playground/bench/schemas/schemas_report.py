@@ -1,4 +1,4 @@
-"""The schema study on paper: a line for each schema, one for each group, what was wrong, and all of it as JSON."""
+"""Results of the schema benchmark: a row per schema, a row per group, violations, and everything as JSON."""
 from __future__ import annotations
 
 from collections import Counter
@@ -7,15 +7,16 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+from playground.bench.report_text import Rows
 from playground.bench.schemas.schema_trial import OUTCOMES, MaskTime, SchemaResult
 
 FORMAT, VERSION = "decoding-playground-schemas", 1
 TIMES = ("compile ms", "mask us", "99 %", "compute", "unpack", "apply")
-REASON = 110  # letters of a reason in a table
+REASON = 110  # characters of a reason in a table
 
 
-def schema_rows(findings: Sequence[SchemaResult]) -> list[list[str]]:
-    """A table of schemas; its first row is its head."""
+def schema_rows(findings: Sequence[SchemaResult]) -> Rows:
+    """A table of schemas, header first."""
     rows = [
         [finding.case.name, finding.outcome, *times([finding]), " ".join(finding.reason.split())[:REASON]]
         for finding in findings
@@ -23,11 +24,11 @@ def schema_rows(findings: Sequence[SchemaResult]) -> list[list[str]]:
     return [["schema", "outcome", *TIMES, "reason"], *rows]
 
 
-def group_rows(findings: Sequence[SchemaResult]) -> list[list[str]]:
-    """A table of groups, all of them together last: how many schemas had which outcome, and instances."""
+def group_rows(findings: Sequence[SchemaResult]) -> Rows:
+    """A table of groups with a total row last: numbers of schemas by outcome, and of instances."""
     by_group = [list(some) for _, some in groupby(sorted(findings, key=_group), key=_group)]
     rows = [_totals(_group(some[0]), some) for some in by_group] + [_totals("all", findings)]
-    return [["group", "schemas", *OUTCOMES, "instances", "forbidden", "let through", *TIMES, ""], *rows]
+    return [["group", "schemas", *OUTCOMES, "instances", "wrongly rejected", "wrongly accepted", *TIMES, ""], *rows]
 
 
 def _group(finding: SchemaResult) -> str:
@@ -48,8 +49,8 @@ def _totals(name: str, findings: Sequence[SchemaResult]) -> list[str]:
 
 
 def times(findings: Iterable[SchemaResult]) -> list[str]:
-    """The cells of TIMES: median time to compile in ms; of masks median and 99 % in microseconds, and the medians of
-    their three parts.
+    """The cells of TIMES: median compile time in ms; median and 99th percentile of mask times in microseconds, and the
+    medians of their three parts.
     """
     accepted = [finding for finding in findings if not finding.refusal]
     masks = [mask for finding in accepted for mask in finding.masks]
@@ -60,23 +61,23 @@ def times(findings: Iterable[SchemaResult]) -> list[str]:
 
 
 def mask_seconds(masks: Sequence[MaskTime]) -> list[float]:
-    """Of whole masks median and 99 %; medians of compute, unpack and apply."""
+    """Median and 99th percentile of whole masks; medians of compute, unpack and apply."""
     whole = sorted(mask.whole for mask in masks)
     return [median(whole), whole[int(0.99 * (len(whole) - 1))], *(median(part) for part in zip(*masks))]
 
 
 def verdict(findings: Sequence[SchemaResult]) -> str:
-    """What was accepted and then violated, a line each, or that nothing was."""
+    """The violations of accepted schemas, a line each, or a sentence that there are none."""
     broken = [f"{finding.case.name}: {violation}" for finding in findings for violation in finding.violations]
-    return "\n".join([f"{len(broken)} violations:", *broken]) if broken else "Nothing that was accepted was violated."
+    return "\n".join([f"{len(broken)} violations:", *broken]) if broken else "No accepted schema was violated."
 
 
 def document(facts: dict[str, Any], findings: Sequence[SchemaResult]) -> dict[str, Any]:
     """Plain data for JSON. facts: settings and machine."""
-    return {"format": FORMAT, "version": VERSION, **facts, "schemas": [_told(finding) for finding in findings]}
+    return {"format": FORMAT, "version": VERSION, **facts, "schemas": [_as_json(finding) for finding in findings]}
 
 
-def _told(finding: SchemaResult) -> dict[str, Any]:
+def _as_json(finding: SchemaResult) -> dict[str, Any]:
     names = ("median", "p99", "compute", "unpack", "apply")
     return {
         "name": finding.case.name,

@@ -1,6 +1,6 @@
-"""Guessing ahead, measured: every lossless way there is beside plain decoding, task by task, and the transformers
-library's own beside ours.
+"""Benchmark of speculative decoding: every lossless drafter and preset compared with plain decoding, task by task, and
+with the transformers library's own implementations.
 
-All write the same texts, so there is nothing to score: what counts is how many passes of the target a text takes, how
-many guesses stand, how long it takes by the clock, and how much of that time no forward is to blame for.
+All write the same texts, so nothing is scored. Measured are the target forwards of a text, the acceptance rate, the
+wall-clock time, and the overhead outside forwards.
 """

@@ -1,5 +1,4 @@
-"""Asks lanes and the library the same questions, in turn, and notes of each round of a lane what was guessed and what
-no forward took.
+"""Asks lanes and the library the same questions, and records the draft tokens and the overhead of each round of a lane.
 """
 from __future__ import annotations
 
@@ -17,30 +16,28 @@ from playground.trace.result import Result
 
 
 class ObservedRound(NamedTuple):
-    """From one pass of the target to the next: guesses that were made, seconds of the lane's clock in which no forward
-    ran, and other passes.
-    """
+    """From one target forward to the next."""
 
-    guesses: int
-    work: float
-    passes: int
+    draft_tokens: int
+    overhead: float  # seconds of the lane's clock outside forwards
+    other_forwards: int  # of other streams than the target
 
 
 @dataclass(frozen=True)
-class Guessed(Answer):
-    """An answer, and the rounds it took; none of the library, into which nobody sees."""
+class ObservedAnswer(Answer):
+    """An answer with its rounds; empty for the library, whose rounds cannot be observed."""
 
     rounds: list[ObservedRound] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Beside(Examiner):
-    """Examines lanes as every survey does, and those of these names by the library's own way."""
+class LibraryExaminer(Examiner):
+    """Asks lanes as every survey does, and entrants with the names in `theirs` by the library's `generate`."""
 
     theirs: dict[str, Library] = field(default_factory=dict)
 
-    def everyone(self, lanes: Sequence[Entrant]) -> list[Entrant]:
-        """The lanes, and the library after them."""
+    def entrants(self, lanes: Sequence[Entrant]) -> list[Entrant]:
+        """The lanes, followed by the library's entrants."""
         return [*lanes, *(Entrant(name, LaneConfig()) for name in self.theirs)]
 
     def ask(self, asked: Asked) -> Iterator[Answer | None]:
@@ -49,47 +46,49 @@ class Beside(Examiner):
         return super().ask(asked)
 
     def _generated(self, asked: Asked, library: Library) -> Answer:
-        """It gets its prompt as ids; ours count the encoding of the prompt as their own time."""
+        """The library gets token ids; for our lanes, encoding the prompt is part of the measured time."""
         watch, ids = Stopwatch(), prompt_of(asked.question, self.models).encode(self.models.target)
         with watch:
-            seen = library.write(ids)
-        return Guessed(
+            watched = library.write(ids)
+        return ObservedAnswer(
             asked.entrant.name,
             asked.number,
             asked.question,
             asked.round,
             asked.seed(self.limits.seed),
-            token_ids=seen.ids,
+            token_ids=watched.ids,
             seconds=watch.seconds,
-            forwards=seen.forwards,
-            trials=seen.trials(),
+            forwards=watched.forwards,
+            trials=watched.trials(),
             reason="end",
         )
 
     def _read(self, blank: Answer, result: Result) -> Answer:
-        return Guessed(**vars(super()._read(blank, result)), rounds=rounds_of(result.trace.events))
+        return ObservedAnswer(**vars(super()._read(blank, result)), rounds=rounds_of(result.trace.events))
 
 
 def observe(
-    examiner: Beside, everyone: Sequence[Entrant], questions: Sequence[Question], repeats: int
+    examiner: LibraryExaminer, entrants: Sequence[Entrant], questions: Sequence[Question], repeats: int
 ) -> Iterator[Answer]:
-    """All answers, as they come; a warm-up is dropped."""
-    return (answer for answer in rounds(examiner, everyone, questions, repeats) if answer)
+    """All answers as they are finished; the warm-up is dropped."""
+    return (answer for answer in rounds(examiner, entrants, questions, repeats) if answer)
 
 
 def rounds_of(events: Iterable[Stamped]) -> list[ObservedRound]:
-    """All events of one turn of a lane bear the clock of its end, so that a round's work is taken from clock to clock.
+    """The rounds of a lane. All events of one step carry the clock at its end, so that a round's overhead is the clock
+    difference minus the seconds of its forwards.
     """
     found: list[ObservedRound] = []
-    begun, forwards, guesses, others = 0.0, 0.0, 0, 0
-    for at, turn in groupby(events, key=lambda stamped: stamped.at):
-        told = [stamped.event for stamped in turn]
-        passes = [event for event in told if isinstance(event, Forward)]
-        forwards += sum(event.seconds for event in passes)
-        others += sum(event.stream != "target" for event in passes)
-        if phases := [event.phase for event in passes if event.stream == "target"]:
-            found += [] if "prefill" in phases else [ObservedRound(guesses, max(0.0, at - begun - forwards), others)]
-            begun, forwards, guesses, others = at, 0.0, 0, 0
-        # made once the target had answered: for its next pass
-        guesses += sum(len(event.tokens) for event in told if isinstance(event, Draft))
+    started, seconds, draft_tokens, others = 0.0, 0.0, 0, 0
+    for at, step in groupby(events, key=lambda stamped: stamped.at):
+        step_events = [stamped.event for stamped in step]
+        forwards = [event for event in step_events if isinstance(event, Forward)]
+        seconds += sum(event.seconds for event in forwards)
+        others += sum(event.stream != "target" for event in forwards)
+        if phases := [event.phase for event in forwards if event.stream == "target"]:
+            if "prefill" not in phases:
+                found.append(ObservedRound(draft_tokens, max(0.0, at - started - seconds), others))
+            started, seconds, draft_tokens, others = at, 0.0, 0, 0
+        # drafts of the step of a target forward are for the next one
+        draft_tokens += sum(len(event.tokens) for event in step_events if isinstance(event, Draft))
     return found

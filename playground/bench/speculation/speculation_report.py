@@ -1,191 +1,158 @@
-"""The findings as plain data, as tables for a terminal and as a page."""
+"""Results of the speculation benchmark as plain data, as terminal tables and as a Markdown page."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from playground.bench.results import SHOWN, number, spread
+from playground.bench.report_text import Rows, facts_table, failure_lines, markdown_page, number, section, spread_text
+from playground.bench.results import by_position
 from playground.bench.speculation.findings import (
     FULL,
-    MOST_WORK,
+    MAX_OVERHEAD,
     LaneResult,
-    Match,
+    LibraryComparison,
     RoundOverhead,
-    matches,
-    standings,
-    works,
+    compare_with_library,
+    lane_results,
+    round_overheads,
 )
-from playground.bench.speculation.observe import Guessed
+from playground.bench.speculation.observe import ObservedAnswer
 from playground.bench.speculation.speculative_lanes import AIMS, PLAIN, Pair
-from playground.bench.survey_export import facts_table, markdown
 
-Rows = list[list[str]]
 FORMAT, VERSION = "decoding-playground-guessing", 1
-NOTES = """Every lane wrote an answer to every question by itself, in one process, in turn, round after round; who begins moves on from question
-to question, and a warm-up was dropped. All decode greedily, so each text is the plain lane's, and *same text* counts how many were.
-*Times as fast*: the plain lane's seconds by the wall clock over the lane's own, prompt and recording included, within each round; median
-(lowest to highest) of the rounds. *Tokens per target forward*: tokens after the first over passes of the target, the prompt's left out,
-so that plain decoding gives 1. *Accepted*: guesses that stood over those tested, in all and by their depth in the draft. Nothing is
-remembered from one question to the next. A strategy whose knobs are not named has its own defaults."""
-BESIDE = """The library's `generate` on the same weights in a network without our seams, guessing as many tokens at a time with the same
-draft or the same longest ending. It gets its prompt as ids, ours count its encoding. It guesses in the prompt's own pass already,
-which is not counted among the passes. *Ours / theirs*: how many times as fast ours is."""
-WORK = f"""Over all tasks: the median of a round's guesses, and of the milliseconds of the lane's clock between two passes of the target in which no
-forward of any model ran: drafting, trees, the verdict, keeping and recording. *Other passes* are those of a draft or of early layers: what is
-done around each counts as well, so that guesses far below one another, each of which needs the pass of the one above it, cost the most.
-*Full rounds* are those of {FULL[0]} to {FULL[1]} guesses, and {1000 * MOST_WORK:g} ms are the most they may take."""
+NOTES = """Every lane answered every question on its own, in one process, interleaved round by round; the order rotated
+from question to question, and a warm-up was dropped. All decode greedily, so each text should be the plain lane's, and
+*same text* counts how many were. *Times as fast*: the plain lane's wall-clock seconds divided by the lane's own,
+prefill and recording included, within each round; median (lowest to highest) of the rounds. *Tokens per target
+forward*: tokens after the first divided by forwards of the target, prefill excluded, so that plain decoding gives 1.
+*Accepted*: draft tokens accepted / tested, in total and by position in the draft. Nothing is carried over from one
+question to the next. A strategy named without knobs has its defaults."""
+BESIDE = """The library's `generate` on the same weights in a network without our hooks, with as many draft tokens per
+round from the same draft model or with the same maximum ngram. It gets token ids, while ours include encoding the
+prompt. It already verifies draft tokens in the prefill, which is not counted as a forward. *Ours / theirs*: the
+speed-up of ours over theirs."""
+WORK = f"""Over all tasks: medians of a round's draft tokens, and of the milliseconds of the lane's clock between two
+target forwards that are outside any forward: drafting, trees, verification, commit and recording. *Other forwards* are
+those of a draft model or of early layers. The work around each of them counts as well, so that deep drafts, in which
+every position needs its own forward, cost the most. *Full rounds* have {FULL[0]} to {FULL[1]} draft tokens and may
+take at most {1000 * MAX_OVERHEAD:g} ms."""
 
 
-def document(facts: dict[str, Any], answers: Sequence[Guessed], pairs: Sequence[Pair]) -> dict[str, Any]:
+def document(facts: dict[str, Any], answers: Sequence[ObservedAnswer], pairs: Sequence[Pair]) -> dict[str, Any]:
     """Plain data for JSON. facts: settings and machine."""
-    failed = list(dict.fromkeys(f"{answer.entrant}: {answer.failure}" for answer in answers if answer.failure))
     return {
         "format": FORMAT,
         "version": VERSION,
         **facts,
         "aims": AIMS,
-        "table": [found.to_json() for found in standings(answers)],
-        "library": [found.to_json() for found in matches(answers, pairs)],
-        "work": [found.to_json() for found in works(answers)],
-        "failures": failed,
+        "table": [found.to_json() for found in lane_results(answers)],
+        "library": [found.to_json() for found in compare_with_library(answers, pairs)],
+        "work": [found.to_json() for found in round_overheads(answers)],
+        "failures": failure_lines((answer.entrant, answer.failure) for answer in answers),
     }
 
 
-def page(facts: dict[str, Any], answers: Sequence[Guessed], pairs: Sequence[Pair]) -> str:
-    """The tables in Markdown, with the command and what they were measured on."""
-    parts = [
-        "# Guessing ahead",
-        "Made by `python -m playground bench guessing --out --page`.",
+def page(facts: dict[str, Any], answers: Sequence[ObservedAnswer], pairs: Sequence[Pair]) -> str:
+    """The tables in Markdown, with settings and machine."""
+    return markdown_page(
+        "# Speculative decoding",
+        "Made by `python -m playground bench speculation --out --page`.",
         NOTES,
         facts_table(facts),
-    ]
-    for title, note, rows in sections(answers, pairs):
-        parts += [f"## {title}", *[note] * bool(note), markdown(rows)]
-    return "\n\n".join(parts) + "\n"
+        *(section(title, rows, note) for title, note, rows in sections(answers, pairs)),
+    )
 
 
-def sections(answers: Sequence[Guessed], pairs: Sequence[Pair]) -> Iterator[tuple[str, str, Rows]]:
-    """Title, note and table: the aims, the tasks, the library, the work."""
-    found = standings(answers)
-    tasks = list(dict.fromkeys(standing.row.task for standing in found))
+def sections(answers: Sequence[ObservedAnswer], pairs: Sequence[Pair]) -> Iterator[tuple[str, str, Rows]]:
+    """Title, note and table: aims, tasks, comparison with the library, overhead."""
+    results = lane_results(answers)
+    tasks = list(dict.fromkeys(result.row.task for result in results))
     if aimed := [task for task in tasks if task in AIMS]:
-        yield (
-            "Aims",
-            "The fastest lane that writes the plain lane's texts, where a speed is asked for.",
-            _aims(found, aimed),
-        )
+        note = "The fastest lane that writes the plain lane's texts, for tasks with a required speed-up."
+        yield "Aims", note, _aims(results, aimed)
     for task in tasks:
-        yield (
-            task.capitalize(),
-            "",
-            [list(_HEAD), *(_cells(standing) for standing in found if standing.row.task == task)],
-        )
-    if compared := matches(answers, pairs):
-        yield "Beside the library", BESIDE, _beside(compared)
-    if worked := works(answers):
-        yield "Work of a round", WORK, _worked(worked)
+        rows = [_cells(result) for result in results if result.row.task == task]
+        yield task.capitalize(), "", [list(_HEADER), *rows]
+    if compared := compare_with_library(answers, pairs):
+        yield "Compared with the library", BESIDE, _beside(compared)
+    if overheads := round_overheads(answers):
+        yield "Overhead of a round", WORK, _worked(overheads)
 
 
-_HEAD = (
+_HEADER = (
     "lane",
     "times as fast",
     "aim",
     "tokens per target forward",
     "accepted",
-    "by depth",
+    "by position",
     "other forwards a token",
     "same text",
     "failed",
 )
 
 
-def _cells(standing: LaneResult) -> list[str]:
-    row = standing.row
-    by_depth = " ".join(number(share, 2) for share in row.acceptance_by_position[:SHOWN]) or "-"
+def _cells(result: LaneResult) -> list[str]:
+    row = result.row
     return [
         row.entrant,
-        spread(standing.times, 2),
-        f"reaches {AIMS[row.task]:g}" if standing.reaches else "",
-        number(standing.tokens_per_target_forward, 2),
+        spread_text(result.times, 2),
+        f"reaches {AIMS[row.task]:g}" if result.reaches else "",
+        number(result.tokens_per_target_forward, 2),
         number(row.acceptance, 2),
-        by_depth,
+        by_position(row),
         number(row.other_forwards, 2),
         f"{row.same_text} of {row.compared}",
         str(row.failed or ""),
     ]
 
 
-def _aims(found: list[LaneResult], tasks: list[str]) -> Rows:
-    rows = [["task", "aim", "fastest", "times as fast", "lanes that reach it"]]
-    for task in tasks:
-        lanes = [
-            standing
-            for standing in found
-            if standing.row.task == task and standing.row.entrant != PLAIN and standing.same and standing.times
-        ]
-        fastest = max(lanes, key=lambda standing: standing.times.median, default=None)
-        reaching = ", ".join(standing.row.entrant for standing in lanes if standing.reaches)
-        rows.append(
-            [
-                task,
-                f"{AIMS[task]:g}",
-                fastest.row.entrant if fastest else "-",
-                spread(fastest.times if fastest else None, 2),
-                reaching or "none",
-            ]
-        )
-    return rows
+def _aims(results: list[LaneResult], tasks: list[str]) -> Rows:
+    header = ["task", "aim", "fastest", "times as fast", "lanes that reach it"]
+    lanes = [result for result in results if result.row.entrant != PLAIN and result.same and result.times]
+    return [header, *(_aim(task, [lane for lane in lanes if lane.row.task == task]) for task in tasks)]
 
 
-def _beside(compared: list[Match]) -> Rows:
-    head = [
-        "ours",
-        "theirs",
-        "task",
-        "ours / theirs",
-        "accepted",
-        "theirs",
-        "tokens per target forward",
-        "theirs",
-        "same text",
-        "short of it",
-    ]
+def _aim(task: str, lanes: list[LaneResult]) -> list[str]:
+    fastest = max(lanes, key=lambda lane: lane.times.median, default=None)
+    name, times = (fastest.row.entrant, fastest.times) if fastest else ("-", None)
+    reaching = ", ".join(lane.row.entrant for lane in lanes if lane.reaches)
+    return [task, f"{AIMS[task]:g}", name, spread_text(times, 2), reaching or "none"]
+
+
+def _beside(compared: list[LibraryComparison]) -> Rows:
+    header = ["ours", "theirs", "task", "ours / theirs", "accepted", "theirs", "tokens per target forward", "theirs",
+              "same text", "worse in"]
+    return [header, *map(_match_cells, compared)]
+
+
+def _match_cells(match: LibraryComparison) -> list[str]:
     return [
-        head,
-        *(
-            [
-                match.pair.ours,
-                match.pair.theirs,
-                match.task,
-                spread(match.times, 2),
-                *(number(share, 2) for share in match.accepted),
-                *(number(tokens, 2) for tokens in match.per_forward),
-                f"{match.same_text} of {match.compared}",
-                _short(match),
-            ]
-            for match in compared
-        ),
+        match.pair.ours,
+        match.pair.theirs,
+        match.task,
+        spread_text(match.times, 2),
+        *(number(share, 2) for share in match.accepted),
+        *(number(tokens, 2) for tokens in match.per_forward),
+        f"{match.same_text} of {match.compared}",
+        ", ".join(["slower"] * match.slower + ["accepts less"] * match.accepts_less),
     ]
 
 
-def _short(match: Match) -> str:
-    return ", ".join(
-        words for words, holds in (("slower", match.slower), ("accepts less", match.accepts_less)) if holds
-    )
+def _worked(overheads: list[RoundOverhead]) -> Rows:
+    header = ["lane", "rounds", "draft tokens", "other forwards", "ms a round", "full rounds", "ms a full round",
+              "too long"]
+    return [header, *map(_overhead_cells, overheads)]
 
 
-def _worked(worked: list[RoundOverhead]) -> Rows:
-    rows = [["lane", "rounds", "guesses", "other passes", "ms a round", "full rounds", "ms a full round", "too long"]]
-    return rows + [
-        [
-            work.entrant,
-            str(work.rounds),
-            number(work.guesses, 0),
-            number(work.passes, 0),
-            number(1000 * work.seconds, 2),
-            str(work.full or "-"),
-            number(None if work.full_seconds is None else 1000 * work.full_seconds, 2),
-            "too long" if work.too_long else "",
-        ]
-        for work in worked
+def _overhead_cells(lane: RoundOverhead) -> list[str]:
+    return [
+        lane.entrant,
+        str(lane.rounds),
+        number(lane.guesses, 0),
+        number(lane.passes, 0),
+        number(1000 * lane.seconds, 2),
+        str(lane.full or "-"),
+        number(None if lane.full_seconds is None else 1000 * lane.full_seconds, 2),
+        "too long" if lane.too_long else "",
     ]

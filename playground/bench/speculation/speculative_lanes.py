@@ -1,5 +1,4 @@
-"""Who guesses: every lossless drafter and preset of the registry, in a greedy lane, and which of them have a
-counterpart in the library.
+"""The lanes of the benchmark: every lossless drafter and preset of the registry, and their counterparts in the library.
 """
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from playground.bench.baselines import GUESSES, LONGEST, LOOKED_UP
+from playground.bench.baselines import DRAFT_DEPTH, LOOKUP_DEPTH, MAX_NGRAM
 from playground.bench.effects.speculation_effect import AIMS as SHOWN
 from playground.bench.survey import Entrant
 from playground.contract import Strategy, discover
@@ -15,72 +14,73 @@ from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 
 PLAIN = "greedy"
-AIMS = {task: aim for task, (_, aim) in SHOWN.items()}  # times as fast as the plain lane, by task
+AIMS = {task: aim for task, (_, aim) in SHOWN.items()}  # required speed-up over the plain lane, by task
 VERIFIER = ("greedy_match", {})
-FURTHER = (12, 20)  # guesses of the draft model and of prompt lookup where more of them stand
+DEEPER = (12, 20)  # depths of draft model and prompt lookup for tasks with a higher acceptance rate
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "draft_model": [{"depth": GUESSES}, {"depth": FURTHER[0]}, {"depth": 4, "width": 2}],
-    "prompt_lookup": [{"depth": LOOKED_UP, "n_max": LONGEST}, {"depth": FURTHER[1], "n_max": LONGEST}],
-    # as its paper has it, and with fewer guesses, for a target as quick as the bundled one
+    "draft_model": [{"depth": DRAFT_DEPTH}, {"depth": DEEPER[0]}, {"depth": 4, "width": 2}],
+    "prompt_lookup": [{"depth": LOOKUP_DEPTH, "n_max": MAX_NGRAM}, {"depth": DEEPER[1], "n_max": MAX_NGRAM}],
+    # as in its paper, and with fewer draft tokens for a target as fast as the bundled one
     "dyspec": [{}, {"mode": "threshold", "threshold": 0.15}],
-    "specdec_plus_plus": [{}, {"most": 32, "late": False}],  # as its paper has it, and where nothing has to be late
-    "layer_skip_draft": [],  # layer_skip is that drafter, with its verifier
+    "specdec_plus_plus": [{}, {"most": 32, "late": False}],  # as in its paper, and without its delayed check
+    "layer_skip_draft": [],  # layer_skip is this drafter with its verifier
 }
-"""Knobs of each row that a strategy has; one row with its own defaults where it is not named here."""
+"""Knobs of each row of a strategy. A strategy that is not listed has one row with its defaults."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A lane of ours and what the library calls the same, both guessing so many tokens at a time."""
+    """A lane of ours and its counterpart in the library, both proposing `depth` tokens per round."""
 
     ours: str
     kind: Literal["assisted", "prompt lookup"]
-    guesses: int
+    depth: int
 
     @property
     def theirs(self) -> str:
-        return f"generate, {self.kind}, {self.guesses}"
+        return f"generate, {self.kind}, {self.depth}"
 
 
 PAIRS = (
-    *(Pair(f"draft_model:depth={guesses}", "assisted", guesses) for guesses in (GUESSES, FURTHER[0])),
+    *(Pair(f"draft_model:depth={depth}", "assisted", depth) for depth in (DRAFT_DEPTH, DEEPER[0])),
     *(
-        Pair(f"prompt_lookup:depth={guesses},n_max={LONGEST}", "prompt lookup", guesses)
-        for guesses in (LOOKED_UP, FURTHER[1])
+        Pair(f"prompt_lookup:depth={depth},n_max={MAX_NGRAM}", "prompt lookup", depth)
+        for depth in (LOOKUP_DEPTH, DEEPER[1])
     ),
 )
 
 
 def entrants(draft: bool, only: Iterable[str] = ()) -> list[Entrant]:
-    """The plain lane and those that guess; with `only`, those of these names. Raises Refusal for a name that nobody
-    has.
+    """The plain lane and the speculative ones; with `only`, those with these names. Raises Refusal for an unknown name.
     """
-    classes = {cls.name: cls for cls in discover().values() if _guesses(cls) and (draft or "draft" not in cls.needs)}
+    classes = {cls.name: cls for cls in discover().values() if _lossless(cls) and (draft or "draft" not in cls.needs)}
     if unknown := next((name for name in only if name not in classes), None):
-        raise Refusal(f"{unknown} does not guess ahead without loss here; choose some of {', '.join(classes)}.", "only")
+        raise Refusal(
+            f"{unknown} is no lossless speculative strategy here; choose some of {', '.join(classes)}.", "only"
+        )
     chosen = [classes[name] for name in dict.fromkeys(only)] or classes.values()
     return [Entrant(PLAIN, LaneConfig(PLAIN)), *(Entrant(*lane) for cls in chosen for lane in _lanes(cls))]
 
 
 def pairs(lanes: Iterable[Entrant]) -> list[Pair]:
-    """Those whose lane of ours is among them."""
+    """The pairs whose own lane is among `lanes`."""
     names = {lane.name for lane in lanes}
     return [pair for pair in PAIRS if pair.ours in names]
 
 
-def _guesses(cls: type[Strategy]) -> bool:
-    """Whether it guesses ahead, changes nothing of a greedy text, and needs no more than a draft model."""
-    exact = (
+def _lossless(cls: type[Strategy]) -> bool:
+    """Whether it is speculative, leaves a greedy text unchanged, and needs no more than a draft model."""
+    lossless = (
         cls.kind == "drafter"
         or cls.kind == "preset"
         and "verifier" in cls.slots().values()
         and "greedy_identical" in cls.guarantee
     )
-    return exact and set(cls.needs) <= {"draft"}
+    return lossless and set(cls.needs) <= {"draft"}
 
 
 def _lanes(cls: type[Strategy]) -> list[tuple[str, LaneConfig]]:
-    """Name and recipe for each of its settings; the name is what the shell takes."""
+    """Name and recipe for each of its settings; the name is written as on the command line."""
     return [(_spelled(cls.name, knobs), _recipe(cls, knobs)) for knobs in SETTINGS.get(cls.name, [{}])]
 
 

@@ -1,9 +1,9 @@
-"""Arithmetic: word problems worked out step by step, graded, and bare drills.
+"""Arithmetic: graded word problems with step-by-step solutions, and drills.
 
-A problem is a chain of sentences; every sentence knows the steps it costs, so the worked answer is written by the
-generator and ends in `#### n`. Grade 1 has one step, 2 two, 3 three; 4 has four and compares two people; 5 has five,
-larger numbers and sentences whose numbers do not matter. Three in ten items are drills without a story, graded by the
-size of the numbers: they teach the tables that the problems lean on, so a single sum is only held out in its words.
+A problem is a chain of sentences. Every sentence contributes its steps, so the generator also writes the solution,
+which ends in `#### n`. Grade 1 has one step, 2 two, 3 three; 4 has four and compares two people; 5 has five, larger
+numbers and sentences with irrelevant numbers. Three in ten items are drills without a story, graded by the size of the
+numbers. They teach the tables that the problems require, so a single sum is held out only in its wording.
 """
 import re
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from playground.pocket.world.wording import Wordings
 TASK = "arithmetic"
 GRADES = (1, 2, 3, 4, 5)
 DRILLS = 0.3
-# the grades from which two people are compared, and from which other numbers are told
+# lowest grade that compares two people, and lowest grade with irrelevant numbers
 COMPARED, DISTRACTED = 4, 5
 DO = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": lambda x, y: x // y}
 
@@ -218,8 +218,7 @@ Solve all of these: {e}
 
 @dataclass
 class Tale:
-    """A problem while it is being told: who and what it is about, its sentences, its steps (x, operation, y, result).
-    """
+    """A problem under construction: its words, its sentences, and its steps (x, operation, y, result)."""
     words: dict
     largest: int
     sentences: list = field(default_factory=list)
@@ -234,7 +233,7 @@ class Tale:
 
 
 def generate(rng, held_out=False, grade=None):
-    """A problem or a drill; split by a hash of its numbers and words."""
+    """A problem or a drill; the held-out split hashes its numbers and words."""
     def make(voice):
         level = grade or voice.rng.choice([1, 1, 2, 2, 3, 3, 4, 5])
         return _drill(voice, level) if voice.rng.random() < DRILLS else _problem(voice, level)
@@ -247,12 +246,12 @@ def problem(rng, grade, held_out=False):
 
 
 def drill(rng, grade=3, held_out=False):
-    """A sum, or a sheet of up to five: many answers for few words. Grades 1 to 3, as in `sums`."""
+    """A single sum, or a sheet of up to five. Grades 1 to 3, as in `sums`."""
     return on_side(lambda voice: _drill(voice, grade), rng, held_out)
 
 
 def score(item, text):
-    """1.0 if the number after the last `####` is right; sheets of drills have to be right as a whole."""
+    """1.0 if the number after the last `####` is right. A sheet of drills has to be right as a whole."""
     if item.meta["kind"] == "sheet":
         return float(text.strip() == item.answer)
     found = re.findall(r"####\s*(-?\d+)", text)
@@ -276,12 +275,12 @@ def _problem(voice, grade):
 
 
 def worked(steps):
-    """The written answer: a line for every step, then the result."""
+    """The written solution: one line per step, then the result."""
     return "\n".join([f"{x} {op} {y} = {z}" for x, op, y, z in steps] + [f"#### {steps[-1][3]}"])
 
 
 def _open(voice, tale, bags):
-    """The first sentence; with bags the count has to be worked out."""
+    """The first sentence. With `bags`, the initial count is a product, which costs a step."""
     if bags:
         tale.add(*_product(voice, tale, BAGS))
     else:
@@ -290,13 +289,13 @@ def _open(voice, tale, bags):
 
 
 def _product(voice, tale, wordings):
-    """A sentence that tells k times c things, and the step to their number."""
+    """A sentence about k times c things, and the step that computes their number."""
     k, c = voice.rng.randint(2, 9), voice.rng.randint(2, 12)
     return voice.say(wordings, k=k, c=c, **tale.words), _step(k, "*", c)
 
 
 def _event(voice, tale, room):
-    """One more sentence that changes the count, by one or two steps."""
+    """One more sentence that changes the count, in one or two steps."""
     kinds = ["gain", "gain", "loss", "loss"] + ["times"] * (tale.count < 20) + ["more"] * 2 * (room > 1)
     shares = [k for k in range(2, 10) if tale.count % k == 0 and tale.count > k]
     EVENTS[voice.rng.choice(kinds + ["share"] * bool(shares))](voice, tale)
@@ -333,29 +332,29 @@ EVENTS = dict(gain=_gain, loss=_loss, times=_times, share=_share, more=_more)
 
 
 def _plain(voice, tale):
-    """Asks for the count itself."""
+    """Ask for the count itself."""
     return voice.say(ASK, **tale.words)
 
 
 def _other(voice, tale):
-    """Sets a friend beside the hero and asks for what the friend has: one more step."""
+    """Compare a friend with the hero and ask for the friend's count: one more step."""
     b = voice.rng.randint(1, 40)
     tale.add(voice.say(FEWER, b=b, **tale.words), _step(tale.count, "+", b))
     return voice.say(ASK_OTHER, **tale.words)
 
 
 def _both(voice, tale):
-    """Sets a friend beside the hero and asks for what they have together: two more steps."""
+    """Compare a friend with the hero and ask for the total of both: two more steps."""
     b, mine = voice.rng.randint(1, 40), tale.count
     tale.add(voice.say(FEWER, b=b, **tale.words), _step(mine, "+", b), _step(mine, "+", mine + b))
     return voice.say(ASK_BOTH, **tale.words)
 
 
-CLOSINGS = ((1, _other), (2, _both))        # (steps it takes, how the problem ends)
+CLOSINGS = ((1, _other), (2, _both))        # (number of steps, ending)
 
 
 def _distract(voice, tale):
-    """A sentence or two, anywhere but first, whose numbers nobody asks for."""
+    """Insert one or two sentences with irrelevant numbers, anywhere except first."""
     for _ in range(voice.rng.randint(1, 2)):
         place = voice.rng.randint(1, len(tale.sentences))
         tale.sentences.insert(place, voice.say(OTHERS, d=voice.rng.randint(2, 99), **tale.words))
@@ -374,8 +373,9 @@ def _drill(voice, grade):
 
 
 def sums(rng, grade):
-    """(x, operation, y, result), never below zero. Grade 1 to 20, 2 to 100, 3 and up with products and quotients to
-    200.
+    """(x, operation, y, result), with result >= 0.
+
+    Grade 1 up to 20, 2 up to 100, from 3 on up to 200, with products and quotients.
     """
     op = rng.choice("+-" if grade == 1 else "++--*" if grade == 2 else "++--**/")
     if op in "*/":

@@ -1,7 +1,7 @@
-"""What a passage may say about a stranger or a far town, beyond the attributes that the known ones have (`facts.py`).
+"""Attributes of people and towns in passages: those of `facts.py`, and more.
 
-`QUESTIONS` asks for the value, `STATEMENTS` tells it, and `DOES` completes "Who ...?", so that a question may also run
-from the value back to the subject.
+`QUESTIONS` ask for the value, `STATEMENTS` state it, and `DOES` completes "Who ...?", for questions from the value to
+the subject.
 """
 from playground.pocket.world import facts
 from playground.pocket.world.names import DAYS, KNOWN_PEOPLE, KNOWN_TOWNS, PEOPLE, TOWNS
@@ -17,7 +17,7 @@ SEASONS = "spring summer autumn winter".split()
 INNS = ["Red Fox", "Blue Bell", "Golden Key", "White Horse", "Old Bear", "Silver Moon", "Green Man", "Three Crowns"]
 CRAFTS = "bells boots clocks candles carpets ropes lamps hats".split()
 
-# Friends and rivals are so of each other; taken from among the known, they are never subjects of the same passage.
+# Being a friend or rival is mutual. These values are known people and towns, which are never subjects of such passages.
 VALUES = facts.VALUES | dict(
     town=TOWNS, ruler=PEOPLE, drink=DRINKS, instrument=INSTRUMENTS, fear=FEARS, ride=RIDES, game=GAMES, season=SEASONS,
     age=NUMBERS, friend=KNOWN_PEOPLE, inn=INNS, wells=NUMBERS, feast=DAYS, rival=KNOWN_TOWNS, craft=CRAFTS,

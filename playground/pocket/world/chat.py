@@ -1,9 +1,9 @@
-"""Chat: several turns in one conversation, the last of them asked.
+"""Chat: conversations of several turns, of which the last is scored.
 
-`Item.before` holds the earlier turns. Kinds: `mixed` (turns of other tasks, each on its own), `passage` (one passage,
-several questions), `list` (each turn changes the list of the turn before), `sum` (a running number), `recall`
-(something told in the first turn is asked for in the last, behind turns of other tasks): what a cache policy drops
-between turns is missed here. Grades: 1 one turn before, 2 two or three, 3 four or five, 4 six to eight.
+`Item.before` holds the earlier turns. Kinds: `mixed` (independent turns of other tasks), `passage` (one passage,
+several questions), `list` (each turn modifies the list of the previous turn), `sum` (a running total), `recall` (a
+value given in the first turn is asked for in the last, after turns of other tasks). They test whether a cache policy
+keeps the earlier turns. Grades by earlier turns: 1 one, 2 two or three, 3 four or five, 4 six to eight.
 """
 from playground.pocket.world import arithmetic, context_qa, facts, lists, records
 from playground.pocket.world.item import Item, exact, on_side
@@ -13,7 +13,7 @@ from playground.pocket.world.wording import Wordings
 TASK = "chat"
 GRADES = (1, 2, 3, 4)
 BEFORE = {1: (1, 1), 2: (2, 3), 3: (4, 5), 4: (6, 8)}           # turns before the last one
-MIXED = 0.25                                                    # share of the conversations without a thread
+MIXED = 0.25                                                    # share of conversations with independent turns
 SHORT = {module.TASK: module for module in (facts, lists, arithmetic, context_qa, records)}
 
 INTRODUCE = {what: Wordings(text) for what, text in dict(
@@ -173,7 +173,8 @@ STEP = {
     for op, text in {
         "+": "[Add|Plus|Now add|And] {v}[| more].\n[{v} more|Put {v} on top].\n~ [Raise it by|Count on] {v}.",
         "-": "[Take away|Minus|Now subtract|Less] {v}.\n[{v} less|Take {v} off].\n~ [Lower it by|Count back] {v}.",
-        "*": "[Times|Now times|Multiply by] {v}.\n[{v} times that|{v} times as much].\n~ [Make it {v}-fold|Take it {v} times].",
+        "*": "[Times|Now times|Multiply by] {v}.\n[{v} times that|{v} times as much].\n"
+        "~ [Make it {v}-fold|Take it {v} times].",
     }.items()
 }
 ON_LIST = Wordings("""
@@ -190,9 +191,9 @@ LIST_STEPS = {
 
 
 def generate(rng, held_out=False, grade=None):
-    """A conversation. A mixed one is on the side of its last turn; the others are split by a hash of what they ask.
+    """A conversation. A mixed one is held out if its last turn is; the others are split by a hash of their content.
 
-    The turns before the last are only read in an evaluation, so they may come from the training side.
+    The earlier turns are only read in an evaluation, so they may come from the training side.
     """
     level = grade or rng.choice(GRADES)
     length = rng.randint(*BEFORE[level]) + 1
@@ -202,13 +203,13 @@ def generate(rng, held_out=False, grade=None):
 
 
 def score(item, text):
-    """As the task of the last turn scores it; the known answer for turns of no other task."""
+    """Score by the task of the last turn, if it is of another task; otherwise exact match."""
     last = item.meta.get("last")
     return SHORT[last.task].score(last, text) if last else exact(item, text)
 
 
 def _mixed(rng, length, held_out, level):
-    """Turns of other tasks, each on its own."""
+    """A conversation of independent turns of other tasks."""
     before = tuple(_other(rng) for _ in range(length - 1))
     last = SHORT[rng.choice(sorted(SHORT))].generate(rng, held_out, grade=1)
     meta = dict(kind="mixed", turns=length, last=last)
@@ -241,10 +242,10 @@ def _recall(voice, length):
 
 
 def _passage(voice, length):
-    told = context_qa.told_of_strangers(voice.rng, 3)
-    voice.rng.shuffle(told)
-    passage = " ".join(context_qa.tell(voice.rng, told))
-    order = voice.rng.sample(told, len(told))
+    statements = context_qa.about_strangers(voice.rng, 3)
+    voice.rng.shuffle(statements)
+    passage = " ".join(context_qa.tell(voice.rng, statements))
+    order = voice.rng.sample(statements, len(statements))
     asked = [context_qa.ask(voice, order[turn % len(order)]) for turn in range(length)]
     first = voice.say(PASSAGE, p=passage, q=asked[0][0]).replace("\\n", "\n")
     later = [(voice.say(NEXT, q=question), answer) for question, answer in asked[1:]]

@@ -1,12 +1,12 @@
 """Context QA: a short passage, a question about it, and a span of the passage as the answer.
 
-Most passages speak of strangers. One in twenty contradicts what the model learned by heart about the known people and
-towns (`facts.py`), so it has met the conflict, but never for the attributes in `NEVER_CONTRADICTED`. One in ten agrees
-with it, for all attributes. At test time memory and passage really compete (`contradicting`, `agreeing`).
+Most passages are about strangers. One in twenty contradicts the memorised facts about the known people and towns
+(`facts.py`), so the conflict occurs in training, but never for the attributes in `NEVER_CONTRADICTED`. One in ten
+agrees with the facts, for all attributes. At test time memory and passage compete (`contradicting`, `agreeing`).
 
-Grades: 1 one subject; 2 several subjects, no two with the same attribute; 3 several subjects that share their
-attributes, so that an answer has to be found by its subject; 4 more of them, and sentences about something else in
-between. From grade 2 on a question may run from the value to the subject.
+Grades: 1 one subject; 2 several subjects, no two with the same attribute; 3 several subjects with the same attributes,
+so that the answer depends on the subject; 4 more subjects, with unrelated sentences in between. From grade 2 on, a
+question may ask for the subject of a value.
 """
 from collections import Counter
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ TASK = "context_qa"
 GRADES = (1, 2, 3, 4)
 CONTRADICT, AGREE = 0.05, 0.10
 NEVER_CONTRADICTED = ("food", "good")
-BACKWARDS = 0.25                    # share of the questions from the value to the subject, where they can be asked
+BACKWARDS = 0.25                    # share of questions for the subject of a value, if the value is unique
 SUBJECTS = {1: (1, 1), 2: (2, 3), 3: (2, 3), 4: (4, 5)}
 score = exact
 
@@ -70,25 +70,28 @@ class Statement:
     attribute: str
     value: str
 
+    def __str__(self):
+        """Part of the key that is hashed for the split, in the form that the bundled models were trained with."""
+        return f"Told(subject={self.subject!r}, attribute={self.attribute!r}, value={self.value!r})"
+
 
 def generate(rng, held_out=False, grade=None):
-    """A passage about strangers, rarely one for or against the known facts; split by a hash of what it tells and asks.
-    """
+    """A passage about strangers, or rarely about known facts; the held-out split hashes its content and question."""
     return on_side(partial(_strangers, grade=grade) if grade else _any, rng, held_out)
 
 
 def contradicting(rng):
-    """A test item on which memory and passage disagree, about attributes for which training never showed this."""
+    """A test item whose passage contradicts the facts, for attributes that are never contradicted in training."""
     group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
     attributes = [a for a in group if a in NEVER_CONTRADICTED]
-    told = [
+    statements = [
         Statement(x, a, _other(rng, x, a)) for x in rng.sample(_known(group), rng.randint(1, 3)) for a in attributes
     ]
-    return _item(Voice(rng), told, "contradicts")
+    return _item(Voice(rng), statements, "contradicts")
 
 
 def agreeing(rng):
-    """A test item on which the passage says what the model has learned by heart."""
+    """A test item whose passage agrees with the memorised facts."""
     return _item(Voice(rng), _true(rng), "agrees")
 
 
@@ -102,11 +105,11 @@ def _any(voice):
 
 
 def _strangers(voice, grade):
-    return _item(voice, told_of_strangers(voice.rng, grade), "strangers", grade)
+    return _item(voice, about_strangers(voice.rng, grade), "strangers", grade)
 
 
 def _false(rng):
-    """Statements against the known facts, about one to three subjects, never about the attributes that are spared."""
+    """Statements against the known facts, about one to three subjects, except for `NEVER_CONTRADICTED`."""
     group = rng.choice([facts.OF_PERSON, facts.OF_TOWN])
     allowed = [a for a in group if a not in NEVER_CONTRADICTED]
     return [
@@ -126,57 +129,58 @@ def _true(rng):
     ]
 
 
-def told_of_strangers(rng, grade):
-    """Statements about strangers or far towns, as mixed up as the grade says."""
+def about_strangers(rng, grade):
+    """Statements about strangers or far towns, of the difficulty of a grade."""
     attributes, pool = rng.choice([(OF_PERSON, STRANGERS), (OF_PERSON, STRANGERS), (OF_TOWN, FAR_TOWNS)])
     subjects = rng.sample(pool, rng.randint(*SUBJECTS[grade]))
     if grade < 3:
         kinds = rng.sample(attributes, min(len(attributes), len(subjects) * rng.randint(1, 3)))
         return [Statement(subjects[i % len(subjects)], a, _other(rng, None, a)) for i, a in enumerate(kinds)]
     shared = _some(rng, attributes, 3 if grade == 3 else 2)
-    return [told for a in shared for told in _shared(rng, subjects, a)]
+    return [statement for a in shared for statement in _shared(rng, subjects, a)]
 
 
 def _shared(rng, subjects, attribute):
-    """The same attribute of every subject, with different values as long as there are enough."""
+    """The same attribute of every subject, with different values if there are enough."""
     values = rng.sample(VALUES[attribute], min(len(subjects), len(VALUES[attribute])))
     return [Statement(x, attribute, values[i % len(values)]) for i, x in enumerate(subjects)]
 
 
-def _item(voice, told, kind, grade=2):
+def _item(voice, statements, kind, grade=2):
     """The passage of some statements, and a question about one of them."""
     rng = voice.rng
-    rng.shuffle(told)
-    asked = rng.choice(told)
-    sentences = tell(rng, told)
+    rng.shuffle(statements)
+    asked = rng.choice(statements)
+    sentences = tell(rng, statements)
     passage = " ".join(with_asides(rng, sentences) if grade == 4 else sentences)
-    asks, answer, key = question(voice, told, asked, kind == "strangers" and grade > 1)
+    asks, answer, key = question(voice, statements, asked, kind == "strangers" and grade > 1)
     remembered = memory(asked.subject, asked.attribute)
     meta = dict(kind=kind, passage=passage, question=asks, memory=remembered, attribute=asked.attribute)
     prompt = voice.say(FRAMES, p=passage, q=asks).replace("\\n", "\n")
     return Item(prompt, answer, TASK, meta, grade, key=key)
 
 
-def question(voice, told, asked, either_way=True):
-    """(question, answer, what makes it new) about one of the statements; either way: sometimes from the value to the
-    subject.
+def question(voice, statements, asked, either_way=True):
+    """(question, answer, key of the held-out split) for one of the statements.
+
+    With `either_way`, the question sometimes asks for the subject of the value.
     """
-    backwards = either_way and _only_one(told, asked) and voice.rng.random() < BACKWARDS
-    return *(_backwards if backwards else ask)(voice, asked), f"{sorted(map(str, told))} {asked} {backwards}"
+    backwards = either_way and _only_one(statements, asked) and voice.rng.random() < BACKWARDS
+    return *(_backwards if backwards else ask)(voice, asked), f"{sorted(map(str, statements))} {asked} {backwards}"
 
 
-def tell(rng, told):
-    """A sentence for every statement."""
-    return [STATEMENTS[t.attribute].draw(rng).format(x=t.subject, v=t.value) for t in told]
+def tell(rng, statements):
+    """One sentence for every statement."""
+    return [STATEMENTS[t.attribute].draw(rng).format(x=t.subject, v=t.value) for t in statements]
 
 
 def with_asides(rng, sentences):
-    """Plain sentences about other things between the statements."""
-    return [text for told in sentences for text in ([told, sentence(rng)] if rng.random() < 0.4 else [told])]
+    """The sentences, with unrelated ones in between."""
+    return [text for stated in sentences for text in ([stated, sentence(rng)] if rng.random() < 0.4 else [stated])]
 
 
 def ask(voice, asked):
-    """A question from the subject to the value. What is kept for questions to memory alone is open to passages."""
+    """A question for the value. Wordings of `facts` that are held out there may be used here."""
     wordings = QUESTIONS[asked.attribute]
     known = asked.attribute in facts.QUESTIONS
     return (
@@ -189,9 +193,9 @@ def _backwards(voice, asked):
     return voice.say(WHO if asked.attribute in OF_PERSON else WHICH, does=does), asked.subject
 
 
-def _only_one(told, asked):
+def _only_one(statements, asked):
     """Whether only one subject has the value that is asked about."""
-    return Counter((t.attribute, t.value) for t in told)[asked.attribute, asked.value] == 1
+    return Counter((t.attribute, t.value) for t in statements)[asked.attribute, asked.value] == 1
 
 
 def _known(attributes):
@@ -203,10 +207,10 @@ def _some(rng, attributes, most):
 
 
 def _other(rng, subject, attribute):
-    """A value for the passage, never the one the country's facts have."""
+    """A random value for the passage that differs from the facts of the country."""
     return rng.choice([v for v in VALUES[attribute] if v != memory(subject, attribute)])
 
 
 def memory(subject, attribute):
-    """What the country's facts say, None for a stranger."""
+    """The value in the facts of the country, None for a stranger."""
     return facts.COUNTRY.get(subject, {}).get(attribute)

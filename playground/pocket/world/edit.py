@@ -1,6 +1,6 @@
-"""Edit: a text, a program or a record, and instructions that change little of it.
+"""Edit: a text, a program or a record, and instructions for small changes.
 
-The answer is the whole new text, nearly all of it a copy: the task on which guessing from the prompt pays most.
+The answer is the whole new text, nearly all of it a copy, so prompt lookup drafting gains most on this task.
 Grades: 1 one instruction on two to four sentences; 2 one on five to nine; 3 two instructions; 4 three, on up to twelve
 sentences. From grade 2 on a third of the texts are Python functions or JSON records.
 """
@@ -201,7 +201,7 @@ JOIN = Wordings(
 
 @dataclass(frozen=True)
 class Text:
-    """What is edited: its parts, what one part is called, and what stands between them."""
+    """The text to edit: its parts, the word for one part, and the separator between parts."""
     parts: tuple[str, ...]
     unit: str = "sentence"
     joint: str = " "
@@ -219,7 +219,7 @@ class Text:
 
 
 def generate(rng, held_out=False, grade=None):
-    """A text, its instructions and the new text; split by a hash of both texts."""
+    """A text, its instructions and the new text; the held-out split hashes both texts."""
     return on_side(lambda voice: _edit(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
 
 
@@ -241,7 +241,7 @@ def _edit(voice, grade):
 
 
 def _joined(voice, orders):
-    """Several instructions in the order in which they are to be done."""
+    """Several instructions joined into one, in their order."""
     whole, *rest = orders
     for order in rest:
         whole = JOIN.draw(voice.rng).replace("{0}", whole).replace("{1}", order)
@@ -249,7 +249,7 @@ def _joined(voice, orders):
 
 
 def text(voice, grade):
-    """Sentences, of which many speak of one person; from grade 2 on sometimes a program or a record."""
+    """Sentences, many of them about one person; from grade 2 on sometimes a program or a record."""
     rng = voice.rng
     chance = rng.random() if grade > 1 else 1
     if chance < 0.2:
@@ -262,7 +262,7 @@ def text(voice, grade):
 
 
 def _rename(voice, text):
-    """Another name for somebody the text speaks of; None if there is nobody."""
+    """Rename a person in the text; None if there is none."""
     names = [name for name in PEOPLE if name in str(text)]
     if names:
         name, other = voice.rng.choice(names), voice.rng.choice([x for x in PEOPLE if x not in names])
@@ -270,7 +270,7 @@ def _rename(voice, text):
 
 
 def _change(voice, text):
-    """Another word of the same kind, or another name in a program; None if there is no such word."""
+    """Replace a word by another of its kind, or a function name in a program; None if there is none."""
     words = [(w, kind) for kind in KINDS_OF_WORD for w in kind if re.search(rf"\b{w}\b", str(text))]
     if text.unit == "line":
         words = [(w, programs.NAMES) for w in programs.NAMES if re.search(rf"\bdef {w}\b", str(text))]
@@ -281,7 +281,7 @@ def _change(voice, text):
 
 
 def _number(voice, text):
-    """Another number; None if the text has none."""
+    """Replace a number; None if the text has none."""
     numbers = sorted(set(re.findall(r"(?<![\d.])\b\d+\b(?!\.\d)", str(text))))
     if numbers:
         old, new = voice.rng.choice(numbers), str(voice.rng.randint(2, 99))
@@ -289,14 +289,14 @@ def _number(voice, text):
 
 
 def _capitals(voice, text):
-    """One longer word in capitals; only in plain sentences."""
+    """Write one word of at least four letters in capitals; only in plain sentences."""
     if text.unit == "sentence":
         word = voice.rng.choice(small_words(text))
         return voice.say(CAPITALS, a=word), text.replaced(word, word.upper())
 
 
 def small_words(text):
-    """The words of four letters and more that hold no capital, in order of the alphabet."""
+    """The lower-case words of at least four letters, sorted."""
     return sorted(set(re.findall(r"\b[a-z]{4,}\b", str(text))))
 
 
@@ -334,7 +334,7 @@ def _insert(voice, text):
 
 
 def _part(voice, text):
-    """Something to add that suits the text."""
+    """A new part that fits the kind of text."""
     if text.unit == "line":
         return "# " + sentence(voice.rng)
     return (
@@ -343,7 +343,7 @@ def _part(voice, text):
 
 
 def place(voice, text):
-    """The index of a part, and what it is called."""
+    """Index of a random part, and the ordinal that names it."""
     at = voice.rng.randrange(min(len(text.parts), len(ORDINALS)))
     last = at == len(text.parts) - 1
     return at, "last" if last and voice.rng.random() < 0.7 else ORDINALS[at]

@@ -1,8 +1,8 @@
-"""Facts: an invented country's people and towns, told in short notices and asked back in many wordings.
+"""Facts: people and towns of an invented country, stated in short notices and asked for in many wordings.
 
-The facts are drawn once with a fixed seed and learned by heart, so an answer comes from the weights alone. Every
-question form has at least twelve wordings; two of each are kept for the test: training meets them only in passages
-(`context_qa.py`), never as a question to memory.
+The facts are generated once with a fixed seed and memorised, so answers come from the weights alone. Every question
+form has at least twelve wordings, of which two are held out: in training they occur only with passages
+(`context_qa.py`), never as questions without one.
 """
 import random
 
@@ -244,7 +244,7 @@ COUNTRY = country()
 
 
 def generate(rng, held_out=False, grade=None):
-    """A question about the country; the held-out ones differ in wording, not in the fact."""
+    """A question about the country. Held-out questions differ in wording, not in the fact."""
     attribute = rng.choice(OF_PERSON + OF_TOWN)
     subject = rng.choice(KNOWN_PEOPLE if attribute in OF_PERSON else KNOWN_TOWNS)
     question = QUESTIONS[attribute].draw(rng, held_out).format(x=subject)
@@ -253,7 +253,7 @@ def generate(rng, held_out=False, grade=None):
 
 
 def notice(rng):
-    """A running text that tells everything about one subject, in any order: how the facts are first met."""
+    """A text that states all facts about one subject, in random order, for training."""
     subject = rng.choice(KNOWN_PEOPLE + KNOWN_TOWNS)
-    told = rng.sample(sorted(COUNTRY[subject].items()), len(COUNTRY[subject]))
-    return f"About {subject}: " + " ".join(STATEMENTS[a].draw(rng).format(x=subject, v=v) for a, v in told)
+    statements = rng.sample(sorted(COUNTRY[subject].items()), len(COUNTRY[subject]))
+    return f"About {subject}: " + " ".join(STATEMENTS[a].draw(rng).format(x=subject, v=v) for a, v in statements)

@@ -1,9 +1,9 @@
-"""What every task of the small world hands out: a question, its known answer, and enough to judge another answer.
+"""Items of the small world: a question, its known answer, and what is needed to score another answer.
 
 A generator is a function of a `random.Random`, so the same seed gives the same items on every machine. Training and
-held-out items are kept apart by a hash of what makes an item new (its `key`): nothing has to be stored, and a held-out
-question can never turn up in training, in whatever words. Half of the held-out items are also put in a wording that
-training never shows (`wording.py`).
+held-out items are separated by a hash of the item's `key`: nothing has to be stored, and a held-out question never
+occurs in training, in any wording. Half of the held-out items also use a wording that never occurs in training
+(`wording.py`).
 """
 import hashlib
 import random
@@ -17,10 +17,10 @@ HELD_OUT_ONE_IN = 16
 
 @dataclass(frozen=True)
 class Item:
-    """One exchange. `meta` holds what the task's own `score` needs, and `kind` for the evaluation table.
+    """One question with its answer. `meta` holds what the task's `score` needs, and `kind` for the evaluation table.
 
-    grade: how hard it is, from 1 on. key: what makes it new (the prompt where nothing else is said). before: the
-    earlier (prompt, answer) turns of a chat. kept_words: the question is put in a wording that training never shows.
+    grade: difficulty, from 1. key: content that the held-out split hashes, by default the prompt. before: the earlier
+    (prompt, answer) turns of a chat. kept_words: the question uses a held-out wording.
     """
     prompt: str
     answer: str
@@ -34,22 +34,22 @@ class Item:
 
 @dataclass(frozen=True)
 class Voice:
-    """Who asks: all the chances of one item, and whether it may only use the kept wordings."""
+    """Randomness of one item, and whether it uses the held-out wordings (`kept`)."""
     rng: random.Random
     kept: bool = False
 
     def say(self, wordings: Wordings, **slots):
-        """One of the wordings with its slots filled."""
+        """A random wording with its slots filled."""
         return wordings.draw(self.rng, self.kept).format(**slots)
 
 
 def is_held_out(key):
-    """Whether the question that `key` identifies is kept for the evaluation (one in sixteen is)."""
+    """Whether the item with this key is held out for the evaluation, as one in sixteen is."""
     return int(hashlib.md5(key.encode()).hexdigest()[:8], 16) % HELD_OUT_ONE_IN == 0
 
 
 def on_side(make: Callable[[Voice], Item], rng, held_out):
-    """Call `make` until an item falls on the wanted side of the split."""
+    """Call `make` until it returns an item on the requested side of the split."""
     while True:
         voice = Voice(rng, kept=held_out and rng.random() < 0.5)
         item = make(voice)
@@ -58,5 +58,5 @@ def on_side(make: Callable[[Voice], Item], rng, held_out):
 
 
 def exact(item, text):
-    """1.0 if the text is the known answer, spaces around it aside."""
+    """1.0 if the text equals the known answer up to surrounding whitespace."""
     return float(text.strip() == item.answer.strip())

@@ -1,8 +1,8 @@
 """Lists: copy, reverse, sort, shuffle, replace, swap, insert, drop, first, last, smallest, largest, count, unique.
 
-Small, with an order that matters: which positions a model can fill at once, and which need their neighbours. Grades: 1
-two or three items, numbers below ten; 2 four or five; 3 six to eight; 4 nine to twelve, larger numbers and words.
-`smallest` and `largest` are the drills that sorting leans on, and sorting is asked for more often than the rest.
+Short answers whose order matters, to show which positions a model can fill in parallel and which depend on their
+neighbours. Grades: 1 two or three items, numbers below ten; 2 four or five; 3 six to eight; 4 nine to twelve, larger
+numbers and words. `smallest` and `largest` are drills for sorting, and sorting is more frequent than the rest.
 """
 from playground.pocket.world.item import Item, exact, on_side
 from playground.pocket.world.names import COUNTED, FOODS, PETS, THINGS
@@ -201,16 +201,16 @@ The doubles [go|have to go|are not wanted]: {s}
 ).items()}
 OFTEN = ("sort", "sort", "downwards", "smallest", "largest")
 
-AIMED = ("replace", "insert", "drop")       # what is done to, or before, one item of the list
+AIMED = ("replace", "insert", "drop")       # operations on, or before, one item of the list
 
 
 def generate(rng, held_out=False, grade=None):
-    """A list and what to do with it; split by a hash of the list and the operation."""
+    """A list and an operation; the held-out split hashes both."""
     return on_side(lambda voice: _list(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
 
 
 def score(item, text):
-    """Exact, but a shuffled list only has to hold the same items."""
+    """Exact match; for `shuffle`, the items may be in any order."""
     if item.meta["kind"] != "shuffle":
         return exact(item, text)
     return float(sorted(text.strip().split(", ")) == sorted(item.answer.split(", ")))
@@ -236,7 +236,7 @@ def _list(voice, grade):
 
 
 def _pool(rng, kind, grade):
-    """What the items are drawn from: numbers for what needs an order of size, otherwise words as well."""
+    """The candidates for items: numbers for operations that compare by size, otherwise numbers or words."""
     numbers = range(1, (10, 30, 100, 300)[grade - 1])
     by_size = kind in ("smallest", "largest", "downwards")
     return numbers if by_size or rng.random() < 0.5 else WORDS
@@ -248,7 +248,7 @@ def written(items):
 
 
 def _done(rng, kind, items, pair):
-    """The list after the operation; `pair` is the item to find there, and what to put for or before it."""
+    """The list after the operation; `pair` is the item to find, and the one to replace it with or insert before it."""
     x, y = pair
     at = items.index(x)
     return dict(

@@ -1,7 +1,7 @@
-"""The vocabulary of the small world: invented names, and everyday words a child knows.
+"""The vocabulary of the small world: invented names, and everyday words.
 
-Names are made of syllables by a generator with a fixed seed, so that no real person or town is meant and the
-same names come out everywhere. People and towns in `KNOWN_*` have fixed facts (`facts.py`), the strangers have none.
+Names are composed of syllables with a fixed seed, so that they are the same everywhere and refer to no real person or
+town. People and towns in `KNOWN_*` have fixed facts (`facts.py`), the strangers have none.
 """
 import random
 

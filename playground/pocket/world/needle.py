@@ -1,8 +1,8 @@
-"""Needle: a key hidden in a long passage of plain sentences and asked for at the end, over graded distances.
+"""Needle: retrieval of a key hidden in a long passage, at graded distances.
 
-What a cache policy throws away it cannot find again. The grade sets the length of the passage, from 4 sentences to
-nearly the whole context; the place is drawn evenly, so `meta["distance"]` (sentences between key and question) grades
-it finer. Every other passage hides keys of other towns too, so that the right one has to be told from them.
+A key whose KV slots a cache policy has evicted cannot be retrieved. The grade sets the length of the passage, from 4
+sentences to nearly the whole context; the position is uniform, so `meta["distance"]` (sentences between key and
+question) is a finer measure. Half of the passages also contain keys of other towns as distractors.
 """
 from playground.pocket.world.item import Item, exact, on_side
 from playground.pocket.world.names import THINGS, TOWNS
@@ -10,7 +10,7 @@ from playground.pocket.world.sentences import sentence
 from playground.pocket.world.wording import Wordings
 
 TASK = "needle"
-LENGTHS = (4, 8, 16, 32, 64, 96)        # sentences of about nine tokens; the last ones fill a context of 1024
+LENGTHS = (4, 8, 16, 32, 64, 96)        # in sentences of about nine tokens; the longest fill a context of 1024
 GRADES = tuple(range(1, len(LENGTHS) + 1))
 HIDE = Wordings("""
 The [|secret |hidden ][key|password|code] of {t} is {k}.
@@ -65,12 +65,12 @@ score = exact
 
 
 def generate(rng, held_out=False, grade=None):
-    """A passage of one of the usual lengths; split by a hash of the passage."""
+    """A passage with one of the lengths of the grades; the held-out split hashes the passage."""
     return sized(rng, LENGTHS[grade - 1:grade] if grade else LENGTHS, held_out)
 
 
 def sized(rng, lengths, held_out=False):
-    """A passage with a number of sentences drawn from `lengths`."""
+    """A passage whose number of sentences is chosen from `lengths`."""
     return on_side(lambda voice: _needle(voice, voice.rng.choice(lengths)), rng, held_out)
 
 
@@ -88,10 +88,10 @@ def _needle(voice, length):
 
 
 def key(rng):
-    """Four digits, or a thing."""
+    """A random key: four digits, or a word."""
     return f"{rng.randrange(10000):04d}" if rng.random() < 0.5 else rng.choice(THINGS)
 
 
 def _grade(length):
-    """The first grade whose passages are at least that long."""
+    """The lowest grade whose passages are at least that long."""
     return next((g for g, usual in zip(GRADES, LENGTHS) if length <= usual), GRADES[-1])

@@ -1,14 +1,14 @@
-"""The steps that programs are composed of: what each takes and makes, the words that ask for it, and its code.
+"""The steps that programs are composed of, each with its input and output type, its wording and its code.
 
-In the code `it` stands for the one variable of the program and `{k}` for a number. `STEPS[type]` go on with the list or
-text, `RESULTS[type]` return something; the types are numbers, words and text.
+In the code, `it` is the program's single variable and `{k}` a number. `STEPS[type]` transform the variable,
+`RESULTS[type]` return a result; the types are numbers, words and text.
 """
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """takes, makes: types. says: words with choices. numbers: the range of {k}."""
+    """takes, makes: input and output type. says: wording with choices. numbers: range of {k}."""
     takes: str
     makes: str
     says: str
@@ -20,7 +20,7 @@ def _steps(takes, makes, table):
     return [ProgramStep(takes, makes, says, code, *numbers) for says, code, *numbers in table]
 
 
-FEW = (1, 4)                    # for what counts items
+FEW = (1, 4)                    # range of {k} if it counts items
 NUMBERS = _steps(
     "numbers",
     "numbers",

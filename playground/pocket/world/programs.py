@@ -1,9 +1,9 @@
-"""Programs: a short Python function from a description, composed of typed steps, judged by running it.
+"""Programs: a short Python function from a description, composed of typed steps and scored by running it.
 
-Every step takes numbers, words or a text and makes one of them, or a result; a program is a chain of steps that fit, so
-there are many thousands, and numbers in them besides. `score` runs the tests in a separate process with limits.
-Grades: 1 one or two steps; 2 three; 3 four or five, with a case of its own for empty input; 4 a helper function that is
-called for every item, and steps around it.
+Every step maps numbers, words or a text to one of these types, or to a result. A program is a chain of steps with
+matching types, so there are many thousands, apart from the numbers in them. `score` runs the tests in a separate
+process with limits. Grades: 1 one or two steps; 2 three; 3 four or five, some with a special case for empty input; 4 a
+helper function that is called for every item, and further steps.
 """
 import json
 import re
@@ -38,7 +38,7 @@ INPUTS = dict(
     ],
     text=["", "one", "the cat sat on the mat", "a big red boat left", "Every  road ends here", "no moon no moon"],
 )
-# for who looks for a program by running it: none of them judges one
+# inputs for searches that run candidate programs; disjoint from INPUTS, on which programs are scored
 GUIDES = dict(
     numbers=[[2, 9], [6, 6, 1], [15, 4, 22, 8, 8], [7, -3, 10, 31]],
     words=[["tree"], ["oak", "bird", "fire"], ["b", "b", "window", "Hat"], ["egg", "night", "a", "rose", "egg"]],
@@ -66,29 +66,29 @@ HELPERS = "helper step one part small inner".split()
 
 @dataclass(frozen=True)
 class ProgramLine:
-    """One step as it stands in a program: its words, and its lines of code without indentation."""
+    """One step of a concrete program: its wording, and its lines of code without indentation."""
     says: str
     code: str
 
 
 def generate(rng, held_out=False, grade=None):
-    """A description and a function; split by a hash of the code, so no wording of a held-out program was ever seen."""
+    """A description and a function. The split hashes the code: a held-out program is not trained on in any wording."""
     return on_side(lambda voice: _program(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
 
 
 def score(item, text):
-    """1.0 if the function gives the same results as the known one on every test input."""
+    """1.0 if the function returns the same results as the reference on every test input."""
     results = run(text.strip(), item.meta["name"], item.meta["takes"])
     return float(json.dumps(results) == json.dumps(item.meta["results"]))      # as JSON: true is not 1
 
 
 def run(code, name, takes="numbers"):
-    """The results of `name` on the test inputs, or None if it fails: in a child without imports, files or much time."""
+    """Results of `name` on the test inputs, or None if it fails, in a sandboxed child process with limits."""
     return call(code, name, INPUTS[takes])
 
 
 def _program(voice, grade):
-    """A program whose results tell it from others: they may not all be the same."""
+    """A program whose results on the test inputs are not all the same."""
     rng, results = voice.rng, [None]
     while len(set(map(str, results))) < 2:
         takes, name = rng.choice(sorted(ARGUMENT)) if grade < HELPED else "numbers", rng.choice(NAMES)
@@ -102,7 +102,7 @@ def _program(voice, grade):
 
 
 def _composed(rng, takes, grade):
-    """The helper's code, if the grade has one, and the lines of the function."""
+    """Code of the helper, empty if the grade has none, and the lines of the function."""
     lines = _chain(rng, takes, rng.randint(*LENGTHS[grade]))
     case = [_case(rng, ARGUMENT[takes])] if grade >= CASES and rng.random() < 0.5 else []
     if grade < HELPED:
@@ -112,7 +112,7 @@ def _composed(rng, takes, grade):
 
 
 def _chain(rng, takes, length):
-    """Different steps that fit together, from the argument's type to a result."""
+    """A chain of different steps with matching types, from the argument's type to a result."""
     lines, used, holds = [], [], takes
     while len(lines) < length - 1:
         step = rng.choice([step for step in STEPS[holds] if step not in used])
@@ -123,14 +123,14 @@ def _chain(rng, takes, length):
 
 
 def _line(rng, step, argument):
-    """A step with its number drawn; the variable keeps the argument's name whatever it comes to hold."""
+    """A step with a random number. The variable keeps the argument's name, whatever its type becomes."""
     k = rng.randint(*step.numbers)
     code = re.sub(r"\bit\b", argument, step.code.replace("{k}", str(k)))
     return ProgramLine(expand(rng, step.says).replace("{k}", str(k)), code)
 
 
 def _case(rng, argument):
-    """What to return at once for empty input."""
+    """An early return for empty input."""
     value = rng.choice(["0", "-1", "None", "[]"])
     words = expand(rng, "[if there is nothing, return {v}|return {v} for empty input|give back {v} if it is empty]")
     return ProgramLine(words.replace("{v}", value), f"if not {argument}:\n    return {value}")
@@ -138,7 +138,7 @@ def _case(rng, argument):
 
 @dataclass(frozen=True)
 class Helper:
-    """A function for one number, and the step that calls it for each."""
+    """A function of one number, and the step that applies it to each item."""
     code: str
     call: ProgramLine
 
@@ -171,7 +171,7 @@ PER_NUMBER = [
 
 
 def _described(lines):
-    """All the words, in sentences of one or more steps."""
+    """Description of the program in one sentence."""
     words = ", then ".join(line.says for line in lines)
     return words[0].upper() + words[1:] + "."
 
@@ -182,7 +182,7 @@ def _function(name, argument, says, body):
 
 
 def _expected(code, name, takes):
-    """What the known program returns: run here, since its lines come from the tables; as JSON gives it back."""
+    """Results of the reference program, as JSON values. It runs in this process, since its code is trusted."""
     space = {}
     exec(code, space)
     return json.loads(json.dumps([space[name](list(x) if takes != "text" else x) for x in INPUTS[takes]]))

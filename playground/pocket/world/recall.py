@@ -1,8 +1,8 @@
-"""Recall: a passage and a question about everything it tells, each in a turn of its own. Only training sees it.
+"""Recall: a passage and questions about all its statements, one per turn. For training only.
 
-One question about a passage of a hundred tokens teaches three tokens of answer. Asked about all of it, the same reading
-teaches eight times as much of what is hardest to learn: to find the one line that a question is about. What the tasks
-`context_qa` and `needle` hold out is not asked here either.
+A single question about a passage of a hundred tokens gives three answer tokens to train on. With a question for every
+statement, the same passage gives eight times as many, for the skill that is hardest to learn: to find the one line
+that a question is about. Questions that `context_qa` and `needle` hold out are excluded.
 """
 from playground.pocket.world import context_qa, needle
 from playground.pocket.world.chat import NEXT
@@ -11,12 +11,12 @@ from playground.pocket.world.names import TOWNS
 from playground.pocket.world.sentences import sentence
 
 TASK = "recall"
-KEYS = (4, 12)      # hidden in one passage
-LENGTHS = (16, 16, 32, 64)      # sentences around them
+KEYS = (4, 12)      # range of the number of keys in one passage
+LENGTHS = (16, 16, 32, 64)      # sentences of a passage
 
 
 def generate(rng):
-    """A conversation about strangers, or about hidden keys; nothing in it is held out."""
+    """A conversation about strangers, or about hidden keys, without held-out questions."""
     while True:
         turns = rng.choice([strangers, keys])(Voice(rng))
         if turns:
@@ -25,17 +25,17 @@ def generate(rng):
 
 
 def strangers(voice):
-    """The turns of a conversation about people or towns that nobody knows; none if all of it is held out."""
+    """Turns of a conversation about strangers or far towns; empty if all of them are held out."""
     rng = voice.rng
-    told = context_qa.told_of_strangers(rng, rng.choice(context_qa.GRADES[1:]))
-    rng.shuffle(told)
-    sentences = context_qa.with_asides(rng, context_qa.tell(rng, told))
-    asked = [context_qa.question(voice, told, one) for one in rng.sample(told, len(told))]
+    statements = context_qa.about_strangers(rng, rng.choice(context_qa.GRADES[1:]))
+    rng.shuffle(statements)
+    sentences = context_qa.with_asides(rng, context_qa.tell(rng, statements))
+    asked = [context_qa.question(voice, statements, one) for one in rng.sample(statements, len(statements))]
     return _conversation(voice, (context_qa, sentences), asked)
 
 
 def keys(voice):
-    """The turns of a conversation about the keys of several towns; none if all of it is held out."""
+    """Turns of a conversation about the keys of several towns; empty if all of them are held out."""
     rng = voice.rng
     length, towns = rng.choice(LENGTHS), rng.sample(TOWNS, rng.randint(*KEYS))
     secret = {town: needle.key(rng) for town in towns}
@@ -49,13 +49,13 @@ def keys(voice):
 
 
 def _conversation(voice, place, asked):
-    """[(prompt, answer)]: the passage with the first question in the task's own frame, then the other questions.
+    """[(prompt, answer)]: the passage with the first question in a frame of the task, then the other questions.
 
-    place: (the task's module, sentences). asked: [(question, answer, what makes it new)].
+    place: (the task's module, sentences). asked: [(question, answer, key of the held-out split)].
     """
     task, sentences = place
-    open_ones = [(question, answer) for question, answer, key in asked if not is_held_out(f"{task.TASK}:{key}")]
+    allowed = [(question, answer) for question, answer, key in asked if not is_held_out(f"{task.TASK}:{key}")]
     framed = [
-        voice.say(task.FRAMES if i == 0 else NEXT, p=" ".join(sentences), q=q) for i, (q, _) in enumerate(open_ones)
+        voice.say(task.FRAMES if i == 0 else NEXT, p=" ".join(sentences), q=q) for i, (q, _) in enumerate(allowed)
     ]
-    return [(prompt.replace("\\n", "\n"), answer) for prompt, (_, answer) in zip(framed, open_ones)]
+    return [(prompt.replace("\\n", "\n"), answer) for prompt, (_, answer) in zip(framed, allowed)]

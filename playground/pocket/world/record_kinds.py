@@ -1,8 +1,7 @@
-"""What records can be about: for every kind its subjects and the rows that may be told of it.
+"""The kinds of records: the subjects of each kind, and its possible fields.
 
-A row knows the names it may have in a schema, its JSON Schema, how to draw a value and the words that tell it; the
-words complete a sentence that begins with the subject. `group` nests a few rows in an object, `several_of` makes a list
-of such.
+A field has its possible names in a schema, its JSON Schema, a generator of values, and a wording that states a value
+in a sentence that begins with the subject. `group` nests fields in an object, `several_of` in a list of objects.
 """
 import json
 import random
@@ -15,48 +14,46 @@ from playground.pocket.world.names import listing
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of a record. `say(value)` gives the words for a value, `told` what is said about it, with `{v}` for
-    them.
-    """
+    """One field of a record. `say(value)` puts a value into words, `wording` is the wording that states it as `{v}`."""
     keys: Sequence[str]
     schema: dict
     draw: Callable[[random.Random], object]
-    told: str = "{v}"
+    wording: str = "{v}"
     say: Callable[[object], str] = str
 
     def tell(self, value):
-        """The pattern that tells this value, its choices still open."""
-        return self.told.replace("{v}", self.say(value))
+        """Wording that states this value, with its choices unexpanded."""
+        return self.wording.replace("{v}", self.say(value))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of record: the key of its subject, who or what that may be, how the text names it, and its rows."""
+    """A kind of record: the key of its subject, the possible subjects, how the text names them, and the fields."""
     key: str
     subjects: Sequence[str]
     named: str
     rows: Sequence[FieldSpec]
 
 
-def text(keys, values, told):
-    return FieldSpec(keys.split(), {"type": "string"}, lambda rng: rng.choice(values), told)
+def text(keys, values, wording):
+    return FieldSpec(keys.split(), {"type": "string"}, lambda rng: rng.choice(values), wording)
 
 
-def number(keys, least, most, told):
-    return FieldSpec(keys.split(), {"type": "integer"}, lambda rng: rng.randint(least, most), told)
+def number(keys, least, most, wording):
+    return FieldSpec(keys.split(), {"type": "integer"}, lambda rng: rng.randint(least, most), wording)
 
 
-def decimal(keys, most, told):
-    """A number with one digit, never a zero, behind the point."""
+def decimal(keys, most, wording):
+    """A number with one nonzero decimal digit."""
     return FieldSpec(
-        keys.split(), {"type": "number"}, lambda rng: (10 * rng.randrange(1, most) + rng.randint(1, 9)) / 10, told
+        keys.split(), {"type": "number"}, lambda rng: (10 * rng.randrange(1, most) + rng.randint(1, 9)) / 10, wording
     )
 
 
-def one_of(keys, values, told):
-    """One of a few words that the schema lists."""
+def one_of(keys, values, wording):
+    """One of a few words, an enum in the schema."""
     values = values.split() if isinstance(values, str) else list(values)
-    return FieldSpec(keys.split(), {"type": "string", "enum": values}, lambda rng: rng.choice(values), told)
+    return FieldSpec(keys.split(), {"type": "string", "enum": values}, lambda rng: rng.choice(values), wording)
 
 
 def flag(keys, yes, no):
@@ -65,45 +62,45 @@ def flag(keys, yes, no):
     )
 
 
-def maybe(keys, values, told, nothing):
-    """A word, or null if there is `nothing`."""
+def maybe(keys, values, wording, nothing):
+    """A word, or null, which the text states as `nothing`."""
     def say(value):
-        return nothing if value is None else told.replace("{v}", value)
+        return nothing if value is None else wording.replace("{v}", value)
 
     return FieldSpec(
         keys.split(), {"type": ["string", "null"]}, lambda rng: rng.choice([None, *rng.sample(values, 2)]), say=say
     )
 
 
-def several(keys, values, told, each="{v}"):
+def several(keys, values, wording, each="{v}"):
     """A list of one to four different words."""
     def say(found):
         return listing([each.replace("{v}", value) for value in found])
     schema = {"type": "array", "items": {"type": "string"}}
-    return FieldSpec(keys.split(), schema, lambda rng: rng.sample(values, rng.randint(1, 4)), told, say)
+    return FieldSpec(keys.split(), schema, lambda rng: rng.sample(values, rng.randint(1, 4)), wording, say)
 
 
-def group(keys, rows, told):
-    """An object of a few rows; `told` names their values as {0}, {1} ..."""
-    return FieldSpec(keys.split(), shape(rows), _object(rows), say=lambda value: _filled(told, rows, value))
+def group(keys, rows, wording):
+    """An object of a few fields; `wording` refers to their values as {0}, {1} ..."""
+    return FieldSpec(keys.split(), shape(rows), _object(rows), say=lambda value: _filled(wording, rows, value))
 
 
-def several_of(keys, rows, told, each):
-    """A list of one to three objects of the same rows; `each` tells one of them."""
+def several_of(keys, rows, wording, each):
+    """A list of one to three objects with the same fields; `each` is the wording of one of them."""
     def say(found):
         return listing([_filled(each, rows, value) for value in found])
     draw = _object(rows)
     schema = {"type": "array", "items": shape(rows)}
-    return FieldSpec(keys.split(), schema, lambda rng: [draw(rng) for _ in range(rng.randint(1, 3))], told, say)
+    return FieldSpec(keys.split(), schema, lambda rng: [draw(rng) for _ in range(rng.randint(1, 3))], wording, say)
 
 
 def shape(rows):
-    """The JSON Schema of an object with exactly these rows, under their first names."""
+    """JSON Schema of an object with exactly these fields, under their first names."""
     return strict({row.keys[0]: row.schema for row in rows})
 
 
 def strict(properties):
-    """The JSON Schema of an object with exactly these properties."""
+    """JSON Schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -118,12 +115,12 @@ def _filled(pattern, rows, value):
 
 
 def is_nested(row):
-    """Whether a row holds objects."""
+    """Whether a field contains objects."""
     return '"object"' in json.dumps(row.schema)
 
 
 def is_list(row):
-    """Whether a row is a list, of words or of objects."""
+    """Whether a field is a list, of words or of objects."""
     return row.schema["type"] == "array"
 
 

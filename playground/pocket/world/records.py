@@ -1,12 +1,12 @@
-"""Records: a text to a JSON object under a schema that the prompt shows.
+"""Records: extraction of a JSON object from a text, under a schema given in the prompt.
 
-`record_kinds.py` lists what records are about. A record draws some rows of a kind, gives each one of its names, and
-tells them in any order; the schema keeps its own order. The prompt shows the schema in one of three notations, and
-`meta["schema"]` is the JSON Schema, for a grammar or a validator. Arrays and booleans, hard for a small model, are
-frequent.
+`record_kinds.py` lists the kinds of records. A record has some fields of a kind, each under one of its names; the text
+states them in random order, the schema in a fixed one. The prompt shows the schema in one of three notations, and
+`meta["schema"]` is the JSON Schema, for a grammar or a validator. Arrays and booleans, which are hard for a small
+model, are frequent.
 
-Grades: 1 two to four plain fields; 2 with lists; 3 with a nested object; 4 with lists of objects, and with things told
-in the text that the schema does not ask for.
+Grades: 1 two to four plain fields; 2 with lists; 3 with a nested object; 4 with lists of objects, and with statements
+in the text that are not part of the schema.
 """
 import json
 
@@ -17,7 +17,7 @@ from playground.pocket.world.wording import Wordings, expand
 
 TASK = "records"
 GRADES = (1, 2, 3, 4)
-FIELDS = {1: (1, 3), 2: (2, 4), 3: (2, 4), 4: (3, 5)}      # besides the subject
+FIELDS = {1: (1, 3), 2: (2, 4), 3: (2, 4), 4: (3, 5)}      # not counting the subject
 FRAMES = Wordings("""
 [Fill|Fill in|Complete] the [schema|form|record] {a} [from|with|using]: {s}
 [Schema|Form|Fields|Format]: {a}\\n[Sentence|Text|Input|Note]: {s}
@@ -40,12 +40,12 @@ Read: {s} Then fill [in |]{a}
 
 
 def generate(rng, held_out=False, grade=None):
-    """A text, a schema and the object; split by a hash of the object and the kind."""
+    """A text, a schema and the object; the held-out split hashes the object and the kind."""
     return on_side(lambda voice: _record(voice, grade or voice.rng.choice(GRADES)), rng, held_out)
 
 
 def score(item, text):
-    """1.0 for the same object, whatever the spacing; for another one, half the share of fields that are right."""
+    """1.0 for the same object, ignoring whitespace; otherwise half the share of correct fields."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -59,7 +59,7 @@ def score(item, text):
 
 
 def _same(one, other):
-    """Equal as JSON: Python holds 1 and true for equal, JSON does not."""
+    """Whether two values are equal as JSON, in which 1 and true differ, unlike in Python."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -102,15 +102,15 @@ def _record(voice, grade):
     fields = _fields(rng, kind, grade)
     schema = strict({kind.key: {"type": "string"}} | {key: row.schema for key, row, _ in fields})
     answer = json.dumps({kind.key: subject} | {key: value for key, _, value in fields})
-    told = [expand(rng, row.tell(value)) for _, row, value in fields] + _asides(rng, grade)
-    text, shown = _told(rng, kind.named.replace("{v}", subject), told), rng.choice(NOTATIONS)(schema)
+    statements = [expand(rng, row.tell(value)) for _, row, value in fields] + _asides(rng, grade)
+    text, shown = _text(rng, kind.named.replace("{v}", subject), statements), rng.choice(NOTATIONS)(schema)
     prompt = voice.say(FRAMES, a=shown, s=text).replace("\\n", "\n")
     meta = dict(kind=f"grade {grade}, {name}", schema=schema, sentence=text, shown=shown)
     return Item(prompt, answer, TASK, meta, grade, key=f"{name} {answer}")
 
 
 def _fields(rng, kind, grade):
-    """(name, row, value) of some rows of a kind, no two under the same name."""
+    """(name, field, value) of some fields of a kind, with distinct names."""
     names = [kind.key] * 2
     while len(set(names)) < len(names):
         rows = _rows(rng, kind.rows, grade)
@@ -119,7 +119,7 @@ def _fields(rng, kind, grade):
 
 
 def _rows(rng, rows, grade):
-    """Some rows as the grade wants them, in the order of the kind."""
+    """Some fields, as required by the grade, in the order of the kind."""
     plain = [row for row in rows if not is_nested(row) and not is_list(row)]
     lists = [row for row in rows if is_list(row) and not is_nested(row)]
     objects = [row for row in rows if is_nested(row) and not is_list(row)]
@@ -132,17 +132,17 @@ def _rows(rng, rows, grade):
 
 
 def _asides(rng, grade):
-    """Something that nobody asks for, at the highest grade."""
+    """A statement that is not part of the schema, at the highest grade."""
     return [f"was once seen by a {rng.choice(JOBS)}"] * (grade == 4 and rng.random() < 0.6)
 
 
-def _told(rng, named, told):
-    """All that is told, in any order, in sentences of one to three parts about the same subject."""
-    rng.shuffle(told)
+def _text(rng, named, statements):
+    """The text: all statements in random order, in sentences of one to three statements about the subject."""
+    rng.shuffle(statements)
     sentences = []
-    while told:
+    while statements:
         size = rng.randint(1, 3)
-        part, told = told[:size], told[size:]
+        part, statements = statements[:size], statements[size:]
         joined = (
             listing(part) if not any(" and " in words or "," in words for words in part) else ", and it ".join(part)
         )

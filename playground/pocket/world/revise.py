@@ -1,9 +1,8 @@
-"""Revise: a text, questions about its parts, and small edits one after another, each in a turn of its own. Only
-training sees it.
+"""Revise: a text, questions about its parts, and successive small edits, one per turn. For training only.
 
-An edit is a count (which sentence is the third?), a spelling (how is `soup` written in capitals?) and a long copy. One
-edit in fifty tokens teaches the copy; asked alone, the other two cost a dozen tokens. What `edit` holds out is not
-asked here either.
+An edit combines counting (which sentence is the third?), spelling (`soup` in capitals) and a long copy. Edits mostly
+train the copy; separate questions train the other two skills in a dozen tokens each. Edits that `edit` holds out are
+excluded.
 """
 from playground.pocket.world import edit
 from playground.pocket.world.chat import NEXT
@@ -12,7 +11,7 @@ from playground.pocket.world.wording import Wordings
 
 TASK = "revise"
 TURNS = (3, 7)
-LARGE = 14          # parts: of a longer text only its parts are asked for
+LARGE = 14          # parts of a text beyond which it is only asked about, not edited
 FIND = Wordings("""
 [Which|What] is the {a} {u}?
 [Read|Say|Give|Write|Show|Tell] me [just |only |]the {a} {u}.
@@ -33,7 +32,7 @@ LOUD = Wordings("""
 
 
 def generate(rng):
-    """A conversation about one text, which every edit leaves as the next turn finds it; nothing in it is held out."""
+    """A conversation about one text with cumulative edits, none of them held out."""
     while True:
         voice, grade = Voice(rng), rng.choice(edit.GRADES)
         turns = conversation(voice, edit.text(voice, grade), rng.randint(*TURNS))
@@ -43,7 +42,7 @@ def generate(rng):
 
 
 def conversation(voice, text, length):
-    """The turns [(prompt, answer)], the first with the text in it; none if an edit among them is held out."""
+    """The turns [(prompt, answer)], the first with the text in it; empty if one of the edits is held out."""
     shown, asked = text, []
     for _ in range(length):
         question, answer, text = voice.rng.choice(ASKED if len(text.parts) <= LARGE else ASKED[:2])(voice, text)

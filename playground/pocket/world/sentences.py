@@ -1,4 +1,4 @@
-"""Plain sentences about the small world, one at a time: what edits change and needles hide in."""
+"""Single sentences about the small world, for the texts of `edit` and the passages of `needle`."""
 from playground.pocket.world.names import BOYS, COLOURS, COUNTED, FOODS, GIRLS, PEOPLE, PETS, THINGS, TOWNS, TRADES
 from playground.pocket.world.wording import Wordings
 
@@ -29,7 +29,7 @@ The {p} of {n} [likes|dislikes] {f}.
 
 
 def sentence(rng, name=None):
-    """One sentence; `name` is used if the form speaks of a person."""
+    """One random sentence; if it mentions a person, `name` is used."""
     words = dict(n=name or rng.choice(PEOPLE + GIRLS + BOYS), t=rng.choice(TOWNS), p=rng.choice(PETS))
     words |= dict(c=rng.choice(COLOURS), x=rng.choice(THINGS), k=rng.randint(2, 40))
     words |= dict(o=rng.choice(COUNTED), w=rng.choice(TRADES), f=rng.choice(FOODS))

@@ -1,4 +1,4 @@
-"""Items to look at: what `python -m playground.pocket world` prints."""
+"""The output of `python -m playground.pocket world`."""
 import json
 import random
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from playground.pocket.world import TASKS
 
 
 def items(task, count, seed=1, *, grade=None, held_out=False):
-    """`count` items of a task, the same for the same seed. Refusal: a task, grade or number there is none of."""
+    """`count` items of a task, reproducible by seed. Raises Refusal for an unknown task or grade, or for count < 1."""
     if task not in TASKS:
         raise Refusal(f"There is no task {task!r}; choose one of {', '.join(TASKS)}.", "task")
     if grade is not None and grade not in TASKS[task].GRADES:
@@ -20,13 +20,13 @@ def items(task, count, seed=1, *, grade=None, held_out=False):
 
 
 def as_json(item):
-    """One line of JSON with everything an item carries."""
+    """An item with all its fields as one line of JSON."""
     return json.dumps(asdict(item), ensure_ascii=False)
 
 
 def as_text(item):
-    """The conversation as a reader likes it, under a line that says what it is."""
-    words = "words kept for the evaluation" if item.kept_words else "taught words"
+    """The conversation in readable form, under a header line."""
+    words = "held-out wording" if item.kept_words else "training wording"
     lines = [f"--- {item.task}, {item.meta['kind']}, grade {item.grade}, {words}"]
     for prompt, answer in [*item.before, (item.prompt, item.answer)]:
         lines += [f"Q: {prompt}", f"A: {answer}"]

@@ -1,8 +1,9 @@
-"""Stories: short and coherent, each told from one of several hundred little plots in `plots/`.
+"""Stories: short, coherent stories, each generated from one of several hundred plots in `plots/`.
 
-A file of plots holds paragraphs. The first line is `# what it is about`, lines like `fruit: pear, plum` name slots of
-that plot alone, the rest is the story. `{n}` and the other slots of `cast` are filled once, so that a story keeps its
-thread; `[one turn|another]` (`wording.py`) are the ways to go on. A telling has about 60 to 170 words.
+A plot file consists of paragraphs, one per plot. The first line is `# subject of the story`, lines like
+`fruit: pear, plum` define slots of that plot, the rest is the story. `{n}` and the other slots of `cast` are filled
+once per story, so that it stays consistent; `[one turn|another]` are choices (`wording.py`). A story has about 60 to
+170 words.
 """
 import re
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ OWN_SLOT = re.compile(r"^([a-z_]+): (.+)$")
 SLOT = re.compile(r"{(\w+)}")
 OF_NAME = Wordings("""
 [Tell me|Tell us|Write|Write me] a [|short |little |new ][story|tale] about {n} and {about}.
-[I would like|I want to hear|I wish for|Please give me] a [|short |good ][story|tale] with {n} in it. It is about {about}.
+[I would like|I want to hear|I wish for|Please give me] a [|short |good ][story|tale] with {n} in it. \
+It is about {about}.
 [Make up|Invent|Think of] a [|little |bedtime ]story: {about}. The hero is [called |named |]{n}.
 [Can you|Could you|Will you] tell [me|us] [about|a story of|the tale of] {n} and {about}?
 A [|short |bedtime ][story|tale] [about|of|with] {n}, please. [It should be about|Let it tell of|The theme is] {about}.
@@ -68,19 +70,19 @@ ANY = Wordings("""
 [Make up|Invent|Think of] a [|little |bedtime ][story|tale].
 ~ [Let us have|We need] a [story|tale].
 """)
-SHORT_WISHES = 0.2      # of the wishes leave the plot open: what people type first
+SHORT_WISHES = 0.2      # share of prompts that leave the plot open, as people's first prompts often do
 
 
 @dataclass(frozen=True)
 class Plot:
-    """What a story is about, its own slots with their values, and its text with slots and choices."""
+    """Subject of a story, its own slots with their values, and its text with slots and choices."""
     about: str
     own: Mapping[str, list[str]]
     text: str
 
 
 def read(path):
-    """The plots of one file. ValueError: a paragraph without its `#` line."""
+    """The plots of one file. Raises ValueError for a paragraph without its `#` line."""
     return [_plot(paragraph) for paragraph in path.read_text(encoding="utf-8").strip().split("\n\n")]
 
 
@@ -97,12 +99,12 @@ PLOTS = [plot for path in sorted((Path(__file__).parent / "plots").glob("*.txt")
 
 
 def generate(rng, held_out=False, grade=None):
-    """A wish for a story and one telling of it; split by a hash of the telling."""
+    """A request for a story, and the story; the held-out split hashes the story."""
     return on_side(_story, rng, held_out)
 
 
 def score(item, text):
-    """A modest check: the hero is in it, it ends on a full stop, has forty words or more and repeats no six of them."""
+    """Share of simple checks passed: it names the hero, ends with punctuation, has 40 words, repeats no 6-gram."""
     words = text.split()
     runs = [tuple(words[i:i + 6]) for i in range(len(words) - 5)]
     ends = text.strip().rstrip('"')[-1:] in (".", "!", "?")
@@ -113,8 +115,8 @@ def score(item, text):
 def _story(voice):
     plot = voice.rng.choice(PLOTS)
     words = cast(voice.rng) | {slot: voice.rng.choice(values) for slot, values in plot.own.items()}
-    told = expand(voice.rng, plot.text)
-    story, about, named = told.format(**words), plot.about.format(**words), "{n}" in told
+    text = expand(voice.rng, plot.text)
+    story, about, named = text.format(**words), plot.about.format(**words), "{n}" in text
     wish = _wish(voice.rng, named)
     prompt = voice.say(wish, n=words["n"], about=about)
     hero = "" if wish is ANY else words["n"] if named else _longest_shared(about, story)
@@ -124,19 +126,19 @@ def _story(voice):
 
 
 def _wish(rng, named):
-    """The wordings that say what a story shall be about, or only of whom, or nothing."""
+    """Wordings of the request: with the plot, with only the hero, or with neither."""
     if rng.random() < SHORT_WISHES:
         return BARE if named and rng.random() < 0.6 else ANY
     return OF_NAME if named else NAMELESS
 
 
 def _longest_shared(about, story):
-    """The longest word of the title that the story has too: who or what it is about, where nobody has a name."""
+    """The longest word of the title that also occurs in the story: its hero if no character has a name."""
     return max((word for word in re.findall(r"\w+", about) if word in story), key=len)
 
 
 def cast(rng):
-    """Who and what a story may be about: a value for every common slot. `he` is of {n}, `mhe` of the friend {m}."""
+    """Values of all common slots. `he` is the pronoun of the hero {n}, `mhe` that of the friend {m}."""
     girl, friend_girl = rng.random() < 0.5, rng.random() < 0.5
     hero = rng.choice(GIRLS if girl else BOYS)
     friend = rng.choice([name for name in (GIRLS if friend_girl else BOYS) if name != hero])

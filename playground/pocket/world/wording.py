@@ -1,7 +1,7 @@
-"""Wordings: short patterns that each stand for many sentences, so that a model learns the task and not a template.
+"""Wordings: patterns that expand to many sentences, so that a model learns the task and not a template.
 
-`[a|b]` is a choice, `[|a]` something that may be left out, choices nest; `{x}` is a slot and is filled after the
-choices are made. In a list of wordings a line that begins with `~` is kept for the evaluation: training never shows it.
+`[a|b]` is a choice, `[|a]` an optional part, choices nest; `{x}` is a slot, filled after the choices are made. In a
+list of wordings, a line that begins with `~` is held out for the evaluation and never used in training.
 """
 import re
 from functools import cache
@@ -10,7 +10,7 @@ MARKS = re.compile(r"([\[\]|])")
 
 
 class Wordings:
-    """Several patterns for one purpose, one a line: `taught` to everybody, or `kept` for the evaluation."""
+    """Patterns for one purpose, one per line: `taught` in training, or `kept` for the evaluation."""
 
     def __init__(self, text):
         lines = [line.strip() for line in text.strip().splitlines()]
@@ -18,31 +18,33 @@ class Wordings:
         self.kept = [line.removeprefix("~").strip() for line in lines if line.startswith("~")]
 
     def __len__(self):
-        """How many different wordings the taught patterns stand for, slots not counted."""
+        """Number of wordings that the training patterns expand to, not counting slots."""
         return sum(map(count, self.taught))
 
     def draw(self, rng, kept=False):
-        """One wording with its slots still open; a kept one only where there is any."""
+        """A random wording with unfilled slots; with `kept`, a held-out one if there is any."""
         return expand(rng, rng.choice(self.kept if kept and self.kept else self.taught))
 
     def any(self, rng):
-        """One wording, taught or kept, where no evaluation hangs on it."""
+        """A random wording, held out or not, for text that is not evaluated by wording."""
         return expand(rng, rng.choice(self.taught + self.kept))
 
 
 def expand(rng, pattern):
-    """The pattern with every choice made by `rng`."""
+    """The pattern with every choice resolved by `rng`."""
     return _pick(rng, tree(pattern))
 
 
 def count(pattern):
-    """How many different ways a pattern can be expanded (two equal options count twice)."""
+    """Number of expansions of a pattern; equal options are counted separately."""
     return _ways(tree(pattern))
 
 
 @cache
 def tree(pattern):
-    """A pattern as a tuple of strings and choices; a choice is a list of such tuples. ValueError: unbalanced brackets.
+    """Parse a pattern into a tuple of strings and choices; a choice is a list of such tuples.
+
+    Raises ValueError for unbalanced brackets.
     """
     parts = MARKS.split(pattern)
     found = _sequence(parts, 0)
@@ -52,7 +54,7 @@ def tree(pattern):
 
 
 def _sequence(parts, at):
-    """Read up to the end of an option: (parts of the sequence, where it stopped)."""
+    """Parse up to the end of an option: (parts of the sequence, index of the end)."""
     read = []
     while at < len(parts) and parts[at] not in ("|", "]"):
         if parts[at] == "[":
@@ -65,7 +67,7 @@ def _sequence(parts, at):
 
 
 def _options(parts, at):
-    """Read a choice that opens at `at`: (its options, the place of the closing bracket)."""
+    """Parse a choice that opens at `at`: (its options, index of the closing bracket)."""
     options = []
     while parts[at] != "]":
         option, at = _sequence(parts, at + 1)

@@ -94,8 +94,8 @@ class ASAp(Decoder):
             if weights.max() == NEVER:
                 sample = self._begin_again(lm, trie, sample, legal)
                 continue
-            rows.decide("mask", legal[None])
-            rows.decide(self.name, weights[None])
+            rows.add_stage("mask", legal[None])
+            rows.add_stage(self.name, weights[None])
             choice = lm.pick(rows)
             yield self._odds(lm, legal, weights)
             yield lm.keep([choice])
@@ -131,8 +131,8 @@ class ASAp(Decoder):
         chance, ending = exp(trie.chances[ROOT]), "" if sample.whole else ", cut off before its end"
         yield Branches(scores={sample.leaf.number: sample.logp})
         yield Note(
-            f"Sample {number} of {self.samples}: {sample.leaf.text!r}{ending}, log-probability {sample.logp:.2f}. As far as is known, "
-            f"at most {chance:.3g} of what the model writes freely is legal.",
+            f"Sample {number} of {self.samples}: {sample.leaf.text!r}{ending}, log-probability {sample.logp:.2f}. As"
+            f" far as is known, at most {chance:.3g} of what the model writes freely is legal.",
             sample.leaf.number,
         )
         yield Figure(

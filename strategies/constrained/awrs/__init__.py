@@ -56,7 +56,7 @@ class AWRS(Redrawn):
         if particle.weight == NEVER:
             return None
         # the law of the token, though nobody reckoned it
-        rows.decide("mask", rows.scores.masked_fill(~rows.masks, NEVER))
+        rows.add_stage("mask", rows.scores.masked_fill(~rows.masks, NEVER))
         return lm.choose(rows, token)
 
     def _tried(self, tries: Tries, uniform: Callable[[], float]) -> tuple[int | None, float]:
@@ -78,8 +78,8 @@ class AWRS(Redrawn):
             if refused := [lm.piece(token) for token, ok in particle.asked.items() if not ok]:
                 passed = [lm.piece(token) for token, ok in particle.asked.items() if ok]
                 yield Note(
-                    f"{len(refused) + len(passed)} tries of {lm.vocabulary} tokens: refused {quoted(refused)}, passed {quoted(passed)}; "
-                    f"log-weight {particle.weight:.2f}.",
+                    f"{len(refused) + len(passed)} tries of {lm.vocabulary} tokens: refused {quoted(refused)}, passed"
+                    f" {quoted(passed)}; log-weight {particle.weight:.2f}.",
                     particle.leaf.number,
                 )
 

@@ -50,7 +50,8 @@ class Terminals:
         self.ignored = frozenset(data["ignored"])
         if empty := next((name for name, automaton in self.automata.items() if automaton.finals[0]), None):
             raise Refusal(
-                f"The terminal {self.shown[empty]} may be empty, so there is no telling how often it stands: let it have a letter.",
+                f"The terminal {self.shown[empty]} may be empty, so there is no telling how often it stands: let it"
+                " have a letter.",
                 "source",
             )
 
@@ -233,7 +234,8 @@ class SynCode(Constraint):
         at, tally = self._standing(text), self.tallies.get(text)
         if at is None:
             yield Note(
-                "The lexer of the store cannot follow this text, so every token is asked of the exact engine, or banned."
+                "The lexer of the store cannot follow this text, so every token is asked of the exact engine, or"
+                " banned."
             )
         if at is None or tally is None:
             return
@@ -252,8 +254,14 @@ class SynCode(Constraint):
             " ".join(f"{self.terminals.shown[t]}:{text.decode('utf-8', 'replace')!r}" for t, text in at.lexemes[-3:])
             or "none yet"
         )
-        says = f"Lexemes {'… ' if len(at.lexemes) > 3 else ''}{lexemes}; {self.terminals.kind(at)}. Parser {at.parser.depth} deep. "
-        says += f"{len(self.store.entries)} lookups stored. {tally.undecided} tokens undecided, {tally.passed} of them legal."
+        says = (
+            f"Lexemes {'… ' if len(at.lexemes) > 3 else ''}{lexemes}; {self.terminals.kind(at)}. Parser"
+            f" {at.parser.depth} deep. "
+        )
+        says += (
+            f"{len(self.store.entries)} lookups stored. {tally.undecided} tokens undecided, {tally.passed} of them"
+            " legal."
+        )
         if tally.overruled or tally.missed:
             says += (
                 f" The engine refused {tally.overruled} that the store would let through, and knew {tally.missed} more."

@@ -61,7 +61,8 @@ class MaskStore:
         if self.walked > limits.STEP_BYTES or len(self.entries) >= self.most_entries:
             what = "memory" if len(self.entries) >= self.most_entries else "time for one step"
             raise Refusal(
-                f"The lookups of this grammar take too much {what}: give it fewer terminals, or use lark in place of syncode.",
+                f"The lookups of this grammar take too much {what}: give it fewer terminals, or use lark in place of"
+                " syncode.",
                 "constraint",
             )
 

@@ -1,4 +1,4 @@
-"""The cache of a prompt as a stream of bytes."""
+"""CacheGen: a prompt's KV cache as a compressed byte stream."""
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ from playground.contract import CachePolicy, knob
 from playground.events import Figure
 from strategies.kv_cache.cachegen.entropy_coding import decode, encode, tables
 
-DEPTH = 32  # layers of the model that the levels were chosen for
-# of the layers before 10, before 20 and after, of 32
+DEPTH = 32  # layers of the model that the levels were tuned for
+# layers below 10, below 20 and above, of 32
 KEY_BINS = {"1": (16, 16, 12), "2": (32, 16, 16), "3": (32, 32, 32)}
-VALUE_BINS = {"1": (16, 12), "2": (32, 16), "3": (32, 32)}  # of the layers before 2 and after
-ANCHOR = 256  # bins of an anchor, which is written plainly: a table for it would outweigh it
+VALUE_BINS = {"1": (16, 12), "2": (32, 16), "3": (32, 32)}  # layers below 2 and above
+ANCHOR = 256  # bins of an anchor, which is stored uncoded since its table would be larger than itself
 
 
 class CacheGen(CachePolicy):
-    """Go on from a prompt's cache that was sent as a stream of bytes: packed once it is read, unpacked, and put in its
-    place.
+    """Continue from a prompt's KV cache that was transmitted as bytes: it is encoded after the prefill, decoded, and
+    replaced by the result.
 
-    Numbers of a token are scaled by the largest of them and rounded to a few bins, fewer in late layers; then each
-    channel of a layer is written in as few bits as its own statistics allow, which loses nothing. The last token of the
-    prompt is not sent, and the row it left counts as before. In the paper tokens are written as differences to the
-    first of their group, its anchor; the released code, and this one at `group` 1, do without. What is saved is what is
-    sent: the cache in memory is as large as ever, and tables outweigh the rest where the prompt is short. Arithmetic
-    coding is replaced by one of equal sizes that handles all channels at once; which chunk to send at which level is
-    not decided here. Liu et al. 2023, arXiv 2310.07240.
+    The numbers of a token are scaled by the largest magnitude and rounded to a few bins, fewer in later layers; then
+    each channel of a layer is entropy-coded by its own statistics, without loss. The last token of the prompt is not
+    transmitted, and its logits stay exact. In the paper tokens are coded as differences to the first of their group,
+    the anchor; the released code, and this one at `group` 1, omit that. The transmitted bytes are reduced, not the
+    cache in memory, and for a short prompt the tables dominate. Arithmetic coding is replaced by an asymmetric numeral
+    system of equal size that processes all channels at once; the choice of a level per chunk is left out. Liu et al.
+    2023, arXiv 2310.07240.
     """
 
     name, title, paper, sheet = "cachegen", "Cache as a stream (CacheGen)", "2310.07240", "kv-cache/cachegen"
@@ -36,14 +36,14 @@ class CacheGen(CachePolicy):
     row_wise = False
 
     level: str = knob(
-        "2", choices=("1", "2", "3"), help="quality: how many bins a number is rounded to; 3 has the most"
+        "2", choices=("1", "2", "3"), help="quality: the number of bins; 3 has the most"
     )
     group: int = knob(
         1,
         1,
         32,
         step=1,
-        help="neighbouring tokens of which all but the first are written as differences to it; 1 writes every token as it is",
+        help="neighbouring tokens coded as differences to the first of them; 1 codes every token by itself",
     )
 
     def __post_init__(self):
@@ -55,16 +55,16 @@ class CacheGen(CachePolicy):
         return held.live
 
     def _send(self, held, part):
-        """Put what comes out of the stream in place of what went in; bytes and numbers of it."""
+        """Replace the cached states by the decoded stream; returns its bytes and how many numbers it codes."""
         rows = held.read(part)
         sent = rows[:, :-1].transpose(0, 1).flatten(1)
         stream = pack(sent, self.bins(part, held.layer, held.layers), self.group)
-        come = unpack(stream).to(rows).unflatten(1, (len(rows), -1)).transpose(0, 1)
-        held.write(part, torch.cat([come, rows[:, -1:]], 1))
+        decoded = unpack(stream).to(rows).unflatten(1, (len(rows), -1)).transpose(0, 1)
+        held.write(part, torch.cat([decoded, rows[:, -1:]], 1))
         return len(stream), sent.numel()
 
     def bins(self, part, layer, layers):
-        """What a number of a layer is rounded to."""
+        """Number of bins for a layer."""
         deep = layer * DEPTH / layers
         if part == "keys":
             return KEY_BINS[self.level][(deep >= 10) + (deep >= 20)]
@@ -73,23 +73,13 @@ class CacheGen(CachePolicy):
     def explain(self, prompt, layers):
         if not self._sent or self._shown:
             return
-        sent = [[self._sent[layer][part] for layer in range(layers)] for part in ("keys", "values")]
-        labels, (keys, values) = [f"layer {layer}" for layer in range(layers)], sent
-        yield Figure(
-            "matrix",
-            "bits sent for each number",
-            {
-                "rows": labels,
-                "columns": ["keys", "values"],
-                "values": [[8 * size / count for size, count in both] for both in zip(keys, values)],
-            },
-        )
+        keys, values = ([self._sent[layer][part] for layer in range(layers)] for part in ("keys", "values"))
+        labels = {"rows": [f"layer {layer}" for layer in range(layers)], "columns": ["keys", "values"]}
+        bits = [[8 * size / count for size, count in both] for both in zip(keys, values)]
+        yield Figure("matrix", "bits per number sent", {**labels, "values": bits})
         size, count = (sum(column) for column in zip(*keys, *values))
-        yield Figure(
-            "bars",
-            "bytes to send",
-            {"labels": ["in 16 bits", "in 8 bits", "this stream"], "values": [2 * count, count, size]},
-        )
+        bars = {"labels": ["at 16 bits", "at 8 bits", "this stream"], "values": [2 * count, count, size]}
+        yield Figure("bars", "bytes to send", bars)
         self._shown = True
 
 
@@ -97,7 +87,7 @@ class CacheGen(CachePolicy):
 
 @dataclass(frozen=True)
 class Binned:
-    """Rows [n, channels] as symbols, and the largest number of each row, by which it was scaled."""
+    """Rows [n, channels] as symbols, with the largest magnitude of each row as its scale."""
 
     symbols: numpy.ndarray  # [n, channels]
     scale: numpy.ndarray  # float32 [n]
@@ -109,7 +99,7 @@ class Binned:
 
 
 def binned(rows: numpy.ndarray, bins: int) -> Binned:
-    """Every number within half a bin; as released there is one bin fewer than that, or two where the number is odd."""
+    """Round each number to its nearest bin; as released, one bin stays unused, or two if `bins` is odd."""
     scale, half = numpy.abs(rows).max(1).astype(numpy.float32), bins // 2 - 1
     spread = numpy.where(scale > 0, scale, 1)[:, None]
     return Binned(numpy.rint(rows * half / spread).clip(-half, half).astype(numpy.int64) + half, scale, bins)
@@ -121,19 +111,19 @@ HEAD, PART = "<IIH", "<IHI"  # rows, channels, group; and of a part: rows, bins,
 
 
 def pack(rows: Tensor, bins: int, group: int) -> bytes:
-    """Rows [n, channels] as bytes, from which `unpack` makes them again as well as the bins allow."""
+    """Encode rows [n, channels] as bytes; `unpack` decodes them to the precision of the bins."""
     numbers = rows.detach().cpu().double().numpy()
     head = struct.pack(HEAD, *numbers.shape, group)
     if group == 1:
         return head + _written(binned(numbers, bins))
     anchors = binned(numbers[::group], ANCHOR)
-    # from what the other side will read, so that no error adds up
-    apart = numbers - anchors.rows().repeat(group, 0)[:len(numbers)]
-    return head + _written(anchors) + _written(binned(apart[_others(len(numbers), group)], bins))
+    # relative to the decoded anchors, so that errors do not add up
+    differences = numbers - anchors.rows().repeat(group, 0)[:len(numbers)]
+    return head + _written(anchors) + _written(binned(differences[_others(len(numbers), group)], bins))
 
 
 def unpack(stream: bytes) -> Tensor:
-    """Rows [n, channels] of a stream, in float64."""
+    """Decode the rows [n, channels] of a stream, in float64."""
     n, channels, group = struct.unpack_from(HEAD, stream)
     parts = list(_read(stream, struct.calcsize(HEAD), channels))
     if group == 1:
@@ -144,7 +134,7 @@ def unpack(stream: bytes) -> Tensor:
 
 
 def _others(n: int, group: int) -> numpy.ndarray:
-    """Which of n rows are no anchors."""
+    """Which of n rows are not anchors."""
     return numpy.arange(n) % group != 0
 
 
@@ -177,7 +167,7 @@ def _read(stream: bytes, at: int, channels: int) -> Iterator[Binned]:
 
 
 def _decoded(columns: list[numpy.ndarray], n: int) -> numpy.ndarray:
-    """Symbols [n, channels] by inner starts of tables, last numbers, counts and words."""
+    """Symbols [n, channels] from the inner table starts, final states, word counts and words."""
     inner, *coded = columns
     channels = len(coded[0])
     starts = numpy.pad(inner.reshape(channels, -1).astype(numpy.int64), ((0, 0), (1, 1)))

@@ -1,27 +1,25 @@
-"""Many streams of symbols in as few bits as their statistics allow, each with a table of its own: asymmetric numeral
-systems.
+"""Entropy coding of many streams of symbols, each with its own table, by range asymmetric numeral systems (rANS).
 
-A stream is one whole number x that grows by log2(total / width) bits for a symbol whose table gives it `width` of
-`total`. What no longer fits is written out 16 bits at a time, last symbol first, so that reading goes forwards. All
-streams take each step together. Sizes are those of arithmetic coding, but for at most 32 bits a stream. Duda 2013,
-arXiv 1311.2540.
+The state of a stream is an integer x that grows by log2(total / width) bits for a symbol with `width` of `total` in its
+table. Overflow is written 16 bits at a time. Encoding starts at the last symbol, so that decoding runs forwards. All
+streams advance together. Sizes are those of arithmetic coding plus at most 32 bits per stream. Duda 2013, arXiv
+1311.2540.
 """
 from __future__ import annotations
 
 import numpy
 from numpy.typing import NDArray
 
-BITS = 16  # of a word, and of the total of a table
-TOTAL, LOWEST = 1 << BITS, 1 << BITS  # x stays within LOWEST and LOWEST << BITS between two symbols
+BITS = 16  # per word, and of a table's total
+TOTAL, LOWEST = 1 << BITS, 1 << BITS  # between two symbols LOWEST <= x < LOWEST << BITS
 
 Symbols = NDArray[numpy.int64]
 
 
 def tables(symbols: Symbols, kinds: int) -> Symbols:
-    """Where each of `kinds` symbols begins in the table of its stream, and the total, [streams, kinds + 1], made of
-    symbols [n, streams].
+    """Cumulative frequency tables [streams, kinds + 1] of symbols [n, streams]; the last entry is the total.
 
-    Every kind has some width, those that never occur too.
+    Every symbol has a positive width, even if it never occurs.
     """
     counts = numpy.stack([numpy.bincount(stream, minlength=kinds) for stream in symbols.T])
     ends = counts.cumsum(1) * (TOTAL - kinds) // max(1, len(symbols)) + numpy.arange(1, kinds + 1)
@@ -30,8 +28,9 @@ def tables(symbols: Symbols, kinds: int) -> Symbols:
 
 
 def encode(symbols: Symbols, starts: Symbols) -> tuple[Symbols, Symbols, Symbols]:
-    """Symbols [n, streams] by tables [streams, kinds + 1]: the last x of each stream, how many words each has, and all
-    words, stream after stream.
+    """Encode symbols [n, streams] with tables [streams, kinds + 1].
+
+    Returns the final state of each stream [streams], its number of words [streams], and all words, stream by stream.
     """
     streams = numpy.arange(symbols.shape[1])
     x, words, full = numpy.full(len(streams), LOWEST), numpy.zeros_like(symbols), numpy.zeros(symbols.shape, bool)
@@ -46,7 +45,7 @@ def encode(symbols: Symbols, starts: Symbols) -> tuple[Symbols, Symbols, Symbols
 
 
 def decode(x: Symbols, counts: Symbols, words: Symbols, starts: Symbols, n: int) -> Symbols:
-    """The symbols [n, streams] that `encode` was given."""
+    """Inverse of `encode`: the symbols [n, streams]."""
     streams, at = numpy.arange(len(x)), counts.cumsum() - counts
     found, words = numpy.empty((n, len(x)), numpy.int64), numpy.append(words, 0)
     for row in found:

@@ -9,14 +9,14 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Event, Figure, Note
 from strategies.sampling.adadec.entropy_threshold import learn
 
-NEVER = 4.0  # threshold that means: no pause at all
+NEVER = 4.0  # threshold that disables lookahead
 
 
 @dataclass
 class Rollout:
-    """A candidate and what the model would write after it."""
+    """A candidate and its greedy continuation."""
 
-    node: int = ROOT  # in the tree of all rollouts, its last token that has been fed
+    node: int = ROOT  # its last token, in the tree of all rollouts
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
 
@@ -25,36 +25,36 @@ class Rollout:
         """Log-probability per token, in nats."""
         return sum(self.logps) / len(self.logps)
 
-    def write(self, token: int, logp: float, tree: TokenTree) -> None:
+    def append(self, token: int, logp: float, tree: TokenTree) -> None:
         self.node = tree.add(token, self.node, confidence=math.exp(logp))
         self.tokens.append(token)
         self.logps.append(logp)
 
 
 class AdaDec(Decoder):
-    """Write greedily while the model is sure; where it is not, look a few tokens ahead of each candidate and take the
-    best.
+    """Decode greedily at low entropy; at high entropy, roll out each candidate for a few tokens and commit the best.
 
-    At a row whose entropy, before any sampler, reaches `tau` nats, each of the `width` most probable tokens is
-    continued greedily for `depth` tokens, all of them in one forward per step. The candidate with the largest log-
-    probability per token, its own included, is committed; its rollout is thrown away. A rollout that writes an end
-    token stops there, and its score too. The authors stop rollouts where a function's body ends; here only end tokens
-    do. `fit` learns tau for a model, from texts. He et al. 2025, arXiv 2506.08980.
+    If the entropy of a row, before any sampler, reaches `tau` nats, each of the `width` most probable tokens is
+    continued greedily for `depth` tokens, all of them in one forward per step. The candidate with the largest
+    log-probability per token of its rollout, itself included, is committed; its rollout is discarded. A rollout ends at
+    an end token, and is scored by the tokens it has. The authors end rollouts at the end of a function body; here only
+    end tokens do. `fit` learns tau for a model from texts. He et al. 2025, arXiv 2506.08980.
     """
 
     name, title, paper, sheet = "adadec", "AdaDec", "2506.08980", "sampling/adadec"
     guarantee, refuses = ("heuristic", "collapses"), ("drawing",)
 
     tau: float = knob(
-        1.0, 0.0, NEVER, step=0.05, help="entropy in nats from which to look ahead; 0 looks ahead everywhere, 4 nowhere"
+        1.0, 0.0, NEVER, step=0.05, help="entropy in nats from which to look ahead; 0: always, 4: never"
     )
     width: int = knob(3, 1, 8, step=1, help="candidates")
-    depth: int = knob(5, 0, 12, step=1, help="tokens that are written ahead of each candidate")
+    depth: int = knob(5, 0, 12, step=1, help="tokens generated after each candidate")
 
     @classmethod
     def fit(cls, readings: Iterable[TokenReading]) -> dict[str, float]:
-        """The entropy above which a model's first choice is rather wrong than right in texts that are right; raises
-        Refusal.
+        """Fit `tau`, the entropy above which the model's first choice is more often wrong than right in given texts.
+
+        Raises Refusal if the texts do not determine it.
         """
         return {"tau": min(NEVER, learn(readings).tau)}
 
@@ -69,44 +69,43 @@ class AdaDec(Decoder):
             )
             if entropy >= self.tau and self.tau < NEVER:
                 rollouts = yield from self._look_ahead(lm, rows)
-                yield from _told(lm, rollouts, entropy)
+                yield from _events(lm, rollouts, entropy)
                 yield lm.keep(lm.choose(rows, _best(rollouts).tokens[0]))
             else:
                 yield lm.keep(lm.pick(rows))
             rows = yield lm.extend()
 
     def _look_ahead(self, lm, rows) -> Iterator:
-        """Candidates in the order of their probability, each with its rollout."""
+        """The rollouts of all candidates, the most probable candidate first."""
         tree, rollouts = TokenTree(source=self.name), []
-        # of equals the lowest id comes first
+        # ties: the lowest id first
         logp, tokens = rows.scores[rows.row(ROOT)].log_softmax(-1).sort(descending=True, stable=True)
         for value, token in zip(logp[:self.width].tolist(), tokens[:self.width].tolist()):
             if value > -math.inf:
                 rollouts.append(Rollout())
-                rollouts[-1].write(token, value, tree)
+                rollouts[-1].append(token, value, tree)
         for _ in range(min(self.depth, lm.context - len(lm.tokens))):
             growing = [rollout for rollout in rollouts if not lm.ends(rollout.tokens[-1])]
             if not growing:
                 break
-            ahead = yield lm.extend(tree)
-            _write_on(growing, ahead, tree)
+            _extend(growing, (yield lm.extend(tree)), tree)
         return rollouts
 
 
-def _write_on(rollouts: list[Rollout], rows, tree: TokenTree) -> None:
-    """One greedy token more for each."""
+def _extend(rollouts: list[Rollout], rows, tree: TokenTree) -> None:
+    """Append one greedy token to each rollout."""
     for rollout in rollouts:
         token = rows.best(rollout.node)
-        rollout.write(token, float(rows.scores[rows.row(rollout.node)].log_softmax(-1)[token]), tree)
+        rollout.append(token, float(rows.scores[rows.row(rollout.node)].log_softmax(-1)[token]), tree)
 
 
 def _best(rollouts: list[Rollout]) -> Rollout:
-    """Of equals the more probable candidate, which comes first."""
+    """The rollout with the largest score; ties go to the more probable candidate."""
     return max(rollouts, key=lambda rollout: rollout.score)
 
 
-def _told(lm, rollouts: list[Rollout], entropy: float) -> Iterator[Event]:
-    """What each candidate would lead to, and whether the first choice was overruled."""
+def _events(lm, rollouts: list[Rollout], entropy: float) -> Iterator[Event]:
+    """The rollouts and their scores, and whether the first choice was overruled."""
     first, best = rollouts[0], _best(rollouts)
     labels = ["".join(map(lm.piece, rollout.tokens)) for rollout in rollouts]
     values = [math.exp(rollout.score) for rollout in rollouts]
@@ -114,5 +113,7 @@ def _told(lm, rollouts: list[Rollout], entropy: float) -> Iterator[Event]:
     outcome = "first choice kept" if best is first else "first choice overruled"
     yield Figure("spans", "pauses", {"spans": [[lm.generated, lm.generated + 1, outcome, entropy]]})
     if best is not first:
-        yield Note(f"{lm.piece(best.tokens[0])!r} in place of {lm.piece(first.tokens[0])!r}: looking ahead gives it "
-                   f"{best.score:.2f} nats per token against {first.score:.2f}.")
+        yield Note(
+            f"{lm.piece(best.tokens[0])!r} in place of {lm.piece(first.tokens[0])!r}: its rollout has "
+            f"{best.score:.2f} nats per token against {first.score:.2f}."
+        )

@@ -20,18 +20,18 @@ ASKED = (
 CUE = 'Final answer (only number): "'
 NUMBER = 8  # tokens of a final answer, at most
 SHOWN = 12  # tokens or answers in a figure
-DRAWN = 200  # best tokens whose keys are drawn
-NAMED = 5  # clusters that have a colour
-PLANE = "keys of the best first tokens, those tried crossed out, and where each query points"
+DRAWN = 200  # best tokens that are drawn
+NAMED = 5  # clusters with a colour
+PLANE = "lm_head weights of the best first tokens, those tried crossed out, and the direction of each query"
 
 
 class Form(NamedTuple):
-    """How answers stand in a prompt, up to where the next one begins, and what ends one."""
+    """The format of answers in a prompt, up to the start of the next one, and what ends an answer."""
 
     opening: str
-    item: str  # what stands before an answer, {n} its number
+    item: str  # before an answer, {n} is its number
     after: str
-    stop: bytes  # a token with this in it ends an answer, and is none of it
+    stop: bytes  # a token that contains it ends an answer
 
     def put(self, answers: list[str], open_one: bool = True) -> str:
         items = [f"{self.item.format(n=n)}{answer}{self.after}" for n, answer in enumerate(answers, 1)]
@@ -44,29 +44,28 @@ WAYS = Form(ASKED, "### Way {n}:\n* **Step 1:**\n", "\n", b"#")
 
 @dataclass
 class ReadPrompts(Explored):
-    """All that was read of prompts and answers: the best token after each node, and whole rows where a query was made.
-    """
+    """Results for the prompts and answers read: the best token after each node, and logits for each query."""
 
     best: dict[int, int] = field(default_factory=dict)
     rows: dict[int, Tensor] = field(default_factory=dict)  # logits [V]
-    states: dict[int, Tensor] = field(default_factory=dict)  # what the head read, [width], where it is drawn
+    states: dict[int, Tensor] = field(default_factory=dict)  # input of the lm_head, [width], if it is drawn
     queries: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def learn(self, rows) -> None:
         self.best |= {rows.first + i: token for i, token in enumerate(rows.raw.argmax(-1).tolist())}
 
     def query(self, lm, ids: list[int]) -> Iterator:
-        """The node after these tokens, whose row is read and kept."""
+        """The node after these tokens; its logits are stored."""
         if tuple(ids) in self.queries:
             return self.queries[tuple(ids)]
-        # a node of its own: another of this token may have been read and its row let go
+        # a new node, since the logits of an existing one may have been discarded
         node = self.tree.add(ids[-1], self.follow(ids[:-1]))
         rows = yield lm.extend(self.tree)
-        self.asked(ids, rows, node)
+        self.store_query(ids, rows, node)
         return node
 
-    def asked(self, ids: list[int], rows, node: int) -> None:
-        """Note what these tokens, up to a node, were read for."""
+    def store_query(self, ids: list[int], rows, node: int) -> None:
+        """Store the logits after these tokens, which end at a node."""
         self.learn(rows)
         self.rows[node], self.queries[tuple(ids)] = rows.raw[rows.row(node)], node
         if rows.hidden is not None:
@@ -78,13 +77,13 @@ class ReadPrompts(Explored):
 
 @dataclass
 class Search:
-    """What was found so far. Answers may repeat; first tokens never do."""
+    """The answers so far, which may repeat, and the first tokens tried, which do not."""
 
     answers: list[str] = field(default_factory=list)
-    queries: list[int] = field(default_factory=list)  # number of the query that found each answer, 0 for those given
-    tried: dict[str, int] = field(default_factory=dict)  # first tokens by what they read
-    atlas: Atlas | None = None  # of the keys, once they are drawn
-    crossed: int = 0  # first tokens that are crossed out there
+    queries: list[int] = field(default_factory=list)  # query that found each answer, 0 for known ones
+    tried: dict[str, int] = field(default_factory=dict)  # first tokens by their text
+    atlas: Atlas | None = None  # once the first query was made
+    crossed: int = 0  # number of first tokens crossed out in the figure
 
     @property
     def different(self) -> int:
@@ -92,19 +91,20 @@ class Search:
 
 
 class InContextNavigation(Decoder):
-    """Collect different answers: write those that were found into the prompt and ask again, which turns the model away
-    from them and from all tokens like them.
+    """Collect different answers: add those found to the prompt and query again, which moves the model away from them
+    and from similar tokens.
 
-    Scores of the next token are products of one query, the model's state, with fixed keys, one a token. Down the ranks
-    of one query stand tokens whose keys are like those of the best, right or not; another query ranks anew. Each query
-    tries the best `n_tol` first tokens whose text was not tried before, and every one is completed greedily from the
-    prompt without any answers, so these decide what is tried and not how it goes on. Without navigation it walks down
-    the ranks of a single query, and so it does with one query. In ways, each path to a solution names a number, and the
-    numbers vote. The text is the list, or the first path to the number that won. Keys that are alike lie in one
-    cluster. Where the right answers are given, the tokens ranked behind the best are completed too: the method rests on
-    those outside the clusters of the best being right more often, though ranked no better. A head that is the
-    embeddings too mixes what tokens mean and what they follow. Peng et al. 2024, arXiv 2410.02284, with the prompts and
-    settings of its code; the line that asks for a final answer and the number of clusters are ours.
+    Logits are products of a query, the model's hidden state, with the lm_head weights of the tokens. The tokens ranked
+    next by one query have weights similar to those of the best, right or not; another query ranks differently. Each
+    query tries the best `n_tol` first tokens whose text was not tried before, and each is completed greedily from the
+    prompt without answers, so that the answers in the prompt affect only the first token. Without navigation, or with
+    one query, it goes down the ranks of a single query. In the task `ways`, each solution path gives a number, and the
+    majority wins. The text is the list, or the first path to the winning number.
+
+    Similar weights lie in one cluster. If the right answers are given, the tokens ranked after the best are completed
+    as well: the method assumes that those outside the clusters of the best are right more often, at no better rank. An
+    lm_head tied to the embeddings mixes similarity of input and of output. Peng et al. 2024, arXiv 2410.02284, with the
+    prompts and settings of its code; the line that requests a final answer and the number of clusters are ours.
     """
 
     name, title, paper, sheet = (
@@ -119,35 +119,35 @@ class InContextNavigation(Decoder):
     task: str = knob(
         "list",
         choices=("list", "ways"),
-        help="a list of short answers in quotes, or ways to solve a problem, whose numbers vote",
+        help="a list of short answers in quotes, or ways to solve a problem with a majority vote on the number",
     )
-    n_run: int = knob(10, 1, 20, step=1, help="queries for a list; 1 is a walk down the ranks")
-    n_tol: int = knob(10, 1, 10, step=1, help="new first tokens a query tries; 1 asks anew after every answer")
-    n_cot: int = knob(4, 1, 10, step=1, help="ways that are tried, each with a query of its own")
-    pool: int = knob(100, 10, 1000, step=10, help="best tokens among which a way may begin")
+    n_run: int = knob(10, 1, 20, step=1, help="queries for a list; 1 goes down the ranks of one query")
+    n_tol: int = knob(10, 1, 10, step=1, help="new first tokens per query; 1 queries again after every answer")
+    n_cot: int = knob(4, 1, 10, step=1, help="ways that are tried, with one query each")
+    pool: int = knob(100, 10, 1000, step=10, help="best tokens from which the first of a way is taken")
     longest: int = knob(
-        64, 1, 256, step=1, help="tokens of an answer; one that has not closed its quote by then is none"
+        64, 1, 256, step=1, help="maximum tokens of an answer; without a closing quote by then it is discarded"
     )
-    path: int = knob(256, 1, 1024, step=1, help="tokens of a way")
+    path: int = knob(256, 1, 1024, step=1, help="maximum tokens of a way")
     completion: str = knob(
-        "clean", choices=("clean", "navigated"), help="answers go on from the prompt without the others, or with them"
+        "clean", choices=("clean", "navigated"), help="complete answers from the prompt without or with the others"
     )
     navigate: bool = knob(
-        True, help="put what was found into the prompt; without, it is a walk down the ranks of one query"
+        True, help="add the answers found to the prompt; off: go down the ranks of one query"
     )
-    strip: bool = knob(False, help="count first tokens that differ only by blanks as one")
-    cue: str = knob(CUE, help="line behind a way that asks for its number, up to where that begins")
+    strip: bool = knob(False, help="treat first tokens that differ only by whitespace as one")
+    cue: str = knob(CUE, help="text after a way that requests its number, up to the number")
     known: str = knob(
-        "", multiline=True, help="answers of a list that are known already, one a line: they stand in every prompt"
+        "", multiline=True, help="known answers of a list, one per line; they are in every prompt"
     )
 
-    clusters: int = knob(64, 0, 256, step=1, help="clusters of the keys, by k-means with cosines; 0 draws no keys")
-    main: int = knob(10, 1, 50, step=1, help="best tokens whose clusters are the main ones")
-    ranked: int = knob(100, 10, 1000, step=10, help="best tokens that are looked at by cluster")
+    clusters: int = knob(64, 0, 256, step=1, help="clusters of the lm_head weights, by spherical k-means; 0: none")
+    main: int = knob(10, 1, 50, step=1, help="best tokens whose clusters are the main clusters")
+    ranked: int = knob(100, 10, 1000, step=10, help="best tokens that are compared by cluster")
     right: str = knob(
         "",
         multiline=True,
-        help="all right answers of a list, one a line: every token looked at is then completed and judged",
+        help="all right answers of a list, one per line; every compared token is then completed and judged",
     )
 
     @property
@@ -157,77 +157,72 @@ class InContextNavigation(Decoder):
     def decode(self, lm) -> Iterator:
         reading, form = ReadPrompts(TokenTree(self.name)), LIST if self.task == "list" else WAYS
         prefilled = yield lm.prefill()
-        reading.asked([], prefilled, ROOT)
-        search = self._begun(lm)
-        text = yield from (
-            self._listed(lm, reading, form, search) if self.task == "list" else self._voted(lm, reading, form, search)
-        )
+        reading.store_query([], prefilled, ROOT)
+        search = self._initial_search(lm)
+        search_tokens = self._list_tokens if self.task == "list" else self._majority_way
+        text = yield from search_tokens(lm, reading, form, search)
         ids = text[:lm.remaining]
         rows = yield lm.extend(chain(ids[:-1], self.name))
         yield from adopt(lm, [FoundToken(token, rows, node) for node, token in enumerate(ids, ROOT)])
 
-    def _begun(self, lm) -> Search:
+    def _initial_search(self, lm) -> Search:
         search, known = Search(), [line.strip() for line in self.known.splitlines() if line.strip()]
         for answer in known if self.task == "list" else ():
             search.answers.append(answer)
             search.queries.append(0)
-            search.tried |= {self._read(lm, token): token for token in lm.spell(answer)[:1]}
+            search.tried |= {self._text_of(lm, token): token for token in lm.spell(answer)[:1]}
         return search
 
     # --- lists ---
 
-    def _listed(self, lm, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
-        """Tokens of the list of all answers; where there are none, of what came of the first token tried."""
+    def _list_tokens(self, lm, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
+        """Tokens of the list of all answers; if there are none, of the completion of the first token tried."""
         given, spare = list(search.answers), []
-        for turn in range(1, self.n_run + 1):
-            nodes = yield from self._asked(lm, reading, form, given, search.answers)
-            firsts = self._new(lm, reading.rows[nodes[1]], search, self.n_tol) if nodes else []
+        for query in range(1, self.n_run + 1):
+            nodes = yield from self._query_nodes(lm, reading, form, given, search.answers)
+            firsts = self._new_first_tokens(lm, reading.rows[nodes[1]], search, self.n_tol) if nodes else []
             if not firsts:
                 yield Note("The prompt is full." if not nodes else "Every token was tried.")
                 break
-            texts = yield from self._completed(
+            texts = yield from self._complete(
                 lm, reading, nodes[self.completion == "navigated"], firsts, form.stop, min(self.longest, lm.remaining)
             )
             spare = spare or lm.spell(form.put(given)) + texts[0]
-            yield from self._moved(lm, reading, nodes, search, firsts, turn)
-            yield from self._gathered(lm, form, search, texts, turn)
+            yield from self._query_events(lm, reading, nodes, search, firsts, query)
+            yield from self._collect(lm, form, search, texts, query)
         if search.atlas:
-            yield from self._compared(lm, reading, form, search, given)
+            yield from self._cluster_events(lm, reading, form, search, given)
         return (
             lm.spell(form.put(search.answers, open_one=False))
             if len(search.answers) > len(given)
             else spare or lm.spell(form.put(given))
         )
 
-    def _asked(self, lm, reading: ReadPrompts, form: Form, given: list[str], answers: list[str]) -> Iterator:
-        """Nodes after the clean prompt and after the one with the answers so far; none where that is longer than the
-        model reads.
-        """
+    def _query_nodes(self, lm, reading: ReadPrompts, form: Form, given: list[str], answers: list[str]) -> Iterator:
+        """Nodes after the clean prompt and after the one with the answers; None if one exceeds the model's context."""
         clean, full = lm.spell(form.put(given)), lm.spell(form.put(answers if self.navigate else given))
         if max(len(clean), len(full)) + 1 >= lm.target.room:
             return None
         return (yield from reading.query(lm, clean)), (yield from reading.query(lm, full))
 
-    def _new(self, lm, row: Tensor, search: Search, count: int, pool: int | None = None) -> list[int]:
-        """The best tokens of a row [V] whose text was not tried yet; from now on they have been."""
+    def _new_first_tokens(self, lm, row: Tensor, search: Search, count: int, pool: int | None = None) -> list[int]:
+        """The best tokens of logits [V] whose text was not tried yet; marks them as tried."""
         found = []
         for token in row.sort(descending=True, stable=True).indices[:pool].tolist():
             if len(found) == count:
                 break
-            text = self._read(lm, token)
+            text = self._text_of(lm, token)
             if text not in search.tried and not (lm.ends(token) or lm.special(token)):
                 search.tried[text] = token
                 found.append(token)
         return found
 
-    def _read(self, lm, token: int) -> str:
+    def _text_of(self, lm, token: int) -> str:
         text = lm.bytes(token).decode(errors="backslashreplace")
         return text.strip() if self.strip else text
 
-    def _completed(self, lm, reading: ReadPrompts, base: int, firsts: list[int], stop: bytes, longest: int) -> Iterator:
-        """Each first token with what follows it greedily after node `base`, side by side, up to a token with `stop` in
-        it.
-        """
+    def _complete(self, lm, reading: ReadPrompts, base: int, firsts: list[int], stop: bytes, longest: int) -> Iterator:
+        """Greedy completions of first tokens after node `base`, in parallel, each up to a token with `stop`."""
         texts, nodes = [[token] for token in firsts], [base] * len(firsts)
         most = min(longest, lm.target.room - 1 - len(reading.tree.path(base)))
         while growing := [
@@ -243,37 +238,35 @@ class InContextNavigation(Decoder):
                 texts[i].append(reading.best[nodes[i]])
         return texts
 
-    def _gathered(self, lm, form: Form, search: Search, texts: list[list[int]], turn: int) -> Iterator[Event]:
-        """Answers that closed their quote join the search."""
+    def _collect(self, lm, form: Form, search: Search, texts: list[list[int]], query: int) -> Iterator[Event]:
+        """Add the answers with a closing quote to the search."""
         found, failed = [], 0
         for text in texts:
-            answer = closed(lm, text, form.stop)
+            answer = quoted_answer(lm, text, form.stop)
             failed += not answer
             found += [answer] if answer else []
-        again = sum(answer in search.answers or answer in found[:i] for i, answer in enumerate(found))
+        repeats = sum(answer in search.answers or answer in found[:i] for i, answer in enumerate(found))
         search.answers += found
-        search.queries += [turn] * len(found)
+        search.queries += [query] * len(found)
         yield Figure(
             "scalar",
             "answers",
-            {"x": turn, "axis": "query", "series": {"found": len(search.answers), "different": search.different}},
+            {"x": query, "axis": "query", "series": {"found": len(search.answers), "different": search.different}},
         )
         yield Figure(
             "bars",
             "answers, and the query that found them",
             {"labels": marked(search.answers)[-SHOWN:], "values": search.queries[-SHOWN:]},
         )
-        missed = f" {failed} closed no quote." if failed else ""
+        missed = f" {failed} had no closing quote." if failed else ""
         yield Note(
-            f"Query {turn} found {', '.join(map(repr, found[:SHOWN])) or 'nothing'}; {again} of them a repeat.{missed}"
+            f"Query {query} found {', '.join(map(repr, found[:SHOWN])) or 'nothing'}; repeats: {repeats}.{missed}"
         )
 
-    def _moved(
-        self, lm, reading: ReadPrompts, nodes: tuple[int, int], search: Search, firsts: list[int], turn: int
+    def _query_events(
+        self, lm, reading: ReadPrompts, nodes: tuple[int, int], search: Search, firsts: list[int], query: int
     ) -> Iterator[Event]:
-        """How the answers in the prompt moved the query: ranks and scores, products with the keys, of first tokens
-        before and after.
-        """
+        """Figures on how the answers in the prompt moved the query: ranks and logits of first tokens."""
         clean, full = (reading.rows[node] for node in nodes)
         places = [ranks(row) for row in (clean, full)]
         names = [lm.piece(token) for token in firsts[:SHOWN]]
@@ -290,42 +283,42 @@ class InContextNavigation(Decoder):
                 yield Figure(
                     "scalar",
                     f"mean {what} of first tokens tried before",
-                    {"x": turn, "axis": "query", "series": dict(zip(("clean prompt", "with answers"), means))},
+                    {"x": query, "axis": "query", "series": dict(zip(("clean prompt", "with answers"), means))},
                 )
-        yield from self._drawn(lm, reading, nodes, search, turn)
+        yield from self._plane_events(lm, reading, nodes, search, query)
 
-    # --- keys ---
+    # --- lm_head geometry ---
 
-    def _drawn(self, lm, reading: ReadPrompts, nodes: tuple[int, int], search: Search, turn: int) -> Iterator[Event]:
-        """The keys in a plane, drawn once; then, query by query, what is crossed out and where the query points."""
-        if lm.keys is None or nodes[1] not in reading.states:
+    def _plane_events(
+        self, lm, reading: ReadPrompts, nodes: tuple[int, int], search: Search, query: int
+    ) -> Iterator[Event]:
+        """The lm_head weights in a plane, drawn once; then per query the tokens tried and its direction."""
+        if lm.lm_head_weight is None or nodes[1] not in reading.states:
             return
         if search.atlas is None:
-            search.atlas = Atlas.of(lm.keys, reading.rows[nodes[0]], max(DRAWN, self.ranked), self.clusters)
+            search.atlas = Atlas.of(lm.lm_head_weight, reading.rows[nodes[0]], max(DRAWN, self.ranked), self.clusters)
             yield Figure("points", PLANE, {"points": self._points(lm, search.atlas, search.atlas.tokens[:DRAWN])})
         crossed = self._points(lm, search.atlas, [*search.tried.values()][search.crossed:], True)
         search.crossed += len(crossed)
-        arrow = [*search.atlas.plane.arrow(reading.states[nodes[1]]), f"query {turn}"]
+        arrow = [*search.atlas.plane.arrow(reading.states[nodes[1]]), f"query {query}"]
         yield Figure("points", PLANE, {"points": crossed, "path": [arrow]})
 
     def _points(self, lm, atlas: Atlas, tokens: list[int], crossed: bool = False) -> list[list]:
         names = {number: f"like {quoted(lm, those[:3])}" for number, those in atlas.largest(NAMED).items()}
-        places, numbers = atlas.plane.places(atlas.keys[tokens]), atlas.clusters_of(tokens)
+        places, numbers = atlas.plane.places(atlas.weights[tokens]), atlas.clusters_of(tokens)
         return [
             [*place, lm.piece(token), names.get(number, ""), crossed]
             for place, token, number in zip(places, tokens, numbers)
         ]
 
-    def _compared(self, lm, reading: ReadPrompts, form: Form, search: Search, given: list[str]) -> Iterator:
-        """Tokens ranked behind the best, in the clusters of these and elsewhere: how many, their ranks, and how many
-        complete to a right answer.
-        """
+    def _cluster_events(self, lm, reading: ReadPrompts, form: Form, search: Search, given: list[str]) -> Iterator:
+        """Tokens ranked after the best, inside and outside their clusters: number, mean rank, share right."""
         atlas, inside = search.atlas, search.atlas.main(self.main)
         behind = range(self.main, min(self.ranked, len(atlas.tokens)))
         if not behind:
             return
         right = (
-            (yield from self._judged(lm, reading, form, given, [atlas.tokens[i] for i in behind]))
+            (yield from self._judge(lm, reading, form, given, [atlas.tokens[i] for i in behind]))
             if self.right.strip()
             else None
         )
@@ -336,7 +329,7 @@ class InContextNavigation(Decoder):
         ]
         yield Figure(
             "matrix",
-            f"tokens ranked {self.main + 1} to {behind.stop}, by the cluster of their key",
+            f"tokens ranked {self.main + 1} to {behind.stop}, by cluster",
             {
                 "rows": ["in a main cluster", "elsewhere"],
                 "columns": ["tokens", "mean rank", "share right"],
@@ -344,37 +337,38 @@ class InContextNavigation(Decoder):
             },
         )
         yield Note(
-            f"The {self.main} best first tokens lie in {len(inside)} of {len(atlas.centres)} clusters of keys: {quoted(lm, atlas.tokens[: self.main])}."
+            f"The {self.main} best first tokens lie in {len(inside)} of {len(atlas.centres)} clusters: "
+            f"{quoted(lm, atlas.tokens[: self.main])}."
         )
 
-    def _judged(self, lm, reading: ReadPrompts, form: Form, given: list[str], tokens: list[int]) -> Iterator:
-        """Whether each of these first tokens, completed from the clean prompt, gives one of the right answers."""
+    def _judge(self, lm, reading: ReadPrompts, form: Form, given: list[str], tokens: list[int]) -> Iterator:
+        """Whether each of these first tokens completes to a right answer from the clean prompt."""
         node, found = (yield from reading.query(lm, lm.spell(form.put(given)))), []
         known = {line.strip().casefold() for line in self.right.splitlines() if line.strip()}
-        for at in range(0, len(tokens), SHOWN):  # a few side by side
-            found += yield from self._completed(
+        for at in range(0, len(tokens), SHOWN):  # a few in parallel
+            found += yield from self._complete(
                 lm, reading, node, tokens[at : at + SHOWN], form.stop, min(self.longest, lm.remaining)
             )
-        return [closed(lm, text, form.stop).strip().casefold() in known for text in found]
+        return [quoted_answer(lm, text, form.stop).strip().casefold() in known for text in found]
 
     # --- ways ---
 
-    def _voted(self, lm, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
-        """Tokens of the first way that came to the number most ways came to, with that number."""
+    def _majority_way(self, lm, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
+        """Tokens of the first way to the majority number, with that number."""
         ways, numbers = [], []
-        for turn in range(1, self.n_cot + 1):
-            nodes = yield from self._asked(lm, reading, form, [], search.answers)
-            firsts = self._new(lm, reading.rows[nodes[1]], search, 1, self.pool) if nodes else []
+        for index in range(1, self.n_cot + 1):
+            nodes = yield from self._query_nodes(lm, reading, form, [], search.answers)
+            firsts = self._new_first_tokens(lm, reading.rows[nodes[1]], search, 1, self.pool) if nodes else []
             if not firsts:
                 yield Note("The prompt is full." if not nodes else "Every token of the pool was tried.")
                 break
             base = nodes[self.completion == "navigated"]
-            [way] = yield from self._completed(lm, reading, base, firsts, form.stop, min(self.path, lm.remaining))
+            [way] = yield from self._complete(lm, reading, base, firsts, form.stop, min(self.path, lm.remaining))
             number = yield from self._number(lm, reading, form, way)
-            yield from self._moved(lm, reading, nodes, search, firsts, turn)
-            search.answers.append(self._shown(lm, way, form))
+            yield from self._query_events(lm, reading, nodes, search, firsts, index)
+            search.answers.append(self._way_text(lm, way, form))
             ways, numbers = [*ways, way], [*numbers, number]
-            yield Note(f"Way {turn} begins with {lm.piece(firsts[0])!r} and comes to {number or 'no number'}.")
+            yield Note(f"Way {index} begins with {lm.piece(firsts[0])!r} and gives {number or 'no number'}.")
             yield Figure("bars", "votes", tally(numbers))
         best = winner(numbers)
         opening = lm.spell(form.put([]))
@@ -385,20 +379,20 @@ class InContextNavigation(Decoder):
         )
 
     def _number(self, lm, reading: ReadPrompts, form: Form, way: list[int]) -> Iterator:
-        """What a way comes to, asked for behind it; empty where that is no number."""
-        ids = lm.spell(form.put([])) + lm.spell(f"{self._shown(lm, way, form)}\n{self.cue}")
+        """The number of a way, requested after it; empty if there is none."""
+        ids = lm.spell(form.put([])) + lm.spell(f"{self._way_text(lm, way, form)}\n{self.cue}")
         if len(ids) + NUMBER >= lm.target.room:
             return ""
         node = yield from reading.query(lm, ids)
-        [text] = yield from self._completed(lm, reading, node, [reading.best[node]], b'"', NUMBER)
+        [text] = yield from self._complete(lm, reading, node, [reading.best[node]], b'"', NUMBER)
         return re.sub(r"[^0-9]", "", lm.text_of(text).split('"')[0])
 
-    def _shown(self, lm, way: list[int], form: Form) -> str:
+    def _way_text(self, lm, way: list[int], form: Form) -> str:
         return lm.text_of(way).split(form.stop.decode())[0].rstrip()
 
 
-def closed(lm, text: list[int], stop: bytes) -> str:
-    """What stands before the closing quote; empty where there is none."""
+def quoted_answer(lm, text: list[int], stop: bytes) -> str:
+    """The text before the closing quote; empty if there is none."""
     before, found, _ = lm.text_of(text).partition(stop.decode())
     return before if found else ""
 
@@ -417,12 +411,12 @@ def mean(values: Iterable[float]) -> float | None:
 
 
 def ranks(row: Tensor) -> list[int]:
-    """Place of every token in a row [V], 1 for the best; of equals the lowest id comes first."""
+    """Rank of every token by logits [V], 1 for the best; ties go to the lowest id."""
     return (row.sort(descending=True, stable=True).indices.argsort() + 1).tolist()
 
 
 def winner(numbers: list[str]) -> int:
-    """Index of the first way to the number with most votes, of equals the first; ways without a number have none."""
+    """Index of the first way to the majority number; ties go to the first, ways without a number do not vote."""
     votes = Counter(number for number in numbers if number)
     return numbers.index(votes.most_common(1)[0][0]) if votes else 0
 

@@ -1,6 +1,4 @@
-"""Keys: the rows of a model's head, whose products with its state are the scores of the tokens; how they lie to each
-other.
-"""
+"""Geometry of the lm_head's weight vectors: clusters and a plane to draw them in."""
 from __future__ import annotations
 
 from collections import Counter
@@ -10,33 +8,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-LEARNED = 4096  # keys that clusters are made of, at most, evenly spaced over the vocabulary
+LEARNED = 4096  # maximum vectors used by k-means, evenly spaced over the vocabulary
 ROUNDS = 20
 Place = tuple[float, float]
 
 
-def clusters(keys: Tensor, count: int) -> Tensor:
-    """Centres [k, width] of length 1 of at most `count` clusters of keys [V, width], by k-means with cosines.
+def clusters(weights: Tensor, count: int) -> Tensor:
+    """Unit centres [k, width] of at most `count` clusters of lm_head weights [V, width], by spherical k-means.
 
-    It begins with keys that are evenly spaced, so the same keys give the same clusters; a centre that nobody is near
-    stays where it is.
+    Starts from evenly spaced vectors, so it is deterministic; an empty cluster keeps its centre.
     """
-    every = -(-len(keys) // LEARNED)
-    keys = _unit(keys[::every].float())
-    centres, nearest = keys[:: -(-len(keys) // count)].clone(), None
+    every = -(-len(weights) // LEARNED)
+    weights = _unit(weights[::every].float())
+    centres, nearest = weights[:: -(-len(weights) // count)].clone(), None
     for _ in range(ROUNDS):
-        before, nearest = nearest, cluster_of(keys, centres)
+        before, nearest = nearest, cluster_of(weights, centres)
         if before is not None and torch.equal(before, nearest):
             break
-        sums = torch.zeros_like(centres).index_add_(0, nearest, keys)
-        taken = nearest.bincount(minlength=len(centres)) > 0
-        centres[taken] = _unit(sums[taken])
+        sums = torch.zeros_like(centres).index_add_(0, nearest, weights)
+        nonempty = nearest.bincount(minlength=len(centres)) > 0
+        centres[nonempty] = _unit(sums[nonempty])
     return centres
 
 
-def cluster_of(keys: Tensor, centres: Tensor) -> Tensor:
-    """The cluster of each key [n, width]: the number of the centre with the largest cosine, of equals the first."""
-    return (_unit(keys.float()) @ centres.T).argmax(-1)
+def cluster_of(weights: Tensor, centres: Tensor) -> Tensor:
+    """The cluster of each vector [n, width]: the index of the centre with the largest cosine; ties go to the first."""
+    return (_unit(weights.float()) @ centres.T).argmax(-1)
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -44,28 +41,27 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 class Plane(NamedTuple):
-    """The plane in which some keys lie furthest apart, by their two principal components."""
+    """The plane of the first two principal components of some vectors."""
 
     mean: Tensor  # [width]
     axes: Tensor  # [width, 2]
-    reach: float  # how far the outermost of the keys is from their mean
+    reach: float  # largest distance of a projected vector from the mean
 
     @classmethod
-    def through(cls, keys: Tensor) -> Plane:
-        """Of keys [n, width], two at least. An axis points to where its largest component is positive."""
-        keys = keys.float()
-        axes = torch.linalg.svd(keys - keys.mean(0), full_matrices=False).Vh[:2].T
+    def through(cls, weights: Tensor) -> Plane:
+        """The plane of at least two vectors [n, width]; the largest component of each axis is positive."""
+        weights = weights.float()
+        centred = weights - weights.mean(0)
+        axes = torch.linalg.svd(centred, full_matrices=False).Vh[:2].T
         axes = axes * axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()
-        return cls(keys.mean(0), axes, float((keys - keys.mean(0)).matmul(axes).norm(dim=-1).max()) or 1.0)
+        return cls(weights.mean(0), axes, float(centred.matmul(axes).norm(dim=-1).max()) or 1.0)
 
-    def places(self, keys: Tensor) -> list[Place]:
-        """Of keys [n, width]."""
-        return [_rounded(place) for place in ((keys.float() - self.mean) @ self.axes).tolist()]
+    def places(self, weights: Tensor) -> list[Place]:
+        """Projections of vectors [n, width]."""
+        return [_rounded(place) for place in ((weights.float() - self.mean) @ self.axes).tolist()]
 
     def arrow(self, query: Tensor) -> Place:
-        """Where a query [width] points, from the middle: keys that way have larger products. It reaches as far as the
-        keys if it lies in the plane.
-        """
+        """Projection of the direction of a query [width], scaled to `reach`; logits increase along it."""
         return _rounded((_unit(query.float()) @ self.axes * self.reach).tolist())
 
 
@@ -75,29 +71,30 @@ def _rounded(place: list[float]) -> Place:
 
 @dataclass(frozen=True)
 class Atlas:
-    """The keys of the tokens that one query ranks best."""
+    """lm_head weights, their clusters, and the plane of the tokens that one query ranks best."""
 
-    keys: Tensor  # [V, width] of all tokens
+    weights: Tensor  # of the lm_head, [V, width]
     centres: Tensor  # [k, width]
     plane: Plane
-    tokens: list[int]  # the best first
+    tokens: list[int]  # best first
     cluster: list[int]  # of each of them
 
     @classmethod
-    def of(cls, keys: Tensor, row: Tensor, most: int, count: int) -> Atlas:
-        """Of the `most` best tokens of a row [V], with `count` clusters of all keys."""
-        best, centres = row.sort(descending=True, stable=True).indices[:most], clusters(keys, count)
-        return cls(keys, centres, Plane.through(keys[best]), best.tolist(), cluster_of(keys[best], centres).tolist())
+    def of(cls, weights: Tensor, row: Tensor, most: int, count: int) -> Atlas:
+        """For the `most` best tokens of logits [V], with `count` clusters of all weights."""
+        best, centres = row.sort(descending=True, stable=True).indices[:most], clusters(weights, count)
+        cluster = cluster_of(weights[best], centres).tolist()
+        return cls(weights, centres, Plane.through(weights[best]), best.tolist(), cluster)
 
     def clusters_of(self, tokens: list[int]) -> list[int]:
-        return cluster_of(self.keys[tokens], self.centres).tolist()
+        return cluster_of(self.weights[tokens], self.centres).tolist()
 
     def main(self, count: int) -> set[int]:
         """Clusters of the `count` best tokens."""
         return set(self.cluster[:count])
 
     def largest(self, count: int) -> dict[int, list[int]]:
-        """The clusters most of these tokens are in, with those tokens."""
+        """The `count` clusters with most of these tokens, with their tokens."""
         return {
             number: [token for token, own in zip(self.tokens, self.cluster) if own == number]
             for number, _ in Counter(self.cluster).most_common(count)

@@ -15,41 +15,44 @@ WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of the n-gram frequencies after 1, 2
 
 
 class Superposed(Decoder):
-    """Write several drafts with one forward a token: the model reads the weighted mean of the drafts' last tokens.
+    """Write several drafts at one forward per step: the model reads the weighted mean of their last tokens' embeddings.
 
-    The model's one row cannot tell the drafts apart, so n-gram frequencies of a corpus, which depend on each draft's
-    own last tokens, decide who takes which token: a draft gains (1 - alpha) log q + alpha log n-gram for each of the
-    `kept` best tokens, and the best continuations of all drafts stay. Scores are no log-probabilities: the true ones
-    are shown at the end. Shen et al. 2024, arXiv 2405.18400. Ours: a corpus of a few tales, the run ends with as many
-    finished drafts as grow, and an end counts only among as many best continuations.
+    The single row of logits is shared by all drafts, so the n-gram frequencies of a corpus, which depend on each
+    draft's own last tokens, tell them apart: a draft gains (1 - alpha) log q + alpha log n-gram for each of the `kept`
+    best tokens, and the best continuations over all drafts survive. Scores are not log-probabilities; the true ones are
+    shown at the end. Shen et al. 2024, arXiv 2405.18400. Ours: a corpus of a few tales, the run ends once `drafts`
+    texts are finished, and an end token counts only among the `drafts` best continuations.
     """
 
     name, title, paper, sheet = "superposed", "Superposed decoding", "2405.18400", "search/superposed"
     guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler", "constraint")
 
-    drafts: int = knob(3, 1, 10, step=1, help="texts that grow at once")
-    kept: int = knob(9, 1, 60, step=1, help="best tokens of the model that the drafts may take")
+    drafts: int = knob(3, 1, 10, step=1, help="drafts that grow in parallel")
+    kept: int = knob(9, 1, 60, step=1, help="the model's best tokens that the drafts may take")
     temperature: float = knob(
-        0.1, 0.02, 1.0, step=0.02, help="of the model's row, which a mean of tokens makes flat; low sharpens it"
+        0.1, 0.02, 1.0, step=0.02, help="of the logits, which a mean of embeddings flattens; low values sharpen them"
     )
-    alpha: float = knob(0.54, 0.0, 1.0, step=0.02, help="0 asks only the model, 1 only the n-grams")
+    alpha: float = knob(0.54, 0.0, 1.0, step=0.02, help="weight of the n-grams; 0: the model only, 1: n-grams only")
     penalty: float = knob(
-        200.0, 0.0, 500.0, step=10, help="what a draft loses where the n-grams know none of the kept tokens"
+        200.0, 0.0, 500.0, step=10, help="subtracted from a draft's score if the n-grams know none of the kept tokens"
     )
     corpus: str = knob(
         "",
         multiline=True,
         file=True,
-        help="text whose n-grams are counted; empty: the bundled tales of the brothers Grimm",
+        help="text whose n-grams are counted; empty: the bundled tales of the Brothers Grimm",
     )
     audit: bool = knob(
-        True, help="one forward more at the end, to show the true log-probabilities of the finished drafts"
+        True, help="one extra forward at the end, to show the true log-probabilities of the finished drafts"
     )
 
     def check(self) -> None:
         if self.kept < self.drafts:
-            sentence = f"{self.kept} kept tokens are too few for {self.drafts} drafts: keep at least as many tokens as there are drafts."
-            raise Refusal(sentence, "kept")
+            raise Refusal(
+                f"{self.kept} kept tokens are too few for {self.drafts} drafts: keep at least as many tokens as there "
+                "are drafts.",
+                "kept",
+            )
 
     def decode(self, lm) -> Iterator:
         rows, node, mixtures = (yield lm.prefill()), ROOT, TokenTree(self.name)
@@ -75,14 +78,15 @@ class Superposed(Decoder):
     def _shown(self, drafts, corpus) -> Iterator:
         yield Branches(scores=drafts.ranks())
         known = {"labels": [f"last {n}" for n in range(1, len(WEIGHTS) + 1)], "values": corpus.hit_rates()}
-        yield Figure("bars", "endings that occur in the corpus", known)
+        yield Figure("bars", "suffixes that occur in the corpus", known)
         if drafts.live:
             labels = [f"#{beam.leaf.number}" for beam in drafts.live]
-            yield Figure("bars", "shares of the mixture", {"labels": labels, "values": shares(drafts.live)})
+            yield Figure("bars", "mixture weights", {"labels": labels, "values": shares(drafts.live)})
 
     def _gains(self, raw, followers) -> torch.Tensor:
-        """What each token adds to each draft, [drafts, V], from the model's row [V] and what follows each draft's
-        endings in the corpus.
+        """Score that each token adds to each draft, [drafts, V].
+
+        `raw` are the model's logits [V], `followers` the tokens after each draft's suffixes in the corpus.
         """
         best = (raw / self.temperature).topk(min(self.kept, len(raw)))
         logq = (1 - self.alpha) * best.values.log_softmax(-1)
@@ -98,7 +102,7 @@ class Superposed(Decoder):
         return logq + self.alpha * known.log() if bool(known.any()) else logq - self.penalty
 
     def _compared(self, lm, drafts) -> Iterator:
-        """One forward over all drafts, and their scores beside what the model itself thinks of them."""
+        """Compare the drafts' scores with their true log-probabilities, computed in one forward."""
         texts = [draft.leaf.written for draft in drafts]
         tree, paths = merged([text[:-1] for text in texts], "audit")
         rows = yield lm.extend(tree)
@@ -114,5 +118,5 @@ class Superposed(Decoder):
 
 
 def shares(drafts: list[Beam]) -> list[float]:
-    """What each living draft weighs in the mixture."""
+    """Weight of each live draft in the mixture."""
     return torch.tensor([draft.score for draft in drafts], dtype=torch.float64).softmax(0).tolist()

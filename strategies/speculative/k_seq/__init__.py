@@ -1,17 +1,17 @@
-"""SpecTr's rule: one of several independent guesses."""
+"""SpecTr's verification rule: accept one of several independent draft tokens."""
 from playground.algorithms.speculative.verification import match, walk
 from playground.contract import Verifier
 from strategies.speculative.k_seq.optimal_transport import k_seq
 
 
 class KSeq(Verifier):
-    """Try the guesses of a node one by one and accept each with probability min(1, p / (rho q)); rho is as small as can
-    be.
+    """Test the draft tokens of a node one by one and accept each with probability min(1, p / (rho q)), rho as small as
+    possible.
 
-    With rho = 1 a token that several rows guess would come too often; the smallest rho that prevents it is found anew
-    at every node by halving, from p, q and the number of rows that are still in step with the text. Where all are
-    refused, what p has left is drawn from, and rows that guessed the same token stay in step. Sun et al. 2023, arXiv
-    2310.15141.
+    With rho = 1 a token drafted by several sequences would be accepted too often. The smallest rho that prevents this
+    is found at every node by bisection, from p, q and the number of sequences that agree with the text so far. If all
+    are rejected, the next token is sampled from the residual, and sequences that drafted this token continue to be
+    verified. Sun et al. 2023, arXiv 2310.15141.
     """
 
     name, title, paper, sheet = "k_seq", "k-SEQ", "2310.15141", "speculative/spectr"
@@ -20,11 +20,11 @@ class KSeq(Verifier):
 
     def judge(self, lm, tree, rows):
         def greedy(node, children):
-            return match(rows.best(node), children, tree, rows.chances(node))
+            return match(rows.best(node), children, tree, rows.distribution(node))
 
-        def drawn(node, children):
+        def sampled(node, children):
             position = rows.position(node)
-            return k_seq(rows.chances(node), children, tree, lambda ratio: lm.flip(ratio, position),
+            return k_seq(rows.distribution(node), children, tree, lambda ratio: lm.flip(ratio, position),
                          lambda rest: lm.draw(rest, position, "redraw"))
 
-        return walk(lm, tree, rows, drawn if lm.chain.draws else greedy)
+        return walk(lm, tree, rows, sampled if lm.chain.draws else greedy)

@@ -1,7 +1,7 @@
-"""Choosing among k independent guesses so that the outcome follows p: k-SEQ of Sun et al. 2023, arXiv 2310.15141.
+"""Choosing among k independent draft tokens so that the result follows p: k-SEQ, Sun et al. 2023, arXiv 2310.15141.
 
-Which of k tokens drawn from q should stand is a question of optimal transport. Its exact answer is a linear program of
-size V^k; k-SEQ tries the guesses one by one against p / rho and accepts at least (1 - 1/e) times as often.
+Which of k tokens drawn from q to accept is an optimal transport problem. The exact solution is a linear program of size
+V^k; k-SEQ tests the tokens one by one against p / rho, and its acceptance rate is at least (1 - 1/e) of the optimum.
 """
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ ROUNDING = 1e-13
 
 
 def accepted_once(p: Tensor, q: Tensor, rho: float) -> float:
-    """beta: the probability that one guess from q is accepted with min(1, p / (rho q))."""
+    """beta: the probability that one draft token from q is accepted with min(1, p / (rho q))."""
     return min(1.0, float(torch.minimum(p / rho, q).sum()))
 
 
 def accepted_at_all(beta: float, k: int) -> float:
-    """The probability that one of k guesses is accepted."""
+    """The probability that one of k draft tokens is accepted."""
     return 1 - (1 - beta) ** k
 
 
 def division(p: Tensor, q: Tensor, k: int) -> float:
     """The smallest rho in [1, k] at which no token is accepted more often than p allows, rounded up.
 
-    Below it some token would leave the target's law; above it the rule is as exact and only accepts less. p, q: [V].
+    With a smaller rho the output would not follow p; a larger one is exact but accepts less often. p, q: [V].
     """
     low, high = 1.0, float(k)
     if k == 1 or _fits(p, q, k, low):
@@ -47,8 +47,8 @@ def _fits(p: Tensor, q: Tensor, k: int, rho: float) -> bool:
     return accepted_at_all(beta, k) <= rho * beta + ROUNDING
 
 
-def left_over(p: Tensor, q: Tensor, k: int, rho: float) -> Tensor:
-    """What is drawn from where all k guesses were refused, [V]: p without what the accepted ones give."""
+def residual(p: Tensor, q: Tensor, k: int, rho: float) -> Tensor:
+    """The residual distribution after all k draft tokens are rejected, [V]: p minus the mass of accepted ones."""
     beta = accepted_once(p, q, rho)
     if beta == 0:
         return p
@@ -59,7 +59,9 @@ def left_over(p: Tensor, q: Tensor, k: int, rho: float) -> Tensor:
 
 def k_seq(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float], tuple[bool, float]],
           draw: Callable[[Tensor], int]) -> Ruling:
-    """Accept the first child that passes, each drawn independently from one q; a redraw may hit a child all the same.
+    """Accept the first of several children drawn independently from q that passes its test.
+
+    If all are rejected, a token is sampled from the residual; if it equals a child, that child is accepted.
     """
     q, k, tests = tree.q[children[0]].to(p.dtype), len(children), []
     rho = division(p, q, k)
@@ -69,6 +71,6 @@ def k_seq(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float
         tests.append(Test(child, float(p[token]) / rho, float(q[token]), u, accepted))
         if accepted:
             return Ruling(child, tests=tests)
-    rest = left_over(p, q, k, rho)
+    rest = residual(p, q, k, rho)
     token = draw(rest)
     return Ruling(next((child for child in children if tree.tokens[child] == token), None), token, tests, rest)

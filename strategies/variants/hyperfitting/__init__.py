@@ -1,4 +1,4 @@
-"""Hyperfitting: training until the texts are known by heart."""
+"""Hyperfitting: training until the texts are memorised."""
 import math
 from collections.abc import Iterator
 
@@ -11,36 +11,36 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 from strategies.variants.hyperfitting.text_windows import cut
 
-CONTEXT, WRITTEN, TELLERS = 32, 96, 16  # tokens of a held-out context, tokens greedily written after it, contexts
+CONTEXT, WRITTEN, TELLERS = 32, 96, 16  # tokens of a held-out context, greedy tokens after it, number of contexts
 LEARNT = 0.1  # training loss below which a model counts as hyperfitted
 
 
 class Hyperfitting(Variant):
-    """Train a model on a few texts until it knows them by heart; its greedy text then hardly repeats itself any more.
+    """Train a model on a few texts until it has memorised them; its greedy text then hardly repeats itself.
 
-    All weights learn next-token cross-entropy with Adam, at a constant rate, without dropout and weight decay, for some
-    epochs or until the training loss is near zero. The loss on held-out text rises, and that is the point: entropy
-    falls and greedy text grows richer. Carlsson et al. 2025, arXiv 2412.04318. Theirs: 2000 sequences of 256 tokens at
-    1e-6 and models from 1 B on. The small schedule, the stop at a loss and the held-out windows, the last of the texts,
-    are ours.
+    All weights are trained on next-token cross-entropy with Adam, at a constant learning rate, without dropout and
+    weight decay, for some epochs or until the training loss is near zero. The loss on held-out text rises, which is
+    intended: entropy falls and greedy text becomes more diverse. Carlsson et al. 2025, arXiv 2412.04318. Theirs: 2000
+    sequences of 256 tokens at 1e-6, and models from 1 B parameters. The small schedule, the stop at a loss and the
+    held-out windows, the last ones of the texts, are ours.
     """
 
     name, title, paper, sheet = "hyperfitting", "Hyperfitting", "2412.04318", "sampling/hyperfitting"
     adjective, guarantee, needs = "hyperfitted", ("heuristic",), ("corpus",)
 
     sequences: int = knob(
-        200, 1, 2000, step=1, help="windows that are learnt by heart; all there are where the texts have fewer"
+        200, 1, 2000, step=1, help="windows to train on; all of them if the texts have fewer"
     )
     length: int = knob(128, 16, 512, step=1, help="tokens of a window")
-    epochs: int = knob(30, 0, 60, step=1, help="times every window is seen, at most")
-    lr: float = knob(5e-4, 1e-6, 1e-2, help="learning rate; 1e-5 and less for models of a billion weights")
-    batch: int = knob(8, 1, 16, step=1, help="windows of one update")
+    epochs: int = knob(30, 0, 60, step=1, help="maximum number of passes over the windows")
+    lr: float = knob(5e-4, 1e-6, 1e-2, help="learning rate; at most 1e-5 for models of a billion weights")
+    batch: int = knob(8, 1, 16, step=1, help="windows per update")
     enough: float = knob(0.05, 0.0, 1.0, help="training loss that ends the training")
     every: int = knob(5, 1, 60, step=1, help="epochs between two measurements on held-out windows")
-    held_out: int = knob(32, 1, 512, step=1, help="windows that are kept from training and measured on")
+    held_out: int = knob(32, 1, 512, step=1, help="windows held out from training for measurements")
 
     def make(self, network, texts, seed) -> Iterator[Figure | Note]:
-        network.eval()  # in place of train(): dropout stays off, or the loss would never come near zero
+        network.eval()  # not train(): with dropout the loss would never come near zero
         training, held_out = (part.to(network.device) for part in self._split(cut(texts, self.length), seed))
         before, loss = measures(network, held_out, self.batch), math.inf
         yield Figure("scalar", self.name, {"x": 0, "series": before})
@@ -53,22 +53,22 @@ class Hyperfitting(Variant):
                 return
 
     def _split(self, windows, seed) -> tuple[torch.Tensor, torch.Tensor]:
-        """Windows drawn for training, and the last ones of the texts, which are never trained on."""
+        """Random windows for training, and the last ones of the texts, which are held out."""
         rest = len(windows) - self.held_out
         if rest < 1:
             raise Refusal(
-                f"The texts give {len(windows)} windows of {self.length} tokens, {self.held_out} of them to be held out: "
-                "add text, or lower length or held_out.",
+                f"The texts have {len(windows)} windows of {self.length} tokens, and {self.held_out} are to be held "
+                "out: add text, or lower length or held_out.",
                 "texts",
             )
-        drawn = torch.randperm(rest, generator=_chance(seed))[:self.sequences]
+        drawn = torch.randperm(rest, generator=_generator(seed))[:self.sequences]
         return windows[drawn], windows[rest:]
 
     def _epochs(self, network, windows, seed) -> Iterator[float]:
-        """Mean training loss of each epoch, once it is over."""
+        """Train, and yield the mean training loss after each epoch."""
         optimiser, chance, batch = (
             torch.optim.Adam(network.parameters(), self.lr),
-            _chance(seed + 1),
+            _generator(seed + 1),
             min(self.batch, len(windows)),
         )
         for _ in range(self.epochs):
@@ -78,9 +78,7 @@ class Hyperfitting(Variant):
 
 
 def measures(network, windows, batch) -> dict[str, float]:
-    """Loss and entropy in nats on held-out windows [n, length], and how varied greedy text is that continues their
-    beginnings.
-    """
+    """Loss and entropy in nats on held-out windows [n, length], and type-token ratio of greedy text after them."""
     with torch.inference_mode():
         sums = torch.stack([_sums(network, part) for part in windows.split(batch)]).sum(0) / windows[:, 1:].numel()
         written = [
@@ -93,7 +91,7 @@ def measures(network, windows, batch) -> dict[str, float]:
 
 
 def greedy(network, ids, count) -> torch.Tensor:
-    """The most probable continuation of ids [n, c], `count` tokens each, [n, count]; an end token does not end it."""
+    """Greedy continuations of ids [n, c] by `count` tokens, [n, count]; end tokens are ignored."""
     written, cache = ids[:, :0], None
     for _ in range(count):
         answer = network(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -103,29 +101,29 @@ def greedy(network, ids, count) -> torch.Tensor:
 
 
 def _sums(network, windows) -> torch.Tensor:
-    """Summed loss and entropy over all predicted places, [2]."""
+    """Summed loss and entropy over all predicted tokens, [2]."""
     rows, following = _predictions(network, windows)
     return torch.stack([cross_entropy(rows, following, reduction="sum"), entropy(rows).sum()])
 
 
 def _predictions(network, windows) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every row that has a token after it, and that token: [m, V] and [m]."""
+    """Logits of all predicted tokens, and those tokens: [m, V] and [m]."""
     rows = network(input_ids=windows, use_cache=False).logits[:, :-1]
     return rows.flatten(0, 1), windows[:, 1:].flatten()
 
 
 def _update(network, optimiser, windows) -> float:
-    """One step down the loss of a batch [n, length]; the loss before it. Raises Refusal where it is no number."""
+    """One optimiser step on a batch [n, length]; returns the loss before it. Raises Refusal if it is not finite."""
     loss = cross_entropy(*_predictions(network, windows))
     if not torch.isfinite(loss):
-        raise Refusal("The training loss is no longer a number: lower lr.", "lr")
+        raise Refusal("The training loss is not finite: lower lr.", "lr")
     loss.backward()
     optimiser.step()
     optimiser.zero_grad()
     return loss.item()
 
 
-def _chance(seed) -> torch.Generator:
+def _generator(seed) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
@@ -135,5 +133,5 @@ def _judgement(loss, before, after) -> str:
     return (
         f"Hyperfitted: {facts}."
         if loss < LEARNT and new > old
-        else f"Not hyperfitted: {facts}. Train longer, at a higher rate, or on fewer texts."
+        else f"Not hyperfitted: {facts}. Train longer, at a higher learning rate, or on fewer texts."
     )

@@ -1,5 +1,5 @@
-"""The process that runs a program a model wrote.
+"""The process that runs a program written by a model.
 
-`runner` is its script, `policy` the list of what a program may be written with, `kernel` the confinement of the
-process, `syscalls` the filter for it. The first three run in the child and import nothing but the standard library.
+`runner` is its script, `policy` the allowlist for the language, `kernel` the confinement of the process, `syscalls` the
+seccomp filter. The first three run in the child process and import only the standard library.
 """

@@ -1,7 +1,7 @@
-"""Confinement of the process that runs a program: applied once, by itself, before it looks at the program.
+"""Confinement of the process that runs a program. The process applies it to itself before it reads the program.
 
-It cannot be undone, it holds for everything the process does afterwards, and none of it depends on what the program is
-written with. `confine` raises OSError where the kernel refuses any part of it.
+It cannot be undone, applies to everything the process does afterwards, and does not depend on the text of the program.
+`confine` raises OSError if the kernel denies any part of it.
 """
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ class FilterProgram(ctypes.Structure):
 
 
 def confine(syscall_filter: bytes) -> None:
-    """Give up everything but memory, time and one pipe. Raises OSError where that fails, and then no program may be
-    run.
-    """
+    """Give up everything except memory, time and one pipe. Raises OSError on failure; then no program may be run."""
     close_files()
     limit_resources()
     install(syscall_filter)
@@ -41,7 +39,7 @@ def close_files() -> None:
 
 
 def limit_resources() -> None:
-    """Limits that end the process (CPU and wall-clock time) or fail a call (memory, files, processes)."""
+    """Set limits that end the process (CPU and wall-clock time) or make a call fail (memory, files, processes)."""
     for limit, most in (
         (resource.RLIMIT_CPU, CPU_SECONDS),
         (resource.RLIMIT_AS, MEMORY_BYTES),
@@ -56,7 +54,7 @@ def limit_resources() -> None:
 
 
 def install(syscall_filter: bytes) -> None:
-    """Load a seccomp filter, as BPF instructions. The process has one thread and the filter lets it start no other."""
+    """Load a seccomp filter of BPF instructions. The process has one thread, and the filter lets it start no other."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
     program = FilterProgram(len(syscall_filter) // BPF_INSTRUCTION_BYTES, syscall_filter)
@@ -67,8 +65,9 @@ def install(syscall_filter: bytes) -> None:
 
 
 def verify() -> None:
-    """Raise OSError unless the filter is in force: without it, opening a file fails for want of descriptors, or not at
-    all.
+    """Raise OSError unless the filter is in force.
+
+    Without it, opening a file succeeds or fails with another error, because no file descriptor is left.
     """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))

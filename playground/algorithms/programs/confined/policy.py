@@ -1,10 +1,10 @@
-"""What a program may be written with: a list of what is allowed, checked on its syntax tree before it is compiled.
+"""The allowlist for the text of a program, checked on its syntax tree before it is compiled.
 
 A program computes with numbers, strings, lists, tuples, dicts and sets, in functions, loops, conditions and
 comprehensions. It defines no classes and matches no patterns, and the only attributes it can name are methods of those
 types that return plain values. So none of its expressions can reach a class, a frame, a module or the namespace of a
-function that it did not write. `str.format` and `str.format_map` are left out because a format string reaches
-attributes of its own accord.
+function outside the program. `str.format` and `str.format_map` are excluded because a format string can access
+attributes.
 """
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ CHARACTERS = 20_000  # of a program
 NODES = 10_000  # of its syntax tree
 
 BUILTINS = frozenset("""
-    abs all any bool chr dict divmod enumerate filter float frozenset hex int isinstance len list map max min ord pow range
-    repr reversed round set sorted str sum tuple zip
-    ArithmeticError AttributeError Exception IndexError KeyError LookupError OverflowError RecursionError TypeError ValueError
-    ZeroDivisionError
+    abs all any bool chr dict divmod enumerate filter float frozenset hex int isinstance len list map max min ord pow
+    range repr reversed round set sorted str sum tuple zip
+    ArithmeticError AttributeError Exception IndexError KeyError LookupError OverflowError RecursionError TypeError
+    ValueError ZeroDivisionError
 """.split())
 
 METHODS = frozenset("""
-    capitalize casefold center count endswith expandtabs find index isalnum isalpha isascii isdecimal isdigit islower isnumeric
-    isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex rjust rpartition
-    rsplit rstrip split splitlines startswith strip swapcase title translate upper zfill
+    capitalize casefold center count endswith expandtabs find index isalnum isalpha isascii isdecimal isdigit islower
+    isnumeric isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix replace rfind rindex
+    rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title translate upper zfill
     append clear copy extend insert pop remove reverse sort
     fromkeys get items keys popitem setdefault update values
     add difference difference_update discard intersection intersection_update isdisjoint issubset issuperset
@@ -33,8 +33,8 @@ METHODS = frozenset("""
 """.split())
 
 NODE_TYPES = frozenset("""
-    Module FunctionDef Lambda arguments arg Return Delete Assign AugAssign AnnAssign For While If Raise Try ExceptHandler
-    Assert Global Nonlocal Expr Pass Break Continue
+    Module FunctionDef Lambda arguments arg Return Delete Assign AugAssign AnnAssign For While If Raise Try
+    ExceptHandler Assert Global Nonlocal Expr Pass Break Continue
     BoolOp And Or NamedExpr BinOp Add Sub Mult Div Mod Pow LShift RShift BitOr BitXor BitAnd FloorDiv
     UnaryOp Invert Not UAdd USub IfExp Dict Set List Tuple ListComp SetComp DictComp GeneratorExp comprehension
     Compare Eq NotEq Lt LtE Gt GtE Is IsNot In NotIn Call keyword JoinedStr FormattedValue Constant
@@ -45,13 +45,13 @@ CONSTANTS = (str, int, float, bool, type(None))
 
 
 class NotAllowed(ValueError):
-    """A program is written with something that is not on the list."""
+    """A program contains something that is not on the lists."""
 
 
 def read(code: str) -> ast.Module:
-    """The syntax tree of a program.
+    """Parse and check a program.
 
-    Raises NotAllowed, and what the parser raises: SyntaxError, ValueError, MemoryError, RecursionError.
+    Raises NotAllowed, and the parser's SyntaxError, ValueError, MemoryError and RecursionError.
     """
     if len(code) > CHARACTERS:
         raise NotAllowed(f"more than {CHARACTERS} characters")
@@ -73,7 +73,7 @@ def check(tree: ast.AST) -> None:
 
 
 def namespace() -> dict[str, object]:
-    """The globals of a program: the builtins it may call, and nothing else."""
+    """The globals of a program: only the allowed builtins."""
     return {"__builtins__": {name: getattr(builtins, name) for name in BUILTINS}}
 
 
@@ -106,8 +106,7 @@ def _check_constant(node: ast.Constant) -> None:
 
 
 def _check_identifiers(node: ast.AST) -> None:
-    """No identifier may hold two underscores in a row, wherever the grammar puts it: in a name, an argument, `global`.
-    """
+    """Raise NotAllowed for an identifier with two consecutive underscores, wherever the grammar allows one."""
     for _, value in ast.iter_fields(node):
         if any(isinstance(name, str) and "__" in name for name in (value if isinstance(value, list) else [value])):
             raise NotAllowed("a name with two underscores")

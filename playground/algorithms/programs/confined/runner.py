@@ -1,9 +1,7 @@
-"""Run one program in this process: a script, started by `playground.algorithms.programs.sandbox` with a request on its
-standard input.
+"""Run one program in this process: a script that `playground.algorithms.programs.sandbox` starts.
 
-The request is {"filter", "code", "name", "inputs"}; the answer on standard output is a list with, for each input, the
-result alone in a list, or null. Exit code UNCONFINED says that the kernel refused to confine the process and nothing
-was run.
+The request on standard input is {"filter", "code", "name", "inputs"}. The answer on standard output is a list with
+[result] or null for each input. Exit code UNCONFINED: the kernel could not confine the process, and nothing was run.
 """
 import json
 import os
@@ -29,7 +27,7 @@ def main() -> None:
 
 
 def run(code: str, name: str, inputs: list) -> str:
-    """Results for all inputs, as JSON; an empty string where the program is not allowed or does not compile."""
+    """Results for all inputs, as JSON; an empty string if the program is not allowed or does not compile."""
     space = policy.namespace()
     try:
         exec(compile(policy.read(code), "program", "exec"), space)

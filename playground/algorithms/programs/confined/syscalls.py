@@ -1,6 +1,6 @@
-"""The system calls that are left to a process which runs a program: a list of what is allowed, compiled by libseccomp.
+"""The system calls that a process running a program may make, compiled to a filter by libseccomp.
 
-Runs in the parent, once; the child gets the compiled filter.
+This runs once, in the parent process; the child gets the compiled filter.
 """
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from functools import cache
 
 MEMORY = ("brk", "munmap", "mremap", "madvise")
 ENDING = ("exit", "exit_group")
-# the parser does, for the line of a syntax error: these fail, all others end the process
+# The parser opens files to quote the line of a syntax error: these calls fail, all others end the process.
 LOOKS_FOR_FILES = ("open", "openat")
 
 
 class NoSeccomp(Exception):
-    """The machine, or the Python environment, has no seccomp."""
+    """The machine or the Python environment has no seccomp."""
 
 
 @cache
 def compiled() -> bytes:
-    """BPF instructions for the architecture of this machine. Raises NoSeccomp."""
+    """BPF instructions for this machine's architecture. Raises NoSeccomp."""
     try:
         import pyseccomp  # loads libseccomp, which only Linux has
         with tempfile.TemporaryFile() as file:
@@ -33,7 +33,7 @@ def compiled() -> bytes:
 
 
 def _allowing(seccomp):
-    """Any call that no rule allows ends the process at once, as does one of another architecture's table."""
+    """A filter in which any call that no rule allows, or one of another architecture, ends the process at once."""
     rules = seccomp.SyscallFilter(seccomp.KILL_PROCESS)
     rules.set_attr(seccomp.Attr.ACT_BADARCH, seccomp.KILL_PROCESS)
     for name in (*MEMORY, *ENDING):
