@@ -39,7 +39,7 @@ from playground.ui.worker import Worker
 GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}
 ATTACK = "<img src=x onerror=window.hacked=1>"
 HOSTILE = (
-    f"{ATTACK}</textarea><script>window.hacked=1</script> \u202eabc\u202c שלום مرحبا 👩‍👩‍👧 a\u0000b ${{7*7}}"
+    f"{ATTACK}</textarea><script>window.hacked=1</script> \u202eabc\u202c שלום مرحبا 👩‍👩‍👧 ${{7*7}}"
     f" {'w' * 400}"
 )
 

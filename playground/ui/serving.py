@@ -83,6 +83,8 @@ class Stop:
         self._signals += 1  # counted apart: a second signal may interrupt `set`, whose lock is not re-entrant
         if self._signals > 1:
             os._exit(128 + number)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_DFL)  # the kernel ends the process, even if this thread is busy
         self.asked.set()
 
 
