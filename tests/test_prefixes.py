@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import random
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -508,8 +509,20 @@ def test_a_lane_that_is_alone_reads_and_holds_its_prompt_by_itself(once):
 @pytest.fixture
 def pieces(monkeypatch):
     """A prompt goes through four tokens at a time."""
-    monkeypatch.setattr(prefixes, "CHUNK", 4)
     monkeypatch.setattr(stream, "CHUNK", 4)
+
+
+@pytest.mark.parametrize("parameters, tokens", [(7e6, 512), (1e8, 250), (5e8, 50), (1.7e9, 16), (8e9, 16)])
+def test_a_chunk_of_a_prompt_is_about_a_second_of_work_on_a_cpu(parameters, tokens):
+    cpu, gpu = (SimpleNamespace(device=torch.device(name), parameters=parameters) for name in ("cpu", "cuda"))
+    assert (stream.chunk_of(cpu), stream.chunk_of(gpu)) == (tokens, stream.CHUNK)
+
+
+def test_a_large_network_reads_a_shared_prompt_in_smaller_chunks(once, monkeypatch):
+    monkeypatch.setattr(stream, "SMALLEST_CHUNK", 2)
+    monkeypatch.setattr(stream, "CHUNK_FLOPS", 4.0 * pair().target.parameters)
+    session = run(side_by_side("greedy", "greedy"))
+    assert {event.tokens for event in prefills(session, 0)} <= {1, 2}
 
 
 @pytest.mark.parametrize("turns", [1, 4, 5])

@@ -7,8 +7,7 @@ from architectures import tiny
 from pairs import network, pair
 from toys import END, byte_tokenizer
 
-from playground.decoding import logit_lens as inside
-from playground.decoding import scoring
+from playground.decoding import logit_lens, scoring, stream
 from playground.decoding.logit_lens import look
 from playground.decoding.scoring import score
 from playground.decoding.session import Models, Prompt, Session
@@ -129,8 +128,8 @@ def test_the_last_layer_says_what_the_model_says(architecture, model):
     with torch.inference_mode():
         p = tiny(architecture)(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0, -1].softmax(-1)
     last = look(model, TOKENS, chosen=3).layers[-1]
-    assert [token for token, _, _ in last.top] == p.topk(inside.TOP).indices.tolist()
-    assert [chance for _, _, chance in last.top] == pytest.approx(p.topk(inside.TOP).values.tolist(), abs=1e-6)
+    assert [token for token, _, _ in last.top] == p.topk(logit_lens.TOP).indices.tolist()
+    assert [chance for _, _, chance in last.top] == pytest.approx(p.topk(logit_lens.TOP).values.tolist(), abs=1e-6)
     assert last.chosen == pytest.approx(float(p[3]), abs=1e-6)
     assert last.entropy == pytest.approx(float(-(p * p.log()).sum()), abs=1e-3)
 
@@ -143,7 +142,7 @@ def test_a_layer_says_what_the_model_would_say_if_it_stopped_there(model):
             [ForwardInput(model.new_store(), TOKENS, list(range(-1, len(TOKENS) - 1)))], LayerPlan(stop=layer)
         )
         p = logits[-1].softmax(-1)
-        assert [token for token, _, _ in lens.top] == p.topk(inside.TOP).indices.tolist(), layer
+        assert [token for token, _, _ in lens.top] == p.topk(logit_lens.TOP).indices.tolist(), layer
         assert lens.chosen == pytest.approx(float(p[3]), abs=1e-6)
     assert seen.layers[0].top != seen.layers[-1].top
 
@@ -162,7 +161,7 @@ def test_attention_is_the_library_s_own_averaged_over_the_heads_of_a_group(archi
 
 def test_a_long_text_is_looked_at_in_pieces(monkeypatch, model):
     whole = look(model, TOKENS, chosen=3)
-    monkeypatch.setattr(inside, "PIECE", 3)
+    monkeypatch.setattr(stream, "CHUNK", 3)
     assert look(model, TOKENS, chosen=3) == whole
 
 

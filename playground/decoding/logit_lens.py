@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.special import entr
 
+from playground.decoding.stream import chunk_of
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.errors import Refusal
 
 TOP = 5  # tokens listed for each layer
-PIECE = 512  # tokens of the text per forward
 
 
 @dataclass
@@ -67,8 +67,9 @@ def _last_token(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
     The hidden states are those before each layer and after the last.
     """
     store, last = model.new_store(), len(tokens) - 1
-    for start in range(0, last, PIECE):
-        piece = tokens[start:min(start + PIECE, last)]
+    chunk = chunk_of(model)
+    for start in range(0, last, chunk):
+        piece = tokens[start:min(start + chunk, last)]
         model.forward([ForwardInput(store, piece, list(range(-1, len(piece) - 1)), last_only=True)])
         store.keep(len(piece) - 1)
     _, captured = model.forward(

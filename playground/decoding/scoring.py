@@ -19,6 +19,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.sequence import Bounds
 from playground.decoding.session import Models, Prompt, Refused, Runner, Session, header_of
+from playground.decoding.stream import chunk_of
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Header
@@ -34,8 +35,9 @@ class AsWritten(Decoder):
 
     def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
-        for start in range(0, len(self.text), PIECE):
-            rows = yield lm.extend(chain(list(self.text[start:start + PIECE]), SCORE))
+        piece = min(PIECE, chunk_of(lm.target.model))
+        for start in range(0, len(self.text), piece):
+            rows = yield lm.extend(chain(list(self.text[start:start + piece]), SCORE))
             lm.commit_forced(rows)
 
 

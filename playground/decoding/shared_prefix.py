@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from playground.decoding.requests import Feed, Steps
-from playground.decoding.stream import CHUNK
+from playground.decoding.stream import chunk_of
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.kv_buffer import Capacity
@@ -50,7 +50,7 @@ class SharedPrefix:
         return given
 
     def _next(self) -> Feed:
-        chunk = self.prompt[self.store.length:][:CHUNK]
+        chunk = self.prompt[self.store.length:][:chunk_of(self.model)]
         return Feed(
             self,
             ForwardInput(self.store, chunk, list(range(-1, len(chunk) - 1)), last_only=True),

@@ -29,9 +29,18 @@ if TYPE_CHECKING:
     from playground.decoding.lane_state import LaneState
     from playground.decoding.sequence import Sequence
 
-CHUNK = 512  # prefill chunk size in tokens, so that other lanes and a stop need not wait long
+CHUNK = 512  # most prompt tokens per forward, so that other lanes and a stop need not wait long
+SMALLEST_CHUNK = 16  # prompt tokens per forward of a network of any size
+CHUNK_FLOPS = 5e10  # per forward of a prompt on a CPU: two cores take about a second
 PIECE = 128  # tokens per forward of `reading`, which returns the logits of every row
 WATCHED_CHUNK = 128  # prefill chunk size if a cache policy reads the attention weights, [chunk, slots] each
+
+
+def chunk_of(model: Model) -> int:
+    """Prompt tokens per forward of this model. A large network on a CPU gets fewer, since all visitors wait for it."""
+    if model.device.type != "cpu" or not model.parameters:
+        return CHUNK
+    return min(CHUNK, max(SMALLEST_CHUNK, int(CHUNK_FLOPS / (2 * model.parameters))))
 
 
 class Stream:
@@ -229,7 +238,7 @@ class Stream:
 
     def _chunk_size(self) -> int:
         """Most tokens of the prompt in one forward."""
-        return WATCHED_CHUNK if self._watch() else CHUNK
+        return min(WATCHED_CHUNK, chunk_of(self.model)) if self._watch() else chunk_of(self.model)
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward over missing tokens and new nodes.
@@ -459,7 +468,8 @@ class Piece(NamedTuple):
 
 def reading(stream: Stream, ids: list[int], hidden: bool) -> list[Request]:
     """Requests that read a text with a separate stream, one for each piece."""
-    return [Request(_read(stream, ids[start:start + PIECE], hidden)) for start in range(0, len(ids), PIECE)]
+    piece = min(PIECE, chunk_of(stream.model))
+    return [Request(_read(stream, ids[start:start + piece], hidden)) for start in range(0, len(ids), piece)]
 
 
 def _read(stream: Stream, tokens: list[int], hidden: bool) -> Generator[list[Feed], None, Piece]:

@@ -20,14 +20,13 @@ from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, LayerPlan, install
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
-from playground.engine.numpy_llama import MAX_ROWS, NumpyLlama, build_numpy_llama
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
 log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that is compared with the library's own
 
-Implementation = FusedLlama | NumpyLlama | GraphReplay | None
+Implementation = FusedLlama | GraphReplay | None
 
 
 class Model:
@@ -62,9 +61,8 @@ class Model:
         with torch.inference_mode():
             expected = self._probe_library()
             self.depth = len(install(network))
-            self.fused = self.numpy = self.replay = None
+            self.fused = self.replay = None
             self.fused = self._checked("fused", build_fused_llama(network, self.context), expected)
-            self.numpy = self._checked("numpy", build_numpy_llama(self.fused), expected)
             self.replay = self._checked("replay", build_graph_replay(self.fused), expected)
             if not self.fused:
                 self._check_hooks(expected)
@@ -134,8 +132,6 @@ class Model:
 
     def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
         """Logits [rows, V] from the fastest implementation available."""
-        if self.numpy and positions.shape[1] <= MAX_ROWS:
-            return self.numpy(positions, wanted, call, **inputs)
         if self.fused:
             return self.fused(positions, wanted, call, **inputs)
         out = self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call)
