@@ -264,6 +264,11 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path, line: str):
         Trace.load(path)
 
 
+def as_json_carries_it(trace: Trace) -> Trace:
+    """In JSON the two halves of a surrogate pair are one character, even if they come from neighbouring pieces."""
+    return Trace.from_json(json.loads(json.dumps(trace.to_json())))
+
+
 @fuzz
 @given(st.lists(st.tuples(texts, st.none() | st.floats(-800, 0)), min_size=1, max_size=5), texts, texts)
 def test_a_run_with_any_texts_is_exported(tokens: list[tuple[str, float | None]], strategy: str, prompt: str):
@@ -274,7 +279,7 @@ def test_a_run_with_any_texts_is_exported(tokens: list[tuple[str, float | None]]
     trace = Trace([Header(0, strategy, strategy, prompt=prompt, stop=[prompt])], events)
     exported(trace)
     shown = re.search(r'<script[^>]*type="application/json"[^>]*>(.*?)</script>', to_html(trace), re.DOTALL)
-    assert shown is None or Trace.from_json(json.loads(shown[1])) == trace
+    assert shown is None or Trace.from_json(json.loads(shown[1])) == as_json_carries_it(trace)
 
 
 # --- links and requests ---
