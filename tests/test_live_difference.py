@@ -80,11 +80,11 @@ RED, GREEN = writing(0, 1, 3, 4, 5), writing(0, 2, 3, 4, 6)
 
 def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
     trace = run_of(RED, GREEN)
-    reckoned = diff(trace.lane(1), trace.lane(0))
+    expected = diff(trace.lane(1), trace.lane(0))
     show(page, feed, trace)
     choose(page, 1)
     expect(said(page)).to_have_text(
-        f"They part at token {reckoned.index + 1}, where their logits lie {abs(reckoned.margin):.2f} apart."
+        f"The texts diverge at token {expected.index + 1}, logit difference {abs(expected.margin):.2f}."
     )
     cells = panel(page).locator(".parting td").all_inner_texts()
     assert cells == ["25 %", "25 %", "50 %", "50 %"]  # of green, then of red, in the row of each lane
@@ -97,7 +97,7 @@ def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
 def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
     show(page, feed, run_of(RED, writing(0, 5, 3)))
     choose(page, 1)
-    expect(said(page)).to_contain_text(f"lie {math.log(4):.2f} apart")
+    expect(said(page)).to_contain_text(f"logit difference {math.log(4):.2f}")
     assert panel(page).locator(".parting td").all_inner_texts() == ["13 %", "–", "50 %", "50 %"]
 
 
@@ -128,9 +128,9 @@ def test_lane_1_is_compared_with_lane_2_and_any_other_can_be_chosen(page, feed):
     choose(page, 0)
     expect(said(page)).to_have_text("Same text, 5 tokens.")
     panel(page).locator(".against").select_option("2")
-    expect(said(page)).to_contain_text("They part at token 2")
+    expect(said(page)).to_contain_text("The texts diverge at token 2")
     choose(page, 1)
-    expect(said(page)).to_contain_text("They part at token 2")  # still against lane 3
+    expect(said(page)).to_contain_text("The texts diverge at token 2")  # still against lane 3
     choose(page, 2)
     expect(panel(page).locator(".against option")).to_have_text(["lane 1", "lane 2"])
     expect(panel(page).locator(".against")).to_have_value("0")
@@ -150,20 +150,20 @@ def test_the_difference_follows_the_player(page, feed):
     expect(said(page)).to_have_text("Same text so far, 1 token.")
     expect(panel(page).locator(".parting")).to_have_count(0)
     seek(page, 1.0)
-    expect(said(page)).to_contain_text("They part at token 2")
+    expect(said(page)).to_contain_text("The texts diverge at token 2")
 
 
 def test_a_text_that_stops_early_is_the_same_as_far_as_it_goes(page, feed):
     show(page, feed, run_of(RED, writing(0, 1, 3, reason="length")))
     choose(page, 1)
-    expect(said(page)).to_have_text("Same text for 3 tokens; there lane 2 reached its length.")
+    expect(said(page)).to_have_text("Same text for 3 tokens; there lane 2 reached the token limit.")
     assert stretches(page) == [("same", " the red fox"), ("theirs", " <b>ran</b> home")]
 
 
 def test_tokens_of_different_models_are_not_compared(page, feed):
     show(page, feed, run_of(RED, GREEN, models=("toy", "other")))
     choose(page, 1)
-    expect(said(page)).to_contain_text("only their words can be compared")
+    expect(said(page)).to_contain_text("only the words can be compared")
     expect(panel(page).locator(".parting")).to_have_count(0)
     assert ("mine", " green") in stretches(page)
 

@@ -130,7 +130,7 @@ def test_a_saved_drawing_has_the_colours_and_the_words_of_the_page(page, feed, t
     kept = "#" + "".join(f"{int(level):02x}" for level in re.findall(r"\d+", fill)[:3])
     assert [box.get("fill") for box in drawing.iterfind(f".//{SVG}g[{SVG}title]/{SVG}rect")].count(kept) == 2
     words = ["".join(text.itertext()) for text in drawing.iter(f"{SVG}text")]
-    assert {" a", " x", " b", " y", " c", "kept", "refused"} <= set(words)
+    assert {" a", " x", " b", " y", " c", "accepted", "rejected"} <= set(words)
 
 
 def test_a_drawing_is_saved_as_png_at_twice_its_size(page, feed, tmp_path):
@@ -239,7 +239,7 @@ def test_a_saved_page_plays_to_the_end_without_a_network_and_shows_the_same(page
     show(page, feed)
     shown = [token_texts(page, lane) for lane in (0, 1)]
     window = alone(browser, save_as(page, tmp_path, "page"))
-    expect(window.locator(".lane .status")).to_have_text(["ended", "reached its length", "failed"])
+    expect(window.locator(".lane .status")).to_have_text(["ended", "reached the token limit", "failed"])
     assert [token_texts(window, lane) for lane in (0, 1)] == shown
     assert window.locator(".live img").count() == 0 and window.evaluate("window.hacked") is None
     window.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
@@ -365,7 +365,7 @@ def test_a_fork_hangs_below_its_run_and_the_run_can_be_brought_back(fresh, feed)
     first = show(fresh, feed, FIRST)
     expect(fresh.locator(".live .visit")).to_be_hidden()
     second = show(fresh, feed, FORKED)
-    assert kept(fresh) == ["Run 1Greedy, “Say”", "Run 2lane 1 left at token 2: “ w4” instead of “ w2”, as lane 2"]
+    assert kept(fresh) == ["Run 1Greedy, “Say”", "Run 2lane 1 forked at token 2: “ w4” instead of “ w2”, as lane 2"]
     assert fresh.locator(".visit li li .visit-run[aria-current]").text_content().startswith("Run 2")
     fresh.locator(".live .visit-run").first.click()
     fresh.wait_for_selector(f".live[data-run='{first}']")

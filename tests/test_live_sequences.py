@@ -125,7 +125,7 @@ def test_the_sequence_that_becomes_the_text_brings_its_thoughts_along(page, feed
 def test_every_sequence_has_a_line_with_score_fate_and_text_and_the_best_comes_first(page, feed):
     show(page, feed, BEAMS)
     assert listed(page) == [["#2", "-2.000", "became the text", "", " b e g"], ["#1", "-3.000", "ended", "", " a d i"],
-                            ["#4", "-3.500", "not taken", " a", " f h"], ["#3", "-2.500", "dropped", "", " c"]]
+                            ["#4", "-3.500", "not chosen", " a", " f h"], ["#3", "-2.500", "dropped", "", " c"]]
     expect(page.locator(".panel-branches .readout")).to_have_text(
         "3 sequences alive, 1 of them ended, 1 dropped, #2 became the text"
     )
@@ -271,7 +271,7 @@ def test_the_grid_has_a_mark_where_each_position_was_filled_and_goes_there(page,
     ]
     page.locator(".panel-canvas .filled[data-position='2'] .at").click()
     expect(page.locator(".panel-canvas .readout")).to_have_text(
-        "step 1 of 3 filled 1 position, 1 of 4 are filled, least confidence 90 %"
+        "step 1 of 3 filled 1 position, 1 of 4 are filled, lowest confidence 90 %"
     )
     assert cells(page) == [("", None), ("", None), (" c", "1"), ("", None)]
 
@@ -283,7 +283,7 @@ def test_filled_positions_count_as_tokens_for_the_player(page, feed):
     expect(page.locator(".live .clock")).to_have_text("3 of 4 tokens")
 
 
-# --- caches in a coarser form ---
+# --- quantised caches ---
 
 def cached(packed: int) -> Trace:
     events = [
@@ -304,12 +304,12 @@ def pointed_at(page, position: int) -> str:
 def test_the_oldest_live_tokens_are_marked_where_they_are_held_in_a_coarser_form(page, feed):
     show(page, feed, cached(3))
     expect(page.locator(".panel-cache .readout")).to_have_text(
-        "6 of 8 positions live, the oldest 3 in a coarser form, 64 B"
+        "6 of 8 positions live, the oldest 3 quantised, 64 B"
     )
     expect(page.locator(".panel-cache .key-packed")).to_be_visible()
-    told = [pointed_at(page, position).split(": ")[-1] for position in range(8)]
-    coarse = "live, in a coarser form"
-    assert told == [coarse, coarse, "evicted", "evicted", coarse, "live", "live", "live"]
+    hovered = [pointed_at(page, position).split(": ")[-1] for position in range(8)]
+    quantised = "live, quantised"
+    assert hovered == [quantised, quantised, "evicted", "evicted", quantised, "live", "live", "live"]
 
 
 def test_a_cache_with_nothing_packed_says_nothing_of_it(page, feed):
@@ -318,19 +318,19 @@ def test_a_cache_with_nothing_packed_says_nothing_of_it(page, feed):
     expect(page.locator(".panel-cache .key-packed")).to_be_hidden()
 
 
-# --- what slots beyond the text are held for ---
+# --- what slots beyond the text are reserved for ---
 
 @pytest.mark.parametrize(("reasons", "held_for"), [
-    ([Draft(0, [7], [" a"], [-1], [1.0])], "guesses"),
+    ([Draft(0, [7], [" a"], [-1], [1.0])], "draft tokens"),
     ([Branches([(1, 0)])], "branches"),
-    ([Branches([(1, 0)]), Draft(0, [7], [" a"], [-1], [1.0])], "guesses and branches"),
+    ([Branches([(1, 0)]), Draft(0, [7], [" a"], [-1], [1.0])], "draft tokens and branches"),
 ])
-def test_the_cache_says_whether_slots_are_held_for_guesses_or_for_branches(page, feed, reasons, held_for):
+def test_the_cache_shows_whether_slots_are_reserved_for_draft_tokens_or_branches(page, feed, reasons, held_for):
     events = [*grown(0, 0, " a"), *reasons, Cache("target", 4, 1, 1, [[[(0, 4)]]], scratch=2, bytes=64), Done("length")]
     show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
-    expect(page.locator(".panel-cache .readout")).to_have_text(f"4 of 4 positions live, 2 held for {held_for}, 64 B")
-    expect(page.locator(".panel-cache .key-scratch")).to_have_text(f"held for {held_for} at the last keep")
-    assert pointed_at(page, 5).endswith(f": held for {held_for}")
+    expect(page.locator(".panel-cache .readout")).to_have_text(f"4 of 4 positions live, 2 reserved for {held_for}, 64 B")
+    expect(page.locator(".panel-cache .key-scratch")).to_have_text(f"reserved for {held_for} at the last update")
+    assert pointed_at(page, 5).endswith(f": reserved for {held_for}")
 
 
 # --- figures over something else than tokens ---
@@ -392,7 +392,7 @@ def test_views_that_no_canvas_fills_are_not_there_for_a_canvas(page, feed):
 @pytest.mark.parametrize(
     "judged, words",
     [
-        (Judged(expected="x", checked=False), "Not checked: it would take running the program"),
+        (Judged(expected="x", checked=False), "Not checked: this requires running the program"),
         (
             Judged(expected="x", checked=False, why="this machine cannot confine a program"),
             "Not judged: this machine cannot confine a program",

@@ -90,8 +90,7 @@ def test_text_is_shown_token_by_token_and_stays_text(page, feed):
 
 def test_a_lane_says_who_it_is_and_how_it_ended(page, feed):
     show(page, feed)
-    assert page.locator(".lane .status").all_inner_texts() == ["ended", "reached its length", "failed"]
-    assert page.locator(".lane[data-lane='2'] .trouble").inner_text() == "Choose another draft model."
+    assert page.locator(".lane .status").all_inner_texts() == ["ended", "reached the token limit", "failed"]    assert page.locator(".lane[data-lane='2'] .trouble").inner_text() == "Choose another draft model."
     assert page.locator(".lane[data-lane='2'] .badge").all_inner_texts() == ["heuristic", "reconstruction"]
     assert page.locator(".lane[data-lane='1'] .badge").all_inner_texts() == ["lossless"]
     assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One guess fell."
@@ -134,7 +133,7 @@ def test_live_slots_are_the_most_of_any_head(page, feed):
     )
     choose(page, 1)
     expect(page.locator(".panel-cache .readout")).to_have_text(
-        "6 of 6 positions live, 5 held for guesses, 9 slots freed by this keep, 160 B"
+        "6 of 6 positions live, 5 reserved for draft tokens, 9 slots freed by this update, 160 B"
     )
 
 
@@ -149,9 +148,9 @@ def test_the_tree_shows_what_was_tested_and_what_stands(page, feed):
     assert page.locator(".panel-tree .which").inner_text() == "round 1 of 2"
     rows = page.locator(".panel-tree .tests tr").all_inner_texts()[1:]
     assert [row.split() for row in rows] == [
-        ["x", "0.0100", "0.2500", "0.9000", "refused"],
-        ["a", "0.5000", "0.5000", "0.1250", "kept"],
-        ["b", "0.7500", "0.5000", "0.2500", "kept"],
+        ["x", "0.0100", "0.2500", "0.9000", "rejected"],
+        ["a", "0.5000", "0.5000", "0.1250", "accepted"],
+        ["b", "0.7500", "0.5000", "0.2500", "accepted"],
     ]
     page.click(".panel-tree button[title='Next round']")
     expect(page.locator(".panel-tree .which")).to_have_text("round 2 of 2")
@@ -181,7 +180,7 @@ def test_the_mask_view_tells_what_was_allowed(page, feed):
     assert allowed == [["0", "12"], ["1", "1"], ["3", "40"]]
     assert (
         page.locator(".panel-mask .readout").inner_text()
-        == "40 of 100 tokens allowed, 25 % of the probability taken away"
+        == "40 of 100 tokens allowed, 25 % of the probability masked"
     )
     assert page.locator(".panel-mask .favourites .row .piece").text_content() == HOSTILE
     assert page.locator(".panel-mask .forced-run").evaluate_all(
@@ -213,7 +212,7 @@ def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     expect(card).to_be_hidden()
     assert wait_for(page, feed, "fork") == {"lane": 1, "sequence": 0, "position": 1, "token": 8}
     page.locator(".lane[data-lane='1'] .tokens > .t").nth(4).click()
-    assert "refused" in card.locator(".guess").inner_text()
+    assert "rejected" in card.locator(".guess").inner_text()
 
 
 # --- frames and acts ---
@@ -393,7 +392,7 @@ def test_a_trace_can_be_saved_and_opened_again(page, feed, tmp_path):
 
 def test_a_recording_plays_by_itself(page, feed):
     send(page, feed, recording(HEADERS, EVENTS))
-    expect(page.locator(".lane .status")).to_have_text(["ended", "reached its length", "failed"])
+    expect(page.locator(".lane .status")).to_have_text(["ended", "reached the token limit", "failed"])
     assert not feed.heard
 
 

@@ -66,16 +66,16 @@ def step(position: int, entropy: float = 1.0, stream: str = "target") -> Step:
 
 
 def one_by_one(second: float = 0.1, length: int = 5) -> Happened:
-    """Plain decoding: each pass takes half of its turn on the lane's clock."""
-    happened: Happened = []
+    """Plain decoding: each forward takes half of its turn on the lane's clock."""
+    events: Happened = []
     for i in range(length):
-        pass_ = Forward(phase="decode" if i else "prefill", tokens=1 if i else 3, seconds=second / 2)
-        happened += [((i + 1) * second, event) for event in (pass_, step(i), commit(i, "sampled"))]
-    return [*happened, (length * second, Done("length"))]
+        forward = Forward(phase="decode" if i else "prefill", tokens=1 if i else 3, seconds=second / 2)
+        events += [((i + 1) * second, event) for event in (forward, step(i), commit(i, "sampled"))]
+    return [*events, (length * second, Done("length"))]
 
 
 def in_rounds() -> Happened:
-    """Two rounds of two guesses: of the first both stand, of the second neither, and its two rows are in vain."""
+    """Two rounds of two draft tokens: both of the first are accepted, none of the second, which wastes two rows."""
     right, wrong = (
         [ev.Test(0, 0.75, 0.5, 0.25, True), ev.Test(1, 0.75, 0.5, 0.5, True)],
         [ev.Test(0, 0.125, 0.5, 0.875, False)],
@@ -104,14 +104,14 @@ def in_rounds() -> Happened:
 
 
 def side_by_side() -> Happened:
-    """Two sequences over three passes; the first ends early and becomes the text."""
-    happened: Happened = [(0.1, Forward(phase="prefill", tokens=3, seconds=0.05)), (0.1, Branches([(1, 0), (2, 0)]))]
+    """Two sequences over three forwards; the first ends early and becomes the text."""
+    events: Happened = [(0.1, Forward(phase="prefill", tokens=3, seconds=0.05)), (0.1, Branches([(1, 0), (2, 0)]))]
     for i, growing in enumerate([(1, 2), (1, 2), (2,), (2,)]):
-        happened += [((i + 1) / 10, Forward(tokens=len(growing), seconds=0.05))] * bool(i)
-        happened += [
+        events += [((i + 1) / 10, Forward(tokens=len(growing), seconds=0.05))] * bool(i)
+        events += [
             ((i + 1) / 10, replace(event, sequence=one)) for one in growing for event in (step(i), commit(i, "sampled"))
         ]
-    return [*happened, (0.4, replace(commit(0, "sampled", "sampled"), grown_on=1)), (0.4, Done("end"))]
+    return [*events, (0.4, replace(commit(0, "sampled", "sampled"), grown_on=1)), (0.4, Done("end"))]
 
 
 def run_of(*lanes: tuple[Header, Happened]) -> Trace:
@@ -191,46 +191,46 @@ def test_views_that_wait_do_not_move_when_they_fill(page, feed):
 
 # --- where the time went ---
 
-def test_each_pass_counts_for_who_computed_it_and_the_rest_of_the_clock_is_named_too(page, feed):
+def test_each_forward_counts_for_its_model_and_the_rest_of_the_clock_as_other_work(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
     expect(page.locator(".panel-cost .readout")).to_have_text(
-        "0.25 s in all, 64 % of it in the target, 16 % for rows the text did not need"
+        "0.25 s in all, 64 % of it in the target, 16 % on wasted rows"
     )
-    assert totals(page) == {"target": ["0.16 s", "64 %", "3", "9"], "of it in vain": ["0.04 s", "16 %", "", "2"],
+    assert totals(page) == {"target": ["0.16 s", "64 %", "3", "9"], "wasted": ["0.04 s", "16 %", "", "2"],
                             "draft": ["0.02 s", "8.0 %", "2", "2"], "other": ["0.07 s", "28 %", "", ""]}
 
 
 @pytest.mark.parametrize(
     "happened",
     [one_by_one(), in_rounds(), [*one_by_one()[:-1], (0.5, Rollback(2, "")), (0.5, Done("stopped"))], side_by_side()],
-    ids=["one by one", "in rounds", "taken back", "side by side"],
+    ids=["one by one", "in rounds", "rolled back", "side by side"],
 )
-def test_rows_in_vain_are_those_the_metrics_count(page, feed, happened):
+def test_wasted_rows_are_those_the_metrics_count(page, feed, happened):
     trace = run_of((GUESSING, happened))
     show(page, feed, trace)
     wasted = metrics(trace.lane(0))["wasted_tokens"]
-    vain = page.locator(".panel-cost .totals tr", has_text="of it in vain")
-    expect(vain).to_have_count(1 if wasted else 0)
-    expect(vain.locator("> :last-child")).to_have_text([str(wasted)] if wasted else [])
+    row = page.locator(".panel-cost .totals tr", has_text="wasted")
+    expect(row).to_have_count(1 if wasted else 0)
+    expect(row.locator("> :last-child")).to_have_text([str(wasted)] if wasted else [])
 
 
-def test_a_pass_is_read_and_gone_to_on_the_timeline(page, feed):
+def test_the_timeline_describes_a_forward_and_a_click_goes_there(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
     page.locator(".panel-cost canvas").scroll_into_view_if_needed()
     box = page.locator(".panel-cost canvas").bounding_box()
     at = box["x"] + 62 + (box["width"] - 72) * 0.2 / 0.25
     page.mouse.move(at, box["y"] + 10)
     expect(page.locator(".panel-cost .hover-line")).to_have_text(
-        "target: decode, 3 rows, 60.0 ms, 2 of the rows in vain"
+        "target: decode, 3 rows, 60.0 ms, 2 of the rows wasted"
     )
     page.mouse.move(at, box["y"] + 24 * 2 + 10)
     page.mouse.click(at, box["y"] + 10)
     expect(
-        page.locator(".lane[data-lane='0'] .tokens > .t"), "the pass is shown, and not yet what came of it"
+        page.locator(".lane[data-lane='0'] .tokens > .t"), "the forward is shown, but not its result yet"
     ).to_have_text(WORDS[:4])
 
 
-def test_a_pass_made_aside_reaches_back_over_what_the_draft_did_meanwhile(page, feed):
+def test_a_concurrent_forward_overlaps_what_the_draft_did_meanwhile(page, feed):
     happened = [
         (0.05, Forward(phase="prefill", tokens=3, seconds=0.05)),
         (0.05, step(0)),
@@ -247,7 +247,7 @@ def test_a_pass_made_aside_reaches_back_over_what_the_draft_did_meanwhile(page, 
     box = page.locator(".panel-cost canvas").bounding_box()
     reads = {
         0.02: "target: prefill",
-        0.1: "target: decode, 1 row, 50.0 ms, and 200.0 ms more while the lane went on",
+        0.1: "target: decode, 1 row, 50.0 ms, and 200.0 ms concurrently with the lane",
         0.28: "target: decode",
     }
     for moment, found in reads.items():
@@ -269,14 +269,14 @@ def test_masks_and_other_streams_have_their_own_track(page, feed):
     expect(page.locator(".panel-cost .totals")).to_be_visible()
     assert {name: numbers[0] for name, numbers in totals(page).items()} == {
         "target": "0.04 s",
-        "beside": "0.02 s",
+        "auxiliary": "0.02 s",
         "grammar": "0.01 s",
         "other": "0.03 s",
     }
-    assert "Timeline of passes of lane 1" in page.locator(".panel-cost canvas").get_attribute("aria-label")
+    assert "Timeline of forwards of lane 1" in page.locator(".panel-cost canvas").get_attribute("aria-label")
 
 
-# --- beside plain decoding ---
+# --- compared with plain decoding ---
 
 def pace(page) -> str:
     settle(page)
@@ -291,7 +291,7 @@ def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, fe
         " prompt included."
     )
     choose(page, 0)
-    assert pace(page) == "This is the plain lane: the others are measured against it."
+    assert pace(page) == "This is the plain lane, the baseline for the others."
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, fe
 )
 def test_without_a_plain_lane_on_the_same_prompt_no_speed_up_is_given(page, feed, other):
     show(page, feed, run_of((other, one_by_one()), (GUESSING, in_rounds())), 1)
-    assert pace(page) == "No speed-up is given: add a greedy lane without toggles to measure one against."
+    assert pace(page) == "No speed-up: add a greedy lane without toggles as a baseline."
 
 
 def test_every_lane_says_whether_its_text_is_that_of_plain_greedy(page, feed):
@@ -349,11 +349,11 @@ def test_thresholds_and_followed_entropies_stand_on_the_chart_in_nats(page, feed
     limit = float(page.locator(".panel-entropy .limit").get_attribute("y1"))
     share = (ticks[0] - limit) / (ticks[0] - ticks[-1])  # ticks run from 0 to the top, which is 2 nats
     assert share == pytest.approx(0.693 / 2, abs=0.01)
-    assert key_of(page, "entropy") == ["as the model had it", "as it was drawn from", "mean entropy"]
+    assert key_of(page, "entropy") == ["model", "after processors", "mean entropy"]
     assert page.locator(".panel-entropy .figure").count() == 0, "it has no chart of its own"
 
 
-def test_refusals_pauses_and_switches_are_marked_and_counted(page, feed):
+def test_rejections_pauses_and_switches_are_marked_and_counted(page, feed):
     pauses = [
         (0.25, Figure("spans", "pauses", {"spans": [[i, i + 1, label, 1.5]]}))
         for i, label in ((0, "kept"), (2, "overruled"), (3, "kept"))
@@ -366,7 +366,7 @@ def test_refusals_pauses_and_switches_are_marked_and_counted(page, feed):
     expect(page.locator(".panel-entropy .mark")).to_have_count(3)
     assert key_of(page, "entropy")[2:6] == [
         "switch (1)",
-        "refused guess, drawn again (1)",
+        "rejected, resampled (1)",
         "pauses: kept (2)",
         "pauses: overruled (1)",
     ]
@@ -381,19 +381,19 @@ def test_refusals_pauses_and_switches_are_marked_and_counted(page, feed):
     ]
 
 
-# --- who spoke ---
+# --- sources of tokens ---
 
-def test_a_strip_says_who_wrote_each_token(page, feed):
+def test_a_strip_shows_the_source_of_each_token(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, in_rounds())), 1)
     strip = page.locator(".panel-entropy svg", has=page.locator(".who"))
     expect(strip.locator("title")).to_have_text(
-        "Who wrote the tokens of lane 2: target 3, guessed ahead and accepted 2."
+        "Sources of the tokens of lane 2: target 3, accepted draft tokens 2."
     )
     choose(page, 0)
     expect(page.locator(".panel-entropy svg .who")).to_have_count(0)
 
 
-def test_a_token_the_draft_model_wrote_alone_and_one_the_grammar_forced_have_their_own_speaker(page, feed):
+def test_tokens_written_by_the_draft_model_or_forced_by_the_grammar_have_their_own_source(page, feed):
     happened = [(0.1, step(0)), (0.1, Mask(0, 4, 100, 0.5, forced=[1])), (0.1, commit(0, "sampled", "forced")),
                 (0.2, step(2, stream="draft")), (0.2, commit(2, "sampled")), (0.2, Done("end"))]
     show(page, feed, run_of((replace(PLAIN, draft="small"), happened)))
@@ -402,9 +402,9 @@ def test_a_token_the_draft_model_wrote_alone_and_one_the_grammar_forced_have_the
     )
 
 
-# --- guesses ---
+# --- draft tokens ---
 
-def test_what_was_left_to_draw_from_stands_under_the_tree_of_a_refused_guess(page, feed):
+def test_the_residual_is_shown_under_the_tree_of_a_rejected_draft_token(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
     rows = page.locator(".panel-tree .leftover .row")
     expect(rows).to_have_count(2)
@@ -412,12 +412,12 @@ def test_what_was_left_to_draw_from_stands_under_the_tree_of_a_refused_guess(pag
         ["e", "50", "%", "75", "%"],
         ["<b>", "25", "%", "25", "%"],
     ]
-    page.click(".panel-tree button[title='Round before']")
+    page.click(".panel-tree button[title='Previous round']")
     expect(page.locator(".panel-tree .which")).to_have_text("round 1 of 2")
     expect(page.locator(".panel-tree .leftover")).to_have_count(0)
 
 
-def test_acceptance_by_distance_tells_its_counts(page, feed):
+def test_acceptance_by_draft_position_shows_its_counts(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
     expect(page.locator(".panel-rounds .depth")).to_have_count(2)
     rows = page.locator(".panel-rounds .depth").evaluate_all(
@@ -429,7 +429,7 @@ def test_acceptance_by_distance_tells_its_counts(page, feed):
 # --- caches ---
 
 def evicting() -> Happened:
-    """Two layers of two heads that first hold all, then sinks, a window, and one position of their own each."""
+    """Two layers of two heads: first everything is live, then sinks, a window, and one position of each head's own."""
     live = [[[(0, 2), (3, 4), (6, 8)], [(0, 2), (4, 5), (6, 8)]], [[(0, 2), (2, 3), (6, 8)], [(0, 2), (5, 6), (6, 8)]]]
     return [(0.1, step(0)), (0.1, commit(0, "sampled")), (0.1, Cache("target", 4, 2, 2, [[[(0, 4)]]], bytes=800)),
             (0.2, Cache("target", 8, 2, 2, live, evicted=12, bytes=1000)), (0.2, Done("length"))]
@@ -438,9 +438,9 @@ def evicting() -> Happened:
 def test_a_cache_says_what_it_saves_and_what_every_head_holds(page, feed):
     show(page, feed, run_of((PLAIN, evicting())))
     expect(page.locator(".panel-cache .budget")).to_have_text(
-        "1000 B, where holding everything would take 1.6 KiB: 38 % saved."
+        "1000 B instead of 1.6 KiB for a full cache: 38 % saved."
     )
-    held = "Every layer and head holds the first 2 and the newest 2; of the 8 positions read, 3 are evicted on average."
+    held = "Every layer and head holds the first 2 and the newest 2; of 8 positions, 3 are evicted on average."
     expect(page.locator(".panel-cache .held")).to_have_text(held)
 
 
@@ -449,15 +449,15 @@ def test_heads_have_rows_of_their_own_on_demand(page, feed):
     page.locator(".panel-cache canvas").first.scroll_into_view_if_needed()
     height = page.locator(".panel-cache canvas").first.bounding_box()["height"]
 
-    def told() -> str:
+    def hovered() -> str:
         box = page.locator(".panel-cache canvas").first.bounding_box()
         page.mouse.move(box["x"] + 52 + 3.5 * (box["width"] - 54) / 16, box["y"] + 5)
         return page.locator(".panel-cache .hover-line").inner_text()
 
-    assert told() == "layer 1, position 4 “ a”: live in 1 of 2 heads"
+    assert hovered() == "layer 1, position 4 “ a”: live in 1 of 2 heads"
     page.get_by_role("button", name="each head").click()
     drawn(page)
-    assert told() == "layer 1, head 1, position 4 “ a”: live"
+    assert hovered() == "layer 1, head 1, position 4 “ a”: live"
     assert page.locator(".panel-cache canvas").first.bounding_box()["height"] > height
     page.get_by_role("button", name="each head").click()
 
@@ -465,10 +465,10 @@ def test_heads_have_rows_of_their_own_on_demand(page, feed):
 # --- grammars ---
 
 @pytest.mark.parametrize(("reason", "accepting", "words"), [
-    ("grammar", True, "the grammar was complete after token 1, and nothing could follow"),
-    ("end", True, "the model chose to end where the grammar allowed it"),
-    ("length", False, "it reached its length, and the grammar still asked for more"),
-    ("length", True, "it reached its length, and the text could have ended there"),
+    ("grammar", True, "the grammar was complete after token 1"),
+    ("end", True, "the model ended the text where the grammar allowed it"),
+    ("length", False, "token limit reached; the grammar was not complete"),
+    ("length", True, "token limit reached; the grammar allowed the end"),
 ])
 def test_a_mask_says_why_the_text_stopped(page, feed, reason, accepting, words):
     happened = [
@@ -516,7 +516,7 @@ def test_every_shape_of_a_figure_is_drawn(page, feed):
     )
     panel = page.locator(".panel-figures")
     expect(panel.locator("h4")).to_have_text(["votes", "table", "ways", "parts", "keys"])
-    expect(panel.locator(".key-words")).to_have_text("and 2 more that are not drawn")
+    expect(panel.locator(".key-words")).to_have_text("and 2 more, not drawn")
     assert panel.locator(".bar-list .row").evaluate_all(
         "rows => rows.map((row) => row.querySelector('i').className)"
     ) == ["final", "final below"]

@@ -107,7 +107,7 @@ def test_a_text_goes_on_with_words_that_no_model_proposed(page, address):
     page.locator("#live .card .own-words input").fill(" <b>zebra</b>")
     page.keyboard.press("Enter")
     expect(page.locator(".lane-card")).to_have_count(2)
-    expect(status(page, 1)).to_have_text("reached its length")
+    expect(status(page, 1)).to_have_text("reached the token limit")
     written = "".join(
         running(page, 1).locator(".tokens > .t").evaluate_all("spans => spans.map((span) => span.textContent)")
     )
@@ -139,7 +139,7 @@ def test_words_that_the_grammar_does_not_allow_are_refused_beside_the_new_lane(p
     page.locator("#live .card .own-words button").click()
     complaint = page.locator(".lane-card[data-lane='1'] .complaint")
     expect(complaint).to_contain_text("The grammar does not allow")
-    expect(status(page, 0)).to_have_text("reached its length")
+    expect(status(page, 0)).to_have_text("reached the token limit")
     while len(answered) == before:
         page.wait_for_timeout(100)
     page.wait_for_timeout(100)

@@ -231,7 +231,7 @@ def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_be
         page.click("#stop")
     page.fill("#length input", "3")
     page.click("#run")
-    expect(status(page, 0)).to_have_text("reached its length")
+    expect(status(page, 0)).to_have_text("reached the token limit")
 
 
 # --- a long visit ---
@@ -341,7 +341,7 @@ def test_a_run_is_begun_held_stepped_and_gone_through_with_the_keyboard_alone(pa
 def test_a_token_is_read_and_its_card_opened_with_the_keyboard_alone(page, address):
     visit(page, address, Settings(prompt="The red fox", length=6, lanes=[GREEDY]))
     page.keyboard.press("Control+Enter")
-    expect(status(page, 0)).to_have_text("reached its length")
+    expect(status(page, 0)).to_have_text("reached the token limit")
     tab_to(page, "#live .lane[data-lane='0'] .text")
     page.keyboard.press("ArrowLeft")
     expect(tokens(page, 0).nth(5)).to_have_attribute("aria-label", re.compile("^token 6, "))
@@ -379,7 +379,7 @@ def test_nothing_jumps_while_lanes_write(page, address):
     expect(tokens(page, 0).nth(0)).to_be_attached()
     page.locator("#live .lanes").scroll_into_view_if_needed()
     page.evaluate(WATCH_SHIFTS)
-    expect(status(page, 0)).to_have_text("reached its length")
+    expect(status(page, 0)).to_have_text("reached the token limit")
     assert page.evaluate("window.shifts.reduce((sum, value) => sum + value, 0)") < 0.1
 
 

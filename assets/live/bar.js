@@ -15,16 +15,16 @@ class PlayerBar {
     this.scrub.step = player.mode === "time" ? "any" : "1";
     if (document.activeElement !== this.scrub || player.playing) this.scrub.value = value;
     this.scrub.style.setProperty("--done", end ? (value / end) * 100 + "%" : "0%");
-    const words = player.mode === "time" ? `${value.toFixed(2)} of ${end.toFixed(2)} s` : `${value} of ${count(end, "token")}`;
-    setText(this.clock, words);
-    setAttribute(this.scrub, "aria-valuetext", words);
+    const label = player.mode === "time" ? `${value.toFixed(2)} of ${end.toFixed(2)} s` : `${value} of ${count(end, "token")}`;
+    setText(this.clock, label);
+    setAttribute(this.scrub, "aria-valuetext", label);
     this.follow.hidden = trace.over;
     setAttribute(this.follow, "aria-pressed", player.following);
     setText(this.follow, trace.state === "held" && !player.following ? "Held" : "Live");
     this.drawMarks(player, trace, end);
   }
 
-  /** Where each lane came to its end, over the slider. */
+  /** Marks above the slider: where each lane ended. */
   drawMarks(player, trace, end) {
     const ends = trace.lanes.map((lane) => (lane.over ? (player.mode === "time" ? lane.end : lane.tokens) : null));
     const look = JSON.stringify([ends, end]);

@@ -1,4 +1,4 @@
-// The card of one token: the row it was chosen from, how it got into the text, and where else the text could go.
+// The card of one token: the candidates at its position, how it got into the text, and the forks that are possible there.
 
 const LONGEST_WORDS = 500;
 
@@ -6,7 +6,7 @@ class Card {
   constructor(root, acts) {
     this.root = root;
     this.node = root.querySelector(".card");
-    this.acts = acts; // what a person can do from here, and why not where they cannot
+    this.acts = acts; // the actions available here, and the reasons they are unavailable
     this.pinned = false;
     this.anchor = null;
     this.node.addEventListener("pointerenter", () => clearTimeout(this.leaving));
@@ -39,7 +39,7 @@ class Card {
     this.token = null;
   }
 
-  /** Beside the token and inside the window; on a narrow screen under it, over the whole width. */
+  /** Place the card beside the token and inside the window; on a narrow screen, below it at full width. */
   place() {
     const frame = this.root.getBoundingClientRect();
     const token = this.anchor.getClientRects()[0] || this.anchor.getBoundingClientRect();
@@ -54,10 +54,10 @@ class Card {
 
   parts(lane, state, token, step, mask) {
     const parts = [this.heading(token), facts(token, step)];
-    if (token.round) parts.push(guessPart(token));
+    if (token.round) parts.push(draftPart(token));
     if (step && step.top.length) parts.push(this.candidates(lane, token, step));
     else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
-    if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(leftover(token.round.verdict.leftover));
+    if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(residualPart(token.round.verdict.leftover));
     if (mask) parts.push(maskPart(mask));
     if (this.pinned && !this.acts.refusal(lane)) parts.push(this.ownWords(lane, token));
     if (this.pinned) parts.push(this.inside(lane, token));
@@ -80,10 +80,10 @@ class Card {
     return head;
   }
 
-  /** Offers a look at what the layers made of this place. */
+  /** The button that opens the logit lens and the attention at this position. */
   inside(lane, token) {
     const why = this.acts.lookRefusal(lane);
-    const ask = button("quiet look", "Look inside", why || "What each layer would say here, and what its heads attend to", () => {
+    const ask = button("quiet look", "Look inside", why || "What each layer would predict here, and what its heads attend to", () => {
       this.acts.look(lane, token);
       this.hide();
     });
@@ -91,12 +91,12 @@ class Card {
     return ask;
   }
 
-  /** Lets the text go on with words of one's own. They stand for themselves: a space in front is written, or it is not there. */
+  /** A form that continues the text with the user's words, taken literally: no space is added before them. */
   ownWords(lane, token) {
     const form = el("form", "own-words");
     const words = el("input", "");
-    Object.assign(words, { type: "text", maxLength: LONGEST_WORDS, autocomplete: "off", placeholder: "or words of your own" });
-    words.setAttribute("aria-label", "Words to go on with from here, a space in front where one belongs");
+    Object.assign(words, { type: "text", maxLength: LONGEST_WORDS, autocomplete: "off", placeholder: "or your own words" });
+    words.setAttribute("aria-label", "Your own words to continue with, with a leading space if needed");
     const go = button("quiet", "Write this here", "Run again from here with these words instead");
     go.type = "submit";
     form.append(words, go);
@@ -117,7 +117,7 @@ class Card {
   candidates(lane, token, step) {
     const part = el("div", "candidates");
     const head = el("div", "row head");
-    head.append(el("span", "", ""), el("span", "", ""), el("span", "num raw", "model"), el("span", "num final", "drawn with"));
+    head.append(el("span", "", ""), el("span", "", ""), el("span", "num raw", "model"), el("span", "num final", "processed"));
     part.append(head);
     let rest = 1;
     for (const candidate of rivals(step, this.acts.rivals())) {
@@ -151,18 +151,18 @@ class Card {
   }
 }
 
-/** The first candidates, and the chosen one whatever its rank. */
+/** The first candidates, and the chosen one at any rank. */
 function rivals(step, most) {
   return step.top.filter(([id], rank) => rank < most || id === step.chosen);
 }
 
 function whyNoRow(token, fill) {
-  if (fill) return `Written at ${sayFill(fill)}.`;
-  if (token.origin === "forced") return "The grammar left one way to go on, so no row was computed.";
-  return "No row was recorded for this token.";
+  if (fill) return `Filled at ${sayFill(fill)}.`;
+  if (token.origin === "forced") return "The grammar allowed only this token, so no forward was needed.";
+  return "No probabilities were recorded for this token.";
 }
 
-/** Two bars over each other on one scale from 0 to 1: what the model gave, and what it was drawn with. */
+/** Two bars on one scale from 0 to 1: the model's probability, and the probability after masks and processors. */
 function bars(raw, final) {
   const node = el("span", "bars");
   for (const [name, value] of [["raw", raw], ["final", final]]) {
@@ -187,36 +187,36 @@ function facts(token, step) {
     list.append(pair);
   };
   if (step) {
-    add("entropy", fixed(step.entropy, 2), "Of the model's own row, in nats.");
-    add("after filters", fixed(step.final_entropy, 2), "Entropy of the row it was drawn from, in nats.");
+    add("entropy", fixed(step.entropy, 2), "Of the model's distribution, in nats.");
+    add("after processors", fixed(step.final_entropy, 2), "Entropy of the distribution that was sampled, in nats.");
   }
-  add("log-probability", fixed(token.logprob, 2), "Of the chosen token in the model's own row, in nats.");
+  add("log-probability", fixed(token.logprob, 2), "Of the chosen token under the model, in nats.");
   add("probability", isNumber(token.logprob) ? percent(Math.exp(token.logprob)) : DASH, "The same as a probability.");
   if (isNumber(token.seconds)) add("took", `${(token.seconds * 1000).toFixed(token.seconds < 0.1 ? 1 : 0)} ms`, COLOURS.latency.help);
   if (token.forward) {
     const pass = token.pass;
-    add("after forward", `${token.forward} (${pass.phase.replace("_", " ")}, ${count(pass.tokens, "row")})`, "The last pass of the target before this token was committed.");
+    add("after forward", `${token.forward} (${pass.phase.replace("_", " ")}, ${count(pass.tokens, "row")})`, "The target's last forward before this token was committed.");
   }
   return list;
 }
 
-/** A token that came out of a round of guessing: its own test, or the guess it stands in for. */
-function guessPart(token) {
+/** How a round produced this token: the test it passed, or the draft token it replaces. */
+function draftPart(token) {
   const { round, node } = token;
   const part = el("div", "guess");
   if (node !== null) {
     const test = round.tests.get(node);
-    part.append(el("p", "", `Guessed by ${nameOf(round.draft.source)} in round ${round.draft.round + 1}.`));
+    part.append(el("p", "", `Drafted by ${nameOf(round.draft.source)} in round ${round.draft.round + 1}.`));
     if (test) part.append(testLine(test));
     else part.append(el("p", "aside", `The drafter gave it q = ${fixed(round.draft.q[node], 3)}.`));
     return part;
   }
   if (token.origin === "redraw") {
-    const refused = round.refusedNodes();
-    part.append(el("p", "", refused.length ? "Drawn again because the target refused:" : "Drawn by the target."));
-    for (const other of refused) part.append(testLine(round.tests.get(other), round.draft.pieces[other]));
+    const rejected = round.rejectedNodes();
+    part.append(el("p", "", rejected.length ? "Resampled because the target rejected:" : "Sampled by the target."));
+    for (const other of rejected) part.append(testLine(round.tests.get(other), round.draft.pieces[other]));
   } else if (token.origin === "bonus") {
-    part.append(el("p", "", `Every guess on the path of round ${round.draft.round + 1} was accepted; this one came on top.`));
+    part.append(el("p", "", `Every draft token on the path of round ${round.draft.round + 1} was accepted; this is the bonus token.`));
   }
   return part;
 }
@@ -234,13 +234,13 @@ function testLine(test, piece) {
     pair.append(el("b", "", fixed(value, 3)));
     line.append(pair);
   }
-  line.append(el("span", "verdict", test.kept ? "kept" : "refused"));
+  line.append(el("span", "verdict", test.kept ? "accepted" : "rejected"));
   return line;
 }
 
-function leftover(candidates) {
+function residualPart(candidates) {
   const part = el("div", "leftover");
-  part.append(el("p", "", "What was left to draw from:"));
+  part.append(el("p", "", "Residual distribution:"));
   for (const [, piece, raw, final] of candidates.slice(0, 5)) {
     const row = el("div", "row");
     const name = el("span", "piece");
@@ -253,7 +253,7 @@ function leftover(candidates) {
 
 function maskPart(mask) {
   const share = mask.vocabulary ? ` of ${mask.vocabulary}` : "";
-  return el("p", "aside", `The grammar allowed ${mask.allowed}${share} tokens here and took away ${percent(mask.banned)} of the probability.`);
+  return el("p", "aside", `The grammar allowed ${mask.allowed}${share} tokens here and masked ${percent(mask.banned)} of the probability.`);
 }
 
 function nameOf(strategy) {

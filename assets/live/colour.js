@@ -1,56 +1,56 @@
-// What the colour of a token means. Levels 0 (page colour) to 10 (strongest) have a class each, so that a change of
-// theme recolours without any script. The scales are fixed: a colour means the same in every lane and at any time.
+// Token colours. Levels 0 (page colour) to 10 (strongest) have a class each, so that a change of theme needs no script.
+// The scales are fixed: a colour means the same in every lane and at any time.
 
 const LEVELS = 10;
 
 const ORIGINS = {
-  sampled: { label: "chosen", help: "Chosen from the target's own row." },
-  draft: { label: "accepted guess", help: "Guessed ahead and accepted by the target." },
-  forced: { label: "forced", help: "Given: the grammar left no other token, a fork begins with it, or the whole text is only read." },
-  redraw: { label: "redrawn", help: "Replaces a refused guess." },
-  bonus: { label: "bonus", help: "One more token from the target after every guess was accepted." },
+  sampled: { label: "chosen", help: "Chosen from the target's distribution." },
+  draft: { label: "accepted draft token", help: "Proposed by the drafter and accepted by the target." },
+  forced: { label: "forced", help: "The only token the grammar allowed, the start of a fork, or a text that is only scored." },
+  redraw: { label: "resampled", help: "Replaces a rejected draft token; sampled from the residual." },
+  bonus: { label: "bonus", help: "One more token from the target after all draft tokens were accepted." },
 };
 
 const COLOURS = {
   entropy: {
     label: "entropy",
     ends: ["0", "1.5", "6 nats or more"],
-    help: "Entropy of the model's own row before this token: how open the choice was.",
+    help: "Entropy of the model's distribution before this token, in nats.",
     level: (token, step) => (step ? LEVELS * Math.sqrt(Math.min(1, step.entropy / 6)) : null),
   },
   final: {
-    label: "entropy after filters",
+    label: "entropy after processors",
     ends: ["0", "1.5", "6 nats or more"],
-    help: "Entropy of the row the token was really drawn from, after masks and samplers.",
+    help: "Entropy of the distribution the token was sampled from, after masks and processors, in nats.",
     level: (token, step) => (step ? LEVELS * Math.sqrt(Math.min(1, step.final_entropy / 6)) : null),
   },
   probability: {
     label: "probability",
     ends: ["100 %", "50 %", "0 %"],
-    help: "Probability the model gave this token: the less likely, the stronger the colour.",
+    help: "Probability of this token under the model; less likely tokens have a stronger colour.",
     level: (token) => (isNumber(token.logprob) ? LEVELS * (1 - Math.exp(token.logprob)) : null),
   },
   surprisal: {
     label: "surprisal",
     ends: ["0", "2", "8 nats or more"],
-    help: "Minus the log-probability of this token.",
+    help: "Minus the log-probability of this token, in nats.",
     level: (token) => (isNumber(token.logprob) ? LEVELS * Math.sqrt(Math.min(1, -token.logprob / 8)) : null),
   },
   latency: {
     label: "latency",
     ends: ["1 ms", "30 ms", "1 s or more"],
-    help: "Seconds on the lane's own clock since the text last grew, shared by the tokens that came together; the first waits for the prompt.",
+    help: "Time on the lane's clock since the previous commit, split among the tokens of this commit; the first includes the prefill.",
     level: (token) => (isNumber(token.seconds) ? (LEVELS * Math.log10(Math.max(0.001, token.seconds) / 0.001)) / 3 : null),
   },
   origin: {
     label: "origin",
     ends: null,
-    help: "How the token came into the text.",
+    help: "How the token was produced.",
     level: () => null,
   },
 };
 
-/** Two channels carry two numbers of a token at once; `channels` names them as "colour/underline". */
+/** Colour and underline show one quantity each; `channels` names them as "colour/underline". */
 function tokenClass(token, step, channels) {
   const [colour, underline] = channels.split("/");
   const base = "t o-" + (token.origin in ORIGINS ? token.origin : "sampled") + lineClass(token, step, underline);
@@ -59,7 +59,7 @@ function tokenClass(token, step, channels) {
   return base + (level === null ? " unknown" : " h" + Math.round(level));
 }
 
-/** The underline of an origin has its own style; for a number the line grows thicker. */
+/** Each origin has its own line style; for a number, larger values have a thicker line. */
 function lineClass(token, step, underline) {
   if (underline === "origin") return "";
   const level = underline === "none" ? null : levelOf(token, step, underline);

@@ -1,7 +1,7 @@
-// Small helpers to build a page out of data. Text always goes in as text: prompts and tokens are written by strangers.
+// DOM helpers. Text is always inserted as text, never as HTML: prompts and tokens are untrusted.
 
 const SVG = "http://www.w3.org/2000/svg";
-const DASH = "–"; // stands where a number has no meaning
+const DASH = "–"; // shown for a number that is undefined
 
 function el(tag, className = "", text = "") {
   const node = document.createElement(tag);
@@ -25,7 +25,7 @@ function button(className, text, title, act) {
   return node;
 }
 
-/** Write only what changed: touching the page costs more than comparing. */
+/** Write only on a change: touching the DOM costs more than comparing. */
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -69,13 +69,13 @@ function count(number, one, many = one + "s") {
   return number + " " + (number === 1 ? one : many);
 }
 
-/** Parts of a piece that cannot be read as they stand: half letters, line ends, tabs, blanks. */
+/** Parts of a piece that are not readable: incomplete UTF-8 bytes, line ends, tabs, control characters. */
 const UNREADABLE = /<0x([0-9A-F]{2})>|\r\n|\n|\r|\t|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 const SPECIAL = /^(<[|｜][^<>|｜\s]{1,40}[|｜]>|<\/?(s|pad|eos|bos|unk|mask|start_of_turn|end_of_turn)>|<unused \d+>|\[(END|EOS|BOS|SEP|CLS|PAD|UNK|MASK)\])$/;
 const GLYPHS = { "\n": "↵", "\r": "␍", "\r\n": "↵", "\t": "⇥" };
 
 /** Fill `node` with a token's piece: line ends as a sign and a break, bytes and special tokens as chips, the rest as text.
-    A lone blank gets a dot, and a label has no breaks. */
+    A single blank is shown as a dot; a label has no line breaks. */
 function writePiece(node, piece, isLabel = false) {
   if (piece === " ") {
     node.append(el("span", "blank", piece));
@@ -95,7 +95,7 @@ function writePiece(node, piece, isLabel = false) {
   if (piece === "") node.append(glyph("∅"));
 }
 
-/** Text as it is; several blanks in a row get dots, so that they can be counted. */
+/** Plain text; consecutive blanks are shown as dots, so that they can be counted. */
 function writePlain(node, text) {
   for (const run of text.split(/( {2,})/)) {
     if (run === "") continue;
@@ -111,21 +111,21 @@ function writeUnreadable(node, match, isLabel) {
   else node.append(el("span", "chip byte", "U+" + text.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")));
 }
 
-/** A sign that is seen and not copied. */
+/** A sign that is visible and not copied to the clipboard. */
 function glyph(sign) {
   const node = el("span", "glyph");
   node.dataset.sign = sign;
   return node;
 }
 
-/** One line for a piece where there is no room for chips: labels of a drawing, names for a screen reader. */
+/** A piece as one line of plain text, for labels in drawings and names for screen readers. */
 function pieceLabel(piece, longest = 24) {
   const flat = piece.replace(/\r\n|\n|\r/g, "↵").replace(/\t/g, "⇥").replace(/ /g, piece.trim() === "" ? "·" : " ");
   const shown = flat.replace(UNREADABLE, (text, byte) => (byte ? text : "�"));
   return shown.length > longest ? shown.slice(0, longest - 1) + "…" : shown || "∅";
 }
 
-/** Colours of the page as they are now, for what is painted on a canvas. */
+/** The current value of a CSS colour, for painting on a canvas. */
 function colourOf(node, name) {
   return getComputedStyle(node).getPropertyValue(name).trim();
 }

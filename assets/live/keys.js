@@ -1,20 +1,20 @@
-// The list of all keys, in a dialog: what a person finds under "?". A key is worked in listening.js, or in the page around the view.
+// The dialog under "?" that lists the keyboard shortcuts. The keys are handled in listening.js, or by the page around the view.
 
-/** One line for each: the keys, what they do, and, where they belong to the page around the view, what must be there for them. */
+/** `needs`: the element that must exist, for keys that belong to the page around the view. */
 const KEYS = [
   { keys: ["Space"], does: "play or pause" },
-  { keys: ["←", "→"], does: "one beat back or on; inside a text, one token" },
-  { keys: ["Home", "End"], does: "the beginning or the end of the run" },
+  { keys: ["←", "→"], does: "one step back or forward; inside a text, one token" },
+  { keys: ["Home", "End"], does: "start or end of the run" },
   { keys: ["1", "2", "3", "4"], does: "choose the lane that the views show" },
-  { keys: ["Enter"], does: "inside a text: keep the card of the token open" },
+  { keys: ["Enter"], does: "inside a text: pin the card of the token" },
   { keys: ["Esc"], does: "close what is open" },
   { keys: ["Esc"], does: "with nothing open: stop the run", needs: "#stop" },
   { keys: ["Ctrl", "Enter"], does: "run", needs: "#run", together: true },
-  { keys: ["P"], does: "large type for a projector, or back", needs: ".to-projector" },
+  { keys: ["P"], does: "large type for a projector, on or off", needs: ".to-projector" },
   { keys: ["?"], does: "this list" },
 ];
 
-/** Show the list until it is closed; the focus then goes back to where it was. */
+/** Show the list until it is closed; the browser then restores the focus. */
 function showKeys(dialog) {
   const close = button("icon close", "×", "Close (Escape)", () => dialog.close());
   close.setAttribute("aria-label", "Close");
@@ -25,7 +25,7 @@ function showKeys(dialog) {
     list.append(names, el("dd", "", does));
   }
   dialog.replaceChildren(el("h3", "", "Keys"), close, list);
-  dialog.hidden = false; // it is only there while it is open: Escape belongs to what is open
+  dialog.hidden = false; // hidden while closed, so that Escape does not reach it
   dialog.addEventListener("close", () => {
     dialog.hidden = true;
   }, { once: true });

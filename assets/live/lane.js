@@ -1,16 +1,16 @@
-// The card of one lane: who it is, how it stands, its text, and the strip of costs.
+// The card of one lane: its strategy and status, its text, and the strip of costs.
 
-/** With a cache that forgets, lossless means the same as plain decoding with that cache, which may be another text. */
+/** With an evicting cache, lossless means the same text as plain decoding with that cache, which may differ from plain greedy. */
 function qualified(label, guarantee) {
   return label === "lossless" && guarantee.includes("budget_respected") ? "lossless for its cache" : label;
 }
 
-const SCORE = "score"; // the strategy of a lane that only reads
+const SCORE = "score"; // the strategy of a lane that only scores a given text
 
 const REASONS = {
   end: "ended",
-  length: "reached its length",
-  stop_string: "met a stop string",
+  length: "reached the token limit",
+  stop_string: "hit a stop string",
   grammar: "grammar complete",
   stopped: "stopped",
   failed: "failed",
@@ -111,17 +111,17 @@ class LaneCard {
 
   drawStatus(atHead) {
     const { state, app } = this;
-    const [name, words] = this.standing(atHead);
-    setText(this.status, words);
+    const [name, label] = this.statusOf(atHead);
+    setText(this.status, label);
     setAttribute(this.status, "data-status", name);
     this.stop.hidden = app.trace.over || this.record.over || app.trace.recorded;
     this.trouble.hidden = !state.failed;
-    setText(this.trouble, state.failed ? state.failed.message || "This lane cannot go on." : "");
+    setText(this.trouble, state.failed ? state.failed.message || "This lane has failed." : "");
     this.node.classList.toggle("has-failed", Boolean(state.failed));
     this.drawVerdict(state.judged);
   }
 
-  /** Right or wrong, once it is told; an answer that was unfolded stays unfolded. */
+  /** Whether the answer is right, once it has been judged. An unchanged verdict is not redrawn: an unfolded answer stays unfolded. */
   drawVerdict(judged) {
     if (judged === this.judged) return;
     this.judged = judged;
@@ -129,7 +129,8 @@ class LaneCard {
     this.verdict.replaceChildren(...(judged ? sayVerdict(judged) : []));
   }
 
-  standing(atHead) {
+  /** [status, label]. */
+  statusOf(atHead) {
     const { state, app } = this;
     if (state.failed) return ["failed", "failed"];
     if (state.done) return [state.done.reason, REASONS[state.done.reason] || state.done.reason];
@@ -138,7 +139,7 @@ class LaneCard {
     return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
   }
 
-  /** Over the text: that it is only a branch, while there is no text yet. Under it: how it compares with plain greedy. */
+  /** Above the text: which branch is shown while no branch has become the text. Below it: the comparison with plain greedy. */
   drawRemark(cards) {
     const { shown, living } = this.state;
     const alone = shown.id === 0;
@@ -148,10 +149,10 @@ class LaneCard {
   }
 }
 
-/** What became of an answer, in words and with a sign, and the one that was expected: at once where it is short. */
+/** The verdict on an answer with its sign, and the expected answer, folded if it is long. */
 function sayVerdict({ checked, score, expected, why }) {
   const [name, words] = why ? ["unchecked", `Not judged: ${why}`]
-    : !checked ? ["unchecked", "Not checked: it would take running the program"]
+    : !checked ? ["unchecked", "Not checked: this requires running the program"]
     : score === 1 ? ["right", "Right"] : score > 0 ? ["partly", `Partly right, ${fixed(score, 2)} of 1`] : ["wrong", "Wrong"];
   const said = el("span", "verdict-said", words);
   said.dataset.verdict = name;
@@ -171,7 +172,7 @@ function badge(label, help) {
   return node;
 }
 
-/** Titles for all lanes; where several lanes have the same one, each adds the parts or knobs by which it differs from them. */
+/** Titles for all lanes; lanes with the same title add the parts or knobs in which they differ. */
 function distinctTitles(headers) {
   const plain = headers.map((header) => header.title || header.strategy);
   const traits = headers.map((header) => [...header.parts.map((part) => part.name.replaceAll("_", " ")), ...knobsOf(header), `seed ${header.seed}`]);
@@ -181,12 +182,12 @@ function distinctTitles(headers) {
   });
 }
 
-/** Where a lane left the text it was forked from: its last forced token is the one that was put in another's place. */
+/** Where a lane was forked: its last forced token replaces the one in the original text. */
 function forkOf(header) {
   return header.forced.length && header.strategy !== SCORE ? [`forked at token ${header.forced.length}`] : [];
 }
 
-/** At most two of the traits, first the one that the fewest others have. */
+/** At most two of the traits, those shared with the fewest other lanes first. */
 function differences(traits, others, most = 2) {
   const sharing = (trait) => others.filter((other) => other.includes(trait));
   const [best] = [...traits].sort((a, b) => sharing(a).length - sharing(b).length);
@@ -198,18 +199,18 @@ function knobsOf(header) {
   return header.parts.flatMap((part) => Object.entries(part.knobs || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${shorten(value)}`));
 }
 
-/** The setting of a lane on one line: what was added and set, then the models; its seed where not all lanes have the same. */
+/** The setting of a lane on one line: parts and knobs, then the models; the seed if it differs between lanes. */
 function describe(header, all) {
   const parts = header.parts.filter((part) => part.name !== header.strategy || Object.keys(part.knobs || {}).length);
   const model = [shortName(header.model), header.quantization !== "none" ? header.quantization : header.dtype].filter(Boolean).join(" ");
   const draft = header.draft ? [`draft ${shortName(header.draft)}`] : [];
   const context = header.context ? [`context “${shorten(header.context)}”`] : [];
-  const memory = header.memory ? ["remembers earlier runs"] : [];
+  const memory = header.memory ? ["uses memory from earlier runs"] : [];
   const seed = all.some((other) => other.seed !== header.seed) ? [`seed ${header.seed}`] : [];
   return [...parts.map(describePart), ...seed, ...context, ...memory, model, ...draft].filter(Boolean).join(" · ");
 }
 
-/** A local folder goes by its last name. */
+/** A local folder is shown by its last path component. */
 function shortName(model) {
   return /^([/~.]|[A-Za-z]:)/.test(model) ? model.split(/[/]/).filter(Boolean).pop() : model;
 }

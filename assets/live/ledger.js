@@ -1,27 +1,27 @@
-// Where a lane's time went: every pass on the lane's clock, who computed it, and how much of it the text did not need.
+// Where a lane's time went: every forward on the lane's clock, which model ran it, and how much of it was wasted.
 //
-// A lane's clock moves in turns: first its share of the forwards it waited for, then its own work until it waits again. So the
-// passes of a turn stand one after the other at its beginning, the grammar's masks follow, and the rest is everything else.
+// A lane's clock advances in turns: first its share of the forwards it waited for, then its own work until it waits again. So the
+// forwards of a turn come first, one after the other, then the token masks; the remainder is everything else.
 
 const WORKERS = {
-  target: { label: "target", help: "Passes of the target model." },
-  draft: { label: "draft", help: "Passes that only guess or write in the target's place: of the draft model, or of the target's first layers." },
-  beside: { label: "beside", help: "Passes of other streams the method reads, such as the same model without the context." },
-  grammar: { label: "grammar", help: "Making masks of allowed tokens." },
-  rest: { label: "other", help: "Everything else on the lane's clock: drawing tokens, judging guesses, caches, and noting what happened." },
+  target: { label: "target", help: "Forwards of the target model." },
+  draft: { label: "draft", help: "Forwards that propose or write tokens in place of the target: of the draft model, or of the target's first layers." },
+  beside: { label: "auxiliary", help: "Forwards of other streams the method uses, such as the same model without the context." },
+  grammar: { label: "grammar", help: "Computing token masks." },
+  rest: { label: "other", help: "Everything else on the lane's clock: sampling, verification, cache management, recording events." },
 };
 const WORKER_OF_STREAM = { target: "target", draft: "draft", exit: "draft" };
 
 class Ledger {
   constructor(wastes) {
-    this.wastes = wastes; // whether rows can go to waste at all: a canvas has no rows that a text would need
+    this.wastes = wastes; // false for a canvas: every row of it is needed
     this.turns = [];
     this.totals = Object.fromEntries(Object.keys(WORKERS).map((name) => [name, { passes: 0, rows: 0, seconds: 0, wasted: 0, wastedSeconds: 0 }]));
-    this.open = []; // passes of the target since the last commit
-    this.rows = 0; // of the target, without its prompt
-    this.decoding = 0; // seconds those took
+    this.open = []; // forwards of the target since the last commit
+    this.rows = 0; // of the target, without prefill
+    this.decoding = 0; // their seconds
     this.length = 0; // tokens of the lane's own text
-    this.needed = 0; // rows the longest text so far needs: one for each token but the first
+    this.needed = 0; // rows the longest text so far needs: one for each token except the first
     this.wasted = 0;
   }
 
@@ -30,7 +30,7 @@ class Ledger {
     if (event.kind === "forward") this.pass(turn, event);
     else if (event.kind === "mask") this.work(turn, "grammar", event);
     else if (event.kind === "commit") this.grow(event);
-    else if (event.kind === "rollback" && !event.sequence) this.shrink(event);
+    else if (event.kind === "rollback" && !event.sequence) this.truncate(event);
     else if (event.kind === "done" || event.kind === "failed") this.settle(Math.max(0, this.length - 1));
   }
 
@@ -39,9 +39,9 @@ class Ledger {
     this.settle(Math.max(this.needed, position + ids.length - 1));
   }
 
-  shrink({ count: taken }) {
-    this.length -= taken;
-    this.needed = Math.max(0, this.needed - taken);
+  truncate({ count: removed }) {
+    this.length -= removed;
+    this.needed = Math.max(0, this.needed - removed);
   }
 
   turnOf({ at }) {
@@ -64,7 +64,7 @@ class Ledger {
     this.decoding += event.seconds;
   }
 
-  /** A pass that was made aside reaches back over what the lane did meanwhile, and ends where it was taken in. */
+  /** A forward that ran concurrently overlaps what the lane did meanwhile; it ends where its result was used. */
   work(turn, worker, event) {
     const from = turn.from + turn.used;
     const work = { worker, event, from: Math.max(0, from - (event.meanwhile || 0)), to: from + event.seconds, waste: 0 };
@@ -75,8 +75,8 @@ class Ledger {
     return work;
   }
 
-  /** The text has grown as far as it will on these passes: rows beyond those it needs were computed in vain. At the end of a lane
-      that may be more than its last passes had, as when it comes back to a shorter text; that counts, but no pass shows it. */
+  /** Close the open forwards: their rows beyond the `needed` ones are wasted. At the end of a lane there can be more wasted rows
+      than the last forwards have, for instance after a rollback; these are counted but not assigned to a forward. */
   settle(needed) {
     this.needed = needed;
     const spare = this.wastes ? Math.max(0, this.rows - this.needed - this.wasted) : 0;

@@ -1,8 +1,8 @@
-// Everything the page listens to: the controls, the pointer over tokens, keys, dropped files, and changes of the page itself.
+// Event listeners: the controls, the pointer over tokens, keys, dropped files, and changes of the page itself.
 
-const PRESSED = "button, summary, a, label"; // what the space bar presses
-const TYPED = "input, textarea, select, [contenteditable]"; // what takes every key
-const SLIDES = new Set(["ArrowLeft", "ArrowRight", "Home", "End"]); // what the slider takes
+const PRESSED = "button, summary, a, label"; // activated by the space bar
+const TYPED = "input, textarea, select, [contenteditable]"; // use every key
+const SLIDES = new Set(["ArrowLeft", "ArrowRight", "Home", "End"]); // used by the slider
 
 function listenToControls(app) {
   app.root.addEventListener("click", (event) => {
@@ -75,7 +75,7 @@ function listenToKeys(app) {
   });
 }
 
-/** Keys belong to the player unless what has the focus has a use for them. */
+/** Keys belong to the player unless the focused element uses them. */
 function belongsToPlayer(app, { key, target }) {
   if (target === app.scrub) return !SLIDES.has(key);
   if (!target.closest || target.closest(TYPED) || target.closest("dialog")) return false;
@@ -83,7 +83,7 @@ function belongsToPlayer(app, { key, target }) {
   return key !== " " || !target.closest(PRESSED);
 }
 
-/** Inside a text, arrows go from token to token and Enter pins the card. */
+/** Inside a text, arrows move from token to token and Enter pins the card. */
 function walk(app, event, text) {
   const card = app.cards.find((one) => one.text.node === text);
   const at = app.markOf(card.order);
@@ -108,7 +108,7 @@ function describeToken(card, i) {
   return `token ${i + 1}, ${pieceLabel(token.piece)}, ${ORIGINS[token.origin] ? ORIGINS[token.origin].label : token.origin}${entropy}`;
 }
 
-/** A file may be dropped anywhere on the page: beside the view, the browser would leave the page for it. */
+/** A file may be dropped anywhere on the page; outside the view the browser would navigate to it. */
 function listenToFiles(app) {
   const carriesFile = (event) => !event.defaultPrevented && event.dataTransfer && [...event.dataTransfer.types].includes("Files");
   onDocument(app, "dragover", (event) => {
@@ -127,10 +127,10 @@ function listenToFiles(app) {
   });
 }
 
-/** Draw again when the page changes its width or its theme; leave out panels that are out of sight. */
+/** Redraw when the width or the theme of the page changes; skip panels that are out of sight. */
 function watchPage(app) {
   const frame = app.root.closest(".gradio-container");
-  if (frame) frame.style.overflow = "clip"; // cuts off like "hidden", and lets the player stick to the window
+  if (frame) frame.style.overflow = "clip"; // clips like "hidden", and lets the player stick to the window
   const sizes = new ResizeObserver((changed) => {
     for (const { target, contentRect } of changed) app.panels.find((panel) => panel.body === target).width = Math.floor(contentRect.width);
     app.schedule();
@@ -145,7 +145,7 @@ function watchPage(app) {
   app.retheme();
 }
 
-/** Listens on the whole document for as long as the view is part of it. */
+/** Listen on the whole document while the view is part of it. */
 function onDocument(app, name, act) {
   const listener = (event) => {
     if (app.root.isConnected) act(event);

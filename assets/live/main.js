@@ -1,19 +1,19 @@
-// Puts the parts together: frames in, one paint for each animation frame, the person's acts out.
+// The view as a whole: frames come in, at most one paint per animation frame, user actions go out.
 
-const VIEW_SETTINGS = "decoding-playground.view"; // the only thing kept in the browser: how to look, never what was seen
+const VIEW_SETTINGS = "decoding-playground.view"; // the only data stored in the browser: view settings, never content
 const GREETING_SPEED = "0.05";
 const RIVALS = ["3", "5", "all"]; // candidates the card of a token shows
 const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) => [name, label]), ["none", "none"]]);
-const FILE_ALONE = "A trace from a file has no model behind it to go on with";
-const LEFT_BEHIND = "This run was left for another one: only the newest has its model behind it";
+const FILE_ALONE = "This trace is from a file and has no model: press Run first";
+const LEFT_BEHIND = "A newer run has replaced this one: only the newest can be continued";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
-const NEXT_FRAME = 60; // ms in which more of a run has probably come: views are drawn together with the texts, for a browser lays out and paints it all anew
-const PAINT_REST = 1.5; // times as long as a paint took: the model may share this processor
+const NEXT_FRAME = 60; // ms until the next frame has probably arrived: views and texts are then laid out and painted together
+const PAINT_REST = 1.5; // pause after a paint, in multiples of its duration: the model may run on the same processor
 
 class App {
   constructor(root) {
     this.root = root;
-    root.querySelector(".live").innerHTML = SKELETON; // the project's own file; whatever comes later goes in as text
+    root.querySelector(".live").innerHTML = SKELETON; // the project's own file; everything else is inserted as text
     this.trace = new Trace();
     this.player = new Player(this.trace);
     this.visit = new Visit();
@@ -21,11 +21,11 @@ class App {
     this.cards = [];
     this.chosen = 0;
     this.marked = { lane: -1, position: null };
-    this.awaited = null; // the run that is shown, or that will be once it is unpacked
-    this.asked = null; // "hold" or "resume" on its way to the server
+    this.awaited = null; // the run that is shown, or that will be shown once it is unpacked
+    this.asked = null; // "hold" or "resume", sent to the server and not yet confirmed
     this.stepping = false;
-    this.frame = this.resting = null; // what will paint: a frame of the screen, or the timer of a rest
-    this.paintsAgain = 0; // not before, while the player plays: a long text must not keep the page busy
+    this.frame = this.resting = null; // the pending animation frame, or the timer of a pause before it
+    this.paintsAgain = 0; // earliest time of the next paint during playback: a long text must not keep the page busy
     this.settings = readSettings();
     this.player.speed = this.settings.speed;
     this.theme = "";
@@ -60,13 +60,13 @@ class App {
     for (const [name, { label }] of Object.entries(COLOURS)) this.metric.append(option(name, label));
     for (const [name, label] of UNDERLINES) this.underline.append(option(name, label));
     this.underline.value = this.settings.underline;
-    for (const number of RIVALS) this.rivals.append(option(number, number === "all" ? "all noted" : number));
+    for (const number of RIVALS) this.rivals.append(option(number, number === "all" ? "all recorded" : number));
     this.rivals.value = this.settings.rivals;
     this.speed.value = this.settings.speed;
     this.metric.value = this.settings.metric;
     this.panels = [new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new CostPanel(), new FiguresPanel()];
     this.inside = new InsidePanel();
-    this.panels.unshift(this.inside); // it is asked for, so it comes first
+    this.panels.unshift(this.inside); // shown on request, so it comes first
     for (const panel of this.panels) panel.tools.prepend(pictureButtons(panel, this));
     this.absent = el("p", "absent");
     this.views.append(...this.panels.map((panel) => panel.node), this.absent);
@@ -75,7 +75,7 @@ class App {
 
   // Frames
 
-  /** A frame from Python: a JSON string, or the same as an object. */
+  /** Take a frame from Python: a JSON string or an object. */
   take(value) {
     if (!value) return;
     const frame = typeof value === "string" ? JSON.parse(value) : value;
@@ -90,22 +90,22 @@ class App {
     if (trace === this.trace) this.follow(outcome);
   }
 
-  /** The trace a frame belongs to: that of a run that is known, a new one where a run begins, else the one that is shown. */
+  /** The trace a frame belongs to: that of a known run, a new one if the frame starts a run, otherwise the shown one. */
   homeOf(frame) {
     if (frame.run === this.trace.run) return this.trace;
-    const kept = this.visit.find(frame.run);
-    if (kept) return kept.trace;
+    const known = this.visit.find(frame.run);
+    if (known) return known.trace;
     return frame.headers && frame.headers.length ? new Trace() : this.trace;
   }
 
-  /** Say how often this page can take the frames of a run, where that is not as they come. */
-  keepUp(told, begins) {
+  /** Request another interval between frames if this page cannot keep up, or can again. */
+  keepUp(sent, begins) {
     if (begins) this.lag.restart();
-    const beat = this.lag.take(told, Date.now() / 1000);
+    const beat = this.lag.take(sent, Date.now() / 1000);
     if (beat !== null) trigger("pace", { beat });
   }
 
-  /** The run that is shown has gone on. */
+  /** The shown run has new events. */
   follow(outcome) {
     if (this.trace.state === "running" && this.asked === "resume") this.asked = null;
     if (this.trace.state === "held" && this.asked === "hold") this.asked = null;
@@ -135,10 +135,10 @@ class App {
     await trace.unpack();
     if (this.awaited !== trace || trace === this.trace) return;
     this.returnTo(trace);
-    this.say(`Run ${number} is shown again.`);
+    this.say(`Showing run ${number} again.`);
   }
 
-  /** Show a run that was shown before as far as it came; one that still grows is followed. */
+  /** Show an earlier run at its end; a run that still grows is followed. */
   returnTo(trace) {
     this.turnTo(trace);
     if (trace.over || trace.state === "held") this.showEnd();
@@ -152,7 +152,7 @@ class App {
     this.inside.show(null);
     this.pace();
     this.player.restart();
-    this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the run before
+    this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the previous run
     const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
     this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
@@ -170,7 +170,7 @@ class App {
     if (this.trace.recorded && matchMedia("(prefers-reduced-motion: reduce)").matches) this.showEnd();
   }
 
-  /** A recording that greets a visitor is slow enough to be watched; whatever comes after goes at the speed they chose. */
+  /** The recording shown to a new visitor plays slowly; everything after it plays at the chosen speed. */
   pace() {
     const greets = this.trace.recorded && !this.trace.fromFile && this.live.dataset.state === "empty" && this.settings.speed === "live";
     this.player.speed = this.speed.value = greets ? GREETING_SPEED : this.settings.speed;
@@ -201,7 +201,7 @@ class App {
     this.schedule();
   }
 
-  // What a person does
+  // User actions
 
   act(name) {
     const acts = {
@@ -221,7 +221,7 @@ class App {
     this.schedule();
   }
 
-  /** Whether there is a run on the server that can be held and continued. */
+  /** Whether the shown run is on the server and can be held and resumed. */
   get running() {
     return !this.trace.over && !this.trace.fromFile && this.trace.lanes.length > 0;
   }
@@ -287,11 +287,11 @@ class App {
   }
 
   forkRefusal(lane) {
-    if (this.trace.lanes[lane].header.canvas) return "A canvas does not grow from left to right, so it cannot begin with other tokens";
+    if (this.trace.lanes[lane].header.canvas) return "A canvas is not filled from left to right, so it cannot be forked";
     if (this.trace.fromFile) return FILE_ALONE;
     if (this.trace.left) return LEFT_BEHIND;
-    if (this.trace.lanes[lane].header.strategy === SCORE) return "This text was given and not written: press Run to have a lane write";
-    return this.ranHere ? "" : "A recording has no model behind it: press Run first";
+    if (this.trace.lanes[lane].header.strategy === SCORE) return "This text was scored, not generated: press Run to generate one";
+    return this.ranHere ? "" : "A recording has no model: press Run first";
   }
 
   fork(lane, position, token, piece) {
@@ -299,7 +299,7 @@ class App {
     trigger("fork", { ...this.placeOf(lane, position), token });
   }
 
-  /** Go on with words that nobody proposed. */
+  /** Fork with the user's own words. */
   write(lane, position, words) {
     this.say(`Running lane ${lane + 1} again with “${words}” from token ${position + 1} on.`);
     trigger("fork", { ...this.placeOf(lane, position), words });
@@ -310,13 +310,13 @@ class App {
   }
 
   lookRefusal(lane) {
-    if (this.trace.lanes[lane].header.canvas) return "A canvas is filled by a denoiser that has no layers to look into";
+    if (this.trace.lanes[lane].header.canvas) return "The denoiser of this canvas has no layers to look into";
     if (this.trace.fromFile) return FILE_ALONE;
     if (this.trace.left) return LEFT_BEHIND;
-    return this.trace.recorded ? "A recording has no model behind it: press Run first" : "";
+    return this.trace.recorded ? "A recording has no model: press Run first" : "";
   }
 
-  /** Ask what the layers made of the text before a token, and what they attended to. */
+  /** Request the logit lens and the attention before a token. */
   look(lane, token) {
     this.say(`Looking inside at token ${token.position + 1} of lane ${lane + 1}.`);
     trigger("look", { lane: this.trace.lanes[lane].header.lane, sequence: token.sequence, position: token.position, token: token.id });
@@ -345,7 +345,7 @@ class App {
     this.schedule();
   }
 
-  // Tokens that are looked at
+  // Highlighted tokens
 
   markOf(lane) {
     return this.marked.lane === lane ? this.marked.position : null;
@@ -360,7 +360,7 @@ class App {
     this.schedule();
   }
 
-  /** Bring a token into sight and pin its card. */
+  /** Scroll to a token and pin its card. */
   reveal(lane, position) {
     const card = this.cards[lane];
     const span = position === null ? null : card.text.spans[position];
@@ -377,7 +377,7 @@ class App {
     this.card.show(span, card.order, card.state, token, pinned);
   }
 
-  /** Close what lies over the page, the topmost first. */
+  /** Close the topmost overlay. */
   closeTop() {
     if (this.saving.isOpen) this.saving.close();
     else if (!this.card.node.hidden) this.unpin();
@@ -395,7 +395,7 @@ class App {
     this.schedule();
   }
 
-  /** Paint in the next frame of the screen; while the player plays, after a rest. Whoever holds the player does not wait for that rest. */
+  /** Paint in the next animation frame; during playback, after a pause. */
   schedule() {
     const rest = this.player.playing ? this.paintsAgain - performance.now() : 0;
     if (this.frame || (this.resting && rest > 0)) return;
@@ -426,14 +426,14 @@ class App {
       if (!this.card.node.hidden && !this.card.anchor.isConnected) this.card.hide();
     }
     this.drawPanels(now);
-    if (atHead && this.trace.over) this.tell();
-    if (more && !this.player.following) this.schedule(); // what follows a run has nothing to draw before more of it comes
+    if (atHead && this.trace.over) this.announceEnd();
+    if (more && !this.player.following) this.schedule(); // a followed run has nothing to draw until new events arrive
   }
 
-  /** Tell the page that a run made here is over and is seen to its end: a lesson reads its answer off it. */
-  tell() {
-    if (!this.ranHere || this.trace.fromFile || this.told === this.trace.run) return;
-    this.told = this.trace.run;
+  /** Notify the page that a run started here has been shown to its end: lessons take their readings from it. */
+  announceEnd() {
+    if (!this.ranHere || this.trace.fromFile || this.announced === this.trace.run) return;
+    this.announced = this.trace.run;
     document.dispatchEvent(new CustomEvent("run-shown", { detail: new Readings(this.trace) }));
   }
 
@@ -460,7 +460,7 @@ class App {
     }));
   }
 
-  /** What colour and underline of a token mean. */
+  /** The quantities shown by colour and underline. */
   get channels() {
     return `${this.metric.value}/${this.underline.value}`;
   }
@@ -481,7 +481,7 @@ class App {
     try {
       const [metric, underline, rivals] = [this.metric, this.underline, this.rivals].map((select) => select.value);
       localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, speed: this.settings.speed }));
-    } catch (reason) { /* a browser that keeps nothing still shows everything */ }
+    } catch (reason) { /* without storage the settings last for this visit only */ }
     this.schedule();
   }
 }
@@ -489,7 +489,7 @@ class App {
 function whyNotOpened(reason) {
   if (reason instanceof DOMException) return "This could not be read: choose a single trace file, not a folder.";
   const broken = reason instanceof TypeError || reason instanceof RangeError;
-  return broken ? "This trace cannot be shown: some of its events have the wrong form." : reason.message;
+  return broken ? "This trace cannot be shown: some of its events are malformed." : reason.message;
 }
 
 function option(value, text) {
@@ -499,15 +499,15 @@ function option(value, text) {
 }
 
 function readSettings() {
-  let kept = {};
+  let stored = {};
   try {
-    kept = JSON.parse(localStorage.getItem(VIEW_SETTINGS)) || {};
-  } catch (reason) { /* nothing kept, or something else: the defaults hold */ }
+    stored = JSON.parse(localStorage.getItem(VIEW_SETTINGS)) || {};
+  } catch (reason) { /* missing or malformed: use the defaults */ }
   return {
-    metric: kept.metric in COLOURS ? kept.metric : "entropy",
-    underline: UNDERLINES.has(kept.underline) ? kept.underline : "origin",
-    rivals: RIVALS.includes(kept.rivals) ? kept.rivals : "all",
-    speed: SPEEDS.includes(kept.speed) ? kept.speed : "live",
+    metric: stored.metric in COLOURS ? stored.metric : "entropy",
+    underline: UNDERLINES.has(stored.underline) ? stored.underline : "origin",
+    rivals: RIVALS.includes(stored.rivals) ? stored.rivals : "all",
+    speed: SPEEDS.includes(stored.speed) ? stored.speed : "live",
   };
 }
 

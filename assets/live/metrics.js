@@ -1,22 +1,22 @@
-// Costs of a lane, from its events up to where the player is. Names and definitions are those of playground/trace/lane_metrics.py;
-// null where a metric has no meaning.
+// Costs of a lane, from its events up to the player's position. Names and definitions are those of playground/trace/lane_metrics.py;
+// an undefined metric is null.
 
-/** What is counted while events are applied; the rest is read off the text when it is asked for. */
+/** Counters updated as events are applied; the other metrics are computed from the text on demand. */
 class Costs {
   constructor() {
-    this.targetForwards = 0; // prefill included: how a token's card counts passes
+    this.targetForwards = 0; // prefill included, as on a token's card
     this.passes = 0; // target forwards without prefill
-    this.rows = 0; // rows those computed
-    this.atCommit = { passes: 0, rows: 0 }; // the same, as of the last commit
+    this.rows = 0; // their rows
+    this.atCommit = { passes: 0, rows: 0 }; // both at the last commit
     this.draftPasses = 0;
     this.tested = 0;
     this.accepted = 0;
-    this.depths = []; // by distance ahead, from 0: {tested, accepted}
-    this.live = null; // most slots any KV head of the target holds
+    this.depths = []; // by depth in the draft, from 0: {tested, accepted}
+    this.live = null; // most live slots of any KV head of the target
     this.livePeak = null;
     this.bytes = null;
     this.verdicts = 0;
-    this.stood = 0; // guesses on kept paths
+    this.onPath = 0; // draft tokens on accepted paths
   }
 
   forward(event) {
@@ -31,14 +31,14 @@ class Costs {
 
   verdict(event, round) {
     this.verdicts += 1;
-    this.stood += event.kept.length;
-    for (const node of new Set(event.tests.map(([tested]) => tested))) { // one that was drawn twice may be tested twice
-      const kept = event.kept.includes(node);
+    this.onPath += event.kept.length;
+    for (const node of new Set(event.tests.map(([tested]) => tested))) { // a token drawn twice may be tested twice
+      const accepted = event.kept.includes(node);
       const bin = (this.depths[depthOf(round.draft.parents, node)] ||= { tested: 0, accepted: 0 });
       bin.tested += 1;
-      bin.accepted += kept;
+      bin.accepted += accepted;
       this.tested += 1;
-      this.accepted += kept;
+      this.accepted += accepted;
     }
   }
 
@@ -54,14 +54,14 @@ class Costs {
   }
 }
 
-/** Every metric of a lane as it stands now, by the name it has in playground/trace/lane_metrics.py, of the text that is shown:
-    while nothing of the lane's own text stands, that is its best branch or what its canvas holds. */
+/** All metrics of the text that is shown, by their names in playground/trace/lane_metrics.py. Before the lane has a text of its
+    own, that is its best branch or the filled positions of its canvas. */
 function measure(state) {
   const { costs, clock, canvas } = state;
   const { tokens, steps } = state.shown;
   const length = tokens.length || canvas.filled.size;
   const entropies = tokens.map((_, i) => steps.get(i)).filter(Boolean).map((step) => step.entropy);
-  const rows = state.done || state.failed ? costs.rows : costs.atCommit.rows; // rows still on their way are not waste yet
+  const rows = state.done || state.failed ? costs.rows : costs.atCommit.rows; // rows of an open round are not wasted yet
   return {
     tokens: length,
     seconds: clock,
@@ -70,7 +70,7 @@ function measure(state) {
     tokens_per_target_forward: ratio(tokens.filter((token) => token.decoded).length, costs.atCommit.passes),
     draft_forwards: costs.draftPasses,
     acceptance_rate: ratio(costs.accepted, costs.tested),
-    mean_accepted: ratio(costs.stood, costs.verdicts),
+    mean_accepted: ratio(costs.onPath, costs.verdicts),
     mean_entropy: ratio(entropies.reduce((sum, one) => sum + one, 0), entropies.length),
     kv_live: costs.live,
     kv_live_peak: costs.livePeak,
@@ -91,7 +91,7 @@ function mostSlots(cache) {
   return Math.max(0, ...cache.live.flat().map(slots));
 }
 
-/** Positions held, summed over layers: in each as many as its fullest head needs. */
+/** Live positions, summed over layers; a layer counts as its fullest head. */
 function placesOf({ live, layers }) {
   const places = live.reduce((sum, heads) => sum + Math.max(0, ...heads.map(slots)), 0);
   return live.length === 1 ? places * layers : places;
@@ -110,15 +110,15 @@ function whole(value) {
 /** The strip under a lane. `guessing` marks what has a meaning only where something was guessed. */
 const STRIP = [
   { name: "tokens", label: "tokens", help: "Tokens of the text so far.", write: whole },
-  { name: "seconds", label: "time", help: "The lane's own clock: the time its own requests took; waiting for other lanes is left out.", write: seconds },
-  { name: "tokens_per_second", label: "tokens/s", help: "Tokens over seconds, prefill included.", write: (v) => fixed(v, v < 99.5 ? 1 : 0) },
-  { name: "target_forwards", label: "forwards", help: "Passes of the target model, prefill excluded.", write: whole },
-  { name: "tokens_per_target_forward", label: "tokens per forward", help: "Tokens over passes of the target. The bonus counts; the prefill and the token read from it are left out of both. Plain decoding gives exactly 1.", write: (v) => fixed(v, 2) },
-  { name: "draft_forwards", label: "draft forwards", help: "Passes that only guess: of the draft model, catching up included, or of the target's first layers; prefill excluded.", write: (v) => (v ? whole(v) : DASH) },
-  { name: "acceptance_rate", label: "accepted", help: "Guesses on the path that stood, over guesses the verifier looked at.", write: percent },
-  { name: "mean_accepted", label: "accepted a round", help: "Guesses that stood, per verdict; the token that follows them is not one.", write: (v) => fixed(v, 2) },
-  { name: "wasted_tokens", label: "wasted rows", help: "Rows the target computed and the text did not need: refused guesses, dropped branches, tokens taken back.", write: whole },
-  { name: "mean_entropy", label: "mean entropy", help: "Mean entropy, in nats, of the model's own rows that the tokens were chosen from.", write: (v) => fixed(v, 2) },
-  { name: "kv_live", label: "KV live", help: "Positions the target's KV cache holds now: the most over layers and heads.", write: whole },
-  { name: "kv_bytes", label: "KV memory", help: "Bytes the target's KV cache holds now.", write: bytes },
+  { name: "seconds", label: "time", help: "The lane's clock: the time of its own requests, without waiting for other lanes.", write: seconds },
+  { name: "tokens_per_second", label: "tokens/s", help: "Tokens per second, prefill included.", write: (v) => fixed(v, v < 99.5 ? 1 : 0) },
+  { name: "target_forwards", label: "forwards", help: "Forwards of the target model, prefill excluded.", write: whole },
+  { name: "tokens_per_target_forward", label: "tokens per forward", help: "Tokens per forward of the target, bonus tokens included; the prefill and its token are excluded. Plain decoding gives exactly 1.", write: (v) => fixed(v, 2) },
+  { name: "draft_forwards", label: "draft forwards", help: "Forwards that only propose tokens: of the draft model, catching up included, or of the target's first layers; prefill excluded.", write: (v) => (v ? whole(v) : DASH) },
+  { name: "acceptance_rate", label: "accepted", help: "Accepted draft tokens, as a share of the tested ones.", write: percent },
+  { name: "mean_accepted", label: "accepted per round", help: "Accepted draft tokens per round, without the token that follows them.", write: (v) => fixed(v, 2) },
+  { name: "wasted_tokens", label: "wasted rows", help: "Target rows the text did not need: rejected draft tokens, dropped branches, rolled back tokens.", write: whole },
+  { name: "mean_entropy", label: "mean entropy", help: "Mean entropy of the model's distribution over the tokens of the text, in nats.", write: (v) => fixed(v, 2) },
+  { name: "kv_live", label: "KV live", help: "Live positions in the target's KV cache: the maximum over layers and heads.", write: whole },
+  { name: "kv_bytes", label: "KV memory", help: "Size of the target's KV cache.", write: bytes },
 ];

@@ -1,10 +1,10 @@
-// From events to what a lane looks like: its text, rounds, cache and costs after the first `cursor` events.
-// Going forward applies events one by one; going back starts over, which is quick and cannot leave anything behind.
+// The state of a lane after its first `cursor` events: text, rounds, caches and costs.
+// Forward, events are applied one by one; backward, the state is rebuilt from the start, which is fast and leaves no residue.
 
 class LaneState {
   constructor(record) {
     this.record = record;
-    this.born = new Map(); // token objects by the index of their commit: the same object every time, so that drawing can compare
+    this.tokensByCommit = new Map(); // token objects by the index of their commit event: identical on every replay, so that drawing can compare
     this.reset();
   }
 
@@ -13,7 +13,7 @@ class LaneState {
     this.clock = 0;
     this.version = (this.version || 0) + 1;
     this.sequences = new Map([[0, new Sequence(0, null)]]);
-    this.family = []; // every branch that was ever born, in order, also those whose number was given away again
+    this.family = []; // every branch so far, in order, also those whose id was reused
     this.rounds = [];
     this.forwards = [];
     this.costs = new Costs();
@@ -23,7 +23,7 @@ class LaneState {
     this.notes = [];
     this.figures = new Map(); // by name: {shape, parts}
     this.canvas = new Canvas(this.record.header.canvas);
-    this.judged = null; // how right the text is, where the answer is known
+    this.judged = null; // the verdict on the text, if the answer is known
     this.done = null;
     this.failed = null;
   }
@@ -49,7 +49,7 @@ class LaneState {
     return this.sequences.get(id);
   }
 
-  /** The sequence whose text is shown: 0 is the text of the lane. While branches grow beyond it, the one of them with the best score. */
+  /** The sequence whose text is shown: 0, the text of the lane, or the branch with the best score among those longer than it. */
   get shown() {
     const own = this.sequence(0);
     const beyond = this.living.filter((sequence) => sequence.tokens.length > own.tokens.length);
@@ -61,9 +61,9 @@ class LaneState {
     return this.family.filter((sequence) => sequence.alive && !sequence.leftBehind);
   }
 
-  /** Branches come into being at once, each as a copy of what its parent is before any of them. */
-  bear(event) {
-    const others = event.born.filter(([id, parent]) => id !== parent); // one that is born from itself just goes on
+  /** Create the branches of one event, each a copy of its parent's state before the event. */
+  addBranches(event) {
+    const others = event.born.filter(([id, parent]) => id !== parent); // a branch of itself continues unchanged
     const children = others.map(([id, parent]) => new Sequence(id, this.sequence(parent)));
     for (const child of children) {
       const namesake = this.sequences.get(child.id);
@@ -73,14 +73,14 @@ class LaneState {
     }
   }
 
-  /** What grew on a branch is the text now, and the branches beside it are left behind. */
+  /** A branch became the text; the other branches are no longer candidates. */
   adopt(sequence, source, tokens) {
     sequence.inherit(source, tokens);
     for (const other of this.living) other.leftBehind = other !== source;
     source.becameText = true;
   }
 
-  /** The round that is being guessed or was last judged, for one sequence. */
+  /** The latest round of a sequence, drafted or verified. */
   openRound(sequence) {
     for (let i = this.rounds.length - 1; i >= 0; i--) {
       if (this.rounds[i].sequence === sequence) return this.rounds[i];
@@ -88,7 +88,7 @@ class LaneState {
     return null;
   }
 
-  /** Guesses after the text that are not settled yet, or null. */
+  /** The round of a sequence that has not been committed yet, or null. */
   pendingRound(sequence) {
     const round = this.openRound(sequence);
     return round && !round.settled ? round : null;
@@ -100,7 +100,7 @@ class LaneState {
   }
 }
 
-/** Positions that are filled in any order: which token each one got, how sure the model was of it, and in which step. */
+/** Positions filled in any order: the token of each, its confidence, and the step that filled it. */
 class Canvas {
   constructor(size) {
     this.size = size; // 0 where the text grows from left to right
@@ -123,19 +123,19 @@ class Sequence {
     this.id = id;
     this.parent = parent;
     this.tokens = parent ? parent.tokens.slice() : [];
-    this.steps = new Map(parent ? parent.steps : []); // by position: what the model thought
-    this.masks = new Map(parent ? parent.masks : []); // by position: what the grammar allowed
+    this.steps = new Map(parent ? parent.steps : []); // Step events by position
+    this.masks = new Map(parent ? parent.masks : []); // Mask events by position
     this.bornAt = this.tokens.length;
     this.alive = true;
     this.ended = false; // a complete text; it may stay alive and wait for the others
     this.becameText = false;
-    this.leftBehind = false; // another one became the text while it was alive
+    this.leftBehind = false; // another branch became the text
     this.score = null;
-    this.halfLetter = []; // bytes that wait for the rest of their letter
+    this.pendingBytes = []; // bytes of an incomplete UTF-8 character
     this.grewAt = parent ? parent.grewAt : 0; // seconds on the lane's clock
   }
 
-  /** What was noted about tokens while they grew on another sequence is noted here too. */
+  /** Take over the steps and masks of tokens that were generated on another sequence. */
   inherit(source, tokens) {
     for (const { position } of tokens) {
       for (const name of ["steps", "masks"]) {
@@ -144,24 +144,24 @@ class Sequence {
     }
   }
 
-  /** What was thought about the positions that are taken back goes with them. */
-  takeBack(number) {
+  /** Remove the last `number` tokens with their steps and masks. */
+  rollBack(number) {
     this.tokens.splice(Math.max(0, this.tokens.length - number));
-    this.halfLetter = [];
+    this.pendingBytes = [];
     for (const known of [this.steps, this.masks]) {
       for (const position of [...known.keys()]) if (position >= this.tokens.length) known.delete(position);
     }
   }
 }
 
-/** One round of guessing: the draft, the verdict once it is known, and which committed tokens came of it. */
+/** One speculative round: the draft and, once known, the verdict. */
 class Round {
   constructor(draft, number) {
     this.draft = draft;
-    this.number = number; // place in the lane, from 1
+    this.number = number; // within the lane, from 1
     this.sequence = draft.sequence;
     this.verdict = null;
-    this.lastEvent = draft.index; // the player goes here to show the round as it ended
+    this.lastEvent = draft.index; // where the player goes to show the end of the round
     this.settled = false;
     this.tests = new Map(); // by node
   }
@@ -170,29 +170,30 @@ class Round {
     this.verdict = verdict;
     this.lastEvent = verdict.index;
     verdict.tests.forEach(([node, p, q, draw, kept], order) => this.tests.set(node, { node, p, q, draw, kept, order }));
-    this.kept = new Set(verdict.kept);
+    this.accepted = new Set(verdict.kept);
   }
 
-  /** A commit wrote what stands; what the text still lacks was cut off by an end or a limit. */
+  /** The accepted tokens were committed, up to an end or a limit. */
   settle(commit) {
     this.lastEvent = commit.index;
     this.settled = true;
   }
 
-  /** Whether a token follows the kept path; none does where the path ends the text. */
+  /** Whether a token follows the accepted path; none does if the path ends the text. */
   get hasNext() {
     return Boolean(this.verdict) && this.verdict.token >= 0;
   }
 
-  /** "kept" (on the path that stands), "passed" (its test alone was passed), "refused", "untested", or "pending" before the verdict. */
+  /** "kept" (on the accepted path), "passed" (accepted by its test, but off the path), "refused" (rejected), "untested", or
+      "pending" before the verdict. */
   nodeState(node) {
     if (!this.verdict) return "pending";
-    if (this.kept.has(node)) return "kept";
+    if (this.accepted.has(node)) return "kept";
     if (!this.tests.has(node)) return "untested";
     return this.tests.get(node).kept ? "passed" : "refused";
   }
 
-  /** Nodes to show in the running text: the kept path once it is known, before that the first guess at every fork. */
+  /** Nodes to show in the running text: the accepted path once it is known, before that the first child at every node. */
   mainPath() {
     if (this.verdict) return this.verdict.kept;
     const path = [];
@@ -204,12 +205,12 @@ class Round {
     return path;
   }
 
-  refusedNodes() {
+  rejectedNodes() {
     return [...this.tests.keys()].filter((node) => this.nodeState(node) === "refused");
   }
 
-  /** The guess that became the i-th token of the commit, or null. Ids must agree; nothing is matched by its text. */
-  guessBehind(i, id) {
+  /** The draft node that became the i-th token of the commit, or null. Compares ids, not texts. */
+  nodeBehind(i, id) {
     const node = this.verdict.kept[i];
     return node !== undefined && this.draft.tokens[node] === id ? node : null;
   }
@@ -246,7 +247,7 @@ const APPLY = {
     const tokens = tokensOf(state, event, sequence, round && round.verdict ? round : null);
     sequence.tokens.push(...tokens);
     sequence.grewAt = event.at;
-    sequence.halfLetter = tokens.length ? tokens[tokens.length - 1].waiting : sequence.halfLetter;
+    sequence.pendingBytes = tokens.length ? tokens[tokens.length - 1].waiting : sequence.pendingBytes;
     if (round && round.verdict) round.settle(event);
     const source = sourceOf(state, event);
     if (source) state.adopt(sequence, source, tokens);
@@ -255,7 +256,7 @@ const APPLY = {
   },
 
   rollback(state, event) {
-    state.sequence(event.sequence).takeBack(event.count);
+    state.sequence(event.sequence).rollBack(event.count);
   },
 
   cache(state, event) {
@@ -273,7 +274,7 @@ const APPLY = {
   },
 
   branches(state, event) {
-    state.bear(event);
+    state.addBranches(event);
     for (const id of event.dropped) state.sequence(id).alive = false;
     for (const id of event.ended) state.sequence(id).ended = true;
     for (const id in event.scores) state.sequence(Number(id)).score = event.scores[id];
@@ -302,14 +303,15 @@ const APPLY = {
   },
 };
 
-/** The tokens a commit adds. Made once for each commit, whatever way the player comes by again. */
+/** The tokens a commit adds. Built once per commit and reused when the player passes it again. */
 function tokensOf(state, event, sequence, round) {
-  if (!state.born.has(event.index)) state.born.set(event.index, makeTokens(state, event, sequence, round));
-  return state.born.get(event.index);
+  const known = state.tokensByCommit;
+  if (!known.has(event.index)) known.set(event.index, makeTokens(state, event, sequence, round));
+  return known.get(event.index);
 }
 
 function makeTokens(state, event, sequence, round) {
-  let waiting = sequence.halfLetter;
+  let waiting = sequence.pendingBytes;
   const source = sourceOf(state, event);
   return event.ids.map((id, i) => {
     const piece = event.pieces[i] ?? "";
@@ -324,12 +326,12 @@ function makeTokens(state, event, sequence, round) {
       sequence: event.sequence,
       ...(grownToken(source, event.position + i, id) || {
         commit: event.index,
-        decoded: state.costs.passes > 0, // not read from the prefill row
-        forward: state.costs.targetForwards, // how many target forwards had run when it was committed
+        decoded: state.costs.passes > 0, // false for the token of the prefill
+        forward: state.costs.targetForwards, // target forwards until its commit
         pass: lastTarget(state.forwards),
         seconds: Math.max(0, event.at - sequence.grewAt) / event.ids.length,
         round,
-        node: round ? round.guessBehind(i, id) : null,
+        node: round ? round.nodeBehind(i, id) : null,
       }),
       letter: letters.text,
       waiting,
@@ -337,12 +339,12 @@ function makeTokens(state, event, sequence, round) {
   });
 }
 
-/** The sequence on which the tokens of a commit grew, where that is another one. */
+/** The sequence on which the tokens of a commit were generated, if it is another one. */
 function sourceOf(state, event) {
   return event.grown_on ? state.sequences.get(event.grown_on) || null : null;
 }
 
-/** How a token came about that grew on another sequence, or null where the two do not agree. */
+/** The origin of a token that was generated on another sequence, or null if the ids differ. */
 function grownToken(source, position, id) {
   const token = source && source.tokens[position];
   if (!token || token.id !== id) return null;
@@ -357,7 +359,7 @@ function lastTarget(forwards) {
   return null;
 }
 
-/** Bytes of half letters add up over tokens; when they make a letter, the token that completes it shows it. */
+/** Byte pieces accumulate over tokens; the token that completes a UTF-8 character shows it. */
 function readBytes(waiting, piece) {
   const inPiece = [...piece.matchAll(/<0x([0-9A-F]{2})>/g)].map((match) => parseInt(match[1], 16));
   if (!inPiece.length) return { text: "", waiting: [] };

@@ -1,13 +1,13 @@
-// The drawing of a panel and its key as a file of its own: SVG with every style written out, so that it looks the same without the
-// page, or PNG painted from that SVG at twice its size. What is painted as pixels on the page goes in as pixels, and has no SVG.
+// Export of a panel's drawing and its key: SVG with all styles written out, so that it looks the same without the page, or PNG
+// rendered from that SVG at twice its size. A canvas is embedded as pixels and offered as PNG only.
 
-const DRAWN = 'svg[role="img"], canvas, .chart-key, .history-title'; // what a picture is made of, one under the other as on the page
+const DRAWN = 'svg[role="img"], canvas, .chart-key, .history-title'; // the parts of a picture, stacked as on the page
 const WORDS = ".chart-key, .history-title";
-const PICTURE = { margin: 14, gap: 8, line: 19, sample: 16, scale: 2, widest: 16_384 }; // px; `widest` is what browsers paint at most
+const PICTURE = { margin: 14, gap: 8, line: 19, sample: 16, scale: 2, widest: 16_384 }; // px; `widest` is the largest canvas browsers paint
 const INHERITED = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin",
   "font-family", "font-size", "font-weight", "font-style", "text-anchor"];
-const OWN = { opacity: "1", "text-decoration-line": "none", "stop-color": "rgb(0, 0, 0)" }; // with what they are where nothing is said
-const UNSEEN = ["title", "desc", "defs", "pattern", "linearGradient", "clipPath", "mask"]; // never drawn themselves, and needed all the same
+const OWN = { opacity: "1", "text-decoration-line": "none", "stop-color": "rgb(0, 0, 0)" }; // not inherited, with their defaults
+const UNSEEN = ["title", "desc", "defs", "pattern", "linearGradient", "clipPath", "mask"]; // needed, but not drawn themselves
 const OF_THE_PAGE = ["class", "style", "role", "tabindex", "aria-label", "aria-hidden"];
 
 function pictureButtons(panel, app) {
@@ -36,7 +36,7 @@ class Picture {
     this.pen = Object.assign(el("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
   }
 
-  /** One SVG element: paper, and on it what the panel shows. */
+  /** One SVG element: a background and the contents of the panel. */
   of(card, run) {
     const parts = [...this.panel.body.querySelectorAll(DRAWN)].filter((node) => node.getClientRects().length);
     const width = Math.max(...parts.filter((node) => !node.matches(WORDS)).map((node) => node.getBoundingClientRect().width));
@@ -50,7 +50,7 @@ class Picture {
     return drawing;
   }
 
-  /** Put parts under each other; returns the height of all with their margins. */
+  /** Stack the parts; returns the total height, margins included. */
   stack(drawing, parts) {
     let y = PICTURE.margin;
     for (const { group, height } of parts) {
@@ -75,7 +75,7 @@ class Picture {
     return { group, height: node.getBoundingClientRect().height };
   }
 
-  /** Give a copy the looks its original has on the page, as attributes; `around` is what it inherits. */
+  /** Write the computed style of the original into its copy as attributes; `around` is what it inherits. */
   writeOut(copy, original, around) {
     const style = getComputedStyle(original);
     const unseen = UNSEEN.includes(original.tagName);
@@ -88,7 +88,7 @@ class Picture {
     if (!unseen) writeOwn(copy, style);
   }
 
-  /** What an element passes on to its children, with colours that any program reads. */
+  /** The inherited properties of an element, with colours that every SVG program understands. */
   looksOf(style) {
     const looks = Object.fromEntries(INHERITED.map((name) => [name, plain(style.getPropertyValue(name))]));
     for (const name of ["fill", "stroke"]) {
@@ -100,7 +100,7 @@ class Picture {
     return looks;
   }
 
-  /** A colour, however a browser writes it, as {colour: "#rrggbb", alpha: 0 to 1}. */
+  /** A colour in any CSS notation as {colour: "#rrggbb", alpha: 0 to 1}. */
   ink(colour) {
     this.pen.clearRect(0, 0, 1, 1);
     this.pen.fillStyle = colour;
@@ -109,7 +109,7 @@ class Picture {
     return { colour: `#${[red, green, blue].map((level) => level.toString(16).padStart(2, "0")).join("")}`, alpha: Number((alpha / 255).toFixed(3)) };
   }
 
-  /** A key with its samples, or a line of text; a new line begins where the width ends. */
+  /** A key with its samples, or a line of text, wrapped at the width. */
   words(node, width) {
     const group = svg("g");
     let [x, y] = [0, 0];
@@ -135,7 +135,7 @@ class Picture {
     return { text: svg("text", { x: 0, y: 13, ...looks }, entry.textContent), long: this.pen.measureText(entry.textContent).width };
   }
 
-  /** The sample before a word of a key: its colour and its rim; null where the word has none. */
+  /** The colour sample before an entry of a key, null if it has none. */
   sample(entry) {
     const style = getComputedStyle(entry, "::before");
     if (style.display === "none" || style.content === "none") return null;
@@ -149,7 +149,7 @@ class Picture {
   }
 }
 
-/** What belongs to one element and is not handed on. */
+/** The properties that are not inherited. */
 function writeOwn(copy, style) {
   for (const name in OWN) {
     const value = style.getPropertyValue(name);
@@ -158,7 +158,7 @@ function writeOwn(copy, style) {
   if (copy.tagName === "text") copy.setAttribute("xml:space", "preserve");
 }
 
-/** The colour of a border, or of a shadow that stands for one; "" where there is neither. */
+/** The colour of a border, or of a shadow used as one; "" if there is neither. */
 function rimOf(style) {
   if (parseFloat(style.borderTopWidth)) return style.borderTopColor;
   const shadow = style.boxShadow.match(/^[a-z]+\([^)]*\)/);
@@ -178,7 +178,7 @@ function sayPicture(panel, { title, record }, run) {
   return `${who}. Prompt: “${pieceLabel(prompt, 80)}”. ${panel.readout.textContent}. Run ${run}.`;
 }
 
-/** Lengths without their unit: pixels are what an SVG counts in. */
+/** Lengths without their unit: SVG counts in pixels. */
 function plain(value) {
   return value.replace(/(\d)px/g, "$1");
 }
@@ -187,7 +187,7 @@ function svgText(drawing) {
   return `<?xml version="1.0" encoding="UTF-8"?>\n${new XMLSerializer().serializeToString(drawing)}\n`;
 }
 
-/** PNG of a drawing at twice its size, or as large as a browser can paint it. */
+/** PNG of a drawing at twice its size, or at the largest size a browser can paint. */
 async function painted(drawing) {
   const size = ["width", "height"].map((name) => Number(drawing.getAttribute(name)));
   const scale = Math.min(PICTURE.scale, PICTURE.widest / Math.max(...size));

@@ -1,5 +1,5 @@
-// A lane held against plain decoding: greedy with nothing added, by the same model on the same prompt, in the same session. What is said of
-// speed and of sameness is measured against that lane, and where there is none, nothing is said of speed.
+// Comparison of a lane with plain decoding: greedy without other parts, by the same model on the same prompt, in the same session.
+// Speed-up and equality of texts refer to that lane; without one, no speed-up is shown.
 
 function plainLane(card, cards) {
   const { header } = card.record;
@@ -10,13 +10,13 @@ function isPlain({ strategy, parts, forced, canvas }) {
   return strategy === "greedy" && parts.length <= 1 && !forced.length && !canvas;
 }
 
-/** A fork is given part of its text, so that its time tells nothing about its method. */
+/** Part of a fork's text is given, so its time says nothing about its method. */
 function isSameTask(a, b) {
   const facts = ({ model, revision, dtype, device, quantization, prompt_ids: prompt }) => JSON.stringify([model, revision, dtype, device, quantization, prompt]);
   return !b.forced.length && facts(a) === facts(b);
 }
 
-/** How fast a lane is beside the plain one, {factor, mine, theirs, over} with speeds in tokens a second; null before both have written. */
+/** Speed of a lane relative to the plain one, {factor, mine, theirs, over}, speeds in tokens per second; null before both have text. */
 function pace(card, plain) {
   const [mine, theirs] = [card, plain].map(({ state }) => ratio(state.shown.tokens.length || state.canvas.filled.size, state.clock));
   if (!mine || !theirs) return null;
@@ -25,16 +25,16 @@ function pace(card, plain) {
 
 function sayPace(card, cards) {
   const plain = plainLane(card, cards);
-  if (plain === card) return "This is the plain lane: the others are measured against it.";
-  if (!plain) return `No speed-up is given: ${card.record.header.forced.length ? "part of this text was given" : "add a greedy lane without toggles to measure one against"}.`;
+  if (plain === card) return "This is the plain lane, the baseline for the others.";
+  if (!plain) return `No speed-up: ${card.record.header.forced.length ? "part of this text was given" : "add a greedy lane without toggles as a baseline"}.`;
   const found = pace(card, plain);
-  if (!found) return `The speed-up is measured against lane ${plain.order + 1}, plain greedy, once both have written.`;
+  if (!found) return `Speed-up over lane ${plain.order + 1}, plain greedy: shown once both have text.`;
   const speeds = `${fixed(found.mine, 1)} against ${fixed(found.theirs, 1)} tokens/s of plain greedy in lane ${plain.order + 1}`;
   return `${fixed(found.factor, 2)} times the speed${found.over ? "" : " so far"}: ${speeds}, both measured in this run, prompt included.`;
 }
 
-/** Whether a lane writes what plain greedy writes, or the first lane where there is no plain one, as far as both have come.
-    Compares ids, and only within one vocabulary. */
+/** Whether a lane has the same text as plain greedy (without a plain lane: as lane 1), up to the shorter of both.
+    Compares token ids, so both need the same vocabulary. */
 function sayLikeness(card, cards) {
   const plain = plainLane(card, cards);
   const other = plain || cards[0];
@@ -51,10 +51,10 @@ function compareTexts(card, other, name) {
   if (at >= 0) return `Differs from ${name} from token ${at + 1} on.`;
   const bothDone = card.state.done && other.state.done;
   if (bothDone && mine.length === theirs.length) return `Same text as ${name}.`;
-  return `Same text as ${name}${bothDone ? " as far as both go" : " so far"}, ${count(shared, "token")}.`;
+  return `Same text as ${name}${bothDone ? " up to the shorter one" : " so far"}, ${count(shared, "token")}.`;
 }
 
-/** Index of the first token that differs, or -1. Texts mostly grow, so what was found the same before need not be compared again. */
+/** Index of the first token that differs, or -1. Texts mostly grow, so a prefix known to be equal is not compared again. */
 function firstDifference(card, other, mine, theirs) {
   const shared = Math.min(mine.length, theirs.length);
   const known = card.compared;

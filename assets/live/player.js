@@ -1,12 +1,12 @@
-// The one player, for live and recorded runs alike. It decides how many events of each lane are shown; it never asks the server.
+// The player of live and recorded runs. It decides how many events of each lane are shown and never queries the server.
 //
-// All events stand in one order: by the lanes' clocks, or by token count. The player's place is a number of events in that
-// order. While it follows a live run it needs no order at all: everything that came is shown.
+// All events have one order: by the lanes' clocks, or by token count. The player's place is a number of events in that order.
+// While it follows a live run, all events are shown and no order is needed.
 
 const SPEEDS = ["live", "0.02", "0.05", "0.1", "0.25", "0.5", "1", "2", "4"];
 const STOPS = new Set(["draft", "verdict", "commit", "rollback", "fill", "branches", "done", "failed"]);
 const BESIDE = new Set(["step", "mask", "commit"]);
-const TRAILERS = new Set(["cache", "note", "figure", "done", "failed", "branches", "switch"]); // shown together with what came before
+const TRAILERS = new Set(["cache", "note", "figure", "done", "failed", "branches", "switch"]); // shown together with the event before them
 
 class Player {
   constructor(trace) {
@@ -16,7 +16,7 @@ class Player {
     this.restart();
   }
 
-  /** At the start of a run: follow it when it is live, play it when it is recorded. */
+  /** At the start of a run: follow a live one, play a recorded one. */
   restart() {
     this.place = 0;
     this.clock = 0;
@@ -28,7 +28,7 @@ class Player {
     this.lastTick = null;
   }
 
-  /** Move on by the time since the last tick. Says whether there is more to play. */
+  /** Advance by the time since the last tick. Returns whether there is more to play. */
   tick(now) {
     const passed = this.lastTick === null ? 0 : Math.min(0.25, (now - this.lastTick) / 1000);
     this.lastTick = now;
@@ -80,7 +80,7 @@ class Player {
     this.clock = this.due(this.place);
   }
 
-  /** One beat on: to the next guess, verdict or commit. Says whether there was one. */
+  /** One step forward: to the next draft, verdict or commit. Returns whether there was one. */
   forward() {
     this.pause();
     this.sort();
@@ -104,14 +104,14 @@ class Player {
     return true;
   }
 
-  /** To a place on the scale of the slider: seconds or tokens. */
+  /** To a value of the slider: seconds or tokens. */
   seek(value) {
     this.following = false;
     this.sort();
     this.land(this.afterKey(value));
   }
 
-  /** To just after one event of one lane. */
+  /** To the position right after one event of one lane. */
   seekEvent(lane, index) {
     this.pause();
     this.sort();
@@ -140,7 +140,7 @@ class Player {
     return this.place >= this.trace.version;
   }
 
-  /** Where the player is and how far it can go, on the scale of the slider. */
+  /** The player's position as a value of the slider. */
   value() {
     if (this.mode === "time") {
       return Math.max(0, ...this.cursors.map((cursor, lane) => (cursor ? this.trace.lanes[lane].events[cursor - 1].at : 0)));
@@ -152,9 +152,9 @@ class Player {
     return Math.max(0, ...this.trace.lanes.map((lane) => (this.mode === "time" ? lane.end : lane.tokens)));
   }
 
-  // The order, and moving in it
+  // The order of events
 
-  /** How far a live run may be shown: lanes locked to the token count wait for the slowest that still runs. */
+  /** How far a live run may be shown: by token count, lanes wait for the slowest one that is running. */
   head() {
     if (this.mode === "time" || this.trace.over) return this.order.length;
     const running = this.trace.lanes.filter((lane) => !lane.over);
@@ -170,7 +170,7 @@ class Player {
     for (const entry of entries) entry.due = due = Math.max(due, entry.at);
     this.order = entries;
     this.orderedAt = this.trace.version;
-    // Keep what is shown: the place is behind the last event that is on screen.
+    // Keep what is shown: the place is right after the last event on screen.
     let place = entries.length;
     while (place > 0 && entries[place - 1].index >= this.cursors[entries[place - 1].lane]) place -= 1;
     this.move(place);
@@ -211,7 +211,7 @@ function tokensAt(lane, cursor) {
   return 0;
 }
 
-/** Whether after a commit of one branch the same beat goes on with another branch. */
+/** Whether a commit of one branch and the next event, of another branch, belong to one step of the player. */
 function goesOnBeside(event, next) {
   return event.kind === "commit" && event.sequence > 0 && next.sequence > 0 && next.sequence !== event.sequence && BESIDE.has(next.kind);
 }
@@ -226,8 +226,8 @@ function entriesOf(lane, order, byTime) {
   }));
 }
 
-/** A beat ends with an act (a guess, a verdict, a commit) and what trails behind it (the cache after the commit).
-    Branches that grow side by side take one beat together. */
+/** A step of the player ends with a draft, verdict or commit and its trailing events, such as the cache after a commit.
+    Branches that grow side by side share one step. */
 function isStop(events, index) {
   const next = events[index + 1];
   if (next && (TRAILERS.has(next.kind) || goesOnBeside(events[index], next))) return false;

@@ -1,17 +1,17 @@
-// What a lesson may ask of a run that is over: readings by name, each a number made from the events of one lane or of two.
+// Readings: named numbers that a lesson takes from the events of one or two lanes of a finished run.
 
-const UNSURE = 1; // nats from which a choice counts as open
-const SURE = 0.1; // nats below which it counts as settled
-const REPEATED_RUN = 4; // tokens in a row that have to have stood before
+const UNSURE = 1; // nats above which a choice counts as open
+const SURE = 0.1; // nats below which it counts as certain
+const REPEATED_RUN = 4; // length in tokens of a repeated n-gram
 
-/** The whole of a run, folded once. Lanes are counted from 1, as they are on the page. */
+/** A finished run, its events applied once. Lanes are counted from 1, as on the page. */
 class Readings {
   constructor(trace) {
     this.headers = trace.lanes.map((record) => record.header);
     this.states = trace.lanes.map(wholeState);
   }
 
-  /** `value` is null where the reading has none for this run; `complete` says whether the lanes came to an end of their own. */
+  /** `value` is null if the reading is undefined for this run; `complete` says whether the lanes ended without being stopped. */
   read(name, lanes) {
     const reading = READINGS[name];
     const asked = lanes.map((lane) => this.states[lane - 1]);
@@ -29,7 +29,7 @@ function wholeState(record) {
   return state;
 }
 
-/** What the model thought before each token of the text that has a row. */
+/** The steps of the text: one for each token whose row was recorded. */
 function stepsOf(state) {
   return state.shown.tokens.map((_, i) => state.shown.steps.get(i)).filter(Boolean);
 }
@@ -46,7 +46,7 @@ function highest(numbers) {
   return numbers.length ? Math.max(...numbers) : null;
 }
 
-/** Whether a token was chosen that was not the model's likeliest. */
+/** Whether the chosen token was not the most likely one. */
 function isRival({ top, chosen }) {
   return top[0][0] !== chosen;
 }
@@ -58,14 +58,14 @@ function mostOpen(state) {
   return peak ? peak.position + 1 : null;
 }
 
-/** Share of the text's runs of tokens that stood in it before. */
+/** Share of the text's n-grams that occurred earlier in it. */
 function repeated({ shown }) {
   const ids = shown.tokens.map((token) => token.id);
   const runs = ids.slice(REPEATED_RUN - 1).map((_, i) => ids.slice(i, i + REPEATED_RUN).join(" "));
   return share(runs, (run, i) => runs.indexOf(run) < i);
 }
 
-/** The first token, counted from 1, at which two texts differ; null where they are one text. Compares ids. */
+/** The first token, counted from 1, at which two texts differ; null if they are equal. Compares ids. */
 function partingPlace(one, other) {
   const [a, b] = [one.shown.tokens, other.shown.tokens];
   const at = Array.from({ length: Math.max(a.length, b.length) }, (_, i) => i).find((i) => !a[i] || !b[i] || a[i].id !== b[i].id);
@@ -81,7 +81,7 @@ function judged(state) {
   return state.rounds.filter((round) => round.verdict);
 }
 
-/** Whether the kept path takes a guess that is not the first one at its fork. */
+/** Whether the accepted path takes a draft token that is not the first child of its parent. */
 function leavesFirstBranch(round) {
   const { parents } = round.draft;
   return round.verdict.kept.some((node) => parents.indexOf(parents[node]) !== node);
@@ -92,27 +92,27 @@ function firstMask({ shown }) {
   return shown.masks.get(first) || null;
 }
 
-/** Natural logarithm of the probability the model gave the text; null where a token has no row of its own. */
+/** Log-probability of the text in nats; null if a token has no log-probability. */
 function logProbability({ shown }) {
   const logs = shown.tokens.map((token) => token.logprob);
   if (!logs.length || !logs.every(isNumber)) return null;
-  return Math.round(logs.reduce((sum, one) => sum + one, 0) * 1000) / 1000; // further digits hang on how rows were put together
+  return Math.round(logs.reduce((sum, one) => sum + one, 0) * 1000) / 1000; // further digits depend on how rows were batched
 }
 
 const nats = (value) => (isNumber(value) ? `${fixed(value, Math.abs(value) < 0.1 ? 3 : 2)} nats` : DASH);
 
-/** The costs under a lane by their own names, and what is read off its text, rounds, cache, masks and branches. */
+/** The lane's metrics by their own names, and readings of its text, rounds, cache, masks and branches. */
 const READINGS = {
   ...Object.fromEntries(STRIP.map(({ name, label, write }) => [name, { label, write, of: (state) => measure(state)[name] }])),
 
-  mean_entropy: { label: "mean entropy of the model's own rows", write: nats, of: (state) => measure(state).mean_entropy },
+  mean_entropy: { label: "mean entropy of the model", write: nats, of: (state) => measure(state).mean_entropy },
   highest_entropy_token: { label: "token with the highest entropy", write: whole, of: mostOpen, beside: (place, state) => wordAt(state, place) },
   highest_entropy: { label: "highest entropy", write: nats, of: (state) => highest(stepsOf(state).map((step) => step.entropy)) },
   unsure_share: { label: `tokens with an entropy above ${UNSURE} nat`, write: percent, of: (state) => share(stepsOf(state), (step) => step.entropy > UNSURE) },
   sure_share: { label: `tokens with an entropy below ${SURE} nats`, write: percent, of: (state) => share(stepsOf(state), (step) => step.entropy < SURE) },
-  final_entropy: { label: "mean entropy of what was drawn from", write: nats, of: (state) => mean(stepsOf(state).map((step) => step.final_entropy)) },
-  off_top_share: { label: "tokens that were not the model's likeliest", write: percent, of: (state) => share(stepsOf(state).filter(({ top }) => top.length), isRival) },
-  repeated_share: { label: `runs of ${REPEATED_RUN} tokens that stood in the text before`, write: percent, of: repeated },
+  final_entropy: { label: "mean entropy after processors", write: nats, of: (state) => mean(stepsOf(state).map((step) => step.final_entropy)) },
+  off_top_share: { label: "tokens that were not the most likely", write: percent, of: (state) => share(stepsOf(state).filter(({ top }) => top.length), isRival) },
+  repeated_share: { label: `${REPEATED_RUN}-grams that occurred earlier in the text`, write: percent, of: repeated },
   log_probability: { label: "log-probability of the text", write: nats, of: logProbability },
   first_difference: {
     label: "first differing token", write: whole, of: partingPlace, beside: (place, one, other) => `${wordAt(one, place)} and ${wordAt(other, place)}`,
@@ -120,22 +120,22 @@ const READINGS = {
 
   rounds: { label: "rounds", write: whole, of: (state) => judged(state).length },
   guesses_per_round: {
-    label: "guesses a round", write: (value) => fixed(value, 2), of: (state) => mean(judged(state).map((round) => round.draft.tokens.length)),
+    label: "draft tokens per round", write: (value) => fixed(value, 2), of: (state) => mean(judged(state).map((round) => round.draft.tokens.length)),
   },
-  most_accepted: { label: "most guesses accepted in one round", write: whole, of: (state) => highest(judged(state).map((round) => round.kept.size)) },
-  untouched_share: { label: "rounds without a refusal", write: percent, of: (state) => share(judged(state), (round) => round.verdict.origin === "bonus") },
-  side_share: { label: "rounds that kept a guess beside the first", write: percent, of: (state) => share(judged(state), leavesFirstBranch) },
+  most_accepted: { label: "most draft tokens accepted in one round", write: whole, of: (state) => highest(judged(state).map((round) => round.accepted.size)) },
+  untouched_share: { label: "rounds without a rejection", write: percent, of: (state) => share(judged(state), (round) => round.verdict.origin === "bonus") },
+  side_share: { label: "rounds that accepted another branch than the first", write: percent, of: (state) => share(judged(state), leavesFirstBranch) },
 
-  kv_live_peak: { label: "most positions the cache ever held", write: whole, of: (state) => measure(state).kv_live_peak },
-  tokens_read: { label: "tokens the target has read", write: whole, of: (state) => state.lastCache("target")?.length ?? null },
+  kv_live_peak: { label: "most live positions in the cache", write: whole, of: (state) => measure(state).kv_live_peak },
+  tokens_read: { label: "tokens processed by the target", write: whole, of: (state) => state.lastCache("target")?.length ?? null },
 
-  first_allowed: { label: "tokens allowed where the model was first asked", write: whole, of: (state) => firstMask(state)?.allowed ?? null },
+  first_allowed: { label: "tokens allowed by the first mask", write: whole, of: (state) => firstMask(state)?.allowed ?? null },
   forced_share: { label: "tokens that were forced", write: percent, of: (state) => share(state.shown.tokens, (token) => token.origin === "forced") },
-  banned: { label: "mean probability taken away by the mask", write: percent, of: (state) => mean([...state.shown.masks.values()].map((mask) => mask.banned)) },
+  banned: { label: "mean probability masked", write: percent, of: (state) => mean([...state.shown.masks.values()].map((mask) => mask.banned)) },
 
-  switches: { label: "changes from one model to the other", write: whole, of: (state) => Math.max(0, state.switches.length - 1) },
+  switches: { label: "switches between the models", write: whole, of: (state) => Math.max(0, state.switches.length - 1) },
   small_share: { label: "tokens written by the draft model", write: percent, of: (state) => share(stepsOf(state), (step) => step.stream === "draft") },
 
-  sequences: { label: "sequences that were ever born", write: whole, of: (state) => state.family.length },
-  dropped: { label: "sequences that were dropped", write: whole, of: (state) => state.family.filter((sequence) => !sequence.alive).length },
+  sequences: { label: "sequences in all", write: whole, of: (state) => state.family.length },
+  dropped: { label: "sequences dropped", write: whole, of: (state) => state.family.filter((sequence) => !sequence.alive).length },
 };

@@ -1,4 +1,4 @@
-// Saving a run: as a trace, as CSV, or as a page that plays without a server. The page is filled in as playground/ui/standalone.py does it.
+// Saving a run as a trace, as CSV, or as a page that plays without a server (filled in as in playground/ui/standalone.py).
 
 const SAVES = {
   trace: { ending: "jsonl", type: "application/x-ndjson", write: (trace) => trace.toLines() },
@@ -11,14 +11,14 @@ function saveRun(trace, kind) {
   download(new Blob([write(trace)], { type }), `${kind === "trace" ? "trace" : "run"}-${fileName(trace.run)}.${ending}`);
 }
 
-/** One HTML file: the surroundings, the view's styles and script, and the trace. */
+/** One HTML file: the page frame, the view's styles and script, and the trace. */
 function toPage(trace) {
   const whole = { format: FORMAT, version: VERSION, lanes: trace.headers, events: trace.inOrder().map((event) => event.raw) };
   const parts = { styles: document.querySelector("style[data-live]").textContent, trace: inert(whole), source: inert(SOURCE) };
   return STANDALONE.replace(/\{\{(\w+)\}\}/g, (blank, name) => parts[name]);
 }
 
-/** JSON that cannot end the script element it stands in. */
+/** JSON that cannot close the script element around it. */
 function inert(value) {
   return JSON.stringify(value).replaceAll("<", "\\u003c");
 }
@@ -35,7 +35,7 @@ function fileName(text) {
   return text.replace(/[^\w-]+/g, "-");
 }
 
-/** A button that opens a small box of further ones; a choice, Escape or a press elsewhere closes it. */
+/** A button that opens a menu; a choice, Escape or a click elsewhere closes it. */
 class Menu {
   constructor(node) {
     this.node = node;

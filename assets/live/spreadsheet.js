@@ -1,6 +1,6 @@
-// A run as CSV, one row a token. What the columns hold is told in playground/trace/csv_export.py, which writes the same file.
+// A run as CSV, one line per token. The columns are documented in playground/trace/csv_export.py, which writes the same file.
 
-const FORMULA = /^[=+\-@\t\r]/; // what a spreadsheet would reckon with instead of showing it
+const FORMULA = /^[=+\-@\t\r]/; // a spreadsheet would evaluate this instead of showing it
 const NUMERAL = /^[+-]?[0-9]+(\.[0-9]+)?$/;
 
 function toCsv(trace) {
@@ -11,17 +11,17 @@ function toCsv(trace) {
 function rowsOfLane(record) {
   const state = new LaneState(record);
   state.goTo(record.events.length);
-  const acts = actsOf(record.events);
+  const commits = commitsOf(record.events);
   const sequences = [...state.sequences.values()].sort((a, b) => a.id - b.id);
   return sequences.flatMap((sequence) => sequence.tokens.map((token, position) => ({
     lane: record.header.lane, strategy: record.header.strategy, sequence: sequence.id, position,
     id: token.id, text: token.piece, origin: token.origin,
-    ...thoughtOf(token, sequence.steps.get(position)), ...acts.get(token.commit),
+    ...probabilitiesOf(token, sequence.steps.get(position)), ...commits.get(token.commit),
   })));
 }
 
-/** What is known of the row a token was chosen from; empty where none was computed. */
-function thoughtOf(token, step) {
+/** The recorded probabilities of a token; empty if no row was recorded. */
+function probabilitiesOf(token, step) {
   const place = step ? step.top.findIndex(([id]) => id === token.id) : -1;
   return {
     entropy: sixDecimals(step && step.entropy),
@@ -33,15 +33,15 @@ function thoughtOf(token, step) {
   };
 }
 
-/** Every commit, by its place among the events: which one it is, its moment, and how often the target had run. */
-function actsOf(events) {
-  const acts = new Map();
+/** Every commit by the index of its event: its number, its time, and the target forwards until then. */
+function commitsOf(events) {
+  const commits = new Map();
   let forwards = 0;
   events.forEach((event, index) => {
     if (event.kind === "forward" && event.stream === "target" && event.phase !== "prefill") forwards += 1;
-    if (event.kind === "commit") acts.set(index, { step: acts.size, seconds: sixDecimals(event.at), forwards });
+    if (event.kind === "commit") commits.set(index, { step: commits.size, seconds: sixDecimals(event.at), forwards });
   });
-  return acts;
+  return commits;
 }
 
 function sixDecimals(value) {

@@ -1,8 +1,8 @@
-// The text of a lane, one span for each token. Spans are only added at the end and taken from the end. A long text stands in
-// stretches that end with a line, so that its next token lays out the last stretch alone: with a line break, or in a paragraph that
-// grows long, where a line ends by itself.
+// The text of a lane, one span per token. Spans are only appended and removed at the end. A long text is split into stretches
+// that end where a line ends (at a line break, or in a long paragraph where a line wraps), so that a new token only lays out
+// the last stretch.
 
-const STRETCH = 60; // tokens after which a stretch ends with its line
+const STRETCH = 60; // tokens after which a stretch ends at the next line end
 
 class TextView {
   constructor(lane) {
@@ -10,18 +10,18 @@ class TextView {
     this.node = el("div", "text");
     this.node.tabIndex = 0;
     this.node.setAttribute("role", "group");
-    this.node.setAttribute("aria-label", `Text of lane ${lane + 1}: arrow keys go from token to token, Enter shows one`);
+    this.node.setAttribute("aria-label", `Text of lane ${lane + 1}: arrow keys move between tokens, Enter pins one`);
     this.body = el("div", "body");
     this.prompt = el("span", "prompt");
     this.ghosts = el("span", "ghosts");
     this.node.append(this.body);
     this.shown = []; // token objects, in step with the spans
     this.spans = [];
-    this.stretches = []; // {node, tokens, from, cut}: where its spans stand, the index of the first, and whether it goes on in the middle of a paragraph
+    this.stretches = []; // {node, tokens, from, cut}: its elements, the index of its first span, whether it starts within a paragraph
     this.openStretch();
     this.stretches[0].node.prepend(this.prompt);
     this.ghostKey = "";
-    this.stuck = true; // keep the newest token in sight until the reader scrolls up
+    this.stuck = true; // follow the newest token until the reader scrolls up
     this.node.addEventListener("scroll", () => {
       this.stuck = this.node.scrollTop + this.node.clientHeight >= this.node.scrollHeight - 24;
     }, { passive: true });
@@ -29,7 +29,7 @@ class TextView {
     new ResizeObserver(() => this.fit()).observe(this.body);
   }
 
-  /** The prompt, folded to its last words when it is long. */
+  /** The prompt; a long one is folded to its last words. */
   setPrompt(header) {
     const pieces = header.prompt_pieces.length ? header.prompt_pieces : [header.prompt];
     this.promptEnd = pieces[pieces.length - 1];
@@ -61,7 +61,7 @@ class TextView {
     const { tokens, steps } = sequence;
     let same = Math.min(this.shown.length, tokens.length);
     while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
-    this.takeBack(same);
+    this.truncate(same);
     for (let i = same; i < tokens.length; i++) this.add(tokens[i], i);
     const { canvas } = state;
     this.body.classList.toggle("is-canvas", canvas.size > 0);
@@ -89,14 +89,14 @@ class TextView {
     return this.lastStretch;
   }
 
-  /** Cut a paragraph that has grown long where lines begin, and far enough from its end that no token to come moves those lines. */
+  /** Split a long paragraph at line starts, far enough from its end that later tokens cannot move these lines. */
   cutLong() {
     const { from } = this.lastStretch;
     if (this.spans.length - from < 2 * STRETCH) return;
     for (const at of this.lineStarts(from + STRETCH, this.spans.length - STRETCH)) this.openStretch(at, true);
   }
 
-  /** Tokens that begin a line, one for each stretch. A blank that vanishes at the end of a line is no part of that line. */
+  /** Tokens that begin a line, one per stretch. A blank that collapses at a line end has no width and is skipped. */
   lineStarts(from, to) {
     const edge = this.lastStretch.node.getBoundingClientRect().left + 0.5;
     const starts = [];
@@ -109,7 +109,7 @@ class TextView {
     return starts;
   }
 
-  /** Put a stretch back to the one whose paragraph it goes on with. */
+  /** Merge a stretch into the previous one. */
   join(at) {
     const [{ node, tokens }] = this.stretches.splice(at, 1);
     this.stretches[at - 1].tokens.append(...tokens.childNodes);
@@ -117,7 +117,7 @@ class TextView {
     this.lastStretch.node.append(this.ghosts);
   }
 
-  /** Lines of another width, or of other letters, end elsewhere. */
+  /** Lines wrap elsewhere at another width or font size: undo the splits within paragraphs. */
   fit() {
     const [before, size] = [this.size, `${this.body.clientWidth} ${getComputedStyle(this.body).fontSize}`];
     this.size = size;
@@ -125,7 +125,7 @@ class TextView {
     for (let at = this.stretches.length - 1; at > 0; at--) if (this.stretches[at].cut) this.join(at);
   }
 
-  /** Where a paragraph is cut is nothing to a reader: what is copied is the text as it was written. */
+  /** Copy the text as it was generated, without line breaks from the splits. */
   copy(event) {
     const chosen = getSelection();
     if (!this.body.contains(chosen.anchorNode) || !this.body.contains(chosen.focusNode)) return;
@@ -133,8 +133,8 @@ class TextView {
     event.preventDefault();
   }
 
-  /** Only the first `left` tokens stay. What is taken may have held a line where it is, so a cut before it is undone. */
-  takeBack(left) {
+  /** Remove all but the first `left` tokens. The line before them may wrap anew, so a split at the end is undone. */
+  truncate(left) {
     if (left === this.spans.length) return;
     this.node.classList.remove("full");
     for (const span of this.spans.splice(left)) span.remove();
@@ -157,7 +157,7 @@ class TextView {
     host.append(span);
   }
 
-  /** Colour one token, if what its colour depends on has changed. */
+  /** Colour one token if its step or the channels have changed. */
   paint(i, token, step, channels) {
     const span = this.spans[i];
     if (span.step === step && span.channels === channels) return;
@@ -166,7 +166,7 @@ class TextView {
     span.className = tokenClass(token, step, channels) + (span.isSoft ? " soft" : "") + (span === this.marked ? " chosen" : "");
   }
 
-  /** A token that was filled in keeps the look it had on the canvas, whatever the colour of other lanes means. */
+  /** A filled position keeps its colour from the canvas, independent of the chosen colour scale. */
   paintFilled(i, fill) {
     const span = this.spans[i];
     if (span.fill === fill) return;
@@ -174,7 +174,7 @@ class TextView {
     dressCell(span, fill);
   }
 
-  /** Guesses that are not settled: faint before the verdict, then kept or struck out. */
+  /** Draft tokens of an open round: faint until verified, then accepted or struck out. */
   drawGhosts(round) {
     const key = round ? `${round.number}/${round.verdict ? 1 : 0}` : "";
     if (key === this.ghostKey) return;
@@ -183,13 +183,13 @@ class TextView {
     if (!round) return;
     const path = round.mainPath();
     for (const node of path) this.ghosts.append(ghost(round, node));
-    for (const node of round.refusedNodes()) this.ghosts.append(ghost(round, node));
+    for (const node of round.rejectedNodes()) this.ghosts.append(ghost(round, node));
     if (round.hasNext) this.ghosts.append(nextToken(round.verdict));
     const more = round.draft.tokens.length - path.length;
     if (!round.verdict && more > 0) this.ghosts.append(el("span", "more", `+${more} in branches`));
   }
 
-  /** A canvas that is still being filled stands where the text will be. */
+  /** A canvas that is still being filled, shown in place of the text. */
   drawCanvas(canvas) {
     const key = `canvas ${canvas.steps.length}/${canvas.size}`;
     if (key === this.ghostKey) return;
@@ -197,14 +197,14 @@ class TextView {
     this.ghosts.replaceChildren(...canvasCells(canvas));
   }
 
-  /** Mark one token, from a chart or a card. */
+  /** Highlight one token, from a chart or a card. */
   mark(i) {
     if (this.marked) this.marked.classList.remove("chosen");
     this.marked = i === null ? null : this.spans[i];
     if (this.marked) this.marked.classList.add("chosen");
   }
 
-  /** A text that has filled its box has a fixed height, so that its next tokens lay out nothing but this text. */
+  /** A text that fills its box gets a fixed height, so that new tokens do not lay out the rest of the page. */
   keepEndInSight() {
     const { node } = this;
     if (!this.stuck || node.scrollHeight <= node.clientHeight) return;
@@ -213,7 +213,7 @@ class TextView {
   }
 }
 
-/** All positions in order: filled ones with their token, the others as blank boxes; what the last step filled is framed. */
+/** All positions in order: filled ones with their token, masked ones as empty boxes; those of the last step are framed. */
 function canvasCells(canvas) {
   return Array.from({ length: canvas.size }, (_, position) => {
     const fill = canvas.filled.get(position);
@@ -227,7 +227,7 @@ function canvasCells(canvas) {
   });
 }
 
-/** Coloured by how unsure the model was, with the number of the step that filled it. */
+/** Colour a cell by confidence and label it with the step that filled it. */
 function dressCell(cell, fill) {
   cell.className = `t cell ${confidenceClass(fill.confidence)}`;
   cell.dataset.step = fill.step;
@@ -239,13 +239,13 @@ function confidenceClass(confidence) {
 }
 
 function sayFill({ position, step, confidence }) {
-  const sure = isNumber(confidence) ? `, confidence ${percent(confidence)}` : "";
-  return `position ${position + 1}, filled in step ${step}${sure}`;
+  const confident = isNumber(confidence) ? `, confidence ${percent(confidence)}` : "";
+  return `position ${position + 1}, filled in step ${step}${confident}`;
 }
 
 function ghost(round, node) {
   const span = el("span", "g " + round.nodeState(node));
-  span.title = { pending: "a guess", kept: "accepted", refused: "refused", untested: "not tested" }[round.nodeState(node)];
+  span.title = { pending: "draft token", kept: "accepted", passed: "passed, off the path", refused: "rejected", untested: "not tested" }[round.nodeState(node)];
   writePiece(span, round.draft.pieces[node] ?? "", true);
   return span;
 }

@@ -1,5 +1,5 @@
-// The browser's own record of a run: headers and events, lane by lane, as they came. Nothing is ever taken out of it; a run that is
-// over may be packed while nobody looks at it.
+// The browser's record of a run: headers and events by lane, in order of arrival, append-only. A finished run may be compressed
+// while it is not shown.
 
 const FORMAT = "decoding-playground-trace";
 const LARGEST_FILE = 200 * 1024 * 1024;
@@ -16,29 +16,29 @@ class Trace {
     this.run = run;
     this.headers = headers;
     this.empty();
-    this.packed = null; // headers and events as one compressed piece, outside the memory of the script
+    this.packed = null; // headers and events as one compressed blob, outside the script's heap
     this.nextFrame = 0;
     this.state = "running";
     this.recorded = false;
     this.fromFile = false;
-    this.left = false; // another run has taken its place on the server
+    this.left = false; // a newer run has replaced it on the server
   }
 
   empty() {
     this.lanes = this.headers.map((header, order) => new LaneRecord(withDefaults(header, HEADER), order));
     this.byId = new Map(this.lanes.map((lane) => [lane.header.lane, lane]));
-    this.seen = new Set(); // seq of every event that arrived, so that a frame sent twice changes nothing
-    this.version = 0; // grows with every event: what is drawn from the whole trace knows when to look again
+    this.seen = new Set(); // seq of every event that arrived: a repeated frame changes nothing
+    this.version = 0; // number of events, to detect changes
   }
 
-  /** Take in one frame. Says what became of it: "new", "more", "old", or "gap" where frames before it never came. */
+  /** Add one frame. Returns "new", "more", "old", or "gap" if frames before it are missing. */
   take(frame) {
     const fresh = Array.isArray(frame.headers) && frame.headers.length > 0 && frame.run !== this.run;
     if (fresh) this.clear(frame.run, frame.headers);
     else if (frame.run !== this.run) return "gap";
     else if (this.packed) return "old";
     const known = frame.n < this.nextFrame;
-    const gap = frame.n > this.nextFrame && !frame.headers; // a frame with headers brings the whole run
+    const gap = frame.n > this.nextFrame && !frame.headers; // a frame with headers contains the whole run
     this.nextFrame = Math.max(this.nextFrame, frame.n + 1);
     if (frame.state && !known && !this.left) this.state = frame.state;
     if (frame.recorded) this.recorded = true;
@@ -58,22 +58,22 @@ class Trace {
     this.version += 1;
   }
 
-  /** Whether nothing more will come. */
+  /** Whether no more events will arrive. */
   get over() {
     return this.packed !== null || this.recorded || this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over));
   }
 
-  /** What was still to come will not come any more: the server has begun another run. */
+  /** The server has started another run: no more events will arrive. */
   leave() {
     this.left = true;
     this.state = "done";
   }
 
-  /** Put headers and events away, if it is still unwanted once they are small. Events are counted on as if they were here. */
+  /** Compress headers and events, unless the run is needed again by then. `version` keeps the number of events. */
   async pack(isUnwanted) {
     if (this.packed || !this.over || typeof CompressionStream === "undefined") return;
     const whole = { headers: this.headers, events: this.inOrder().map((event) => event.raw) };
-    const packed = await squeezed(JSON.stringify(whole), new CompressionStream("gzip")).blob();
+    const packed = await piped(JSON.stringify(whole), new CompressionStream("gzip")).blob();
     if (!isUnwanted()) return;
     const { version } = this;
     this.headers = [];
@@ -84,8 +84,8 @@ class Trace {
 
   async unpack() {
     if (!this.packed) return;
-    const { headers, events } = JSON.parse(await squeezed(this.packed, new DecompressionStream("gzip")).text());
-    if (!this.packed) return; // somebody else was quicker
+    const { headers, events } = JSON.parse(await piped(this.packed, new DecompressionStream("gzip")).text());
+    if (!this.packed) return; // another call was faster
     this.packed = null;
     this.headers = headers;
     this.empty();
@@ -97,39 +97,39 @@ class Trace {
     return this.lanes.flatMap((lane) => lane.events).sort((a, b) => a.seq - b.seq);
   }
 
-  /** The trace as a file: a header line, then one event a line. */
+  /** The trace as a file: a header line, then one line per event. */
   toLines() {
     const header = { format: FORMAT, version: VERSION, lanes: this.headers };
     return [header, ...this.inOrder().map((event) => event.raw)].map((line) => JSON.stringify(line)).join("\n") + "\n";
   }
 }
 
-function squeezed(content, press) {
-  return new Response(new Blob([content]).stream().pipeThrough(press));
+function piped(content, transform) {
+  return new Response(new Blob([content]).stream().pipeThrough(transform));
 }
 
-/** One lane: its header, its events, and what the whole of them says about how to draw any part of them. */
+/** One lane: its header, its events, and what drawing any part of them needs to know about all of them. */
 class LaneRecord {
   constructor(header, order) {
     this.header = header;
     this.order = order;
     this.events = [];
     this.kinds = new Set();
-    this.streams = new Set(); // streams that computed something
+    this.streams = new Set(); // streams with forwards
     this.over = false;
-    this.tokens = 0; // most tokens any sequence had so far; of a canvas, filled positions
-    this.lengths = new Map(); // by sequence: most tokens it had so far
+    this.tokens = 0; // longest sequence so far; for a canvas, filled positions
+    this.lengths = new Map(); // by sequence: its greatest length so far
     this.lastKey = 0;
     this.highestEntropy = 0;
-    this.partial = new Set(); // streams whose cache did not always hold everything
+    this.partial = new Set(); // streams whose cache has evicted positions
     this.widestCache = new Map(); // by stream: positions the widest drawing of the cache needs
-    this.packs = new Set(); // streams whose cache holds tokens in a coarser form
-    this.merges = new Set(); // streams in whose cache tokens were merged into others
-    this.scratches = new Set(); // streams whose cache held more than the text
+    this.packs = new Set(); // streams with quantised slots
+    this.merges = new Set(); // streams with merged slots
+    this.scratches = new Set(); // streams whose cache has slots beyond the text
     this.fillings = 0; // Fill events so far
-    this.figuresBeside = false; // whether a method drew anything that is no number over the tokens
-    this.hasHeads = false; // whether heads of one layer ever held different positions
-    this.slotBytes = new Map(); // by stream: bytes of one position in one layer, as a keep measured it
+    this.figuresBeside = false; // whether the method has figures other than numbers over the tokens
+    this.hasHeads = false; // whether slots are listed by head
+    this.slotBytes = new Map(); // by stream: bytes per position and layer, from the first cache event that shows it
   }
 
   add(raw) {
@@ -143,16 +143,16 @@ class LaneRecord {
 
   notice(event) {
     if (event.kind === "commit") this.lengthen(event.sequence, event.position + event.ids.length);
-    else if (event.kind === "branches") this.bear(event.born);
+    else if (event.kind === "branches") this.addBranches(event.born);
     else if (event.kind === "fill") this.fill(event);
     else if (event.kind === "step") this.highestEntropy = Math.max(this.highestEntropy, event.entropy, event.final_entropy);
     else if (event.kind === "forward") this.streams.add(event.stream);
     else if (event.kind === "figure") this.figuresBeside ||= !isOverTokens(event.shape, event.data);
     else if (event.kind === "done" || event.kind === "failed") this.over = true;
-    else if (event.kind === "cache") this.hold(event);
+    else if (event.kind === "cache") this.noticeCache(event);
   }
 
-  hold(event) {
+  noticeCache(event) {
     const { stream, length, live, scratch } = event;
     this.widestCache.set(stream, Math.max(this.widestCache.get(stream) || 0, length + scratch));
     if (live.some((layer) => layer.some((runs) => slots(runs) < length))) this.partial.add(stream);
@@ -160,8 +160,8 @@ class LaneRecord {
     if (event.merged) this.merges.add(stream);
     if (scratch) this.scratches.add(stream);
     this.hasHeads ||= live.some((layer) => layer.length > 1);
-    const aside = scratch && this.kinds.has("branches"); // slots of branches are held on, and counted among the bytes
-    if (!this.slotBytes.has(stream) && event.bytes && !event.packed && !aside) this.slotBytes.set(stream, event.bytes / placesOf(event));
+    const branching = scratch && this.kinds.has("branches"); // then the bytes include slots of branches
+    if (!this.slotBytes.has(stream) && event.bytes && !event.packed && !branching) this.slotBytes.set(stream, event.bytes / placesOf(event));
   }
 
   lengthen(sequence, length) {
@@ -174,12 +174,12 @@ class LaneRecord {
     this.lengthen(sequence, this.tokens + positions.length);
   }
 
-  bear(born) {
+  addBranches(born) {
     const lengths = born.map(([, parent]) => this.lengths.get(parent) || 0);
     born.forEach(([child], i) => this.lengths.set(child, lengths[i]));
   }
 
-  /** With which token an event is shown when lanes share the token count: what leads to a commit goes with the token it leads to. */
+  /** The token an event is shown with if lanes share the token count: events before a commit belong to its first token. */
   tokenKey(event) {
     if (!LEADS_ON.has(event.kind)) return this.tokens;
     const length = event.sequence ? this.lengths.get(event.sequence) || 0 : this.tokens;
@@ -191,14 +191,14 @@ class LaneRecord {
   }
 }
 
-/** A copy that has every field: what equals its default is left out of the wire format. Unknown fields are dropped. */
+/** A copy with every field: the wire format omits defaults. Unknown fields are dropped. */
 function withDefaults(raw, defaults) {
   const full = {};
   for (const name in defaults) full[name] = Object.hasOwn(raw, name) ? raw[name] : defaults[name];
   return full;
 }
 
-/** Read a trace file; throws an Error whose message is meant for the person who opened it. */
+/** Read a trace file; throws an Error whose message is shown to the user. */
 function readTrace(text) {
   const lines = text.split("\n").filter((line) => line.trim() !== "");
   if (!lines.length) throw new Error("This file is empty: open a trace that was saved here.");
@@ -215,19 +215,19 @@ function parseLine(line, number) {
   try {
     const value = JSON.parse(line);
     if (value && typeof value === "object") return value;
-  } catch (reason) { /* told below, in words */ }
+  } catch (reason) { /* reported below */ }
   throw new Error(`Line ${number} of this file is not JSON: it may have been cut off or edited.`);
 }
 
 function checkEvent(event, number, headers) {
-  if (!(event.kind in EVENTS)) throw new Error(`Line ${number} of this trace holds an event of an unknown kind: it may come from a newer release.`);
-  if (!headers.some((header) => (header.lane || 0) === event.lane)) throw new Error(`Line ${number} of this trace speaks of a lane that its first line does not list.`);
+  if (!(event.kind in EVENTS)) throw new Error(`Line ${number} of this trace has an event of an unknown kind: it may be from a newer release.`);
+  if (!headers.some((header) => (header.lane || 0) === event.lane)) throw new Error(`Line ${number} of this trace refers to a lane that its first line does not list.`);
   if (!isNumber(event.seq) || !isNumber(event.at)) throw new Error(`Line ${number} of this trace has no number or no time.`);
   return checkShape(event, EVENTS[event.kind], number);
 }
 
 function checkShape(entry, defaults, number) {
-  if (!entry || typeof entry !== "object") throw new Error(`Line ${number} of this trace has no fields where it should have some.`);
+  if (!entry || typeof entry !== "object") throw new Error(`Line ${number} of this trace is not an object with fields.`);
   for (const [name, blank] of Object.entries(defaults)) {
     if (Object.hasOwn(entry, name) && !sameShape(entry[name], blank)) throw new Error(`Line ${number} of this trace has a wrong value for ${name}.`);
   }

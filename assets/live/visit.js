@@ -1,22 +1,22 @@
-// The runs of this visit. Every run that was started or opened here stays in the memory of the tab, packed while it is not looked at,
-// and one that began as a fork hangs below the run it left. That it did is read off its header, whose forced tokens are those of the other run and one more.
+// The runs of this visit. Every run started or opened here stays in the memory of the tab, compressed while it is not shown. A fork
+// is listed below its parent run; it is recognised by its header, whose forced tokens are a prefix of the parent and one more token.
 
 const MOST_RUNS = 12;
 const MOST_EVENTS = 100_000; // of all runs together
 
 class Visit {
   constructor() {
-    this.runs = []; // in the order they began
+    this.runs = []; // in order of their start
     this.counted = 0;
   }
 
-  /** Keep a run from its beginning. A recording that greets, or a run that is only told again, is none of the visitor's. */
+  /** Add a run at its start. The recording shown on arrival and replays of known runs are not added. */
   add(trace) {
     if (trace.recorded && !trace.fromFile) return;
     const before = trace.fromFile ? null : this.newest;
     const fork = before && forkFrom(before.trace, trace);
     this.runs.push({ trace, number: ++this.counted, parent: fork ? before : null, said: fork ? sayFork(fork) : sayRun(trace) });
-    if (before) before.trace.leave(); // one run at a time grows on the server
+    if (before) before.trace.leave(); // the server has one active run
     this.forgetOldest(trace);
   }
 
@@ -24,7 +24,7 @@ class Visit {
     return this.runs.find(({ trace }) => trace.run === name) || null;
   }
 
-  /** The run that the server can still go on from. */
+  /** The run that the server can continue. */
   get newest() {
     return this.runs.findLast(({ trace }) => !trace.fromFile && !trace.left) || null;
   }
@@ -33,7 +33,7 @@ class Visit {
     return this.runs.reduce((sum, { trace }) => sum + trace.version, 0);
   }
 
-  /** The oldest go first; what is shown stays, and so does the newest. */
+  /** Drop the oldest runs beyond the limits, never the shown and the newest one. */
   forgetOldest(shown) {
     while (this.runs.length > MOST_RUNS || this.events > MOST_EVENTS) {
       const oldest = this.runs.find((run) => run.trace !== shown && run !== this.newest);
@@ -42,7 +42,7 @@ class Visit {
     }
   }
 
-  /** Put away what nobody looks at. The newest stays: the next run may be a fork of it. */
+  /** Compress the runs that are not shown, except the newest: the next run may be a fork of it. */
   packAllBut(isShown) {
     for (const run of this.runs) {
       const isUnwanted = () => !isShown(run.trace) && run !== this.newest;
@@ -57,7 +57,7 @@ class Visit {
   }
 }
 
-/** Where a run left another: {lane, position, taken, instead, into}, the pieces being those of the other run's row; null where it did not. */
+/** Where a run was forked from an earlier one, {lane, position, taken, instead, into}, with pieces from the earlier run; null if it was not. */
 function forkFrom(earlier, trace) {
   for (const { header, order } of trace.lanes) {
     const { forced } = header;
@@ -70,13 +70,13 @@ function forkFrom(earlier, trace) {
   return null;
 }
 
-/** Whether one lane may be a copy of the other that begins with other tokens. */
+/** Whether one lane may be a fork of the other. */
 function isLikely(one, other) {
   const plain = (header) => JSON.stringify([header.strategy, header.parts, header.model, header.seed, header.prompt_ids]);
   return plain(one) === plain(other);
 }
 
-/** A sequence of a lane that begins with these ids and goes on, the lane's own text before all others. */
+/** A sequence of a lane that begins with these ids and continues; the lane's own text is preferred. */
 function beginningWith(record, ids) {
   const state = new LaneState(record);
   state.goTo(record.events.length);

@@ -1,6 +1,6 @@
-// Two texts held against each other word by word: what both have, and what only one of them has.
+// Word-level diff of two texts.
 
-/** Stretches in reading order, each {kind, text}: "same", or of "mine" or "theirs" alone. A word keeps the blanks before it. */
+/** Stretches in reading order, each {kind, text} with kind "same", "mine" or "theirs". A word includes the blanks before it. */
 function diffWords(mine, theirs) {
   const [a, b] = [wordsOf(mine), wordsOf(theirs)];
   const head = sharedHead(a, b);
@@ -21,7 +21,7 @@ function sharedHead(a, b) {
   return length;
 }
 
-/** The longest common subsequence, walked from the front; where either could go first, mine does. */
+/** The longest common subsequence, walked from the front; on a tie, "mine" comes first. */
 function alignment(a, b) {
   const longest = commonLengths(a, b);
   const stride = b.length + 1;
@@ -37,7 +37,7 @@ function alignment(a, b) {
   return parts;
 }
 
-/** Words that the rests of both texts share in order, for every pair of places, [i * (b.length + 1) + j]. */
+/** Length of the longest common subsequence of a[i:] and b[j:], at [i * (b.length + 1) + j]. */
 function commonLengths(a, b) {
   const stride = b.length + 1;
   const table = new Uint16Array((a.length + 1) * stride);
@@ -50,7 +50,7 @@ function commonLengths(a, b) {
   return table;
 }
 
-/** Neighbours of one kind as one stretch. Within a run of differences, what is mine comes before what is theirs. */
+/** Merge neighbours of one kind. Within a run of differences, "mine" comes before "theirs". */
 function merged(parts) {
   const stretches = [];
   let run = { mine: "", theirs: "" };

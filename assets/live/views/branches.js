@@ -1,19 +1,19 @@
-// Sequences that grow side by side: who came from whom, and for each one its score, its text and what became of it.
+// Sequences that grow side by side: their lineage, and the score, text and state of each.
 
 const LINEAGE = { height: 230, row: [8, 18], label: 24, margin: 6, bend: 40 };
-const MOST_LINES = 96; // rows of the list; what was dropped earliest is left out
-const SHARED_SHOWN = 8; // tokens of a shared beginning that stay readable
-const STANDINGS = { text: "became the text", growing: "growing", ended: "ended", left: "not taken", dropped: "dropped" };
+const MOST_LINES = 96; // entries of the list; the sequences dropped earliest are left out
+const SHARED_SHOWN = 8; // tokens of a shared prefix that are shown
+const STANDINGS = { text: "became the text", growing: "growing", ended: "ended", left: "not chosen", dropped: "dropped" };
 
 class BranchesPanel extends Panel {
   constructor() {
     super({ name: "branches", title: "Sequences", kinds: ["branches"], wide: true });
     this.lineage = el("div", "lineage");
     this.lineage.tabIndex = 0;
-    this.lineage.setAttribute("aria-label", "Who came from whom");
+    this.lineage.setAttribute("aria-label", "Lineage of the sequences");
     this.list = el("ol", "branches");
     this.list.tabIndex = 0;
-    this.list.setAttribute("aria-label", "Sequences, the best first");
+    this.list.setAttribute("aria-label", "Sequences, best first");
     this.earlier = el("p", "vacancy");
     this.lines = new Map(); // by sequence
     this.body.append(this.lineage, lineageKey(), this.list, this.earlier);
@@ -43,14 +43,14 @@ class BranchesPanel extends Panel {
     const present = this.list.children;
     if (nodes.length !== present.length || nodes.some((node, i) => node !== present[i])) this.list.replaceChildren(...nodes);
     this.lines = new Map(lines.map((line) => [line.sequence, line]));
-    setText(this.earlier, all.length > MOST_LINES ? `and ${all.length - MOST_LINES} that were dropped earlier` : "");
+    setText(this.earlier, all.length > MOST_LINES ? `and ${all.length - MOST_LINES} dropped earlier` : "");
   }
 
   lineOf(sequence) {
     return this.lines.get(sequence) || new BranchLine(sequence);
   }
 
-  /** Pointing at a sequence in the drawing or in the list shows it in both. */
+  /** Pointing at a sequence highlights it in the drawing and in the list. */
   linkTo(host) {
     const mark = (event) => {
       const found = event.type === "pointerover" && event.target.closest("[data-sequence]");
@@ -62,7 +62,7 @@ class BranchesPanel extends Panel {
   }
 }
 
-/** One sequence in the list. Its tokens are only added at the end and taken from the end. */
+/** One sequence in the list. Tokens are only appended and removed at the end. */
 class BranchLine {
   constructor(sequence) {
     this.sequence = sequence;
@@ -109,14 +109,14 @@ class BranchLine {
   }
 }
 
-/** The one that became the text, then the living by score, then the dropped, the last one first. */
+/** The sequence that became the text, then live ones by score, then dropped ones, the latest first. */
 function inOrder(state) {
   const rank = (sequence) => (sequence.becameText ? 0 : sequence.alive ? 1 : 2);
   const score = (sequence) => (sequence.alive ? sequence.score ?? -Infinity : state.family.indexOf(sequence));
   return [...state.family].sort((a, b) => rank(a) - rank(b) || score(b) - score(a) || a.id - b.id);
 }
 
-/** How many of the first tokens stand in a sequence above already: branches share the very tokens they were born with. */
+/** Length of the prefix already shown by a sequence above: branches share the token objects of their parent. */
 function sharedLength(tokens, seen) {
   const first = tokens.findIndex((token) => !seen.has(token));
   return first < 0 ? tokens.length : first;
@@ -145,7 +145,7 @@ function sayOrigin({ id, parent, bornAt }) {
   return parent && parent.id ? `Sequence ${id}, from ${parent.id} after token ${bornAt}` : `Sequence ${id}`;
 }
 
-// The drawing: columns are tokens, every sequence is a line from where it was born to its last token.
+// The drawing: columns are tokens, every sequence is a line from its branching point to its last token.
 
 function lineageDrawing(card, width) {
   const { state, record } = card;
@@ -160,9 +160,9 @@ function lineageDrawing(card, width) {
   return drawing;
 }
 
-/** The row of every sequence: its parent's where the parent ends at its birth, else the first that is free from there on. */
+/** The row of every sequence: its parent's if the parent ends where it branches, otherwise the first free row. */
 function lineageRows(family) {
-  const last = []; // by row, who came last in it
+  const last = []; // by row: the last sequence in it
   const rows = new Map();
   for (const child of family) {
     const free = (one) => !one.alive && one.tokens.length <= child.bornAt;
@@ -183,7 +183,7 @@ class LineageScale extends Scale {
     this.pitch = pitch;
     this.inner -= LINEAGE.label;
     this.rows = rows;
-    this.middle = (number - 1) / 2; // where the lane's own text stands, from which the first ones come
+    this.middle = (number - 1) / 2; // the row of the lane's own text, parent of the first branches
   }
 
   row(sequence) {
@@ -211,15 +211,15 @@ function descent(sequence, until, scale) {
   return `M${at(from, above)}L${at(bend, above)}C${at(middle, above)} ${at(middle, row)} ${at(to, row)}L${at(end, row)}`;
 }
 
-/** A sequence and those it came from, each with the position up to which it is part of the way. */
+/** A sequence and its ancestors, each with the position up to which it belongs to the path. */
 function ancestry(sequence) {
-  const way = [];
+  const path = [];
   let until = sequence ? sequence.tokens.length : 0;
   for (let one = sequence; one && one.parent; one = one.parent) {
-    way.push([one, until]);
+    path.push([one, until]);
     until = one.bornAt;
   }
-  return way;
+  return path;
 }
 
 function lineageEnd(sequence, standing, scale) {
@@ -233,7 +233,7 @@ function lineageEnd(sequence, standing, scale) {
 
 function lineageKey() {
   const key = el("p", "chart-key");
-  key.append(el("span", "key-descent", "the best one and where it came from"), el("span", "key-birth", "alive"));
+  key.append(el("span", "key-descent", "the best sequence and its ancestors"), el("span", "key-birth", "alive"));
   key.append(el("span", "key-ended", "ended"), el("span", "key-dropped", "dropped"));
   return key;
 }

@@ -1,28 +1,28 @@
-// What the KV cache holds: a row for every layer, or for every KV head of it on demand, and a column for every true position. Positions that
-// were evicted stay on screen as empty ground, so that a window, sinks and heavy hitters can be told apart.
+// Contents of the KV cache: one row per layer, or per KV head on demand, and one column per position of the text. Evicted positions
+// stay visible as empty cells, so that windows, sinks and heavy hitters can be recognised.
 
 class CachePanel extends Panel {
   constructor() {
     super({
       name: "cache", title: "KV cache", kinds: ["cache"], wide: true, expects: (header) => !header.canvas,
-      empty: "Fills when a lane reports what its cache holds: which positions are live, evicted, or held for guesses.",
+      empty: "Shows which positions are live, evicted, or reserved for draft tokens, once the lane reports its cache.",
     });
     this.streams = el("div", "segments");
-    this.heads = button("segment", "each head", "A row for every KV head, or one for every layer: the stronger, the more of its heads hold the position");
+    this.heads = button("segment", "each head", "One row per KV head, or one per layer with the colour showing how many heads hold the position");
     const heads = el("div", "segments");
     heads.append(this.heads);
     this.tools.append(heads, this.streams);
-    this.apart = false; // whether heads have a row each
+    this.apart = false; // whether each head has its own row
     this.stream = "target";
     this.canvas = el("canvas", "heat");
     this.canvas.setAttribute("role", "img");
     this.history = el("canvas", "heat");
     this.history.setAttribute("role", "img");
-    this.historyTitle = el("p", "history-title", "Keep by keep, first one on top: the stronger, the more layers and heads hold the position");
+    this.historyTitle = el("p", "history-title", "After each cache update, first on top; the colour shows how many layers and heads hold the position");
     this.hover = el("p", "hover-line");
     this.key = el("p", "chart-key");
-    this.packedKey = el("span", "key-packed", "live, in a coarser form");
-    this.mergedKey = el("span", "key-merged", "live, with others merged into it");
+    this.packedKey = el("span", "key-packed", "live, quantised");
+    this.mergedKey = el("span", "key-merged", "live, with merged slots");
     this.scratchKey = el("span", "key-scratch");
     this.key.append(el("span", "key-live", "live"), this.packedKey, this.mergedKey, el("span", "key-evicted", "evicted"), this.scratchKey, el("span", "key-prompt", "end of the prompt"));
     this.held = el("p", "held");
@@ -53,14 +53,14 @@ class CachePanel extends Panel {
     this.packedKey.hidden = !card.record.packs.has(this.stream);
     this.mergedKey.hidden = !card.record.merges.has(this.stream);
     this.scratchKey.hidden = !card.record.scratches.has(this.stream);
-    setText(this.scratchKey, `held for ${holders(card.record)} at the last keep`);
+    setText(this.scratchKey, `reserved for ${holders(card.record)} at the last update`);
     const cache = card.state.lastCache(this.stream);
     this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream), this.apart);
-    this.taken = card.record.merges.has(this.stream) ? takenIn(card.state.caches.get(this.stream) || [], this.apart) : [];
+    this.mergedInto = card.record.merges.has(this.stream) ? mergedCounts(card.state.caches.get(this.stream) || [], this.apart) : [];
     setText(this.held, cache ? sayEdges(cache) : "");
     setText(this.budget, cache ? sayBudget(cache, slotBytesOf(card, app.cards, this.stream)) : "");
     setText(this.together, cache ? sayTogether(cache, app.cards.map((each) => each.state.lastCache(this.stream)).filter(Boolean)) : "");
-    setText(this.readout, cache ? sayCache(cache, card.record) : "nothing held yet at this point");
+    setText(this.readout, cache ? sayCache(cache, card.record) : "no cache at this point");
     setText(this.hover, HOVER_HINT);
     this.canvas.hidden = !cache;
     if (cache) this.paint(cache);
@@ -99,7 +99,7 @@ class CachePanel extends Panel {
       pen.fillStyle = coarse;
       for (const [from, to] of oldest(heads[0], cache.packed)) pen.fillRect(left + from * cell, y, (to - from) * cell, rowHeight - gap);
       pen.fillStyle = ink;
-      for (const position of (this.taken[row] || new Map()).keys()) {
+      for (const position of (this.mergedInto[row] || new Map()).keys()) {
         pen.fillRect(left + (position + 0.3) * cell, y + rowHeight * 0.25, Math.max(1, cell * 0.4), rowHeight * 0.4);
       }
       pen.fillStyle = scratch;
@@ -121,7 +121,7 @@ class CachePanel extends Panel {
     this.canvas.setAttribute("aria-label", `KV cache of lane ${this.card.order + 1}: ${sayCache(cache, this.card.record)}`);
   }
 
-  /** Words for the cell under the pointer. */
+  /** Describe the cell under the pointer. */
   point(event) {
     const cache = this.card && this.card.state.lastCache(this.stream);
     if (!cache || !this.grid) return;
@@ -129,17 +129,17 @@ class CachePanel extends Panel {
     const position = Math.floor((event.clientX - box.left - this.grid.left) / this.grid.cell);
     const row = rowAt(this.grid, event.clientY - box.top);
     if (position < 0 || position >= cache.length + cache.scratch || row === null) return setText(this.hover, HOVER_HINT);
-    const state = position < cache.length ? slotState(cache, this.grid.rows[row], position, this.taken[row]) : `held for ${holders(this.card.record)}`;
+    const state = position < cache.length ? slotState(cache, this.grid.rows[row], position, this.mergedInto[row]) : `reserved for ${holders(this.card.record)}`;
     setText(this.hover, `${rowName(this.grid, row)}, position ${position + 1}${pieceAt(this.card, position)}: ${state}`);
   }
 
-  /** One line for each keep so far, so that windows, sinks and evictions leave their trail. Going forward only adds lines. */
+  /** One line per cache update, which makes windows, sinks and evictions visible over time. Forward, lines are only added. */
   drawHistory(card) {
     const all = card.state.caches.get(this.stream) || [];
-    const room = keepsIn(card.record, this.stream);
-    const tells = room > 1 && card.record.partial.has(this.stream); // a cache that holds everything has no trail
-    this.history.hidden = this.historyTitle.hidden = !tells;
-    if (!tells) return;
+    const room = updatesIn(card.record, this.stream);
+    const shows = room > 1 && card.record.partial.has(this.stream); // without evictions there is nothing to see
+    this.history.hidden = this.historyTitle.hidden = !shows;
+    if (!shows) return;
     const height = room * Math.max(1, Math.min(4, Math.floor(240 / room)));
     const look = `${card.order}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
     if (look !== this.historyLook || all.length < this.historyLines) {
@@ -150,11 +150,11 @@ class CachePanel extends Panel {
     if (!this.grid) return;
     const pen = this.history.getContext("2d");
     const style = { left: this.grid.left, cell: this.grid.cell, line: height / room, live: colourOf(this.node, "--live"), evicted: colourOf(this.node, "--evicted") };
-    for (; this.historyLines < all.length; this.historyLines++) this.drawKeep(pen, all[this.historyLines], this.historyLines, style);
-    this.history.setAttribute("aria-label", `Positions live after each of ${count(all.length, "keep")}`);
+    for (; this.historyLines < all.length; this.historyLines++) this.drawUpdate(pen, all[this.historyLines], this.historyLines, style);
+    this.history.setAttribute("aria-label", `Live positions after each of ${count(all.length, "update")}`);
   }
 
-  drawKeep(pen, cache, number, { left, cell, line, live, evicted }) {
+  drawUpdate(pen, cache, number, { left, cell, line, live, evicted }) {
     const y = number * line;
     pen.globalAlpha = 1;
     pen.fillStyle = evicted;
@@ -168,13 +168,13 @@ class CachePanel extends Panel {
   }
 }
 
-/** Lines the trail has room for: the keeps there are, and while the lane runs up to the next round number, so that the panel keeps its height. */
-function keepsIn(record, stream) {
+/** Lines of the history: the updates so far, rounded up while the lane runs, so that the panel keeps its height. */
+function updatesIn(record, stream) {
   const known = record.events.reduce((sum, event) => sum + (event.kind === "cache" && event.stream === stream), 0);
   return record.over ? known : Math.max(32, 2 ** Math.ceil(Math.log2(known + 1)));
 }
 
-/** Stretches of positions with the share of rows that hold them; positions nobody holds are left out. */
+/** Stretches of positions with the share of rows that hold them; positions that none holds are left out. */
 function sharesOf(rows) {
   const changes = new Map();
   for (const [from, to] of rows.flat()) {
@@ -224,15 +224,15 @@ function hatch(pen, line, ground) {
   return pattern;
 }
 
-/** How many tokens were merged into each position that is still live, by row of the drawing; what one of them had taken in goes along with it. */
-function takenIn(caches, apart) {
+/** How many tokens were merged into each live position, by row of the drawing. Merging a slot adds the tokens merged into it. */
+function mergedCounts(caches, apart) {
   const layers = [];
   for (const { joined } of caches) {
     (joined || []).forEach((heads, layer) => heads.forEach((pairs, head) => {
       const held = ((layers[layer] ||= [])[head] ||= new Map());
-      for (const [gone, into] of pairs) {
-        held.set(into, (held.get(into) || 0) + 1 + (held.get(gone) || 0));
-        held.delete(gone);
+      for (const [from, into] of pairs) {
+        held.set(into, (held.get(into) || 0) + 1 + (held.get(from) || 0));
+        held.delete(from);
       }
     }));
   }
@@ -252,9 +252,9 @@ function summed(maps) {
   return sum;
 }
 
-function slotState(cache, heads, position, taken) {
+function slotState(cache, heads, position, merged) {
   const state = liveness(cache, heads, position);
-  const number = taken && taken.get(position);
+  const number = merged && merged.get(position);
   return number ? `${state}, ${count(number, "other")} merged into it` : state;
 }
 
@@ -262,68 +262,68 @@ function liveness(cache, heads, position) {
   const within = (stretches) => stretches.some(([from, to]) => from <= position && position < to);
   const holding = heads.filter(within).length;
   if (!holding) return "evicted";
-  if (within(oldest(heads[0], cache.packed))) return "live, in a coarser form";
+  if (within(oldest(heads[0], cache.packed))) return "live, quantised";
   return holding === heads.length ? "live" : `live in ${holding} of ${heads.length} heads`;
 }
 
-/** What every layer and head holds at both ends of the text, where something between was evicted: sinks and a window show here. */
+/** The positions at both ends of the text that every layer and head holds, if any were evicted: sinks and window. */
 function sayEdges(cache) {
   const rows = cache.live.flat();
   if (rows.every((runs) => slots(runs) === cache.length)) return "";
   const first = Math.min(...rows.map(([run]) => (run && run[0] === 0 ? run[1] : 0)));
   const newest = cache.length - Math.max(...rows.map((runs) => (runs.length && runs[runs.length - 1][1] === cache.length ? runs[runs.length - 1][0] : cache.length)));
   const evicted = rows.reduce((sum, runs) => sum + cache.length - slots(runs), 0) / rows.length;
-  const between = `of the ${count(cache.length, "position")} read, ${fixed(evicted, 1).replace(".0", "")} are evicted${rows.length > 1 ? " on average" : ""}`;
+  const between = `of ${count(cache.length, "position")}, ${fixed(evicted, 1).replace(".0", "")} are evicted${rows.length > 1 ? " on average" : ""}`;
   return `Every layer and head holds the first ${first} and the newest ${newest}; ${between}.`;
 }
 
-/** Bytes of one position in one layer as a keep of this lane measured them, or of another lane of the same model. */
+/** Bytes per position and layer, as measured by this lane or by another lane of the same model. */
 function slotBytesOf(card, cards, stream) {
   const facts = ({ record: { header } }) => [header.model, header.revision, header.dtype, header.device, header.quantization, header.draft].join("/");
   const known = [card, ...cards].find((other) => facts(other) === facts(card) && other.record.slotBytes.has(stream));
   return known ? known.record.slotBytes.get(stream) : null;
 }
 
-/** What is held against what the same text would take if nothing had been evicted or packed. */
+/** The size of the cache compared with that of a full, unquantised one. */
 function sayBudget(cache, slotBytes) {
   if (!cache.bytes || !slotBytes) return "";
   const full = slotBytes * cache.layers * cache.length;
   const saved = 1 - cache.bytes / full;
   if (Math.abs(saved) < 0.005) return "";
-  return `${bytes(cache.bytes)}, where holding everything would take ${bytes(full)}: ${percent(Math.abs(saved))} ${saved > 0 ? "saved" : "more"}.`;
+  return `${bytes(cache.bytes)} instead of ${bytes(full)} for a full cache: ${percent(Math.abs(saved))} ${saved > 0 ? "saved" : "more"}.`;
 }
 
-/** What the lanes hold that began with one prompt: that is there once, whatever each of them says of itself. */
+/** The part of the cache that lanes with the same prompt share; it is stored once but counted in each of them. */
 function sayTogether(cache, all) {
   if (!cache.common) return "";
   const sharing = all.filter((each) => each.common);
   const once = Math.max(...sharing.map((each) => each.common_bytes));
   const total = sharing.reduce((sum, each) => sum + each.bytes - each.common_bytes, once);
   const apart = sharing.reduce((sum, each) => sum + each.bytes, 0);
-  const held = `The first ${count(cache.common, "position")}, ${bytes(cache.common_bytes)}, are held once for all lanes that began with them`;
-  return sharing.length > 1 ? `${held}: ${bytes(total)} in ${sharing.length} lanes, which would take ${bytes(apart)} apart.` : `${held}.`;
+  const shared = `The first ${count(cache.common, "position")} (${bytes(cache.common_bytes)}) are stored once for all lanes with this prefix`;
+  return sharing.length > 1 ? `${shared}: ${bytes(total)} in ${sharing.length} lanes instead of ${bytes(apart)}.` : `${shared}.`;
 }
 
 const HOVER_HINT = "Point at a cell to read it.";
 
-/** What slots beyond the text are for: guesses until their verdict, sequences while they grow side by side. */
+/** What slots beyond the text are for: draft tokens until they are verified, branches while they grow. */
 function holders({ kinds, header }) {
-  const reasons = [["draft", "guesses"], ["branches", "branches"]].filter(([kind]) => kinds.has(kind)).map(([, reason]) => reason);
-  return reasons.join(" and ") || (header.forced.length ? "given tokens" : "guesses");
+  const reasons = [["draft", "draft tokens"], ["branches", "branches"]].filter(([kind]) => kinds.has(kind)).map(([, reason]) => reason);
+  return reasons.join(" and ") || (header.forced.length ? "given tokens" : "draft tokens");
 }
 
 function sayCache(cache, record) {
   const live = mostSlots(cache);
   const words = [`${live} of ${count(cache.length, "position")} live`];
-  if (cache.scratch) words.push(`${cache.scratch} held for ${holders(record)}`);
-  if (cache.evicted) words.push(`${count(cache.evicted, "slot")} freed by this keep`);
-  if (cache.packed) words.push(`the oldest ${cache.packed} in a coarser form`);
+  if (cache.scratch) words.push(`${cache.scratch} reserved for ${holders(record)}`);
+  if (cache.evicted) words.push(`${count(cache.evicted, "slot")} freed by this update`);
+  if (cache.packed) words.push(`the oldest ${cache.packed} quantised`);
   if (cache.merged) words.push(`${cache.merged} merged`);
   if (cache.bytes) words.push(bytes(cache.bytes));
   return words.join(", ");
 }
 
-/** Sizes of the drawing; a row is the heads it stands for. One entry may stand for all layers, or for all heads of a layer. */
+/** Sizes of the drawing. A row represents one head or all heads of a layer; one entry may represent all layers. */
 function gridOf(cache, width, widest, apart) {
   const rows = apart ? cache.live.flat().map((runs) => [runs]) : cache.live;
   const perLayer = apart ? Math.max(1, ...cache.live.map((layer) => layer.length)) : 1;

@@ -1,4 +1,4 @@
-// A canvas as it fills: positions from left to right, steps from top to bottom, every position coloured from the step that filled it.
+// A canvas over time: positions from left to right, steps from top to bottom, each position coloured from the step that filled it.
 
 const CANVAS = { left: 44, right: 8, top: 20, height: 320, row: [3, 22], widest: 110 };
 
@@ -26,7 +26,7 @@ class CanvasPanel extends Panel {
   }
 }
 
-/** Steps there is room for: those there are, and while the lane runs up to the next round number. */
+/** Steps on the axis: those so far, rounded up while the lane runs. */
 function fillingsIn({ fillings, over }) {
   return over ? Math.max(1, fillings) : Math.max(8, 2 ** Math.ceil(Math.log2(fillings + 1)));
 }
@@ -35,9 +35,9 @@ function sayCanvas({ steps, filled, size }, record) {
   const last = steps[steps.length - 1];
   if (!last) return `${count(size, "position")}, all masked`;
   const total = record.over ? ` of ${record.fillings}` : "";
-  const told = `step ${steps.length}${total} filled ${count(last.positions.length, "position")}, ${filled.size} of ${size} are filled`;
-  const sure = last.confidences.filter(isNumber);
-  return sure.length ? `${told}, least confidence ${percent(Math.min(...sure))}` : told;
+  const progress = `step ${steps.length}${total} filled ${count(last.positions.length, "position")}, ${filled.size} of ${size} are filled`;
+  const confidences = last.confidences.filter(isNumber);
+  return confidences.length ? `${progress}, lowest confidence ${percent(Math.min(...confidences))}` : progress;
 }
 
 function canvasGrid(size, steps, width) {
@@ -58,12 +58,12 @@ function canvasAxes(grid) {
   ];
 }
 
-/** Numbers from 1 to `top` to write along an axis that has room for about `room` of them. */
+/** Whole numbers from 1 to `top` for an axis with room for about `room` of them. */
 function wholeTicks(top, room) {
   return ticks(top, Math.max(1, Math.min(16, room))).filter((value) => value >= 1 && value <= top && Number.isInteger(value));
 }
 
-/** What is masked: every position in every step so far, until fills are laid over it; later steps are only outlined. */
+/** The background: all positions masked in the steps so far; later steps are only outlined. */
 function canvasGround(grid, now) {
   const box = { x: CANVAS.left, y: CANVAS.top, width: grid.size * grid.cell };
   const later = svg("rect", { class: "canvas-later", ...box, height: grid.steps * grid.row });
@@ -85,7 +85,7 @@ function fillMark(fill, grid, now, go) {
   return group;
 }
 
-/** The token in its cell, where there is room to read it. */
+/** The token in its cell, if there is room to read it. */
 function fillName(fill, grid, x, y) {
   const name = fill.piece.trim() || fill.piece;
   const letters = Math.floor((grid.cell - 6) / 7);
@@ -95,7 +95,7 @@ function fillName(fill, grid, x, y) {
 
 function canvasKey() {
   const key = el("p", "chart-key");
-  key.append(el("span", "key-masked", "masked"), el("span", "key-sure", "filled, sure of it"));
-  key.append(el("span", "key-unsure", "filled, unsure"), el("span", "key-fresh", "filled in this step"));
+  key.append(el("span", "key-masked", "masked"), el("span", "key-sure", "filled, high confidence"));
+  key.append(el("span", "key-unsure", "filled, low confidence"), el("span", "key-fresh", "filled in this step"));
   return key;
 }

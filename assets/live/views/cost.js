@@ -1,15 +1,15 @@
-// Where the time went: every pass on the lane's clock, one track for each who computed, with the part of it that was in vain hatched;
-// under it what each of them took in all, and how fast that is beside plain decoding.
+// Where the time went: every forward on the lane's clock, one track per model, wasted rows hatched; below it the totals and the
+// speed-up over plain decoding.
 
 const COST = { left: 62, right: 10, track: 20, gap: 4, foot: 18 };
-const NEWEST = 24; // turns of the closer view
-const COST_HINT = "Point at a pass to read it; click to go there.";
+const NEWEST = 24; // turns shown when zoomed in
+const COST_HINT = "Point at a forward to read it; click to go there.";
 
 class CostPanel extends Panel {
   constructor() {
     super({
       name: "cost", title: "Cost on the lane's clock", kinds: ["forward"], wide: true, expects: () => true,
-      empty: "Fills with the first pass: who computed when, for how long, and what of it was in vain.",
+      empty: "Shows every forward: its model, its time, and its wasted rows.",
     });
     this.zoomed = false;
     this.spans = el("div", "segments");
@@ -25,7 +25,7 @@ class CostPanel extends Panel {
     this.canvas.addEventListener("click", (event) => this.go(event));
   }
 
-  /** The sentence on speed speaks of the plain lane too. */
+  /** The speed-up depends on the plain lane too. */
   look(card, app) {
     const plain = plainLane(card, app.cards);
     return `${card.state.version}/${this.zoomed}/${plain ? plain.state.version : ""}/${clockRoom(card.record)}`;
@@ -38,13 +38,13 @@ class CostPanel extends Panel {
     this.scale = new ClockScale(this.width, workersOf(card.record), this.zoomed ? newest(ledger.turns) : { from: 0, to: clockRoom(card.record) });
     setText(this.readout, sayCost(ledger, card.state.clock));
     this.paint(ledger.turns);
-    this.canvas.setAttribute("aria-label", `Timeline of passes of lane ${card.order + 1}: ${sayCost(ledger, card.state.clock)}`);
+    this.canvas.setAttribute("aria-label", `Timeline of forwards of lane ${card.order + 1}: ${sayCost(ledger, card.state.clock)}`);
     this.totals.replaceChildren(...totalRows(ledger, card.state.clock, this.scale.workers));
     setText(this.pace, sayPace(card, app.cards));
   }
 
   drawSpans(app) {
-    this.spans.replaceChildren(...[["whole run", false], [`last ${NEWEST} turns`, true]].map(([label, zoomed]) => {
+    this.spans.replaceChildren(...[["whole run", false], ["latest part", true]].map(([label, zoomed]) => {
       const choose = button("segment", label, "", () => {
         this.zoomed = zoomed;
         app.schedule();
@@ -58,7 +58,7 @@ class CostPanel extends Panel {
     const { scale } = this;
     const pen = sharpCanvas(this.canvas, this.width, scale.height);
     const colours = Object.fromEntries(scale.workers.map((worker) => [worker, colourOf(this.node, `--by-${worker}`)]));
-    const style = { pen, scale, colours, vain: hatch(pen, colourOf(this.node, "--paper"), colours.target) };
+    const style = { pen, scale, colours, wasted: hatch(pen, colourOf(this.node, "--paper"), colours.target) };
     this.paintGround(pen, scale);
     for (let i = scale.firstOf(turns); i < turns.length; i++) paintTurn(turns[i], style);
   }
@@ -81,14 +81,14 @@ class CostPanel extends Panel {
   /** The work under the pointer, or null. */
   at({ clientX, clientY }) {
     const box = this.canvas.getBoundingClientRect();
-    const moment = this.scale.momentAt(clientX - box.left);
+    const time = this.scale.timeAt(clientX - box.left);
     const worker = this.scale.workers[Math.floor((clientY - box.top) / (COST.track + COST.gap))];
     const { turns } = this.card.state.ledger;
-    const first = upperBound(turns.length, (i) => turns[i].to, moment);
+    const first = upperBound(turns.length, (i) => turns[i].to, time);
     if (first === turns.length || !worker || clientX - box.left < COST.left) return null;
-    const slack = 2 * this.scale.moment; // what is narrower than the pointer's aim
-    const works = turns.slice(first, first + NEWEST).flatMap((turn) => turn.works); // one of a later turn may have been made aside meanwhile
-    const work = works.find((one) => one.worker === worker && one.from - slack <= moment && moment <= one.to + slack);
+    const slack = 2 * this.scale.perPixel; // precision of the pointer
+    const works = turns.slice(first, first + NEWEST).flatMap((turn) => turn.works); // a concurrent forward belongs to a later turn
+    const work = works.find((one) => one.worker === worker && one.from - slack <= time && time <= one.to + slack);
     return work || (worker === "rest" ? { worker, turn: turns[first] } : null);
   }
 
@@ -103,7 +103,7 @@ class CostPanel extends Panel {
   }
 }
 
-/** Seconds of the lane's clock on the axis: all there are of a lane that ended, else the next round number. */
+/** Seconds on the axis: all of a lane that ended, otherwise rounded up. */
 function clockRoom(record) {
   if (record.over) return record.end || 1e-3;
   const power = 10 ** Math.floor(Math.log10(record.end || 0.1));
@@ -115,7 +115,7 @@ function newest(turns) {
   return last.length ? { from: last[0].from, to: last[last.length - 1].to } : { from: 0, to: 0.1 };
 }
 
-/** Who gets a track: all who ever compute in this lane, and those its header announces. */
+/** The tracks: all workers that compute in this lane, and those its header announces. */
 function workersOf({ header, streams, kinds }) {
   const computing = new Set([...streams].map((stream) => WORKER_OF_STREAM[stream] || "beside"));
   if (header.draft) computing.add("draft");
@@ -123,21 +123,21 @@ function workersOf({ header, streams, kinds }) {
   return Object.keys(WORKERS).filter((name) => computing.has(name) || name === "target" || name === "rest");
 }
 
-/** Where moments of the lane's clock and those who compute fall on the drawing. */
+/** Maps times of the lane's clock and workers to the drawing. */
 class ClockScale {
   constructor(width, workers, { from, to }) {
     Object.assign(this, { workers, from, to });
     this.inner = width - COST.left - COST.right;
     this.height = workers.length * (COST.track + COST.gap) + COST.foot;
-    this.moment = (to - from) / this.inner; // seconds a pixel
+    this.perPixel = (to - from) / this.inner; // seconds
   }
 
-  x(moment) {
-    return COST.left + (moment - this.from) / this.moment;
+  x(time) {
+    return COST.left + (time - this.from) / this.perPixel;
   }
 
-  momentAt(x) {
-    return this.from + (x - COST.left) * this.moment;
+  timeAt(x) {
+    return this.from + (x - COST.left) * this.perPixel;
   }
 
   top(row) {
@@ -157,7 +157,7 @@ class ClockScale {
   }
 }
 
-function paintTurn(turn, { pen, scale, colours, vain }) {
+function paintTurn(turn, { pen, scale, colours, wasted }) {
   const box = (worker, from, to, share = 1) => {
     const [x, height] = [Math.max(COST.left, scale.x(from)), COST.track * share];
     pen.fillRect(x, scale.top(scale.workers.indexOf(worker)) + COST.track - height, Math.max(0.5, scale.x(to) - x), height);
@@ -166,7 +166,7 @@ function paintTurn(turn, { pen, scale, colours, vain }) {
     pen.fillStyle = colours[worker];
     box(worker, from, to);
     if (!waste) continue;
-    pen.fillStyle = vain;
+    pen.fillStyle = wasted;
     box(worker, from, to, waste);
   }
   pen.fillStyle = colours.rest;
@@ -174,20 +174,20 @@ function paintTurn(turn, { pen, scale, colours, vain }) {
 }
 
 function sayCost({ totals }, clock) {
-  if (!clock) return "no time has passed at this point";
-  const { seconds: took, wastedSeconds: vain } = totals.target;
-  const share = vain ? `, ${percent(vain / clock)} for rows the text did not need` : "";
+  if (!clock) return "0 s at this point";
+  const { seconds: took, wastedSeconds: wasted } = totals.target;
+  const share = wasted ? `, ${percent(wasted / clock)} on wasted rows` : "";
   return `${seconds(clock)} in all, ${percent(took / clock)} of it in the target${share}`;
 }
 
 function sayWork({ worker, event, turn, waste }) {
-  if (turn) return `everything else, ${milliseconds(turn.to - turn.from - turn.used)}, until ${fixed(turn.to, 3)} s`;
+  if (turn) return `other work, ${milliseconds(turn.to - turn.from - turn.used)}, until ${fixed(turn.to, 3)} s`;
   if (worker === "grammar") return `mask before token ${event.position + 1}, ${milliseconds(event.seconds)}`;
   const words = [`${event.stream.replaceAll("_", " ")}: ${event.phase.replace("_", " ")}`, count(event.tokens, "row"), milliseconds(event.seconds)];
-  if (event.readers > 1) words.push(`its part of what was computed once for ${event.readers} lanes`);
-  else if (event.lanes > 1) words.push(`its share of a pass of ${event.lanes} lanes`);
-  if (event.meanwhile) words.push(`and ${milliseconds(event.meanwhile)} more while the lane went on`);
-  if (waste) words.push(`${fixed(waste * event.tokens, 1).replace(".0", "")} of the rows in vain`);
+  if (event.readers > 1) words.push(`its share of a forward computed once for ${event.readers} lanes`);
+  else if (event.lanes > 1) words.push(`its share of a batched forward of ${event.lanes} lanes`);
+  if (event.meanwhile) words.push(`and ${milliseconds(event.meanwhile)} concurrently with the lane`);
+  if (waste) words.push(`${fixed(waste * event.tokens, 1).replace(".0", "")} of the rows wasted`);
   return words.join(", ");
 }
 
@@ -195,20 +195,20 @@ function milliseconds(value) {
   return `${fixed(Math.max(0, value) * 1000, value < 0.01 ? 2 : 1)} ms`;
 }
 
-/** One line for each who computed, and one for what was in vain. */
+/** One line per worker, and one for the wasted rows. */
 function totalRows({ totals }, clock, workers) {
   const head = el("tr");
-  head.append(...["", "time", "share", "passes", "rows"].map((name) => el("th", "", name)));
+  head.append(...["", "time", "share", "forwards", "rows"].map((name) => el("th", "", name)));
   const rows = workers.flatMap((worker) => {
     const { seconds: took, passes, rows: computed, wasted, wastedSeconds } = totals[worker];
     const line = totalRow({ name: WORKERS[worker].label, look: `by-${worker}`, help: WORKERS[worker].help, took, passes, computed, clock });
     if (worker !== "target" || !wasted) return [line];
-    return [line, totalRow({ name: "of it in vain", look: "by-vain", help: VAIN_HELP, took: wastedSeconds, computed: wasted, clock })];
+    return [line, totalRow({ name: "wasted", look: "by-vain", help: WASTED_HELP, took: wastedSeconds, computed: wasted, clock })];
   });
   return [head, ...rows];
 }
 
-const VAIN_HELP = "Rows of the target that the text did not need: refused guesses, dropped branches, tokens taken back. Their time is their share of the rows of their pass.";
+const WASTED_HELP = "Target rows the text did not need: rejected draft tokens, dropped branches, rolled back tokens. Their time is proportional to their share of the rows.";
 
 function totalRow({ name, look, help, took, passes, computed, clock }) {
   const row = el("tr");

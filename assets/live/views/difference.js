@@ -1,7 +1,7 @@
-// The chosen lane held against another: where their texts part, how near the choice was there, and the two texts in words.
-// While a lane still writes, both are compared as far as both have come.
+// Comparison of the chosen lane with another: where their texts diverge, how close the decision was, and a word diff.
+// While a lane is running, the texts are compared up to the shorter one.
 
-const PATIENT = 24; // while lanes write, the words are compared anew when a text has grown by this part of itself
+const PATIENT = 24; // while lanes run, the word diff is repeated when a text has grown by 1/24
 
 class DifferencePanel extends Panel {
   constructor() {
@@ -18,7 +18,7 @@ class DifferencePanel extends Panel {
     return true;
   }
 
-  /** This panel is only there where two lanes can be compared. */
+  /** This panel is hidden unless there are two lanes. */
   update(card, app) {
     this.app = app;
     this.node.hidden = app.cards.length < 2;
@@ -28,13 +28,13 @@ class DifferencePanel extends Panel {
     super.update(card, app);
   }
 
-  /** Every lane but the chosen one; lane 1, or the first one beside it, where nobody chose another. */
+  /** Offer every lane except the chosen one; the default is the first of them. */
   offer(card, cards) {
     const orders = cards.map((one) => one.order).filter((order) => order !== card.order);
     if (this.offered === orders.join()) return;
-    const kept = this.against.value;
+    const before = this.against.value;
     this.against.replaceChildren(...orders.map((order) => option(order, `lane ${order + 1}`)));
-    if (orders.includes(Number(kept)) && kept !== "") this.against.value = kept;
+    if (orders.includes(Number(before)) && before !== "") this.against.value = before;
     this.offered = orders.join();
   }
 
@@ -49,7 +49,7 @@ class DifferencePanel extends Panel {
     this.body.replaceChildren(...[this.parting(pair), ...this.words(pair)].filter(Boolean));
   }
 
-  /** The row in which the texts part: both tokens, and how probable each was to either lane. */
+  /** The position where the texts diverge: both tokens, and their probabilities in either lane. */
   parting(pair) {
     if (!pair.parted) return null;
     const table = el("table", "parting");
@@ -62,7 +62,7 @@ class DifferencePanel extends Panel {
   candidateRow(pair, side) {
     const row = el("tr");
     const name = el("th");
-    const token = button("quiet piece", "", `Show it in ${pair.names[side]}`, () => this.app.reveal(pair.cards[side].order, pair.index));
+    const token = button("quiet piece", "", `Show this token in ${pair.names[side]}`, () => this.app.reveal(pair.cards[side].order, pair.index));
     writePiece(token, pair.tokens[side].piece, true);
     name.append(token, ` ${pair.names[side]}`);
     row.append(name, ...[0, 1].map((of) => el("td", "num", percent(pair.probability(of, side)))));
@@ -81,7 +81,7 @@ class DifferencePanel extends Panel {
   }
 }
 
-/** Two lanes as they stand now. */
+/** The current state of two lanes. */
 class Pair {
   constructor(card, other) {
     this.cards = [card, other];
@@ -91,20 +91,20 @@ class Pair {
     this.lengths = this.sequences.map(({ tokens }) => tokens.length);
     this.compared = Math.min(...this.lengths);
     const [mine, theirs] = this.sequences.map(({ tokens }) => tokens);
-    const found = this.speakAlike() ? mine.findIndex((token, i) => i < this.compared && token.id !== theirs[i].id) : -1;
+    const found = this.shareVocabulary() ? mine.findIndex((token, i) => i < this.compared && token.id !== theirs[i].id) : -1;
     this.parted = found >= 0;
     this.index = this.parted ? found : this.compared;
     this.tokens = this.sequences.map(({ tokens }) => tokens[this.index]);
   }
 
-  /** Whether a token's id means the same in both. */
-  speakAlike() {
+  /** Whether token ids mean the same in both. */
+  shareVocabulary() {
     const [a, b] = this.cards.map(({ record }) => record.header);
     return a.model === b.model && a.vocabulary === b.vocabulary;
   }
 
-  /** Probability that the model of lane `of` gave to the token that lane `side` wrote, or null where no row tells.
-      A row lists its favourites; of the token a lane wrote itself, the commit tells it too. */
+  /** Probability under lane `of` of the token that lane `side` chose, or null if it was not recorded. Steps record the top
+      candidates; the commit records the lane's own token. */
   probability(of, side) {
     const { logprob } = this.tokens[side];
     if (of === side && isNumber(logprob)) return Math.exp(logprob);
@@ -113,22 +113,22 @@ class Pair {
     return candidate ? candidate[2] : null;
   }
 
-  /** How far apart their logits lie, by the first row that shows both: the distance of log-probabilities. */
+  /** Difference of the two tokens' log-probabilities in the first lane that recorded both, or null. */
   margin() {
     const shown = [0, 1].map((of) => [this.probability(of, 0), this.probability(of, 1)]).find(([mine, theirs]) => mine && theirs);
     return shown ? Math.log(shown[0] / shown[1]) : null;
   }
 
-  /** What is compared: whole texts once both lanes are over, until then as far as both have come. */
+  /** The compared texts: whole texts once both lanes have ended, before that up to the shorter one. */
   texts() {
     return this.sequences.map(({ tokens }) => readable(this.over ? tokens : tokens.slice(0, this.compared)));
   }
 
   sentence() {
     const [mine, theirs] = this.names;
-    if (!this.compared) return `There is nothing to compare while ${this.lengths[0] ? theirs : mine} has no text.`;
-    if (!this.speakAlike()) return "These lanes have different models, so that only their words can be compared.";
-    if (this.parted) return `They part at token ${this.index + 1}${this.distance()}.`;
+    if (!this.compared) return `Nothing to compare: ${this.lengths[0] ? theirs : mine} has no text yet.`;
+    if (!this.shareVocabulary()) return "Different models: only the words can be compared.";
+    if (this.parted) return `The texts diverge at token ${this.index + 1}${this.distance()}.`;
     if (!this.over) return `Same text so far, ${count(this.compared, "token")}.`;
     if (this.lengths[0] === this.lengths[1]) return `Same text, ${count(this.compared, "token")}.`;
     const shorter = this.lengths[0] < this.lengths[1] ? 0 : 1;
@@ -138,7 +138,7 @@ class Pair {
 
   distance() {
     const margin = this.margin();
-    return margin === null ? "; no row shows both candidates" : `, where their logits lie ${fixed(Math.abs(margin), 2)} apart`;
+    return margin === null ? "; neither lane recorded both candidates" : `, logit difference ${fixed(Math.abs(margin), 2)}`;
   }
 }
 
@@ -146,13 +146,13 @@ function isOver(state) {
   return Boolean(state.done || state.failed);
 }
 
-/** A length that changes in ever larger steps, so that comparing all words costs less the more there are. */
+/** A length rounded down to steps that grow with it, so that long texts are compared less often. */
 function grain(length) {
   const step = Math.max(1, Math.floor(length / PATIENT));
   return Math.floor(length / step) * step;
 }
 
-/** Tokens as a reader sees them: bytes show as the letter they make together. */
+/** The text of tokens, bytes joined to the characters they encode. */
 function readable(tokens) {
   return tokens.map(({ piece, letter }) => letter || piece.replace(/<0x[0-9A-F]{2}>/g, "")).join("");
 }

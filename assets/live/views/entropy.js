@@ -1,5 +1,5 @@
-// Entropy of every token, as the model had it and as it was drawn from, with the thresholds a method holds it against and what happened
-// where; under it who spoke, and the other numbers a method follows over the same tokens.
+// Entropy at every token, of the model and after processors, with the method's thresholds and events; below it the source of each
+// token and the method's other series over the same tokens.
 
 const CHART = { left: 34, right: 10, top: 20, bottom: 22 };
 
@@ -7,7 +7,7 @@ class EntropyPanel extends Panel {
   constructor() {
     super({
       name: "entropy", title: "Entropy per token", kinds: ["step"], wide: true, expects: (header) => !header.canvas,
-      empty: "Fills when the lane computes a row for a token: how open each choice was, before and after masks and samplers.",
+      empty: "Shows the entropy at each token, before and after masks and processors.",
     });
   }
 
@@ -51,21 +51,21 @@ class EntropyPanel extends Panel {
     const token = sequence.tokens[i];
     const step = sequence.steps.get(i);
     if (!token) return setText(this.readout, "");
-    const numbers = step ? `model ${fixed(step.entropy, 2)}, drawn from ${fixed(step.final_entropy, 2)} nats` : "no row was computed";
+    const numbers = step ? `model ${fixed(step.entropy, 2)}, after processors ${fixed(step.final_entropy, 2)} nats` : "no row was computed";
     const here = marks.filter(({ places }) => places.some(([from, to]) => from <= i && i < to)).map(({ name }) => name);
     setText(this.readout, [`${marked ? "" : "newest: "}token ${i + 1} “${pieceLabel(token.piece)}”, ${numbers}`, ...here].join(", "));
   }
 
   legend(followed, marks, switches) {
     const legend = el("p", "chart-key");
-    legend.append(el("span", "key-raw", "as the model had it"), el("span", "key-final", "as it was drawn from"));
+    legend.append(el("span", "key-raw", "model"), el("span", "key-final", "after processors"));
     if (switches) legend.append(el("span", "key-switch", `switch (${switches})`));
     for (const { series } of followed) legend.append(...series.map(({ name }) => el("span", "key-followed", name)));
     legend.append(...marks.map(({ name, look, places }) => el("span", `key-mark ${look}`, `${name} (${places.length})`)));
     return legend;
   }
 
-  /** Other numbers share the axis of tokens, each figure on a scale of its own. */
+  /** Other series share the token axis; each figure has its own scale. */
   figures(state, scale) {
     const scalars = [...state.figures.values()].filter((figure) => isOverTokens(figure.shape, figure.parts[0]) && !isEntropy(figure));
     return scalars.map((figure) => scalarFigure(figure, this.width, scale.room));
@@ -75,13 +75,13 @@ class EntropyPanel extends Panel {
 const NATS = { nats: 1, bits: Math.LN2 };
 const ENTROPY_SERIES = /^(.*\bentropy), (nats|bits)$/;
 
-/** Whether all a figure follows over the tokens is an entropy with its unit: then it belongs on this chart. */
+/** Whether all series of a figure are entropies with a unit: these are drawn on this chart. */
 function isEntropy({ shape, parts }) {
   const names = Object.keys(parts[0].series || {});
   return isOverTokens(shape, parts[0]) && names.length > 0 && names.every((name) => ENTROPY_SERIES.test(name));
 }
 
-/** What a method follows of the entropy, {series: [{name, points}], limits: [{name, nats}]}; the row's own entropy is drawn already. */
+/** A method's entropy series and thresholds, {series: [{name, points}], limits: [{name, nats}]}; the model's own entropy is drawn already. */
 function entropyFigures(state) {
   return [...state.figures.values()].filter(isEntropy).map(({ parts }) => {
     const names = Object.keys(parts[0].series);
@@ -112,10 +112,10 @@ function limitLine(name, value, scale) {
   ];
 }
 
-/** What happened at tokens, one entry a kind, {name, look, level, places: [[from, to]]}: refused guesses, and stretches a method names. */
+/** Events at tokens by kind, {name, look, level, places: [[from, to]]}: rejected draft tokens, and spans reported by the method. */
 function entropyMarks(state, sequence) {
-  const refused = sequence.tokens.flatMap(({ origin }, i) => (origin === "redraw" ? [[i, i + 1]] : []));
-  const marks = new Map(refused.length ? [["redraw", { name: "refused guess, drawn again", look: "refused", level: 0, places: refused }]] : []);
+  const rejected = sequence.tokens.flatMap(({ origin }, i) => (origin === "redraw" ? [[i, i + 1]] : []));
+  const marks = new Map(rejected.length ? [["redraw", { name: "rejected, resampled", look: "refused", level: 0, places: rejected }]] : []);
   for (const { name, shape, parts } of state.figures.values()) {
     if (shape !== "spans") continue;
     for (const [from, to, label] of parts.flatMap((part) => part.spans || [])) {
@@ -127,7 +127,7 @@ function entropyMarks(state, sequence) {
   return [...marks.values()];
 }
 
-/** A small bar over the plot; kinds stand over each other. */
+/** A small bar above the plot; each kind has its own level. */
 function markPath([from, to], level, scale) {
   const [left, right] = [scale.x(from - 0.5), scale.x(to - 0.5)];
   const middle = (left + right) / 2;
@@ -135,7 +135,7 @@ function markPath([from, to], level, scale) {
   return `M${(middle - half).toFixed(1)} ${14 - 5 * level}h${(2 * half).toFixed(1)}v4h${(-2 * half).toFixed(1)}Z`;
 }
 
-/** Where tokens and values fall on a chart. */
+/** Maps token positions and values to a chart. */
 class Scale {
   constructor(width, height, room, top, bottom = 0) {
     Object.assign(this, { width, height, room, top, bottom });
@@ -170,14 +170,14 @@ class Scale {
     return parts;
   }
 
-  /** Numbers of tokens along the foot, counted from 1. */
+  /** Token numbers along the bottom, counted from 1. */
   positions(y) {
     const values = ticks(this.room, Math.max(2, Math.min(8, this.inner / 80))).filter((value) => value > 0 && value <= this.room && Number.isInteger(value));
     return values.map((value) => svg("text", { class: "tick", x: this.x(value - 1), y, "text-anchor": "middle" }, String(value)));
   }
 }
 
-/** At most three digits, and no row of zeros before them: there is little room beside an axis. */
+/** At most three significant digits: there is little room beside an axis. */
 function shortNumber(value) {
   return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(0) : String(Number(value.toPrecision(3)));
 }

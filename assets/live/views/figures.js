@@ -1,4 +1,4 @@
-// Everything that fits no other view: figures a strategy sends, one renderer per shape; who writes; notes.
+// Everything without a view of its own: figures sent by a strategy, one renderer per shape; model switches; notes.
 
 class FiguresPanel extends Panel {
   constructor() {
@@ -14,13 +14,13 @@ class FiguresPanel extends Panel {
     const { state, record } = card;
     const parts = [];
     for (const figure of state.figures.values()) {
-      if (record.kinds.has("step") && isOverTokens(figure.shape, figure.parts[0])) continue; // drawn under the entropy, on its axis
+      if (record.kinds.has("step") && isOverTokens(figure.shape, figure.parts[0])) continue; // drawn below the entropy, on its axis
       const draw = FIGURES[figure.shape];
       if (!draw) continue;
       const drawing = draw(figure, this.width, roomFor(record), card);
-      parts.push(draw === scalarFigure ? drawing : titled(figure.name, drawing)); // that one has its name in its legend
+      parts.push(draw === scalarFigure ? drawing : titled(figure.name, drawing)); // its legend shows its name
     }
-    if (state.switches.length) parts.push(titled("Who writes", switchList(state.switches)));
+    if (state.switches.length) parts.push(titled("Model switches", switchList(state.switches)));
     if (state.notes.length) parts.push(titled("Notes", noteList(state.notes)));
     if (!parts.length) parts.push(el("p", "vacancy", "Nothing yet at this point of the run."));
     this.body.replaceChildren(...parts);
@@ -29,7 +29,7 @@ class FiguresPanel extends Panel {
 
 const MOST_SERIES = 5; // lines of one drawing
 const MOST_SPANS = 40;
-const PLANE = 380; // pixels across, at most
+const PLANE = 380; // largest width in pixels
 const FIGURES = { scalar: scalarFigure, bars: barsFigure, matrix: matrixFigure, tree: listFigure, spans: spansFigure, points: pointsFigure };
 
 function titled(name, node) {
@@ -38,12 +38,12 @@ function titled(name, node) {
   return part;
 }
 
-/** Whether a figure follows numbers from token to token, and not from one of something else to the next. */
+/** Whether the x axis of a figure is the token position. */
 function isOverTokens(shape, data) {
   return shape === "scalar" && !data.axis;
 }
 
-/** Numbers over token positions, or over an axis of their own, with thresholds as dashed lines. */
+/** Series over token positions or over another axis, with thresholds as dashed lines. */
 function scalarFigure({ name, parts }, width, tokens) {
   const { axis } = parts[0];
   const room = axis ? 1 : tokens;
@@ -68,12 +68,12 @@ function scalarFigure({ name, parts }, width, tokens) {
   const key = el("p", "chart-key");
   key.append(el("b", "", name));
   names.forEach((series, i) => key.append(el("span", `key-series series-${i}`, series)));
-  if (all.length > names.length) key.append(el("span", "key-words", `and ${all.length - names.length} more that are not drawn`));
+  if (all.length > names.length) key.append(el("span", "key-words", `and ${all.length - names.length} more, not drawn`));
   host.append(key, drawing);
   return host;
 }
 
-/** A line through all points: some methods measure at every token, others once a round. */
+/** A line through all points: some methods measure at every token, others once per round. */
 function joinedPath(points, scale) {
   return points.map(({ position, value }, i) => `${i ? "L" : "M"}${scale.x(position).toFixed(1)} ${scale.y(value).toFixed(1)}`).join("");
 }
@@ -118,7 +118,7 @@ function matrixFigure({ name, parts }) {
   return scroller;
 }
 
-/** Places in a plane, [x, y, label, group, crossed out], a colour for each of the first groups, and arrows from the middle, [x, y, label]. */
+/** Points in a plane, [x, y, label, group, crossed out], coloured by group, and arrows from the origin, [x, y, label]. */
 function pointsFigure({ name, parts }, width) {
   const points = parts.flatMap((part) => part.points || []);
   const path = parts.flatMap((part) => part.path || []);
@@ -126,7 +126,7 @@ function pointsFigure({ name, parts }, width) {
   const size = Math.min(width, PLANE);
   const reach = Math.max(1e-9, ...points.concat(path).flatMap(([x, y]) => [Math.abs(x), Math.abs(y)]));
   const place = (value, way) => size / 2 + (way * value * (size / 2 - 16)) / reach;
-  const drawing = surface(size, size, `${name}: ${points.length} places in a plane, ${points.filter((point) => point[4]).length} of them crossed out`);
+  const drawing = surface(size, size, `${name}: ${points.length} points in a plane, ${points.filter((point) => point[4]).length} of them crossed out`);
   for (const [x, y, label, group, crossed] of points) {
     const dot = svg("circle", { class: `dot ${groups.includes(group) ? `series-${groups.indexOf(group)}` : "apart"}`, cx: place(x, 1), cy: place(y, -1), r: 3 });
     dot.append(svg("title", {}, pieceLabel(String(label), 40)));
@@ -141,7 +141,7 @@ function pointsFigure({ name, parts }, width) {
   return host;
 }
 
-/** An arrow from the middle of a square; earlier ones are faint, and only the last one is named. */
+/** An arrow from the origin; earlier ones are faint, and only the last one is labelled. */
 function arrowTo(x, y, size, label, last) {
   const line = svg("line", { class: last ? "arrow last" : "arrow", x1: size / 2, y1: size / 2, x2: x, y2: y });
   if (!last) return [line];
@@ -149,7 +149,7 @@ function arrowTo(x, y, size, label, last) {
   return [line, svg("circle", { class: "arrow-end", cx: x, cy: y, r: 4 }), svg("text", { class: "tick", y: y + 4, ...inward }, String(label))];
 }
 
-/** A tree as an indented list: it stays readable at any size. */
+/** A tree as an indented list, readable at any size. */
 function listFigure({ parts }) {
   const { labels = [], parents = [], values = [] } = parts[parts.length - 1];
   const host = el("ul", "tree-list");
@@ -161,14 +161,14 @@ function listFigure({ parts }) {
     const list = lists.get(parents[node]) || host;
     if (list.owner && !list.parentNode) list.owner.append(list);
     list.append(item);
-    const below = el("ul"); // joins the page with its first child
+    const below = el("ul"); // inserted with its first child
     below.owner = item;
     lists.set(node, below);
   });
   return host;
 }
 
-/** Named stretches of the text, [from, to, label, value] over token positions; a chart of the tokens has them as marks too. */
+/** Labelled spans of the text, [from, to, label, value] in token positions; the entropy chart marks them too. */
 function spansFigure({ parts }, width, room, card) {
   const spans = parts.flatMap((part) => part.spans || []);
   const host = el("table", "span-list");

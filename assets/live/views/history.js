@@ -1,4 +1,4 @@
-// The branches of this visit as a tree: every run that is kept, each fork below the run it left. A press brings a run back.
+// The runs of this visit as a tree, each fork below its parent run. A click shows a run again.
 
 class VisitTree {
   constructor(node, bringBack) {
@@ -6,12 +6,12 @@ class VisitTree {
     this.bringBack = bringBack;
   }
 
-  /** It is there once there is something to go back to. */
+  /** Shown once there are two runs. */
   draw(visit, shown) {
     this.node.hidden = visit.runs.length < 2;
     if (this.node.hidden) return;
     const head = el("div", "visit-head");
-    head.append(el("h3", "", "Branches of this visit"), el("p", "visit-note", sayKept(visit)));
+    head.append(el("h3", "", "Runs of this visit"), el("p", "visit-note", sayMemory(visit)));
     this.node.replaceChildren(head, this.list(visit.runs, null, shown));
   }
 
@@ -34,15 +34,15 @@ class VisitTree {
   }
 }
 
-function sayKept({ runs, events }) {
+function sayMemory({ runs, events }) {
   const most = MOST_EVENTS.toLocaleString("en").replaceAll(",", " ");
-  return `${count(runs.length, "run")}, ${count(events, "event")}, in the memory of this tab only; beyond ${MOST_RUNS} runs or ${most} events the oldest go`;
+  return `${count(runs.length, "run")}, ${count(events, "event")}, in the memory of this tab only; beyond ${MOST_RUNS} runs or ${most} events the oldest are dropped`;
 }
 
 function sayFork({ lane, position, instead, taken, into }) {
   const piece = taken === null ? "another token" : `“${pieceLabel(taken)}”`;
-  const place = into === lane ? "in its place" : `as lane ${into + 1}`;
-  return `lane ${lane + 1} left at token ${position + 1}: ${piece} instead of “${pieceLabel(instead)}”, ${place}`;
+  const place = into === lane ? "replacing it" : `as lane ${into + 1}`;
+  return `lane ${lane + 1} forked at token ${position + 1}: ${piece} instead of “${pieceLabel(instead)}”, ${place}`;
 }
 
 function sayRun(trace) {

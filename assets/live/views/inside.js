@@ -1,9 +1,9 @@
-// A look inside at one token: what each layer would have said in its place, and which tokens the heads attended to. It is
-// there when a person asks for it, and stays until they ask for another or another run begins.
+// A look inside at one token: the logit lens (each layer's prediction) and the attention of the heads. Shown on request, until
+// another request or another run.
 
 const ATTENTION_HEIGHT = 260; // px, at most, for all layers and heads
 const WIDEST_COLUMN = 28; // px
-const SHADED = 400; // tokens of the text that are shown with their share
+const SHADED = 400; // tokens of the text that are shaded by attention
 
 class InsidePanel extends Panel {
   constructor() {
@@ -13,14 +13,14 @@ class InsidePanel extends Panel {
     this.tools.append(this.close);
     this.lens = el("div", "lens-scroll");
     this.lens.tabIndex = 0;
-    this.lens.setAttribute("aria-label", "What each layer would say next");
+    this.lens.setAttribute("aria-label", "Logit lens");
     this.heads = el("select", "heads");
     this.heads.addEventListener("change", () => this.choose(this.heads.value));
     this.canvas = el("canvas", "heat");
     this.canvas.setAttribute("role", "img");
     this.canvas.addEventListener("click", (event) => this.point(event));
     this.text = el("p", "shaded");
-    this.body.append(titled("What each layer would say next", this.lens), titled("What it attends to", this.attention()));
+    this.body.append(titled("Logit lens: next token predicted from each layer", this.lens), titled("Attention", this.attention()));
     this.body.classList.add("look");
     this.show(null);
   }
@@ -29,12 +29,12 @@ class InsidePanel extends Panel {
     const host = el("div", "attention");
     const label = el("label", "pick", "Shade by ");
     label.append(this.heads);
-    const help = el("p", "hover-line", "One row for each layer and KV head, one column for each token: click a row to shade the text by it.");
+    const help = el("p", "hover-line", "One row per layer and KV head, one column per token; click a row to shade the text by it.");
     host.append(this.canvas, help, label, this.text);
     return host;
   }
 
-  /** What the server found, or null where there is nothing to show. */
+  /** Show the server's answer, or nothing for null. */
   show(found) {
     this.found = found;
     this.seen = (this.seen || 0) + 1;
@@ -64,7 +64,7 @@ class InsidePanel extends Panel {
     const { found } = this;
     const piece = app.cards[found.lane] && app.cards[found.lane].record.header.model ? shortName(app.cards[found.lane].record.header.model) : "the model";
     setText(this.heading, `Look inside: lane ${found.lane + 1}, token ${found.position + 1}`);
-    setText(this.readout, `One more pass of ${piece} over the ${count(found.pieces.length, "token")} before it, with everything in the cache.`);
+    setText(this.readout, `One extra forward of ${piece} over the ${count(found.pieces.length, "token")} before it, with a full cache.`);
     this.lens.replaceChildren(lensTable(found));
     this.fillHeads();
     this.drawAttention();
@@ -72,7 +72,7 @@ class InsidePanel extends Panel {
   }
 
   fillHeads() {
-    const rows = [["mean", "the mean of all layers"]];
+    const rows = [["mean", "mean of all layers"]];
     this.found.attention.forEach((heads, layer) => {
       rows.push([`${layer}`, `layer ${layer + 1}, all heads`]);
       if (heads.length > 1) heads.forEach((_, head) => rows.push([`${layer}/${head}`, `layer ${layer + 1}, KV head ${head + 1}`]));
@@ -121,7 +121,7 @@ class InsidePanel extends Panel {
   }
 }
 
-/** A row for each layer: the probability of the token that was chosen, the entropy, and the likeliest tokens. */
+/** One row per layer: the probability of the chosen token, the entropy, and the most likely tokens. */
 function lensTable({ layers, chosen }) {
   const table = el("table", "lens");
   const head = el("tr");
@@ -131,20 +131,20 @@ function lensTable({ layers, chosen }) {
   return table;
 }
 
-function lensRow({ entropy, chosen: chance, top }, layer, depth, chosen) {
+function lensRow({ entropy, chosen: probability, top }, layer, depth, chosen) {
   const row = el("tr");
   const name = layer === 0 ? "embedding" : layer === depth ? `layer ${layer}, the last` : `layer ${layer}`;
-  row.append(el("th", "", name), el("td", "num", percent(chance)), el("td", "num", fixed(entropy, 2)));
+  row.append(el("th", "", name), el("td", "num", percent(probability)), el("td", "num", fixed(entropy, 2)));
   for (const [id, piece, p] of top) {
     const cell = el("td", `said h${shadeOf(p)}${id === chosen ? " is-chosen" : ""}`);
-    cell.title = `${percent(p)}${id === chosen ? ", the token that was chosen" : ""}`;
+    cell.title = `${percent(p)}${id === chosen ? ", the chosen token" : ""}`;
     writePiece(cell, piece, true);
     row.append(cell);
   }
   return row;
 }
 
-/** The rows of attention a choice stands for: "mean", "layer" or "layer/head". */
+/** The attention rows of an option: "mean", "layer" or "layer/head". */
 function rowsNamed(attention, name) {
   if (name === "mean") return attention.flat();
   const [layer, head] = name.split("/").map(Number);
@@ -155,7 +155,7 @@ function meanOf(rows) {
   return rows[0].map((_, i) => rows.reduce((sum, row) => sum + row[i], 0) / rows.length);
 }
 
-/** Small shares are many, and a root keeps them apart. */
+/** Most weights are small; the square root separates them. */
 function shadeOf(weight) {
   return Math.round(LEVELS * Math.sqrt(Math.max(0, Math.min(1, weight))));
 }

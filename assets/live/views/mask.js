@@ -1,10 +1,10 @@
-// What the grammar allows before every token: how many tokens, how much probability it takes away, and what it kept the model from saying.
+// The token mask before every token: how many tokens it allows, how much probability it masks, and the model's masked favourites.
 
 class MaskPanel extends Panel {
   constructor() {
     super({
       name: "mask", title: "Grammar mask", kinds: ["mask"], wide: true, expects: (header) => hasPart(header, "constraint"),
-      empty: "Fills with the first token: how many tokens each step allows, and what the model would have said instead.",
+      empty: "Shows how many tokens each step allows, and which tokens the model would have preferred.",
     });
     this.chart = el("div", "mask-chart");
     this.side = el("div", "favourites");
@@ -32,7 +32,7 @@ class MaskPanel extends Panel {
     this.side.replaceChildren(...this.favourites(chosen, sequence, marked !== null), ...whyStopped(state, masks));
   }
 
-  /** Marks of masks are only added, as long as the axes stay: a long text has thousands of them. */
+  /** Marks are only added while the axes stay the same: a long text has thousands of them. */
   plot(card, app, masks) {
     const vocabulary = masks.reduce((most, mask) => Math.max(most, mask.vocabulary), Math.max(10, card.record.header.vocabulary));
     const axes = [app.trace.run, card.order, this.width, roomFor(card.record), vocabulary].join("/");
@@ -53,9 +53,9 @@ class MaskPanel extends Panel {
     this.marks = svg("g");
     this.over = svg("g");
     this.plotted = [];
-    const drawing = surface(width, height, `Tokens the grammar allowed before each token of lane ${card.order + 1}, and the probability it took away`);
+    const drawing = surface(width, height, `Tokens the grammar allowed before each token of lane ${card.order + 1}, and the probability it masked`);
     const floor = height - 12;
-    drawing.append(...scale.axes(), svg("text", { class: "tick", x: 0, y: floor + 6 }, "banned"));
+    drawing.append(...scale.axes(), svg("text", { class: "tick", x: 0, y: floor + 6 }, "masked"));
     drawing.append(svg("line", { class: "grid", x1: CHART.left, x2: width - CHART.right, y1: floor, y2: floor }), this.marks, this.over);
     walkPositions(drawing, (x) => scale.positionAt(x, this.length), app, card);
     this.chart.replaceChildren(drawing, maskKey());
@@ -65,8 +65,8 @@ class MaskPanel extends Panel {
     if (!mask) return [];
     const token = sequence.tokens[mask.position];
     const parts = [el("p", "favourites-title", `${marked ? "Before" : "Newest: before"} token ${mask.position + 1}${token ? ` “${pieceLabel(token.piece)}”` : ""}`), maskFacts(mask)];
-    if (mask.forced.length) parts.push(el("p", "aside", `${count(mask.forced.length, "token")} written without asking the model.`));
-    if (mask.favourites.length) parts.push(el("p", "favourites-title", "What the model would rather have said"), ...mask.favourites.map(favouriteRow));
+    if (mask.forced.length) parts.push(el("p", "aside", `${count(mask.forced.length, "token")} forced without a forward.`));
+    if (mask.favourites.length) parts.push(el("p", "favourites-title", "Masked tokens the model preferred"), ...mask.favourites.map(favouriteRow));
     return parts;
   }
 }
@@ -79,24 +79,24 @@ function favouriteRow([, piece, raw]) {
   return row;
 }
 
-/** Once the text is complete: whether grammar, model or limit ended it. */
+/** For a complete text: whether grammar, model or limit ended it. */
 function whyStopped({ done, shown }, masks) {
   if (!done) return [];
   const last = masks[masks.length - 1];
-  const open = last && !last.accepting ? "the grammar still asked for more" : "the text could have ended there";
+  const open = last && !last.accepting ? "the grammar was not complete" : "the grammar allowed the end";
   const reasons = {
-    grammar: `the grammar was complete after token ${shown.tokens.length}, and nothing could follow`,
-    end: "the model chose to end where the grammar allowed it",
-    length: `it reached its length, and ${open}`,
-    stop_string: "it met a stop string",
-    stopped: "a person stopped it",
+    grammar: `the grammar was complete after token ${shown.tokens.length}`,
+    end: "the model ended the text where the grammar allowed it",
+    length: `token limit reached; ${open}`,
+    stop_string: "stop string",
+    stopped: "stopped by the user",
   };
   return [el("p", "aside stopped", `Why it stopped: ${reasons[done.reason] || done.reason}.`)];
 }
 
 function maskKey() {
   const key = el("p", "chart-key");
-  key.append(el("span", "key-allowed", "allowed"), el("span", "key-forced", "forced run"), el("span", "key-accepting", "the text may end here"), el("span", "key-banned", "probability taken away"));
+  key.append(el("span", "key-allowed", "allowed"), el("span", "key-forced", "forced run"), el("span", "key-accepting", "the text may end here"), el("span", "key-banned", "masked probability"));
   return key;
 }
 
@@ -104,14 +104,14 @@ function crossLine(position, scale) {
   return svg("line", { class: "cross", x1: scale.x(position), x2: scale.x(position), y1: CHART.top, y2: scale.height - CHART.bottom });
 }
 
-/** The mask that governed a position: its own, or the forced run that wrote it. */
+/** The mask of a position: its own, or that of the forced run it belongs to. */
 function maskFor(masks, position) {
   if (position === null) return null;
   return masks.find((mask) => mask.position <= position && position < mask.position + Math.max(1, mask.forced.length)) || null;
 }
 
 function sayMask(mask) {
-  return `${mask.allowed} of ${mask.vocabulary} tokens allowed, ${percent(mask.banned)} of the probability taken away`;
+  return `${mask.allowed} of ${mask.vocabulary} tokens allowed, ${percent(mask.banned)} of the probability masked`;
 }
 
 function maskFacts(mask) {
@@ -122,7 +122,7 @@ function maskFacts(mask) {
     list.append(pair);
   };
   add("allowed", `${mask.allowed}`);
-  add("banned", percent(mask.banned));
+  add("masked", percent(mask.banned));
   add("may end", mask.accepting ? "yes" : "no");
   if (mask.state) add("state", mask.state.length > 40 ? mask.state.slice(0, 39) + "…" : mask.state);
   if (mask.seconds) add("mask took", `${fixed(mask.seconds * 1e6, 0)} µs`);
@@ -163,7 +163,7 @@ function maskMarks(mask, scale, width) {
   return marks;
 }
 
-/** Stretches of the text that the grammar wrote: [from, to) over token positions. */
+/** Forced stretches of the text, [from, to) in token positions. */
 function forcedRuns(tokens) {
   const runs = [];
   tokens.forEach((token, i) => {
@@ -178,7 +178,7 @@ function forcedRuns(tokens) {
 function forcedMark({ from, to }, scale, width) {
   const left = scale.x(from) - width / 2;
   const mark = svg("rect", { class: "forced-run", x: left, y: scale.y(0) - 4, width: scale.x(to - 1) + width / 2 - left, height: 8, rx: 2, "data-from": from, "data-to": to });
-  mark.append(svg("title", {}, `${count(to - from, "token")} forced from token ${from + 1} on`));
+  mark.append(svg("title", {}, `${count(to - from, "token")} forced, from token ${from + 1}`));
   return mark;
 }
 

@@ -1,13 +1,13 @@
-// What the views under the lanes share: a titled panel that is there where the lane's header or events call for it, says what
-// will fill it until something does, and draws only when something changed and it can be seen.
+// Base class of the views under the lanes: a titled panel, shown if the lane's header or events call for it, with a placeholder
+// until the first event, redrawn only if something changed and it is in sight.
 
-const REST = 16; // times as long as a drawing took
+const REST = 16; // pause between two drawings, in multiples of the drawing time
 
 class Panel {
-  /** `kinds` of events fill it; `expects` says of a header that they will come; `empty` stands there until they do. */
+  /** `kinds`: events that fill it; `expects`: whether a header announces them; `empty`: the placeholder until the first one. */
   constructor({ name, title, kinds, empty = "", expects = () => false, wide = false }) {
     Object.assign(this, { name, title, kinds, expects, wide });
-    this.missed = Boolean(empty); // whether a reader may look for it in every lane, and is told where it is not there
+    this.missed = Boolean(empty); // whether its absence is reported
     this.node = el("section", `panel panel-${name}${wide ? " wide" : ""}`);
     this.node.setAttribute("aria-label", title);
     this.heading = el("h3", "", title);
@@ -24,7 +24,7 @@ class Panel {
     this.drawn = "";
   }
 
-  /** Whether the lane has anything for this view, now or later in its trace. */
+  /** Whether the lane's trace has events for this view, now or later. */
   has(card) {
     return this.kinds.some((kind) => card.record.kinds.has(kind));
   }
@@ -41,18 +41,18 @@ class Panel {
       this.drawn = "empty";
       return;
     }
-    this.width ||= this.body.clientWidth; // later the observer of the page keeps it
+    this.width ||= this.body.clientWidth; // updated by the page's ResizeObserver later
     if (!this.inSight || !this.width) return;
     const look = `${card.order}/${app.trace.run}/${this.width}/${app.theme}/${this.look(card, app)}`;
     if (look === this.drawn || this.rests(app)) return;
     this.drawn = look;
     const start = performance.now();
     this.drawSafely(card, app);
-    this.tellKind();
+    this.markKind();
     this.restsUntil = performance.now() + REST * (performance.now() - start);
   }
 
-  /** While the player plays, a view rests after each drawing, the longer the more it took: a long run must not hold up its text. */
+  /** During playback, pause after each drawing in proportion to its duration: views must not delay the text. */
   rests(app) {
     const left = app.player.playing ? this.restsUntil - performance.now() : 0;
     if (left <= 0) return false;
@@ -61,30 +61,30 @@ class Panel {
     return true;
   }
 
-  /** A trace from a file may contradict itself; then this view says so and the others go on. */
+  /** A trace from a file may be inconsistent; then only this view fails, with a message. */
   drawSafely(card, app) {
     try {
       this.draw(card, app);
     } catch (reason) {
       console.error(reason);
-      setText(this.readout, "The events of this lane contradict each other here, so this view cannot be drawn.");
+      setText(this.readout, "This view cannot be drawn: the events of this lane are inconsistent here.");
     }
   }
 
-  /** Without a drawing there is nothing to save, and what is painted as pixels can only be saved as pixels. */
-  tellKind() {
+  /** Mark what can be saved: a drawing as SVG or PNG, a canvas only as PNG. */
+  markKind() {
     const painted = this.body.querySelector("canvas.heat");
     this.node.classList.toggle("is-painted", Boolean(painted));
     this.node.classList.toggle("is-drawn", Boolean(painted || this.body.querySelector('svg[role="img"]')));
   }
 
-  /** What the drawing depends on beside lane, width and theme. */
+  /** What the drawing depends on besides lane, width and theme. */
   look(card) {
     return card.state.version;
   }
 }
 
-/** One line for all views that a lane does not have. */
+/** One line that names the views a lane does not have. */
 function sayAbsent(panels) {
   const names = panels.filter((panel) => panel.missed && panel.node.hidden).map(({ title }) => title.replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase()));
   return names.length ? `Not in this lane: ${names.join(", ")}.` : "";
@@ -104,7 +104,7 @@ function surface(width, height, label) {
 
 /** A canvas that is sharp on any screen; draws in page pixels. */
 function sharpCanvas(canvas, width, height) {
-  const ratio = Math.max(2, window.devicePixelRatio || 1); // two at least, for a picture that is saved of it
+  const ratio = Math.max(2, window.devicePixelRatio || 1); // at least two, for saved pictures
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   canvas.style.width = width + "px";
@@ -115,7 +115,7 @@ function sharpCanvas(canvas, width, height) {
   return pen;
 }
 
-/** Last token position a chart has room for: all that is known of a lane that ended, else the next round number. */
+/** Tokens on the axis: all of a lane that ended, otherwise rounded up. */
 function roomFor(record) {
   const known = Math.max(record.tokens, 1);
   if (record.over) return known;
@@ -137,7 +137,7 @@ function tickStep(rough) {
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= rough * 0.999);
 }
 
-/** Lets a pointer, or the arrow keys, walk over token positions of a chart. */
+/** Highlight the token under the pointer in a chart; a click pins its card. */
 function walkPositions(drawing, positionAt, app, card) {
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();

@@ -1,9 +1,9 @@
-// Who spoke: for every token of a text, whether the target chose it, something else guessed or wrote it, or it was given.
+// The source of every token: chosen by the target, drafted and accepted, written by the draft model, or forced.
 
 const SPEAKERS = {
   target: "target",
   draft: "draft model",
-  guess: "guessed ahead and accepted",
+  guess: "accepted draft tokens",
   grammar: "forced by the grammar",
   given: "given",
 };
@@ -15,12 +15,12 @@ function speakerOf(token, step, { kinds }) {
   return step && WORKER_OF_STREAM[step.stream] === "draft" ? "draft" : "target";
 }
 
-/** Whether anyone but the target may speak in this lane; its header tells before the first token. */
+/** Whether tokens may have another source than the target; the header shows it before the first token. */
 function hasSpeakers({ header, kinds }) {
   return Boolean(header.draft) || hasPart(header, "drafter", "constraint") || ["draft", "mask", "switch"].some((kind) => kinds.has(kind));
 }
 
-/** Stretches of tokens with one speaker, {who, from, to}. */
+/** Stretches of tokens with the same source, {who, from, to}. */
 function speakerRuns({ tokens, steps }, record) {
   const runs = [];
   tokens.forEach((token, i) => {
@@ -32,15 +32,15 @@ function speakerRuns({ tokens, steps }, record) {
   return runs;
 }
 
-/** A strip under a chart, on its axis of tokens, and a line that counts who wrote how much. */
+/** A strip below a chart, on its token axis, and a key with the tokens per source. */
 function speakerStrip(card, scale) {
   const { record, state } = card;
   const runs = speakerRuns(state.shown, record);
   const number = Object.fromEntries(Object.keys(SPEAKERS).map((who) => [who, runs.reduce((sum, run) => sum + (run.who === who ? run.to - run.from : 0), 0)]));
   const heard = Object.keys(SPEAKERS).filter((who) => number[who]);
   const words = heard.map((who) => `${SPEAKERS[who]} ${number[who]}`);
-  const drawing = surface(scale.width, STRIP_HEIGHT, `Who wrote the tokens of lane ${card.order + 1}: ${words.join(", ") || "nobody yet"}.`);
-  drawing.append(svg("text", { class: "tick", x: CHART.left - 6, y: STRIP_HEIGHT - 2, "text-anchor": "end" }, "who"));
+  const drawing = surface(scale.width, STRIP_HEIGHT, `Sources of the tokens of lane ${card.order + 1}: ${words.join(", ") || "none yet"}.`);
+  drawing.append(svg("text", { class: "tick", x: CHART.left - 6, y: STRIP_HEIGHT - 2, "text-anchor": "end" }, "from"));
   for (const who of heard) drawing.append(svg("path", { class: `who speaks-${who}`, d: runs.filter((run) => run.who === who).map((run) => runBox(run, scale)).join("") }));
   const key = el("p", "chart-key speakers");
   key.append(...heard.map((who, i) => el("span", `key-who speaks-${who}`, words[i])));

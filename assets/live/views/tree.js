@@ -1,32 +1,32 @@
-// The draft tree of one round: what was guessed, what the target said of each guess, and which path now stands in the text.
+// The draft tree of one round: the draft tokens, the verdict on each, and the accepted path.
 
 const TREE = { node: [74, 104], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84, highest: 560 };
-const STATE_WORDS = { kept: "kept", passed: "passed, off the path", refused: "refused", untested: "not tested", pending: "waiting for the verdict" };
+const STATE_WORDS = { kept: "accepted", passed: "passed, off the path", refused: "rejected", untested: "not tested", pending: "not verified yet" };
 
 class TreePanel extends Panel {
   constructor() {
     super({
       name: "tree", title: "Draft tree", kinds: ["draft"], expects: (header) => hasPart(header, "drafter"),
-      empty: "Fills with the first guesses: what was guessed, what the target said of it, and the path that stands.",
+      empty: "Shows the draft tokens of a round, the verdict on each, and the accepted path.",
     });
-    this.previous = button("icon small", "‹", "Round before", () => this.turn(-1));
+    this.previous = button("icon small", "‹", "Previous round", () => this.turn(-1));
     this.next = button("icon small", "›", "Next round", () => this.turn(1));
-    this.previous.setAttribute("aria-label", "Round before");
+    this.previous.setAttribute("aria-label", "Previous round");
     this.next.setAttribute("aria-label", "Next round");
     this.which = el("span", "which");
     this.tools.append(this.previous, this.which, this.next);
     new ResizeObserver(([{ contentRect }]) => this.holdHeight(contentRect.height)).observe(this.body);
   }
 
-  /** Rounds differ in size; what stands below must not jump with each of them, so the panel stays as high as its highest so far. */
+  /** Rounds differ in size; the panel keeps its greatest height so far, so that the page below does not jump. */
   holdHeight(height) {
     if (height <= this.floor) return;
     this.floor = Math.min(height, TREE.highest);
     this.body.style.minHeight = `${this.floor}px`;
   }
 
-  /** Another lane or width begins anew. */
-  letGo(place) {
+  /** Forget the height for another lane or width. */
+  releaseHeight(place) {
     if (place === this.place) return;
     Object.assign(this, { place, floor: 0 });
     this.body.style.minHeight = "";
@@ -40,7 +40,7 @@ class TreePanel extends Panel {
 
   draw(card, app) {
     Object.assign(this, { card, app });
-    this.letGo(`${app.trace.run}/${card.order}/${this.width}`);
+    this.releaseHeight(`${app.trace.run}/${card.order}/${this.width}`);
     const { rounds } = card.state;
     const round = rounds[rounds.length - 1];
     const all = roundsIn(card.record);
@@ -49,7 +49,7 @@ class TreePanel extends Panel {
     this.next.disabled = Boolean(round) && round.number >= all;
     if (!round) {
       setText(this.readout, "");
-      this.body.replaceChildren(el("p", "vacancy", "No guess yet at this point of the run."));
+      this.body.replaceChildren(el("p", "vacancy", "No draft tokens yet at this point of the run."));
       return;
     }
     setText(this.readout, summaryOf(round));
@@ -57,11 +57,11 @@ class TreePanel extends Panel {
     scroller.tabIndex = 0;
     scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
     scroller.append(treeDrawing(round, lastPiece(card, round), this.width));
-    const left = round.hasNext && round.verdict.leftover.length ? [leftover(round.verdict.leftover)] : [];
-    this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...left);
+    const residual = round.hasNext && round.verdict.leftover.length ? [residualPart(round.verdict.leftover)] : [];
+    this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...residual);
   }
 
-  /** The tests in words and numbers: what the drawing says, for those who cannot see it. Short lists are open to begin with. */
+  /** The tests as a table: an accessible form of the drawing. Short lists are unfolded at first. */
   tests(round) {
     const list = testList(round);
     list.open = this.opened ?? round.tests.size <= 12;
@@ -71,7 +71,7 @@ class TreePanel extends Panel {
     return list;
   }
 
-  /** Views follow the player, so another round means another moment. */
+  /** Views follow the player, so another round means another position of the player. */
   turn(by) {
     const { rounds } = this.card.state;
     const wanted = rounds.length + by;
@@ -85,7 +85,7 @@ function roundsIn(record) {
   return roundEnds(record).length;
 }
 
-/** For every round of the whole trace, the event after which it is settled: its verdict, or its draft while there is none. */
+/** For every round of the trace, the index of the event that ends it: its verdict, or its draft if there is none. */
 function roundEnds(record) {
   record.roundEnds ||= { upTo: 0, ends: [] };
   const known = record.roundEnds;
@@ -98,10 +98,10 @@ function roundEnds(record) {
 }
 
 function summaryOf(round) {
-  const guesses = count(round.draft.tokens.length, "guess", "guesses");
+  const drafted = count(round.draft.tokens.length, "draft token");
   const by = round.draft.source ? ` by ${nameOf(round.draft.source)}` : "";
-  if (!round.verdict) return `${guesses}${by}, waiting for the verdict`;
-  return `${guesses}${by}, ${round.tests.size} tested, ${round.verdict.kept.length} accepted`;
+  if (!round.verdict) return `${drafted}${by}, not verified yet`;
+  return `${drafted}${by}, ${round.tests.size} tested, ${round.verdict.kept.length} accepted`;
 }
 
 function lastPiece(card, round) {
@@ -113,7 +113,7 @@ function lastPiece(card, round) {
   return prompt[prompt.length - 1] || "";
 }
 
-/** Columns by depth; leaves one under the other, parents in the middle of their children. */
+/** Columns by depth; leaves below each other, parents centred on their children. */
 function layout(parents) {
   const children = new Map([[-1, []]]);
   parents.forEach((parent, node) => {
@@ -146,8 +146,8 @@ function treeDrawing(round, rootPiece, room) {
   const nodes = svg("g");
   nodes.append(treeNode(nodeBox(places.get(-1), grid), { state: "root", piece: rootPiece, under: "text so far" }));
   parents.forEach((parent, node) => {
-    if (!places.has(node)) return; // its parent is no node that came before it
-    const content = node === extra ? nextNode(verdict) : guessNode(round, node);
+    if (!places.has(node)) return; // malformed: its parent does not precede it
+    const content = node === extra ? nextNode(verdict) : draftNode(round, node);
     edges.append(edge(nodeBox(places.get(parent), grid), nodeBox(places.get(node), grid), content.state));
     nodes.append(treeNode(nodeBox(places.get(node), grid), content));
   });
@@ -155,7 +155,7 @@ function treeDrawing(round, rootPiece, room) {
   return drawing;
 }
 
-function guessNode(round, node) {
+function draftNode(round, node) {
   const test = round.tests.get(node);
   const q = round.draft.q[node];
   const numbers = [];
@@ -177,7 +177,7 @@ function short(value) {
   return value >= 0.99995 ? "1" : Math.min(0.99, value).toFixed(2).replace("0.", ".");
 }
 
-/** Deep trees get narrower nodes, down to where a token can still be read; beyond that the panel scrolls. */
+/** Deep trees get narrower nodes, down to a readable minimum; beyond that the panel scrolls. */
 function treeGrid(depth, room) {
   const left = TREE.margin + TREE.rootWidth + TREE.gap;
   const [narrowest, widest] = TREE.node;
@@ -221,13 +221,13 @@ function testList(round) {
   details.hidden = !round.tests.size;
   const table = el("table");
   const head = el("tr");
-  for (const name of ["guess", "p", "q", "draw", ""]) head.append(el("th", "", name));
+  for (const name of ["draft token", "p", "q", "draw", ""]) head.append(el("th", "", name));
   table.append(head);
   for (const test of round.tests.values()) {
     const row = el("tr", test.kept ? "kept" : "refused");
     const name = el("td", "piece");
     writePiece(name, round.draft.pieces[test.node] ?? "", true);
-    row.append(name, el("td", "", fixed(test.p, 4)), el("td", "", fixed(test.q, 4)), el("td", "", fixed(test.draw, 4)), el("td", "", test.kept ? "kept" : "refused"));
+    row.append(name, el("td", "", fixed(test.p, 4)), el("td", "", fixed(test.q, 4)), el("td", "", fixed(test.draw, 4)), el("td", "", test.kept ? "accepted" : "rejected"));
     table.append(row);
   }
   details.append(table);
