@@ -1,5 +1,5 @@
-// The standings of a survey: a table that can be sorted while it fills, and the questions with who was right. Gradio starts this with `element`,
-// `props`, `trigger` and `watch`. Texts of models and visitors enter the page through textContent only.
+// Results of a survey: a table that can be sorted while it fills, and the questions with each strategy's score. Gradio runs this with
+// `element`, `props`, `trigger` and `watch`. Texts of models and visitors enter the page through textContent only.
 
 const MARKS = { failed: ["!", "failed"], written: ["·", "not judged"], unasked: ["–", "not asked"] };
 
@@ -12,17 +12,17 @@ function make(tag, { text, on = {}, ...attributes } = {}, ...children) {
   return node;
 }
 
-/** How a score is shown, and what that means. */
+/** The mark of a score and its meaning. */
 function markOf(score) {
   if (score === null) return ["", "not answered yet"];
   if (typeof score === "string") return MARKS[score];
   if (score === 1) return ["✓", "right"];
-  return score === 0 ? ["✗", "wrong"] : [score.toFixed(2), "right in part, or in some rounds"];
+  return score === 0 ? ["✗", "wrong"] : [score.toFixed(2), "partly right, or in some rounds"];
 }
 
 const lookOf = (score) => (typeof score === "string" ? score : score === 1 ? "right" : score === 0 ? "wrong" : "part");
 
-class Standings {
+class ResultsTable {
   constructor(root) {
     this.root = root;
     this.data = null;
@@ -32,14 +32,14 @@ class Standings {
   }
 
   take(text) {
-    const told = text ? JSON.parse(text) : null;
-    if (told?.saved) return saveFile(told.saved);
-    this.data = told;
+    const data = text ? JSON.parse(text) : null;
+    if (data?.saved) return saveFile(data.saved);
+    this.data = data;
     if (!this.data) this.chosen = -1;
     this.draw();
   }
 
-  /** All anew; whoever has the focus keeps it, and what was scrolled stays where it was. */
+  /** Redraw everything; focus and scroll positions are restored. */
   draw() {
     const focused = this.root.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
     const places = [...this.root.querySelectorAll(".scroll")].map(({ scrollLeft, scrollTop }) => [scrollLeft, scrollTop]);
@@ -50,7 +50,7 @@ class Standings {
 
   parts() {
     const notes = this.data.notes.map((note) => make("p", { class: "note", text: note }));
-    return [this.scroll("Standings", this.table()), ...notes, make("div", { class: "below" }, this.save("csv", "Save answers as CSV"), this.save("json", "Save all as JSON")),
+    return [this.scroll("Results", this.table()), ...notes, make("div", { class: "below" }, this.save("csv", "Save answers as CSV"), this.save("json", "Save all as JSON")),
       this.legend(), this.questions()];
   }
 
@@ -71,7 +71,7 @@ class Standings {
     return make("th", { scope: "col", "aria-sort": sorted }, make("button", { type: "button", text: name, title: about, "data-key": `column-${i}`, on: { click: () => this.sort(i) } }));
   }
 
-  /** First the largest on top, then the smallest, then as they were asked. */
+  /** Cycle through descending, ascending and the original order. */
   sort(i) {
     const { column, down } = this.sorting;
     if (column !== i) this.sorting = { column: i, down: true };
@@ -84,7 +84,7 @@ class Standings {
     return make("tbody", { "data-task": task }, head, ...this.sorted(rows).map((row) => this.row(row)));
   }
 
-  /** Rows without a value come last either way. */
+  /** Rows without a value come last in either order. */
   sorted(rows) {
     const { column, down } = this.sorting;
     if (column < 0) return rows;
@@ -100,11 +100,11 @@ class Standings {
     return make("tr", { "data-row": entrant }, head, ...others.map((cell) => make("td", { text: cell.text, class: cell.text === "-" ? "nothing" : undefined })));
   }
 
-  // ---- what is below it
+  // ---- below the table
 
   legend() {
     const terms = this.data.columns.flatMap(({ name, about }) => [make("dt", { text: name }), make("dd", { text: about })]);
-    return this.fold("legend", "What the columns say", make("dl", {}, ...terms));
+    return this.fold("legend", "Columns", make("dl", {}, ...terms));
   }
 
   save(form, label) {
@@ -116,10 +116,10 @@ class Standings {
     const names = entrants.map((name, i) => make("th", { scope: "col" }, make("span", { class: "entrant only", "data-entrant": i, title: name, text: String(i + 1) })));
     const head = make("tr", {}, make("th", { scope: "col", text: "question" }), make("th", { scope: "col", text: "kind" }), ...names);
     const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...asked.map((question) => this.question(question))));
-    return this.fold("asked", "Questions, and what everybody answered", this.key(), this.scroll("Questions", table));
+    return this.fold("asked", "Questions and answers", this.key(), this.scroll("Questions", table));
   }
 
-  /** Something to unfold, which stays as it is when all is drawn anew. */
+  /** A fold that stays open when everything is redrawn. */
   fold(key, title, ...children) {
     const fold = make("details", { class: key }, make("summary", { text: title, "data-key": key }), ...children);
     fold.open = this.unfolded.has(key);
@@ -127,7 +127,7 @@ class Standings {
     return fold;
   }
 
-  /** Which number is which strategy. */
+  /** The strategy behind each number. */
   key() {
     const names = this.data.entrants.map((name, i) => make("li", {}, make("span", { class: "entrant only", "data-entrant": i, text: String(i + 1) }), make("span", { text: name })));
     return make("ol", { class: "key" }, ...names);
@@ -155,5 +155,5 @@ function saveFile({ name, type, text }) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-const standings = new Standings(element.querySelector(".standings"));
-watch("value", () => standings.take(props.value));
+const results = new ResultsTable(element.querySelector(".results-table"));
+watch("value", () => results.take(props.value));

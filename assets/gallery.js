@@ -1,4 +1,4 @@
-// A pick is told to the page; a group shows its own list and hides the others. Once something is picked its list is out of the way.
+// A pick is sent to the page and closes its list; a group shows its own list and hides the others.
 function openGroup(chosen) {
   for (const button of chosen.closest("details").querySelectorAll("[data-group]")) {
     const isOpen = button === chosen && button.getAttribute("aria-expanded") !== "true";

@@ -1,27 +1,28 @@
-// The page of the guessing game: settings, text, options, odds and score. Teams, choices and points stay here; the rules are in game.rules.js.
+// The guessing game: settings, text, options, probabilities and score. Teams, choices and costs stay in the browser; the rules are in
+// game.rules.js.
 
 const MOST_TEAMS = 4;
 const OPTIONS = [4, 5, 6]; // in a round, "something else" among them
-const BEFORE = 8; // tokens that are shown in front of each of the hardest
-const HIGHEST = 20; // bits of entropy that may be asked for
+const BEFORE = 8; // tokens of context for each of the hardest
+const HIGHEST = 20; // largest entropy bound, in bits
 
 // --- settings of the game, kept in the address
 
 class Choices {
   constructor() {
     const given = new URLSearchParams(location.hash.slice(1));
-    const number = (name, usual, low, high) => {
+    const number = (name, fallback, low, high) => {
       const read = parseFloat(given.get(name));
-      return isNumber(read) ? Math.min(high, Math.max(low, read)) : usual;
+      return isNumber(read) ? Math.min(high, Math.max(low, read)) : fallback;
     };
     this.teams = Math.round(number("teams", 1, 1, MOST_TEAMS));
     this.options = Math.round(number("options", 6, OPTIONS[0], OPTIONS[OPTIONS.length - 1]));
-    this.isPicky = given.get("rounds") !== "every"; // whether quiet tokens are passed over
+    this.isPicky = given.get("rounds") !== "every"; // whether tokens of low entropy are skipped
     this.above = number("above", 1, 0, HIGHEST);
-    this.names = Array.from({ length: MOST_TEAMS }, (_, i) => `Team ${i + 1}`); // never in the address: they may be people's
+    this.names = Array.from({ length: MOST_TEAMS }, (_, i) => `Team ${i + 1}`); // never in the address: they may be names of people
   }
 
-  /** Tokens at or below this entropy are passed over. */
+  /** Tokens at or below this entropy, in bits, are skipped. */
   get bound() {
     return this.isPicky ? this.above : -1;
   }
@@ -31,8 +32,8 @@ class Choices {
   }
 
   keep() {
-    const kept = { teams: this.teams, options: this.options, ...(this.isPicky ? { above: this.above } : { rounds: "every" }) };
-    history.replaceState(null, "", "#" + new URLSearchParams(kept));
+    const choices = { teams: this.teams, options: this.options, ...(this.isPicky ? { above: this.above } : { rounds: "every" }) };
+    history.replaceState(null, "", "#" + new URLSearchParams(choices));
   }
 }
 
@@ -43,10 +44,10 @@ class Board {
     this.root = root;
     this.choices = new Choices();
     this.match = null;
-    this.team = 0; // the one whose choice comes next
+    this.team = 0; // the team that chooses next
     this.setup = el("div", "setup");
     this.stage = el("div", "stage");
-    this.stage.tabIndex = -1; // takes the focus where what had it is drawn anew
+    this.stage.tabIndex = -1; // takes the focus when the focused element is redrawn
     this.root.replaceChildren(this.setup, this.stage);
     document.addEventListener("keydown", (event) => this.root.isConnected && this.press(event));
     this.drawSetup();
@@ -69,7 +70,7 @@ class Board {
     this.stage.focus({ preventScroll: true });
   }
 
-  // What a person does
+  // User actions
 
   next() {
     this.team = 0;
@@ -116,7 +117,7 @@ class Board {
     else acts[event.key]();
   }
 
-  /** Find the token a word begins with: among those the model thought of, else by asking the server. */
+  /** Find the first token of a word: among the recorded candidates, otherwise on the server. */
   async type(word) {
     const { match } = this;
     const { round } = match;
@@ -130,13 +131,13 @@ class Board {
     this.choose(option);
     this.drawRows();
     const whole = option.piece.trim() === typed;
-    this.say(whole ? `“${typed}” is taken.` : `“${typed}” begins with the token “${pieceLabel(option.piece)}”: that one is taken.`);
+    this.say(whole ? `“${typed}” is chosen.` : `“${typed}” begins with the token “${pieceLabel(option.piece)}”, which is chosen.`);
   }
 
   async ask(word) {
     const past = this.match.tokens.slice(0, this.match.position);
     const last = past.length ? past[past.length - 1].piece : this.match.opening[this.match.opening.length - 1];
-    this.say("Looking up its odds…");
+    this.say("Looking up its probability…");
     try {
       return await server.odds({ ids: [...this.match.ids, ...past.map(({ id }) => id)], word, spaced: /\s$/.test(last) });
     } catch (reason) {
@@ -148,8 +149,8 @@ class Board {
 
   drawSetup() {
     const begun = Boolean(this.match && this.match.played.length);
-    const options = this.menu("Options in a round", OPTIONS, this.choices.options, (number) => {
-      this.choices.options = number; // from the next round on
+    const options = this.menu("Options per round", OPTIONS, this.choices.options, (number) => {
+      this.choices.options = number; // takes effect in the next round
     });
     this.setup.replaceChildren(this.teamFields(begun), options, this.roundFields());
   }
@@ -159,7 +160,7 @@ class Board {
     const numbers = Array.from({ length: MOST_TEAMS }, (_, i) => i + 1);
     const menu = this.menu("Teams", numbers, this.choices.teams, (value) => this.setTeams(value));
     menu.querySelector("select").disabled = begun;
-    if (begun) menu.title = "Teams are set before the first odds are shown";
+    if (begun) menu.title = "Teams cannot change after the first round";
     group.append(menu, ...this.choices.shownNames.map((name, i) => this.nameField(name, i)));
     return group;
   }
@@ -204,7 +205,7 @@ class Board {
     select.value = this.choices.isPicky ? "above" : "";
     const bound = el("input", "bound");
     Object.assign(bound, { type: "number", min: 0, max: HIGHEST, step: 0.5, value: this.choices.above, hidden: !this.choices.isPicky });
-    bound.setAttribute("aria-label", "Bound of the entropy, in bits");
+    bound.setAttribute("aria-label", "Lowest entropy, in bits");
     const unit = el("span", "unit", "bits");
     unit.hidden = bound.hidden;
     const change = () => {
@@ -219,7 +220,7 @@ class Board {
     return field;
   }
 
-  /** A round that the bound leaves out, and in which nobody has chosen, is passed over at once. */
+  /** Skip the current round if it is below the bound and no team has chosen. */
   skipQuiet() {
     const round = this.match && this.match.round;
     if (round && !round.isOpen && !round.picks.some(Boolean) && round.token.entropy <= this.choices.bound) this.next();
@@ -242,7 +243,7 @@ class Board {
     this.sayWhere();
   }
 
-  /** The text as far as it is known, and a gap where the next token goes. */
+  /** The text so far, with a gap for the next token. */
   text() {
     const { match } = this;
     const node = el("p", "text");
@@ -257,7 +258,7 @@ class Board {
     return node;
   }
 
-  /** How many tokens stand there for all to see, besides the one of an open round. */
+  /** Number of visible tokens, without the one of an open round. */
   knownUpTo() {
     const { round, position, tokens } = this.match;
     if (round) return position;
@@ -271,7 +272,7 @@ class Board {
     this.said.setAttribute("role", "status");
     this.stage.append(this.rows, this.aside, this.said, this.buttons());
     this.drawRows();
-    if (this.match.round.isOpen) this.drawOdds();
+    if (this.match.round.isOpen) this.drawProbabilities();
     else this.aside.append(this.typing());
   }
 
@@ -291,19 +292,19 @@ class Board {
     const piece = option.id === null ? el("span", "else", ELSE) : pieceNode(option.piece, "token");
     node.append(el("kbd", "", key), piece, el("span", "picks"));
     node.option = option;
-    if (round.isOpen) this.lay(node, option);
+    if (round.isOpen) this.open(node, option);
     line.append(node);
     return line;
   }
 
-  /** Lay the odds of an option open. */
-  lay(node, option) {
+  /** Show the probability of an option. */
+  open(node, option) {
     const { round } = this.match;
-    const odds = Math.max(LEAST, option.p);
+    const probability = Math.max(LEAST, option.p);
     const bar = el("span", "bar");
     bar.append(el("i"));
-    bar.firstChild.style.width = `${100 * odds}%`;
-    const number = el("span", "odds", percent(odds));
+    bar.firstChild.style.width = `${100 * probability}%`;
+    const number = el("span", "odds", percent(probability));
     number.dataset.p = option.p;
     const bits = el("span", "bits", `${fixed(bitsOf(option.p), 2)} bits`);
     node.append(bar, number, bits);
@@ -311,7 +312,7 @@ class Board {
     node.disabled = true;
   }
 
-  /** Whose choice each option is, and what is still to be done. */
+  /** Mark each option with the teams that chose it. */
   mark() {
     const { round } = this.match;
     for (const node of this.rows.querySelectorAll(".option")) {
@@ -327,28 +328,28 @@ class Board {
     const form = el("form", "typing");
     const field = el("input", "word");
     Object.assign(field, { type: "text", maxLength: 40, spellcheck: false, autocomplete: "off", placeholder: "or type a word" });
-    field.setAttribute("aria-label", "A word of your own");
-    const send = el("button", "quiet", "Take it");
+    field.setAttribute("aria-label", "Your own word");
+    const send = el("button", "quiet", "Choose");
     send.type = "submit";
     form.append(field, send);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.type(field.value);
       field.value = "";
-      field.blur(); // the keys go to the game again
+      field.blur(); // so that keys go to the game again
     });
     return form;
   }
 
-  /** What an open round says: the entropy, what a bit is, and how everyone stands. */
-  drawOdds() {
+  /** The result of a round: entropy, explanation and score. */
+  drawProbabilities() {
     const { token } = this.match.round;
     const entropy = el("p", "entropy");
     entropy.dataset.bits = token.entropy;
-    const unsure = `, as unsure as between ${fixed(2 ** token.entropy, 1)} equally likely tokens. `;
+    const unsure = `, as for ${fixed(2 ** token.entropy, 1)} equally likely tokens. `;
     entropy.append("Entropy of this step: ", el("b", "", `${fixed(token.entropy, 2)} bits`), unsure);
     const isShown = this.match.round.all.some(({ id }) => id === token.id);
-    if (!isShown) entropy.append("What came is “", pieceNode(token.piece, "token"), `”, which the model gave ${percent(token.p)}.`);
+    if (!isShown) entropy.append("The token was “", pieceNode(token.piece, "token"), `”, probability ${percent(token.p)}.`);
     this.aside.replaceChildren(entropy, explanation(), this.table());
   }
 
@@ -387,9 +388,9 @@ class Board {
   buttons() {
     const { round } = this.match;
     const line = el("div", "acts");
-    const go = round.isOpen ? keyed("→", "Next", () => this.next()) : keyed("Enter", "Show the odds", () => this.reveal());
+    const go = round.isOpen ? keyed("→", "Next", () => this.next()) : keyed("Enter", "Show probabilities", () => this.reveal());
     line.append(go);
-    if (!round.isOpen) line.append(button("quiet", "Pass over", "Show this token and go on; it counts for nobody", () => this.next()));
+    if (!round.isOpen) line.append(button("quiet", "Skip", "Show this token without scoring it", () => this.next()));
     line.append(button("quiet end", "End the game", "", () => this.finish()));
     return line;
   }
@@ -397,7 +398,7 @@ class Board {
   sayWhere() {
     if (!this.where || this.match.isFinished) return;
     const { match } = this;
-    if (match.waits) return setText(this.where, "The model is still writing: the next round comes by itself…");
+    if (match.waits) return setText(this.where, "The model is generating the next token…");
     const place = `Token ${match.position + 1} of ${match.tokens.length}${match.over ? "" : " so far"}`;
     setText(this.where, `${place} · ${this.toDo()}`);
     const go = this.stage.querySelector(".acts .go");
@@ -406,9 +407,9 @@ class Board {
 
   toDo() {
     const { round } = this.match;
-    if (round.isOpen) return "the odds are open";
-    if (round.isWhole) return "all have chosen: show the odds";
-    return this.choices.teams > 1 ? `${this.choices.names[this.team]} chooses` : "choose what comes next";
+    if (round.isOpen) return "probabilities shown";
+    if (round.isWhole) return "all have chosen: show the probabilities";
+    return this.choices.teams > 1 ? `${this.choices.names[this.team]} chooses` : "choose the next token";
   }
 
   say(sentence) {
@@ -426,9 +427,9 @@ class Board {
 
   whyNone() {
     const highest = Math.max(0, ...this.match.tokens.map(({ entropy }) => entropy));
-    if (!this.choices.isPicky || highest > this.choices.bound) return "The game was ended before any odds were shown.";
-    const found = `No token of this text has an entropy above ${this.choices.above} bits, the highest is ${fixed(highest, 2)}`;
-    return `${found}: lower the bound, or play every token.`;
+    if (!this.choices.isPicky || highest > this.choices.bound) return "The game ended before the first round.";
+    const found = `No token of this text has an entropy above ${this.choices.above} bits; the highest is ${fixed(highest, 2)}`;
+    return `${found}. Lower the bound, or play every token.`;
   }
 
   hardest() {
@@ -442,7 +443,7 @@ class Board {
       const right = this.choices.shownNames.filter((_, i) => round.isRight(round.picks[i]));
       item.append(context, pieceNode(round.token.piece, "token came"));
       const { p } = round.token;
-      item.append(el("span", "facts", `the model gave it ${percent(p)}, ${fixed(bitsOf(p), 2)} bits; guessed by ${right.join(", ") || "nobody"}`));
+      item.append(el("span", "facts", `probability ${percent(p)}, ${fixed(bitsOf(p), 2)} bits; guessed by ${right.join(", ") || "no team"}`));
       list.append(item);
     }
     return list;
@@ -450,15 +451,15 @@ class Board {
 
   ways() {
     const line = el("div", "acts");
-    const again = button("go", "Play again", "The same text from its beginning", () => this.again());
-    const lanes = el("a", "quiet", "Watch this run in lanes");
+    const again = button("go", "Play again", "Play the same text again", () => this.again());
+    const lanes = el("a", "quiet", "Open this run in the playground");
     lanes.href = this.match.lanes;
     line.append(again, lanes);
     return line;
   }
 }
 
-/** Whether a key belongs to a field, a menu, another button or a shortcut of the browser. */
+/** Whether a key belongs to a field, a menu, another button or a browser shortcut. */
 function isElsewhere({ target, key, ctrlKey, metaKey, altKey }) {
   if (ctrlKey || metaKey || altKey) return true;
   if (target.closest("input, textarea, select, [contenteditable], [role=listbox]")) return true;
@@ -478,11 +479,11 @@ function badge(team, name) {
   return node;
 }
 
-/** What a screen reader says of an option. */
+/** The accessible name of an option. */
 function spoken(node, teams, round) {
   const chosen = teams.length ? `, chosen by ${teams.map(({ name }) => name).join(", ")}` : "";
-  const odds = round.isOpen ? `, ${percent(Math.max(LEAST, node.option.p))}${round.isRight(node.option) ? ", this is what came" : ""}` : "";
-  return `${node.querySelector("kbd").textContent}: ${pieceLabel(node.option.piece)}${odds}${chosen}`;
+  const probability = round.isOpen ? `, ${percent(Math.max(LEAST, node.option.p))}${round.isRight(node.option) ? ", right" : ""}` : "";
+  return `${node.querySelector("kbd").textContent}: ${pieceLabel(node.option.piece)}${probability}${chosen}`;
 }
 
 function keyed(key, text, act) {
@@ -492,8 +493,8 @@ function keyed(key, text, act) {
 }
 
 function explanation() {
-  const costs = `half costs 1 bit, a quarter 2, an eighth 3; one in a million or less, ${fixed(bitsOf(0), 2)}`;
-  return el("p", "meaning", `Bits are −log₂ of the odds of what was chosen: ${costs}. The fewer the better.`);
+  const costs = `1/2 costs 1 bit, 1/4 2, 1/8 3; one in a million or less, ${fixed(bitsOf(0), 2)}`;
+  return el("p", "meaning", `A choice costs −log₂ of its probability: ${costs}. The lowest total wins.`);
 }
 
 const board = new Board(element.querySelector(".game"));

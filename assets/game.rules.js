@@ -1,16 +1,15 @@
-// The rules of the guessing game: rounds over the tokens of one run, which comes from the server as it grows, and the points made in
-// them. All that is said of the model is in that run.
+// The rules of the guessing game: rounds over the tokens of one run, which arrives from the server as it grows, and their costs.
 
-const LEAST = 1e-6; // odds come with six digits: what rounds to nothing counts as this
-const HARDEST = 5; // tokens that the summary names
+const LEAST = 1e-6; // probabilities have six digits: zero counts as this
+const HARDEST = 5; // tokens listed in the summary
 const ELSE = "something else";
 
-/** How surprising an option is: half the odds cost one bit more. */
+/** Surprisal of an option in bits. */
 function bitsOf(p) {
   return -Math.log2(Math.max(p, LEAST));
 }
 
-/** A number that follows from three others and looks like chance. */
+/** A deterministic hash of three numbers. */
 function scrambled(seed, position, id) {
   let mixed = seed ^ Math.imul(position + 1, 0x9e3779b1) ^ Math.imul(id + 1, 0x85ebca6b);
   for (let i = 0; i < 2; i++) mixed = Math.imul(mixed ^ (mixed >>> 16), 0x45d9f3b);
@@ -21,7 +20,7 @@ function sum(values) {
   return values.reduce((total, value) => total + value, 0);
 }
 
-/** One token to be guessed: what there is to choose from, and what each team chose. */
+/** One token to be guessed: the options, and each team's choice. */
 class Round {
   constructor(token, position, seed, count, teams) {
     this.token = token;
@@ -29,9 +28,9 @@ class Round {
     const order = ({ id }) => scrambled(seed, position, id);
     const likeliest = token.top.slice(0, count - 1).sort((a, b) => order(a) - order(b));
     this.options = [...likeliest, { id: null, piece: ELSE, p: 1 - sum(likeliest.map(({ p }) => p)) }];
-    this.typed = []; // options that were typed, beside those on offer
+    this.typed = []; // typed options, in addition to the offered ones
     this.picks = Array.from({ length: teams }, () => null);
-    this.isOpen = false; // whether the odds are laid open
+    this.isOpen = false; // whether the probabilities are shown
   }
 
   get all() {
@@ -42,18 +41,18 @@ class Round {
     return this.picks.every((pick) => pick !== null);
   }
 
-  /** Whether an option is what came; "something else" is, where none of the others on offer came. */
+  /** Whether an option is the token; "something else" is right if none of the offered options is. */
   isRight(option) {
     if (option.id !== null) return option.id === this.token.id;
     return this.options.every(({ id }) => id !== this.token.id);
   }
 
-  /** What a blind guess at the options on offer costs on average. */
+  /** Mean cost of a uniform guess among the offered options, in bits. */
   get blind() {
     return sum(this.options.map(({ p }) => bitsOf(p))) / this.options.length;
   }
 
-  /** The option for a typed token: one that is there already, or a new one. */
+  /** The option for a typed token: an existing one, or a new one. */
   typedOption(candidate) {
     const known = this.all.find(({ id }) => id === candidate.id);
     if (!known) this.typed.push(candidate);
@@ -61,7 +60,7 @@ class Round {
   }
 }
 
-/** The rounds of one text and the points made in them. */
+/** The rounds of one text and their costs. */
 class Match {
   constructor(frame) {
     this.name = frame.game;
@@ -75,14 +74,14 @@ class Match {
   }
 
   restart() {
-    this.position = -1; // of the token that is guessed, or was last
+    this.position = -1; // of the current or last token
     this.round = null;
-    this.played = []; // rounds whose odds were laid open
+    this.played = []; // rounds whose probabilities were shown
     this.isFinished = false;
-    this.waits = false; // for the model to write on
+    this.waits = false; // for the model
   }
 
-  /** Go on to the next token above a bound of entropy in bits; without one, wait for the model or finish. */
+  /** Go to the next token with an entropy above a bound in bits; if there is none, wait for the model or finish. */
   next(above, count, teams) {
     let position = this.round || this.waits ? this.position + 1 : Math.max(0, this.position);
     while (position < this.tokens.length && this.tokens[position].entropy <= above) position += 1;
@@ -103,16 +102,16 @@ class Match {
     this.waits = false;
   }
 
-  /** Rows of the score: each team, the model as it would draw, and a blind guess; points are bits, the fewer the better. */
+  /** Score of each team, of sampling from the model, and of a uniform guess; costs are in bits, lower is better. */
   scores(names) {
     const right = (i) => this.played.filter((round) => round.isRight(round.picks[i])).length;
     const teams = names.map((name, i) => ({ name, team: i, bits: this.played.map(({ picks }) => bitsOf(picks[i].p)), right: right(i) }));
-    const model = { name: "The model, drawing by its odds", bits: this.played.map(({ token }) => token.entropy) };
-    const blind = { name: "A blind guess at the options", bits: this.played.map((round) => round.blind) };
+    const model = { name: "Sampling from the model", bits: this.played.map(({ token }) => token.entropy) };
+    const blind = { name: "Uniform guess among the options", bits: this.played.map((round) => round.blind) };
     return [...teams, model, blind].map((row) => ({ ...row, last: row.bits[row.bits.length - 1], total: sum(row.bits) }));
   }
 
-  /** The tokens that surprised the model most, among those played. */
+  /** The played tokens with the lowest probability. */
   get hardest() {
     return [...this.played].sort((a, b) => a.token.p - b.token.p).slice(0, HARDEST);
   }

@@ -1,44 +1,44 @@
-// The lessons: a list, and a panel that leads through one of them. It points at a part of the page, sets the page up and has it run,
-// asks what will come of it, and reads the answer off the visitor's own run. All text enters the page as textContent.
+// Guided lessons: a list, and a panel with the steps of one lesson. A step points at a part of the page, sets the page up and runs it,
+// asks for a prediction, and takes the answer from the visitor's own run. All text enters the page as textContent.
 const { lessons, shown } = __LESSONS__;
-const PLACE = "decoding-playground.lesson"; // all that is kept: the name of a lesson and the step in it
-const ROOM = 12; // pixels between what is pointed at and the edge of the window
-const LOOKS = 6; // how often it is looked whether what is pointed at was moved
-const PAUSE = 250; // ms between two looks
+const PLACE = "decoding-playground.lesson"; // stored in the browser: the name of a lesson and its step
+const ROOM = 12; // pixels between the target and the edge of the window
+const LOOKS = 6; // checks whether the target has moved
+const PAUSE = 250; // ms between two checks
 
 const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-/** Outlines a part of the page by a rule of style: whatever is drawn anew there is outlined too. */
+/** Outlines a part of the page by a CSS rule, which also applies to elements added later. */
 class Pointer {
   constructor() {
     this.rule = el("style");
     document.head.append(this.rule);
-    for (const hand of ["wheel", "touchmove", "pointerdown", "keydown"]) document.addEventListener(hand, () => this.letGo(), { capture: true, passive: true });
+    for (const hand of ["wheel", "touchmove", "pointerdown", "keydown"]) document.addEventListener(hand, () => this.cancel(), { capture: true, passive: true });
   }
 
   show(selector, panel) {
     this.rule.textContent = selector ? `${selector} { outline: 2px solid var(--pg-accent); outline-offset: 4px; border-radius: 8px; }` : "";
     if (selector) this.bringSoon(selector, panel);
-    else this.letGo();
+    else this.cancel();
   }
 
-  /** The view draws a moment later, and some of it only when it comes near, which moves what is below: until then the part is brought again. */
+  /** Scroll repeatedly for a while: the view draws lazily, which moves what is below. */
   bringSoon(selector, panel) {
     let left = LOOKS;
     const look = () => {
       this.bring(selector, panel);
       if (--left) this.next = setTimeout(look, PAUSE);
     };
-    this.letGo();
+    this.cancel();
     this.next = setTimeout(look, PAUSE / 4);
   }
 
-  /** Whoever scrolls or does anything else decides what is in sight. */
-  letGo() {
+  /** Stop scrolling: any user action takes precedence. */
+  cancel() {
     clearTimeout(this.next);
   }
 
-  /** Scroll no further than it takes to see the part beside the panel, or its beginning where it is too high. */
+  /** Scroll as little as possible to show the target beside the panel, or its top if it is too tall. */
   bring(selector, panel) {
     const target = [...document.querySelectorAll(selector)].find((node) => node.offsetParent !== null);
     if (!target) return;
@@ -49,40 +49,40 @@ class Pointer {
     scrollTo({ top: scrollY + box.top - top, behavior: calm() ? "auto" : "smooth" });
   }
 
-  /** The player sticks to the top of the window over what lies in the view. */
+  /** Top edge of the visible area: the player sticks to the top of the window, over the view. */
   roof(target) {
     const player = document.querySelector(".live .player");
     const sticks = player && getComputedStyle(player).position === "sticky" && target.closest(".live") && !player.contains(target);
     return sticks ? player.offsetHeight + ROOM : ROOM;
   }
 
-  /** A panel at the foot of the window hides what is behind it; one at the side hides nothing. */
+  /** Bottom edge of the visible area: a panel at the bottom of the window hides what is behind it, one at the side does not. */
   floor(panel) {
     const box = panel.getBoundingClientRect();
     return (box.top > innerHeight / 4 ? box.top : innerHeight) - ROOM;
   }
 }
 
-/** What the visitor guessed of a question, and what a run says to it. */
+/** A question, the visitor's prediction, and the answer of a run. */
 class Asked {
   constructor(question) {
     this.question = question;
-    this.guess = null; // index of a choice, or a number
+    this.guess = null; // the prediction: index of a choice, or a number
     this.revealed = false;
   }
 
-  /** {value, complete, said}: the number the answer is, and the readings it is made of in words. */
+  /** {value, complete, said}: the answer as a number, and its readings as text. */
   answer(run) {
     const read = this.question.readings.map(([name, lanes]) => run.read(name, lanes));
     const complete = read.every((one) => one.complete);
     const values = read.map((one) => one.value);
     const said = read.map((one) => one.said).join("; ");
     if (read.length === 1) return { value: values[0], complete, said };
-    const value = values.every(isNumber) ? together(this.question.sign, ...values) : null;
-    return { value, complete, said: isNumber(value) ? `${said}; that is ${fixed(value, 2)}` : said };
+    const value = values.every(isNumber) ? combined(this.question.sign, ...values) : null;
+    return { value, complete, said: isNumber(value) ? `${said}; result ${fixed(value, 2)}` : said };
   }
 
-  /** Index of the choice that holds for a value, -1 where none does. */
+  /** Index of the choice that holds for a value, -1 if none does. */
   holding(value) {
     return this.question.choices.findIndex(([, kind, limit]) => {
       if (value === null || kind === "none") return value === null && kind === "none";
@@ -91,18 +91,18 @@ class Asked {
   }
 }
 
-function together(sign, first, second) {
+function combined(sign, first, second) {
   if (sign === "-") return first - second;
   return second ? first / second : null;
 }
 
-/** The last run that was seen to its end, and which step's settings it was made with. */
+/** The last run that was shown to its end, and the step settings it was made with. */
 class LastRun {
   constructor() {
     this.run = null;
     this.key = "";
     this.awaited = "";
-    this.known = new Map(); // which settings made these headers
+    this.known = new Map(); // settings by the headers they produced
   }
 
   expect(settings) {
@@ -117,12 +117,12 @@ class LastRun {
     if (this.key === this.awaited) this.awaited = "";
   }
 
-  /** The run, where it was made with these settings. */
+  /** The run if it was made with these settings, otherwise null. */
   of(settings) {
     return this.key === keyOf(settings) ? this.run : null;
   }
 
-  goesOn(settings) {
+  isRunning(settings) {
     return this.awaited === keyOf(settings);
   }
 }
@@ -162,12 +162,12 @@ class Lessons {
     else this.close();
   }
 
-  /** A link names a lesson, which opens at its beginning. */
+  /** Open the lesson named in the address. */
   follow(name) {
     if (name === null) return;
     const found = lessons.find((lesson) => lesson.name === name);
     if (found) this.begin(found, 0);
-    else this.list(`There is no lesson called ${name}: choose one of these.`);
+    else this.list(`There is no lesson “${name}”: choose one of these.`);
   }
 
   open() {
@@ -185,7 +185,7 @@ class Lessons {
     this.opener.focus({ preventScroll: true });
   }
 
-  /** Escape belongs to whatever is open above the lesson, and to fields outside it; it is looked at before they close. */
+  /** Close on Escape, unless a dialog above the lesson or a field outside it handles the key. */
   escape(event) {
     if (event.key !== "Escape" || this.panel.hidden) return;
     const others = [...document.querySelectorAll("[role=dialog]:not([hidden]), .editor .menu")].some((node) => node !== this.panel);
@@ -209,7 +209,7 @@ class Lessons {
     this.panel.scrollTop = 0;
   }
 
-  // What runs
+  // Runs
 
   setUp() {
     this.last.expect(this.step.settings);
@@ -217,23 +217,23 @@ class Lessons {
     this.drawState();
   }
 
-  /** A run has been seen to its end: perhaps the one this step needs, perhaps another. */
+  /** A run has been shown to its end; it may or may not be the one this step needs. */
   hear(run) {
     this.last.take(run);
     if (!this.lesson) return;
-    if (this.last.of(this.step.settings)) this.meet();
+    if (this.last.of(this.step.settings)) this.compare();
     this.drawState();
   }
 
-  /** What was guessed before the run is held against it at once. */
-  meet() {
+  /** Compare the run with a prediction made before it. */
+  compare() {
     const asked = this.askedHere();
     if (asked && asked.guess !== null) asked.revealed = true;
     this.chooseLane();
     this.pointer.bringSoon(shown[this.step.show], this.panel);
   }
 
-  /** The views show the lane that the step speaks of. */
+  /** Show the step's lane in the views. */
   chooseLane() {
     if (this.step.lane) document.querySelector(`.live .chooser .tab[data-lane="${this.step.lane - 1}"]`)?.click();
   }
@@ -267,10 +267,10 @@ class Lessons {
   }
 
   row(lesson) {
-    const kept = readPlace();
-    const at = kept.lesson === lesson.name && kept.step < lesson.steps.length ? kept.step : 0;
+    const place = readPlace();
+    const at = place.lesson === lesson.name && place.step < lesson.steps.length ? place.step : 0;
     const open = button("", "", "", () => this.begin(lesson, at));
-    const time = at ? `go on at step ${at + 1}` : `${lesson.minutes} min`;
+    const time = at ? `continue at step ${at + 1}` : `${lesson.minutes} min`;
     open.append(el("b", "", lesson.title), el("span", "lesson-time", time), el("span", "lesson-about", lesson.about));
     const item = el("li");
     item.append(open);
@@ -359,43 +359,43 @@ class Lessons {
     this.drawState();
   }
 
-  /** What depends on the guess and the run: the buttons, and the answer once it may be seen. */
+  /** Draw what depends on the prediction and the run: the buttons, and the answer once it is revealed. */
   drawState() {
     const run = this.last.of(this.step.settings);
     const asked = this.askedHere();
-    const told = run && asked && asked.revealed ? asked.answer(run) : null;
+    const answer = run && asked && asked.revealed ? asked.answer(run) : null;
     const focused = this.acts.contains(document.activeElement) || this.form.contains(document.activeElement);
-    this.drawVerdicts(asked, told);
-    this.drawActs(run, asked, told);
-    this.result.replaceChildren(...this.outcome(asked, told));
-    if (told) this.result.scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
+    this.drawVerdicts(asked, answer);
+    this.drawActs(run, asked, answer);
+    this.result.replaceChildren(...this.outcome(asked, answer));
+    if (answer) this.result.scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
     if (focused && document.activeElement === document.body) (this.acts.querySelector("button") || this.heading).focus({ preventScroll: true });
   }
 
-  drawActs(run, asked, told) {
-    const going = this.last.goesOn(this.step.settings);
+  drawActs(run, asked, answer) {
+    const running = this.last.isRunning(this.step.settings);
     const show = button("primary", "Show the answer", "", () => this.reveal());
     const setUp = button(run ? "" : "primary", run ? "Run again" : "Set up and run", "Fill in the page for this step and press Run", () => this.setUp());
-    const wait = el("p", "lesson-wait", going ? "Running; what comes of it is read off when it has been shown to its end." : "");
-    this.acts.replaceChildren(...(run && asked && !told ? [show] : []), setUp, wait);
+    const wait = el("p", "lesson-wait", running ? "Running; the answer follows when the run has been shown to its end." : "");
+    this.acts.replaceChildren(...(run && asked && !answer ? [show] : []), setUp, wait);
   }
 
-  drawVerdicts(asked, told) {
+  drawVerdicts(asked, answer) {
     for (const [i, label] of [...this.form.querySelectorAll("label")].entries()) {
-      label.querySelector("input").disabled = Boolean(told && told.complete);
+      label.querySelector("input").disabled = Boolean(answer && answer.complete);
       const mark = label.querySelector(".verdict");
       if (!mark) continue;
-      const isTrue = Boolean(told && told.complete) && asked.holding(told.value) === i;
+      const isTrue = Boolean(answer && answer.complete) && asked.holding(answer.value) === i;
       label.classList.toggle("is-true", isTrue);
-      const words = [isTrue ? "the run" : "", told && asked.guess === i ? "you" : ""].filter(Boolean).join(", ");
+      const words = [isTrue ? "the run" : "", answer && asked.guess === i ? "you" : ""].filter(Boolean).join(", ");
       setText(mark, words);
     }
   }
 
-  outcome(asked, told) {
-    if (!told) return [];
-    if (!told.complete) return [el("p", "", "A lane was stopped or failed, so this run does not tell: run it again.")];
-    const lines = [el("p", "lesson-said", `Your run says: ${told.said}.`), el("p", "lesson-verdict", verdict(asked, told.value))];
+  outcome(asked, answer) {
+    if (!answer) return [];
+    if (!answer.complete) return [el("p", "", "A lane was stopped or failed: run it again.")];
+    const lines = [el("p", "lesson-said", `Your run: ${answer.said}.`), el("p", "lesson-verdict", verdict(asked, answer.value))];
     if (asked.question.because) lines.push(paragraph(asked.question.because));
     return lines;
   }
@@ -403,16 +403,16 @@ class Lessons {
 
 function verdict(asked, value) {
   const { choices, guess } = asked.question;
-  if (asked.guess === null) return "You made no guess this time.";
-  if (guess) return value === null ? `You guessed ${asked.guess}; the run has no such number.` : `You guessed ${asked.guess}: ${distance(asked.guess, value)}.`;
-  const held = asked.holding(value);
-  if (held < 0) return "None of the choices holds for this run.";
-  return asked.guess === held ? "You saw it coming." : `You guessed “${choices[asked.guess][0]}”, the run says “${choices[held][0]}”.`;
+  if (asked.guess === null) return "You made no prediction.";
+  if (guess) return value === null ? `Your prediction: ${asked.guess}; the run has no such number.` : `Your prediction: ${asked.guess}, ${distance(asked.guess, value)}.`;
+  const right = asked.holding(value);
+  if (right < 0) return "None of the choices holds for this run.";
+  return asked.guess === right ? "Your prediction is right." : `Your prediction: “${choices[asked.guess][0]}”; the run: “${choices[right][0]}”.`;
 }
 
 function distance(guess, value) {
   const off = Math.abs(guess - value);
-  return off < 0.005 ? "exactly so" : `off by ${fixed(off, Number.isInteger(off) ? 0 : 2)}`;
+  return off < 0.005 ? "exactly right" : `off by ${fixed(off, Number.isInteger(off) ? 0 : 2)}`;
 }
 
 function heading(text) {
@@ -421,7 +421,7 @@ function heading(text) {
   return node;
 }
 
-/** A paragraph in which **terms** and `names` stand out. */
+/** A paragraph with **terms** and `names` marked up. */
 function paragraph(text) {
   const node = el("p");
   for (const part of text.split(/(\*\*[^*]+\*\*|`[^`]+`)/)) {
@@ -435,7 +435,7 @@ function paragraph(text) {
 function keepPlace(lesson, step) {
   try {
     localStorage.setItem(PLACE, JSON.stringify({ lesson, step }));
-  } catch (reason) { /* a browser that keeps nothing begins at the first step */ }
+  } catch (reason) { /* without storage a lesson starts at its first step */ }
 }
 
 function readPlace() {

@@ -1,4 +1,4 @@
-// Searches and filters the entries of the library. They stand in the page already; what does not fit is hidden.
+// Searches and filters the entries of the library. All entries are in the page; those that do not match are hidden.
 class Library {
   constructor(root) {
     this.root = root;
@@ -15,7 +15,7 @@ class Library {
     if (location.hash) requestAnimationFrame(() => this.goTo(location.hash));
   }
 
-  /** A chip that is pressed again lets go. */
+  /** Pressing a selected chip deselects it. */
   press({ dataset }) {
     const [filter] = Object.keys(dataset);
     this.chosen[filter] = this.chosen[filter] === dataset[filter] ? "" : dataset[filter];
@@ -28,7 +28,7 @@ class Library {
     this.show();
   }
 
-  /** Whether an entry holds every word that was typed and has what the chips ask for. */
+  /** Whether an entry contains every typed word and matches the selected chips. */
   fits({ dataset }, { family, promise }) {
     const typed = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
     return (!family || dataset.family === family) && (!promise || dataset.promise.split(",").includes(promise)) && typed.every((word) => dataset.words.includes(word));
@@ -48,13 +48,13 @@ class Library {
     return found === all ? `${all} entries.` : `${found} of ${all} entries.`;
   }
 
-  /** What the promise that is asked for means; nothing where none is. */
+  /** The meaning of the selected guarantee, or an empty text. */
   meaning() {
     const chip = this.chips.find(({ dataset }) => dataset.promise && dataset.promise === this.chosen.promise);
     return chip ? `${chip.dataset.promise.replace(/^./, (letter) => letter.toUpperCase())}: ${chip.title}` : "";
   }
 
-  /** How many entries there would be with this chip, given the search and the other row of chips. */
+  /** Show how many entries this chip would leave, given the search and the other row of chips. */
   count(chip) {
     const [filter] = Object.keys(chip.dataset);
     const number = this.entries.filter((entry) => this.fits(entry, { ...this.chosen, [filter]: chip.dataset[filter] })).length;
@@ -68,10 +68,10 @@ class Library {
     const note = this.root.querySelector(".none");
     note.hidden = !nothing;
     const typed = this.search.value.trim();
-    note.querySelector("p").textContent = typed ? `Nothing here is called or does “${typed}”.` : "No strategy has both of these.";
+    note.querySelector("p").textContent = typed ? `No entry matches “${typed}”.` : "No strategy has both of these.";
   }
 
-  /** Show the entry an address names, whatever is filtered, with everything it has to say. */
+  /** Show the entry named in the address, unfolded, regardless of the filters. */
   goTo(hash) {
     const entry = this.entries.find(({ id }) => id === decodeURIComponent(hash.slice(1)));
     if (!entry) return;

@@ -1,4 +1,4 @@
-// Small things the whole page needs: the keyboard, the theme, large type for a projector, the link, and figures that are gone.
+// Page-wide behaviour: keyboard shortcuts, theme, projector mode, share link, clean-up of removed figures.
 (() => {
   const press = (id) => document.querySelector(`#${id}:not([disabled])`)?.click();
 
@@ -17,7 +17,7 @@
   const THEME = "decoding-playground-theme";
   const PROJECTOR = "decoding-playground-projector";
 
-  // Called once the page stands; an address that names a theme wins.
+  // Called once the page is loaded; a theme in the address takes precedence.
   window.keepTheme = () => {
     const chosen = localStorage.getItem(THEME);
     if (chosen && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", chosen === "dark");
@@ -42,18 +42,18 @@
     localStorage.setItem(PROJECTOR, on ? "on" : "off");
   };
 
-  // A figure that is replaced still listens for the size of the window, and so would be kept for ever. Plotly's own `purge` would
-  // break one that is still being drawn.
-  const letGo = (node) => {
+  // A replaced figure still has a resize listener and would never be freed. Plotly's own `purge` would break one that is still
+  // being drawn.
+  const release = (node) => {
     if (node.nodeType !== Node.ELEMENT_NODE) return;
     for (const plot of [node, ...node.querySelectorAll(".js-plotly-plot")]) window.removeEventListener("resize", plot._responsiveChartHandler);
   };
 
   new MutationObserver((changes) => {
-    if (window.Plotly) for (const { removedNodes } of changes) removedNodes.forEach(letGo);
+    if (window.Plotly) for (const { removedNodes } of changes) removedNodes.forEach(release);
   }).observe(document.documentElement, { childList: true, subtree: true });
 
-  // The code of the settings becomes this page's address and goes to the clipboard.
+  // Put the encoded settings into this page's address and copy it.
   window.shareLink = async (code) => {
     if (!code) return;
     const address = new URL(location.href);
@@ -62,7 +62,7 @@
     history.replaceState(null, "", address);
     const button = document.querySelector("#share");
     const label = button?.textContent;
-    try { await navigator.clipboard.writeText(address.href); } catch { if (button) button.textContent = "Link is in the address bar"; }
+    try { await navigator.clipboard.writeText(address.href); } catch { if (button) button.textContent = "Copy it from the address bar"; }
     if (button && button.textContent === label) button.textContent = "Copied";
     setTimeout(() => { if (button) button.textContent = label; }, 1600);
   };

@@ -82,7 +82,7 @@ def asked(browser, address):  # noqa: F811
     with tab(browser) as page:
         visit(page, address)
         ran(page)
-        page.get_by_text("Questions, and what everybody answered").click()
+        page.get_by_text("Questions and answers").click()
         yield page
 
 
@@ -106,7 +106,7 @@ def saved(page: Page, name: str) -> str:
 
 def cells(page: Page) -> list[list[str]]:
     """The rows of the table as they stand, a failure left aside."""
-    rows = page.locator(".standings [data-task] tr[data-row]")
+    rows = page.locator(".results-table [data-task] tr[data-row]")
     return rows.evaluate_all(
         "rows => rows.map((row) => [...row.cells].map((cell) => (cell.querySelector('.entrant') || cell).textContent))"
     )
@@ -135,7 +135,7 @@ def test_two_questions_are_answered_and_the_table_is_that_of_the_file(asked):
     assert [(line["entrant"], line["text"]) for line in lines] == [
         (one["entrant"], one["text"]) for one in document["answers"]
     ]
-    expect(asked.locator(".standings .note").filter(has_text="Measured with")).to_contain_text("Measured with llama")
+    expect(asked.locator(".results-table .note").filter(has_text="Measured with")).to_contain_text("Measured with llama")
     expect(asked.locator("#figures .js-plotly-plot")).to_have_count(2)
 
 
@@ -155,7 +155,7 @@ def test_a_single_question_shows_what_everybody_wrote(asked):
 
 
 def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(asked):
-    unsorted, heading = cells(asked), asked.locator(".standings th", has_text="target forwards")
+    unsorted, heading = cells(asked), asked.locator(".results-table th", has_text="target forwards")
     for order, reverse in (("descending", True), ("ascending", False)):
         heading.locator("button").click()
         expect(heading).to_have_attribute("aria-sort", order)
@@ -188,7 +188,7 @@ def test_a_copied_link_opens_the_same_choice(asked):
 def test_it_is_stopped_within_a_question_and_shows_how_far_it_came(page, address):
     visit(page, address, ENDLESS)
     page.click("#run")
-    expect(page.locator(".standings tr[data-row='1']").first).to_be_visible()
+    expect(page.locator(".results-table tr[data-row='1']").first).to_be_visible()
     expect(page.locator("#progress")).to_contain_text("left")
     page.click("#stop")
     expect(page.locator("#progress")).to_contain_text(re.compile(r"Stopped after [\d,]+ of 3,996 answers"))
@@ -223,12 +223,12 @@ def test_what_strangers_wrote_stays_text(page, address):
     lanes = [{"strategy": "greedy", "extras": [["choice", {"options": f" a{HOSTILE}|{HOSTILE}"}]]}, NEEDY]
     visit(page, address, replace(TWO, lanes=lanes, own=own, repeats=1, length=60))
     ran(page)
-    expect(page.locator(".standings .task")).to_have_text(HOSTILE[:LONGEST["task"]])
-    page.get_by_text("Questions, and what everybody answered").click()
+    expect(page.locator(".results-table .task")).to_have_text(HOSTILE[:LONGEST["task"]])
+    page.get_by_text("Questions and answers").click()
     page.locator(".asked tbody button").click()
     expect(page.locator(".one-question dd").nth(1)).to_have_text(f"The red fox {HOSTILE}")
     expect(page.locator(".one-question")).to_contain_text(f"greedy+choice:options= a{HOSTILE}"[:60])
-    for place in ("#standings", "#answers", "#figures"):
+    for place in ("#results-table", "#answers", "#figures"):
         assert page.locator(f"{place} img").count() == 0
     assert page.evaluate("window.hacked") is None
 
@@ -239,10 +239,10 @@ def test_a_visitor_who_leaves_makes_room_for_the_next(browser, address):  # noqa
             for page in (first, second):
                 visit(page, address, ENDLESS)
             first.click("#run")
-            expect(first.locator(".standings tr[data-row]").first).to_be_visible()
+            expect(first.locator(".results-table tr[data-row]").first).to_be_visible()
             second.click("#run")
             expect(second.locator("#progress")).to_contain_text("Place 1 in the queue")
-        expect(second.locator(".standings tr[data-row]").first).to_be_visible()
+        expect(second.locator(".results-table tr[data-row]").first).to_be_visible()
         second.click("#stop")
         expect(second.locator("#run")).to_be_visible()
 

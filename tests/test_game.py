@@ -1,4 +1,4 @@
-"""The guessing game: by hand-made odds whose points are known, and on the real page over the bundled models."""
+"""The guessing game: hand-made probabilities with known costs, and the real page with the bundled models."""
 from __future__ import annotations
 
 import math
@@ -25,7 +25,7 @@ ODDS = (0.5, 0.25, 0.125, 0.0625, 0.0625)  # 1, 2, 3, 4 and 4 bits; 1.875 bits o
 
 
 def token(came: int = 0, entropy: float = 1.875, pieces=PIECES) -> dict:
-    """A token of a game: the one that came, among candidates with halving odds."""
+    """A token of a game, among candidates with halving probabilities."""
     top = [{"id": i, "piece": piece, "p": p} for i, (piece, p) in enumerate(zip(pieces, ODDS))]
     return {"id": came, "piece": pieces[came], "p": ODDS[came], "entropy": entropy, "top": top}
 
@@ -45,7 +45,7 @@ def frame(*tokens: dict, name: str = "one", over: bool = True, seed: int = 3, op
 
 # --- what is told of a run ---
 
-def test_a_token_is_told_with_the_odds_and_the_entropy_of_its_step():
+def test_a_token_has_the_probabilities_and_the_entropy_of_its_step():
     step = Step(
         0,
         entropy=math.log(4),
@@ -112,7 +112,7 @@ def never(*names, **how):
     raise Refusal("No model is wanted here.")
 
 
-# --- the rules, over hand-made odds ---
+# --- the rules, with hand-made probabilities ---
 
 class Feed:
     frames: list[dict] = []
@@ -128,7 +128,7 @@ def feed():
 
 @pytest.fixture(scope="module")
 def board(feed):
-    """Where a page answers that holds nothing but the game and a button that sends it a frame."""
+    """Address of a page with only the game and a button that sends it a frame."""
     def odds(asked: dict) -> dict:
         return {"id": 99, "piece": " wol", "p": 2.0 ** -10} if asked["ids"] == [1, 2] else {"refused": "Not there."}
 
@@ -182,7 +182,7 @@ def choose(page: Page, piece: str) -> None:
 
 
 def table(page: Page) -> list[float]:
-    """Points of all rounds: the teams, the model, a blind guess."""
+    """Total costs: the teams, sampling from the model, a uniform guess."""
     return page.locator(".game .scores .total").evaluate_all("all => all.map((one) => Number(one.dataset.bits))")
 
 
@@ -207,12 +207,12 @@ def test_points_are_the_bits_of_what_each_team_chose(page, board, feed):
     expect(page.locator(".game .is-right .token")).to_have_text(" crow")
 
 
-def test_something_else_is_right_where_none_of_the_others_came(page, board, feed):
+def test_something_else_is_right_if_no_offered_option_is(page, board, feed):
     play(page, board, feed, frame(token(came=4)))
     choose(page, "something else")
     page.keyboard.press("Enter")
     expect(page.locator(".game .is-right")).to_contain_text("something else")
-    expect(page.locator(".game .entropy")).to_contain_text("What came is “ bee”, which the model gave 6.3 %")
+    expect(page.locator(".game .entropy")).to_contain_text("The token was “ bee”, probability 6.3 %")
     expect(page.locator(".game .scores tbody td:last-child").first).to_have_text("1 of 1")
 
 
@@ -225,7 +225,7 @@ def test_the_order_of_the_options_follows_the_seed(page, board, feed):
     assert len({tuple(order) for order in found.values()}) > 1
 
 
-def test_quiet_tokens_are_passed_over_and_stand_in_the_text(page, board, feed):
+def test_tokens_of_low_entropy_are_skipped_and_shown_in_the_text(page, board, feed):
     play(
         page,
         board,
@@ -237,7 +237,7 @@ def test_quiet_tokens_are_passed_over_and_stand_in_the_text(page, board, feed):
     assert page.locator(".game .text").text_content() == "The red fox crow?"
 
 
-def test_every_token_is_played_where_that_is_asked_for(page, board, feed):
+def test_every_token_is_played_if_the_settings_say_so(page, board, feed):
     play(page, board, feed, frame(token(entropy=0.2), token()), choices="rounds=every")
     expect(page.locator(".game .where")).to_contain_text("Token 1 of 2")
     page.select_option(".game .which", "above")
@@ -245,10 +245,10 @@ def test_every_token_is_played_where_that_is_asked_for(page, board, feed):
     assert "above=1" in page.url and "rounds" not in page.url
 
 
-def test_a_text_without_a_place_for_a_round_says_what_to_do(page, board, feed):
+def test_a_text_without_a_round_says_what_to_do(page, board, feed):
     play(page, board, feed, frame(token(entropy=0.2)), choices="above=1")
     expect(page.locator(".game .stage")).to_contain_text(
-        "above 1 bits, the highest is 0.20: lower the bound, or play every token."
+        "above 1 bits; the highest is 0.20. Lower the bound, or play every token."
     )
 
 
@@ -257,23 +257,23 @@ def test_a_game_waits_for_the_model_and_goes_on_by_itself(page, board, feed):
     choose(page, " fox")
     page.keyboard.press("Enter")
     page.keyboard.press("ArrowRight")
-    expect(page.locator(".game .where")).to_contain_text("still writing")
+    expect(page.locator(".game .where")).to_contain_text("The model is generating")
     send(page, feed, frame(token(), token(came=2)))
     expect(page.locator(".game .where")).to_contain_text("Token 2 of 2")
     assert page.locator(".game .text").text_content() == "The red fox?"
 
 
-def test_a_typed_word_costs_its_own_odds_whether_on_offer_or_not(page, board, feed):
+def test_a_typed_word_costs_its_own_surprisal_whether_offered_or_not(page, board, feed):
     play(page, board, feed, frame(token()), choices="options=4&teams=3")
-    for word, told in (
-        ("fox", "“fox” is taken."),
-        ("duck", "“duck” is taken."),
+    for word, message in (
+        ("fox", "“fox” is chosen."),
+        ("duck", "“duck” is chosen."),
         ("wolf", "begins with the token “ wol”"),
     ):
         page.fill(".game .word", word)
         page.keyboard.press("Enter")
-        expect(page.locator(".game .said")).to_contain_text(told)
-    expect(page.locator(".game .option")).to_have_count(6)  # a duck and a wolf of one's own
+        expect(page.locator(".game .said")).to_contain_text(message)
+    expect(page.locator(".game .option")).to_have_count(6)  # duck and wolf were not offered
     page.keyboard.press("Enter")
     expect(page.locator(".game .scores")).to_be_visible()
     assert table(page)[:3] == [1, 4, 10]
@@ -288,7 +288,7 @@ def test_the_end_names_the_hardest_tokens_and_leads_to_the_lanes(page, board, fe
         page.keyboard.press("ArrowRight")
     expect(page.locator(".game h3").first).to_have_text("After 3 rounds")
     assert page.locator(".game .hardest .token").all_text_contents() == [" hen", " crow", " fox"]
-    expect(page.locator(".game .hardest .facts").first).to_contain_text("13 %, 3.00 bits; guessed by nobody")
+    expect(page.locator(".game .hardest .facts").first).to_contain_text("13 %, 3.00 bits; guessed by no team")
     assert page.locator(".game a.quiet").get_attribute("href") == "./?s=abc"
     page.get_by_role("button", name="Play again").click()
     expect(page.locator(".game .where")).to_contain_text("Token 1 of 3")
@@ -337,7 +337,7 @@ def start(page: Page, address: str, settings: Settings = TALE, choices: str = "r
     expect(page.locator(".game .options")).to_be_visible()
 
 
-def test_three_rounds_by_keyboard_show_the_odds_of_the_trace(page, address, models):
+def test_three_rounds_by_keyboard_show_the_probabilities_of_the_trace(page, address, models):
     result = playground.run(
         "sample", TALE.prompt, models=models, knobs=TALE.lanes[0]["knobs"], seed=TALE.seed, max_new_tokens=TALE.length
     )
@@ -379,7 +379,7 @@ def test_a_given_text_is_read_and_its_own_tokens_come(page, address, models):
     expect(page.locator(".game .came")).to_have_text(models.target.tokens.piece(reading.token_ids[0]))
 
 
-def test_a_word_beyond_the_ten_likeliest_gets_the_models_odds_of_it(address, models):
+def test_a_word_beyond_the_ten_likeliest_gets_its_probability_from_the_model(address, models):
     ids = models.target.tokens.encode("The red fox listens to the")
     found = game.probability_lookup(Site(load=lambda *names, **how: models))(
         {"ids": ids, "word": "zeppelin", "spaced": False}

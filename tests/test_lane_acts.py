@@ -58,7 +58,7 @@ def test_a_moved_lane_keeps_its_card_open_and_the_focus(page, address):
 
 def test_a_lane_with_its_own_seed_draws_otherwise_and_says_so(page, address):
     visit(page, address, Settings(prompt=PROMPT, length=12, seed=3, lanes=[SAMPLE, SAMPLE, SAMPLE]))
-    edit(page, 3).get_by_label("Seed of its own").fill("8")
+    edit(page, 3).get_by_label("Own seed").fill("8")
     expect(page.locator(".lane-card[data-lane='2'] .recipe")).to_contain_text("seed 8")
     page.click("#run")
     expect(page.locator("#run")).to_be_visible()
@@ -73,7 +73,7 @@ def test_a_lane_with_its_own_seed_draws_otherwise_and_says_so(page, address):
 def test_an_emptied_seed_is_shared_again(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[{**SAMPLE, "seed": 5}, SAMPLE]))
     assert [recipe.seed for recipe in asked(page)] == [5, None]
-    edit(page, 1).get_by_label("Seed of its own").fill("")
+    edit(page, 1).get_by_label("Own seed").fill("")
     assert [recipe.seed for recipe in asked(page)] == [None, None]
 
 
@@ -102,7 +102,7 @@ def test_a_knob_is_spread_over_lanes_by_one_act(page, address):
 def test_lanes_that_must_make_room_are_named_before(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[GREEDY, SAMPLE, GUESSING]))
     card = sweep(page, 2, "temperature", "4 values", "0.5", "2")
-    expect(card.locator(".sweep .help")).to_contain_text("Lanes 1 and 3 make room.")
+    expect(card.locator(".sweep .help")).to_contain_text("Lanes 1 and 3 will be removed.")
     card.get_by_role("button", name="Spread over lanes").click()
     assert names(page) == ["sample"] * 4
 

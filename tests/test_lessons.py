@@ -314,7 +314,7 @@ def test_a_lesson_goes_on_where_it_was_left(page, address):
     page.get_by_role("button", name="Step 3: ").click()
     arrive(page, address)
     page.click(".lessons-open")
-    expect(page.locator(".lesson-list button").first).to_contain_text("go on at step 3")
+    expect(page.locator(".lesson-list button").first).to_contain_text("continue at step 3")
     page.locator(".lesson-list button").first.click()
     expect(page.locator(".lesson-panel h3")).to_have_text(lessons()["entropy"].steps[2].heading)
 

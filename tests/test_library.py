@@ -178,7 +178,7 @@ def test_a_search_finds_by_name_title_paper_author_and_knob(page, typed, name):
 
 def test_a_search_without_a_find_says_so_and_leads_back(page):
     assert type_in(page, "zz <b>top</b>") == set()
-    expect(page.locator(".strategies .none p")).to_have_text("Nothing here is called or does “zz <b>top</b>”.")
+    expect(page.locator(".strategies .none p")).to_have_text("No entry matches “zz <b>top</b>”.")
     page.locator(".strategies .clear").click()
     assert shown(page) == {cls.name for cls in STRATEGIES}
     expect(page.locator(".strategies input[type=search]")).to_be_focused()

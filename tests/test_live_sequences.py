@@ -67,11 +67,11 @@ def show(page, feed, trace: Trace, share: float = 1.0):
 
 
 def listed(page) -> list[list[str]]:
-    """Number, score, standing, shared beginning and own text of every sequence in the list."""
+    """Number, score, state, shared beginning and own text of every sequence in the list."""
     page.wait_for_selector(".panel-branches .branch")
     drawn(page)
     return page.locator(".panel-branches .branch").evaluate_all(
-        "rows => rows.map((row) => ['.num', '.score', '.standing', '.shared', '.own'].map((part) =>"
+        "rows => rows.map((row) => ['.num', '.score', '.branch-state', '.shared', '.own'].map((part) =>"
         " row.querySelector(part).textContent))"
     )
 
@@ -184,7 +184,7 @@ def test_numbers_given_away_at_one_moment_change_hands_at_once(page, feed):
         Done("length"),
     ]
     show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
-    living = {number: shared + own for number, _, standing, shared, own in listed(page) if standing != "dropped"}
+    living = {number: shared + own for number, _, state, shared, own in listed(page) if state != "dropped"}
     assert living == {"#1": " b", "#2": " a"}
 
 
@@ -375,7 +375,7 @@ def test_a_sequence_ends_where_it_is_said_to_and_not_where_a_token_looks_like_an
         Branches(ended=[2], scores={1: -1.0, 2: -2.0}),
     ]
     show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
-    assert [(number, standing) for number, _, standing, *_ in listed(page)] == [("#1", "growing"), ("#2", "ended")]
+    assert [(number, state) for number, _, state, *_ in listed(page)] == [("#1", "growing"), ("#2", "ended")]
 
 
 def test_views_that_no_canvas_fills_are_not_there_for_a_canvas(page, feed):

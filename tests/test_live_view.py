@@ -90,7 +90,8 @@ def test_text_is_shown_token_by_token_and_stays_text(page, feed):
 
 def test_a_lane_says_who_it_is_and_how_it_ended(page, feed):
     show(page, feed)
-    assert page.locator(".lane .status").all_inner_texts() == ["ended", "reached the token limit", "failed"]    assert page.locator(".lane[data-lane='2'] .trouble").inner_text() == "Choose another draft model."
+    assert page.locator(".lane .status").all_inner_texts() == ["ended", "reached the token limit", "failed"]
+    assert page.locator(".lane[data-lane='2'] .trouble").inner_text() == "Choose another draft model."
     assert page.locator(".lane[data-lane='2'] .badge").all_inner_texts() == ["heuristic", "reconstruction"]
     assert page.locator(".lane[data-lane='1'] .badge").all_inner_texts() == ["lossless"]
     assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One guess fell."

@@ -45,7 +45,7 @@ def test_a_lane_that_cannot_do_without_a_context_opens_it_and_says_so_where_ther
     page.keyboard.type("context-aware")
     page.keyboard.press("Enter")
     expect(page.locator("#context textarea")).to_be_visible()
-    expect(page.locator(".lane-card .mark.need").first).to_have_text("reads a context")
+    expect(page.locator(".lane-card .mark.need").first).to_have_text("needs a context")
     page.click("#run")
     expect(running(page, 0).locator(".trouble")).to_contain_text("enter a passage as context")
     page.fill("#context textarea", "A green bird sleeps.")
@@ -91,7 +91,7 @@ def test_a_question_is_found_by_its_task_and_every_lane_says_whether_it_is_right
     expect(page.locator("#run")).to_be_visible()
 
 
-def test_what_stands_beside_a_question_goes_with_its_earlier_turns_or_its_words(page, address):
+def test_the_answer_to_a_question_is_hidden_once_its_turns_or_words_change(page, address):
     question = next(question for question in gallery() if question.task == "chat")
     asked = Settings(question.prompt, "chat", before=[[*turn] for turn in question.before])
     page.goto(f"{address}?s={asked.to_code()}")

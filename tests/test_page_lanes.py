@@ -141,7 +141,7 @@ def test_a_verifier_that_is_not_exact_is_grey_and_says_why(page, address):
     }
     page.locator("[data-slot='verifier'] .opener").click()
     expect(page.locator(".option[data-name='k_seq']")).to_have_attribute(
-        "title", "Not exact for the guesses of prompt_lookup, which are deterministic."
+        "title", "Not exact for the draft tokens of prompt_lookup, which are deterministic."
     )
     expect(page.locator(".option[data-name='greedy_match']")).to_have_attribute(
         "title", re.compile("take temperature away")
@@ -156,7 +156,7 @@ def test_a_drafter_that_the_verifier_is_not_exact_for_brings_another_verifier(pa
     page.locator("[data-slot='drafter'] .opener").click()
     assert page.locator(".options .heading").all_text_contents() == ["From a draft model", "Without a draft model"]
     expect(page.locator(".option[data-name='prompt_lookup']")).to_have_attribute(
-        "title", re.compile("k_seq is not exact for its deterministic guesses")
+        "title", re.compile("k_seq is not exact for its deterministic draft tokens")
     )
     page.locator(".option[data-name='prompt_lookup']").click()
     expect(page.locator("[data-slot='verifier'] .opener")).to_have_text("Rejection sampling")
@@ -164,14 +164,14 @@ def test_a_drafter_that_the_verifier_is_not_exact_for_brings_another_verifier(pa
     expect(page.locator(".lane-card .promise")).to_have_text("lossless")
 
 
-def test_samplers_that_draw_wait_for_a_verifier_that_stands_it(page, address):
+def test_samplers_need_a_verifier_that_is_exact_under_sampling(page, address):
     visit(page, address, verifying("prompt_lookup", "greedy_match"))
     page.get_by_label("Edit lane 1").click()
     offered = in_menu(page, ".adder")
     assert not offered["temperature"] and offered["repetition_penalty"] and offered["regex"]
 
 
-def test_models_of_the_two_kinds_are_told_apart_before_and_after_a_run(page, address):
+def test_models_of_the_two_kinds_are_distinguished_before_and_after_a_run(page, address):
     lanes = [{"strategy": "masked_diffusion"}, {"strategy": "greedy"}]
     visit(page, address, Settings(prompt="one morning", length=16, lanes=lanes))
     mark = page.locator(".lane-card .mark")

@@ -156,7 +156,7 @@ def test_time_left_is_what_was_measured_and_nothing_before():
     assert progress.left == 1.0 + 2.0 + 3.0 + 4.0 and progress.share == 0.5
 
 
-# --- standings ---
+# --- results ---
 
 def test_times_are_compared_within_a_round():
     seconds = {"greedy": (1.0, 10.0, 1.0), "guessing": (0.5, 20.0, 0.25)}

@@ -1,5 +1,5 @@
-// Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced, seed}; what a person
-// sets goes there at once and is checked by the server a moment later. All text enters the page as textContent.
+// Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced, seed}; every change is
+// written to it at once and checked by the server shortly afterwards. All text enters the page as textContent.
 const { strategies, most, promises: PROMISES } = __CATALOGUE__;
 const byName = new Map(strategies.map((s) => [s.name, s]));
 const MAIN = ["decoder", "canvas_decoder", "preset"];
@@ -7,7 +7,7 @@ const SINGLE = ["constraint", "cache_policy", "compute_policy"];
 const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "KV cache", compute_policy: "Compute" };
 const GROUPS = { // headings in the menus of slots
   drafter: (part) => (part.needs.includes("draft") ? "From a draft model" : "Without a draft model"),
-  verifier: (part) => (part.greedy_only ? "Where nothing is drawn" : "Where tokens may be drawn"),
+  verifier: (part) => (part.greedy_only ? "For greedy decoding" : "For sampling"),
 };
 const open = new Set();
 let lanes = [];
@@ -43,15 +43,15 @@ function icon(name) {
   return svg;
 }
 
-// ---- what a lane says
+// ---- the summary of a lane
 
 const shown = (value) => (typeof value === "string" && value.length > 24 ? `${value.slice(0, 23)}…` : String(value));
 
 function phrase(name, knobs, isMain) {
-  // Knobs that were changed; of an added part also its first number, by which it is known.
+  // Changed knobs; for an added part also its first numeric knob.
   const first = isMain ? null : byName.get(name)?.knobs.find((knob) => ["int", "float"].includes(knob.type));
-  const told = { ...(first ? { [first.name]: first.default } : {}), ...knobs };
-  const settings = Object.entries(told).map(([k, v]) => (k.length > 1 && !name.endsWith(k) ? `${words(k)} ${shown(v)}` : shown(v)));
+  const named = { ...(first ? { [first.name]: first.default } : {}), ...knobs };
+  const settings = Object.entries(named).map(([k, v]) => (k.length > 1 && !name.endsWith(k) ? `${words(k)} ${shown(v)}` : shown(v)));
   return settings.length ? `${name} ${settings.join(", ")}` : name;
 }
 
@@ -68,42 +68,42 @@ function recipe(lane) {
   return [...[[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0)), ...own];
 }
 
-// ---- what may go together
+// ---- compatibility
 
-/** Whether a part can be added to a lane at all: its decoder takes it, and its place is free. */
+/** Whether a part can be added to a lane: its decoder accepts it, and its slot is free. */
 function fits(main, candidate, lane) {
   const names = lane.extras.map(([name]) => name);
   if (!main.takes.includes(candidate.name) || names.includes(candidate.name)) return false;
   return !SINGLE.includes(candidate.kind) || !names.some((name) => byName.get(name)?.kind === candidate.kind);
 }
 
-/** What fills the lane's slot for a kind of part, or undefined where it has none. */
+/** The part in the lane's slot of a kind, or undefined if there is no such slot. */
 function partIn(lane, main, kind) {
   const slot = main.slots.find((one) => one.kind === kind);
   return slot && byName.get(filling(lane, slot)[0]);
 }
 
-/** Whether a verifier is not exact for the way a drafter guesses. */
+/** Whether a verifier is not exact for how a drafter draws its tokens. */
 function mismatch(verifier, drafter) {
   return Boolean(drafter?.drawn) && !verifier.exact_for.includes(drafter.drawn);
 }
 
 /** Why a verifier is not exact in this lane, or an empty text. */
 function inexact(verifier, drafter, lane) {
-  if (mismatch(verifier, drafter)) return `Not exact for the guesses of ${drafter.name}, which are ${words(drafter.drawn)}.`;
+  if (mismatch(verifier, drafter)) return `Not exact for the draft tokens of ${drafter.name}, which are ${words(drafter.drawn)}.`;
   const drawing = verifier.greedy_only && lane.extras.find(([name]) => byName.get(name)?.draws);
-  return drawing ? `Exact only where nothing is drawn by chance: take ${drawing[0]} away first.` : "";
+  return drawing ? `Exact only without sampling: remove ${drawing[0]} first.` : "";
 }
 
-/** What stands against a part in a lane's menu, as {reason, barred}: a drafter can be had all the same, with another verifier. */
+/** Why a part does not suit a lane, as {reason, barred}: a drafter can still be chosen and then replaces the verifier. */
 function objection(part, lane, main) {
   const verifier = partIn(lane, main, "verifier");
   if (part.kind === "verifier") return { reason: inexact(part, partIn(lane, main, "drafter"), lane), barred: true };
   if (part.kind === "drafter" && verifier && mismatch(verifier, part)) {
-    return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} guesses: another verifier takes its place.`, barred: false };
+    return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} draft tokens and will be replaced.`, barred: false };
   }
   if (part.draws && verifier?.greedy_only) {
-    return { reason: `${verifier.name} is exact only where nothing is drawn by chance: choose another verifier first.`, barred: true };
+    return { reason: `${verifier.name} is exact only without sampling: choose another verifier first.`, barred: true };
   }
   return { reason: "", barred: false };
 }
@@ -117,7 +117,7 @@ function unfit(main) {
 }
 
 function settle(lane) {
-  // After a change of strategy or drafter: drop what has no place any more, and take a verifier that suits.
+  // After a change of strategy or drafter: drop parts without a slot, and choose an exact verifier.
   const main = byName.get(lane.strategy);
   if (!main) return;
   const takes = (part) => main.slots.some((slot) => slot.takes.includes(part.name));
@@ -133,7 +133,7 @@ function settle(lane) {
   }
 }
 
-/** Another part for a slot: its default, or else the first one that nothing stands against. */
+/** Replace the part of a slot by its default, or by the first one without an objection. */
 function replace(lane, slot, main) {
   const other = [slot.default, ...slot.takes].find((name) => !objection(byName.get(name), lane, main).reason);
   if (other) fill(lane, slot, other);
@@ -144,7 +144,7 @@ function fill(lane, slot, name) {
   lane.extras.push([name, {}]);
 }
 
-// ---- telling the page and asking the server
+// ---- page and server
 
 function commit() {
   props.value = JSON.parse(JSON.stringify(lanes));
@@ -169,17 +169,17 @@ function judge(i) {
   complain(card, problem || failure(i), problem ? about : "");
 }
 
-/** What a run found wrong with a lane, as long as the lane is as it was then. */
+/** The error of a lane's last run, if the lane is unchanged since. */
 function failure(i) {
   return failed[i] && failed[i].lane === JSON.stringify(lanes[i]) ? failed[i].text : "";
 }
 
 function promises(names) {
-  const told = new Map();
-  const forgets = names.includes("budget_respected"); // then lossless means: as plain decoding with that cache
-  const known = names.map((name) => PROMISES[name] || []).map(([label, help]) => [label === "lossless" && forgets ? "lossless for its cache" : label, help]);
-  for (const [label, help] of known) if (label) told.set(label, [...(told.get(label) || []), help]);
-  return [...told].map(([label, helps]) => h("span", { class: `promise ${label === "heuristic" ? "loose" : "firm"}`, title: helps.join(" ") }, label));
+  const shown = new Map();
+  const evicts = names.includes("budget_respected"); // then lossless means: as plain decoding with that cache
+  const known = names.map((name) => PROMISES[name] || []).map(([label, help]) => [label === "lossless" && evicts ? "lossless for its cache" : label, help]);
+  for (const [label, help] of known) if (label) shown.set(label, [...(shown.get(label) || []), help]);
+  return [...shown].map(([label, helps]) => h("span", { class: `promise ${label === "heuristic" ? "loose" : "firm"}`, title: helps.join(" ") }, label));
 }
 
 function complain(card, text, about) {
@@ -259,9 +259,9 @@ function knobGrid(part, knobs, i) {
 
 function marks(part) {
   return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
-    part.needs.includes("context") ? h("span", { class: "mark need", title: "Rests its answer on a passage: write one under the prompt, as the context." }, "reads a context") : null,
+    part.needs.includes("context") ? h("span", { class: "mark need", title: "Answers from a passage: enter one as the context, below the prompt." }, "needs a context") : null,
     unfit(part) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs the oracle" : "needs a text model") : null,
-    part.reconstruction ? h("span", { class: "mark", title: "Rebuilt from the paper where it leaves things open; details may differ from the authors' own." }, "reconstruction") : null];
+    part.reconstruction ? h("span", { class: "mark", title: "The paper leaves details open; the authors' implementation may differ." }, "reconstruction") : null];
 }
 
 function paper(reference) {
@@ -270,7 +270,7 @@ function paper(reference) {
   return h("a", { class: "paper", href: `https://arxiv.org/abs/${first}`, target: "_blank", rel: "noopener", title: "The paper, on arXiv" }, `arXiv ${first}`);
 }
 
-// ---- a menu to search in: type to filter, arrows to go through it, Enter to take, Escape to leave
+// ---- a searchable menu: type to filter, arrows to move, Enter to choose, Escape to close
 
 function menu({ face, label, title, choose, ...offer }) {
   const opener = h("button", { type: "button", class: `opener ${face}`, "aria-haspopup": "dialog", "aria-expanded": "false", "aria-label": label }, title);
@@ -284,7 +284,7 @@ function menu({ face, label, title, choose, ...offer }) {
   return host;
 }
 
-/** `candidates` are parts; `group` and `against` say of each under which heading it stands, and what stands against it. */
+/** `candidates`: the parts; `group`: the heading of a part; `against`: its objection, as of `objection`. */
 function openMenu(host, opener, { label, candidates, group, against = () => ({ reason: "", barred: false }), current, choose }) {
   if (host.querySelector(".menu")) return;
   const id = `menu-${Math.random().toString(36).slice(2, 9)}`;
@@ -307,21 +307,21 @@ function openMenu(host, opener, { label, candidates, group, against = () => ({ r
   search.focus();
 }
 
-/** Every word that was typed must occur somewhere in what is told of a part. */
+/** Whether every typed word occurs in the description of a part. */
 function found(part, text) {
-  const told = [part.title, part.name, words(part.name), words(part.family), words(part.kind), part.paper, part.summary].join(" ").toLowerCase();
-  return text.toLowerCase().split(/\s+/).every((word) => told.includes(word));
+  const description = [part.title, part.name, words(part.name), words(part.family), words(part.kind), part.paper, part.summary].join(" ").toLowerCase();
+  return text.toLowerCase().split(/\s+/).every((word) => description.includes(word));
 }
 
 function optionGroups(candidates, group, text, optionOf) {
   const groups = new Map();
   for (const part of candidates.filter((one) => found(one, text))) groups.set(group(part), [...(groups.get(group(part)) || []), part]);
-  if (!groups.size) return [h("p", { class: "none" }, `Nothing here is called or does “${text}”.`)];
+  if (!groups.size) return [h("p", { class: "none" }, `No part matches “${text}”.`)];
   return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name },
     h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map(optionOf)));
 }
 
-/** One part in a menu. What stands against it is told in place of what it does; where that bars it, it cannot be taken. */
+/** One part in a menu. An objection is shown in place of its summary; if it is barred, it cannot be chosen. */
 function option(part, { reason, barred }, take) {
   const node = h("div", { class: `option${reason ? " grey" : ""}`, role: "option", id: `option-${part.name}`, "data-name": part.name, "aria-selected": "false",
     "aria-disabled": reason && barred ? "true" : null, title: reason || null },
@@ -330,7 +330,7 @@ function option(part, { reason, barred }, take) {
   return node;
 }
 
-/** Where the search stands: while nothing is typed at the current part, then at the first whose name holds what was typed, else at the first one left. */
+/** The option to activate: the current part while nothing is typed, then the first whose name matches, otherwise the first one. */
 function bestOption(list, text, current) {
   const options = [...list.querySelectorAll(".option")];
   const named = !text.trim() ? options.find((option) => option.dataset.name === current) : options.find((option) => `${option.dataset.name} ${option.querySelector(".name").textContent}`.toLowerCase().includes(text.trim().toLowerCase()));
@@ -380,7 +380,7 @@ function slotSection(slot, lane, i) {
 }
 
 function heldIn(lane, slot) {
-  // The pair in the lane's own list, so that its knobs can be set; a default is written there on first sight.
+  // The pair in the lane's own list, so that its knobs can be set; a default is added to it on first use.
   const held = lane.extras.find(([name]) => byName.get(name)?.kind === slot.kind);
   if (held) return held;
   const pair = [slot.default, {}];
@@ -410,21 +410,21 @@ function adder(lane, i) {
 }
 
 function forcedChip(lane, i) {
-  // A lane born from a fork begins with given tokens.
+  // A fork begins with given tokens.
   if (!lane.forced.length) return null;
   const free = () => { lane.forced = []; redraw(i); commit(); };
   return h("span", { class: "forced" }, `begins with ${lane.forced.length} given token${lane.forced.length > 1 ? "s" : ""}`,
-    h("button", { type: "button", class: "icon", "aria-label": "Let the lane begin freely", title: "Let the lane begin freely", onclick: free }, icon("cross")));
+    h("button", { type: "button", class: "icon", "aria-label": "Remove the given tokens", title: "Remove the given tokens", onclick: free }, icon("cross")));
 }
 
-/** A lane that draws by the run's seed shares its draws with the others; one with a seed of its own does not. */
+/** A lane without its own seed uses the run's seed and shares its random numbers with the other lanes. */
 function seedRow(lane, i) {
   const id = `seed-${Math.random().toString(36).slice(2, 9)}`;
   const own = (text) => { if (/^\d+$/.test(text)) lane.seed = Number(text); else delete lane.seed; changed(i); };
   const typing = { type: "number", min: 0, step: 1, inputmode: "numeric", placeholder: "shared" };
   const box = withValue(h("input", { id, ...typing, oninput: (e) => own(e.target.value) }), lane.seed ?? "");
-  return h("div", { class: "knob own-seed" }, h("span", { class: "row" }, h("label", { for: id }, "Seed of its own"), box),
-    h("small", { class: "help" }, "Left empty, the lane takes the run's seed and shares its draws with the others."));
+  return h("div", { class: "knob own-seed" }, h("span", { class: "row" }, h("label", { for: id }, "Own seed"), box),
+    h("small", { class: "help" }, "If empty, the lane uses the run's seed and the same random numbers as the other lanes."));
 }
 
 function recipeNodes(lane) {
@@ -470,7 +470,7 @@ function card(lane, i) {
     opened ? body(lane, i) : null);
 }
 
-/** Buttons that change the order; a lane goes by its number, so its colour and its place in the live view change along. */
+/** Buttons that change the order of lanes; a lane's colour and its place in the live view follow its number. */
 function movers(i) {
   if (lanes.length < 2) return [];
   return [[-1, "earlier", "before"], [1, "later", "after"]].map(([by, name, where]) => {
@@ -488,7 +488,7 @@ function redraw(i) {
 
 function draw() {
   root.dataset.count = lanes.length;
-  const add = h("button", { type: "button", class: "add-lane", onclick: addLane }, lanes.length ? "+ Add a lane" : "+ Add a first lane");
+  const add = h("button", { type: "button", class: "add-lane", onclick: addLane }, lanes.length ? "+ Add lane" : "+ Add a lane");
   root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [add] : []));
   lanes.forEach((lane, i) => judge(i));
 }
@@ -545,7 +545,7 @@ function take() {
 watch("value", take);
 watch("fills", draw);
 watch("problems", () => {
-  const given = (props.value || []).map(fresh); // which may not have been taken yet
+  const given = (props.value || []).map(fresh); // may not have been taken yet
   failed = Object.fromEntries(Object.entries(props.problems || {}).map(([i, text]) => [i, { text, lane: JSON.stringify(given[i]) }]));
   lanes.forEach((_, i) => judge(i));
 });

@@ -1,9 +1,9 @@
-// A sweep: one number of a lane, over a range, spread over lanes that are the same in everything else.
-// Comes before editor.js and shares its scope.
+// A sweep: one number of a lane takes several values, each in a lane that is otherwise the same.
+// Loaded before editor.js, in the same scope.
 const SWEEP = { least: 2, usual: 3 };
-const SEED = { name: "seed", type: "int", default: 0, min: 0, max: null, help: "Which draws a lane makes." };
+const SEED = { name: "seed", type: "int", default: 0, min: 0, max: null, help: "Seed of the lane's sampling." };
 
-/** The numbers of a lane that can be swept: knobs of its strategy and of its parts, and its seed. */
+/** The numbers that can be swept: numeric knobs of the strategy and its parts, and the seed. */
 function sweepable(lane) {
   const parts = [[lane.strategy, () => lane.knobs, (copy) => copy.knobs],
     ...lane.extras.map(([name]) => [name, () => knobsIn(lane, name), (copy) => knobsIn(copy, name)])];
@@ -21,29 +21,29 @@ function isNumeric(knob) {
   return ["int", "float"].includes(knob.type) && !knob.choices.length;
 }
 
-/** Evenly spaced from one end to the other, rounded to what the knob takes; fewer where rounding makes some the same. */
+/** Evenly spaced values, rounded to the knob's type, without duplicates. */
 function spacing(knob, from, to, number) {
   const even = Array.from({ length: number }, (_, i) => from + ((to - from) * i) / (number - 1));
   return [...new Set(even.map((value) => (knob.type === "int" ? Math.round(value) : Number(value.toPrecision(4)))))];
 }
 
-/** A range to begin with: the knob's own where it has one, else a few steps up from where it stands. */
+/** The initial range: the knob's own if it has one, otherwise from the current value upwards. */
 function rangeOf({ knob, now }) {
   if (knob === SEED) return [now, now + SWEEP.usual - 1];
   return [knob.min ?? now, knob.max ?? (now || 1) * 4];
 }
 
-/** Why these values cannot be spread, or an empty text. */
+/** Why these values cannot be swept, or an empty text. */
 function sweepTrouble(knob, values) {
-  if (values.some((value) => !Number.isFinite(value))) return "Write a number at either end of the range.";
-  if (values.length < SWEEP.least) return "Both ends are the same: there is nothing to sweep.";
+  if (values.some((value) => !Number.isFinite(value))) return "Enter a number at either end of the range.";
+  if (values.length < SWEEP.least) return "Both ends are the same: choose different ones.";
   if (values.some((value) => (knob.min !== null && value < knob.min) || (knob.max !== null && value > knob.max))) {
     return `It must be ${[["at least", knob.min], ["at most", knob.max]].filter(([, end]) => end !== null).map((pair) => pair.join(" ")).join(" and ")}.`;
   }
   return "";
 }
 
-/** Which lanes stay beside the copies of lane i: the first ones that there is room for. */
+/** The other lanes that stay next to the copies of lane i: the first ones, as far as there is room. */
 function staying(i, copies) {
   return lanes.map((_, j) => j).filter((j) => j !== i).slice(0, most - copies);
 }
@@ -60,12 +60,12 @@ function spread(i, { write }, values) {
   focusOn(stay.filter((j) => j < i).length, ".strategy");
 }
 
-/** What the sweep is about to do, in words. */
+/** A description of the planned lanes. */
 function sweepPlan(i, values) {
   const stay = staying(i, values.length);
   const going = lanes.map((_, j) => j).filter((j) => j !== i && !stay.includes(j)).map((j) => j + 1);
-  const room = going.length ? ` Lane${going.length > 1 ? "s" : ""} ${going.join(" and ")} make${going.length > 1 ? "" : "s"} room.` : "";
-  return `${values.join(", ")}: one lane each.${room}`;
+  const removed = going.length ? ` Lane${going.length > 1 ? "s" : ""} ${going.join(" and ")} will be removed.` : "";
+  return `${values.join(", ")}: one lane each.${removed}`;
 }
 
 function numbersOfValues() {
@@ -73,16 +73,16 @@ function numbersOfValues() {
   return numbers.map((number) => h("option", { value: number, selected: number === SWEEP.usual }, `${number} values`));
 }
 
-/** The fields of a sweep of lane i, what they amount to in words, and the button that does it. */
+/** The form of a sweep of lane i: fields, description, and the button that applies it. */
 class SweepForm {
   constructor(lane, i) {
     this.i = i;
     this.targets = sweepable(lane);
-    const tell = () => this.tell();
+    const update = () => this.update();
     const names = this.targets.map(({ label }, at) => h("option", { value: at }, label));
     this.which = h("select", { "aria-label": "What to sweep", onchange: () => this.begin() }, ...names);
-    [this.from, this.to] = ["From", "To"].map((label) => h("input", { type: "number", step: "any", "aria-label": label, oninput: tell }));
-    this.number = h("select", { "aria-label": "Number of values", onchange: tell }, ...numbersOfValues());
+    [this.from, this.to] = ["From", "To"].map((label) => h("input", { type: "number", step: "any", "aria-label": label, oninput: update }));
+    this.number = h("select", { "aria-label": "Number of values", onchange: update }, ...numbersOfValues());
     this.plan = h("p", { class: "help", "aria-live": "polite" });
     this.go = h("button", { type: "button", class: "sweep-go", onclick: () => spread(i, this.target, this.values) }, "Spread over lanes");
     this.begin();
@@ -99,10 +99,10 @@ class SweepForm {
 
   begin() {
     [this.from.value, this.to.value] = rangeOf(this.target);
-    this.tell();
+    this.update();
   }
 
-  tell() {
+  update() {
     const trouble = sweepTrouble(this.target.knob, this.values);
     this.go.disabled = Boolean(trouble);
     this.plan.textContent = trouble || sweepPlan(this.i, this.values);
@@ -110,7 +110,7 @@ class SweepForm {
 
   draw() {
     const range = h("span", { class: "range" }, this.from, "to", this.to);
-    return h("details", { class: "sweep", ontoggle: () => this.tell() }, h("summary", {}, "Sweep a number over lanes"),
+    return h("details", { class: "sweep", ontoggle: () => this.update() }, h("summary", {}, "Sweep a number over lanes"),
       h("div", { class: "sweep-row" }, this.which, range, this.number), this.plan, this.go);
   }
 }

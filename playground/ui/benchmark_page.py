@@ -30,7 +30,7 @@ from playground.ui.handlers import Changes, status
 from playground.ui.lane_editor import LaneEditor
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
-from playground.ui.results_table import Standings, answers_to, file_name, table_value
+from playground.ui.results_table import ResultsTable, answers_to, file_name, table_value
 from playground.ui.run_figures import for_page
 from playground.ui.site import Site
 from playground.ui.survey_run import SurveySettings
@@ -139,7 +139,7 @@ class Benchmark:
                 self.visit,
                 self.status,
                 self.progress,
-                self.standings,
+                self.results,
                 self.answers,
                 self.go,
                 self.halt,
@@ -150,8 +150,8 @@ class Benchmark:
             **PRIVATE,
         )
         self.halt.click(handlers.stop, self.visit, [self.go, self.halt], **now)
-        self.standings.show(handlers.show, self.visit, self.answers, **now)
-        self.standings.save(handlers.save, self.visit, self.standings, **now)
+        self.results.show(handlers.show, self.visit, self.answers, **now)
+        self.results.save(handlers.save, self.visit, self.results, **now)
         self.cost.change(handlers.draw, [self.visit, self.cost], self._drawn(), **now)
         self.share.click(handlers.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
@@ -225,7 +225,7 @@ class Benchmark:
             elem_id="progress",
             apply_default_css=False,
         )
-        self.standings = Standings(elem_id="standings")
+        self.results = ResultsTable(elem_id="results-table")
         self.answers = gr.HTML("", elem_id="answers", apply_default_css=False)
         with gr.Accordion(
             "Figures", open=True, visible=False, elem_classes="figures", elem_id="figures"
@@ -367,7 +367,7 @@ class SurveyHandlers:
         choice.check(self.site.rules)
         visit = SurveyVisit(choice, choice.entrants(), choice.questions(self.site.rules))
         loading = self.site.model_load(choice)
-        cleared = {self.page.progress: "", self.page.standings: None, self.page.answers: ""}
+        cleared = {self.page.progress: "", self.page.results: None, self.page.answers: ""}
         shown = {**self.page.busy(), **self.page.clear_notices(), **cleared, **self.page.plotted([], cost)}
         yield {self.page.visit: visit, **shown}
         try:
@@ -414,7 +414,7 @@ class SurveyHandlers:
             due = monotonic() + TABLE_INTERVAL
 
     def _table(self, visit: SurveyVisit) -> Changes:
-        return {self.page.standings: table_value(visit.entrants, visit.questions, visit.answers, visit.notes())}
+        return {self.page.results: table_value(visit.entrants, visit.questions, visit.answers, visit.notes())}
 
     def _outcome(self, visit: SurveyVisit, cost: str) -> Changes:
         """The final table with its figures, and an error message or how many answers there are."""

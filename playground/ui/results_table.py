@@ -55,10 +55,10 @@ MEANINGS: dict[str, tuple[str, Callable[[ResultRow], Any]]] = {  # column: (desc
 }
 
 
-class Standings(Scripted):
+class ResultsTable(Scripted):
     """The results table. Its value is made by `table_value`. Bind event handlers with
 
-        standings.show(fn)   standings.save(fn)
+        table.show(fn)   table.save(fn)
 
     where `fn` takes a gr.EventData. show carries the `number` of a question. save carries a `form`, csv or json; the
     answer {"saved": {"name", "type", "text"}} is saved as a file by the browser and leaves the table unchanged.
@@ -67,7 +67,7 @@ class Standings(Scripted):
     def __init__(self, **settings: Any):
         super().__init__(
             None,
-            html_template='<section class="standings" aria-label="Results"></section>',
+            html_template='<section class="results-table" aria-label="Results"></section>',
             js_on_load=read("benchmark.js"),
             apply_default_css=False,
             **settings,

@@ -3,7 +3,7 @@
 const LINEAGE = { height: 230, row: [8, 18], label: 24, margin: 6, bend: 40 };
 const MOST_LINES = 96; // entries of the list; the sequences dropped earliest are left out
 const SHARED_SHOWN = 8; // tokens of a shared prefix that are shown
-const STANDINGS = { text: "became the text", growing: "growing", ended: "ended", left: "not chosen", dropped: "dropped" };
+const BRANCH_STATES = { text: "became the text", growing: "growing", ended: "ended", left: "not chosen", dropped: "dropped" };
 
 class BranchesPanel extends Panel {
   constructor() {
@@ -69,21 +69,21 @@ class BranchLine {
     this.node = el("li", "branch");
     this.node.dataset.sequence = sequence.id;
     this.score = el("span", "num score");
-    this.standing = el("span", "standing");
+    this.stateLabel = el("span", "branch-state");
     this.shared = el("span", "shared");
     this.own = el("span", "own");
     const text = el("span", "branch-text");
     text.append(this.shared, this.own);
-    this.node.append(el("span", "num", `#${sequence.id}`), this.score, this.standing, text);
+    this.node.append(el("span", "num", `#${sequence.id}`), this.score, this.stateLabel, text);
     this.node.title = sayOrigin(sequence);
     this.shown = [];
   }
 
   draw(state, shared, channels) {
-    const standing = standingOf(this.sequence, state);
-    this.node.dataset.standing = standing;
+    const branchState = branchStateOf(this.sequence, state);
+    this.node.dataset.state = branchState;
     this.node.classList.toggle("shown", this.sequence === state.shown);
-    setText(this.standing, STANDINGS[standing]);
+    setText(this.stateLabel, BRANCH_STATES[branchState]);
     setText(this.score, fixed(this.sequence.score, 3));
     const { tokens } = this.sequence;
     const folded = shared > SHARED_SHOWN + 1;
@@ -122,7 +122,7 @@ function sharedLength(tokens, seen) {
   return first < 0 ? tokens.length : first;
 }
 
-function standingOf(sequence, state) {
+function branchStateOf(sequence, state) {
   if (sequence.becameText) return "text";
   if (!sequence.alive) return "dropped";
   if (sequence.ended) return "ended";
@@ -130,9 +130,9 @@ function standingOf(sequence, state) {
 }
 
 function sayFamily(state) {
-  const standings = state.family.map((sequence) => standingOf(sequence, state));
-  const number = (name) => standings.filter((standing) => standing === name).length;
-  const alive = standings.length - number("dropped");
+  const states = state.family.map((sequence) => branchStateOf(sequence, state));
+  const number = (name) => states.filter((branchState) => branchState === name).length;
+  const alive = states.length - number("dropped");
   const words = [`${count(alive, "sequence")} alive`];
   if (number("ended")) words.push(`${number("ended")} of them ended`);
   if (number("dropped")) words.push(`${number("dropped")} dropped`);
@@ -153,10 +153,10 @@ function lineageDrawing(card, width) {
   const drawing = surface(width, scale.height, sayFamily(state));
   drawing.classList.add("tree-of-births");
   drawing.append(...scale.positions(scale.height - 6));
-  const lines = state.family.map((sequence) => lineageLine(sequence, standingOf(sequence, state), scale));
+  const lines = state.family.map((sequence) => lineageLine(sequence, branchStateOf(sequence, state), scale));
   const best = state.family.findLast((sequence) => sequence.becameText) || (state.shown.id ? state.shown : null);
   drawing.append(...lines, ...ancestry(best).map(([sequence, until]) => svg("path", { class: "descent", d: descent(sequence, until, scale) })));
-  drawing.append(...state.family.flatMap((sequence) => lineageEnd(sequence, standingOf(sequence, state), scale)));
+  drawing.append(...state.family.flatMap((sequence) => lineageEnd(sequence, branchStateOf(sequence, state), scale)));
   return drawing;
 }
 
@@ -191,10 +191,10 @@ class LineageScale extends Scale {
   }
 }
 
-function lineageLine(sequence, standing, scale) {
-  const group = svg("g", { class: `birth ${standing}`, "data-sequence": sequence.id });
+function lineageLine(sequence, branchState, scale) {
+  const group = svg("g", { class: `birth ${branchState}`, "data-sequence": sequence.id });
   const score = isNumber(sequence.score) ? `, score ${fixed(sequence.score, 3)}` : "";
-  group.append(svg("title", {}, `${sayOrigin(sequence)}, ${STANDINGS[standing]}${score}`));
+  group.append(svg("title", {}, `${sayOrigin(sequence)}, ${BRANCH_STATES[branchState]}${score}`));
   group.append(svg("path", { d: descent(sequence, sequence.tokens.length, scale) }));
   return group;
 }
@@ -222,12 +222,12 @@ function ancestry(sequence) {
   return path;
 }
 
-function lineageEnd(sequence, standing, scale) {
+function lineageEnd(sequence, branchState, scale) {
   const x = Math.max(scale.x(sequence.bornAt), scale.x(sequence.tokens.length - 1));
   const y = scale.row(sequence);
-  if (standing === "dropped") return [svg("path", { class: "end dropped", d: `M${x - 2.5} ${y - 2.5}l5 5m0 -5l-5 5` })];
-  const mark = standing === "ended" ? svg("rect", { x: x - 3, y: y - 3, width: 6, height: 6 }) : svg("circle", { cx: x, cy: y, r: standing === "text" ? 4 : 3 });
-  mark.setAttribute("class", `end ${standing}`);
+  if (branchState === "dropped") return [svg("path", { class: "end dropped", d: `M${x - 2.5} ${y - 2.5}l5 5m0 -5l-5 5` })];
+  const mark = branchState === "ended" ? svg("rect", { x: x - 3, y: y - 3, width: 6, height: 6 }) : svg("circle", { cx: x, cy: y, r: branchState === "text" ? 4 : 3 });
+  mark.setAttribute("class", `end ${branchState}`);
   return scale.pitch < 11 ? [mark] : [mark, svg("text", { class: "tick", x: x + 7, y: y + 3.5 }, `#${sequence.id}`)];
 }
 
