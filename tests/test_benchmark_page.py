@@ -135,7 +135,8 @@ def test_two_questions_are_answered_and_the_table_is_that_of_the_file(asked):
     assert [(line["entrant"], line["text"]) for line in lines] == [
         (one["entrant"], one["text"]) for one in document["answers"]
     ]
-    expect(asked.locator(".results-table .note").filter(has_text="Measured with")).to_contain_text("Measured with llama")
+    note = asked.locator(".results-table .note").filter(has_text="Measured with")
+    expect(note).to_contain_text("Measured with llama")
     expect(asked.locator("#figures .js-plotly-plot")).to_have_count(2)
 
 
