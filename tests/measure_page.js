@@ -1,13 +1,13 @@
-// Goes into the page before its own scripts and notes what the browser does; measure_page.py reads `window.noted`.
+// Injected before the page's own scripts; records what the browser does in `window.noted` for measure_page.py.
 //
-// A frame is seen where the live view parses it. Its tokens are on the screen when, after an animation frame is painted, the
-// last of them stands in its lane: a message that the frame posts arrives behind the painting.
+// A frame arrives when the live view parses it. Its tokens are on screen when its last token is in the DOM after an animation
+// frame was painted: a message posted in the frame arrives after painting.
 
 (() => {
   const noted = (window.noted = { begin, scrub });
   const waiting = [];
 
-  /** Forget what was noted so far. */
+  /** Discard the records so far. */
   function begin() {
     Object.assign(noted, { frames: [], latencies: [], shown: [], tasks: [], shifts: [], ticks: [] });
     waiting.length = 0;
@@ -30,15 +30,15 @@
 
   function arrive({ told, events }) {
     noted.frames.push(performance.now());
-    const ends = new Map(); // by lane: the place of its last token in this frame
+    const ends = new Map(); // by lane: the position of its last token in this frame
     for (const { kind, lane, sequence, position, ids } of events) {
       if (kind === "commit" && !sequence) ends.set(lane, (position || 0) + ids.length - 1);
     }
-    if (ends.size) waiting.push({ told: told * 1000, ends });
+    if (ends.size) waiting.push({ sent: told * 1000, ends });
   }
 
   /** Whether every lane shows its last token. */
-  function stands({ ends }) {
+  function isShown({ ends }) {
     return [...ends].every(([lane, last]) => {
       const stretches = document.querySelectorAll(`.lane[data-lane="${lane}"] .tokens`);
       const span = stretches.length ? stretches[stretches.length - 1].lastElementChild : null;
@@ -48,9 +48,9 @@
 
   const painted = new MessageChannel();
   painted.port1.onmessage = () => {
-    while (waiting.length && stands(waiting[0])) {
+    while (waiting.length && isShown(waiting[0])) {
       noted.shown.push(Date.now());
-      noted.latencies.push(Date.now() - waiting.shift().told);
+      noted.latencies.push(Date.now() - waiting.shift().sent);
     }
   };
 
@@ -60,7 +60,7 @@
     requestAnimationFrame(tick);
   });
 
-  /** Draw the slider to and fro, a place for each animation frame; gives the times of the frames, in ms. */
+  /** Move the slider back and forth, one position per animation frame; resolves to the times of the frames, in ms. */
   function scrub(seconds) {
     const slider = document.querySelector(".live .scrub");
     const times = [];

@@ -1,9 +1,8 @@
-"""How the page does in a browser: `python tests/measure_page.py [--repeats 5] [--runs 20] [--json FILE] [--page
+"""Measures the page in a browser: `python tests/measure_page.py [--repeats 5] [--runs 20] [--json FILE] [--page
 docs/page-speed.md]`.
 
-The app is started as a person starts it, and a headless Chromium visits it. A script that goes into the page before its
-own (measure_page.js) notes frames, paints and long tasks. Server and browser share one machine, so its clock is that of
-both.
+A headless Chromium visits the app. A script injected before the page's own (measure_page.js) records frames, paints and
+long tasks. Server and browser share one machine and its clock.
 """
 from __future__ import annotations
 
@@ -27,18 +26,18 @@ from chromium import chromium
 from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # it is started as a file
+sys.path.insert(0, str(ROOT))  # the file is run as a script
 
 from playground.ui.settings import Settings  # noqa: E402
 
 NOTES = (ROOT / "tests" / "measure_page.js").read_text(encoding="utf-8")
-PATIENCE = 300  # seconds after which something is broken rather than slow
+TIMEOUT = 300  # seconds after which something is broken rather than slow
 WINDOW = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
-SLOWED = 6  # times, what a phone of some years takes where a desk does not
-SCRUB = 4  # seconds the slider is drawn to and fro
-WARM_UP = 5  # runs before memory is looked at for the first time
-TABS = 3  # in which memory is looked at
+SLOWED = 6  # CPU slow-down that stands for an older phone
+SCRUB = 4  # seconds of moving the slider back and forth
+WARM_UP = 5  # runs before the first memory measurement
+TABS = 3  # for the memory measurement
 LANES = [
     {"strategy": "greedy"},
     {"strategy": "sample"},
@@ -54,7 +53,7 @@ Readings = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that is read again and again, and what it should come to: at most or at least so much."""
+    """A measured quantity and its aim, an upper or a lower bound."""
 
     name: str
     unit: str
@@ -82,33 +81,33 @@ class Measure:
 
 
 MEASURES = {
-    "answer": Measure("`python app.py` to a page that answers", "s", most=10),
+    "answer": Measure("`python app.py` to the first response", "s", most=10),
     "paint": Measure("address entered to first contentful paint", "s", most=2),
     "usable": Measure("address entered to a page with all its parts", "s"),
     "first": Measure("Run pressed to the first token on the screen", "s", most=0.5),
     "updates": Measure("four lanes: updates in the browser", "1/s", least=10),
-    "blocked": Measure("four lanes: main thread blocked, of the time lanes write", "%", most=5),
+    "blocked": Measure("four lanes: main thread blocked while lanes run", "%", most=5),
     "longest": Measure("four lanes: longest task, the end of the run included", "ms"),
     "pixel": Measure("four lanes: choice to pixel, median", "ms"),
-    "pixel95": Measure("four lanes: choice to pixel, 95 of 100 within", "ms", most=150),
+    "pixel95": Measure("four lanes: choice to pixel, 95th percentile", "ms", most=150),
     "shift": Measure("four lanes: layout shift of a run", "", most=0.1),
-    "long_fps": Measure("four lanes of 2,000 tokens: frames while they are written", "1/s"),
+    "long_fps": Measure("four lanes of 2,000 tokens: frames while they run", "1/s"),
     "long_blocked": Measure("four lanes of 2,000 tokens: main thread blocked", "%", most=5),
-    "long_pixel95": Measure("four lanes of 2,000 tokens: choice to pixel, 95 of 100 within", "ms", most=150),
-    "scrub_fps": Measure("four lanes of 2,000 tokens: frames while the slider is drawn", "1/s"),
+    "long_pixel95": Measure("four lanes of 2,000 tokens: choice to pixel, 95th percentile", "ms", most=150),
+    "scrub_fps": Measure("four lanes of 2,000 tokens: frames while the slider moves", "1/s"),
     "slow_updates": Measure(f"the same on a phone {SLOWED} times as slow: updates in the browser", "1/s"),
-    "slow_pixel95": Measure(f"the same on a phone {SLOWED} times as slow: choice to pixel, 95 of 100 within", "ms"),
-    "memory": Measure("memory of the page's script once the browser has compiled it", "MB"),
+    "slow_pixel95": Measure(f"the same on a phone {SLOWED} times as slow: choice to pixel, 95th percentile", "ms"),
+    "memory": Measure("script memory after the warm-up", "MB"),
     "kept": Measure("growth over the first runs", "%", most=5),
-    "growth": Measure("growth over as many runs again", "%", most=5),
+    "growth": Measure("growth over the next as many runs", "%", most=5),
 }
 
 
-# --- the app and its visitors ---
+# --- app and visitors ---
 
 @contextmanager
 def app(*options: str) -> Iterator[tuple[str, float]]:
-    """Where `python app.py` answers, and after how many seconds it did."""
+    """The address of `python app.py`, and the seconds until it answered."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -129,7 +128,7 @@ def app(*options: str) -> Iterator[tuple[str, float]]:
 
 
 def wait_for(address: str, started: subprocess.Popen) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while True:
         try:
             urllib.request.urlopen(address, timeout=10).read()
@@ -142,9 +141,9 @@ def wait_for(address: str, started: subprocess.Popen) -> None:
 
 @contextmanager
 def visitor(browser: Browser, window: dict[str, int] = WINDOW, noting: bool = True) -> Iterator[Page]:
-    """An empty tab of somebody who was never here. What is noted takes memory, so where that is measured nothing is."""
+    """A new tab without stored state. Recording takes memory, so it is switched off for the memory measurement."""
     context = browser.new_context(viewport=window)
-    context.set_default_timeout(PATIENCE * 1000)
+    context.set_default_timeout(TIMEOUT * 1000)
     if noting:
         context.add_init_script(NOTES)
     yield context.new_page()
@@ -152,7 +151,7 @@ def visitor(browser: Browser, window: dict[str, int] = WINDOW, noting: bool = Tr
 
 
 def visit(page: Page, address: str, settings: Settings) -> None:
-    """Open the page as `settings` has it, and wait until its models are there."""
+    """Open the page with `settings`, and wait until its models are loaded."""
     page.goto(f"{address}?s={settings.to_code()}")
     page.locator("#run").wait_for()
     page.locator("#live .live[data-state='filled']").wait_for()
@@ -170,7 +169,7 @@ def run(page: Page) -> None:
 
 
 def noted(page: Page, settings: Settings) -> dict[str, list]:
-    """What the browser did during a run, with the live view in sight; times in ms."""
+    """What was recorded during a run, with the live view in sight; times in ms."""
     page.locator("#status .dot.ready").wait_for()
     page.locator("#live").scroll_into_view_if_needed()
     page.evaluate("noted.begin()")
@@ -178,7 +177,7 @@ def noted(page: Page, settings: Settings) -> dict[str, list]:
     return page.evaluate("({ ...noted, begin: null, scrub: null })")
 
 
-# --- what is read ---
+# --- readings ---
 
 def of_start(page: Page, address: str) -> Readings:
     begun = time.perf_counter()
@@ -189,8 +188,7 @@ def of_start(page: Page, address: str) -> Readings:
 
 
 def of_stream(notes: dict[str, list]) -> Readings:
-    """Updates and frames a second, the share of time that tasks over 50 ms took while lanes wrote, and what came late.
-    """
+    """Updates and frames per second, the share of time in tasks over 50 ms, and latencies."""
     first, last = notes["frames"][0], notes["frames"][-1]
     seconds = (last - first) / 1000
     blocked = sum(duration for start, duration in notes["tasks"] if first <= start <= last)
@@ -207,7 +205,7 @@ def of_stream(notes: dict[str, list]) -> Readings:
 
 
 def of_first_token(page: Page) -> Readings:
-    """From the press of the button to the first token that is painted, as the script in the page sees it."""
+    """Seconds from the click on Run to the first painted token."""
     page.evaluate("""() => {
         noted.begin();
         noted.pressed = Date.now();
@@ -226,12 +224,12 @@ def of_slider(page: Page) -> Readings:
 
 
 def of_memory(page: Page, runs: int) -> Readings:
-    """After the warm-up, after `runs` more, and after as many again; garbage is collected before each look."""
-    looks = [used(page, WARM_UP), used(page, runs), used(page, runs)]
+    """Memory after the warm-up, after `runs` more, and after `runs` more again, each after garbage collection."""
+    sizes = [used(page, WARM_UP), used(page, runs), used(page, runs)]
     return {
-        "memory": [looks[0] / 1e6],
-        "kept": [100 * (looks[1] / looks[0] - 1)],
-        "growth": [100 * (looks[2] / looks[1] - 1)],
+        "memory": [sizes[0] / 1e6],
+        "kept": [100 * (sizes[1] / sizes[0] - 1)],
+        "growth": [100 * (sizes[2] / sizes[1] - 1)],
     }
 
 
@@ -246,7 +244,7 @@ def used(page: Page, runs: int) -> float:
     return heap["usedSize"] + heap.get("embedderHeapUsedSize", 0)
 
 
-# --- all of it ---
+# --- the measurement ---
 
 def measure(browser: Browser, repeats: int, runs: int) -> Readings:
     found: Readings = defaultdict(list)
@@ -272,9 +270,7 @@ def of_bundled(browser: Browser) -> Readings:
 
 
 def of_long(browser: Browser) -> Readings:
-    """Random models that take 6,000 positions and never end: the bundled ones end sooner, and what is drawn is the
-    same.
-    """
+    """Four lanes of random models with 6,000 positions that never end; the bundled ones end sooner."""
     with tempfile.TemporaryDirectory() as folder:
         target, draft = endless(Path(folder))
         with app("--model", target, "--draft", draft) as (address, _), visitor(browser) as page:
@@ -289,13 +285,13 @@ def of_long(browser: Browser) -> Readings:
 
 
 def endless(folder: Path) -> tuple[str, str]:
-    import saved  # it brings torch along
+    import saved  # imports torch
     saved.CONTEXT = 6000
     models = saved.save_models(folder)
     return models.target, models.draft
 
 
-# --- what is told ---
+# --- report ---
 
 @dataclass(frozen=True)
 class Report:
@@ -323,22 +319,25 @@ class Report:
 
 INTRODUCTION = f"""# The page in a browser
 
-Made by `python tests/measure_page.py --page docs/page-speed.md`; a quiet machine and a few minutes are all it takes.
+Made by `python tests/measure_page.py --page docs/page-speed.md` on an idle machine, in a few minutes.
 
-The app is started as a person starts it, for every round anew, and headless Chromium visits it with a window of 1440 by 900.
-Server and browser share the machine, so they compete for its processor, and its clock is that of both.
+Every round starts the app with its defaults, and headless Chromium visits it with a window of 1440 by 900. Server and
+browser share the machine and its clock, so they compete for its processor.
 
-- **Four lanes** are greedy, sampling, speculation with a draft model, and greedy with a repetition penalty, all on the bundled
-  models, 400 tokens each or until the text ends. The server sends at most 20 frames a second.
-- **Blocked** is the share of time, from the first frame of a run to the last, in tasks of more than 50 ms on the main thread.
-- **Choice to pixel** begins when the oldest event of a frame came out of the session, and ends when the animation frame is
-  painted in which the last token of that frame stands in its lane. So every number is that of the token that waited longest.
-- **2,000 tokens** are written by random models, for the bundled ones end sooner; what the page draws of them is the same. The
-  slider is then drawn to and fro over the whole run, a place for each animation frame. Then the same run is shown in a window of
-  390 by 844 by a browser that is made {SLOWED} times as slow: hundreds of tokens a second are too much for it, and it asks for fewer frames.
-- **Memory** is the script's and the page's objects after garbage is collected, the median of {TABS} tabs. The browser compiles a script
-  while it runs for the first times, and keeps that too: {WARM_UP} runs are its warm-up. The page keeps the last 12 runs of a visit, to
-  go back to them; all but the shown and the newest one are compressed and stand outside the script's memory.
+- **Four lanes** are greedy, sampling, speculation with a draft model, and greedy with a repetition penalty, on the
+  bundled models, 400 tokens each or until the text ends. The server sends at most 20 frames per second.
+- **Blocked** is the share of time, from the first frame of a run to the last, in tasks of more than 50 ms on the main
+  thread.
+- **Choice to pixel** is the time from the oldest event of a frame leaving the session to the paint that shows the
+  last token of that frame in its lane, so it is the latency of the token that waited longest.
+- **2,000 tokens** are generated by random models, because the bundled ones end sooner; the page draws them in the
+  same way. The slider is then moved back and forth over the whole run, one position per animation frame. The same run
+  is shown again in a window of 390 by 844 with a processor slowed down {SLOWED} times. Hundreds of tokens per second
+  are too many for it, so the page requests fewer frames.
+- **Memory** is the size of the script's and the page's objects after garbage collection, the median of {TABS} tabs.
+  The browser compiles scripts during the first runs and retains the result; {WARM_UP} runs are the warm-up. The page
+  keeps the last 12 runs of a visit; all except the shown and the newest one are compressed, outside the script's
+  heap.
 """
 
 
@@ -356,23 +355,23 @@ def machine(browser: Browser, repeats: int, runs: int) -> dict[str, Any]:
 
     import torch
 
-    from playground.bench.speed_report import machine as facts  # it brings torch along
+    from playground.bench.speed_report import machine as facts  # imports torch
 
     return {
         **facts(torch.device("cpu")),
         "gradio": version("gradio"),
         "chromium": browser.version,
         "rounds": repeats,
-        "runs between looks at the memory": runs,
+        "runs between memory measurements": runs,
     }
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, each with an app of its own")
-    parser.add_argument("--runs", type=int, default=20, help="runs between two looks at the memory")
-    parser.add_argument("--json", type=Path, help="write every reading there")
-    parser.add_argument("--page", type=Path, help="write the table there, as Markdown")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds, each with a new app process")
+    parser.add_argument("--runs", type=int, default=20, help="runs between two memory measurements")
+    parser.add_argument("--json", type=Path, help="write all readings to FILE")
+    parser.add_argument("--page", type=Path, help="write the report to FILE, as Markdown")
     return parser.parse_args()
 
 
