@@ -312,9 +312,8 @@ class Report:
 
     def page(self) -> str:
         facts = [[str(name), str(value)] for name, value in self.machine.items()]
-        return (
-            f"{INTRODUCTION}\n{_table(['', ''], facts)}\n\n{_table(['', 'median', 'lowest to highest', 'aim', 'reached'], self.rows())}\n"
-        )
+        rows = _table(["", "median", "lowest to highest", "aim", "reached"], self.rows())
+        return f"{INTRODUCTION}\n{_table(['', ''], facts)}\n\n{rows}\n"
 
 
 INTRODUCTION = f"""# The page in a browser
