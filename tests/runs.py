@@ -46,7 +46,7 @@ def written(*case, **more) -> list[int]:
     return run(*case, **more)[0].main.written
 
 
-def told(
+def recorded(
     recipe: LaneConfig, prompt: Prompt, architecture: str = "llama", length: int = 12
 ) -> tuple[list[int], list[Event]]:
     session = prepare(pair(architecture), [recipe], prompt, Limits(0, length))

@@ -35,8 +35,8 @@ from playground.events import Done, Draft, Failed, Verdict
 from playground.training import draft_rollouts as guesses
 from playground.training.draft_rollouts import Sampling
 from support.laws import AT_ONE, EXACT, WRONG, tables
-from support.speculation import GREEDY, first_drafts, guessing
-from support.speculative_runs import DropsDoubtful, figures, law_is_off, of, told, with_drafter
+from support.speculation import GREEDY, first_drafts, speculative_lane
+from support.speculative_runs import DropsDoubtful, figures, law_distance, of, recorded, with_drafter
 
 NAME = "specdec_plus_plus"
 SpecDec = find(NAME)
@@ -240,7 +240,7 @@ def random_head(width: int, bias: float = 0.0, scale: float = 1.0) -> dict[str, 
 
 
 def with_head(*samplers, verifier: str = "rejection", **knobs):
-    return guessing(NAME, verifier, *samplers, predictor="head", **knobs)
+    return speculative_lane(NAME, verifier, *samplers, predictor="head", **knobs)
 
 
 def test_weights_are_found_again_by_the_models_they_were_learnt_for(alone):
@@ -256,14 +256,14 @@ def test_a_head_that_was_fitted_to_other_weights_is_refused_before_the_run_and_t
 ):
     keep(streams(pair()), random_head(pair().draft.width))
     monkeypatch.setattr(getattr(pair(), stream), "revision", "trained anew")
-    (failed,) = of(Failed, told(with_head())[1])
+    (failed,) = of(Failed, recorded(with_head())[1])
     assert "other weights of llama with noise and llama" in failed.message and "fit specdec_plus_plus" in failed.message
     assert "set predictor to proxy" in failed.message and failed.message.count(". ") == 0
-    assert not of(Failed, told(guessing(NAME))[1]), "the proxy runs"
+    assert not of(Failed, recorded(speculative_lane(NAME))[1]), "the proxy runs"
 
 
 def test_where_there_is_no_head_the_refusal_says_how_to_learn_one(alone):
-    (failed,) = of(Failed, told(with_head())[1])
+    (failed,) = of(Failed, recorded(with_head())[1])
     assert "has not been fitted" in failed.message and "set predictor to proxy" in failed.message
 
 
@@ -271,7 +271,7 @@ def test_a_damaged_file_is_named(alone):
     place = fitted.local_path(NAME, streams(pair()))
     place.parent.mkdir()
     place.write_bytes(b"no tensors")
-    (failed,) = of(Failed, told(with_head())[1])
+    (failed,) = of(Failed, recorded(with_head())[1])
     assert place.name in failed.message and "damaged" in failed.message
 
 
@@ -294,7 +294,7 @@ class Older:
 
 # --- where it stops a chain ---
 
-def foretelling(*chances: float) -> dict:
+def predicting(*chances: float) -> dict:
     """Models of a draft whose state, having read so many guesses, is the log-odds that the last of them stands; its
     best token is always the first.
     """
@@ -354,12 +354,12 @@ class WithoutLag(SpecDec):
 @pytest.mark.parametrize("cls, guesses", [(SpecDec, 4), (StopsOnTheProduct, 1), (WithoutLag, 1)])
 def test_a_chain_ends_one_guess_after_the_one_that_made_it_doubtful(alone, cls, guesses):
     """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64. The first number is of the prompt, and counts for nothing."""
-    assert chain_length(cls, foretelling(.4, .9, .8, .5, .99), h=0.5, least=1) == guesses
+    assert chain_length(cls, predicting(.4, .9, .8, .5, .99), h=0.5, least=1) == guesses
 
 
 @pytest.mark.parametrize("cls, right", [(SpecDec, True), (StopsOnTheLast, False)])
 def test_many_guesses_that_are_each_quite_sure_are_doubtful_together(alone, cls, right):
-    assert (chain_length(cls, foretelling(.9), h=0.5, least=1, most=20) == 8) == right  # .9 ^ 7 = .48
+    assert (chain_length(cls, predicting(.9), h=0.5, least=1, most=20) == 8) == right  # .9 ^ 7 = .48
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_many_guesses_that_are_each_quite_sure_are_doubtful_together(alone, cls,
 def test_a_head_that_trusts_nothing_makes_two_guesses_and_one_that_trusts_all_makes_the_most(
     alone, chance, knobs, guesses
 ):
-    assert chain_length(SpecDec, foretelling(chance), **knobs) == guesses
+    assert chain_length(SpecDec, predicting(chance), **knobs) == guesses
 
 
 @pytest.mark.slow
@@ -394,7 +394,7 @@ def test_with_h_one_the_chains_are_those_of_a_fixed_length(alone):
     models = tables("abc")
     keep(models, random_head(3))
     chains = [[tree.tokens for _, tree, _ in first_drafts(recipe, models, 20)] for recipe in
-              (with_head(AT_ONE, h=1.0, most=4), guessing("draft_model", "rejection", AT_ONE, depth=4))]
+              (with_head(AT_ONE, h=1.0, most=4), speculative_lane("draft_model", "rejection", AT_ONE, depth=4))]
     assert chains[0] == chains[1] != []
 
 
@@ -406,7 +406,7 @@ def test_with_h_one_the_chains_are_those_of_a_fixed_length(alone):
 def test_the_greedy_text_is_plain_greedys_whatever_the_head_says(alone, bias, scale):
     keep(streams(pair()), random_head(pair().draft.width, bias, scale))
     plain, guessed = (
-        told(recipe)[0]._runners[0].lane.tokens for recipe in (GREEDY, with_head(verifier="greedy_match", least=1))
+        recorded(recipe)[0]._runners[0].lane.tokens for recipe in (GREEDY, with_head(verifier="greedy_match", least=1))
     )
     assert plain == guessed
 
@@ -416,7 +416,7 @@ def test_the_greedy_text_is_plain_greedys_whatever_the_head_says(alone, bias, sc
 )
 def test_the_law_is_the_targets_with_a_head_that_knows_nothing(alone, knobs):
     keep(tables("ab"), random_head(2))
-    assert law_is_off(with_drafter(SpecDec(predictor="head", **knobs), AT_ONE), tables("ab")) < EXACT
+    assert law_distance(with_drafter(SpecDec(predictor="head", **knobs), AT_ONE), tables("ab")) < EXACT
 
 
 class DropsWhatTheHeadDoubts(DropsDoubtful):
@@ -434,7 +434,9 @@ class DropsWhatTheHeadDoubts(DropsDoubtful):
 def test_a_guess_that_is_taken_back_for_what_the_head_says_of_it_bends_the_law(alone):
     keep(tables("ab"), random_head(2))
     assert (
-        law_is_off(with_drafter(DropsWhatTheHeadDoubts(predictor="head", h=0.5, least=1, most=3), AT_ONE), tables("ab"))
+        law_distance(
+            with_drafter(DropsWhatTheHeadDoubts(predictor="head", h=0.5, least=1, most=3), AT_ONE), tables("ab")
+        )
         > WRONG
     )
 
@@ -443,7 +445,7 @@ def test_a_guess_that_is_taken_back_for_what_the_head_says_of_it_bends_the_law(a
 def test_samplers_that_mix_rows_of_the_target_leave_the_drafts_alone(alone, beside):
     keep(streams(pair()), random_head(pair().draft.width))
     plain, guessed = (
-        told(recipe, length=12)[1]
+        recorded(recipe, length=12)[1]
         for recipe in (with_drafted(GREEDY, beside), with_drafted(with_head(verifier="greedy_match"), beside))
     )
     assert [event.reason for event in of(Done, guessed)] == [event.reason for event in of(Done, plain)] == ["length"]
@@ -457,7 +459,7 @@ def with_drafted(recipe, beside):
 
 def test_each_guess_that_was_tested_is_shown_with_what_was_predicted_and_what_came(alone):
     keep(streams(pair()), random_head(pair().draft.width))
-    events = told(with_head(verifier="greedy_match", h=0.9, least=3), length=40)[1]
+    events = recorded(with_head(verifier="greedy_match", h=0.9, least=3), length=40)[1]
     shown = figures(events, "predicted, and what came")
     verdicts, drafts = of(Verdict, events), of(Draft, events)
     came = [

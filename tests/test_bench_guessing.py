@@ -282,7 +282,7 @@ def test_the_command_measures_prints_and_writes(tmp_path, capsys):
         )
         == 0
     )
-    told, found = capsys.readouterr().out, json.loads(json_file.read_text())
+    recorded, found = capsys.readouterr().out, json.loads(json_file.read_text())
     assert {row["entrant"] for row in found["table"]} == {
         PLAIN,
         PAIRS[2].ours,
@@ -292,7 +292,7 @@ def test_the_command_measures_prints_and_writes(tmp_path, capsys):
     }
     assert all(row["same_text"] == row["compared"] == 1 for row in found["table"]) and found["failures"] == []
     assert found["settings"]["questions"] == 1 and found["machine"]["torch"]
-    assert "Compared with the library" in told and "## Facts" in page_file.read_text()
+    assert "Compared with the library" in recorded and "## Facts" in page_file.read_text()
 
 
 def test_a_task_or_lane_there_is_none_of_is_refused_before_anything_is_loaded(capsys):

@@ -72,18 +72,18 @@ def events(session: Session, lane: int = 0) -> list[Event]:
     return [stamped.event for stamped in session.trace.events if stamped.lane == lane]
 
 
-def commits(told: list[Event]) -> list[Commit]:
+def commits(recorded: list[Event]) -> list[Commit]:
     """Those of the lane's text; what grows beside it is told of under numbers of its own."""
-    return [event for event in told if isinstance(event, Commit) and event.sequence == 0]
+    return [event for event in recorded if isinstance(event, Commit) and event.sequence == 0]
 
 
-def ids(told: list[Event]) -> list[int]:
-    return [token for commit in commits(told) for token in commit.ids]
+def ids(recorded: list[Event]) -> list[int]:
+    return [token for commit in commits(recorded) for token in commit.ids]
 
 
-def timeless(told: list[Event]) -> list[dict]:
+def timeless(recorded: list[Event]) -> list[dict]:
     """Events as JSON without what a clock measured."""
-    return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in told]
+    return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in recorded]
 
 
 def lane_of(session: Session, index: int = 0) -> Lane:
@@ -106,24 +106,24 @@ def tables(letters: str = "abcde", ends: str = "", context: int = 256) -> dict[s
 
 @every_lane
 def test_the_events_of_a_run_do_not_contradict_each_other(recipe):
-    session, told = finished(recipe)
+    session, recorded = finished(recipe)
     assert check(session.trace) == []
-    assert isinstance(told[-1], Done)
+    assert isinstance(recorded[-1], Done)
 
 
 @every_lane
 def test_commits_alone_rebuild_the_text(recipe):
-    session, told = finished(recipe)
+    session, recorded = finished(recipe)
     lane = lane_of(session)
-    assert ids(told) == lane.tokens[lane.prompt_length:]
-    assert len(ids(told)) == LENGTH or recipe in ANSWERING.values() and len(ids(told)) < LENGTH
-    assert "".join(commit.text for commit in commits(told)) == lane.text
+    assert ids(recorded) == lane.tokens[lane.prompt_length:]
+    assert len(ids(recorded)) == LENGTH or recipe in ANSWERING.values() and len(ids(recorded)) < LENGTH
+    assert "".join(commit.text for commit in commits(recorded)) == lane.text
 
 
 @every_lane
 def test_events_survive_json(recipe):
-    session, told = finished(recipe)
-    for event in told:
+    session, recorded = finished(recipe)
+    for event in recorded:
         assert event_from_json(json.loads(json.dumps(event.to_json(), allow_nan=False))) == event
     again = Trace.from_json(json.loads(json.dumps(session.trace.to_json(), allow_nan=False)))
     assert again.headers == session.trace.headers
@@ -146,24 +146,24 @@ def test_another_seed_writes_another_text(recipe):
 @every_lane
 def test_every_forward_is_told_of(recipe):
     models = tables()
-    told = [
+    recorded = [
         event
         for event in events(start(recipe, models=Models(*models.values()), text="abcab"))
         if isinstance(event, Forward)
     ]
     for name, model in models.items():
-        assert sum(event.stream.startswith("draft") == (name == "draft") for event in told) == model.forwards
+        assert sum(event.stream.startswith("draft") == (name == "draft") for event in recorded) == model.forwards
     # then a pass of the target runs the layers that are left
-    leaves_early = any(event.stream == "exit" for event in told)
-    for event in told:
+    leaves_early = any(event.stream == "exit" for event in recorded)
+    for event in recorded:
         assert event.seconds >= 0 and event.tokens >= 1 and (event.layers == 1 or leaves_early and event.layers == 0)
 
 
 @every_lane
 def test_what_is_counted_as_prefill_is_the_prompt(recipe):
-    told = [event for event in finished(recipe)[1] if isinstance(event, Forward)]
-    for stream in {event.stream for event in told} - {"exit"}:
-        phases = [event.phase for event in told if event.stream == stream]
+    recorded = [event for event in finished(recipe)[1] if isinstance(event, Forward)]
+    for stream in {event.stream for event in recorded} - {"exit"}:
+        phases = [event.phase for event in recorded if event.stream == stream]
         assert phases[0] == "prefill" and "prefill" not in phases[1:]
 
 
@@ -217,8 +217,8 @@ def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(rec
         if session.finished:
             break
         session.stop()
-        told = events(session)
-        assert told[-1] == Done("stopped") and timeless(told[:-1]) == timeless(whole[:len(told) - 1])
+        recorded = events(session)
+        assert recorded[-1] == Done("stopped") and timeless(recorded[:-1]) == timeless(whole[:len(recorded) - 1])
         assert check(session.trace) == []
         stops += 1
     assert stops >= LENGTH / 6
@@ -234,11 +234,11 @@ def test_lanes_that_share_a_model_write_what_each_writes_alone():
     shared = [event for event in events(together) if isinstance(event, Forward) and event.lanes > 1]
     assert shared, "nobody shared a forward, so this says nothing"
     for i, recipe in enumerate(ALL.values()):
-        told, alone = (rounded(found) for found in (events(together, i), events(start(recipe, seed=5))))
-        assert told == alone, title(recipe)
+        recorded, alone = (rounded(found) for found in (events(together, i), events(start(recipe, seed=5))))
+        assert recorded == alone, title(recipe)
 
 
-def rounded(told: list[Event]) -> list:
+def rounded(recorded: list[Event]) -> list:
     """Events without what depends on company, numbers to ten digits. Of forwards that were asked for together, the
     order depends on it too.
 
@@ -253,14 +253,14 @@ def rounded(told: list[Event]) -> list:
             return {key: plain(item) for key, item in value.items() if key not in ("seconds", "lanes")}
         return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-    runs = groupby(filterfalse(reads_the_prompt, told), lambda event: isinstance(event, Forward))
+    runs = groupby(filterfalse(reads_the_prompt, recorded), lambda event: isinstance(event, Forward))
     sorted_runs = (sorted(run, key=lambda event: event.stream) if forwards else run for forwards, run in runs)
     return [plain(event.to_json()) for run in sorted_runs for event in run]
 
 
 def reads_the_prompt(event: Event) -> bool:
-    told = isinstance(event, Note) and "prompt tokens" in event.text
-    return told or isinstance(event, Forward) and event.context <= PROMPT_LENGTH
+    recorded = isinstance(event, Note) and "prompt tokens" in event.text
+    return recorded or isinstance(event, Forward) and event.context <= PROMPT_LENGTH
 
 
 @pytest.mark.slow
@@ -289,9 +289,9 @@ def unfinished(models: Models) -> list:
 @every_growing_lane
 def test_a_fork_begins_with_the_tokens_it_was_given_and_says_so(recipe):
     given = [70, 71, 72]
-    told = events(start(replace(recipe, forced=given)))
-    origins = [origin for commit in commits(told) for origin in commit.origins]
-    assert ids(told)[:3] == given and len(ids(told)) == LENGTH
+    recorded = events(start(replace(recipe, forced=given)))
+    origins = [origin for commit in commits(recorded) for origin in commit.origins]
+    assert ids(recorded)[:3] == given and len(ids(recorded)) == LENGTH
     assert origins[:3] == ["forced"] * 3 and "forced" not in origins[3:]
 
 
@@ -348,9 +348,9 @@ every_company = pytest.mark.parametrize("recipe", COMPANY.values(), ids=COMPANY)
 @every_company
 def test_what_is_added_tells_no_contradictions_and_repeats(recipe):
     session = start(recipe, seed=3)
-    told = events(session)
-    assert isinstance(told[-1], Done) and check(session.trace) == []
-    assert timeless(told) == timeless(events(start(recipe, seed=3)))
+    recorded = events(session)
+    assert isinstance(recorded[-1], Done) and check(session.trace) == []
+    assert timeless(recorded) == timeless(events(start(recipe, seed=3)))
 
 
 @pytest.mark.matrix
@@ -362,16 +362,16 @@ def test_what_is_added_can_be_held_and_stopped_anywhere(recipe):
         for _ in range(turns):
             session.advance()
         session.stop()
-        told = events(session)
-        assert timeless(told[:-1]) == timeless(whole[:len(told) - 1]) and check(session.trace) == []
+        recorded = events(session)
+        assert timeless(recorded[:-1]) == timeless(whole[:len(recorded) - 1]) and check(session.trace) == []
 
 
 @every_company
 def test_what_is_added_goes_with_a_fork(recipe):
     text = ids(events(start(recipe, seed=3)))
-    told = events(start(replace(recipe, forced=text[:2]), seed=3))
-    assert isinstance(told[-1], Done), told[-1]
-    assert ids(told)[:2] == text[:2]
+    recorded = events(start(replace(recipe, forced=text[:2]), seed=3))
+    assert isinstance(recorded[-1], Done), recorded[-1]
+    assert ids(recorded)[:2] == text[:2]
 
 
 # --- how a text ends ---
@@ -420,9 +420,9 @@ def test_no_forward_leaves_the_positions_a_model_has(recipe):
     before = len(prompt_of("7").encode(models.target)) - 1
     for room in (1, 4, 9):
         prompt = prompt_of("7" * (models.target.context - room - before))
-        told = events(prepare(models, [recipe], prompt, Limits(0, 50)))
-        assert isinstance(told[-1], Done), told[-1]
-        assert len(ids(told)) == room or told[-1].reason == "end"
+        recorded = events(prepare(models, [recipe], prompt, Limits(0, 50)))
+        assert isinstance(recorded[-1], Done), recorded[-1]
+        assert len(ids(recorded)) == room or recorded[-1].reason == "end"
 
 
 @pytest.mark.matrix

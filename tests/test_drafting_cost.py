@@ -17,7 +17,7 @@ from playground.decoding.session import Prompt, prepare
 from playground.engine.model import Model
 from playground.events import Commit, Draft
 from support.laws import AT_ONE
-from support.speculation import guessing
+from support.speculation import speculative_lane
 
 stand = __import__(find("stand").__module__, fromlist=["NGramDistributions"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
@@ -95,7 +95,7 @@ def test_the_guesses_of_a_round_take_two_milliseconds_at_most(name, least, monke
     monkeypatch.setattr(cls, "propose", timed)
     # by chance each of its draws looks at the whole row
     judged = ["greedy_match"] if name == "dyspec" else ["sample_match", AT_ONE]
-    assembly = assemble(guessing(name, *judged))
+    assembly = assemble(speculative_lane(name, *judged))
     assembly.decoder.drafter = full(name)
     prompt = models.target.tokens.encode(PROMPT)
 
@@ -128,7 +128,7 @@ def rounds_of_64(models, forwards: list[float]) -> list[float]:
     """Seconds of each round of a run that made 64 guesses, without those in `forwards`; the first round reads the
     prompt and does not count.
     """
-    session = prepare(models, [guessing("dyspec", "greedy_match", nodes=64)], Prompt(PROMPT), Limits(0, 40))
+    session = prepare(models, [speculative_lane("dyspec", "greedy_match", nodes=64)], Prompt(PROMPT), Limits(0, 40))
     costs, told, start = [], [], thread_time()
     while not session.finished:
         told += [stamped.event for stamped in session.advance()]

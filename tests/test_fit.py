@@ -175,9 +175,9 @@ def test_texts_of_one_token_have_nothing_to_read():
 
 
 def test_progress_names_every_text():
-    told = []
-    list(learning.readings(pair().target, [[5, 6], [7, 8]], lambda share, text: told.append((share, text))))
-    assert told == [(0.0, "Reading text 1 of 2"), (0.5, "Reading text 2 of 2")]
+    recorded = []
+    list(learning.readings(pair().target, [[5, 6], [7, 8]], lambda share, text: recorded.append((share, text))))
+    assert recorded == [(0.0, "Reading text 1 of 2"), (0.5, "Reading text 2 of 2")]
 
 
 # --- the command ---

@@ -219,7 +219,7 @@ def test_every_reading_that_a_lesson_names_is_known_and_takes_its_lanes(page):
 def test_readings_of_a_recorded_run_are_what_its_events_say(page):
     trace = Trace.load(view.ASSETS / "traces/first_view.jsonl")
     lanes = [trace.lane(header.lane) for header in trace.headers]
-    guessing = next(i for i, header in enumerate(trace.headers) if header.strategy == "speculative")
+    speculative = next(i for i, header in enumerate(trace.headers) if header.strategy == "speculative")
     names = [
         "tokens",
         "target_forwards",
@@ -230,8 +230,8 @@ def test_readings_of_a_recorded_run_are_what_its_events_say(page):
         "kv_live_peak",
         "wasted_tokens",
     ]
-    assert read_off(page, trace, [(name, [guessing + 1]) for name in names]) == pytest.approx(
-        [metrics(lanes[guessing])[name] for name in names]
+    assert read_off(page, trace, [(name, [speculative + 1]) for name in names]) == pytest.approx(
+        [metrics(lanes[speculative])[name] for name in names]
     )
     asked = {"unsure_share": lambda step: step.entropy > 1, "sure_share": lambda step: step.entropy < 0.1,
              "off_top_share": lambda step: step.top[0].id != step.chosen}
@@ -305,7 +305,7 @@ def test_a_link_opens_a_lesson_and_one_that_is_not_there_gets_a_sentence(page, a
     arrive(page, address, "?lesson=small-cache")
     expect(page.locator(".lesson-panel h3")).to_have_text(lessons()["small-cache"].steps[0].heading)
     arrive(page, address, "?lesson=juggling")
-    expect(page.locator(".lesson-trouble")).to_contain_text("no lesson called juggling")
+    expect(page.locator(".lesson-trouble")).to_contain_text("no lesson “juggling”")
     expect(page.locator(".lesson-list li")).to_have_count(len(lessons()))
 
 

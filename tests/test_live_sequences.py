@@ -114,8 +114,8 @@ def test_the_sequence_that_becomes_the_text_brings_its_thoughts_along(page, feed
     show(page, feed, BEAMS)
     assert token_texts(page, 0) == [" b", " e", " g"]
     expect(page.locator(".branch-shown")).to_be_empty()
-    reckoned, shown = metrics(BEAMS), numbers(page, 0)
-    assert {name: shown[name] for name in READABLE} == pytest.approx({name: reckoned[name] for name in READABLE})
+    computed, shown = metrics(BEAMS), numbers(page, 0)
+    assert {name: shown[name] for name in READABLE} == pytest.approx({name: computed[name] for name in READABLE})
     assert (shown["mean_entropy"], shown["tokens_per_target_forward"]) == (3.0, 1.0)
     page.locator(".lane .tokens > .t").nth(1).click()
     assert "3.00" in page.locator(".live .card .facts").inner_text()
@@ -255,8 +255,8 @@ def test_a_text_from_a_canvas_keeps_its_look_and_tells_when_it_was_filled(page, 
     page.locator(".lane .tokens > .t").nth(3).click()
     assert "position 4, filled in step 2, confidence 40 %" in page.locator(".live .card").inner_text()
     assert page.locator(".live .card .candidate:enabled").count() == 0  # nothing goes on from there
-    reckoned, shown = metrics(CANVAS), numbers(page, 0)
-    assert {name: shown[name] for name in READABLE} == {name: reckoned[name] for name in READABLE}
+    computed, shown = metrics(CANVAS), numbers(page, 0)
+    assert {name: shown[name] for name in READABLE} == {name: computed[name] for name in READABLE}
 
 
 def test_the_grid_has_a_mark_where_each_position_was_filled_and_goes_there(page, feed):

@@ -315,7 +315,7 @@ def test_a_scored_text_is_not_underlined_and_begins_no_fork(page, feed):
     tokens(page).first.click()
     other = page.locator(".live .card .candidate").first
     expect(other).to_be_disabled()
-    assert "given and not written" in other.get_attribute("title")
+    assert "scored, not generated" in other.get_attribute("title")
 
 
 # --- a look inside ---

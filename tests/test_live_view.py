@@ -120,10 +120,10 @@ def test_costs_are_those_of_the_trace_up_to_the_player(page, feed, share):
     show(page, feed, share)
     for lane in (0, 1):
         seen = [stamped for stamped in RUN.lane(lane).events if stamped.at <= 0.4 * share + 1e-9]
-        reckoned = metrics(Trace([RUN.headers[lane]], seen))
+        computed = metrics(Trace([RUN.headers[lane]], seen))
         shown = numbers(page, lane)
-        assert {name: shown[name] for name in READABLE} == pytest.approx({name: reckoned[name] for name in READABLE})
-        assert len(token_texts(page, lane)) == reckoned["tokens"]
+        assert {name: shown[name] for name in READABLE} == pytest.approx({name: computed[name] for name in READABLE})
+        assert len(token_texts(page, lane)) == computed["tokens"]
 
 
 def test_live_slots_are_the_most_of_any_head(page, feed):

@@ -92,8 +92,8 @@ class Wanders(Decoder):
 def test_every_sequence_reads_its_own_past_and_nobody_elses(architecture):
     wanderer = Wanders(architecture, seed=5)
     session, _ = session_of(wanderer, models={"target": pair(architecture).target}, limits=Limits(0, 20))
-    told = run(session)
-    assert isinstance(told[-1], Done) and check(session.trace) == []
+    recorded = run(session)
+    assert isinstance(recorded[-1], Done) and check(session.trace) == []
     assert wanderer.seen > 40 and wanderer.worst < 1e-9
 
 
@@ -129,8 +129,8 @@ def test_what_a_sequence_draws_does_not_depend_on_how_many_there_are():
 
 def test_slots_are_held_once_for_what_is_shared_and_freed_when_sequences_end():
     session, lane = session_of(Several(8), ("temperature", {"t": 1.0}), prompt=PROMPT * 12)
-    told = run(session)
-    caches = [event for event in told if isinstance(event, Cache)]
+    recorded = run(session)
+    caches = [event for event in recorded if isinstance(event, Cache)]
     slot = caches[0].bytes / len(PROMPT * 12)
     most = max(event.bytes for event in caches)
     assert most <= slot * (len(PROMPT * 12) + 8 * LENGTH)
@@ -159,9 +159,9 @@ class DropsAll(Decoder):
 
 def test_dropped_sequences_leave_nothing_and_the_text_can_be_forked_anew():
     session, lane = session_of(DropsAll(), models={"target": TableModel("abcde")}, prompt=[0, 1])
-    told = run(session)
-    assert told[-1] == Done("end")
-    assert sum(event.phase == "prefill" for event in told if isinstance(event, Forward)) == 1
+    recorded = run(session)
+    assert recorded[-1] == Done("end")
+    assert sum(event.phase == "prefill" for event in recorded if isinstance(event, Forward)) == 1
     plain = write(assemble(LaneConfig("greedy")), {"target": TableModel("abcde")}, [0, 1], Limits(0, 1), Draws(0))
     assert lane.tokens == plain.tokens
 
@@ -221,19 +221,19 @@ class LooksTwice(Decoder):
 
 @pytest.mark.parametrize("decoder, says", [(KeepsTheMain(), "keep one of them"), (LooksTwice(), "keep one first")])
 def test_a_strategy_that_mixes_up_its_sequences_is_told_so(decoder, says, caplog):
-    told = run(session_of(decoder, models={"target": TableModel("abcde")}, prompt=[0, 1])[0])
-    assert isinstance(told[-1], Failed) and says in told[-1].message
+    recorded = run(session_of(decoder, models={"target": TableModel("abcde")}, prompt=[0, 1])[0])
+    assert isinstance(recorded[-1], Failed) and says in recorded[-1].message
 
 
 def test_a_text_that_was_a_sequence_says_so_and_loses_nothing():
     session, lane = session_of(Several(3), ("temperature", {"t": 1.0}))
-    told = run(session)
-    taken = [event for event in told if isinstance(event, Commit) and event.grown_on]
+    recorded = run(session)
+    taken = [event for event in recorded if isinstance(event, Commit) and event.grown_on]
     written = sequences(session.trace.events)
     assert len(taken) == 1 and taken[0].grown_on == 3 and taken[0].sequence == 0
     assert [token.id for token in written[0].tokens] == [token.id for token in written[3].tokens] == lane.main.written
     assert [token.logprob for token in written[0].tokens] == [token.logprob for token in written[3].tokens]
-    assert any(isinstance(event, Branches) and event.born for event in told)
+    assert any(isinstance(event, Branches) and event.born for event in recorded)
 
 
 class Remembers(type(make("top_k"))):

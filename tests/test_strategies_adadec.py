@@ -63,7 +63,7 @@ def best_candidate(
     return candidates[scores.index(max(scores))], scores
 
 
-def reckoned(
+def computed(
     reads: Reads, prompt: list[int], length: int, depth: int, ends: frozenset[int], score: Score = per_token
 ) -> tuple[list[int], list[list[float]]]:
     """What AdaDec writes where it pauses at every token, and the scores at each pause."""
@@ -85,7 +85,7 @@ def test_at_every_pause_the_candidate_that_leads_to_the_likeliest_tokens_is_comm
     for seed in range(5):
         model = TableModel("abcde", "e", seed)
         lane, events = run(adadec(tau=0.0, depth=depth), {"target": model}, [0, 1], 7)
-        tokens, pauses = reckoned(table_reads(model), [0, 1], 7, depth, model.end_ids)
+        tokens, pauses = computed(table_reads(model), [0, 1], 7, depth, model.end_ids)
         assert lane.main.written == tokens
         shown = [[math.log(value) for value in data["values"]] for data in figures(events, ROLLOUTS)]
         assert len(shown) == len(pauses) and all(map(same, shown, pauses))
@@ -99,7 +99,7 @@ def test_the_rollouts_of_a_network_are_what_the_library_reads_from_the_beginning
         return library(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].log_softmax(-1)
 
     with torch.inference_mode():
-        tokens, pauses = reckoned(reads, prompt, 5, 3, models["target"].end_ids)
+        tokens, pauses = computed(reads, prompt, 5, 3, models["target"].end_ids)
     lane, events = run(adadec(tau=0.0, depth=3), models, prompt, 5)
     assert lane.main.written == tokens
     shown = [[math.log(value) for value in data["values"]] for data in figures(events, ROLLOUTS)]
@@ -121,7 +121,7 @@ WRONG_SCORES = {
 def test_a_wrong_score_of_a_rollout_writes_another_text(score):
     models = [TableModel("abcde", "e", seed) for seed in range(12)]
     differ = [
-        reckoned(table_reads(model), [0, 1], 7, 5, model.end_ids, score)[0]
+        computed(table_reads(model), [0, 1], 7, 5, model.end_ids, score)[0]
         != written(adadec(tau=0.0), {"target": model}, [0, 1], 7)
         for model in models
     ]

@@ -502,19 +502,19 @@ def events(
     return [stamped.event for stamped in session.trace.events]
 
 
-def texts(told: list[Event]) -> list[str]:
+def texts(recorded: list[Event]) -> list[str]:
     """Of every sample, by the number of its sequence."""
     found = defaultdict(str)
-    for event in told:
+    for event in recorded:
         if isinstance(event, Commit) and event.sequence:
             found[event.sequence] += event.text
     return [found[number] for number in sorted(found)]
 
 
 def test_every_sample_starts_from_the_prompt_without_reading_it_again():
-    told = events(choosing("ab", "b", "cab", samples=5))
-    forwards = [event for event in told if isinstance(event, Forward)]
-    written = [event.sequence for event in told if isinstance(event, Commit) and event.sequence]
+    recorded = events(choosing("ab", "b", "cab", samples=5))
+    forwards = [event for event in recorded if isinstance(event, Forward)]
+    written = [event.sequence for event in recorded if isinstance(event, Commit) and event.sequence]
     assert [event.phase for event in forwards].count("prefill") == 1
     assert len(forwards) == 1 + len(written) - 5  # the row after the prompt is known; no row is read after an end
 
@@ -533,28 +533,32 @@ def test_the_cache_holds_the_prompt_and_one_sample_at_a_time():
 
 def test_each_sample_is_scored_and_only_the_answer_is_kept():
     model = table(2)
-    told = events(choosing("ab", "b", "cab", samples=5), Models(model))
-    scores = {number: score for event in told if isinstance(event, Branches) for number, score in event.scores.items()}
-    expected = [log_chance(model, (*ids(text), END)) for text in texts(told)]
+    recorded = events(choosing("ab", "b", "cab", samples=5), Models(model))
+    scores = {
+        number: score for event in recorded if isinstance(event, Branches) for number, score in event.scores.items()
+    }
+    expected = [log_chance(model, (*ids(text), END)) for text in texts(recorded)]
     assert [scores[number] for number in range(1, 6)] == pytest.approx(expected)
-    assert [number for event in told if isinstance(event, Branches) for number in event.dropped] == [1, 2, 3, 4]
-    answer = [event for event in told if isinstance(event, Commit)][-1]
-    assert (answer.sequence, answer.grown_on, answer.text) == (0, 5, texts(told)[-1]) and told[-1] == Done("end")
+    assert [number for event in recorded if isinstance(event, Branches) for number in event.dropped] == [1, 2, 3, 4]
+    answer = [event for event in recorded if isinstance(event, Commit)][-1]
+    assert (answer.sequence, answer.grown_on, answer.text) == (0, 5, texts(recorded)[-1]) and recorded[-1] == Done(
+        "end"
+    )
 
 
 def test_a_step_shows_the_odds_its_token_was_drawn_with():
-    told = events(under(COIN, samples=8), Models(coins()))
-    firsts = [event for event in told if isinstance(event, Step) and event.position == 0 and event.sequence]
+    recorded = events(under(COIN, samples=8), Models(coins()))
+    firsts = [event for event in recorded if isinstance(event, Step) and event.position == 0 and event.sequence]
     zero = [next(candidate.final for candidate in step.top if candidate.id == ids("0")[0]) for step in firsts]
-    seen = [text == "00000" for text in texts(told)].index(True)
+    seen = [text == "00000" for text in texts(recorded)].index(True)
     assert zero == pytest.approx([1 / 2] * (seen + 1) + [1 / 17] * (7 - seen), abs=1e-6)
 
 
 def test_a_step_says_of_every_other_token_that_the_mask_removed_it():
-    told = events(choosing("ab", "b", samples=2), Models(TableModel(tokenizer=TOKENIZER)))
+    recorded = events(choosing("ab", "b", samples=2), Models(TableModel(tokenizer=TOKENIZER)))
     fallen = [
         candidate
-        for event in told
+        for event in recorded
         if isinstance(event, Step) and event.sequence
         for candidate in event.top
         if candidate.final == 0
@@ -563,12 +567,12 @@ def test_a_step_says_of_every_other_token_that_the_mask_removed_it():
 
 
 def test_the_figures_say_what_the_samples_taught():
-    told = events(under(COIN, samples=8), Models(coins()))
+    recorded = events(under(COIN, samples=8), Models(coins()))
     figures = defaultdict(list)
-    for event in told:
+    for event in recorded:
         if isinstance(event, Figure):
             figures[event.shape].append(event.data)
-    assert sum(figures["bars"][-1]["values"]) == 8 and set(figures["bars"][-1]["labels"]) == set(texts(told))
+    assert sum(figures["bars"][-1]["values"]) == 8 and set(figures["bars"][-1]["labels"]) == set(texts(recorded))
     at_most = [data["series"]["at most"] for data in figures["scalar"]]
     assert at_most == sorted(at_most, reverse=True) and at_most[-1] == pytest.approx(17 / 32)
     first, last = (dict(zip(data["rows"], data["values"])) for data in (figures["matrix"][0], figures["matrix"][-6]))
@@ -598,16 +602,18 @@ def test_it_says_that_it_remembers():
 OPTIONS = choosing("ab", "b", "cab", "ac", samples=3)
 
 
-def timeless(told: list[Event]) -> list[dict]:
-    return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in told]
+def timeless(recorded: list[Event]) -> list[dict]:
+    return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in recorded]
 
 
 def header(memory: Memory | None, recipe: LaneConfig = OPTIONS, text: str = "q") -> str:
     return prepare(Models(table(2)), [recipe], Prompt(text), Limits(0, 24), memory=memory).headers[0].memory
 
 
-def bounds(told: list[Event]) -> list[float]:
-    return [event.data["series"]["at most"] for event in told if isinstance(event, Figure) and event.shape == "scalar"]
+def bounds(recorded: list[Event]) -> list[float]:
+    return [
+        event.data["series"]["at most"] for event in recorded if isinstance(event, Figure) and event.shape == "scalar"
+    ]
 
 
 def test_a_visitors_second_run_goes_on_where_the_first_ended():

@@ -23,8 +23,20 @@ from playground.events import Cache
 from strategies.kv_cache.key_norm import KeyNorm
 from strategies.kv_cache.random_keep import RandomKeep
 from strategies.kv_cache.tova import Tova
-from support.budget_policies import BY_HAND, ROW_WISE, TEXT, TIGHT, TREE, HandRule, Seen, best, roomy, told, with_policy
-from support.eviction import LENGTH, PROMPT, Wrong, alone, course, lives, models
+from support.budget_policies import (
+    BY_HAND,
+    ROW_WISE,
+    TEXT,
+    TIGHT,
+    TREE,
+    HandRule,
+    Seen,
+    best,
+    cache_positions,
+    roomy,
+    with_policy,
+)
+from support.eviction import LENGTH, PROMPT, Wrong, alone, course, live_positions, models
 from support.wrong_variants import variants_of
 
 BUDGETED = [name for name in TIGHT if "budget_respected" in make(name).guarantee]
@@ -218,7 +230,7 @@ def test_no_layer_and_no_head_exceeds_the_budget_whatever_is_kept_at_once(name, 
         for state in watch(assemble(with_policy(lane, name, **knobs)), models(), PROMPT, Limits(0, LENGTH), Draws(0)):
             if state.generated > generated:
                 generated = state.generated
-                found.append(lives(state))
+                found.append(live_positions(state))
                 assert max(len(head) for layer in found[-1] for head in layer) <= budget(generated)
         assert max(len(head) for layer in found[0] for head in layer) < len(PROMPT), "the prompt was not cut"
         assert found[0] != found[-1], "nothing changed while the text grew"
@@ -247,10 +259,10 @@ def test_events_tell_what_was_kept_and_what_was_evicted_in_every_layer_and_head(
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     for before, after in pairwise(caches):
         fresh = set(range(before.length, after.length))
-        evicted = [(old | fresh) - new for old, new in zip(told(before), told(after))]
-        assert all(new <= old | fresh for old, new in zip(told(before), told(after)))
+        evicted = [(old | fresh) - new for old, new in zip(cache_positions(before), cache_positions(after))]
+        assert all(new <= old | fresh for old, new in zip(cache_positions(before), cache_positions(after)))
         assert sum(map(len, evicted)) == after.evicted
-    assert told(caches[-1]) == [head for layer in lives(session._runners[0].lane) for head in layer]
+    assert cache_positions(caches[-1]) == [head for layer in live_positions(session._runners[0].lane) for head in layer]
 
 
 def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():
@@ -260,7 +272,7 @@ def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():
         session = prepare(pair(), list(together), Prompt(TEXT), Limits(max_new_tokens=10))
         shared = sum(getattr(stamped.event, "lanes", 1) > 1 for stamped in session)
         assert bool(shared) == (len(together) > 1)
-        return [(runner.lane.tokens, lives(runner.lane)) for runner in session._runners]
+        return [(runner.lane.tokens, live_positions(runner.lane)) for runner in session._runners]
 
     alone = [run(recipe)[0] for recipe in recipes]
     assert [run(*recipes[at:at + 4]) for at in (0, 4)] == [alone[0:4], alone[4:8]]
@@ -269,7 +281,7 @@ def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():
 @pytest.mark.parametrize("name, knobs", [(name, TIGHT[name]) for name in BUDGETED], ids=BUDGETED)
 def test_a_table_that_pays_no_attention_is_held_to_the_budget_all_the_same(name, knobs):
     lane = write(alone(make(name, **knobs)), {"target": TableModel("abc")}, [0, 1, 2] * 5, Limits(0, 6), Draws(0))
-    assert len(lives(lane)[0][0]) <= make(name, **knobs).budget(6)
+    assert len(live_positions(lane)[0][0]) <= make(name, **knobs).budget(6)
 
 
 @pytest.mark.parametrize("name, knobs, says", [

@@ -5,7 +5,7 @@ import pytest
 import torch
 from pairs import library_states, network, pair
 from registry import Collapse
-from runs import alone, figures, random_rows, told
+from runs import alone, figures, random_rows, recorded
 from tables import prepared
 from torch import Tensor
 
@@ -115,9 +115,9 @@ def test_a_constant_added_to_stored_logits_changes_nothing_and_mixed_probabiliti
 
 def test_at_a_stored_place_the_model_meets_its_own_logits_so_nothing_turns():
     knobs = {"pairs": "The green bird => sings", "tau": 0.95, "weighted": False, "alpha": 2.0}
-    text, events = told(alone("caad", **knobs), SAID, length=1)
+    text, events = recorded(alone("caad", **knobs), SAID, length=1)
     assert figures(events, "entries averaged")[0]["series"]["entries"] == 1
-    assert text == told(GREEDY, SAID, length=1)[0] and not [
+    assert text == recorded(GREEDY, SAID, length=1)[0] and not [
         e for e in events if isinstance(e, Note) and "above" in e.text
     ]
 

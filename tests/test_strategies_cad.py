@@ -8,7 +8,7 @@ import pytest
 import torch
 from pairs import network, pair
 from registry import Collapse
-from runs import CONTEXT, QUESTION, alone, divergence, figures, random_rows, rows, run, same, series, told, written
+from runs import CONTEXT, QUESTION, alone, divergence, figures, random_rows, recorded, rows, run, same, series, written
 from tables import TableModel
 from torch import Tensor
 
@@ -81,10 +81,10 @@ ARCHITECTURES = ("llama", "gemma2", "gpt_neox", "qwen3")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_at_alpha_minus_one_the_text_is_greedys_without_the_context_and_at_zero_greedys_with_it(architecture):
     given = Prompt(QUESTION, context=CONTEXT)
-    without, with_context = (told(GREEDY, prompt, architecture)[0] for prompt in (Prompt(QUESTION), given))
+    without, with_context = (recorded(GREEDY, prompt, architecture)[0] for prompt in (Prompt(QUESTION), given))
     assert without != with_context
-    assert told(alone("cad", alpha=-1.0), given, architecture)[0] == without
-    assert told(alone("cad", alpha=0.0), given, architecture)[0] == with_context
+    assert recorded(alone("cad", alpha=-1.0), given, architecture)[0] == without
+    assert recorded(alone("cad", alpha=0.0), given, architecture)[0] == with_context
 
 
 def mixed_text(reads: Reads, prompts: tuple[list[int], list[int]], length: int, alpha: Callable) -> list[int]:
@@ -190,5 +190,5 @@ def test_where_the_streams_put_another_token_first_is_marked():
 
 def test_a_lane_that_needs_a_context_says_so_where_there_is_none():
     for name in CONTEXTUAL:
-        (event,) = told(alone(name), Prompt(QUESTION))[1]
+        (event,) = recorded(alone(name), Prompt(QUESTION))[1]
         assert "enter a passage as context" in event.message

@@ -92,13 +92,13 @@ def test_waiting_for_all_is_the_vote_of_all(n):
 def test_the_winner_is_the_shortest_of_the_texts_and_nobody_writes_on_after_it():
     model, lengths = TableModel("abcde", "e", spread=0.5), []
     for n in (1, 2, 4, 8):
-        told, all_of_them = (
+        recorded, all_of_them = (
             run(of(name, n=n, temperature=1.0), model, [0, 1], 20, seed=5) for name in ("first_finish", "best_of_n")
         )
         whole = [text for number, text in sorted(all_of_them.texts().items()) if number]
         winner = min(whole, key=len)
-        assert told.texts()[0] == winner and len(told.of(Forward)) == len(winner)
-        written = [text for number, text in sorted(told.texts().items()) if number]
+        assert recorded.texts()[0] == winner and len(recorded.of(Forward)) == len(winner)
+        written = [text for number, text in sorted(recorded.texts().items()) if number]
         assert written == [text[:len(winner)] for text in whole]
         lengths.append(len(winner))
     assert lengths == sorted(lengths, reverse=True) and lengths[-1] < lengths[0]
@@ -106,11 +106,11 @@ def test_the_winner_is_the_shortest_of_the_texts_and_nobody_writes_on_after_it()
 
 def test_where_none_ends_the_note_says_so_and_the_likeliest_per_token_is_taken():
     model = TableModel("abc", seed=1)
-    told = run(of("first_finish", n=4, temperature=1.0), model, [0], 6)
-    texts = [text for number, text in told.texts().items() if number]
+    recorded = run(of("first_finish", n=4, temperature=1.0), model, [0], 6)
+    texts = [text for number, text in recorded.texts().items() if number]
     assert (
-        told.texts()[0] == max(texts, key=lambda text: logp(model, [0], text))
-        and "None of 4 texts ended" in told.of(Note)[-1].text
+        recorded.texts()[0] == max(texts, key=lambda text: logp(model, [0], text))
+        and "None of 4 texts ended" in recorded.of(Note)[-1].text
     )
 
 

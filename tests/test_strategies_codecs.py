@@ -591,8 +591,8 @@ def test_what_is_told_is_the_length_of_what_was_sent_and_the_last_token_was_not(
         return streams[-1]
 
     monkeypatch.setattr("strategies.kv_cache.cachegen.pack", listening)
-    told, _ = sent({})
-    assert told == sum(map(len, streams)) and len(streams) == 2 * 3
+    recorded, _ = sent({})
+    assert recorded == sum(map(len, streams)) and len(streams) == 2 * 3
     (ours, plain) = (course(policy)[0] for policy in (make("cachegen"), make("mustafar", window=1024)))
     for part, exact in zip(ours.rows, plain.rows):
         assert torch.equal(part[:, -1], exact[:, -1]) and not torch.equal(part[:, :-1], exact[:, :-1])

@@ -74,9 +74,9 @@ every_choosing_lane = pytest.mark.parametrize("recipe", lanes(added=(choosing(CO
 
 @every_choosing_lane
 def test_every_thought_comes_with_the_mask_it_was_thought_under(recipe):
-    session, told = run(recipe)
-    masks = {event.position: event for event in told if isinstance(event, Mask)}
-    steps = {event.position: event for event in told if isinstance(event, Step)}
+    session, recorded = run(recipe)
+    masks = {event.position: event for event in recorded if isinstance(event, Mask)}
+    steps = {event.position: event for event in recorded if isinstance(event, Step)}
     assert masks.keys() == steps.keys() and masks
     for position, mask in masks.items():
         assert 0 < mask.allowed < mask.vocabulary and 0 <= mask.banned <= 1
@@ -96,11 +96,11 @@ def masked(recipe: LaneConfig) -> bool:
 
 @pytest.mark.parametrize("recipe", filter(masked, lanes(added=(choosing("The only answer there is"),))), ids=title)
 def test_what_has_no_alternative_is_written_without_asking_the_model(recipe):
-    _, told = run(recipe)
-    assert not [event for event in told if isinstance(event, Forward)]
-    commit = next(event for event in told if isinstance(event, Commit))
+    _, recorded = run(recipe)
+    assert not [event for event in recorded if isinstance(event, Forward)]
+    commit = next(event for event in recorded if isinstance(event, Commit))
     assert commit.text == "The only answer there is" and set(commit.origins) == {"forced"}
-    assert told[-1] == Done("grammar")
+    assert recorded[-1] == Done("grammar")
 
 
 @pytest.mark.parametrize(
@@ -123,26 +123,28 @@ def test_guessing_ahead_changes_nothing_under_a_grammar(recipe):
 @every_choosing_lane
 def test_a_fork_may_not_leave_the_grammar(recipe):
     tokens = pair().target.tokens
-    _, told = run(replace(recipe, forced=tokens.encode("blue")))
-    assert isinstance(told[-1], Failed) and told[-1].message.startswith("The grammar does not allow 'b' here")
-    _, told = run(replace(recipe, forced=tokens.encode("Gr")))
-    assert "".join(event.text for event in told if isinstance(event, Commit) and not event.sequence) == "Größe"
+    _, recorded = run(replace(recipe, forced=tokens.encode("blue")))
+    assert isinstance(recorded[-1], Failed) and recorded[-1].message.startswith("The grammar does not allow 'b' here")
+    _, recorded = run(replace(recipe, forced=tokens.encode("Gr")))
+    assert "".join(event.text for event in recorded if isinstance(event, Commit) and not event.sequence) == "Größe"
 
 
 def test_the_draft_model_guesses_only_what_is_legal():
     at_one = ("temperature", {"t": 1.0})
-    _, told = run(
+    _, recorded = run(
         LaneConfig("speculative", {}, [("sample_match", {}), ("draft_model", {"width": 2}), choosing(COLOURS), at_one])
     )
-    tests = [test for event in told if isinstance(event, Verdict) for test in event.tests]
+    tests = [test for event in recorded if isinstance(event, Verdict) for test in event.tests]
     assert tests and all(test.p > 0 for test in tests)
 
 
 def test_a_grammar_no_token_can_follow_is_refused_before_anything_runs():
-    _, told = run(LaneConfig("greedy", {}, [("regex", {"pattern": "(("})]))
-    assert [type(event) for event in told] == [Failed] and told[0].message.startswith("The regex cannot be used")
+    _, recorded = run(LaneConfig("greedy", {}, [("regex", {"pattern": "(("})]))
+    assert [type(event) for event in recorded] == [Failed] and recorded[0].message.startswith(
+        "The regex cannot be used"
+    )
 
 
 def test_a_text_cut_by_its_length_is_not_called_finished():
-    _, told = run(LaneConfig("greedy", {}, [("regex", {"pattern": "[a-z]{40}"})]), max_new_tokens=3)
-    assert told[-1] == Done("length")
+    _, recorded = run(LaneConfig("greedy", {}, [("regex", {"pattern": "[a-z]{40}"})]), max_new_tokens=3)
+    assert recorded[-1] == Done("length")

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 import torch
-from guesses_told import follows, letters, passes, told
+from drafting_runs import follows, letters, passes, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import TableModel, write
@@ -28,11 +28,11 @@ from strategies.speculative.aggressive import Aggressive
 from strategies.speculative.suffix_decoding import ScoredDraft, SuffixDecoding
 from support.commits import ids
 from support.laws import EXACT, WRONG
-from support.speculation import Judged, at_rest, guessing, off
+from support.speculation import Judged, collapses, off, speculative_lane
 
 COLLAPSES = {
-    "suffix_decoding": at_rest("suffix_decoding", alpha=0),
-    "aggressive": at_rest("aggressive", block=0),
+    "suffix_decoding": collapses("suffix_decoding", alpha=0),
+    "aggressive": collapses("aggressive", block=0),
 }
 
 
@@ -214,13 +214,13 @@ def test_nothing_is_guessed_after_a_token_that_ends_the_text():
 
 
 def suffixes(**knobs) -> LaneConfig:
-    return guessing("suffix_decoding", "greedy_match", **knobs)
+    return speculative_lane("suffix_decoding", "greedy_match", **knobs)
 
 
 def test_an_answer_that_was_written_before_costs_few_passes_and_only_the_same_visitor_has_that():
     memory = Memory()
     (cold, first), (warm, second), (other, _) = (
-        told(suffixes(), kept, length=60) for kept in (memory, memory, Memory())
+        recorded(suffixes(), kept, length=60) for kept in (memory, memory, Memory())
     )
     assert ids(first) == ids(second) and passes(other) == passes(cold)
     assert passes(warm) <= 1 + 6 + 2, "guesses double from one token on until answer and guess fill the depth"
@@ -264,10 +264,10 @@ def write_with(assembly: Assembly, model: TableModel, prompt: list[int], memory:
 def test_of_more_answers_than_are_to_be_remembered_the_oldest_are_forgotten_and_without_any_nothing_is_touched():
     memory = Memory()
     for prompt in ("one", "two", "three"):
-        _, events = told(suffixes(requests=2), memory, prompt, length=8)
+        _, events = recorded(suffixes(requests=2), memory, prompt, length=8)
     before = list(remembered(memory))
     assert before.count(BREAK) == 2 and before[-8:] == ids(events)
-    told(suffixes(requests=0), memory, "four", length=8)
+    recorded(suffixes(requests=0), memory, "four", length=8)
     assert remembered(memory) == before
 
 
@@ -405,7 +405,7 @@ EDITS = {
 
 def passes_of(drafter, answer: list[int], source: list[int] = SOURCE) -> int:
     """Passes of the target after the prompt for an answer to a source; every answer is written right."""
-    model, assembly = follows(answer, len(source)), assemble(guessing("aggressive", "greedy_match"))
+    model, assembly = follows(answer, len(source)), assemble(speculative_lane("aggressive", "greedy_match"))
     assembly.decoder.drafter = drafter
     lane = write(assembly, {"target": model}, source, Limits(0, len(answer)), Draws(0))
     assert lane.tokens[len(source):] == answer
@@ -430,20 +430,20 @@ def test_a_block_ends_the_guess_and_the_next_goes_on_where_it_ended():
 
 
 def first_guess(recipe: LaneConfig, **prompt) -> str:
-    _, events = told(recipe, **prompt)
+    _, events = recorded(recipe, **prompt)
     return "".join(next(event for event in events if isinstance(event, Draft)).pieces)
 
 
 def test_the_input_is_the_passage_or_the_prompt_or_what_follows_some_words_of_it():
-    recipe = guessing("aggressive", "greedy_match")
+    recipe = speculative_lane("aggressive", "greedy_match")
     assert first_guess(recipe, context="A red fox.", prompt="Copy it.") == "A red fox."
     assert first_guess(recipe, prompt="Copy me.") == "Copy me."
     assert (
-        first_guess(guessing("aggressive", "greedy_match", after="this:"), prompt="Mend this: a rad fox.")
+        first_guess(speculative_lane("aggressive", "greedy_match", after="this:"), prompt="Mend this: a rad fox.")
         == "a rad fox."
     )
 
 
 def test_words_that_are_not_in_the_prompt_are_refused_in_one_sentence():
-    _, events = told(guessing("aggressive", "greedy_match", after="that:"), prompt="Mend this: a rad fox.")
+    _, events = recorded(speculative_lane("aggressive", "greedy_match", after="that:"), prompt="Mend this: a rad fox.")
     assert isinstance(events[-1], Failed) and events[-1].message.startswith("The prompt does not contain 'that:'")

@@ -71,7 +71,7 @@ def session(model: OracleDenoiser, *recipes: LaneConfig, prompt: Sequence[int] =
     return run
 
 
-def told(model: OracleDenoiser, prompt: list[int] = [], seed: int = 0, **knobs) -> list[Event]:  # noqa: B006
+def recorded(model: OracleDenoiser, prompt: list[int] = [], seed: int = 0, **knobs) -> list[Event]:  # noqa: B006
     """Events of one lane."""
     events = [
         stamped.event
@@ -291,14 +291,14 @@ def misplaced(table: Tensor, order: str, events: list[Event]) -> int:
 def test_the_position_the_order_asks_for_goes_first_with_the_confidence_of_the_model(order):
     for seed in range(5):
         table = random_table(3, 4, seed)
-        assert misplaced(table, order, told(over(table), order=order)) == 0
+        assert misplaced(table, order, recorded(over(table), order=order)) == 0
 
 
 @pytest.mark.parametrize("order", ["margin", "entropy"])
 def test_a_temperature_changes_neither_order_nor_confidence(order):
     for seed in range(5):
         table = random_table(3, 4, seed)
-        assert misplaced(table, order, told(over(table), seed=seed, order=order, temperature=0.3)) == 0
+        assert misplaced(table, order, recorded(over(table), seed=seed, order=order, temperature=0.3)) == 0
 
 
 class Tempered(MaskedDiffusion):
@@ -317,12 +317,14 @@ def test_an_order_by_tempered_scores_is_another_order():
 def test_of_positions_that_tie_the_first_goes_first():
     even = over(torch.full([2] * 4, 1 / 16, dtype=torch.float64))
     for order in ("low_confidence", "margin", "entropy", "left_to_right"):
-        assert [fill.positions for fill in fills(told(even, order=order))] == [[0], [1], [2], [3]]
+        assert [fill.positions for fill in fills(recorded(even, order=order))] == [[0], [1], [2], [3]]
 
 
 def test_a_random_order_takes_every_course():
     model = over(random_table(2, 3))
-    courses = {tuple(fill.positions[0] for fill in fills(told(model, seed=seed, order="random"))) for seed in range(60)}
+    courses = {
+        tuple(fill.positions[0] for fill in fills(recorded(model, seed=seed, order="random"))) for seed in range(60)
+    }
     assert len(courses) == 6
 
 
@@ -332,20 +334,20 @@ def test_a_random_order_takes_every_course():
 def test_every_position_is_filled_once_in_exactly_the_passes_asked_for(length, block):
     model, blocks = over(random_table(2, length)), math.ceil(length / block)
     for steps in range(1, length + 2):
-        events = told(model, steps=steps, block_length=block)
+        events = recorded(model, steps=steps, block_length=block)
         assert sorted(position for fill in fills(events) for position in fill.positions) == list(range(length))
         # a pass fills one at least, and only of one block
         assert passes(events) == len(fills(events)) == min(max(steps, blocks), length)
 
 
 def test_shares_differ_by_one_at_most_and_the_larger_come_first():
-    shares = [len(fill.positions) for fill in fills(told(over(random_table(2, 5)), steps=3))]
+    shares = [len(fill.positions) for fill in fills(recorded(over(random_table(2, 5)), steps=3))]
     assert shares == [2, 2, 1]
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_no_position_of_a_later_block_is_filled_before_its_turn(order):
-    events = told(over(random_table(2, 6)), order=order, block_length=2, temperature=1.0)
+    events = recorded(over(random_table(2, 6)), order=order, block_length=2, temperature=1.0)
     assert [position // 2 for fill in fills(events) for position in fill.positions] == [0, 0, 1, 1, 2, 2]
     assert [event.text for event in events if isinstance(event, Note)] == [
         "Positions 1 to 2 are filled, and the next block begins.",
@@ -357,17 +359,17 @@ def test_no_position_of_a_later_block_is_filled_before_its_turn(order):
 def test_a_threshold_above_one_reveals_one_position_a_pass(temperature):
     for seed in range(4):
         model = over(random_table(3, 4, seed))
-        sure = told(model, seed=seed, rule="threshold", threshold=1.05, temperature=temperature)
-        assert fills(sure) == fills(told(model, seed=seed, temperature=temperature))
+        sure = recorded(model, seed=seed, rule="threshold", threshold=1.05, temperature=temperature)
+        assert fills(sure) == fills(recorded(model, seed=seed, temperature=temperature))
 
 
 def test_a_threshold_of_zero_takes_one_pass_a_block():
-    assert passes(told(over(random_table(2, 6)), rule="threshold", threshold=0.0, block_length=2)) == 3
+    assert passes(recorded(over(random_table(2, 6)), rule="threshold", threshold=0.0, block_length=2)) == 3
 
 
 def test_a_threshold_reveals_all_that_reach_it_or_else_the_first_in_order():
     table = random_table(2, 5, seed=1)
-    events, revealed, together = told(over(table), rule="threshold", threshold=0.65), {}, []
+    events, revealed, together = recorded(over(table), rule="threshold", threshold=0.65), {}, []
     for fill in fills(events):
         best = {i: max(conditional(table, revealed, i)) for i in range(5) if i not in revealed}
         sure = [i for i, p in best.items() if p >= 0.65]
@@ -379,7 +381,7 @@ def test_a_threshold_reveals_all_that_reach_it_or_else_the_first_in_order():
 
 def test_an_end_token_in_a_full_block_ends_the_answer_without_another_pass():
     model = OracleDenoiser.from_texts(["go on", "go on and on and on"], [3.0, 1.0])
-    events = told(model, model.tokens.encode("go"), block_length=2)
+    events = recorded(model, model.tokens.encode("go"), block_length=2)
     assert passes(events) == 2 and answer(events) == " on"
     assert fills(events)[-1].positions == [2, 3, 4, 5] and set(fills(events)[-1].ids) == set(model.end_ids)
 
@@ -406,7 +408,7 @@ def test_a_run_is_a_sound_trace_that_survives_json(knobs):
 
 
 def test_the_text_is_one_commit_whose_log_probabilities_are_the_confidences():
-    events = told(ORACLE, ORACLE.tokens.encode("in"), seed=1, steps=4, temperature=1.0)
+    events = recorded(ORACLE, ORACLE.tokens.encode("in"), seed=1, steps=4, temperature=1.0)
     filled = {
         position: confidence for fill in fills(events) for position, confidence in zip(fill.positions, fill.confidences)
     }
@@ -450,7 +452,7 @@ def test_a_stop_string_ends_the_text_and_not_the_canvas():
 # --- the bundled sentences ---
 
 def sentence(prompt: str, seed: int, **knobs) -> str:
-    return prompt + answer(told(ORACLE, ORACLE.tokens.encode(prompt), seed, **knobs))
+    return prompt + answer(recorded(ORACLE, ORACLE.tokens.encode(prompt), seed, **knobs))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -465,7 +467,7 @@ def test_all_at_once_the_words_of_several_sentences_mix():
 
 def test_revealing_all_that_is_certain_saves_passes_and_costs_nothing():
     for seed in range(6):
-        events = told(ORACLE, ORACLE.tokens.encode("the"), seed, rule="threshold", threshold=1.0, temperature=1.0)
+        events = recorded(ORACLE, ORACLE.tokens.encode("the"), seed, rule="threshold", threshold=1.0, temperature=1.0)
         assert "the" + answer(events) in SENTENCES and passes(events) <= 8 < ORACLE.context - 1
 
 

@@ -5,7 +5,7 @@ from math import prod
 
 import pytest
 import torch
-from guesses_told import told
+from drafting_runs import recorded
 from registry import Collapse
 from tables import TableModel, watch
 
@@ -19,11 +19,14 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Draft, Figure, Forward
 from support.laws import AT_ONE, EXACT, WRONG
-from support.speculation import Judged, at_rest, first_drafts, guessing, off
+from support.speculation import Judged, collapses, first_drafts, off, speculative_lane
 
-ONE_GUESS = guessing("draft_model", "rejection", AT_ONE, depth=1)
+ONE_GUESS = speculative_lane("draft_model", "rejection", AT_ONE, depth=1)
 COLLAPSES = {
-    "dyspec": [*at_rest("dyspec", nodes=0), Collapse(guessing("dyspec", "rejection", AT_ONE, nodes=1), ONE_GUESS)],
+    "dyspec": [
+        *collapses("dyspec", nodes=0),
+        Collapse(speculative_lane("dyspec", "rejection", AT_ONE, nodes=1), ONE_GUESS),
+    ],
 }
 
 
@@ -63,7 +66,7 @@ BY_HAND = {"": [0.6, 0.3, 0.1], "a": [0.9, 0.05, 0.05], "aa": [0.5, 0.3, 0.2], "
 @pytest.mark.oracle("dyspec")
 def test_the_tree_of_dyspec_grows_in_the_order_worked_out_by_hand():
     models = {"target": TableModel("abc"), "draft": drawn_from(BY_HAND)}
-    assert paths(tree_of(guessing("dyspec", "greedy_match", nodes=5), models)) == ["a", "aa", "aaa", "b", "bb"]
+    assert paths(tree_of(speculative_lane("dyspec", "greedy_match", nodes=5), models)) == ["a", "aa", "aaa", "b", "bb"]
 
 
 def test_a_sure_draft_makes_a_chain_and_an_unsure_one_makes_siblings():
@@ -74,7 +77,8 @@ def test_a_sure_draft_makes_a_chain_and_an_unsure_one_makes_siblings():
         assert (
             paths(
                 tree_of(
-                    guessing("dyspec", "greedy_match", nodes=6), {"target": TableModel(draft.letters), "draft": draft}
+                    speculative_lane("dyspec", "greedy_match", nodes=6),
+                    {"target": TableModel(draft.letters), "draft": draft},
                 )
             )
             == shape
@@ -84,10 +88,10 @@ def test_a_sure_draft_makes_a_chain_and_an_unsure_one_makes_siblings():
 @pytest.mark.parametrize("nodes", [3, 7, 12])
 def test_level_by_level_the_tree_is_the_same_where_the_threshold_is_the_last_chance(nodes):
     models = {"target": TableModel("abcd"), "draft": TableModel("abcd", seed=6)}
-    one_by_one = tree_of(guessing("dyspec", "greedy_match", nodes=nodes), models)
+    one_by_one = tree_of(speculative_lane("dyspec", "greedy_match", nodes=nodes), models)
     least = min(needed(one_by_one.tokens, one_by_one.parents, one_by_one.confidence))
     drafter = find("dyspec")(nodes=64, mode="threshold", threshold=least - 1e-9)
-    assembly = assemble(guessing("dyspec", "greedy_match"))
+    assembly = assemble(speculative_lane("dyspec", "greedy_match"))
     seen = []
     assembly.decoder.drafter = drafter
     assembly.decoder.verifier = recording(seen)
@@ -123,7 +127,7 @@ def needed(tokens: list[int], parents: list[int], q: list[float]) -> list[float]
 
 
 def test_every_guess_shows_the_chance_it_was_needed_with_and_none_is_likelier_than_one_before_it():
-    _, events = told(guessing("dyspec", "rejection", AT_ONE, nodes=20))
+    _, events = recorded(speculative_lane("dyspec", "rejection", AT_ONE, nodes=20))
     drafts = [event for event in events if isinstance(event, Draft)]
     figures = [event.data["values"] for event in events if isinstance(event, Figure)]
     assert len(drafts) == len(figures) > 5
@@ -137,15 +141,15 @@ def test_a_budget_of_guesses_stands_longer_where_it_is_spent_by_odds_than_in_a_f
     spent = [
         sum(weight * len(verdict.kept) for weight, _, verdict in first_drafts(recipe, models, 4))
         for recipe in (
-            guessing("dyspec", "rejection", AT_ONE, nodes=3),
-            guessing("rsd_c", "rejection", AT_ONE, branching="1 2"),
+            speculative_lane("dyspec", "rejection", AT_ONE, nodes=3),
+            speculative_lane("rsd_c", "rejection", AT_ONE, branching="1 2"),
         )
     ]
     assert spent[0] > spent[1]
 
 
 def test_level_by_level_the_draft_is_asked_once_a_level():
-    _, events = told(guessing("dyspec", "greedy_match", mode="threshold", threshold=0.05))
+    _, events = recorded(speculative_lane("dyspec", "greedy_match", mode="threshold", threshold=0.05))
     asked, drafts = 0, []
     for event in events:
         asked += isinstance(event, Forward) and event.stream == "draft"

@@ -22,7 +22,19 @@ from playground.errors import Refusal
 from playground.events import Cache
 from strategies.kv_cache.h2o import H2O
 from strategies.kv_cache.snapkv import SnapKV
-from support.eviction import LENGTH, PROMPT, ByHand, Rule, Wrong, alone, course, heavy_hitters, lives, models, stays
+from support.eviction import (
+    LENGTH,
+    PROMPT,
+    ByHand,
+    Rule,
+    Wrong,
+    alone,
+    course,
+    heavy_hitters,
+    live_positions,
+    models,
+    stays,
+)
 from support.wrong_variants import variants_of
 
 
@@ -360,4 +372,4 @@ def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(name, knob
 def test_a_table_that_pays_no_attention_is_held_to_the_budget_all_the_same():
     for name, knobs in (("h2o", dict(heavy=3, recent=2)), ("snapkv", dict(window=2, capacity=5))):
         lane = write(alone(make(name, **knobs)), {"target": TableModel("abc")}, [0, 1, 2] * 5, Limits(0, 6), Draws(0))
-        assert len(lives(lane)[0][0]) <= make(name, **knobs).budget(6)
+        assert len(live_positions(lane)[0][0]) <= make(name, **knobs).budget(6)

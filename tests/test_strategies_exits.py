@@ -24,11 +24,11 @@ from playground.trace import metrics
 from support.early_exits import EarlyTable
 from support.laws import AT_ONE, EXACT, WRONG, tables
 from support.parallel_drafting import pearl
-from support.speculation import GREEDY, at_rest, guessing
-from support.speculative_runs import law_is_off, told, with_drafter
+from support.speculation import GREEDY, collapses, speculative_lane
+from support.speculative_runs import law_distance, recorded, with_drafter
 
 COLLAPSES = {
-    "del_exit": at_rest("del_exit", most=0),
+    "del_exit": collapses("del_exit", most=0),
 }
 
 
@@ -117,7 +117,7 @@ def test_every_layers_rows_are_those_of_a_fresh_reading_and_the_chosen_layers_ar
                     compared.add((exit.layer, len(tree) > 0))
             return verdict
 
-    assembly = assemble(guessing("del_exit", "rejection", *samplers))
+    assembly = assemble(speculative_lane("del_exit", "rejection", *samplers))
     assembly.decoder.verifier = Comparing()
     write(assembly, {"target": model}, START, Limits(0, 18), Draws(0))
     assert compared == set(product([1, 2], [True, False]))
@@ -184,23 +184,26 @@ class DropsUnsure(DEL):
     ids=str,
 )
 def test_the_law_is_the_whole_models_whatever_its_layers_think(knobs, verifier):
-    assert law_is_off(with_drafter(DEL(**knobs), AT_ONE, verifier=verifier), {"target": TwoLayers("ab")}, 4) < EXACT
+    assert law_distance(with_drafter(DEL(**knobs), AT_ONE, verifier=verifier), {"target": TwoLayers("ab")}, 4) < EXACT
 
 
 def test_an_unsure_guess_that_is_taken_back_bends_the_law():
-    assert law_is_off(with_drafter(DropsUnsure(), AT_ONE), {"target": TwoLayers("ab")}, 4) > WRONG
+    assert law_distance(with_drafter(DropsUnsure(), AT_ONE), {"target": TwoLayers("ab")}, 4) > WRONG
 
 
 def test_del_goes_beside_a_sampler_that_reads_inner_layers_itself():
     plain, guessed = (
-        told(recipe, length=12)[0]
-        for recipe in (LaneConfig("greedy", {}, [("dola", {})]), guessing("del_exit", "rejection", ("dola", {})))
+        recorded(recipe, length=12)[0]
+        for recipe in (
+            LaneConfig("greedy", {}, [("dola", {})]),
+            speculative_lane("del_exit", "rejection", ("dola", {})),
+        )
     )
     assert guessed._runners[0].lane.tokens == plain._runners[0].lane.tokens
 
 
 def test_a_model_of_one_layer_has_none_to_leave_early_and_is_decoded_plainly():
-    lane = write(assemble(guessing("del_exit")), tables("abc"), [0], Limits(0, 8), Draws(0))
+    lane = write(assemble(speculative_lane("del_exit")), tables("abc"), [0], Limits(0, 8), Draws(0))
     assert not lane.target._left_early and set(lane.main.origins) == {"sampled"}
 
 
@@ -212,7 +215,7 @@ def packed() -> Models:
 
 
 def test_a_model_in_nf4_guesses_for_itself_in_full_and_is_named_as_what_it_is(packed):
-    session, events = told(LaneConfig("speculative"), packed, 30, "Once upon a time")
+    session, events = recorded(LaneConfig("speculative"), packed, 30, "Once upon a time")
     assert (packed.target.quantization, packed.draft.quantization) == ("none", "nf4")
     assert (session.headers[0].draft, session.headers[0].quantization) == ("pocket in nf4", "none")
     assert metrics(session.trace)["acceptance_rate"] > 0.8, "what four bits lose changes few first choices"
@@ -220,7 +223,7 @@ def test_a_model_in_nf4_guesses_for_itself_in_full_and_is_named_as_what_it_is(pa
 
 def test_the_text_is_that_of_the_full_weights_and_their_rows_are_not_those_of_the_packed_ones(packed):
     texts = [
-        told(recipe, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens
+        recorded(recipe, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens
         for recipe in (GREEDY, LaneConfig("speculative"), pearl())
     ]
     assert texts[0] == texts[1] == texts[2]

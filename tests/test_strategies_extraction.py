@@ -119,9 +119,9 @@ def test_pruning_reads_fewer_spans_and_scores_those_it_reads_the_same():
     for seed, (_, text) in enumerate(passages(6)):
         model = TableModel("abcdef", "e", seed)
         pruned, full = (extracted(model, text, [0, 1], longest=6, prune=prune) for prune in (True, False))
-        rows = [sum(event.tokens for event in told.of(Forward)) for told in (pruned, full)]
+        rows = [sum(event.tokens for event in recorded.of(Forward)) for recorded in (pruned, full)]
         assert rows[0] < 0.8 * rows[1] and pruned.texts()[0] == full.texts()[0]
-        cells, whole = (told.figure("-log p, by start and length")["values"] for told in (pruned, full))
+        cells, whole = (recorded.figure("-log p, by start and length")["values"] for recorded in (pruned, full))
         known = [
             (cell, other) for row, others in zip(cells, whole) for cell, other in zip(row, others) if cell is not None
         ]
@@ -129,24 +129,28 @@ def test_pruning_reads_fewer_spans_and_scores_those_it_reads_the_same():
 
 
 def test_every_forward_reads_each_different_span_once_and_none_is_read_again_to_be_written():
-    told = extracted(TableModel("abcd"), "abcabcab", [0, 1], longest=3, prune=False)
-    assert [event.tokens for event in told.of(Forward)] == [2, 3, 3, 3], "the prompt, then a b c, ab bc ca, abc bca cab"
+    recorded = extracted(TableModel("abcd"), "abcabcab", [0, 1], longest=3, prune=False)
+    assert [event.tokens for event in recorded.of(Forward)] == [2, 3, 3, 3], (
+        "the prompt, then a b c, ab bc ca, abc bca cab"
+    )
 
 
 def test_a_span_that_stands_there_twice_is_one_span_with_two_places():
-    told = extracted(
+    recorded = extracted(
         TableModel("abcd", "d", rule=lambda context: torch.tensor([0.0, 2.0, -9.0, 0.0])), "acbac", [0], longest=1
     )
-    assert told.texts()[0] == (1, 3) and "the passage says it 1 time." in told.of(Note)[-1].text
-    told = extracted(
+    assert recorded.texts()[0] == (1, 3) and "the passage says it 1 time." in recorded.of(Note)[-1].text
+    recorded = extracted(
         TableModel("abcd", "d", rule=lambda context: torch.tensor([2.0, 0.0, -9.0, 0.0])), "acbac", [0], longest=1
     )
-    assert told.texts()[0] == (0, 3) and "the passage says it 2 times." in told.of(Note)[-1].text
+    assert recorded.texts()[0] == (0, 3) and "the passage says it 2 times." in recorded.of(Note)[-1].text
 
 
 def test_probabilities_of_all_spans_sum_to_no_more_than_one():
-    told = extracted(TableModel("abcde", "e", spread=3.0), "abcd", [0], longest=4, prune=False)
-    cells = [cell for row in told.figure("-log p, by start and length")["values"] for cell in row if cell is not None]
+    recorded = extracted(TableModel("abcde", "e", spread=3.0), "abcd", [0], longest=4, prune=False)
+    cells = [
+        cell for row in recorded.figure("-log p, by start and length")["values"] for cell in row if cell is not None
+    ]
     assert len(cells) == 10 and 0.1 < sum(math.exp(-cell) for cell in cells) <= 1
 
 
@@ -208,20 +212,20 @@ def test_each_reading_chooses_the_label_it_makes_least_surprising(prompt, end):
         spelt = [tuple("abcd".index(letter) for letter in label) for label in LABELS]
         costs = label_costs(model, prompt, spelt, end)
         for reading, values in costs.items():
-            told = run(of("gencls_ppl", labels="|".join(LABELS), reading=reading, end=end), model, prompt, 8)
+            recorded = run(of("gencls_ppl", labels="|".join(LABELS), reading=reading, end=end), model, prompt, 8)
             best = LABELS[values.index(min(values))]
-            assert told.lane.text == best
+            assert recorded.lane.text == best
             winners[seed].add(best)
-        table = told.figure("labels in three readings")
+        table = recorded.figure("labels in three readings")
         for name, row in zip(table["rows"], table["values"]):
             mean, total, whole = (costs[reading][LABELS.index(name)] for reading in ("mean", "sum", "whole"))
             assert row == pytest.approx([math.exp(mean), math.exp(-total), math.exp(whole)])
-    assert any(len(found) > 1 for found in winners.values()), "where readings never differ, they are not told apart"
+    assert any(len(found) > 1 for found in winners.values()), "where readings never differ, they are not recorded apart"
 
 
 def test_labels_are_read_in_one_forward_and_the_prompt_twice():
-    told = run(of("gencls_ppl", labels="ab|ac|b"), TableModel("abcde", "e"), [0, 1, 2, 3], 6)
-    assert [(event.stream, event.tokens) for event in told.of(Forward)] == [
+    recorded = run(of("gencls_ppl", labels="ab|ac|b"), TableModel("abcde", "e"), [0, 1, 2, 3], 6)
+    assert [(event.stream, event.tokens) for event in recorded.of(Forward)] == [
         ("reading", 3),
         ("target", 4),
         ("target", 4),
@@ -256,6 +260,9 @@ def test_one_label_is_no_choice(labels, says):
 
 def test_the_bundled_model_chooses_among_towns_it_may_name_and_only_among_them(bundled):
     question = next(question for question in gallery() if question.task == "context_qa" and question.answer == "Braval")
-    told = playground.run("gencls_ppl", question.prompt, models=bundled, chat=True, context=question.context,
+    recorded = playground.run("gencls_ppl", question.prompt, models=bundled, chat=True, context=question.context,
                           knobs={"labels": "Braval|Kapak|summer|pears"})
-    assert told.text.strip() in {"Braval", "Kapak", "summer", "pears"} and told.trace.events[-1].event.reason == "end"
+    assert (
+        recorded.text.strip() in {"Braval", "Kapak", "summer", "pears"}
+        and recorded.trace.events[-1].event.reason == "end"
+    )

@@ -24,7 +24,7 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Cache, Done, Failed, Figure, Forward, Note
 from strategies.kv_cache.fastkv import FastKV
-from support.eviction import LENGTH, PROMPT, ByHand, Wrong, alone, course, lives, models
+from support.eviction import LENGTH, PROMPT, ByHand, Wrong, alone, course, live_positions, models
 from support.kv_caches import exact_softmax
 from support.layer_cuts import (
     EARLY,
@@ -33,7 +33,7 @@ from support.layer_cuts import (
     decoder_layers,
     layer_tokens,
     leaning_on_earlier_layers,
-    told,
+    recorded,
     with_policy,
 )
 from support.wrong_variants import variants_of
@@ -103,8 +103,8 @@ def chosen_rows(model: Model, whole: int, onward: list[int], pieces: int = 1, pl
     store.keep(len(PROMPT) - 1)
     store.narrow(whole, torch.tensor([[place in onward for place in range(len(PROMPT))]]))
     for part in torch.arange(len(onward)).chunk(pieces):
-        tokens, told = [PROMPT[onward[i]] for i in part], [(places or onward)[i] for i in part]
-        work = LateInput(store, tokens, [], first=int(part[0]), positions=told)
+        tokens, recorded = [PROMPT[onward[i]] for i in part], [(places or onward)[i] for i in part]
+        work = LateInput(store, tokens, [], first=int(part[0]), positions=recorded)
         (rows,), _ = model.forward([work], LayerPlan(resume=(whole, captured[whole][[onward[i] for i in part]])))
     return rows[-1], store
 
@@ -297,23 +297,23 @@ def test_forwards_tell_what_was_computed_and_no_more(rate, depth, whole, chunk, 
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
-    ours, plain = told(recipe, Forward), told(LaneConfig("greedy"), Forward)
+    ours, plain = recorded(recipe, Forward), recorded(LaneConfig("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
     onward = int(prompt * rate) if whole < 3 else prompt
     assert layer_tokens(ours) == prompt * whole + onward * (3 - whole)
     assert {forward.phase for forward in ours if forward.layers == 3 and forward.tokens == 1} == {"decode"}
     if onward < prompt:
         assert sum(forward.flops for forward in ours) < sum(forward.flops for forward in plain)
-        figure, = told(recipe, Figure)
+        figure, = recorded(recipe, Figure)
         assert figure.data["values"] == [prompt] * whole + [onward] * (3 - whole)
-        assert any(f"{layer_tokens(ours)} token-layer computations" in note.text for note in told(recipe, Note))
+        assert any(f"{layer_tokens(ours)} token-layer computations" in note.text for note in recorded(recipe, Note))
 
 
 def test_reading_and_holding_are_settled_apart():
     """The rate changes what reading costs and not what is held; the capacity the other way round."""
     def costs(**knobs) -> tuple[int, int]:
         recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | knobs)])
-        return layer_tokens(told(recipe, Forward)), told(recipe, Cache)[0].bytes
+        return layer_tokens(recorded(recipe, Forward)), recorded(recipe, Cache)[0].bytes
 
     read, held = costs()
     assert costs(rate=1.0)[0] > read and costs(rate=1.0)[1] == held
@@ -404,7 +404,7 @@ def test_lanes_beside_it_are_not_touched():
     def texts(*recipes: LaneConfig) -> list[tuple]:
         session = prepare(pair(), list(recipes), Prompt(TEXT), Limits(max_new_tokens=8))
         assert all(stamped.event.reason == "length" for stamped in session if isinstance(stamped.event, Done))
-        return [(runner.lane.tokens, lives(runner.lane)) for runner in session._runners]
+        return [(runner.lane.tokens, live_positions(runner.lane)) for runner in session._runners]
 
     recipes = [
         LaneConfig("greedy"),

@@ -67,10 +67,10 @@ def led(n: int, p: float, seed: int, cap: int = 128, length: int = 40):
         Limits(seed, length),
         Silent(models["target"].tokens),
     )
-    runner, told = Runner(lane, lane.assembly), []
+    runner, recorded = Runner(lane, lane.assembly), []
     while not runner.finished:
-        told += runner.advance()
-    switches = {event.position: event.to for event in told if isinstance(event, Switch)}
+        recorded += runner.advance()
+    switches = {event.position: event.to for event in recorded if isinstance(event, Switch)}
     writers, current = [], ""
     for position in range(lane.generated):
         current = switches.get(position, current)
@@ -107,9 +107,9 @@ def test_a_led_sentence_begins_with_the_leader_for_at_most_n_tokens(n):
 )
 def test_who_takes_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong, monkeypatch):
     monkeypatch.setitem(find("foreal").decode.__globals__, "is_sentence", wrong)
-    told = [(sentence, (["leader"] * 3 + ["draft"] * len(sentence))[:len(sentence)]) for seed in range(8)
+    recorded = [(sentence, (["leader"] * 3 + ["draft"] * len(sentence))[:len(sentence)]) for seed in range(8)
             for sentence in sentences_of(*led(3, 1.0, seed)[1:])]
-    assert any(sentence != due for sentence, due in told)
+    assert any(sentence != due for sentence, due in recorded)
 
 
 @pytest.mark.oracle("foreal")
@@ -130,11 +130,11 @@ def test_the_coin_leads_as_many_sentences_as_it_should():
 
 
 def test_whoever_takes_over_reads_in_one_forward_what_the_other_wrote():
-    told = playground.run(
+    recorded = playground.run(
         "foreal", "Tell me a story about Mia.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4}
     )
-    forwards = [stamped.event for stamped in told.trace.events if isinstance(stamped.event, Forward)]
-    steps = [stamped.event for stamped in told.trace.events if isinstance(stamped.event, Step)]
+    forwards = [stamped.event for stamped in recorded.trace.events if isinstance(stamped.event, Forward)]
+    steps = [stamped.event for stamped in recorded.trace.events if isinstance(stamped.event, Step)]
     assert len(forwards) == len(steps) and {event.stream for event in steps} == {"target", "draft"}
     for stream in ("target", "draft"):
         read = [event for event in forwards if event.stream == stream]

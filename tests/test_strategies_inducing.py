@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from registry import Collapse
-from runs import alone, figures, random_rows, told, written
+from runs import alone, figures, random_rows, recorded, written
 from tables import TableModel
 
 from playground.algorithms.sampling import contrastive
@@ -56,10 +56,10 @@ def test_the_second_stream_reads_the_instruction_before_the_question(chat):
 
 
 def test_an_instruction_matters_and_without_one_the_text_is_greedys():
-    greedy = told(GREEDY, SAID)[0]
-    assert told(alone("icd", instruction=""), SAID)[0] == greedy != told(alone("icd"), SAID)[0]
+    greedy = recorded(GREEDY, SAID)[0]
+    assert recorded(alone("icd", instruction=""), SAID)[0] == greedy != recorded(alone("icd"), SAID)[0]
     for gamma in (-1.0, 0.0, 2.0):  # an empty call for truth changes nothing, however it is amplified
-        assert told(alone("lol", refocus="", gamma=gamma, omega=0.0), SAID)[0] == told(alone("icd"), SAID)[0]
+        assert recorded(alone("lol", refocus="", gamma=gamma, omega=0.0), SAID)[0] == recorded(alone("icd"), SAID)[0]
 
 
 @pytest.mark.oracle("lol")
@@ -77,7 +77,7 @@ def test_lol_adds_up_the_last_layer_the_lower_layer_and_the_call_for_truth():
 
 def test_samplers_that_read_different_layers_do_not_mix_them_up():
     both = LaneConfig("greedy", {}, [("dola", {"layers": "low"}), ("lol", {"rho": 1.0})])
-    _, events = told(both, SAID)
+    _, events = recorded(both, SAID)
     assert isinstance(events[-1], Done)
     assert {
         label.split(":")[0]

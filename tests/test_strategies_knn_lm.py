@@ -8,7 +8,7 @@ import pytest
 import torch
 from pairs import library_states, network, pair
 from registry import Collapse
-from runs import alone, figures, random_rows, told, written
+from runs import alone, figures, random_rows, recorded, written
 from tables import TableModel, prepared
 
 from playground.contract import make
@@ -189,7 +189,7 @@ def test_the_text_it_is_held_against_is_the_one_that_follows_and_its_gains_are_t
 
 def true_text(text: str, held: int) -> list[dict]:
     """What is told of the entropies on text that follows the sixteen stored tokens."""
-    _, events = told(alone("knn_lm", text=text, tokens=16, held=held), SAID)
+    _, events = recorded(alone("knn_lm", text=text, tokens=16, held=held), SAID)
     return figures(events, "true text: entropy, nats")
 
 
@@ -226,5 +226,5 @@ def test_growth_is_the_least_squares_slope_of_what_stands_and_forgets_what_was_t
 
 
 def test_a_text_of_one_token_is_refused():
-    _, events = told(alone("knn_lm", text="a"), SAID)
+    _, events = recorded(alone("knn_lm", text="a"), SAID)
     assert "at least two tokens" in events[-1].message

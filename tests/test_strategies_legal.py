@@ -410,12 +410,12 @@ def test_where_everything_is_legal_all_texts_count_and_nothing_is_refused():
     )
     effective = [
         event.data["series"]["effective sample size"]
-        for event in lane.told
+        for event in lane.recorded
         if isinstance(event, Figure) and event.name == "effective sample size"
     ]
     refused = [
         event.data["series"]["refused"]
-        for event in lane.told
+        for event in lane.recorded
         if isinstance(event, Figure) and event.name.startswith("tries")
     ]
     assert effective == pytest.approx([5.0] * 4) and refused == [0.0] * 4
@@ -423,7 +423,7 @@ def test_where_everything_is_legal_all_texts_count_and_nothing_is_refused():
 
 def test_a_refusal_is_told_with_what_was_refused_and_what_passed():
     lane = steered(LaneConfig("awrs", {"particles": 6}, [("regex", {"pattern": "1[01]"})]), coins(2), Draws(0))
-    notes = [event.text for event in lane.told if isinstance(event, Note) and "tries of" in event.text]
+    notes = [event.text for event in lane.recorded if isinstance(event, Note) and "tries of" in event.text]
     assert notes and all("refused '0'" in note and "passed '1'" in note for note in notes)
 
 

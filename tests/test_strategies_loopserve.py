@@ -25,7 +25,7 @@ from playground.events import Cache, Figure
 from playground.trace import check
 from strategies.kv_cache.loopserve import LoopServe, covering, sampled
 from support.budget_policies import TEXT, TREE, best, roomy, with_policy
-from support.eviction import LENGTH, PROMPT, Lives, Wrong, alone, course, lives, models
+from support.eviction import LENGTH, PROMPT, LivePositions, Wrong, alone, course, live_positions, models
 from support.uncomp_by_hand import BY_HAND, UNCOMP_TIGHT, Latest, WholeText
 from support.wrong_variants import variants_of
 
@@ -149,12 +149,12 @@ class LoopByHand:
         return late | best({p: votes[p] for p in candidates - late}, self.size)
 
 
-def views(assembly: Assembly, speakers: dict) -> tuple[list[int], list[Lives]]:
+def views(assembly: Assembly, speakers: dict) -> tuple[list[int], list[LivePositions]]:
     """What a lane wrote and what its view showed after every keep; its cache holds everything."""
-    found: list[Lives] = []
+    found: list[LivePositions] = []
     for lane in watch(assembly, speakers, PROMPT, Limits(0, LENGTH), Draws(0)):
         if lane.generated > len(found):
-            held, policy = lives(lane), lane.assembly.cache_policy
+            held, policy = live_positions(lane), lane.assembly.cache_policy
             assert all(head == set(range(lane.target.store.length)) for layer in held for head in layer)
             shown = [[{p for p in head if p >= seen.shape[1] or seen[i, p]} for i, head in enumerate(layer)]
                      for seen, layer in zip((policy._views[at] for at in sorted(policy._views)), held)]
@@ -268,8 +268,8 @@ each = pytest.mark.parametrize(
 def test_a_rejected_guess_leaves_no_trace(name, knobs):
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()
-    guessing = course(Assembly(decoder, cache_policy=make(name, **knobs)), models())
-    assert guessing == course(alone(make(name, **knobs)), models())
+    speculative = course(Assembly(decoder, cache_policy=make(name, **knobs)), models())
+    assert speculative == course(alone(make(name, **knobs)), models())
 
 
 @each
@@ -278,19 +278,23 @@ def test_a_lane_shows_what_was_decided(name, knobs, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=10))
     figures = [stamped.event for stamped in session if isinstance(stamped.event, Figure)]
     assert check(session.trace) == []
-    told = {figure.name: figure.data for figure in figures if figure.shape == "matrix"}
-    assert len(told) == 2 and all(len(data["values"]) == 3 and len(data["values"][0]) == 2 for data in told.values())
+    recorded = {figure.name: figure.data for figure in figures if figure.shape == "matrix"}
+    assert len(recorded) == 2 and all(
+        len(data["values"]) == 3 and len(data["values"][0]) == 2 for data in recorded.values()
+    )
     if name == "uncomp":
-        assert {number for layer in told["budget of each head, tokens"]["values"] for number in layer} == {7, 12}
-        assert all(0 < number <= 1 for layer in told["entropy of the queries"]["values"] for number in layer)
+        assert {number for layer in recorded["budget of each head, tokens"]["values"] for number in layer} == {7, 12}
+        assert all(0 < number <= 1 for layer in recorded["entropy of the queries"]["values"] for number in layer)
     else:
         assert all(
             0.8 - 1e-6 <= number <= 1
-            for layer in told["share of the sampled attention covered"]["values"]
+            for layer in recorded["share of the sampled attention covered"]["values"]
             for number in layer
         )
         assert any(
-            number < 1 for layer in told["share of the prompt's attention matrix read"]["values"] for number in layer
+            number < 1
+            for layer in recorded["share of the prompt's attention matrix read"]["values"]
+            for number in layer
         )
 
 
@@ -303,14 +307,14 @@ def test_the_figure_counts_what_left_and_what_came_back():
             Limits(max_new_tokens=12),
         )
         events = [stamped.event for stamped in session]
-        told = [
+        recorded = [
             event.data["series"]
             for event in events
             if isinstance(event, Figure) and event.shape == "scalar" and "dropped" in event.data["series"]
         ]
         evicted = sum(event.evicted for event in events if isinstance(event, Cache))
-        assert evicted == (sum(series["dropped"] for series in told) if dropped == "gone" else 0)
-        return told
+        assert evicted == (sum(series["dropped"] for series in recorded) if dropped == "gone" else 0)
+        return recorded
 
     gone, view = turnover("gone"), turnover("view")
     assert (

@@ -6,7 +6,7 @@ from itertools import permutations
 
 import pytest
 import torch
-from guesses_told import constant, passes, recording_rejections, told
+from drafting_runs import constant, passes, recorded, recording_rejections
 from tables import Enumerating, TableModel, distance, watch, write
 
 from playground.algorithms.speculative.verification import reject
@@ -16,11 +16,11 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.visitor_memory import Memory
 from support.laws import AT_ONE, EXACT, WRONG
-from support.speculation import Judged, at_rest, guessing, off
+from support.speculation import Judged, collapses, off, speculative_lane
 
 COLLAPSES = {
-    "stand": at_rest("stand", nodes=0),
-    "aded": [*at_rest("aded", nodes=0), *at_rest("aded", gain=0, prompt=False)],
+    "stand": collapses("stand", nodes=0),
+    "aded": [*collapses("aded", nodes=0), *collapses("aded", gain=0, prompt=False)],
 }
 
 
@@ -68,7 +68,7 @@ class Primed(find("stand")):
 @pytest.mark.oracle("stand")
 def test_siblings_are_drawn_from_memory_without_replacement():
     found, draws = defaultdict(float), Enumerating()
-    assembly = assemble(guessing("stand", "rejection", AT_ONE))
+    assembly = assemble(speculative_lane("stand", "rejection", AT_ONE))
     assembly.decoder.drafter = Primed(2)
     seen: list = []
     assembly.decoder.verifier = recording_rejections(seen)
@@ -112,7 +112,7 @@ def test_whatever_memory_holds_the_law_is_the_targets_and_wrong_ways_to_use_it_a
 
 
 def test_memory_that_agrees_with_the_model_has_its_first_guesses_stand():
-    assembly = assemble(guessing("stand", "rejection", AT_ONE))
+    assembly = assemble(speculative_lane("stand", "rejection", AT_ONE))
     found: list = []
     assembly.decoder.verifier = recording_rejections(found)
     write(assembly, {"target": constant()}, [0], Limits(0, 60), Draws(0))
@@ -123,12 +123,14 @@ def test_memory_that_agrees_with_the_model_has_its_first_guesses_stand():
 @pytest.mark.parametrize("name, knob", [("stand", "share"), ("aded", None), ("suffix_decoding", None)])
 def test_a_second_answer_to_a_prompt_takes_fewer_passes(name, knob):
     memory = Memory()
-    cold, warm = (passes(told(guessing(name, "sample_match", AT_ONE), memory, length=40)[0]) for _ in range(2))
+    cold, warm = (
+        passes(recorded(speculative_lane(name, "sample_match", AT_ONE), memory, length=40)[0]) for _ in range(2)
+    )
     assert warm < 0.8 * cold
     if knob:
         memory = Memory()
         assert [
-            passes(told(guessing(name, "sample_match", AT_ONE, **{knob: False}), memory, length=40)[0])
+            passes(recorded(speculative_lane(name, "sample_match", AT_ONE, **{knob: False}), memory, length=40)[0])
             for _ in range(2)
         ] == [cold, cold]
         assert len(memory) == 0
@@ -136,9 +138,9 @@ def test_a_second_answer_to_a_prompt_takes_fewer_passes(name, knob):
 
 def test_memory_of_one_prompt_says_nothing_about_another():
     memory = Memory()
-    recipe = guessing("stand", "sample_match", AT_ONE)
-    told(recipe, memory, "The green bird")
-    assert passes(told(recipe, memory, "A red fox")[0]) == passes(told(recipe, Memory(), "A red fox")[0])
+    recipe = speculative_lane("stand", "sample_match", AT_ONE)
+    recorded(recipe, memory, "The green bird")
+    assert passes(recorded(recipe, memory, "A red fox")[0]) == passes(recorded(recipe, Memory(), "A red fox")[0])
 
 
 # --- ADED ---
@@ -206,7 +208,13 @@ def test_a_ring_is_written_five_tokens_a_pass_once_its_table_knows_it():
     ring = TableModel(
         "abcdefghi", rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50
     )
-    write(assemble(guessing("aded", "greedy_match")), {"target": ring}, [*range(9), 0, 1], Limits(0, 40), Draws(0))
+    write(
+        assemble(speculative_lane("aded", "greedy_match")),
+        {"target": ring},
+        [*range(9), 0, 1],
+        Limits(0, 40),
+        Draws(0),
+    )
     assert ring.forwards == 1 + 40 / 5
 
 
@@ -220,7 +228,7 @@ class Swallows(find("aded")):
 
 @pytest.mark.parametrize("cls, right", [(find("aded"), True), (Swallows, False)], ids=["kept", "refused too"])
 def test_the_table_gains_only_what_was_written(cls, right):
-    assembly = assemble(guessing("aded", "greedy_match"))
+    assembly = assemble(speculative_lane("aded", "greedy_match"))
     assembly.decoder.drafter = cls(prompt=False, gain=0.5)
     model = TableModel("abc", seed=3)
     lane = write(assembly, {"target": model}, [0, 1, 0, 2, 0, 1], Limits(0, 30), Draws(0))

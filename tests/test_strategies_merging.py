@@ -17,7 +17,7 @@ from playground.events import Cache
 from playground.trace import check
 from support.budget_policies import TEXT, TREE, with_policy
 from support.ems_settings import EMS_TIGHT
-from support.eviction import LENGTH, PROMPT, Wrong, alone, lives, models
+from support.eviction import LENGTH, PROMPT, Wrong, alone, live_positions, models
 from support.merging_policies import D2O_TIGHT, NEAR, room, the_same
 from support.slot_meetings import by_loop, slots
 
@@ -31,19 +31,19 @@ def test_a_lane_tells_what_was_merged_into_what(name, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **TIGHT[name])], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == []
-    told = [cache for cache in caches if cache.joined]
-    assert told and all(
-        cache.merged == sum(len(pairs) for layer in cache.joined for pairs in layer) > 0 for cache in told
+    recorded = [cache for cache in caches if cache.joined]
+    assert recorded and all(
+        cache.merged == sum(len(pairs) for layer in cache.joined for pairs in layer) > 0 for cache in recorded
     )
-    assert len(told[0].joined) == told[0].layers and len(told[0].joined[0]) == told[0].heads
+    assert len(recorded[0].joined) == recorded[0].layers and len(recorded[0].joined[0]) == recorded[0].heads
 
 
 @each
 def test_a_rejected_guess_is_merged_into_nothing(name):
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()
-    guessing = room(Assembly(decoder, cache_policy=make(name, **TIGHT[name])))
-    assert the_same(guessing, room(alone(make(name, **TIGHT[name]))))
+    speculative = room(Assembly(decoder, cache_policy=make(name, **TIGHT[name])))
+    assert the_same(speculative, room(alone(make(name, **TIGHT[name]))))
 
 
 @each
@@ -91,7 +91,7 @@ def test_a_prompt_read_in_pieces_is_merged_as_one_read_at_once(name, monkeypatch
 @each
 def test_a_table_that_pays_no_attention_goes_on(name):
     lane = write(alone(make(name, **TIGHT[name])), {"target": TableModel("abc")}, [0, 1, 2] * 8, Limits(0, 6), Draws(0))
-    assert lane.generated == 6 and len(lives(lane)[0][0]) < 24
+    assert lane.generated == 6 and len(live_positions(lane)[0][0]) < 24
 
 
 @pytest.mark.parametrize("knobs, says", [(dict(size=16, window=16), "raise size above it"), (dict(kernel=4), "take 5")])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from registry import Collapse
-from runs import QUESTION, alone, figures, random_rows, rows, run, same, series, told, written
+from runs import QUESTION, alone, figures, random_rows, recorded, rows, run, same, series, written
 from tables import TableModel
 from torch import Tensor
 
@@ -199,7 +199,7 @@ def test_what_was_guessed_and_refused_moves_nothing():
 
 def test_a_token_that_was_given_though_nothing_could_draw_it_leaves_mu_alone():
     recipe = replace(LaneConfig("greedy", {}, [("temperature", {"t": 0.0}), ("mirostat", {})]), forced=[70, 71])
-    _, events = told(recipe, Prompt(QUESTION))
+    _, events = recorded(recipe, Prompt(QUESTION))
     mus = series(events, "surprise", "mu")
     assert mus and all(map(math.isfinite, mus)) and mus[0] == 6.0
 

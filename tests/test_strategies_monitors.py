@@ -295,14 +295,14 @@ def test_the_program_is_what_stands_after_the_last_special_token_or_in_an_open_f
 
 # --- what is told ---
 
-def told(prompt: str, wishes: list[str], token: str):
+def recorded(prompt: str, wishes: list[str], token: str):
     made, row = monitor(prompt), wanting(*wishes).scores(())
     return list(made.explain(row, tokens(prompt), PIECES.index(token)))
 
 
 def test_the_names_are_told_with_their_odds_and_what_the_model_wanted(knows):
     knows(["balance", "get"])
-    figure, note = told("x.", ["balanse", "get"], "get")
+    figure, note = recorded("x.", ["balanse", "get"], "get")
     p = wanting("balanse", "get").scores(()).softmax(0)
     odds = {
         name: float(sum(p[token] for token in range(len(PIECES)) if may_follow(token, [name.encode()])))
@@ -315,9 +315,9 @@ def test_the_names_are_told_with_their_odds_and_what_the_model_wanted(knows):
 def test_that_the_analysis_knows_nothing_is_told_at_the_dot_alone(knows):
     knows([])
     assert (
-        [type(event) for event in told("x.", ["b"], "b")] == [Note]
-        and told("x.b", ["a"], "a") == []
-        and told("x", ["a"], "a") == []
+        [type(event) for event in recorded("x.", ["b"], "b")] == [Note]
+        and recorded("x.b", ["a"], "a") == []
+        and recorded("x", ["a"], "a") == []
     )
 
 

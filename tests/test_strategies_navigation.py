@@ -68,12 +68,12 @@ def listed(
     return answers, tried
 
 
-def figures(told, name: str) -> list[dict]:
-    return [event.data for event in told.of(Figure) if event.name == name]
+def figures(recorded, name: str) -> list[dict]:
+    return [event.data for event in recorded.of(Figure) if event.name == name]
 
 
-def answers_of(told) -> list[str]:
-    shown = figures(told, "answers, and the query that found them")
+def answers_of(recorded) -> list[str]:
+    shown = figures(recorded, "answers, and the query that found them")
     return [label.removesuffix(" (again)") for label in shown[-1]["labels"]] if shown else []
 
 
@@ -83,11 +83,11 @@ def test_a_list_grows_as_by_the_book(knobs):
     book, others = {"navigate": knobs.get("navigate", True), "clean": "completion" not in knobs}, []
     for seed in range(8):
         model = TableModel(LETTERS, seed=seed)
-        told = run(navigation(n_run=3, n_tol=2, longest=6, **knobs), model, PROMPT, 40)
+        recorded = run(navigation(n_run=3, n_tol=2, longest=6, **knobs), model, PROMPT, 40)
         answers, _ = listed(model, 3, 2, **book)
-        assert answers_of(told) == answers
+        assert answers_of(recorded) == answers
         assert (
-            told.lane.text == "".join(letter for letter in LIST.put(answers, open_one=False) if letter in LETTERS)
+            recorded.lane.text == "".join(letter for letter in LIST.put(answers, open_one=False) if letter in LETTERS)
             or not answers
         )
         others.append(
@@ -96,7 +96,7 @@ def test_a_list_grows_as_by_the_book(knobs):
                 for wrong in ({**book, name: not value} for name, value in book.items())
             )
         )
-    assert sum(others) > 4, "where all ways to ask give the same list, they are not told apart"
+    assert sum(others) > 4, "where all ways to ask give the same list, they are not recorded apart"
 
 
 @pytest.mark.refuses("in_context_navigation")
@@ -129,16 +129,16 @@ def test_without_navigation_first_tokens_are_the_best_of_one_query_and_with_it_t
     assert apart > 4
 
 
-def tried_of(told) -> list[str]:
-    return [name for figure in figures(told, "ranks of the new first tokens") for name in figure["rows"]]
+def tried_of(recorded) -> list[str]:
+    return [name for figure in figures(recorded, "ranks of the new first tokens") for name in figure["rows"]]
 
 
 @pytest.mark.parametrize("strip", [False, True])
 def test_first_tokens_are_told_apart_by_what_they_read(strip):
     """Two tokens that read the same count once, and with `strip` two that differ by a blank."""
     letters = ["a", "a", " a", "b", '"']
-    told = run(navigation(n_run=4, n_tol=2, navigate=False, strip=strip), TableModel(letters, seed=1), PROMPT, 20)
-    tried = tried_of(told)
+    recorded = run(navigation(n_run=4, n_tol=2, navigate=False, strip=strip), TableModel(letters, seed=1), PROMPT, 20)
+    tried = tried_of(recorded)
     assert sorted(name.strip() for name in tried) == (
         sorted(["a", "b", '"']) if strip else sorted(["a", "a", "b", '"'])
     )
@@ -146,11 +146,11 @@ def test_first_tokens_are_told_apart_by_what_they_read(strip):
 
 def test_an_answer_that_closes_no_quote_is_none_and_the_text_is_what_came_of_the_first_token():
     model = TableModel("abcd", seed=2)
-    told = run(navigation(n_run=2, n_tol=2, longest=5), model, PROMPT, 9)
-    assert not answers_of(told) and "2 had no closing quote" in next(
-        note.text for note in told.of(Note) if "Query 1" in note.text
+    recorded = run(navigation(n_run=2, n_tol=2, longest=5), model, PROMPT, 9)
+    assert not answers_of(recorded) and "2 had no closing quote" in next(
+        note.text for note in recorded.of(Note) if "Query 1" in note.text
     )
-    assert list(told.texts()[0]) == greedily(model, PROMPT, ordered(model, PROMPT)[0], '"', 5)
+    assert list(recorded.texts()[0]) == greedily(model, PROMPT, ordered(model, PROMPT)[0], '"', 5)
 
 
 def avoiding(context: Text) -> torch.Tensor:
@@ -164,9 +164,9 @@ def avoiding(context: Text) -> torch.Tensor:
 
 @pytest.mark.parametrize("navigate", [True, False])
 def test_it_is_seen_how_the_answers_push_the_query_away_from_what_was_tried(navigate):
-    told = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
+    recorded = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
     for name, further in (("rank", 1), ("score", -1)):
-        means = [data["series"] for data in figures(told, f"mean {name} of first tokens tried before")]
+        means = [data["series"] for data in figures(recorded, f"mean {name} of first tokens tried before")]
         assert len(means) == 2
         for series in means:
             moved = further * (series["with answers"] - series["clean prompt"])
@@ -175,8 +175,8 @@ def test_it_is_seen_how_the_answers_push_the_query_away_from_what_was_tried(navi
 
 def test_what_is_known_already_is_in_every_prompt_and_its_first_token_is_not_tried():
     model = TableModel(LETTERS, seed=3)
-    told = run(navigation(n_run=2, n_tol=2, known="ab\nca"), model, PROMPT, 60)
-    assert answers_of(told)[:2] == ["ab", "ca"] and not {"a", "c"} & set(tried_of(told))
+    recorded = run(navigation(n_run=2, n_tol=2, known="ab\nca"), model, PROMPT, 60)
+    assert answers_of(recorded)[:2] == ["ab", "ca"] and not {"a", "c"} & set(tried_of(recorded))
     best = [
         letter
         for letter in (
@@ -184,7 +184,7 @@ def test_what_is_known_already_is_in_every_prompt_and_its_first_token_is_not_tri
         )
         if letter not in "ac"
     ]
-    assert tried_of(told)[:2] == best[:2]
+    assert tried_of(recorded)[:2] == best[:2]
 
 
 # --- keys ---
@@ -206,8 +206,8 @@ def falling(context: Text) -> torch.Tensor:
     return scores
 
 
-def compared(told) -> list[list]:
-    [figure] = [event.data for event in told.of(Figure) if ", by cluster" in event.name]
+def compared(recorded) -> list[list]:
+    [figure] = [event.data for event in recorded.of(Figure) if ", by cluster" in event.name]
     return figure["values"]
 
 
@@ -297,12 +297,12 @@ def test_a_plane_keeps_distances_that_lie_in_it_and_a_query_points_to_what_it_sc
 
 @pytest.mark.parametrize("navigate", [True, False])
 def test_keys_are_drawn_once_each_tried_one_is_crossed_out_and_each_query_has_an_arrow(navigate):
-    told = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
-    first, *queries = [event.data for event in told.of(Figure) if event.shape == "points"]
+    recorded = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
+    first, *queries = [event.data for event in recorded.of(Figure) if event.shape == "points"]
     assert sorted(point[2] for point in first["points"]) == sorted(LETTERS) and not any(
         point[4] for point in first["points"]
     )
-    assert [point[2] for data in queries for point in data["points"] if point[4]] == tried_of(told)
+    assert [point[2] for data in queries for point in data["points"] if point[4]] == tried_of(recorded)
     arrows = [tuple(data["path"][0]) for data in queries]
     assert [arrow[2] for arrow in arrows] == ["query 1", "query 2", "query 3"]
     assert len({arrow[:2] for arrow in arrows}) == (3 if navigate else 1)
@@ -321,8 +321,8 @@ def test_without_clusters_no_keys_are_drawn_and_the_same_is_found():
 
 def test_a_head_that_is_no_plain_matrix_leaves_the_keys_undrawn(monkeypatch):
     monkeypatch.setattr(TableModel, "lm_head_weights", None)
-    told = run(navigation(n_run=2, n_tol=2), TableModel(LETTERS, seed=4), PROMPT, 60)
-    assert answers_of(told) and not [event for event in told.of(Figure) if event.shape == "points"]
+    recorded = run(navigation(n_run=2, n_tol=2), TableModel(LETTERS, seed=4), PROMPT, 60)
+    assert answers_of(recorded) and not [event for event in recorded.of(Figure) if event.shape == "points"]
 
 
 # --- ways ---
@@ -350,11 +350,11 @@ def test_ways_are_tried_and_vote_as_by_the_book(cue):
     outvoted = 0
     for seed in range(8):
         model = TableModel(DIGITS, seed=seed, context=2048)
-        told = run(navigation(task="ways", n_cot=4, path=5, cue=cue), model, PROMPT, 500)
+        recorded = run(navigation(task="ways", n_cot=4, path=5, cue=cue), model, PROMPT, 500)
         ways, numbers = voted(model, 4, 5, cue)
         best = winner(numbers)
         expected = WAYS.put([]) + ways[best] + "\n" + cue + numbers[best] + '"'
-        assert told.lane.text == "".join(letter for letter in expected if letter in DIGITS)
+        assert recorded.lane.text == "".join(letter for letter in expected if letter in DIGITS)
         outvoted += best > 0
     assert outvoted, "where the first way always wins, there was no vote"
 
@@ -373,13 +373,13 @@ def test_most_votes_win_of_equals_the_first_and_a_way_without_a_number_has_none(
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_what_is_kept_reads_as_if_it_had_been_written_without_a_search(architecture):
     model, prompt = pair(architecture).target, [54, 71, 9]
-    told = run(navigation(n_run=2, n_tol=3, longest=6), model, prompt, 24)
-    text = told.texts()[0]
+    recorded = run(navigation(n_run=2, n_tol=3, longest=6), model, prompt, 24)
+    text = recorded.texts()[0]
     assert text
     rows = model.forward([ForwardInput(model.new_store(), [*prompt, *text], list(range(-1, 2 + len(text))))])[0][
         0
     ].log_softmax(-1)
-    assert told.lane.main.logprobs == pytest.approx(
+    assert recorded.lane.main.logprobs == pytest.approx(
         [float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6
     )
 

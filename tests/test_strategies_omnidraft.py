@@ -32,17 +32,17 @@ from playground.trace import check
 from playground.ui.model_menu import drafts
 from strategies.speculative.omnidraft import Spellings
 from support.laws import AT_ONE, EXACT, WRONG
-from support.online_drafting import at_rest, figures, guessing, speculation
+from support.online_drafting import collapses, figures, speculation, speculative_lane
 from support.speculation import GREEDY
 
-CHAIN = guessing("draft_model", AT_ONE, depth=3)
+CHAIN = speculative_lane("draft_model", AT_ONE, depth=3)
 
 
 COLLAPSES = {
     "omnidraft": [
-        *at_rest(lambda *added: guessing("omnidraft", *added, depth=0)),
-        Collapse(guessing("omnidraft", AT_ONE, depth=3), CHAIN),
-        Collapse(guessing("omnidraft", AT_ONE, depth=3, longest=1), CHAIN),
+        *collapses(lambda *added: speculative_lane("omnidraft", *added, depth=0)),
+        Collapse(speculative_lane("omnidraft", AT_ONE, depth=3), CHAIN),
+        Collapse(speculative_lane("omnidraft", AT_ONE, depth=3, longest=1), CHAIN),
     ],
 }
 
@@ -93,14 +93,14 @@ def between(
     lane.draws = draws or Draws(limits.seed)
     runner = Runner(lane, assembly)
     while not runner.finished:
-        told = runner.advance()
-        assert not [event for event in told if isinstance(event, Failed)], told
-        yield lane, told
+        recorded = runner.advance()
+        assert not [event for event in recorded if isinstance(event, Failed)], recorded
+        yield lane, recorded
 
 
 def crossed(lane: LaneConfig | Assembly, models: dict, prompt: list[int], length: int) -> tuple[Lane, list[Event]]:
     seen = list(between(lane, models, prompt, Limits(0, length)))
-    return seen[-1][0], [event for _, told in seen for event in told]
+    return seen[-1][0], [event for _, recorded in seen for event in recorded]
 
 
 def law_between(lane: LaneConfig | Assembly, models: dict, prompt: list[int], length: int) -> Law:
@@ -115,17 +115,17 @@ def law_between(lane: LaneConfig | Assembly, models: dict, prompt: list[int], le
 class Knowing(find("omnidraft")):
     """Has been told some spellings beforehand, right and wrong ones."""
 
-    told = {(0, 1): 2, (1, 0): 2, (0, 0, 1): 1}
+    recorded = {(0, 1): 2, (1, 0): 2, (0, 0, 1): 1}
 
     def _begin(self, lm):
         super()._begin(lm)
-        self._spellings.known.update(self.told)
+        self._spellings.known.update(self.recorded)
 
 
 class Nested(Knowing):
     """Knows spellings one of which begins another."""
 
-    told = {(0, 1): 2, (0, 1, 0): 1}
+    recorded = {(0, 1): 2, (0, 1, 0): 1}
 
 
 class DraftsTheLongestRunAlone(Nested):
@@ -227,9 +227,9 @@ def test_greedily_the_text_is_the_targets_own(drafter):
     for seed in range(8):
         models = strangers(seed, ends=seed % 2 == 1)
         plain, _ = crossed(GREEDY, models, [0, 1], 20)
-        lane, told = crossed(speculation(drafter), models, [0, 1], 20)
+        lane, recorded = crossed(speculation(drafter), models, [0, 1], 20)
         assert lane.tokens == plain.tokens
-        kinds |= {test.kept for event in told if isinstance(event, Verdict) for test in event.tests}
+        kinds |= {test.kept for event in recorded if isinstance(event, Verdict) for test in event.tests}
     assert kinds == {True, False}, "guesses that all stand or all fall prove nothing"
 
 
@@ -245,21 +245,21 @@ def agreeing() -> dict[str, TableModel]:
 
 
 def test_a_run_that_spells_a_token_of_the_target_is_learned_and_guessed_from_then_on():
-    lane, told = crossed(guessing("omnidraft", depth=4), agreeing(), [0, 1], 9)
+    lane, recorded = crossed(speculative_lane("omnidraft", depth=4), agreeing(), [0, 1], 9)
     assert lane.tokens[2:] == [2] * 9
     firsts, verdicts = (
-        [[draft.tokens[:1], draft.parents.count(-1)] for draft in told if isinstance(draft, Draft)],
-        [e for e in told if isinstance(e, Verdict)],
+        [[draft.tokens[:1], draft.parents.count(-1)] for draft in recorded if isinstance(draft, Draft)],
+        [e for e in recorded if isinstance(e, Verdict)],
     )
     assert firsts[0] == [[0], 1] and firsts[1] == [[0], 2], "the first round knows no spelling, the second does"
     assert [len(verdict.kept) for verdict in verdicts[:3]] == [0, 2, 2]
-    assert figures(told, "spellings that are known")[-1]["series"] == {"spellings": 1}
-    assert figures(told, "runs that became one token")[0]["spans"] == [[1, 2, "a + b", 2], [2, 3, "a + b", 2]]
+    assert figures(recorded, "spellings that are known")[-1]["series"] == {"spellings": 1}
+    assert figures(recorded, "runs that became one token")[0]["spans"] == [[1, 2, "a + b", 2], [2, 3, "a + b", 2]]
 
 
 def test_without_merging_only_common_tokens_are_guessed():
-    lane, told = crossed(guessing("omnidraft", depth=4, longest=1), agreeing(), [0, 1], 5)
-    assert lane.tokens[2:] == [2] * 5 and not [e for e in told if isinstance(e, Verdict) and e.kept]
+    lane, recorded = crossed(speculative_lane("omnidraft", depth=4, longest=1), agreeing(), [0, 1], 5)
+    assert lane.tokens[2:] == [2] * 5 and not [e for e in recorded if isinstance(e, Verdict) and e.kept]
 
 
 def test_every_reading_of_a_chain_is_in_the_tree():
@@ -278,9 +278,9 @@ def test_what_is_known_about_spellings_comes_back_in_the_next_run_of_the_same_pa
     memory, series = Memory(), []
     models, prompt = Models(*agreeing().values()), Prompt("ab")
     for _ in range(2):
-        session = prepare(models, [guessing("omnidraft", depth=4)], prompt, Limits(0, 9), memory=memory)
+        session = prepare(models, [speculative_lane("omnidraft", depth=4)], prompt, Limits(0, 9), memory=memory)
         series.append([stamped.event for stamped in session])
-    first = [[event for event in told if isinstance(event, Verdict)][0] for told in series]
+    first = [[event for event in recorded if isinstance(event, Verdict)][0] for recorded in series]
     assert [len(verdict.kept) for verdict in first] == [0, 2]
 
 
@@ -291,7 +291,7 @@ def test_after_every_request_the_draft_has_read_the_same_text_in_its_own_tokens(
     for seed in range(6):
         models, before = strangers(seed), []
         ours, theirs = (models[name].letters for name in ("target", "draft"))
-        for lane, _ in between(guessing("omnidraft", AT_ONE, depth=3), models, [0, 1, 0], Limits(seed, 14)):
+        for lane, _ in between(speculative_lane("omnidraft", AT_ONE, depth=3), models, [0, 1, 0], Limits(seed, 14)):
             if "draft" not in lane._streams:
                 continue
             stream = lane.stream("draft")
@@ -323,8 +323,8 @@ def test_the_draft_is_not_asked_within_a_letter():
         {"target": TableModel(tokenizer=ours, rule=rule), "draft": TableModel(tokenizer=theirs, seed=1)},
         [],
     )
-    for lane, told in between(guessing("omnidraft"), models, ours("a")["input_ids"], Limits(0, 9)):
-        places += [lane.generated for event in told if isinstance(event, Draft)]
+    for lane, recorded in between(speculative_lane("omnidraft"), models, ours("a")["input_ids"], Limits(0, 9)):
+        places += [lane.generated for event in recorded if isinstance(event, Draft)]
     assert lane.text == "é!" and lane.reason == "end"
     whole = [place for place in range(len(script)) if "\ufffd" not in ours.decode(script[:place])]
     assert set(places) <= set(whole) and 0 in places and len(whole) < len(script)
@@ -395,7 +395,7 @@ def test_tokenizers_that_treat_spaces_in_their_own_ways_read_the_same_text(ours,
         return torch.full((len(ours),), -1e9, dtype=torch.float64).index_copy(0, torch.tensor(wanted), chances)
 
     models = {"target": TableModel(tokenizer=ours, rule=rule), "draft": TableModel(tokenizer=theirs, seed=1)}
-    *_, (lane, _) = between(guessing("omnidraft", AT_ONE), models, ours("ab ba")["input_ids"], Limits(3, 14))
+    *_, (lane, _) = between(speculative_lane("omnidraft", AT_ONE), models, ours("ab ba")["input_ids"], Limits(3, 14))
     stream, said = lane.stream("draft"), lane.tokens[lane.prompt_length:]
     read = (stream.store.keys[0].rows[0, :stream.store.length, 0].int().tolist() + stream.unread())[len(stream.prompt):]
     assert b"".join(map(models["draft"].tokens.bytes, read)) == b"".join(map(models["target"].tokens.bytes, said))
@@ -410,17 +410,17 @@ def test_an_end_of_the_drafts_stands_for_an_end_of_the_targets():
         "target": speaking(["a", "b", "."], ".", rule=ending(2)),
         "draft": speaking(["!", "b", "a"], "!", rule=ending(0)),
     }
-    lane, told = crossed(guessing("omnidraft"), models, [0], 5)
+    lane, recorded = crossed(speculative_lane("omnidraft"), models, [0], 5)
     assert lane.tokens == [0, 2] and lane.reason == "end"
-    assert [event.tokens for event in told if isinstance(event, Draft)] == [[2]]
+    assert [event.tokens for event in recorded if isinstance(event, Draft)] == [[2]]
 
 
 def test_a_draft_that_has_no_room_left_guesses_nothing():
     models = strangers()
     models["draft"].context = 6
-    lane, told = crossed(guessing("omnidraft", AT_ONE), models, [0, 1, 0], 20)
+    lane, recorded = crossed(speculative_lane("omnidraft", AT_ONE), models, [0, 1, 0], 20)
     assert lane.generated == 20 and lane.stream("draft").store.length <= 6
-    assert [event for event in told if isinstance(event, Draft)]
+    assert [event for event in recorded if isinstance(event, Draft)]
 
 
 def test_under_a_grammar_the_law_is_the_targets_among_what_is_legal():
@@ -431,7 +431,7 @@ def test_under_a_grammar_the_law_is_the_targets_among_what_is_legal():
     first, second = (models["target"].scores(context).softmax(-1) for context in ((q, q), (q, q, q)))
     chance_of_q, chance_of_x = float(first[q] / (first[q] + first[z])), float(second[x] / (second[x] + second[z]))
     by_hand = {(q, x): chance_of_q * chance_of_x, (q, z): chance_of_q * (1 - chance_of_x), (z,): 1 - chance_of_q}
-    recipe = guessing("omnidraft", ("choice", {"options": "qz|qx|z"}), AT_ONE)
+    recipe = speculative_lane("omnidraft", ("choice", {"options": "qz|qx|z"}), AT_ONE)
     assert distance(law_between(recipe, models, [q, q], 6), by_hand) < EXACT
 
 
@@ -441,17 +441,18 @@ def test_networks_with_different_tokenizers_write_what_the_target_writes_alone(a
     models = Models(target, Model(network(architecture), byte_tokenizer(20), "another"))
     session = prepare(
         models,
-        [GREEDY, guessing("omnidraft"), guessing("omnidraft", ("regex", {"pattern": "[a-z ]{3,9}"}))],
+        [GREEDY, speculative_lane("omnidraft"), speculative_lane("omnidraft", ("regex", {"pattern": "[a-z ]{3,9}"}))],
         Prompt("The green bird"),
         Limits(0, 16),
     )
-    told = [stamped for stamped in session]
+    recorded = [stamped for stamped in session]
     plain, crossed_ = (
-        [token for s in told if s.lane == lane and s.event.kind == "commit" for token in s.event.ids] for lane in (0, 1)
+        [token for s in recorded if s.lane == lane and s.event.kind == "commit" for token in s.event.ids]
+        for lane in (0, 1)
     )
     assert plain == crossed_ and len(set(plain)) > 3
-    assert isinstance(told[-1].event, Done) and check(session.trace) == []
-    assert any(isinstance(s.event, Forward) and s.event.stream == "draft" for s in told)
+    assert isinstance(recorded[-1].event, Done) and check(session.trace) == []
+    assert any(isinstance(s.event, Forward) and s.event.stream == "draft" for s in recorded)
 
 
 # --- who may use such a draft ---
@@ -463,8 +464,8 @@ def ends_of(models: Models, *recipes: LaneConfig) -> list[Event]:
 
 
 def test_a_draft_with_other_tokens_is_refused_to_who_cannot_translate_it_and_to_nobody_else():
-    drafters = [guessing(cls.name) for cls in registered("drafter") if "draft" in cls.needs]
-    others = [LaneConfig("greedy"), guessing("prompt_lookup"), LaneConfig("ead")]
+    drafters = [speculative_lane(cls.name) for cls in registered("drafter") if "draft" in cls.needs]
+    others = [LaneConfig("greedy"), speculative_lane("prompt_lookup"), LaneConfig("ead")]
     for recipe, end in zip([*drafters, *others], ends_of(Models(*strangers().values()), *drafters, *others)):
         parts = [find(name) for name in (recipe.strategy, *(name for name, _ in recipe.extras))]
         bound = [cls.name for cls in parts if "draft" in cls.needs and not cls.translates]
@@ -480,13 +481,13 @@ def test_a_draft_with_other_tokens_is_refused_to_who_cannot_translate_it_and_to_
 def test_one_that_shares_the_tokens_is_refused_to_nobody():
     models = Models(TableModel("abc"), TableModel("abc", seed=1))
     assert models.differences == "" and all(
-        isinstance(end, Done) for end in ends_of(models, guessing("draft_model"), guessing("omnidraft"))
+        isinstance(end, Done) for end in ends_of(models, speculative_lane("draft_model"), speculative_lane("omnidraft"))
     )
 
 
 def test_models_without_a_token_in_common_are_refused():
     models = Models(speaking(["a", "b"]), speaking(["c", "d"]))
-    end, = ends_of(models, guessing("omnidraft"))
+    end, = ends_of(models, speculative_lane("omnidraft"))
     assert isinstance(end, Failed) and "no token in common" in end.message
 
 

@@ -255,7 +255,7 @@ def test_memory_falls_as_the_formula_says_and_the_pools_give_it_back(bits, group
     for cache, plain in zip(caches, baseline):
         assert cache.packed == cache.length - cache.length % residual
         assert plain.bytes == 2 * cache.layers * cache.heads * cache.length * 64
-        assert cache.bytes == cache.layers * cache.heads * reckoned(cache.length, int(bits), group, residual)
+        assert cache.bytes == cache.layers * cache.heads * computed(cache.length, int(bits), group, residual)
     assert caches[0].bytes < baseline[0].bytes / 2 and len(caches) == len(baseline) == 13
     capacities = [
         sum(pool.rows.nbytes for pool in session._runners[0].lane.target.store.keys) for session in (packed, full)
@@ -263,7 +263,7 @@ def test_memory_falls_as_the_formula_says_and_the_pools_give_it_back(bits, group
     assert capacities[0] < capacities[1]
 
 
-def reckoned(length: int, bits: int, group: int, residual: int) -> int:
+def computed(length: int, bits: int, group: int, residual: int) -> int:
     """Bytes of one head of 8 channels of 8 bytes: rows as written, codes, and two constants of two bytes for each
     group.
     """

@@ -66,11 +66,11 @@ def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_a
     )
     figures = [
         event.data["series"]["effective sample size"]
-        for event in lane.told
+        for event in lane.recorded
         if isinstance(event, Figure) and event.name == "effective sample size"
     ]
     assert figures == pytest.approx([5.0] * 4) and not [
-        event for event in lane.told if isinstance(event, Branches) and event.dropped
+        event for event in lane.recorded if isinstance(event, Branches) and event.dropped
     ]
 
 
@@ -80,16 +80,16 @@ def test_a_text_drawn_anew_reads_on_as_if_it_had_been_alone():
         pair("llama").target,
         LaneConfig("smc", {"particles": 6, "threshold": 1.0}, [("regex", {"pattern": "(ab|cd|efg){2,9}"})]),
     )
-    told = run(recipe, model, [54, 71, 9], 10, seed=4)
-    assert any(event.dropped for event in told.of(Branches)), "nothing was drawn anew, so this says nothing"
-    text = told.texts()[0]
+    recorded = run(recipe, model, [54, 71, 9], 10, seed=4)
+    assert any(event.dropped for event in recorded.of(Branches)), "nothing was drawn anew, so this says nothing"
+    text = recorded.texts()[0]
     store = model.new_store()
     tokens = [54, 71, 9, *text]
     rows = model.forward([ForwardInput(store, tokens, list(range(-1, len(tokens) - 1)))])[0][0].log_softmax(-1)
     expected = [float(rows[2 + i, token]) for i, token in enumerate(text)]
-    assert told.lane.main.logprobs == pytest.approx(expected, abs=1e-6)
+    assert recorded.lane.main.logprobs == pytest.approx(expected, abs=1e-6)
 
 
 def test_all_forwards_of_a_step_are_one():
     lane = steered(LaneConfig("smc", {"particles": 7}, [("regex", {"pattern": "0{3}|1[01]{2}"})]), coins(3), Draws(1))
-    assert len([event for event in lane.told if isinstance(event, Forward)]) == len(lane.main.written)
+    assert len([event for event in lane.recorded if isinstance(event, Forward)]) == len(lane.main.written)

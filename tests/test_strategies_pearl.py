@@ -22,7 +22,7 @@ from playground.trace.validate import check
 from support.laws import AT_ONE, EXACT, WRONG, tables
 from support.parallel_drafting import agreeing, pearl
 from support.speculation import GREEDY, MODEL
-from support.speculative_runs import CHAIN, figures, law_is_off, of
+from support.speculative_runs import CHAIN, figures, law_distance, of
 
 COLLAPSES = {
     "pearl": [
@@ -109,12 +109,12 @@ def test_passes_of_both_models_are_gamma_and_one_a_step():
     ids=str,
 )
 def test_the_law_of_pearl_is_the_targets(knobs, verifier):
-    assert law_is_off(LaneConfig("pearl", knobs, [(verifier, {}), AT_ONE]), tables("ab"), 4) < EXACT
+    assert law_distance(LaneConfig("pearl", knobs, [(verifier, {}), AT_ONE]), tables("ab"), 4) < EXACT
 
 
 @pytest.mark.parametrize("knobs", [{}, {"pre": False}], ids=str)
 def test_the_law_of_pearl_is_the_targets_where_pending_guesses_may_end_the_text(knobs):
-    assert law_is_off(LaneConfig("pearl", {"gamma": 2, **knobs}, [AT_ONE]), tables("ab.", ends="."), 3) < EXACT
+    assert law_distance(LaneConfig("pearl", {"gamma": 2, **knobs}, [AT_ONE]), tables("ab.", ends="."), 3) < EXACT
 
 
 class BelievesPending(Verifier):
@@ -147,14 +147,14 @@ class BonusBesidePending(find("pearl")):
 def test_pending_guesses_that_nobody_checks_bend_the_law():
     assembly = assemble(pearl(AT_ONE, gamma=3))
     assembly.decoder.verifier = BelievesPending()
-    assert law_is_off(assembly, tables("ab"), 3) > WRONG
+    assert law_distance(assembly, tables("ab"), 3) > WRONG
 
 
 @pytest.mark.refuses("pearl")
 def test_a_pending_guess_that_is_written_at_once_bends_the_law():
     assembly = assemble(pearl(AT_ONE, gamma=2))
     assembly.decoder = BonusBesidePending(assembly.decoder.verifier, gamma=2)
-    assert law_is_off(assembly, tables("ab"), 3) > WRONG
+    assert law_distance(assembly, tables("ab"), 3) > WRONG
 
 
 def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_says_that_it_measures_nothing():
@@ -253,7 +253,7 @@ def test_on_one_device_or_where_it_is_told_to_the_draft_waits_for_the_target(how
     ids=["greedy", "drawn", "forced tokens"],
 )
 def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
-    def told(**knobs):
+    def recorded(**knobs):
         session = prepare(pair(), [pearl(*samplers, **knobs)], Prompt("The green bird"), Limits(0, 40))
         events = [stamped.event for stamped in session]
         assert not check(session.trace)
@@ -266,7 +266,7 @@ def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
         }
         return [(event.text, event.ids) for event in of(Commit, events)], made
 
-    aside, in_turn = told(at_once="always"), told(at_once="never")
+    aside, in_turn = recorded(at_once="always"), recorded(at_once="never")
     assert facts(aside) == facts(in_turn)
     assert any(event.meanwhile > 0 for event in of(Forward, aside)) and not any(
         event.meanwhile for event in of(Forward, in_turn)

@@ -51,19 +51,21 @@ def test_with_room_enough_the_best_program_of_all_is_found(monkeypatch):
     for seed in range(4):
         model, worths = TableModel("abc", seed=seed, spread=0.3), random.Random(seed)
         worth = {"".join(text): worths.random() for text in product("abc", repeat=3)}
-        told, judged = planned(model, worth.get, monkeypatch, width=3, rollouts=256, c=16.0)
-        assert told.lane.text == max(worth, key=worth.get) and len(judged) == len(set(judged)) == 27
+        recorded, judged = planned(model, worth.get, monkeypatch, width=3, rollouts=256, c=16.0)
+        assert recorded.lane.text == max(worth, key=worth.get) and len(judged) == len(set(judged)) == 27
 
 
 def test_the_first_program_is_greedys_and_the_best_so_far_only_rises(monkeypatch):
     for seed in range(4):
         model = TableModel("abcd.", ".", seed=seed)
-        told, judged = planned(model, lambda program: program.count("b") / 9, monkeypatch, length=5, rollouts=12)
+        recorded, judged = planned(model, lambda program: program.count("b") / 9, monkeypatch, length=5, rollouts=12)
         assert judged[0] == write(assemble(GREEDY), {"target": model}, [0], Limits(0, 5), Draws(0)).text
         best = [
-            event.data["series"]["best so far"] for event in told.of(Figure) if event.name == "share of tests passed"
+            event.data["series"]["best so far"]
+            for event in recorded.of(Figure)
+            if event.name == "share of tests passed"
         ]
-        assert best == sorted(best) and len(best) == 12 and told.lane.text.count("b") / 9 == best[-1]
+        assert best == sorted(best) and len(best) == 12 and recorded.lane.text.count("b") / 9 == best[-1]
 
 
 @pytest.mark.oracle("pg_td")
@@ -144,8 +146,8 @@ def test_a_wrong_planning_is_refused(part, wrong, monkeypatch):
 
 def test_no_beginning_is_read_twice_and_the_winner_once_more(monkeypatch):
     model = TableModel("abcd", seed=1)
-    told, judged = planned(model, lambda program: 0.0, monkeypatch, length=5, rollouts=16)
-    tokens = [event.tokens for event in told.of(Forward)]
+    recorded, judged = planned(model, lambda program: 0.0, monkeypatch, length=5, rollouts=16)
+    tokens = [event.tokens for event in recorded.of(Forward)]
     beginnings = {program[:i] for program in judged for i in range(1, 5)}
     assert sum(tokens[1:-1]) == len(beginnings) and tokens[-1] == 4
 
@@ -189,10 +191,10 @@ def test_the_bundled_model_comes_to_a_program_that_passes(bundled):
         "Python: def work(items). Keep the odd items, then multiply each by 3, then return the sum.",
         "work([1, 2, 3]) == 12\nwork([]) == 0",
     )
-    told = playground.run(
+    recorded = playground.run(
         "pg_td", asked, models=bundled, chat=True, max_new_tokens=96, knobs={"tests": tests, "rollouts": 3}
     )
-    shares = [stamped.event.data["series"]["best so far"] for stamped in told.trace.events
+    shares = [stamped.event.data["series"]["best so far"] for stamped in recorded.trace.events
               if isinstance(stamped.event, Figure) and stamped.event.name == "share of tests passed"]
     assert shares == sorted(shares) and shares[-1] == 1
-    assert find("pg_td").decode.__globals__["Tests"].read(tests).passed(told.text) == 1
+    assert find("pg_td").decode.__globals__["Tests"].read(tests).passed(recorded.text) == 1

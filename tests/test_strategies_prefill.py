@@ -20,8 +20,8 @@ from playground.events import Cache, Figure
 from strategies.kv_cache.dapq import DapQ
 from strategies.kv_cache.prefixkv import PrefixKV, level
 from strategies.kv_cache.pyramidkv import PyramidKV
-from support.budget_policies import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, best, told, with_policy
-from support.eviction import LENGTH, PROMPT, alone, course, lives, models
+from support.budget_policies import BY_HAND, TEXT, TIGHT, TREE, HandRule, Seen, best, cache_positions, with_policy
+from support.eviction import LENGTH, PROMPT, alone, course, live_positions, models
 from support.wrong_variants import variants_of
 
 # --- a pyramid ---
@@ -128,7 +128,9 @@ def test_the_figure_of_a_pyramid_is_what_its_layers_hold():
     (figure,) = [event for event in events if isinstance(event, Figure) and event.name == "prompt tokens kept"]
     first = next(event for event in events if isinstance(event, Cache))
     assert (
-        figure.data["values"] == [len(told(first)[layer * first.heads]) for layer in range(first.layers)] == [13, 9, 5]
+        figure.data["values"]
+        == [len(cache_positions(first)[layer * first.heads]) for layer in range(first.layers)]
+        == [13, 9, 5]
     )
 
 
@@ -321,7 +323,7 @@ def test_every_layer_holds_to_its_ratio_as_the_text_grows(lane):
     ):
         if state.generated > generated:
             generated, read = state.generated, state.target.store.length
-            for forgotten, heads in zip(state.assembly.cache_policy._evicted, lives(state)):
+            for forgotten, heads in zip(state.assembly.cache_policy._evicted, live_positions(state)):
                 wanted = read * (1 - forgotten / len(PROMPT))
                 assert all(-1e-9 < len(head) - wanted < 1 for head in heads)
     assert generated == 30

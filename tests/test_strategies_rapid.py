@@ -17,7 +17,7 @@ from playground.decoding.session import Prompt, prepare
 from playground.events import Verdict
 from playground.trace import check
 from support.laws import AT_ONE, EXACT, WRONG
-from support.online_drafting import at_rest
+from support.online_drafting import collapses
 from support.speculation import GREEDY
 
 
@@ -26,7 +26,7 @@ def rapid(*samplers: tuple[str, dict], **knobs) -> LaneConfig:
 
 
 COLLAPSES = {
-    "rapid": [*at_rest(lambda *added: rapid(*added, gamma=0)), Collapse(rapid(eta=0.0), GREEDY)],
+    "rapid": [*collapses(lambda *added: rapid(*added, gamma=0)), Collapse(rapid(eta=0.0), GREEDY)],
 }
 
 
@@ -169,12 +169,12 @@ def test_without_chance_a_guess_stands_where_it_is_the_best_of_the_moved_p():
 def test_at_eta_0_greedy_text_is_that_of_the_whole_passage_though_guesses_fall():
     prompt = Prompt("What does the bird do?", context="The fox is red. The green bird sings.")
     session = prepare(pair(), [GREEDY, rapid(eta=0.0, part=4, length=4)], prompt, Limits(0, 24))
-    told = list(session)
+    recorded = list(session)
     plain, lane = (
-        [token for s in told if s.lane == i and s.event.kind == "commit" for token in s.event.ids] for i in (0, 1)
+        [token for s in recorded if s.lane == i and s.event.kind == "commit" for token in s.event.ids] for i in (0, 1)
     )
     assert plain == lane and check(session.trace) == []
-    assert {test.kept for s in told if isinstance(s.event, Verdict) for test in s.event.tests} == {True, False}
+    assert {test.kept for s in recorded if isinstance(s.event, Verdict) for test in s.event.tests} == {True, False}
 
 
 PASSAGE = "Foxes sleep in holes. Birds sing at dawn. Horses eat fresh grass. Birds build nests there."

@@ -20,11 +20,11 @@ from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Forward, Verdict
 from strategies.speculative.rasd import RASD, Continuations
 from support.laws import AT_ONE, EXACT, WRONG
-from support.online_drafting import at_rest, figures, guessing, speculation
+from support.online_drafting import collapses, figures, speculation, speculative_lane
 from support.speculation import GREEDY
 
 COLLAPSES = {
-    "rasd": at_rest(lambda *added: guessing("rasd", *added, nodes=0, retrieved=0)),
+    "rasd": collapses(lambda *added: speculative_lane("rasd", *added, nodes=0, retrieved=0)),
 }
 
 
@@ -35,11 +35,11 @@ def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, Tab
 def ran(lane: LaneConfig | Assembly, models: dict, prompt: list[int], length: int) -> list[Event]:
     assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
     runner = Runner(Lane(prompt, models, assembly, Limits(0, length), Recorder(models["target"].tokens)), assembly)
-    told = []
+    recorded = []
     while not runner.finished:
-        told += runner.advance()
-    assert isinstance(told[-1], Done), told[-1]
-    return told
+        recorded += runner.advance()
+    assert isinstance(recorded[-1], Done), recorded[-1]
+    return recorded
 
 
 def looking(*texts: list[int], **knobs) -> Drafter:
@@ -201,7 +201,7 @@ CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
 )
 def test_the_law_is_the_targets_whatever_was_retrieved(knobs, verifier):
     models = tables()
-    recipe = guessing("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
+    recipe = speculative_lane("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
     assert any(len(draft.tokens) > 1 for draft in ran(recipe, models, [0, 1, 0], 3) if isinstance(draft, Draft))
     assert distance(law(recipe, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
 
@@ -231,31 +231,34 @@ def test_greedily_the_text_is_the_targets_own_whatever_was_retrieved(corpus):
     stood = set()
     for seed in range(5):
         models = tables("abcde", "e", seed)
-        plain, told = (
-            ran(recipe, models, [0, 1, 0, 1], 20) for recipe in (GREEDY, guessing("rasd", corpus=corpus, shortest=1))
+        plain, recorded = (
+            ran(recipe, models, [0, 1, 0, 1], 20)
+            for recipe in (GREEDY, speculative_lane("rasd", corpus=corpus, shortest=1))
         )
-        assert written(told) == written(plain)
-        stood |= {test.kept for event in told if isinstance(event, Verdict) for test in event.tests}
+        assert written(recorded) == written(plain)
+        stood |= {test.kept for event in recorded if isinstance(event, Verdict) for test in event.tests}
     assert stood == {True, False}
 
 
-def written(told: list[Event]) -> list[int]:
-    return [token for event in told if event.kind == "commit" for token in event.ids]
+def written(recorded: list[Event]) -> list[int]:
+    return [token for event in recorded if event.kind == "commit" for token in event.ids]
 
 
 def test_where_nothing_is_drafted_and_nothing_pruned_the_draft_model_is_not_asked():
-    told = ran(guessing("rasd", nodes=0, prune=0, **CORPUS), tables(), [0, 1, 0], 12)
-    assert any(isinstance(event, Draft) for event in told)
-    assert {event.stream for event in told if isinstance(event, Forward)} == {"target"}
-    pruning = ran(guessing("rasd", nodes=0, prune=1, **CORPUS), tables(), [0, 1, 0], 12)
+    recorded = ran(speculative_lane("rasd", nodes=0, prune=0, **CORPUS), tables(), [0, 1, 0], 12)
+    assert any(isinstance(event, Draft) for event in recorded)
+    assert {event.stream for event in recorded if isinstance(event, Forward)} == {"target"}
+    pruning = ran(speculative_lane("rasd", nodes=0, prune=1, **CORPUS), tables(), [0, 1, 0], 12)
     assert {event.stream for event in pruning if isinstance(event, Forward)} == {"target", "draft"}
 
 
 def retrievals(prompt: list[int], **knobs) -> list[list[int]]:
     """What is guessed, without a draft, of a text that goes on abcabc."""
     target = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[(context[-1] + 1) % 3] * 9)
-    told = ran(guessing("rasd", nodes=0, prune=0, **knobs), {"target": target, "draft": TableModel("abc")}, prompt, 12)
-    return [event.tokens for event in told if isinstance(event, Draft)]
+    recorded = ran(
+        speculative_lane("rasd", nodes=0, prune=0, **knobs), {"target": target, "draft": TableModel("abc")}, prompt, 12
+    )
+    return [event.tokens for event in recorded if isinstance(event, Draft)]
 
 
 def test_prompt_and_answer_are_looked_up_as_they_grow_unless_that_is_turned_off():
@@ -268,7 +271,7 @@ def test_prompt_and_answer_are_looked_up_as_they_grow_unless_that_is_turned_off(
 def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text(nodes, retrieved):
     models, sizes = tables("abcde", "e", seed=2), []
     for event in ran(
-        guessing(
+        speculative_lane(
             "rasd", AT_ONE, nodes=nodes, retrieved=retrieved, depth=8, width=6, corpus="abcdabc\n\nabdcabd", shortest=1
         ),
         models,
@@ -287,7 +290,7 @@ def test_the_drafts_tree_holds_its_likeliest_paths():
     models, width = tables("abcd", seed=3), 2
     drafts_told = [
         e
-        for e in ran(guessing("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3)
+        for e in ran(speculative_lane("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3)
         if isinstance(e, Draft)
     ]
     first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:width]
@@ -305,8 +308,8 @@ def test_the_drafts_tree_holds_its_likeliest_paths():
 
 
 def test_it_is_told_what_stood_by_where_it_came_from():
-    told = ran(guessing("rasd", **CORPUS), tables("abc", seed=1), [0, 1, 0], 24)
-    series = figures(told, "guesses that stood so far")[-1]["series"]
-    stood = sum(len(event.kept) for event in [e for e in told if isinstance(e, Verdict)][:-1])
+    recorded = ran(speculative_lane("rasd", **CORPUS), tables("abc", seed=1), [0, 1, 0], 24)
+    series = figures(recorded, "guesses that stood so far")[-1]["series"]
+    stood = sum(len(event.kept) for event in [e for e in recorded if isinstance(e, Verdict)][:-1])
     assert set(series) == {"drafted", "retrieved", "both"} and 0 < sum(series.values()) <= stood + 1
-    assert figures(told, "first retrieved tokens, by the draft") and figures(told, "endings that were found")
+    assert figures(recorded, "first retrieved tokens, by the draft") and figures(recorded, "endings that were found")

@@ -17,10 +17,10 @@ from playground.decoding.visitor_memory import Memory
 from playground.events import Draft, Figure
 from playground.trace import metrics
 from support.commits import ids
-from support.speculation import GREEDY, at_rest, guessing
+from support.speculation import GREEDY, collapses, speculative_lane
 
 COLLAPSES = {
-    "token_recycling": at_rest("token_recycling", nodes=0),
+    "token_recycling": collapses("token_recycling", nodes=0),
 }
 
 module = __import__(find("token_recycling").__module__, fromlist=["template"])
@@ -67,7 +67,11 @@ def circle(size: int = 9) -> TableModel:
 def test_once_a_text_repeats_every_round_goes_to_the_bottom_of_the_tree(k):
     model, ahead = circle(), []
     for lane in watch(
-        assemble(guessing("token_recycling", "greedy_match", k=k)), {"target": model}, [0], Limits(0, 44), Draws(0)
+        assemble(speculative_lane("token_recycling", "greedy_match", k=k)),
+        {"target": model},
+        [0],
+        Limits(0, 44),
+        Draws(0),
     ):
         ahead.append(lane.generated)
     steps = [b - a for a, b in zip(ahead, ahead[1:]) if b > a]
@@ -104,7 +108,7 @@ def test_learning_from_kept_guesses_alone_warms_up_more_slowly():
 def recycled(memory: Memory, prompt: str = "The green bird", **knobs):
     session = prepare(
         Models(pair().target),
-        [guessing("token_recycling", "greedy_match", **knobs)],
+        [speculative_lane("token_recycling", "greedy_match", **knobs)],
         Prompt(prompt),
         Limits(0, 24),
         memory=memory,
@@ -115,11 +119,11 @@ def recycled(memory: Memory, prompt: str = "The green bird", **knobs):
 
 def test_what_one_run_learned_serves_the_next_and_no_other_visitor():
     memory = Memory()
-    (cold, told), (warm, again), (other, _) = recycled(memory), recycled(memory), recycled(Memory())
+    (cold, recorded), (warm, again), (other, _) = recycled(memory), recycled(memory), recycled(Memory())
     assert cold.headers[0].memory == "" != warm.headers[0].memory
     passes = [metrics(session.trace)["target_forwards"] for session in (warm, cold, other)]
     assert passes[0] < passes[1] == passes[2]
-    known = [[event.data["series"] for event in events if isinstance(event, Figure)][0] for events in (told, again)]
+    known = [[event.data["series"] for event in events if isinstance(event, Figure)][0] for events in (recorded, again)]
     assert known[0] == {"tokens with known successors": 0} != known[1]
 
 
@@ -158,7 +162,7 @@ def test_what_is_learned_is_what_the_model_thinks_and_not_what_a_grammar_allows(
             super().observe(tree, rows, verdict)
             learned.update(self._memory.known)
 
-    assembly = assemble(guessing("token_recycling", "greedy_match", ("regex", {"pattern": "[ab]{6}"})))
+    assembly = assemble(speculative_lane("token_recycling", "greedy_match", ("regex", {"pattern": "[ab]{6}"})))
     assembly.decoder.drafter = Watched()
     write(assembly, {"target": model}, [5], Limits(0, 6), Draws(0))
     assert learned[5] == tuple(model.scores((5,)).topk(8).indices.tolist())

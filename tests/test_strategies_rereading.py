@@ -18,8 +18,8 @@ from playground.events import Forward
 from playground.trace import metrics
 from support.laws import AT_ONE, EXACT, WRONG, tables
 from support.parallel_drafting import agreeing
-from support.speculation import GREEDY, at_rest, guessing
-from support.speculative_runs import CHAIN, law_is_off, of, told, with_drafter
+from support.speculation import GREEDY, collapses, speculative_lane
+from support.speculative_runs import CHAIN, law_distance, of, recorded, with_drafter
 
 COLLAPSES = {
     "reflective": [
@@ -31,8 +31,8 @@ COLLAPSES = {
         ),
     ],
     "hierarchical": [
-        *at_rest("hierarchical", least=0),
-        Collapse(guessing("hierarchical", "rejection", AT_ONE, least=3, ahead=0), CHAIN),
+        *collapses("hierarchical", least=0),
+        Collapse(speculative_lane("hierarchical", "rejection", AT_ONE, least=3, ahead=0), CHAIN),
     ],
 }
 
@@ -63,7 +63,7 @@ def test_guesses_that_were_guessed_themselves_are_the_draft_models_own(samplers)
     models, prompt = tables("ab", seed=2), [0, 1, 0, 1, 1]
     first = {}
     for name, knobs in (("hierarchical", {"least": 6, "ahead": 4}), ("draft_model", {"depth": 12})):
-        first[name] = chains_of(guessing(name, "sample_match", *samplers, **knobs), models, prompt)[0]
+        first[name] = chains_of(speculative_lane(name, "sample_match", *samplers, **knobs), models, prompt)[0]
     assert (
         6 <= len(first["hierarchical"]) <= 10
         and first["hierarchical"] == first["draft_model"][: len(first["hierarchical"])]
@@ -74,7 +74,7 @@ def test_the_target_gets_at_least_as_many_tokens_as_was_asked_and_at_most_one_in
     lengths = [
         len(chain)
         for chain in chains_of(
-            guessing("hierarchical", "sample_match", least=5, ahead=3), tables("ab", seed=2), [0, 1, 0, 1, 1]
+            speculative_lane("hierarchical", "sample_match", least=5, ahead=3), tables("ab", seed=2), [0, 1, 0, 1, 1]
         )
     ]
     assert len(lengths) > 4 and all(5 <= length <= 8 for length in lengths[:-4]) and max(lengths) > 5
@@ -83,7 +83,8 @@ def test_the_target_gets_at_least_as_many_tokens_as_was_asked_and_at_most_one_in
 def test_where_the_text_repeats_itself_the_draft_model_needs_few_passes():
     models = agreeing(1000)
     (_, alone), (_, helped) = (
-        told(guessing("hierarchical", least=6, ahead=ahead), Models(**models), 48, "abcabcabc") for ahead in (0, 5)
+        recorded(speculative_lane("hierarchical", least=6, ahead=ahead), Models(**models), 48, "abcabcabc")
+        for ahead in (0, 5)
     )
     passes = [sum(event.stream == "draft" for event in of(Forward, events)) for events in (alone, helped)]
     assert passes[1] <= passes[0] / 3
@@ -105,7 +106,7 @@ class BelievesLookup(find("hierarchical")):
     "cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"]
 )
 def test_the_law_is_the_targets_only_where_the_inner_guess_is_checked_by_the_draft_model(cls, right):
-    off = law_is_off(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
+    off = law_distance(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
     assert off < EXACT if right else off > WRONG
 
 
@@ -168,7 +169,7 @@ def accepted(alpha: float, **knobs) -> float:
     """Share of a clueless draft's guesses that stand with a target that copies what it has read."""
     models = Models(copying(), TableModel("abcdefgh", seed=9))
     recipe = LaneConfig("reflective", {"alpha": alpha, "ask": "", **knobs}, [("draft_model", {"depth": 4})])
-    return metrics(told(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]
+    return metrics(recorded(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]
 
 
 def test_a_target_that_copies_accepts_more_nonsense_the_more_the_second_reading_counts():
@@ -179,10 +180,12 @@ def test_a_target_that_copies_accepts_more_nonsense_the_more_the_second_reading_
 def test_what_stands_only_by_reflection_is_told():
     models = Models(copying(), TableModel("abcdefgh", seed=9))
     recipe = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
-    notes = [event.text for event in told(recipe, models, 40, "abc")[1] if event.kind == "note"]
+    notes = [event.text for event in recorded(recipe, models, 40, "abc")[1] if event.kind == "note"]
     assert notes and all("top token" in note for note in notes)
     assert not [
-        event for event in told(LaneConfig("reflective", {"alpha": 0.0}), models, 40, "abc")[1] if event.kind == "note"
+        event
+        for event in recorded(LaneConfig("reflective", {"alpha": 0.0}), models, 40, "abc")[1]
+        if event.kind == "note"
     ]
 
 

@@ -281,7 +281,7 @@ def test_the_large_model_writes_while_the_rolling_mean_is_above_the_threshold():
     assert switches == [(0, "small"), (5, "large"), (8, "small")]  # tokens 5, 6 and 7 are the large model's
 
 
-def reckoned(bits: list[int], window: int, threshold: float, dwell: int, fault: str = "") -> list[tuple[int, str]]:
+def computed(bits: list[int], window: int, threshold: float, dwell: int, fault: str = "") -> list[tuple[int, str]]:
     """The switches of a run that starts small, by the rule; with a fault, by another."""
     active, since, found = "small", 0, [(0, "small")]
     for place in range(len(bits)):
@@ -316,13 +316,13 @@ def switches_of(course: tuple) -> list[tuple[int, str]]:
 
 @pytest.mark.oracle("ead")
 def test_the_switches_are_those_of_the_rule():
-    assert [switches_of(course) for course in COURSES] == [reckoned(*course) for course in COURSES]
+    assert [switches_of(course) for course in COURSES] == [computed(*course) for course in COURSES]
 
 
 @pytest.mark.refuses("ead")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_rule_switches_elsewhere(fault):
-    assert any(switches_of(course) != reckoned(*course, fault) for course in COURSES)
+    assert any(switches_of(course) != computed(*course, fault) for course in COURSES)
 
 
 @pytest.mark.refuses("ead")

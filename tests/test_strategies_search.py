@@ -159,10 +159,10 @@ def nothing(scores, taken, before):
 
 def found(model: TableModel, prompt: list[int], length: int, beams: int, groups: int) -> list[list[tuple[Text, float]]]:
     """Finished texts of every group and what ranks them, as diverse beam search tells them."""
-    told = run(of("diverse_beam_search", beams=beams, groups=groups, strength=STRENGTH), model, prompt, length)
-    figure, texts, columns = told.figure("finished texts"), told.texts(), defaultdict(list)
+    recorded = run(of("diverse_beam_search", beams=beams, groups=groups, strength=STRENGTH), model, prompt, length)
+    figure, texts, columns = recorded.figure("finished texts"), recorded.texts(), defaultdict(list)
     group_of = {number: number for number in range(1, groups + 1)}
-    for event in told.of(Branches):
+    for event in recorded.of(Branches):
         group_of |= {child: group_of[parent] for child, parent in event.born if parent}
     for label, (model_sum, penalties, score) in zip(figure["rows"], figure["values"]):
         text = texts[int(label[1:])]
@@ -181,12 +181,14 @@ def same(groups: list[list[tuple[Text, float]]], reference: list[list[Hypothesis
 def test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(beams, groups, ends):
     for seed in range(6):
         model, prompt = TableModel("abcde", ends, seed, spread=0.8), [0, 1, 2]
-        reference, told = (
+        reference, recorded = (
             Reference(model, prompt, beams // groups, groups, by_the_book, 6).search(),
             found(model, prompt, 6, beams, groups),
         )
-        assert same(told, reference)
-        assert [s for group in told for _, s in group] == pytest.approx([h.score for group in reference for h in group])
+        assert same(recorded, reference)
+        assert [s for group in recorded for _, s in group] == pytest.approx(
+            [h.score for group in reference for h in group]
+        )
 
 
 @pytest.mark.refuses("diverse_beam_search")
@@ -221,17 +223,19 @@ def test_the_first_group_is_a_beam_search_of_its_own_width():
 
 
 def test_where_tokens_are_about_equally_likely_no_two_groups_take_the_same_one():
-    told = run(of("diverse_beam_search", beams=5, groups=5, strength=2.0), TableModel("abcdefg", spread=0.1), [0, 1], 8)
-    texts = [text for text, _ in told.finished()]
+    recorded = run(
+        of("diverse_beam_search", beams=5, groups=5, strength=2.0), TableModel("abcdefg", spread=0.1), [0, 1], 8
+    )
+    texts = [text for text, _ in recorded.finished()]
     assert len(texts) == 5 and all(len(set(tokens)) == 5 for tokens in zip(*texts))
 
 
 def test_the_text_is_the_group_winner_the_model_itself_prefers():
     for seed in range(6):
         model = TableModel("abcd", seed=seed)
-        told = run(of("diverse_beam_search", beams=6, groups=3, strength=STRENGTH), model, [0], 5)
+        recorded = run(of("diverse_beam_search", beams=6, groups=3, strength=STRENGTH), model, [0], 5)
         winners = [group[0][0] for group in found(model, [0], 5, 6, 3)]
-        assert told.texts()[0] == max(winners, key=lambda text: logp(model, [0], text))
+        assert recorded.texts()[0] == max(winners, key=lambda text: logp(model, [0], text))
 
 
 @pytest.mark.oracle("beam_search")
@@ -254,14 +258,14 @@ def test_beam_search_finds_what_the_librarys_own_finds(architecture, exponent, e
         pad_token_id=319,
     )
     texts = [[token for token in row[len(prompt):] if token != 319] for row in expected.tolist()]
-    told = run(
+    recorded = run(
         of("beam_search", beams=4, length_exponent=exponent, early_stop=early),
         Model(ours, TOKENIZER, architecture),
         prompt,
         12,
     )
-    assert [list(text) for text, _ in told.finished()] == texts
-    assert any(text[-1] == end for text in texts) and list(told.texts()[0]) == texts[0]
+    assert [list(text) for text, _ in recorded.finished()] == texts
+    assert any(text[-1] == end for text in texts) and list(recorded.texts()[0]) == texts[0]
 
 
 def test_candidates_that_tie_come_in_the_order_of_beams_and_ids():
@@ -274,9 +278,9 @@ def test_where_several_tokens_end_a_text_enough_beams_still_go_on():
     model = TableModel(
         "abxyz", "xyz", rule=lambda context: torch.tensor([0.0, -0.1, 5.0, 5.1, 5.2], dtype=torch.float64)
     )
-    told = run(of("beam_search", beams=2, length_exponent=0.0), model, [0], 3)
-    assert [text for text, _ in told.finished()] == [(4,), (3,)]
-    assert [len(event.scores) for event in told.of(Branches) if event.scores] == [2]
+    recorded = run(of("beam_search", beams=2, length_exponent=0.0), model, [0], 3)
+    assert [text for text, _ in recorded.finished()] == [(4,), (3,)]
+    assert [len(event.scores) for event in recorded.of(Branches) if event.scores] == [2]
 
 
 def test_beams_that_cannot_be_split_are_refused():
@@ -322,19 +326,19 @@ def test_the_law_of_best_of_n_follows_from_the_ranks_of_texts_and_stays_near_the
 def test_a_text_does_not_depend_on_how_many_are_drawn_and_the_best_score_only_rises():
     model, texts, tops = TableModel("abcde", "e"), {}, []
     for n in (1, 2, 3, 8):
-        told = run(of("best_of_n", n=n, score="sum", temperature=1.0), model, [0, 1], 10, seed=4)
-        texts[n] = [told.texts()[number] for number in range(1, n + 1)]
+        recorded = run(of("best_of_n", n=n, score="sum", temperature=1.0), model, [0, 1], 10, seed=4)
+        texts[n] = [recorded.texts()[number] for number in range(1, n + 1)]
         tops.append(max(logp(model, [0, 1], text) for text in entire(texts[n], model)))
-        assert logp(model, [0, 1], told.texts()[0]) == pytest.approx(tops[-1])
+        assert logp(model, [0, 1], recorded.texts()[0]) == pytest.approx(tops[-1])
     assert texts[8][:3] == texts[3] and texts[3][:2] == texts[2] and texts[2][:1] == texts[1]
     assert tops == sorted(tops) and len(set(texts[8])) > 4
 
 
 def test_many_texts_take_as_many_forwards_as_the_longest_of_them():
     model = TableModel("abcde", "e")
-    told = run(of("best_of_n", n=8, temperature=1.0), model, [0, 1], 12)
-    longest = max(len(text) for number, text in told.texts().items() if number)
-    assert len(told.of(Forward)) == longest < sum(len(text) for number, text in told.texts().items() if number)
+    recorded = run(of("best_of_n", n=8, temperature=1.0), model, [0, 1], 12)
+    longest = max(len(text) for number, text in recorded.texts().items() if number)
+    assert len(recorded.of(Forward)) == longest < sum(len(text) for number, text in recorded.texts().items() if number)
 
 
 @pytest.mark.oracle("self_consistency")
@@ -374,15 +378,15 @@ def test_voting_finds_the_answer_most_ways_lead_to_though_greedy_takes_another(n
 @pytest.mark.parametrize("seed, last", [(1, 1), (2, 3), (0, 8)])
 def test_the_note_tells_the_votes_and_the_last_text_that_mattered(seed, last):
     model = TableModel("abc12.", ".", rule=reasoner)
-    told = run(of("self_consistency", n=9, temperature=1.0), model, [0], 5, seed=seed)
-    answers = [model.letters[text[1]] for number, text in sorted(told.texts().items()) if number]
-    votes, figure = Counter(answers), told.figure("answers")
+    recorded = run(of("self_consistency", n=9, temperature=1.0), model, [0], 5, seed=seed)
+    answers = [model.letters[text[1]] for number, text in sorted(recorded.texts().items()) if number]
+    votes, figure = Counter(answers), recorded.figure("answers")
     assert dict(zip(figure["labels"], figure["values"])) == votes and len(votes) == 2
     # of equals 1: it is more probable
     in_front = ["1" if answers[:count].count("1") >= count / 2 else "2" for count in range(1, 10)]
     assert last == max((count + 1 for count, winner in enumerate(in_front, 1) if winner != in_front[-1]), default=1)
     assert (
-        told.of(Note)[-1].text
+        recorded.of(Note)[-1].text
         == f"'{in_front[-1]}' has {votes[in_front[-1]]} of 9 votes; no text after #{last} changed that."
     )
 
@@ -418,8 +422,8 @@ def bundled():
 
 def test_eight_texts_hold_the_prompt_once(bundled):
     prompt = bundled.target.tokens.encode("Once upon a time there was a king who had three sons. " * 12)
-    told = run(of("best_of_n", n=8, temperature=1.0), bundled.target, prompt, 24)
-    caches = told.of(Cache)
+    recorded = run(of("best_of_n", n=8, temperature=1.0), bundled.target, prompt, 24)
+    caches = recorded.of(Cache)
     slot = caches[0].bytes / len(prompt)
     one_text_and_eight_tails = slot * (len(prompt) + 24 + 8 * 24)
     assert max(event.bytes for event in caches) < 1.3 * one_text_and_eight_tails < 0.5 * 8 * slot * (len(prompt) + 24)
@@ -427,8 +431,8 @@ def test_eight_texts_hold_the_prompt_once(bundled):
 
 def test_the_answers_of_the_bundled_model_are_read_and_voted_on(bundled):
     question = "Gecost buys 6 boxes of 7 keys. Then 3 of the keys are gone. How many keys does Gecost have now?"
-    told = playground.run("self_consistency", question, models=bundled, chat=True, knobs={"n": 5})
-    assert told.text.strip().endswith("#### 39")
+    recorded = playground.run("self_consistency", question, models=bundled, chat=True, knobs={"n": 5})
+    assert recorded.text.strip().endswith("#### 39")
 
 
 # --- superposed decoding ---
@@ -453,16 +457,20 @@ def test_a_mixture_that_is_nearly_one_token_reads_as_that_token():
 
 @pytest.mark.parametrize("drafts", [1, 3, 8])
 def test_a_token_costs_one_forward_and_one_place_in_the_cache_however_many_drafts_there_are(drafts):
-    told = run(of("superposed", drafts=drafts, audit=False, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 10)
-    forwards = told.of(Forward)
+    recorded = run(
+        of("superposed", drafts=drafts, audit=False, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 10
+    )
+    forwards = recorded.of(Forward)
     assert [event.tokens for event in forwards] == [3] + [1] * 9 and forwards[-1].context == 3 + 8
 
 
 def test_shares_of_the_mixture_are_those_of_the_scores_and_sum_to_one():
-    told = run(of("superposed", drafts=3, temperature=1.0, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 2)
+    recorded = run(
+        of("superposed", drafts=3, temperature=1.0, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 2
+    )
     scores, shares = (
-        next(event.scores for event in told.of(Branches) if event.scores),
-        told.figure("mixture weights"),
+        next(event.scores for event in recorded.of(Branches) if event.scores),
+        recorded.figure("mixture weights"),
     )
     expected = torch.tensor([scores[int(label[1:])] for label in shares["labels"]], dtype=torch.float64).softmax(0)
     assert shares["values"] == pytest.approx(expected.tolist()) and sum(shares["values"]) == pytest.approx(1)
@@ -511,7 +519,7 @@ def test_frequencies_are_those_of_counting_and_no_context_crosses_from_one_text_
 def test_with_ngrams_alone_the_drafts_are_the_beams_of_the_ngram_model():
     text, prompt = "abcacbbacabcbabcca", [0, 1]
     corpus = [["abc".index(letter) for letter in text]]
-    told = run(of("superposed", drafts=9, alpha=1.0, corpus=text), TableModel("abc", spread=0.0), prompt, 3)
+    recorded = run(of("superposed", drafts=9, alpha=1.0, corpus=text), TableModel("abc", spread=0.0), prompt, 3)
 
     def score(written: Text) -> float:
         chances = [naive_frequency([*prompt, *written[:i]], token, corpus) for i, token in enumerate(written)]
@@ -519,9 +527,9 @@ def test_with_ngrams_alone_the_drafts_are_the_beams_of_the_ngram_model():
 
     ranked = sorted((text for text in product(range(3), repeat=3) if score(text) > -math.inf), key=score, reverse=True)
     assert len(ranked) >= 9 and [score(text) / 3 for text in ranked[:9]] == pytest.approx(
-        [rank for _, rank in told.finished()]
+        [rank for _, rank in recorded.finished()]
     )
-    assert told.finished()[0][0] == ranked[0] == told.texts()[0]
+    assert recorded.finished()[0][0] == ranked[0] == recorded.texts()[0]
 
 
 def test_drafts_are_always_different_and_hold_no_end_inside():
@@ -544,8 +552,8 @@ def test_drafts_are_always_different_and_hold_no_end_inside():
 
 def test_the_true_log_probabilities_stand_beside_the_scores():
     model, prompt = TableModel("abcde", "e", seed=2), [0, 1]
-    told = run(of("superposed", corpus="abcdabdcae"), model, prompt, 6)
-    figure, texts = told.figure("finished drafts"), told.texts()
+    recorded = run(of("superposed", corpus="abcdabdcae"), model, prompt, 6)
+    figure, texts = recorded.figure("finished drafts"), recorded.texts()
     truth = [logp(model, prompt, texts[int(label[1:])]) for label in figure["rows"]]
     assert len(truth) == 3 and [row[1] for row in figure["values"]] == pytest.approx(truth)
     assert all(abs(score - true) > 0.1 for score, true in figure["values"])

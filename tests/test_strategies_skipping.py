@@ -25,10 +25,10 @@ from playground.events import Draft, Forward, Verdict
 from playground.trace import metrics
 from support.early_exits import EarlyTable
 from support.laws import AT_ONE, EXACT
-from support.speculation import GREEDY, at_rest, guessing
+from support.speculation import GREEDY, collapses, speculative_lane
 
 COLLAPSES = {
-    "layer_skip_draft": at_rest("layer_skip_draft", depth=0),
+    "layer_skip_draft": collapses("layer_skip_draft", depth=0),
 }
 
 
@@ -91,7 +91,7 @@ def test_rows_that_left_early_and_went_on_are_those_of_one_plain_pass(architectu
     model, seen = layered(architecture), None
     rounds = 0
     for lane in watch(
-        assemble(guessing("layer_skip_draft", "rejection", AT_ONE, exit=share)),
+        assemble(speculative_lane("layer_skip_draft", "rejection", AT_ONE, exit=share)),
         {"target": model},
         START,
         LIMITS,
@@ -137,7 +137,7 @@ def drafted(drafter, architecture: str) -> list[tuple[list[int], TokenTree]]:
             seen.append((list(rows.committed), tree))
             return super().judge(lm, tree, rows)
 
-    assembly = assemble(guessing("layer_skip_draft", "greedy_match"))
+    assembly = assemble(speculative_lane("layer_skip_draft", "greedy_match"))
     assembly.decoder.drafter, assembly.decoder.verifier = drafter, Recording()
     write(assembly, {"target": layered(architecture)}, START, LIMITS, Draws(0))
     return seen
@@ -187,8 +187,8 @@ def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(archit
     model = pair(architecture).target
     session = prepare(Models(model), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
     monkeypatch.setattr(Segment, "write", counted)
-    told = [stamped.event for stamped in session]
-    guesses = [len(event.tokens) for event in told if isinstance(event, Draft)]
+    recorded = [stamped.event for stamped in session]
+    guesses = [len(event.tokens) for event in recorded if isinstance(event, Draft)]
     assert model.depth == 3 and guesses
     # the last token of the text and every guess; for the last token nothing is guessed
     rounds = [1 + count for count in guesses] + [1]
@@ -202,10 +202,10 @@ def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(archit
 
 def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
     session = prepare(Models(pair().target), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
-    told = [stamped.event for stamped in session]
-    passes = [event for event in told if isinstance(event, Forward) and event.phase == "decode"]
+    recorded = [stamped.event for stamped in session]
+    passes = [event for event in recorded if isinstance(event, Forward) and event.phase == "decode"]
     early, late = ([event for event in passes if event.stream == stream] for stream in ("exit", "target"))
-    rounds = [event for event in told if isinstance(event, Verdict)]
+    rounds = [event for event in recorded if isinstance(event, Verdict)]
     found = metrics(session.trace)
     plain = len(late) - len(rounds)  # at the end, where there is room for one token only
     assert {event.layers for event in early} == {1} and [event.layers for event in late] == [2] * len(rounds) + [
@@ -216,7 +216,7 @@ def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
 
 
 def test_with_all_layers_every_guess_stands():
-    recipe = guessing("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)
+    recipe = speculative_lane("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)
     session = prepare(Models(pair().target), [recipe], Prompt("The green bird"), Limits(0, 19))
     verdicts = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
     assert [len(verdict.kept) for verdict in verdicts] == [5, 5, 5] and metrics(session.trace)["acceptance_rate"] == 1

@@ -26,19 +26,19 @@ from playground.trace import metrics
 GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 
 
-def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> LaneConfig:
+def speculative_lane(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> LaneConfig:
     return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
 COLLAPSES = {
     "draft_model": [
-        Collapse(guessing("draft_model", depth=0), GREEDY),
-        Collapse(guessing("draft_model", "rejection", *MODEL.extras, depth=0), MODEL),
+        Collapse(speculative_lane("draft_model", depth=0), GREEDY),
+        Collapse(speculative_lane("draft_model", "rejection", *MODEL.extras, depth=0), MODEL),
     ],
     "prompt_lookup": [
-        Collapse(guessing("prompt_lookup", depth=0), GREEDY),
-        Collapse(guessing("prompt_lookup", n_max=1, n_min=4), GREEDY),
-        Collapse(guessing("prompt_lookup", "rejection", *MODEL.extras, depth=0), MODEL),
+        Collapse(speculative_lane("prompt_lookup", depth=0), GREEDY),
+        Collapse(speculative_lane("prompt_lookup", n_max=1, n_min=4), GREEDY),
+        Collapse(speculative_lane("prompt_lookup", "rejection", *MODEL.extras, depth=0), MODEL),
     ],
 }
 
@@ -173,7 +173,7 @@ def test_tokens_a_round_are_those_of_the_papers_formula(depth, expected):
 def first_round(models: dict, depth: int, draws) -> list[int]:
     """Tokens of the first commit."""
     for lane in watch(
-        assemble(guessing("draft_model", "rejection", *MODEL.extras, depth=depth)),
+        assemble(speculative_lane("draft_model", "rejection", *MODEL.extras, depth=depth)),
         models,
         [0],
         Limits(0, depth + 1),
@@ -194,7 +194,7 @@ def rounds(recipe: LaneConfig, models: Models, length: int = 24, seed: int = 0) 
 
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 def test_tests_are_told_as_they_were_made(verifier):
-    for draft, verdict in rounds(guessing("draft_model", verifier, *MODEL.extras, width=3), pair()):
+    for draft, verdict in rounds(speculative_lane("draft_model", verifier, *MODEL.extras, width=3), pair()):
         assert [test.node for test in verdict.tests if test.kept] == verdict.kept
         for test in verdict.tests:
             assert 0 <= test.p <= 1 and 0 < test.q <= 1
@@ -212,7 +212,7 @@ def depth_of(draft: Draft, verdict: Verdict) -> int:
 def test_a_redraw_shows_what_it_was_drawn_from():
     refused = [
         verdict
-        for _, verdict in rounds(guessing("draft_model", "rejection", *MODEL.extras), pair())
+        for _, verdict in rounds(speculative_lane("draft_model", "rejection", *MODEL.extras), pair())
         if verdict.origin == "redraw"
     ]
     assert refused
@@ -223,7 +223,11 @@ def test_a_redraw_shows_what_it_was_drawn_from():
 
 @pytest.mark.parametrize(
     "recipe",
-    [guessing("draft_model", "rejection", *extras, width=width) for width in (1, 2) for extras in ([], MODEL.extras)],
+    [
+        speculative_lane("draft_model", "rejection", *extras, width=width)
+        for width in (1, 2)
+        for extras in ([], MODEL.extras)
+    ],
     ids=title,
 )
 def test_a_draft_that_is_the_target_has_every_guess_accepted(recipe):
@@ -241,7 +245,7 @@ def test_no_guess_is_longer_than_what_may_still_be_written():
     for depth, width in product((1, 3, 16), (1, 2)):
         written = 0
         for draft, verdict in rounds(
-            guessing("draft_model", "rejection", *MODEL.extras, depth=depth, width=width), pair(), length=9
+            speculative_lane("draft_model", "rejection", *MODEL.extras, depth=depth, width=width), pair(), length=9
         ):
             assert max(map(len, paths(draft))) <= 9 - written - 1
             written += len(verdict.kept) + 1
@@ -258,12 +262,14 @@ def test_the_draft_makes_no_pass_behind_a_guess_that_ends_the_text(drafter, knob
         return torch.tensor([0.0, 9.0, 9.0] if len(context) > 3 else [9.0, 0.0, 0.0])
 
     models = {name: TableModel("abc", ends="bc", rule=rule) for name in ("target", "draft")}
-    written = write(assemble(guessing(drafter, "greedy_match", **knobs)), models, [0], Limits(0, 20), Draws(0))
+    written = write(assemble(speculative_lane(drafter, "greedy_match", **knobs)), models, [0], Limits(0, 20), Draws(0))
     assert (written.tokens, models["draft"].forwards) == ([0, 0, 0, 0, 1], 4)
 
 
 def test_every_guess_after_the_first_miss_counts_as_untested():
-    session = prepare(pair(), [guessing("draft_model", "greedy_match")], Prompt("The green bird"), Limits(0, 24))
+    session = prepare(
+        pair(), [speculative_lane("draft_model", "greedy_match")], Prompt("The green bird"), Limits(0, 24)
+    )
     rounds_ = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
     assert metrics(session.trace)["acceptance_rate"] == pytest.approx(
         sum(len(v.kept) for v in rounds_) / sum(len(v.tests) for v in rounds_)
@@ -284,7 +290,10 @@ def test_sample_and_match_writes_what_plain_sampling_writes_with_the_same_seed(d
     prompt = [54, 71, 71, 54, 9, 71, 71]
     plain, guessed = (
         write(assemble(recipe), models, prompt, Limits(5, 12), Draws(5)).tokens
-        for recipe in (LaneConfig("greedy", {}, samplers), guessing(drafter, "sample_match", *samplers, **knobs))
+        for recipe in (
+            LaneConfig("greedy", {}, samplers),
+            speculative_lane(drafter, "sample_match", *samplers, **knobs),
+        )
     )
     assert plain == guessed
 
@@ -337,7 +346,11 @@ def test_prompt_lookup_is_the_search_by_brute_force(occurrence, text, n_max, n_m
 def test_a_text_that_copies_itself_costs_one_forward_for_every_eleven_tokens():
     copier = TableModel("abcdefgh", rule=lambda context: torch.eye(8, dtype=torch.float64)[(context[-1] + 1) % 8] * 50)
     write(
-        assemble(guessing("prompt_lookup", depth=10)), {"target": copier}, list(range(8)) * 3, Limits(0, 44), Draws(0)
+        assemble(speculative_lane("prompt_lookup", depth=10)),
+        {"target": copier},
+        list(range(8)) * 3,
+        Limits(0, 44),
+        Draws(0),
     )
     assert copier.forwards == 1 + 44 / 11, "the prompt, and then rounds of ten guesses and a bonus"
 
@@ -346,5 +359,5 @@ def test_a_text_without_repetition_costs_one_forward_a_token():
     counter = TableModel(
         "".join(map(chr, range(97, 123))), rule=lambda context: torch.eye(26, dtype=torch.float64)[len(context)] * 50
     )
-    write(assemble(guessing("prompt_lookup")), {"target": counter}, [0], Limits(0, 20), Draws(0))
+    write(assemble(speculative_lane("prompt_lookup")), {"target": counter}, [0], Limits(0, 20), Draws(0))
     assert counter.forwards == 20

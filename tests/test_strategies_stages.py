@@ -24,7 +24,7 @@ from playground.training import variants as learning
 from strategies.kv_cache.uncomp import UNComp, staged
 from support.budget_policies import best
 from support.eviction import LENGTH, PROMPT, Wrong, alone, course, models
-from support.layer_cuts import EARLY, TEXT, TREE, layer_tokens, leaning_on_earlier_layers, told, with_policy
+from support.layer_cuts import EARLY, TEXT, TREE, layer_tokens, leaning_on_earlier_layers, recorded, with_policy
 from support.uncomp_by_hand import BY_HAND, UNCOMP_TIGHT, UNCompByHand, WholeText, by_eigenvalues
 
 STAGED = {**UNCOMP_TIGHT, "stages": "1.1.1", "floor": 6}  # of 22 tokens the three layers read 22, 14 and 6
@@ -217,18 +217,18 @@ def test_forwards_tell_what_was_computed_and_no_more(stages, floor, chunk, monke
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     knobs = STAGED | {"stages": stages, "floor": floor}
     recipe = LaneConfig("greedy", {}, [("uncomp", knobs)])
-    ours, plain = told(recipe, Forward), told(LaneConfig("greedy"), Forward)
+    ours, plain = recorded(recipe, Forward), recorded(LaneConfig("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
     sizes = [int(size) for size in stages.split(".")] if floor else [3]
     read = [make("uncomp", **knobs)._reads(stage, prompt) for stage, size in enumerate(sizes) for _ in range(size)]
     assert layer_tokens(ours) == sum(read)
     if sum(read) < 3 * prompt:
         assert sum(forward.flops for forward in ours) < sum(forward.flops for forward in plain)
-        stairs, = [figure for figure in told(recipe, Figure) if figure.name == "prompt tokens read"]
+        stairs, = [figure for figure in recorded(recipe, Figure) if figure.name == "prompt tokens read"]
         assert stairs.data["values"] == read
         assert any(
             f"{sum(read)} token-layer computations instead of {3 * prompt}" in note.text
-            for note in told(recipe, Note)
+            for note in recorded(recipe, Note)
         )
 
 
@@ -323,10 +323,10 @@ def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, say
 
 
 def failure(speakers: Models, **knobs) -> str:
-    told = prepare(
+    recorded = prepare(
         speakers, [LaneConfig("greedy", {}, [("uncomp", STAGED | knobs)])], Prompt(TEXT), Limits(max_new_tokens=4)
     )
-    return " ".join(stamped.event.message for stamped in told if isinstance(stamped.event, Failed))
+    return " ".join(stamped.event.message for stamped in recorded if isinstance(stamped.event, Failed))
 
 
 def test_stages_of_another_model_are_refused():

@@ -115,11 +115,11 @@ def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
 def test_with_one_way_on_nothing_is_dropped_and_it_is_smc_that_never_draws_anew(particles):
     model = pair("llama").target
     for seed in range(3):
-        told = run(steering(particles, 1, LETTERS), model, [54, 71, 9], 10, seed=seed)
+        recorded = run(steering(particles, 1, LETTERS), model, [54, 71, 9], 10, seed=seed)
         plain = run(
             LaneConfig("smc", {"particles": particles, "threshold": 0.0}, [LETTERS]), model, [54, 71, 9], 10, seed=seed
         )
-        assert told.lane.tokens == plain.lane.tokens and not dropped(told.of(Branches))
+        assert recorded.lane.tokens == plain.lane.tokens and not dropped(recorded.of(Branches))
 
 
 def dropped(branches: list[Branches]) -> list[int]:
@@ -130,26 +130,28 @@ def dropped(branches: list[Branches]) -> list[int]:
 
 def test_as_many_texts_go_on_as_there_are_places_and_the_numbers_of_those_kept_add_up():
     lane = steered(steering(4, 3, SKEWED), coins(2, 0.3), Draws(3))
-    kept = [event.data for event in lane.told if isinstance(event, Figure) and event.name == "particles that survive"]
+    kept = [
+        event.data for event in lane.recorded if isinstance(event, Figure) and event.name == "particles that survive"
+    ]
     assert [data["series"]["certain"] + data["series"]["random"] for data in kept] == [4] * len(kept)
     assert kept[0]["lines"]["continuations"] == 12 and all(data["lines"]["continuations"] >= 4 for data in kept)
 
 
 def test_all_ways_on_of_a_step_are_read_in_one_forward():
     lane = steered(steering(5, 3, SKEWED), coins(2), Draws(1))
-    assert len([event for event in lane.told if isinstance(event, Forward)]) == len(lane.main.written)
+    assert len([event for event in lane.recorded if isinstance(event, Forward)]) == len(lane.main.written)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_a_text_that_stayed_reads_on_as_if_it_had_been_alone(architecture):
     model, prompt = pair(architecture).target, [54, 71, 9]
-    told = run(steering(3, 3, LETTERS), model, prompt, 10, seed=4)
-    assert dropped(told.of(Branches)), "nothing was dropped, so this says nothing"
-    text = told.texts()[0]
+    recorded = run(steering(3, 3, LETTERS), model, prompt, 10, seed=4)
+    assert dropped(recorded.of(Branches)), "nothing was dropped, so this says nothing"
+    text = recorded.texts()[0]
     tokens = [*prompt, *text]
     rows = model.forward([ForwardInput(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0].log_softmax(
         -1
     )
-    assert told.lane.main.logprobs == pytest.approx(
+    assert recorded.lane.main.logprobs == pytest.approx(
         [float(rows[2 + i, token]) for i, token in enumerate(text)], abs=1e-6
     )

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from guesses_told import recording_rejections
+from drafting_runs import recording_rejections
 from registry import Collapse
 from tables import TableModel, write
 
@@ -26,8 +26,8 @@ from playground.trace import metrics
 from strategies.speculative.smartspec import PacedDrafter, Server, SmartSpec
 from strategies.speculative.specdec_plus_plus import SpecDecPlusPlus
 from support.laws import AT_ONE, EXACT, WRONG, tables
-from support.speculation import GREEDY, MODEL, at_rest, first_drafts, guessing
-from support.speculative_runs import CHAIN, DropsDoubtful, law_is_off, of, told, with_drafter
+from support.speculation import GREEDY, MODEL, collapses, first_drafts, speculative_lane
+from support.speculative_runs import CHAIN, DropsDoubtful, law_distance, of, recorded, with_drafter
 
 
 def smart(drafter: str = "draft_model", *samplers: tuple[str, dict], depth: int = 5, **knobs) -> LaneConfig:
@@ -36,9 +36,9 @@ def smart(drafter: str = "draft_model", *samplers: tuple[str, dict], depth: int 
 
 COLLAPSES = {
     "specdec_plus_plus": [
-        *at_rest("specdec_plus_plus", most=0),
-        Collapse(guessing("specdec_plus_plus", "rejection", AT_ONE, h=1.0, most=3), CHAIN),
-        Collapse(guessing("specdec_plus_plus", "rejection", AT_ONE, h=0.0, least=3, most=3), CHAIN),
+        *collapses("specdec_plus_plus", most=0),
+        Collapse(speculative_lane("specdec_plus_plus", "rejection", AT_ONE, h=1.0, most=3), CHAIN),
+        Collapse(speculative_lane("specdec_plus_plus", "rejection", AT_ONE, h=0.0, least=3, most=3), CHAIN),
     ],
     "smartspec": [
         Collapse(smart(depth=0), GREEDY),
@@ -61,7 +61,7 @@ def saying(*chances: float) -> TableModel:
 
 def first_chain(models: dict, **knobs) -> list[int]:
     """What SpecDec++ guesses first, by the draft's own probabilities."""
-    recipe = guessing("specdec_plus_plus", "greedy_match", estimate="draft", **knobs)
+    recipe = speculative_lane("specdec_plus_plus", "greedy_match", estimate="draft", **knobs)
     ((_, tree, _),) = first_drafts(recipe, models, 30)
     return tree.tokens
 
@@ -203,12 +203,12 @@ SHORT = {"h": 0.5, "least": 1, "late": False}
 @pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("knobs", [SHORT, SHORT | {"late": True}, SHORT | {"estimate": "draft"}], ids=str)
 def test_a_chain_may_stop_for_what_its_guesses_are_as_long_as_all_are_sent(knobs):
-    assert law_is_off(with_drafter(find("specdec_plus_plus")(**knobs), AT_ONE), tables("ab")) < EXACT
+    assert law_distance(with_drafter(find("specdec_plus_plus")(**knobs), AT_ONE), tables("ab")) < EXACT
 
 
 @pytest.mark.refuses("specdec_plus_plus")
 def test_a_doubtful_guess_that_is_taken_back_bends_the_law():
-    assert law_is_off(with_drafter(DropsDoubtful(**SHORT), AT_ONE), tables("ab")) > WRONG
+    assert law_distance(with_drafter(DropsDoubtful(**SHORT), AT_ONE), tables("ab")) > WRONG
 
 
 # --- SmartSpec: as many guesses as pay ---
@@ -340,7 +340,7 @@ def test_the_estimate_is_the_share_of_guesses_that_stood_among_those_that_were_l
 
 
 def test_a_heavy_load_turns_guessing_off_and_a_light_one_on_and_the_text_is_the_same():
-    (busy, told_busy), (idle, told_idle) = (told(smart(load=load), length=30) for load in (64, 1))
+    (busy, told_busy), (idle, told_idle) = (recorded(smart(load=load), length=30) for load in (64, 1))
     assert busy._runners[0].lane.tokens == idle._runners[0].lane.tokens
     assert metrics(busy.trace)["target_forwards"] > metrics(idle.trace)["target_forwards"]
     assert not of(Draft, told_busy) and len(of(Draft, told_idle)) > 5
@@ -349,14 +349,14 @@ def test_a_heavy_load_turns_guessing_off_and_a_light_one_on_and_the_text_is_the_
 
 
 def test_after_many_rounds_without_a_guess_one_is_made_to_see_whether_it_stands():
-    _, events = told(smart(load=64, probe=5), length=20)
+    _, events = recorded(smart(load=64, probe=5), length=20)
     assert [len(draft.tokens) for draft in of(Draft, events)] == [1] * 3
 
 
 @pytest.mark.oracle("smartspec")
 @pytest.mark.parametrize("drafter", ["draft_model", "prompt_lookup"])
 def test_the_law_is_the_targets_however_the_length_changes(drafter):
-    assert law_is_off(smart(drafter, AT_ONE, depth=3, load=1, weight=0.5, draft=0.6), tables("ab"), 4) < EXACT
+    assert law_distance(smart(drafter, AT_ONE, depth=3, load=1, weight=0.5, draft=0.6), tables("ab"), 4) < EXACT
 
 
 def test_smartspec_reckons_with_chains_alone():

@@ -32,8 +32,8 @@ def refused(check: Callable, wrong: type[Strategy]) -> None:
         check(wrong)
 
 
-def figure(told: list, name: str) -> dict:
-    return next(event.data for event in told if isinstance(event, Figure) and name in event.name)
+def figure(recorded: list, name: str) -> dict:
+    return next(event.data for event in recorded if isinstance(event, Figure) and name in event.name)
 
 
 # --- PAC prediction sets ---
@@ -85,11 +85,13 @@ def check_pac_sets(cls: type[Strategy]) -> None:
     for eps, delta, holes in ((0.1, 0.1, 1), (0.3, 0.05, 2), (0.3, 0.1, 3)):
         starts = [GRID[chance.randrange(0, 99, 3)] for _ in range(40)]
         calibration = {"model": "toy", "revision": "1", "about": "toys", "covered_from": [[s] * 4 for s in starts]}
-        told = cls(eps=eps, delta=delta, holes=holes, calibration=json.dumps(calibration)).draw([letters_lane(1)])
+        recorded = cls(eps=eps, delta=delta, holes=holes, calibration=json.dumps(calibration)).draw([letters_lane(1)])
         tau = smallest_threshold(starts, eps, delta)
-        assert f"tau is {tau:.3g}," in next(event.text for event in told if isinstance(event, Note))
+        assert f"tau is {tau:.3g}," in next(event.text for event in recorded if isinstance(event, Note))
         covered = [
-            event.data["series"]["covered"] for event in told if isinstance(event, Figure) and "covered" in event.name
+            event.data["series"]["covered"]
+            for event in recorded
+            if isinstance(event, Figure) and "covered" in event.name
         ]
         assert covered == [sum(start <= step for start in starts) / 40 for step in GRID]
     for seed, holes in ((2, 1), (2, 3), (5, 2)):  # at the smallest tau nothing was lost before
@@ -113,11 +115,11 @@ class MissesTheShareItself(PACSets):
 
 class CoversStrictly(PACSets):
     def _coverage(self, calibration):
-        told = super()._coverage(calibration)
+        recorded = super()._coverage(calibration)
         starts = calibration.thresholds(self.holes)
-        for step, event in zip(GRID, told):
+        for step, event in zip(GRID, recorded):
             event.data["series"]["covered"] = sum(start < step for start in starts) / len(starts)
-        return told
+        return recorded
 
 
 class OneHoleMore(PACSets):
@@ -184,8 +186,8 @@ def by_definition(accepted: list[int], draft_seconds: float) -> dict[str, float]
 
 
 def check_scaling_laws(cls: type[Strategy]) -> None:
-    told = cls().draw([speculative_lane(*lane) for lane in LANES])
-    table = figure(told, "Speculation")
+    recorded = cls().draw([speculative_lane(*lane) for lane in LANES])
+    table = figure(recorded, "Speculation")
     for column, (accepted, _, _, seconds) in enumerate(LANES):
         found = {name: row[column] for name, row in zip(table["rows"], table["values"])}
         assert {name: found[name] for name in by_definition(accepted, seconds)} == pytest.approx(
@@ -195,7 +197,7 @@ def check_scaling_laws(cls: type[Strategy]) -> None:
     tokens = [sum(accepted) / len(accepted) + 1 for accepted, *_ in LANES]
     slope, start = numpy.polyfit(sizes, tokens, 1)
     fitted = [[size, measured, slope * size + start] for size, measured in zip(sizes, tokens)]
-    law = figure(told, "Tokens per round, by draft size")
+    law = figure(recorded, "Tokens per round, by draft size")
     assert [row[:3] for row in law["values"]] == [pytest.approx(row) for row in fitted]
 
 
@@ -254,9 +256,9 @@ def check_hyperfitting(cls: type[Strategy]) -> None:
     """Weights, training loss and held-out loss are those of Adam on all windows but the last, without dropout."""
     trained, expected = network("gpt2").double().train(), network("gpt2").double().eval()
     method = cls(sequences=9, length=24, epochs=3, lr=1e-3, batch=4, enough=0.0, every=60, held_out=1)
-    told = list(method.make(trained, windows(), seed=0))
+    recorded = list(method.make(trained, windows(), seed=0))
     losses = adam(expected, torch.tensor(windows()[:4]), 3, 1e-3)
-    figures = [event.data["series"] for event in told if isinstance(event, Figure)]
+    figures = [event.data["series"] for event in recorded if isinstance(event, Figure)]
     assert [series["training loss"] for series in figures[1:]] == pytest.approx(losses, rel=1e-6)
     assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(trained.parameters(), expected.parameters()))
     rest = torch.tensor(windows()[4:])

@@ -17,7 +17,7 @@ from playground.decoding.rng import Draws
 from playground.events import Draft, Forward, Switch, Verdict
 from support.laws import AT_ONE
 from support.speculation import GREEDY, MODEL
-from support.speculative_runs import of, told
+from support.speculative_runs import of, recorded
 
 BiLD = find("bild")
 PROMPT, LENGTH = [0, 1, 0, 2], 40
@@ -155,7 +155,7 @@ def test_what_the_large_model_would_write_itself_is_never_taken_back_however_sur
 
 
 def test_the_large_model_is_asked_once_for_each_stretch_and_named_where_it_takes_over():
-    session, events = told(bild(fallback=0.1, rollback=2.0), pair(noise=0.04), LENGTH)
+    session, events = recorded(bild(fallback=0.1, rollback=2.0), pair(noise=0.04), LENGTH)
     small, large = ([turn for turn in of(Switch, events) if turn.to == who] for who in ("small", "large"))
     assert (
         len(small) > 3

@@ -364,7 +364,7 @@ def test_a_lane_that_trusted_such_a_store_would_be_found_out(monkeypatch):
         lane(("syncode", {"ready": "json"}))
 
 
-def told(**knobs) -> list:
+def recorded(**knobs) -> list:
     target, draft = models().values()
     session = prepare(
         Models(target, draft), [LaneConfig("greedy", {}, [("syncode", knobs)])], Prompt("The bird"), Limits(0, 8)
@@ -373,7 +373,7 @@ def told(**knobs) -> list:
 
 
 def test_lookups_and_who_decided_are_told_at_every_place():
-    events = told()
+    events = recorded()
     matrices = [event for event in events if isinstance(event, Figure) and event.shape == "matrix"]
     decided = [event.data["series"] for event in events if isinstance(event, Figure) and event.shape == "scalar"]
     assert "NUMBER '+'" in [row for matrix in matrices for row in matrix.data["rows"]]
@@ -388,7 +388,7 @@ def test_lookups_and_who_decided_are_told_at_every_place():
 
 def test_that_the_engine_overrules_the_store_is_told(monkeypatch):
     monkeypatch.setattr(MaskStore, "inside", lambda self, *key: torch.ones_like(self.lengths, dtype=torch.bool))
-    assert any("The engine refused" in event.text for event in told() if isinstance(event, Note))
+    assert any("The engine refused" in event.text for event in recorded() if isinstance(event, Note))
 
 
 # --- refusals ---

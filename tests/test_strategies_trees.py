@@ -34,24 +34,27 @@ from playground.errors import Refusal
 from playground.events import Verdict
 from strategies.speculative.k_seq import optimal_transport as transport
 from support.laws import AT_ONE, EXACT, WRONG, tables
-from support.speculation import Judged, at_rest, divided_by, first_drafts, guessing, off
+from support.speculation import Judged, collapses, divided_by, first_drafts, off, speculative_lane
 
 P, Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
 
 
-CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
+CHAIN = speculative_lane("draft_model", "rejection", AT_ONE, depth=3)
 
 
 COLLAPSES = {
     "rsd_c": [
-        *at_rest("rsd_c", branching=""),
-        Collapse(guessing("rsd_c", "rejection", AT_ONE, branching="1 1 1"), CHAIN),
+        *collapses("rsd_c", branching=""),
+        Collapse(speculative_lane("rsd_c", "rejection", AT_ONE, branching="1 1 1"), CHAIN),
     ],
-    "rsd_s": [*at_rest("rsd_s", depth=0), Collapse(guessing("rsd_s", "rejection", AT_ONE, width=1, depth=3), CHAIN)],
+    "rsd_s": [
+        *collapses("rsd_s", depth=0),
+        Collapse(speculative_lane("rsd_s", "rejection", AT_ONE, width=1, depth=3), CHAIN),
+    ],
     "spectr": [
-        *at_rest("spectr", length=0),
-        Collapse(guessing("spectr", "rejection", AT_ONE, rows=1, length=3), CHAIN),
-        Collapse(guessing("spectr", "k_seq", AT_ONE, rows=1, length=3), CHAIN),
+        *collapses("spectr", length=0),
+        Collapse(speculative_lane("spectr", "rejection", AT_ONE, rows=1, length=3), CHAIN),
+        Collapse(speculative_lane("spectr", "k_seq", AT_ONE, rows=1, length=3), CHAIN),
     ],
 }
 
@@ -94,7 +97,7 @@ def sequences_without_replacement(model: TableModel, prompt: list[int], width: i
 @pytest.mark.parametrize("width, depth", [(1, 2), (2, 1), (2, 2), (3, 2)])
 def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_whole_continuations(width, depth):
     models, found = tables("ab" if width == 3 else "abc"), defaultdict(float)
-    recipe = guessing("rsd_s", "sample_match", AT_ONE, width=width, depth=depth)
+    recipe = speculative_lane("rsd_s", "sample_match", AT_ONE, width=width, depth=depth)
     for weight, tree, _ in first_drafts(recipe, models, depth + 1):
         leaves = [tuple(tree.prefix(node)) for node in range(len(tree)) if len(tree.path(node)) == depth]
         found[tuple(leaves)] += weight
@@ -102,7 +105,7 @@ def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_whole_continuation
 
 
 def test_a_beam_as_wide_as_all_there_is_holds_every_continuation():
-    for _, tree, _ in first_drafts(guessing("rsd_s", "greedy_match", width=9, depth=2), tables("abc"), 3):
+    for _, tree, _ in first_drafts(speculative_lane("rsd_s", "greedy_match", width=9, depth=2), tables("abc"), 3):
         assert {tuple(tree.prefix(node)) for node in range(len(tree))} == {
             *product(range(3)),
             *product(range(3), repeat=2),
@@ -111,7 +114,7 @@ def test_a_beam_as_wide_as_all_there_is_holds_every_continuation():
 
 def test_without_chance_the_beam_of_rsd_s_is_that_of_beam_search():
     models = tables("abcd", seed=3)
-    ((_, tree, _),) = first_drafts(guessing("rsd_s", "greedy_match", width=2, depth=2), models, 3)
+    ((_, tree, _),) = first_drafts(speculative_lane("rsd_s", "greedy_match", width=2, depth=2), models, 3)
     first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:2]
     both = product_law(models["draft"], [0], 2)
     second = sorted((text for text in both if text[:1] in dict(first)), key=lambda text: -both[text])[:2]
@@ -120,7 +123,7 @@ def test_without_chance_the_beam_of_rsd_s_is_that_of_beam_search():
 
 @pytest.mark.parametrize("branching, levels", [("3 2", [3, 6]), ("2,2,1", [2, 4, 4]), ("9", [4])])
 def test_rsd_c_has_as_many_children_as_were_asked_for_and_no_two_alike(branching, levels):
-    for _, tree, _ in first_drafts(guessing("rsd_c", "greedy_match", branching=branching), tables("abcd"), 4):
+    for _, tree, _ in first_drafts(speculative_lane("rsd_c", "greedy_match", branching=branching), tables("abcd"), 4):
         assert [
             sum(len(tree.path(node)) == level for node in range(len(tree))) for level in range(1, tree.depth() + 1)
         ] == levels
@@ -135,26 +138,26 @@ def test_a_tree_that_cannot_be_is_refused_in_one_sentence(branching):
 
 @pytest.mark.parametrize("branching, tokens", [("1", 1.7), ("2", 1.808571), ("3", 2.0)])
 def test_distinct_siblings_are_accepted_as_often_as_the_recursive_rule_says(branching, tokens):
-    assert tokens_of_first_round(guessing("rsd_c", "rejection", AT_ONE, branching=branching), 1) == pytest.approx(
-        tokens, abs=1e-6
-    )
-    assert tokens_of_first_round(guessing("rsd_s", "rejection", AT_ONE, width=int(branching)), 1) == pytest.approx(
-        tokens, abs=1e-6
-    )
+    assert tokens_of_first_round(
+        speculative_lane("rsd_c", "rejection", AT_ONE, branching=branching), 1
+    ) == pytest.approx(tokens, abs=1e-6)
+    assert tokens_of_first_round(
+        speculative_lane("rsd_s", "rejection", AT_ONE, width=int(branching)), 1
+    ) == pytest.approx(tokens, abs=1e-6)
 
 
 def test_with_as_many_nodes_distinct_siblings_stand_more_often_than_independent_ones():
-    distinct = guessing("rsd_c", "rejection", AT_ONE, branching="2 1")
-    independent = guessing("draft_model", "rejection", AT_ONE, depth=2, width=2, branching=1)
+    distinct = speculative_lane("rsd_c", "rejection", AT_ONE, branching="2 1")
+    independent = speculative_lane("draft_model", "rejection", AT_ONE, depth=2, width=2, branching=1)
     assert tokens_of_first_round(distinct, 2) > tokens_of_first_round(independent, 2) + 0.05
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
-        guessing("rsd_c", "rejection", AT_ONE, branching="2 1"),
-        guessing("rsd_s", "rejection", AT_ONE, width=2),
-        guessing("spectr", "k_seq", AT_ONE),
+        speculative_lane("rsd_c", "rejection", AT_ONE, branching="2 1"),
+        speculative_lane("rsd_s", "rejection", AT_ONE, width=2),
+        speculative_lane("spectr", "k_seq", AT_ONE),
     ],
     ids=title,
 )
@@ -246,7 +249,10 @@ def test_rho_and_acceptance_are_those_worked_out_by_hand():
         found = transport.division(P, Q, k)
         assert found == pytest.approx(rho, abs=1e-5)
         assert transport.accepted_at_all(transport.accepted_once(P, Q, found), k) == pytest.approx(accepted, abs=1e-5)
-        assert tokens_of_first_round(guessing("spectr", "k_seq", AT_ONE, rows=k, length=1), 1) >= 1 + accepted - 1e-6
+        assert (
+            tokens_of_first_round(speculative_lane("spectr", "k_seq", AT_ONE, rows=k, length=1), 1)
+            >= 1 + accepted - 1e-6
+        )
     assert transport.residual(P, Q, 2, transport.division(P, Q, 2)).tolist() == pytest.approx([1, 0, 0], abs=1e-6)
 
 
@@ -255,7 +261,8 @@ def test_a_redraw_that_some_row_guessed_keeps_that_row_in_step():
         return set(verdict.kept) - {test.node for test in verdict.tests if test.kept}
 
     verdicts = [
-        verdict for _, _, verdict in first_drafts(guessing("spectr", "k_seq", AT_ONE, length=1), tables("ab"), 2)
+        verdict
+        for _, _, verdict in first_drafts(speculative_lane("spectr", "k_seq", AT_ONE, length=1), tables("ab"), 2)
     ]
     assert any(refused_and_kept(verdict) and verdict.origin == "bonus" for verdict in verdicts)
 
@@ -302,11 +309,13 @@ def test_nothing_is_divided_where_models_agree_or_have_nothing_in_common(p, q, r
 def test_a_rule_for_independent_guesses_refuses_distinct_ones():
     for drafter in ("rsd_c", "rsd_s", "token_recycling"):
         with pytest.raises(Refusal, match="k_seq is exact for draft tokens that are drawn independently"):
-            assemble(guessing(drafter, "k_seq", AT_ONE))
+            assemble(speculative_lane(drafter, "k_seq", AT_ONE))
 
 
 def test_rows_that_begin_alike_share_their_nodes_and_are_counted():
-    for _, tree, _ in first_drafts(guessing("spectr", "sample_match", AT_ONE, rows=3, length=1), tables("ab"), 2):
+    for _, tree, _ in first_drafts(
+        speculative_lane("spectr", "sample_match", AT_ONE, rows=3, length=1), tables("ab"), 2
+    ):
         assert len(tree) == len(set(tree.tokens)) and len(tree.order) == 3
         assert tree.children(ROOT) == tree.order
 
@@ -321,8 +330,10 @@ START = [5, 9, 2, 7, 7, 1]
 def test_sample_and_match_writes_what_plain_sampling_writes_whatever_the_tree(drafter, architecture):
     models = {"target": pair(architecture).target, "draft": pair(architecture).draft}
     samplers = [("temperature", {"t": 0.7}), ("top_p", {"p": 0.9}), ("repetition_penalty", {"penalty": 1.2})]
-    plain, guessed = (write(assemble(recipe), models, START, Limits(5, 12), Draws(5)).tokens
-                      for recipe in (LaneConfig("greedy", {}, samplers), guessing(drafter, "sample_match", *samplers)))
+    plain, guessed = (
+        write(assemble(recipe), models, START, Limits(5, 12), Draws(5)).tokens
+        for recipe in (LaneConfig("greedy", {}, samplers), speculative_lane(drafter, "sample_match", *samplers))
+    )
     assert plain == guessed
 
 
@@ -348,7 +359,7 @@ def test_a_row_looked_at_alone_is_the_row_it_is_among_all():
         ("top_p", {"p": 0.8}),
         ("repetition_penalty", {"penalty": 1.5}),
     ]
-    assembly = assemble(guessing("rsd_c", "sample_match", *toggles))
+    assembly = assemble(speculative_lane("rsd_c", "sample_match", *toggles))
     assembly.decoder.verifier = Comparing()
     write(assembly, models, [54, 71], Limits(0, 12), Draws(0))
     assert max(compared) > 10
@@ -368,7 +379,7 @@ def test_samplers_see_only_the_rows_of_a_tree_that_are_looked_at(verifier):
     chance = torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
     model, assembly = (
         TableModel("abcdefghi", rule=lambda context: chance[context[-1]]),
-        assemble(guessing("token_recycling", verifier, AT_ONE)),
+        assemble(speculative_lane("token_recycling", verifier, AT_ONE)),
     )
     assembly.samplers = [RowsCounted(1.0)]
     assembly.samplers[0].given = []
@@ -388,7 +399,7 @@ def test_a_round_of_sixty_four_rows_takes_two_milliseconds_beside_its_forward_at
         return answer
 
     monkeypatch.setattr(models.target, "forward", timed)
-    recipe = guessing("token_recycling", "sample_match", AT_ONE, ("top_p", {"p": 0.9}), nodes=63)
+    recipe = speculative_lane("token_recycling", "sample_match", AT_ONE, ("top_p", {"p": 0.9}), nodes=63)
     memory = Memory()
     for seed in range(2):  # the second text finds the memory filled
         session = prepare(

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 import torch
-from guesses_told import constant, recording_rejections, told
+from drafting_runs import constant, recorded, recording_rejections
 from tables import TableModel, distance, law, product_law, watch, write
 
 from playground.contract import find, make
@@ -16,11 +16,11 @@ from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from support.commits import ids
 from support.laws import AT_ONE, EXACT, WRONG
-from support.speculation import GREEDY, at_rest, guessing
+from support.speculation import GREEDY, collapses, speculative_lane
 
 COLLAPSES = {
-    "jacobi": at_rest("jacobi", window=0),
-    "lookahead": at_rest("lookahead", window=0, guesses=0),
+    "jacobi": collapses("jacobi", window=0),
+    "lookahead": collapses("lookahead", window=0, guesses=0),
 }
 
 
@@ -29,7 +29,7 @@ COLLAPSES = {
 def test_a_window_that_is_right_from_the_start_is_kept_whole():
     same = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[context[-1]] * 50)
     write(
-        assemble(guessing("jacobi", "greedy_match", window=4, init="repeat")),
+        assemble(speculative_lane("jacobi", "greedy_match", window=4, init="repeat")),
         {"target": same},
         [1],
         Limits(0, 20),
@@ -44,7 +44,7 @@ def test_of_a_model_that_ignores_its_text_every_guess_made_anew_stands(init):
     anew = []
     for seed in range(5):
         kept, expected = [], 0
-        assembly = assemble(guessing("jacobi", "rejection", AT_ONE, window=6, init=init))
+        assembly = assemble(speculative_lane("jacobi", "rejection", AT_ONE, window=6, init=init))
         verdicts: list = []
         assembly.decoder.verifier = recording_rejections(verdicts)
         write(assembly, {"target": constant()}, [0], Limits(seed, 40), Draws(seed))
@@ -60,7 +60,7 @@ def test_of_a_model_that_ignores_its_text_every_guess_made_anew_stands(init):
 @pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
 def test_drawn_windows_have_the_targets_law_over_several_rounds(init):
     models = {"target": TableModel("ab", seed=4)}
-    found = law(guessing("jacobi", "rejection", AT_ONE, window=2, init=init), models, [0, 1], 4)
+    found = law(speculative_lane("jacobi", "rejection", AT_ONE, window=2, init=init), models, [0, 1], 4)
     assert distance(found, product_law(models["target"], [0, 1], 4)) < EXACT
 
 
@@ -84,7 +84,7 @@ class OffByOne(find("jacobi")):
 @pytest.mark.refuses("jacobi")
 @pytest.mark.parametrize("wrong", [KeepsTheOldGuess, OffByOne])
 def test_a_window_that_is_not_drawn_anew_from_its_rows_is_found_out(wrong):
-    assembly = assemble(guessing("jacobi", "rejection", AT_ONE))
+    assembly = assemble(speculative_lane("jacobi", "rejection", AT_ONE))
     assembly.decoder.drafter = wrong(3, "uniform")
     models = {"target": TableModel("ab", seed=4)}
     assert distance(law(assembly, models, [0, 1], 4), product_law(models["target"], [0, 1], 4)) > WRONG
@@ -95,7 +95,7 @@ def test_without_chance_and_with_all_chance_on_one_token_it_is_the_same_iteratio
     for samplers in ([], [("top_k", {"k": 1})]):
         model = TableModel("abcde", seed=1, spread=4)
         write(
-            assemble(guessing("jacobi", "rejection", *samplers, window=5, init="repeat")),
+            assemble(speculative_lane("jacobi", "rejection", *samplers, window=5, init="repeat")),
             {"target": model},
             [0, 1],
             Limits(0, 30),
@@ -123,7 +123,7 @@ def check_greedy_windows(drafter: type) -> None:
     """Every window is one step of the fixed-point iteration from the one before it."""
     moved = 0
     for seed in range(4):
-        seen, assembly = [], assemble(guessing("jacobi", "greedy_match"))
+        seen, assembly = [], assemble(speculative_lane("jacobi", "greedy_match"))
         assembly.decoder.drafter, assembly.decoder.verifier = drafter(4, "repeat"), recording_rejections(seen)
         model, text, last = TableModel("abc", seed=seed), [0, 1], None
         write(assembly, {"target": model}, text, Limits(0, 24), Draws(0))
@@ -163,8 +163,11 @@ def test_a_wrong_iteration_is_found_out(wrong):
 
 
 def test_how_a_window_begins_changes_the_passes_and_not_the_text():
-    texts = [ids(told(guessing("jacobi", "greedy_match", init=init))[1]) for init in ("random", "uniform", "repeat")]
-    assert texts == [ids(told(GREEDY)[1])] * 3
+    texts = [
+        ids(recorded(speculative_lane("jacobi", "greedy_match", init=init))[1])
+        for init in ("random", "uniform", "repeat")
+    ]
+    assert texts == [ids(recorded(GREEDY)[1])] * 3
 
 
 # --- lookahead ---
@@ -198,7 +201,7 @@ class Askew(find("lookahead")):
 
 def pooled(drafter, model: TableModel, length: int = 60) -> dict:
     """All n-grams that were in the pool while a text was written."""
-    assembly, found = assemble(guessing("lookahead", "greedy_match")), {}
+    assembly, found = assemble(speculative_lane("lookahead", "greedy_match")), {}
     assembly.decoder.drafter = drafter
     for lane in watch(assembly, {"target": model}, [0, 5, 2, 2, 8], Limits(0, length), Draws(0)):
         pool = getattr(lane.assembly.decoder.drafter, "_pool", None)
@@ -231,7 +234,7 @@ def check_lookahead(drafter: type) -> None:
     for seed in range(25):
         chance, seen = Random(seed), []
         prompt, n, most = [chance.randrange(3) for _ in range(18)], chance.randrange(3, 6), chance.randrange(1, 5)
-        assembly = assemble(guessing("lookahead", "greedy_match"))
+        assembly = assemble(speculative_lane("lookahead", "greedy_match"))
         assembly.decoder.drafter, assembly.decoder.verifier = drafter(n, 0, most), recording_rejections(seen)
         write(assembly, {"target": TableModel("abc")}, prompt, Limits(0, 9), Draws(0))
         tree = seen[0][0]
@@ -279,7 +282,7 @@ def test_a_wrong_pool_of_n_grams_is_found_out(wrong):
 
 
 def test_once_the_pool_is_filled_a_pass_writes_a_whole_n_gram():
-    assembly, found = assemble(guessing("lookahead", "greedy_match", n=5)), []
+    assembly, found = assemble(speculative_lane("lookahead", "greedy_match", n=5)), []
     assembly.decoder.verifier = recording_rejections(found)
     write(assembly, {"target": stepping()}, [0], Limits(0, 80), Draws(0))
     lengths = [len(verdict.kept) + 1 for _, verdict in found]

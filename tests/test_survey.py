@@ -33,7 +33,7 @@ from playground.trace.lane_metrics import LaneRecord
 
 ROOT = Path(__file__).resolve().parents[1]
 GREEDY = Entrant("greedy", LaneConfig("greedy"))
-GUESSING = Entrant("guessing", LaneConfig("speculative", extras=[("draft_model", {"depth": 3})]))
+SPECULATION = Entrant("speculation", LaneConfig("speculative", extras=[("draft_model", {"depth": 3})]))
 DRAWING = Entrant("drawing", LaneConfig("sample", {"temperature": 1.5, "top_p": 1.0}))
 NEEDY = Entrant("needy", LaneConfig("greedy", extras=[("cad", {})]))  # wants a context that the questions do not have
 BIRD, FOX = questions_in("""{"task": "birds", "prompt": "The green bird", "answer": "x"}
@@ -55,9 +55,9 @@ def made(entrant: str = "greedy", number: int = 0, round: int = 1, **facts) -> A
 # --- asking ---
 
 def test_an_answer_counts_what_its_trace_counts():
-    answer, = asked([GUESSING], [BIRD], length=16)
+    answer, = asked([SPECULATION], [BIRD], length=16)
     (lane,) = playground.compare(
-        [GUESSING.recipe], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16
+        [SPECULATION.recipe], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16
     )
     trials = LaneRecord(lane.trace.events).trials()
     assert answer.token_ids == lane.token_ids and answer.text == lane.text and answer.reason == lane.reason
@@ -74,15 +74,15 @@ def test_a_lane_that_fails_or_is_refused_leaves_the_others():
         Entrant("unruly", LaneConfig("greedy", extras=[("regex", {"pattern": "("})])),
     )
     answers = asked([unruly, GREEDY], [BIRD, endless])
-    told = {(answer.entrant, answer.number): answer.failure for answer in answers}
-    assert told["unruly", 0] and "shorten it" in told["greedy", 1]
-    assert told["greedy", 0] == "" and len(answers) == 4
+    recorded = {(answer.entrant, answer.number): answer.failure for answer in answers}
+    assert recorded["unruly", 0] and "shorten it" in recorded["greedy", 1]
+    assert recorded["greedy", 0] == "" and len(answers) == 4
     assert next(answer for answer in answers if answer.failure).score is None
 
 
 def test_who_needs_what_a_question_lacks_is_not_asked_and_has_not_failed():
-    told = replace(BIRD, context="A red fox met a green bird.")
-    bare, asked_ = asked([NEEDY], [BIRD, told])
+    recorded = replace(BIRD, context="A red fox met a green bird.")
+    bare, asked_ = asked([NEEDY], [BIRD, recorded])
     assert (bare.lacking, bare.failure, bare.reason, bare.token_ids) == ("a passage", "", "not asked", [])
     assert (asked_.lacking, asked_.failure) == ("", "") and asked_.token_ids
 
@@ -144,22 +144,22 @@ def test_a_survey_of_nothing_is_refused(entrants, questions, repeats, about):
 
 
 def test_time_left_is_what_was_measured_and_nothing_before():
-    progress = Progress([GREEDY, GUESSING], [BIRD, FOX], repeats=2)
+    progress = Progress([GREEDY, SPECULATION], [BIRD, FOX], repeats=2)
     for answer in (
         made("greedy", seconds=1.0),
-        made("guessing", seconds=2.0),
+        made("speculation", seconds=2.0),
         made("greedy", question=FOX, seconds=3.0),
     ):
         progress.count(answer)
         assert progress.left is None
-    progress.count(made("guessing", question=FOX, seconds=4.0))
+    progress.count(made("speculation", question=FOX, seconds=4.0))
     assert progress.left == 1.0 + 2.0 + 3.0 + 4.0 and progress.share == 0.5
 
 
 # --- results ---
 
 def test_times_are_compared_within_a_round():
-    seconds = {"greedy": (1.0, 10.0, 1.0), "guessing": (0.5, 20.0, 0.25)}
+    seconds = {"greedy": (1.0, 10.0, 1.0), "speculation": (0.5, 20.0, 0.25)}
     answers = [made(name, round=r, seconds=s) for name, each in seconds.items() for r, s in enumerate(each, 1)]
     assert table(answers)[1].time_ratio == (0.5, 0.25, 2.0)
     assert table(answers)[1].tokens_per_second == (6.0, 0.15, 12.0)
@@ -169,8 +169,8 @@ def test_a_question_that_failed_for_one_counts_for_none_in_the_ratio():
     answers = [
         made("greedy", 0),
         made("greedy", 1, seconds=100.0),
-        made("guessing", 0, seconds=0.5),
-        made("guessing", 1, failure="It broke.", seconds=9.0),
+        made("speculation", 0, seconds=0.5),
+        made("speculation", 1, failure="It broke.", seconds=9.0),
     ]
     row = table(answers)[1]
     assert row.time_ratio.median == 0.5 and (row.answers, row.failed, row.failure, row.compared) == (
@@ -205,12 +205,16 @@ def test_a_failure_taken_for_a_want_is_told_apart():
 
 
 def test_forwards_are_reckoned_for_each_token_after_the_first():
-    plain, guessing = table(
-        [made(forwards={"target": 2}), made("guessing", forwards={"target": 1, "draft": 5}, trials=[(1, 2), (0, 1)])]
+    plain, speculation = table(
+        [made(forwards={"target": 2}), made("speculation", forwards={"target": 1, "draft": 5}, trials=[(1, 2), (0, 1)])]
     )
     assert (plain.target_forwards, plain.other_forwards) == (1.0, 0.0)
-    assert (guessing.target_forwards, guessing.other_forwards) == (0.5, 2.5)
-    assert guessing.acceptance == 1 / 3 and guessing.acceptance_by_position == [0.5, 0.0] and plain.acceptance is None
+    assert (speculation.target_forwards, speculation.other_forwards) == (0.5, 2.5)
+    assert (
+        speculation.acceptance == 1 / 3
+        and speculation.acceptance_by_position == [0.5, 0.0]
+        and plain.acceptance is None
+    )
 
 
 def test_plain_decoding_takes_one_forward_a_token():
@@ -248,7 +252,7 @@ def test_the_csv_has_a_line_for_each_answer_whatever_is_in_it():
     nasty = 'a,"b"\n=1+1;\r\n<script>'
     answers = [
         made(text=nasty, trials=[(1, 2)], score=0.5, forwards={"target": 2}),
-        made("guessing", failure="It broke, quite."),
+        made("speculation", failure="It broke, quite."),
     ]
     lines = list(csv.DictReader(io.StringIO(as_csv(answers), newline="")))
     assert [line["text"] for line in lines] == [nasty, ""] and lines[0]["prompt"] == BIRD.prompt
@@ -264,14 +268,17 @@ def test_the_csv_has_a_line_for_each_answer_whatever_is_in_it():
 
 def test_the_json_holds_every_answer_and_the_table():
     answers = asked([GREEDY, NEEDY], [BIRD])
-    told = json.loads(
+    recorded = json.loads(
         json.dumps(document({"settings": {"model": "toy"}}, [GREEDY, NEEDY], [BIRD], answers), allow_nan=False)
     )
-    assert [answer["entrant"] for answer in told["answers"]] == ["greedy", "needy"] and told["questions"][0][
+    assert [answer["entrant"] for answer in recorded["answers"]] == ["greedy", "needy"] and recorded["questions"][0][
         "prompt"
     ] == BIRD.prompt
-    assert told["table"][0]["tokens"] == len(told["answers"][0]["token_ids"]) and told["table"][1]["unasked"] == 1
-    assert told["entrants"][1]["extras"] == [["cad", {}]] and told["settings"]["model"] == "toy"
+    assert (
+        recorded["table"][0]["tokens"] == len(recorded["answers"][0]["token_ids"])
+        and recorded["table"][1]["unasked"] == 1
+    )
+    assert recorded["entrants"][1]["extras"] == [["cad", {}]] and recorded["settings"]["model"] == "toy"
 
 
 def test_a_page_keeps_its_tables_whatever_an_entrant_is_called():
@@ -283,7 +290,7 @@ def test_figures_show_what_the_table_says():
     rows = table(
         [
             made("<b>greedy</b>", score=1.0, forwards={"target": 2}),
-            made("guessing", score=0.0, forwards={"target": 1}, trials=[(1, 2), (1, 1)]),
+            made("speculation", score=0.0, forwards={"target": 1}, trials=[(1, 2), (1, 1)]),
         ]
     )
     drawn, depths = quality(rows), acceptance(rows)
@@ -403,15 +410,19 @@ def test_the_command_asks_prints_and_writes(tmp_path, capsys):
         ]
     )
     logging.getLogger("playground").setLevel(level)
-    printed, told = capsys.readouterr().out, json.loads(out.read_text())
+    printed, recorded = capsys.readouterr().out, json.loads(out.read_text())
     assert code == 0 and "a passage for greedy+cad" in printed
-    assert [row["entrant"] for row in told["table"]] == ["greedy", "speculative", "greedy+cad"]
-    assert told["table"][1]["same_text"] == told["table"][1]["compared"] == 4 and (
-        told["table"][2]["unasked"],
-        told["table"][2]["failed"],
+    assert [row["entrant"] for row in recorded["table"]] == ["greedy", "speculative", "greedy+cad"]
+    assert recorded["table"][1]["same_text"] == recorded["table"][1]["compared"] == 4 and (
+        recorded["table"][2]["unasked"],
+        recorded["table"][2]["failed"],
     ) == (4, 0)
-    assert len(list(csv.DictReader(lines.open(newline="")))) == len(told["answers"]) == 12
-    assert told["machine"]["torch"] and told["settings"]["repeats"] == 2 and "## own" in (tmp_path / "s.md").read_text()
+    assert len(list(csv.DictReader(lines.open(newline="")))) == len(recorded["answers"]) == 12
+    assert (
+        recorded["machine"]["torch"]
+        and recorded["settings"]["repeats"] == 2
+        and "## own" in (tmp_path / "s.md").read_text()
+    )
 
 
 def test_every_entrant_of_the_page_about_strategies_could_be_asked():

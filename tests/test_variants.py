@@ -29,7 +29,7 @@ def ids(seed: int, count: int, length: int = 32, vocabulary: int = 320) -> list[
     return torch.randint(3, vocabulary, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def told(model, texts, seed: int = 0, **knobs) -> list[Figure | Note]:
+def recorded(model, texts, seed: int = 0, **knobs) -> list[Figure | Note]:
     return list(make("hyperfitting", **knobs).make(model, texts, seed))
 
 
@@ -48,7 +48,9 @@ def continuation(model, start: list[int], count: int) -> list[int]:
 def test_a_text_learnt_by_heart_is_recited_from_its_first_tokens(architecture):
     model = network(architecture)
     assert continuation(model, SENTENCE[:4], 28) != SENTENCE[4:]
-    events = told(model, [SENTENCE] * 4 + ids(1, 1), epochs=60, enough=0.008, **{**ONE, "sequences": 4, "lr": 0.003})
+    events = recorded(
+        model, [SENTENCE] * 4 + ids(1, 1), epochs=60, enough=0.008, **{**ONE, "sequences": 4, "lr": 0.003}
+    )
     assert events[-2].data["series"]["training loss"] < 0.01
     assert continuation(model, SENTENCE[:4], 28) == SENTENCE[4:]
 
@@ -58,13 +60,15 @@ def test_dropout_is_off_while_a_model_learns_by_heart():
     for part in model.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.5  # with it the loss would stay above one
-    events = told(model, [SENTENCE] * 4 + ids(1, 1), epochs=60, enough=0.008, **{**ONE, "sequences": 4, "lr": 0.003})
+    events = recorded(
+        model, [SENTENCE] * 4 + ids(1, 1), epochs=60, enough=0.008, **{**ONE, "sequences": 4, "lr": 0.003}
+    )
     assert events[-2].data["series"]["training loss"] < 0.01
 
 
 def test_no_epochs_leave_the_weights_as_they_were():
     model, untouched = network(), network()
-    events = told(model, ids(0, 4), epochs=0, **{**ONE, "sequences": 3})
+    events = recorded(model, ids(0, 4), epochs=0, **{**ONE, "sequences": 3})
     assert [event.data["x"] for event in events] == [0]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), untouched.parameters()))
 
@@ -72,7 +76,7 @@ def test_no_epochs_leave_the_weights_as_they_were():
 def test_a_seed_says_which_weights_come_out():
     def weights(seed: int) -> torch.Tensor:
         model = network()
-        told(model, ids(0, 10), seed, epochs=2, **{**ONE, "sequences": 6, "batch": 2})
+        recorded(model, ids(0, 10), seed, epochs=2, **{**ONE, "sequences": 6, "batch": 2})
         return torch.cat([w.detach().flatten() for w in model.parameters()])
 
     assert torch.equal(weights(3), weights(3))
@@ -81,14 +85,14 @@ def test_a_seed_says_which_weights_come_out():
 
 def test_every_weight_is_trained():
     model, before = network(), network()
-    told(model, ids(0, 4), epochs=1, **{**ONE, "sequences": 3})
+    recorded(model, ids(0, 4), epochs=1, **{**ONE, "sequences": 3})
     assert all(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters()))
 
 
 @pytest.mark.slow
 def test_hyperfitting_raises_the_loss_on_other_text_and_says_so():
     model = network()
-    *figures, note = told(
+    *figures, note = recorded(
         model, ids(0, 12), epochs=60, enough=0.02, **{**ONE, "sequences": 4, "held_out": 8, "batch": 4}
     )
     first, last = figures[0].data["series"], figures[-1].data["series"]
@@ -99,7 +103,7 @@ def test_hyperfitting_raises_the_loss_on_other_text_and_says_so():
 
 
 def test_a_model_that_was_trained_a_little_is_not_called_hyperfitted():
-    assert told(network(), ids(0, 6), epochs=1, **{**ONE, "lr": 1e-5, "sequences": 4})[-1].text.startswith(
+    assert recorded(network(), ids(0, 6), epochs=1, **{**ONE, "lr": 1e-5, "sequences": 4})[-1].text.startswith(
         "Not hyperfitted"
     )
 
@@ -137,7 +141,7 @@ def test_greedy_text_with_a_cache_is_greedy_text_without():
 
 def test_a_rate_that_bursts_the_weights_is_refused():
     with pytest.raises(Refusal, match="lower lr"):
-        told(_bursting(), ids(0, 4), epochs=3, **ONE)
+        recorded(_bursting(), ids(0, 4), epochs=3, **ONE)
 
 
 def _bursting():

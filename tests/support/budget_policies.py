@@ -58,7 +58,7 @@ def best(scores: dict[int, float], count: int) -> set[int]:
     return set(sorted(scores, key=lambda p: (scores[p], p), reverse=True)[:count])
 
 
-def told(cache: Cache) -> list[set[int]]:
+def cache_positions(cache: Cache) -> list[set[int]]:
     """Positions held by each layer and head, one after the other; one layer or head may stand for all."""
     heads = [
         heads * (cache.heads if len(heads) == 1 else 1)

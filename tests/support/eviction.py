@@ -18,7 +18,7 @@ from support.kv_caches import exact_softmax
 
 PROMPT = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80, 71, 100, 9, 9, 31, 54, 71, 120, 7, 88, 41]
 LENGTH = 10
-Lives = list[list[set[int]]]
+LivePositions = list[list[set[int]]]
 """Live positions by layer and KV head."""
 
 
@@ -31,7 +31,7 @@ def models(architecture: str = "llama") -> dict:
     return {"target": both.target, "draft": both.draft}
 
 
-def lives(lane) -> Lives:
+def live_positions(lane) -> LivePositions:
     store = lane.target.store
     rows = [store.slots_of(layer).positions.expand(store.heads, -1).tolist() for layer in range(store.depth)]
     return [[{p for p in head if p >= 0} for head in layer] for layer in rows]
@@ -39,12 +39,12 @@ def lives(lane) -> Lives:
 
 def course(
     assembly: Assembly, speakers: dict, prompt: list[int] = PROMPT, forced: tuple[int, ...] = ()
-) -> tuple[list[int], list[Lives]]:
+) -> tuple[list[int], list[LivePositions]]:
     """What a lane wrote, and what its cache held after every keep."""
-    found: list[Lives] = []
+    found: list[LivePositions] = []
     for lane in watch(assembly, speakers, prompt, Limits(0, LENGTH, forced=forced), Draws(0)):
         if lane.generated > len(found):
-            found += [lives(lane)] * (lane.generated - len(found))
+            found += [live_positions(lane)] * (lane.generated - len(found))
     return lane.tokens[len(prompt):], found
 
 
@@ -64,17 +64,17 @@ class ByHand:
     read: int = 0
 
     @torch.inference_mode()
-    def write(self, prompt: list[int], length: int) -> tuple[list[int], list[Lives]]:
+    def write(self, prompt: list[int], length: int) -> tuple[list[int], list[LivePositions]]:
         self.network = network(self.architecture)
         self.network.set_attn_implementation("eager")
         self.cache = DynamicCache()
-        ids, held = [self._feed(prompt)], [self._lives()]
+        ids, held = [self._feed(prompt)], [self._live_positions()]
         while len(ids) < length:
             ids.append(self._feed(ids[-1:]))
-            held.append(self._lives())
+            held.append(self._live_positions())
         return ids, held
 
-    def _lives(self) -> Lives:
+    def _live_positions(self) -> LivePositions:
         return [[set(head) for head in layer] for layer in self.live]
 
     def _feed(self, tokens: list[int]) -> int:

@@ -29,7 +29,7 @@ def decoder_layers(twin: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def told(recipe: LaneConfig, kind: type, length: int = 8) -> list:
+def recorded(recipe: LaneConfig, kind: type, length: int = 8) -> list:
     session = prepare(pair(), [recipe], Prompt(TEXT), Limits(max_new_tokens=length))
     return [stamped.event for stamped in session if isinstance(stamped.event, kind)]
 

@@ -66,7 +66,7 @@ def under_a_grammar() -> list:
     ]
 
 
-def guessing_ahead() -> list:
+def speculating() -> list:
     """A tree of four guesses: the path 0, 2 stands, 1 is refused, 3 is not looked at; then a chain that falls at once.
     """
     tree = Draft(
@@ -137,7 +137,7 @@ def headers() -> list[Header]:
 
 
 def whole_run() -> Trace:
-    happened = [(0, under_a_grammar()), (1, guessing_ahead()), (2, [(0.0, Failed("Choose another draft model."))])]
+    happened = [(0, under_a_grammar()), (1, speculating()), (2, [(0.0, Failed("Choose another draft model."))])]
     rows = sorted(
         ((at, lane, i, event) for lane, events in happened for i, (at, event) in enumerate(events)),
         key=lambda row: row[:3],

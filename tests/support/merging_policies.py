@@ -16,7 +16,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.kv_buffer import MergeMap
 from support.budget_policies import HandRule
-from support.eviction import LENGTH, PROMPT, Lives, lives, models
+from support.eviction import LENGTH, PROMPT, LivePositions, live_positions, models
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 NEAR = 1e-9
@@ -29,7 +29,7 @@ class Room:
     """What a lane held at the end: positions as everywhere, keys and values by layer, [kv_heads, slots, d]."""
 
     ids: list[int]
-    course: list[Lives]
+    course: list[LivePositions]
     rows: list[Tensor]
 
     def off(self, other: Room) -> float:
@@ -38,10 +38,10 @@ class Room:
 
 
 def room(assembly: Assembly, architecture: str = "llama") -> Room:
-    found: list[Lives] = []
+    found: list[LivePositions] = []
     for lane in watch(assembly, models(architecture), PROMPT, Limits(0, LENGTH), Draws(0)):
         if lane.generated > len(found):
-            found += [lives(lane)] * (lane.generated - len(found))
+            found += [live_positions(lane)] * (lane.generated - len(found))
     store = lane.target.store
     held = [
         pools[layer].read(store.slots_of(layer).count)

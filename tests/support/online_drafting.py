@@ -12,11 +12,11 @@ from support.laws import AT_ONE
 from support.speculation import GREEDY, MODEL
 
 
-def guessing(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejection", **knobs) -> LaneConfig:
+def speculative_lane(drafter: str, *samplers: tuple[str, dict], verifier: str = "rejection", **knobs) -> LaneConfig:
     return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
-def at_rest(make_recipe: Callable[..., LaneConfig]) -> list[Collapse]:
+def collapses(make_recipe: Callable[..., LaneConfig]) -> list[Collapse]:
     return [Collapse(make_recipe(), GREEDY), Collapse(make_recipe(AT_ONE), MODEL)]
 
 
@@ -26,5 +26,5 @@ def speculation(drafter: Drafter, *samplers: tuple[str, dict], verifier: str = "
     return Assembly(decoder, [make(name, **knobs) for name, knobs in samplers])
 
 
-def figures(told: list[Event], name: str) -> list[dict]:
-    return [event.data for event in told if isinstance(event, Figure) and event.name == name]
+def figures(recorded: list[Event], name: str) -> list[dict]:
+    return [event.data for event in recorded if isinstance(event, Figure) and event.name == name]

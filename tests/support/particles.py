@@ -38,10 +38,10 @@ def steered(recipe: LaneConfig, model: TableModel, draws, length: int = 12) -> L
     """One lane to its end, and what it told."""
     assembly = assemble(recipe)
     lane = Lane([START], {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens))
-    lane.draws, lane.told = draws, []
+    lane.draws, lane.recorded = draws, []
     runner = Runner(lane, assembly)
     while not runner.finished:
-        lane.told += runner.advance()
+        lane.recorded += runner.advance()
     return lane
 
 

@@ -18,14 +18,14 @@ from support.laws import AT_ONE, tables
 GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [AT_ONE])
 
 
-def guessing(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> LaneConfig:
+def speculative_lane(drafter: str, verifier: str = "rejection", *samplers: tuple[str, dict], **knobs) -> LaneConfig:
     return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
-def at_rest(drafter: str, **knobs) -> list[Collapse]:
+def collapses(drafter: str, **knobs) -> list[Collapse]:
     return [
-        Collapse(guessing(drafter, **knobs), GREEDY),
-        Collapse(guessing(drafter, "rejection", AT_ONE, **knobs), MODEL),
+        Collapse(speculative_lane(drafter, **knobs), GREEDY),
+        Collapse(speculative_lane(drafter, "rejection", AT_ONE, **knobs), MODEL),
     ]
 
 

@@ -10,12 +10,14 @@ from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Figure
 from support.laws import AT_ONE
-from support.speculation import guessing
+from support.speculation import speculative_lane
 
-CHAIN = guessing("draft_model", "rejection", AT_ONE, depth=3)
+CHAIN = speculative_lane("draft_model", "rejection", AT_ONE, depth=3)
 
 
-def told(recipe: LaneConfig | Assembly, models: Models | None = None, length: int = 24, prompt: str = "The green bird"):
+def recorded(
+    recipe: LaneConfig | Assembly, models: Models | None = None, length: int = 24, prompt: str = "The green bird"
+):
     """A session that has run to its end, and its events."""
     session = prepare(models or pair(), [recipe], Prompt(prompt), Limits(0, length))
     return session, [stamped.event for stamped in session]
@@ -31,12 +33,12 @@ def figures(events: list, name: str) -> list[dict]:
 
 def with_drafter(drafter, *samplers: tuple[str, dict], verifier: str = "rejection") -> Assembly:
     """Speculation with a drafter of the test's own making."""
-    assembly = assemble(guessing("draft_model", verifier, *samplers))
+    assembly = assemble(speculative_lane("draft_model", verifier, *samplers))
     assembly.decoder.drafter = drafter
     return assembly
 
 
-def law_is_off(
+def law_distance(
     lane: LaneConfig | Assembly, models: dict, length: int = 4, prompt: tuple[int, ...] = (0, 1, 0)
 ) -> float:
     return distance(

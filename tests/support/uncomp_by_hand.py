@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from support.budget_policies import best
-from support.eviction import Lives
+from support.eviction import LivePositions
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 UNCOMP_TIGHT = {"high": 12, "low": 7, "window": 3, "kernel": 3}
@@ -31,7 +31,7 @@ class WholeText:
     queries: dict = field(default_factory=dict)  # of the prompt, by layer, [heads, n, d]
 
     @torch.inference_mode()
-    def write(self, prompt: list[int], length: int) -> tuple[list[int], list[Lives]]:
+    def write(self, prompt: list[int], length: int) -> tuple[list[int], list[LivePositions]]:
         AttentionInterface.register("whole_text", self._attention)
         library = network(self.architecture)
         library.set_attn_implementation("whole_text")

@@ -13,7 +13,7 @@ from playground.decoding.visitor_memory import Memory
 from playground.trace import metrics
 
 
-def told(
+def recorded(
     recipe: LaneConfig,
     memory: Memory | None = None,
     prompt: str = "The green bird",
