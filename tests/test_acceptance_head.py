@@ -17,7 +17,7 @@ from playground import load
 from playground.algorithms.speculative.acceptance_head import (
     ACCEPTED,
     AcceptanceHead,
-    Guesses,
+    DraftSamples,
     Training,
     constant_loss,
     learn,
@@ -45,7 +45,7 @@ SHORT = Training(epochs=6, rate=3e-3, batch=32)
 
 # --- learning ---
 
-def texts(count: int = 40, shuffled: bool = False, seed: int = 0) -> list[Guesses]:
+def texts(count: int = 40, shuffled: bool = False, seed: int = 0) -> list[DraftSamples]:
     """Of 100 guesses each. Their first number tells how probably they stand, nine in ten on the whole; not where they
     are shuffled.
     """
@@ -53,10 +53,10 @@ def texts(count: int = 40, shuffled: bool = False, seed: int = 0) -> list[Guesse
     states = torch.randn(count * 100, 6, generator=chance)
     chances = (4 + 3 * states[:, 0]).sigmoid()
     order = torch.randperm(len(chances), generator=chance) if shuffled else torch.arange(len(chances))
-    return [Guesses(*part) for part in zip(states.split(100), chances[order].split(100))]
+    return [DraftSamples(*part) for part in zip(states.split(100), chances[order].split(100))]
 
 
-def learnt(given: list[Guesses], training: Training = SHORT, seed: int = 0) -> tuple[dict[str, Tensor], list]:
+def learnt(given: list[DraftSamples], training: Training = SHORT, seed: int = 0) -> tuple[dict[str, Tensor], list]:
     """Weights, and what was told on the way."""
     events, generator = [], learn(given, training, seed)
     while True:
@@ -66,9 +66,9 @@ def learnt(given: list[Guesses], training: Training = SHORT, seed: int = 0) -> t
             return end.value, events
 
 
-def new_guesses(shuffled: bool = False) -> Guesses:
+def new_guesses(shuffled: bool = False) -> DraftSamples:
     """4000 more of the kind that `texts` gives."""
-    return Guesses(*map(torch.cat, zip(*texts(shuffled=shuffled, seed=9))))
+    return DraftSamples(*map(torch.cat, zip(*texts(shuffled=shuffled, seed=9))))
 
 
 def test_learning_lowers_the_loss_on_texts_that_are_held_out():

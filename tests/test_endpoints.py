@@ -17,7 +17,7 @@ import playground
 from playground.contract import discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
-from playground.trace.comparison import compared, yardstick_of
+from playground.trace.comparison import baseline_of, compared
 from playground.ui.gallery import examples
 from playground.ui.handlers import Handlers
 from playground.ui.model_loader import ModelRequest
@@ -206,7 +206,7 @@ def test_a_program_that_leaves_ends_its_comparison():
 
 def test_the_yardstick_of_the_shell_is_greedy_where_it_ran(pair):
     results = playground.compare(["sample", "greedy"], PROMPT, models=playground.load(pair.target), max_new_tokens=3)
-    assert yardstick_of(results) == 1 and {lane["against"] for lane in compared(results, yardstick_of(results))} == {
+    assert baseline_of(results) == 1 and {lane["against"] for lane in compared(results, baseline_of(results))} == {
         "greedy"
     }
 

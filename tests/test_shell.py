@@ -13,7 +13,7 @@ from saved import CONTEXT, save_models
 import playground
 from playground.cli import main
 from playground.cli.lane_options import read_extra
-from playground.cli.terminal_view import CONTROL, Screen, settled, table, yardstick_of
+from playground.cli.terminal_view import CONTROL, Screen, baseline_of, settled, table
 from playground.contract import discover, find
 from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Header, Rollback, Stamped
@@ -318,7 +318,7 @@ def test_a_lane_that_cannot_take_a_toggle_says_so_and_the_others_go_on(shell, pa
 
 
 @pytest.mark.parametrize(
-    "lanes, yardstick",
+    "lanes, baseline",
     [
         (["sample", "greedy"], 1),
         (["sample", "speculative"], 0),
@@ -326,12 +326,12 @@ def test_a_lane_that_cannot_take_a_toggle_says_so_and_the_others_go_on(shell, pa
         (["sample failed", "greedy failed"], 0),
     ],
 )
-def test_lanes_are_held_against_greedy_or_the_first_that_ran(lanes, yardstick):
+def test_lanes_are_held_against_greedy_or_the_first_that_ran(lanes, baseline):
     def result(lane: str) -> Result:
         last = Failed("It cannot.") if lane.endswith("failed") else Done()
         return Result(Trace([Header(strategy=lane.split()[0])], [Stamped(0, 0, 0.0, last)]))
 
-    assert yardstick_of([result(lane) for lane in lanes]) == yardstick
+    assert baseline_of([result(lane) for lane in lanes]) == baseline
 
 
 def test_compare_fails_where_no_lane_comes_through(shell, pair):

@@ -11,7 +11,7 @@ from tables import TableModel, watch
 
 from playground.algorithms.speculative.drafting import draft_distribution
 from playground.algorithms.speculative.verification import reject
-from playground.algorithms.speculative.without_replacement import Ranking, Urn
+from playground.algorithms.speculative.without_replacement import Ranking, RemainingTokens
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
@@ -162,10 +162,10 @@ def test_level_by_level_the_draft_is_asked_once_a_level():
 class TakesTheBest(find("dyspec")):
     """The most probable tokens, passed for drawn."""
 
-    def _draw(self, lm, tree, urn, parent, position):
-        left = urn.left
-        node = tree.add(urn.take(lambda rest: int(rest.argmax())), parent, urn.q)
-        return node, float(urn.q[tree.tokens[node]]) / left
+    def _draw(self, lm, tree, remaining, parent, position):
+        left = remaining.left
+        node = tree.add(remaining.take(lambda rest: int(rest.argmax())), parent, remaining.q)
+        return node, float(remaining.q[tree.tokens[node]]) / left
 
 
 class DropsTheUnlikely(find("dyspec")):
@@ -181,10 +181,10 @@ class DropsTheUnlikely(find("dyspec")):
 class JudgesAtAnotherTemperature(find("dyspec")):
     """Draws at one temperature and tells another's q."""
 
-    def _urn(self, lm, tree, rows, parent):
-        urn = Urn((draft_distribution(lm, tree, rows, parent).log() / 0.3).softmax(-1))
-        urn.q = draft_distribution(lm, tree, rows, parent)
-        return urn
+    def _remaining(self, lm, tree, rows, parent):
+        remaining = RemainingTokens((draft_distribution(lm, tree, rows, parent).log() / 0.3).softmax(-1))
+        remaining.q = draft_distribution(lm, tree, rows, parent)
+        return remaining
 
 
 @pytest.mark.oracle("dyspec")

@@ -474,7 +474,7 @@ class ForgetsWhatWasTaken(find("rsd_s")):
     """A branch weighs as much after a child was drawn from it as before."""
 
     def _weights(self, branches, begun, alive):
-        weights = [branch.mass * (branch.urn.left > 0) for branch in branches[:begun]]
+        weights = [branch.mass * (branch.remaining.left > 0) for branch in branches[:begun]]
         return weights + super()._weights(branches, begun, alive)[begun:]
 
 

@@ -21,7 +21,7 @@ from toys import byte_tokenizer
 from playground import load
 from playground.algorithms.speculative.drafting import best, draft_distribution
 from playground.algorithms.speculative.verification import Ruling, reject
-from playground.algorithms.speculative.without_replacement import Urn
+from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Verifier, find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT
@@ -76,9 +76,9 @@ def tokens_of_first_round(recipe: LaneConfig, depth: int) -> float:
 def test_an_urn_gives_tokens_in_the_order_of_draws_without_replacement():
     draws, found = Enumerating(), defaultdict(float)
     for _ in draws.runs():
-        urn = Urn(P)
-        found[tuple(urn.take(lambda rest: draws.pick(rest, "urn", 0)) for _ in range(3))] += draws.weight
-        assert urn.left == urn.distinct == 0
+        remaining = RemainingTokens(P)
+        found[tuple(remaining.take(lambda rest: draws.pick(rest, "remaining", 0)) for _ in range(3))] += draws.weight
+        assert remaining.left == remaining.distinct == 0
     expected = {order: float(P[order[0]] * P[order[1]] / (1 - P[order[0]])) for order in permutations(range(3))}
     assert distance(found, expected) < 1e-12
 
@@ -184,8 +184,11 @@ class Pruned(find("rsd_c")):
     """Of the drawn siblings only the most probable is fed."""
 
     def _children(self, lm, tree, rows, leaf, width):
-        q, urn = draft_distribution(lm, tree, rows, leaf), Urn(draft_distribution(lm, tree, rows, leaf))
-        tokens = [urn.take(lambda rest: lm.draw(rest, 0, "draft")) for _ in range(width)]
+        q, remaining = (
+            draft_distribution(lm, tree, rows, leaf),
+            RemainingTokens(draft_distribution(lm, tree, rows, leaf)),
+        )
+        tokens = [remaining.take(lambda rest: lm.draw(rest, 0, "draft")) for _ in range(width)]
         return [tree.add(max(tokens, key=lambda token: float(q[token])), leaf, q)]
 
 

@@ -12,7 +12,7 @@ from playground.cli.load_models import load
 from playground.cli.terminal_view import Screen, costs, report
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
-from playground.trace.comparison import compared, yardstick_of
+from playground.trace.comparison import baseline_of, compared
 from playground.trace.result import Result
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def compare(options: Namespace) -> bool:
     """Run several lanes. Failed lanes say so in the report; raises Refusal after it if all of them failed."""
     session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
     results = [Result(session.trace.lane(header.lane)) for header in session.headers]
-    print(json.dumps(compared(results, yardstick_of(results))) if options.json else f"\n{report(results)}")
+    print(json.dumps(compared(results, baseline_of(results))) if options.json else f"\n{report(results)}")
     _save(session, options.trace)
     if all(result.reason == "failed" for result in results):
         raise Refusal(results[0].message)

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from playground.events import Done, Failed, Header, Judged, Stamped
-from playground.trace.comparison import yardstick_of
+from playground.trace.comparison import baseline_of
 from playground.trace.result import Result, cut
 from playground.trace.transcript import Written, advance
 
@@ -100,19 +100,19 @@ def table(rows: list[list[str]], left: int = 1) -> str:
 
 
 def _remarks(results: list[Result]) -> list[str]:
-    """For each lane, whether its text equals the yardstick's, or where it first differs."""
-    yardstick = results[yardstick_of(results)]
-    return ["" if result is yardstick else _remark(result, yardstick) for result in results]
+    """For each lane, whether its text equals the baseline's, or where it first differs."""
+    baseline = results[baseline_of(results)]
+    return ["" if result is baseline else _remark(result, baseline) for result in results]
 
 
-def _remark(result: Result, yardstick: Result) -> str:
-    if not (result.begun and yardstick.begun):
+def _remark(result: Result, baseline: Result) -> str:
+    if not (result.begun and baseline.begun):
         return ""
-    difference = result.difference(yardstick)
+    difference = result.difference(baseline)
     return (
-        f"same text as {yardstick.strategy}"
+        f"same text as {baseline.strategy}"
         if difference is None
-        else f"differs from {yardstick.strategy} at token {difference.index}"
+        else f"differs from {baseline.strategy} at token {difference.index}"
     )
 
 

@@ -13,7 +13,7 @@ from playground.errors import Refusal
 from playground.events import Part
 
 MAIN_KINDS = ("decoder", "canvas_decoder", "preset")
-WAYS = {
+DRAWN = {
     "independent": "drawn independently",
     "without_replacement": "drawn without replacement",
     "deterministic": "not drawn at all",
@@ -182,10 +182,10 @@ def _check_exactness(assembly: Assembly) -> None:
     if verifier is None:
         return
     if drafter and drafter.drawn not in verifier.exact_for:
-        exact = " or ".join(WAYS[way] for way in verifier.exact_for)
+        exact = " or ".join(DRAWN[way] for way in verifier.exact_for)
         raise Refusal(
             f"{verifier.name} is exact for draft tokens that are {exact}, and those of {drafter.name} are "
-            f"{WAYS[drafter.drawn]}: choose another verifier.",
+            f"{DRAWN[drafter.drawn]}: choose another verifier.",
             verifier.name,
         )
     if verifier.greedy_only and any(sampler.draws for sampler in assembly.samplers):

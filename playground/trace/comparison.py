@@ -9,20 +9,20 @@ from typing import Any
 from playground.trace.result import Result
 
 
-def yardstick_of(results: list[Result]) -> int:
+def baseline_of(results: list[Result]) -> int:
     """Index of the default lane to compare with: greedy decoding if it ran, otherwise the first lane that ran."""
     begun = [i for i, result in enumerate(results) if result.begun]
     return next((i for i in begun if results[i].strategy == "greedy"), begun[0] if begun else 0)
 
 
-def compared(results: list[Result], yardstick: int) -> list[dict[str, Any]]:
-    """Each lane as plain data (`Result.to_json`) with its comparison with lane `yardstick`.
+def compared(results: list[Result], baseline: int) -> list[dict[str, Any]]:
+    """Each lane as plain data (`Result.to_json`) with its comparison with lane `baseline`.
 
     `against` is the strategy of that lane, `same_text` whether the texts are equal, and `difference` the first
     difference if they are not: index of the token, margin in logits, a sentence. Both are None if either lane could not
     start.
     """
-    other = results[yardstick]
+    other = results[baseline]
     return [{**result.to_json(), "against": other.strategy, **_relation(result, other)} for result in results]
 
 

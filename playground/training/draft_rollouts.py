@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from playground.algorithms.speculative.acceptance_head import Guesses
+from playground.algorithms.speculative.acceptance_head import DraftSamples
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.hub_files import Progress, unseen
@@ -81,7 +81,7 @@ class Sampling:
 
 def rollouts(
     models: Models, prompts: list[list[int]], sampling: Sampling, progress: Progress = unseen
-) -> Iterator[Guesses]:
+) -> Iterator[DraftSamples]:
     """Draft tokens on an answer to each prompt, in the order of the prompts.
 
     Raises Refusal if there is no draft model, or if its vocabulary differs from the target's.
@@ -132,7 +132,9 @@ def answers(model: Model, prompts: list[list[int]], room: int, sampling: Samplin
     return answers
 
 
-def rollout(models: Models, prompt: list[int], answer: list[int], sampling: Sampling, mixed: float = MIXED) -> Guesses:
+def rollout(
+    models: Models, prompt: list[int], answer: list[int], sampling: Sampling, mixed: float = MIXED
+) -> DraftSamples:
     """Draft tokens on one answer, at the positions where the draft then read its own token, not the target's."""
     vocabulary = min(models.target.vocabulary, models.draft.vocabulary)
     p, q = (
@@ -143,7 +145,7 @@ def rollout(models: Models, prompt: list[int], answer: list[int], sampling: Samp
     fed = torch.where(sampling.bernoulli(mixed, len(answer)), torch.tensor(answer), drawn)
     states = read(models.draft, prompt + fed.tolist())[1][len(prompt):].cpu()
     places = fed == drawn
-    return Guesses(states[places], (p / q).gather(1, drawn[:, None])[places, 0].clamp(max=1))
+    return DraftSamples(states[places], (p / q).gather(1, drawn[:, None])[places, 0].clamp(max=1))
 
 
 def read(model: Model, ids: list[int]) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from playground.contract import KINDS, Strategy, discover
-from playground.contract.lane_config import WAYS
+from playground.contract.lane_config import DRAWN
 from playground.contract.metadata import citation, description, facts, link
 from playground.ui.demo_lanes import settings_for
 from playground.ui.guarantee_labels import LIMIT, PROMISES, labelled
@@ -98,7 +98,7 @@ def refuses(cls: Class) -> list[str]:
         for name in getattr(cls, "refuses", ())
     ]
     inexact = [
-        f"draft tokens that are {WAYS[way]}" for way in WAYS if cls.kind == "verifier" and way not in cls.exact_for
+        f"draft tokens that are {DRAWN[way]}" for way in DRAWN if cls.kind == "verifier" and way not in cls.exact_for
     ]
     chance = [PLURALS["drawing"]] if getattr(cls, "greedy_only", False) else []
     several = (
@@ -198,7 +198,7 @@ def _facts(cls: Class, found: dict[str, Any]) -> Terms:
     terms = {
         "Needs": "; ".join(needs(cls)),
         "Slots": slots,
-        "Draft tokens": WAYS[cls.drawn] if cls.kind == "drafter" else "",
+        "Draft tokens": DRAWN[cls.drawn] if cls.kind == "drafter" else "",
         "Not with": "; ".join(refuses(cls)),
         "Remembers": "what it learns, for the same visitor's next run" if cls.remembers else "",
         "Confidence": SURE[cls.sure],

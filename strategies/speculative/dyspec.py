@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from playground.algorithms.speculative.drafting import distinct, draft_distribution, new_tree
-from playground.algorithms.speculative.without_replacement import Ranking, Urn
+from playground.algorithms.speculative.without_replacement import Ranking, RemainingTokens
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT
 from playground.events import Figure
@@ -49,23 +49,23 @@ class DySpec(Drafter):
         # heap of possible children: -probability, age, parent, depth of the parent, remaining tokens at the parent
         waiting, rows, age = [(-1.0, 0, ROOT, 0, None)], {}, 0
         while waiting and len(tree) < self.nodes:
-            chance, _, parent, depth, urn = heappop(waiting)
+            chance, _, parent, depth, remaining = heappop(waiting)
             if depth >= budget:
                 continue
             if parent not in rows:
                 read = yield lm.stream("draft").extend(tree)
                 rows |= dict.fromkeys(range(read.first, read.first + len(read.raw)), read)
-            urn = urn or self._urn(lm, tree, rows[parent], parent)
-            if urn is None:
+            remaining = remaining or self._remaining(lm, tree, rows[parent], parent)
+            if remaining is None:
                 continue
-            node, share = self._draw(lm, tree, urn, parent, rows[parent])
+            node, share = self._draw(lm, tree, remaining, parent, rows[parent])
             chances.append(-chance)
             for value, entry in (
                 (chance * share, (node, depth + 1, None)),
-                (chance * (1 - share), (parent, depth, urn)),
+                (chance * (1 - share), (parent, depth, remaining)),
             ):
                 age += 1
-                if value < 0 and (entry[2] is None or urn.left > 0):
+                if value < 0 and (entry[2] is None or remaining.left > 0):
                     heappush(waiting, (value, age, *entry))
 
     def _level_by_level(self, lm, tree, budget, chances) -> Iterator:
@@ -83,27 +83,27 @@ class DySpec(Drafter):
 
     def _children(self, lm, tree, rows, parent, chance, chances) -> Iterator[tuple[int, float]]:
         """Add children to a node; yields each with the probability that its own children are tested."""
-        urn = self._urn(lm, tree, rows, parent)
-        while urn and chance >= self.threshold and urn.left > 0 and len(tree) < self.nodes:
-            node, share = self._draw(lm, tree, urn, parent, rows)
+        remaining = self._remaining(lm, tree, rows, parent)
+        while remaining and chance >= self.threshold and remaining.left > 0 and len(tree) < self.nodes:
+            node, share = self._draw(lm, tree, remaining, parent, rows)
             chances.append(chance)
             yield node, chance * share
             chance *= 1 - share
 
-    def _urn(self, lm, tree, rows, parent) -> Urn | Ranking | None:
+    def _remaining(self, lm, tree, rows, parent) -> RemainingTokens | Ranking | None:
         """The tokens that may follow a node; None if there are none."""
         q = draft_distribution(lm, tree, rows, parent)
         if q is None:
             return None
         q = q if self.temperature == 1 else (q.log() / self.temperature).softmax(-1)
-        return Urn(q) if lm.chain.draws else Ranking(q, self.nodes - len(tree))
+        return RemainingTokens(q) if lm.chain.draws else Ranking(q, self.nodes - len(tree))
 
-    def _draw(self, lm, tree, urn, parent, rows) -> tuple[int, float]:
+    def _draw(self, lm, tree, remaining, parent, rows) -> tuple[int, float]:
         """Add a child; returns it and its share of the probability mass that remained at the parent."""
-        left = urn.left
+        left = remaining.left
         if lm.chain.draws:
-            node = tree.add(distinct(lm, urn, parent, rows.position(parent)), parent, urn.q)
+            node = tree.add(distinct(lm, remaining, parent, rows.position(parent)), parent, remaining.q)
         else:
-            token, chance = urn.take()
+            token, chance = remaining.take()
             node = tree.add(token, parent, confidence=chance)
         return node, min(1.0, tree.confidence[node] / left)

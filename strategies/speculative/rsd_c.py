@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from math import prod
 
 from playground.algorithms.speculative.drafting import best, distinct, draft_distribution, grow, new_tree
-from playground.algorithms.speculative.without_replacement import Urn
+from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Drafter, knob
 from playground.errors import Refusal
 
@@ -58,5 +58,7 @@ class RSDC(Drafter):
             return []
         if not lm.chain.draws:
             return best(tree, leaf, q, width)
-        urn, position = Urn(q), rows.position(leaf)
-        return [tree.add(distinct(lm, urn, leaf, position), leaf, q) for _ in range(min(width, urn.distinct))]
+        remaining, position = RemainingTokens(q), rows.position(leaf)
+        return [
+            tree.add(distinct(lm, remaining, leaf, position), leaf, q) for _ in range(min(width, remaining.distinct))
+        ]

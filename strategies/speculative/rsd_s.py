@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from playground.algorithms.speculative.drafting import distinct, draft_distribution, new_tree
-from playground.algorithms.speculative.without_replacement import Urn
+from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT
 
@@ -17,7 +17,7 @@ class Branch:
     node: int
     mass: float
     q: torch.Tensor
-    urn: Urn | None = None  # if the lane samples
+    remaining: RemainingTokens | None = None  # if the lane samples
 
 
 class RSDS(Drafter):
@@ -42,7 +42,9 @@ class RSDS(Drafter):
             rows = yield lm.stream("draft").extend(tree)
             found = [(node, mass, draft_distribution(lm, tree, rows, node)) for node, mass in beam.items()]
             branches = [
-                Branch(node, mass, q, Urn(q) if lm.chain.draws else None) for node, mass, q in found if q is not None
+                Branch(node, mass, q, RemainingTokens(q) if lm.chain.draws else None)
+                for node, mass, q in found
+                if q is not None
             ]
             if not branches:
                 break
@@ -59,14 +61,14 @@ class RSDS(Drafter):
                 break
             at = lm.draw(torch.tensor(weights, dtype=torch.float64), position, "branch")
             started, branch = max(started, at + 1), branches[at]
-            token = distinct(lm, branch.urn, branch.node, position)
+            token = distinct(lm, branch.remaining, branch.node, position)
             node = tree.add(token, branch.node, branch.q)
             beam[node] = branch.mass * float(branch.q[token])
         return beam
 
     def _weights(self, branches, started, live) -> list[float]:
         """Remaining mass of each branch that has a child, and of the first without one, which represents all others."""
-        weights = [branch.mass * branch.urn.left for branch in branches[:started]]
+        weights = [branch.mass * branch.remaining.left for branch in branches[:started]]
         if started == len(branches):
             return weights
         rest = sum(branch.mass for branch in branches[started:])

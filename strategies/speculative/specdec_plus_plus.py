@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from operator import mul
 
-from playground.algorithms.speculative.acceptance_head import AcceptanceHead, Calibration, Guesses, Training, learn
+from playground.algorithms.speculative.acceptance_head import AcceptanceHead, Calibration, DraftSamples, Training, learn
 from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.contract import Drafter, knob
 from playground.events import Figure, Note
@@ -65,7 +65,7 @@ class SpecDecPlusPlus(Drafter):
         return ("draft",) if self.predictor == "head" else ()
 
     @classmethod
-    def train(cls, drawn: list[Guesses], best: list[Guesses], seed: int) -> Iterator[Figure | Note]:
+    def train(cls, drawn: list[DraftSamples], best: list[DraftSamples], seed: int) -> Iterator[Figure | Note]:
         """Train a head on sampled draft tokens and one on greedy ones; returns the weights of both by name."""
         weights = {}
         for rule, texts in ((DRAWN, drawn), (BEST, best)):

@@ -25,7 +25,7 @@ HELD_OUT = 10  # one text in this many is held out
 FEW = 20  # texts
 
 
-class Guesses(NamedTuple):
+class DraftSamples(NamedTuple):
     """Draft tokens sampled along one text of the target, with their probability of acceptance."""
 
     states: Tensor  # [n, width], input of the draft's lm_head after the draft token
@@ -87,7 +87,7 @@ def constant_loss(chances: Tensor) -> float:
     return float(loss(mean.logit().expand_as(chances), chances))
 
 
-def learn(texts: list[Guesses], training: Training, seed: int) -> Iterator[Figure | Note]:
+def learn(texts: list[DraftSamples], training: Training, seed: int) -> Iterator[Figure | Note]:
     """Train a head and return its weights by name; yields its loss on held-out texts. Deterministic for a seed.
 
     Raises Refusal if there are fewer than `FEW` texts.
@@ -111,11 +111,13 @@ def learn(texts: list[Guesses], training: Training, seed: int) -> Iterator[Figur
     return head.requires_grad_(False).state_dict()
 
 
-def _joined(texts: list[Guesses]) -> Guesses:
-    return Guesses(*(torch.cat(part).float() for part in zip(*texts)))
+def _joined(texts: list[DraftSamples]) -> DraftSamples:
+    return DraftSamples(*(torch.cat(part).float() for part in zip(*texts)))
 
 
-def _epochs(head: AcceptanceHead, train: Guesses, training: Training, generator: torch.Generator) -> Iterator[None]:
+def _epochs(
+    head: AcceptanceHead, train: DraftSamples, training: Training, generator: torch.Generator
+) -> Iterator[None]:
     optimiser = torch.optim.AdamW(head.parameters(), training.rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, training.epochs)
     for _ in range(training.epochs):
@@ -127,7 +129,7 @@ def _epochs(head: AcceptanceHead, train: Guesses, training: Training, generator:
         yield
 
 
-def _loss_figure(epoch: int, head: AcceptanceHead, held_out: Guesses, weight: float = 1.0) -> Figure:
+def _loss_figure(epoch: int, head: AcceptanceHead, held_out: DraftSamples, weight: float = 1.0) -> Figure:
     """Unweighted loss on held-out draft tokens, after correcting the log-odds for the training weight."""
     with torch.no_grad():
         held_out_loss = float(loss(head(held_out.states) + log(weight), held_out.chances))
@@ -136,7 +138,7 @@ def _loss_figure(epoch: int, head: AcceptanceHead, held_out: Guesses, weight: fl
     return Figure("scalar", "loss of the head", data)
 
 
-def _summary(head: AcceptanceHead, train: Guesses, held_out: Guesses) -> Note:
+def _summary(head: AcceptanceHead, train: DraftSamples, held_out: DraftSamples) -> Note:
     with torch.no_grad():
         held_out_loss = float(loss(head(held_out.states), held_out.chances))
     return Note(

@@ -10,7 +10,7 @@ from playground.errors import Refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.algorithms.speculative.without_replacement import Urn
+    from playground.algorithms.speculative.without_replacement import RemainingTokens
     from playground.contract import Drafter
     from playground.decoding.lane import Lane
     from playground.decoding.rows import Rows
@@ -80,9 +80,9 @@ def independent(lm: Lane, tree: TokenTree, rows: Rows, leaf: int, width: int) ->
     return [tree.add(lm.draw(q, rows.position(leaf), purpose(leaf, i)), leaf, q) for i in range(width)]
 
 
-def distinct(lm: Lane, urn: Urn, leaf: int, position: int) -> int:
+def distinct(lm: Lane, remaining: RemainingTokens, leaf: int, position: int) -> int:
     """Sample the next child of a leaf without replacement, for a position of the sequence."""
-    return urn.take(lambda rest: lm.draw(rest, position, purpose(leaf, urn.taken)))
+    return remaining.take(lambda rest: lm.draw(rest, position, purpose(leaf, remaining.taken)))
 
 
 def purpose(leaf: int, child: int) -> str:

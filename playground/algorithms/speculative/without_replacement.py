@@ -11,7 +11,7 @@ from itertools import accumulate
 from torch import Tensor
 
 
-class Urn:
+class RemainingTokens:
     """A distribution whose tokens are sampled without replacement."""
 
     def __init__(self, q: Tensor):

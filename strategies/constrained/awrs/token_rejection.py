@@ -12,7 +12,7 @@ from math import floor, log, log1p
 
 from torch import Tensor
 
-from playground.algorithms.speculative.without_replacement import Urn
+from playground.algorithms.speculative.without_replacement import RemainingTokens
 
 NOTHING = 1e-12  # probability that counts as none: what is left after so many refusals is rounding
 Draw = Callable[[Tensor], int]
@@ -36,9 +36,9 @@ class Tries:
 
 def first_legal(tries: Tries) -> tuple[int | None, float]:
     """The first that passes, and no estimate: weight 1, or None and 0 where nothing is legal."""
-    urn = Urn(tries.p)
-    while urn.distinct and urn.left > NOTHING:
-        token = urn.take(tries.draw)
+    remaining = RemainingTokens(tries.p)
+    while remaining.distinct and remaining.left > NOTHING:
+        token = remaining.take(tries.draw)
         if tries.passes(token):
             return token, 1.0
     return None, 0.0
@@ -48,21 +48,21 @@ def recursive(tries: Tries) -> tuple[int | None, float]:
     """One try beyond the first that passes. Where v comes up with probability q, Z = q ok(v) + (1 - q) E[ok of the
     next].
     """
-    urn, weight = Urn(tries.p), 1.0
-    while urn.distinct and urn.left > NOTHING:
-        left, token = urn.left, urn.take(tries.draw)
+    remaining, weight = RemainingTokens(tries.p), 1.0
+    while remaining.distinct and remaining.left > NOTHING:
+        left, token = remaining.left, remaining.take(tries.draw)
         q = float(tries.p[token]) / left
         if tries.passes(token):
-            return token, weight * _seconded(urn, tries, q)
+            return token, weight * _seconded(remaining, tries, q)
         weight *= 1 - q
     return None, 0.0
 
 
-def _seconded(urn: Urn, tries: Tries, q: float) -> float:
+def _seconded(remaining: RemainingTokens, tries: Tries, q: float) -> float:
     """What is known of the legal share of all that was left before a token that passed, by one try more."""
-    if not urn.distinct or urn.left <= NOTHING:
+    if not remaining.distinct or remaining.left <= NOTHING:
         return 1.0
-    return 1.0 if tries.passes(urn.take(tries.draw)) else q
+    return 1.0 if tries.passes(remaining.take(tries.draw)) else q
 
 
 def counting(tries: Tries, uniform: Callable[[], float], accepts: int, most: int) -> tuple[int | None, float]:
