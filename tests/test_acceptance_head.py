@@ -77,7 +77,7 @@ def test_learning_lowers_the_loss_on_texts_that_are_held_out():
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["true", "shuffled"])
-def test_a_head_beats_one_chance_for_all_only_where_states_tell_something(shuffled):
+def test_a_head_beats_one_chance_for_all_only_if_states_are_informative(shuffled):
     """On 4000 fresh guesses. Of what one number loses against who knows every chance, the head wins back nine tenths,
     or nothing.
     """
@@ -155,7 +155,7 @@ def by_library(answer: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("mixed", [0.0, 0.5, 1.0])
-def test_a_guess_stands_with_p_over_q_and_its_state_is_that_of_the_draft_having_read_it(mixed):
+def test_a_draft_token_is_accepted_with_p_over_q_and_its_state_is_that_of_the_draft_having_read_it(mixed):
     answer = guesses.answers(pair().target, [PROMPT], 40, Sampling(3))[0]
     found = guesses.rollout(pair(), PROMPT, answer, Sampling(1), mixed)
     drawn, fed, standing = again(answer, mixed, 1)
@@ -168,7 +168,7 @@ def test_a_guess_stands_with_p_over_q_and_its_state_is_that_of_the_draft_having_
         assert (head(found.states) - logits[places]).abs().max() < 1e-9
 
 
-def test_where_nothing_is_drawn_a_guess_is_the_drafts_best_token_and_stands_if_it_is_the_targets():
+def test_where_nothing_is_drawn_a_draft_token_is_the_drafts_best_token_and_is_accepted_if_it_is_the_targets():
     answer = guesses.answers(pair().target, [PROMPT], 40, Sampling(sampled=False))[0]
     assert answer == by_library(answer).argmax(-1).tolist(), "the answer is the greedy one"
     found = guesses.rollout(pair(), PROMPT, answer, Sampling(sampled=False), 0.0)
@@ -187,7 +187,7 @@ def test_answers_are_drawn_from_the_targets_own_law_and_end_where_it_ends_them()
     assert all((len(answer) == 1) == (answer[0] == 2) for answer in found)
 
 
-def test_guesses_of_a_lone_target_are_refused():
+def test_draft_tokens_of_a_lone_target_are_refused():
     with pytest.raises(Refusal, match="has none"):
         list(guesses.rollouts(Models(pair().target), [PROMPT], Sampling()))
 
@@ -352,13 +352,13 @@ class WithoutLag(SpecDec):
 
 
 @pytest.mark.parametrize("cls, guesses", [(SpecDec, 4), (StopsOnTheProduct, 1), (WithoutLag, 1)])
-def test_a_chain_ends_one_guess_after_the_one_that_made_it_doubtful(alone, cls, guesses):
+def test_a_chain_ends_one_draft_token_after_the_one_that_made_it_doubtful(alone, cls, guesses):
     """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64. The first number is of the prompt, and counts for nothing."""
     assert chain_length(cls, predicting(.4, .9, .8, .5, .99), h=0.5, least=1) == guesses
 
 
 @pytest.mark.parametrize("cls, right", [(SpecDec, True), (StopsOnTheLast, False)])
-def test_many_guesses_that_are_each_quite_sure_are_doubtful_together(alone, cls, right):
+def test_many_draft_tokens_that_are_each_quite_sure_are_doubtful_together(alone, cls, right):
     assert (chain_length(cls, predicting(.9), h=0.5, least=1, most=20) == 8) == right  # .9 ^ 7 = .48
 
 
@@ -373,7 +373,7 @@ def test_many_guesses_that_are_each_quite_sure_are_doubtful_together(alone, cls,
     ],
     ids=str,
 )
-def test_a_head_that_trusts_nothing_makes_two_guesses_and_one_that_trusts_all_makes_the_most(
+def test_a_head_that_trusts_nothing_drafts_two_tokens_and_one_that_trusts_all_drafts_the_most(
     alone, chance, knobs, guesses
 ):
     assert chain_length(SpecDec, predicting(chance), **knobs) == guesses
@@ -431,7 +431,7 @@ class DropsWhatTheHeadDoubts(DropsDoubtful):
         return tree.only(list(range(len(tree) - 1))) if self._predicted[len(tree) - 1] < 0.5 else tree
 
 
-def test_a_guess_that_is_taken_back_for_what_the_head_says_of_it_bends_the_law(alone):
+def test_a_draft_token_that_is_withdrawn_for_what_the_head_says_of_it_bends_the_law(alone):
     keep(tables("ab"), random_head(2))
     assert (
         law_distance(
@@ -457,7 +457,7 @@ def with_drafted(recipe, beside):
 
 # --- what is shown ---
 
-def test_each_guess_that_was_tested_is_shown_with_what_was_predicted_and_what_came(alone):
+def test_each_draft_token_that_was_tested_is_shown_with_what_was_predicted_and_what_came(alone):
     keep(streams(pair()), random_head(pair().draft.width))
     events = recorded(with_head(verifier="greedy_match", h=0.9, least=3), length=40)[1]
     shown = figures(events, "predicted, and what came")
@@ -492,7 +492,7 @@ class Watched(SpecDec):
 
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_the_bundled_head_is_better_than_one_chance_for_all_in_rounds_over_questions_nobody_learnt_from(
+def test_the_bundled_head_is_better_than_one_chance_for_all_in_rounds_over_questions_no_one_learnt_from(
     bundled, samplers
 ):
     """Eight answers, chains of eight, more than a hundred tested guesses; one chance for all is the one that fits best
@@ -531,7 +531,7 @@ def words(saved, tmp_path, monkeypatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_learns_a_head_tells_of_its_loss_and_lanes_find_it(alone, words, capsys):
+def test_the_command_learns_a_head_reports_its_loss_and_lanes_find_it(alone, words, capsys):
     assert main(["fit", NAME, *words]) == 0
     out = capsys.readouterr().out
     assert "held-out loss" in out and "Trained on" in out and str(alone / "fitted") in out
@@ -542,7 +542,7 @@ def test_the_command_learns_a_head_tells_of_its_loss_and_lanes_find_it(alone, wo
     assert capsys.readouterr().out.splitlines()[0] == with_head.splitlines()[0], "the text is the target's"
 
 
-def test_the_command_writes_where_it_is_told_and_says_so_as_json(alone, words, tmp_path, capsys):
+def test_the_command_writes_to_the_given_file_and_says_so_as_json(alone, words, tmp_path, capsys):
     assert main(["fit", NAME, *words, "--out", str(tmp_path / "head.safetensors"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["file"] == str(tmp_path / "head.safetensors") and (tmp_path / "head.safetensors").stat().st_size < 1e6

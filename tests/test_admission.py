@@ -64,7 +64,7 @@ def test_seats_are_given_in_order_and_the_next_gets_the_one_that_is_left():
     assert [*second.wait()] == [] and third.place == 1
 
 
-def test_who_waits_hears_of_the_seat_at_once():
+def test_a_waiting_visitor_gets_a_free_seat_at_once():
     queue = small(1)
     first, second = queue.join(PAGE), queue.join(PAGE)
     waiting = threading.Thread(target=lambda: list(second.wait()), daemon=True)
@@ -105,7 +105,7 @@ def test_a_full_queue_refuses_with_the_number_that_wait():
         queue.join(PAGE, QUIET)
 
 
-def test_a_visitor_beyond_the_own_share_is_told_so_and_others_are_not_refused():
+def test_a_visitor_beyond_the_own_share_gets_a_message_and_others_are_not_refused():
     queue = AdmissionQueue(Capacity.for_visitors())
     fill(queue, *map(loud, range(80)))
     with pytest.raises(Refusal, match="Your share of this page is used up"):
@@ -182,7 +182,7 @@ def said(page, changes) -> str:
     return " ".join(str(change.get(place, "")) for change in changes for place in (page.prompt_notice, page.status))
 
 
-def test_a_place_in_the_queue_is_told_before_the_run_begins():
+def test_a_place_in_the_queue_is_reported_before_the_run_begins():
     site = counting_site(lambda models, settings, memory: Counting([], length=3), seats=1)
     first = site.join(PAGE)
     page, changes = stream(site)
@@ -290,7 +290,7 @@ def test_a_client_that_takes_messages_stays(monkeypatch, backlogs):
     (1, "6.6.6.6, 1.2.3.4", "1.2.3.4"),
     (2, "6.6.6.6, 1.2.3.4, 10.0.0.9", "1.2.3.4"),
 ])
-def test_only_what_trusted_proxies_wrote_tells_an_address(proxies, forwarded, address):
+def test_only_what_trusted_proxies_wrote_determines_an_address(proxies, forwarded, address):
     assert address_of(request(forwarded), proxies) == address
 
 

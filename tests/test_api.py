@@ -46,7 +46,7 @@ def test_importing_the_playground_takes_no_torch():
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True, timeout=60)
 
 
-def test_a_draft_is_the_catalogues_partner_unless_told_otherwise(saved, monkeypatch):
+def test_a_draft_is_the_catalogues_partner_unless_specified_otherwise(saved, monkeypatch):
     monkeypatch.setattr(catalogue, "partner", lambda name: saved.draft if name == saved.target else "")
     assert playground.load(saved.target).draft.name == saved.draft
     assert playground.load(saved.target, "none").draft is None
@@ -62,7 +62,7 @@ def test_a_draft_of_another_vocabulary_is_refused_by_the_lane_that_cannot_transl
     )
 
 
-def test_loading_tells_how_far_it_is(saved):
+def test_loading_reports_how_far_it_is(saved):
     shares = []
     playground.load(saved.target, saved.draft, progress=lambda share, text: shares.append(share))
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1

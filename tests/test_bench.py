@@ -121,7 +121,7 @@ def test_every_pair_is_compared_on_every_task(measured):
     assert all(c["ratio"]["low"] <= c["ratio"]["median"] <= c["ratio"]["high"] for c in document["comparisons"])
 
 
-def test_guessing_ahead_and_the_library_write_what_the_plain_lane_writes(measured):
+def test_speculation_and_the_library_write_what_the_plain_lane_writes(measured):
     document, _ = measured
     for comparison in document["comparisons"]:
         assert comparison["same_text"] == comparison["prompts"] == 1, comparison
@@ -166,7 +166,7 @@ def test_the_copy_for_the_library_shares_the_weights_and_not_the_seams():
     assert torch.equal(theirs(torch.tensor([[1, 2, 3]])).logits, expected)
 
 
-def test_nobody_always_follows_the_same_other():
+def test_no_one_always_follows_the_same_other():
     order = []
     everyone = [
         Baseline(name, lambda task: None, lambda asked, name=name: order.append(name), lambda left: [1])
@@ -187,7 +187,7 @@ def writer(name: str, write=lambda asked: None) -> Baseline:
     return Baseline(name, lambda task: None, write, lambda left: [1])
 
 
-def test_who_fails_is_told_with_its_reason_and_the_others_are_measured():
+def test_a_failure_is_reported_with_its_reason_and_the_others_are_measured():
     def fail(asked):
         raise RuntimeError("no compiler here\nand much more")
 
@@ -248,7 +248,7 @@ def test_no_end_token_ends_a_text_whose_length_counts(twice):
 
 # --- single forwards, memory and bandwidth ---
 
-def test_a_block_is_a_tree_of_two_guesses_after_every_token_and_leaves_the_store_as_it_was(twice):
+def test_a_block_is_a_tree_of_two_draft_tokens_after_every_token_and_leaves_the_store_as_it_was(twice):
     assert binary_tree(6) == [-1, -1, 0, 0, 1, 1]
     store, rows = prefilled_cache(twice.model, list(range(9))), []
     forward = twice.model.forward
@@ -379,7 +379,7 @@ def test_every_part_is_measured_in_every_round_at_every_context_the_model_can_re
     )
 
 
-def test_whoever_writes_says_whether_it_wrote_what_the_plain_lane_wrote(speed):
+def test_every_baseline_shows_whether_it_wrote_what_the_plain_lane_wrote(speed):
     document, _ = speed
     assert all(
         record["same"]
@@ -388,7 +388,7 @@ def test_whoever_writes_says_whether_it_wrote_what_the_plain_lane_wrote(speed):
     )
 
 
-def test_the_page_shows_both_runs_and_says_what_nobody_measured(speed):
+def test_the_page_shows_both_runs_and_says_what_no_one_measured(speed):
     _, page = speed
     for heading in (
         "Greedy against generate, run B",

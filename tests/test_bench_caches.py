@@ -77,7 +77,7 @@ def test_what_is_asked_of_a_policy_lies_within_its_limits_for_any_prompt(name):
             make(name, **find(name).knobs_for_budget(tokens, prompt)).check()
 
 
-def test_policies_without_a_number_of_tokens_stand_at_the_choices_of_their_first_knob():
+def test_policies_without_a_number_of_tokens_use_the_choices_of_their_first_knob():
     assert [point.name for point in default_points(find("kivi"))] == ["kivi, bits 2", "kivi, bits 4", "kivi, bits 8"]
     assert default_points(find("mustafar")) == [Point("mustafar", "mustafar")]
 
@@ -200,7 +200,7 @@ def test_a_step_reads_one_token_and_lets_the_policy_act(model):
         )
 
 
-def test_a_step_is_held_against_the_plain_one_of_its_round():
+def test_a_step_is_compared_with_the_plain_one_of_its_round():
     slow, plain = StepTimes("slow", [2.0, 4.0, 30.0]), StepTimes(FULL, [1.0, 2.0, 3.0])
     ratio = StepRatio.of(slow, plain)
     assert ratio.rounds == (2.0, 2.0, 10.0) and ratio.whole == 6.0 and not ratio.holds
@@ -236,7 +236,7 @@ def test_needles_are_numbers_and_both_tasks_are_asked_alike_often():
     assert all(question.answer.isdigit() for question in asked[:5])
 
 
-def test_room_doubles_from_place_to_place_and_a_point_stands_where_its_room_is():
+def test_room_doubles_from_place_to_place_and_a_point_is_where_its_room_is():
     found = [
         Measured("needle", FULL, FULL, 1.0, Score(0.9, 0.1, 5)),
         *(
@@ -264,7 +264,7 @@ def test_values_between_places_are_drawn_between_them():
     assert middle == pytest.approx((a + b) / 2, abs=0.1) and last == pytest.approx(b + (b - a), abs=0.1)
 
 
-def test_charts_stand_below_each_other_without_overlap():
+def test_charts_are_placed_below_each_other_without_overlap():
     charts = [Chart(f"chart {k}", "x", "y", ["a"], {"s": [(1.0, 0.0)]}) for k in range(3)]
     whole = ElementTree.fromstring(below(charts))
     inner = whole.findall(f"{SVG}svg")

@@ -64,7 +64,7 @@ def test_every_lane_can_be_set_up_and_takes_the_best_token_everywhere():
         assert not assembly.samplers and (lane.name == PLAIN or assembly.decoder.verifier.name == "greedy_match")
 
 
-def test_without_a_draft_model_those_guess_that_need_none():
+def test_without_a_draft_model_only_the_other_drafters_run():
     names = [lane.name for lane in entrants(draft=False)]
     assert "jacobi" in names and "dyspec" not in names and not any(name.startswith("draft_model") for name in names)
 
@@ -77,7 +77,7 @@ def test_the_library_takes_part_where_its_counterpart_does():
     assert pairs(entrants(True, ["jacobi"])) == []
 
 
-def test_who_does_not_guess_without_loss_is_refused_in_one_sentence():
+def test_a_lossy_strategy_is_refused_in_one_sentence():
     for name in ("nobody", "reflective", "top_p"):
         with pytest.raises(Refusal, match=f"{name} is no lossless speculative strategy here; choose some of aded, "):
             entrants(True, [name])
@@ -106,7 +106,7 @@ def test_draft_tokens_of_the_library_are_tested_up_to_the_first_rejected_one():
     assert watched.trials() == [(2, 3), (2, 2), (0, 1)]
 
 
-def test_a_guess_that_ends_the_text_stands_and_those_behind_it_are_not_tested():
+def test_a_draft_token_that_ends_the_text_is_accepted_and_those_behind_it_are_not_tested():
     watched = Watched()
     watched.put(torch.tensor([[1]]))
     watched.before_target_forward(torch.nn.Identity(), (), {"input_ids": torch.tensor([[1, 6, 2, 8]])})

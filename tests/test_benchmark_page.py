@@ -281,7 +281,7 @@ def test_a_link_carries_the_whole_choice_and_nothing_that_does_not_fit():
         ({"own": json.dumps({"prompt": "x" * 5000})}, "file"),
     ],
 )
-def test_what_is_not_allowed_on_a_public_page_is_refused_where_it_stands(change, about):
+def test_what_is_not_allowed_on_a_public_page_is_refused_at_its_control(change, about):
     choice, rules = replace(SurveySettings(lanes=[GREEDY, GUESSING]), **change), Rules.for_visitors()
     with pytest.raises(Refusal) as refused:
         choice.check(rules)
@@ -385,7 +385,7 @@ def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
 
 # --- what is told of it ---
 
-def test_marks_tell_right_from_wrong_from_failed_from_unknown_from_not_asked():
+def test_marks_distinguish_right_from_wrong_from_failed_from_unknown_from_not_asked():
     bird, fox = questions_in(OWN)
     unknown = replace(bird, answer=None)
     answers = [Answer("a", 0, bird, 1, 0, score=1.0, seconds=1.0), Answer("a", 0, bird, 2, 0, score=0.0, seconds=1.0),
@@ -395,7 +395,7 @@ def test_marks_tell_right_from_wrong_from_failed_from_unknown_from_not_asked():
     assert [one["marks"] for one in asked] == [[0.5, "failed"], ["written", None], [None, "unasked"]]
 
 
-def test_who_was_not_asked_did_not_fail():
+def test_a_strategy_that_was_not_asked_did_not_fail():
     bird, _ = questions_in(OWN)
     answers, entrants = (
         [Answer("a", 0, bird, 1, 0, lacking="a passage", reason="not asked")],
@@ -407,7 +407,7 @@ def test_who_was_not_asked_did_not_fail():
     assert "not asked" in html and "a passage" in html and "failed" not in html and "failure" not in html
 
 
-def test_rounds_that_wrote_the_same_stand_together():
+def test_rounds_that_wrote_the_same_are_grouped():
     bird, _ = questions_in(OWN)
     answers = [
         Answer("a", 0, bird, number, 0, text=text, score=0.0) for number, text in enumerate(("<b>", "no", "<b>"), 1)

@@ -87,7 +87,7 @@ def test_tests_that_also_judge_are_found_out(monkeypatch):
     assert all(overlap(question, lines) for question, lines in brings("tests", "programs", 4))
 
 
-def test_tests_tell_programs_apart():
+def test_tests_distinguish_programs():
     """Of all pairs of programs that take the same, at most one in four pass each other's tests."""
     found = brings("tests", "programs", 16)
     crossed = [

@@ -60,13 +60,13 @@ def test_a_record_is_json_and_right(models):
     assert told == {"owner": "Zabeast", "sells": ["bread", "fish"], "size": "large"}
 
 
-def test_a_card_tells_sources_tokens_and_limits():
+def test_a_card_shows_sources_tokens_and_limits():
     for name in ("pocket", "pocket-draft", "pocket-other-draft"):
         card = (BUNDLED_MODELS / name / "README.md").read_text(encoding="utf-8")
         assert all(word in card for word in ("sha256", "tokens", "loss", "imit"))
 
 
-def test_the_other_draft_speaks_other_tokens_and_guesses_for_those_who_translate_them():
+def test_the_other_draft_has_other_tokens_and_drafts_for_those_who_translate_them():
     pair = playground.load("pocket", "pocket-other-draft")
     assert len(pair.draft.tokens.encode("1234")) < len(pair.target.tokens.encode("1234")) == 4, (
         "digits by twos and threes"

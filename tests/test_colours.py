@@ -104,7 +104,7 @@ def test_quiet_text_can_be_read_on_paper(mode):
 
 @modes
 @pytest.mark.parametrize("text", GROUNDS)
-def test_text_can_be_read_on_every_ground_it_stands_on(mode, text):
+def test_text_can_be_read_on_every_background(mode, text):
     known = colours(mode)
     poor = {
         ground: round(contrast(known[text], known[ground]), 2)
@@ -130,7 +130,7 @@ def test_the_number_of_a_lane_can_be_read_on_its_colour(mode):
 @pytest.mark.parametrize(
     "seen", [lambda light: light, without_green], ids=["with all pigments", "without that for green"]
 )
-def test_kinds_in_one_picture_can_be_told_apart(mode, group, seen):
+def test_kinds_in_one_picture_can_be_distinguished(mode, group, seen):
     known = colours(mode)
     alike = {f"{a} {b}": round(distance(known[a], known[b], seen), 1) for a, b in combinations(KINDS[group], 2)
              if distance(known[a], known[b], seen) < LEAST.get(group, APART)}

@@ -131,7 +131,7 @@ def test_events_survive_json(recipe):
 
 
 @every_lane
-def test_the_same_seed_tells_the_same_story(recipe):
+def test_the_same_seed_gives_the_same_events(recipe):
     assert timeless(events(start(recipe))) == timeless(finished(recipe)[1])
 
 
@@ -144,7 +144,7 @@ def test_another_seed_writes_another_text(recipe):
 
 
 @every_lane
-def test_every_forward_is_told_of(recipe):
+def test_every_forward_is_reported(recipe):
     models = tables()
     recorded = [
         event
@@ -182,7 +182,7 @@ def test_a_cache_holds_the_beginning_of_the_text_token_for_token(recipe):
 
 
 @every_lane
-def test_after_a_keep_no_guess_is_left_and_at_most_the_last_token_is_unread(recipe):
+def test_after_a_keep_no_draft_token_is_left_and_at_most_the_last_token_is_unread(recipe):
     generated = 0
     for lane in watch(assemble(recipe), tables(), [0, 1, 2, 0, 1], Limits(2, 12), Draws(2)):
         if lane.generated > generated:
@@ -346,7 +346,7 @@ every_company = pytest.mark.parametrize("recipe", COMPANY.values(), ids=COMPANY)
 
 
 @every_company
-def test_what_is_added_tells_no_contradictions_and_repeats(recipe):
+def test_what_is_added_has_no_contradictions_and_repeats(recipe):
     session = start(recipe, seed=3)
     recorded = events(session)
     assert isinstance(recorded[-1], Done) and check(session.trace) == []

@@ -120,7 +120,7 @@ def test_run_streams_every_token_of_every_lane(client):
 
 # --- compare ---
 
-def test_compare_tells_what_python_tells(client, pair):
+def test_compare_returns_what_python_returns(client, pair):
     told = compare(client, GREEDY, GUESSING, SAMPLE, seed=3)
     recipes = [LaneConfig(lane["strategy"], lane.get("knobs", {})) for lane in (GREEDY, GUESSING, SAMPLE)]
     expected = compared(
@@ -151,7 +151,7 @@ def test_compare_holds_every_lane_against_the_first(client):
     assert guessed["metrics"]["acceptance_rate"] is not None and guessed["metrics"]["draft_forwards"] > 0
 
 
-def test_a_lane_that_fails_says_why_and_the_others_are_told(client):
+def test_a_lane_that_fails_says_why_and_the_others_are_reported(client):
     wrong, plain = compare(client, {"strategy": "sample", "knobs": {"temperature": 9}}, GREEDY)
     assert wrong["reason"] == "failed" and "temperature must lie between" in wrong["message"]
     assert plain["same_text"] is None and len(plain["token_ids"]) == 12
@@ -213,13 +213,13 @@ def test_the_yardstick_of_the_shell_is_greedy_where_it_ran(pair):
 
 # --- strategies and examples ---
 
-def test_strategies_are_told_as_they_are_declared(client):
+def test_strategies_are_reported_as_they_are_declared(client):
     told = client.predict(api_name="/strategies")
     assert told == json.loads(json.dumps([facts(cls) for cls in discover().values()]))
     assert client.predict("asap", api_name="/strategies")[0]["needs"] == ["constraint"]
 
 
-def test_the_slots_and_refusals_of_a_strategy_are_told():
+def test_the_slots_and_refusals_of_a_strategy_are_reported():
     assert facts(find("speculative"))["slots"] == [{"field": "drafter", "kind": "drafter", "default": "draft_model"},
                                                    {"field": "verifier", "kind": "verifier", "default": "rejection"}]
     assert facts(find("beam_search"))["refuses"] == ["sampler"] and facts(find("top_p"))["refuses"] == []
@@ -236,7 +236,7 @@ def test_examples_are_those_of_the_gallery_and_can_be_compared(client):
     assert all(Settings.read(example).prompt == example["prompt"] for example in told)
 
 
-def test_questions_are_told_by_task_and_a_lane_s_answer_to_one_is_judged(client):
+def test_questions_are_reported_by_task_and_a_lane_s_answer_to_one_is_judged(client):
     told = client.predict(api_name="/questions")
     task = told[0]["task"]
     some = client.predict(task, api_name="/questions")

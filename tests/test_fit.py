@@ -126,7 +126,7 @@ def test_readings_give_the_threshold_of_their_pairs():
         (torch.empty(0, dtype=torch.bool), "more text"),
     ],
 )
-def test_texts_that_the_model_always_or_never_gets_right_tell_no_threshold(right, says):
+def test_texts_that_the_model_always_or_never_gets_right_give_no_threshold(right, says):
     with pytest.raises(Refusal, match=says):
         threshold(torch.linspace(0, 3, len(right), dtype=torch.float64), right)
 

@@ -257,7 +257,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         '{"lane":0,"lane":9,"seq":0,"at":0.0,"kind":"note"}',
     ],
 )
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path, line: str):
+def test_a_duplicate_key_is_refused(tmp_path: Path, line: str):
     path = tmp_path / "run.jsonl"
     path.write_text('{"format":"decoding-playground-trace","version":1,"lanes":[{"lane":0}]}\n' + line + "\n")
     with pytest.raises(Refusal, match="twice"):

@@ -236,7 +236,7 @@ def test_every_finished_text_under_uniform_logits_validates(engine, seed):
     jsonschema.validate(json.loads(TOKENS.decode(path)), json.loads(RECORD))
 
 
-def test_the_state_says_in_words_where_the_text_stands(engine):
+def test_the_state_says_in_words_the_position_of_the_text(engine):
     matcher = engine.compile("choice", "tea | teas").matcher()
     assert matcher.state == "must continue 'tea'"
     walk(matcher, random.Random(0), len(matcher.forced()))

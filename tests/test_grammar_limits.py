@@ -310,7 +310,7 @@ def test_a_slow_grammar_does_not_hold_up_another_visitors(model, own):
             slow.result(LATEST)
 
 
-def test_a_visitor_who_finds_every_place_taken_is_told_so(own, monkeypatch):
+def test_a_visitor_who_finds_every_place_taken_gets_a_message(own, monkeypatch):
     monkeypatch.setattr(limits, "SLOT_SECONDS", 0.01)
     for _ in range(limits.SLOTS):
         own._slots.acquire()

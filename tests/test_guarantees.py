@@ -251,7 +251,7 @@ def test_a_lane_that_promises_it_writes_what_greedy_writes(recipe, architecture)
 @pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("verifier", [cls.name for cls in registered("verifier", promising="greedy_identical")])
-def test_whatever_is_guessed_in_whatever_tree_the_text_is_greedys(verifier, architecture):
+def test_whatever_is_drafted_in_any_tree_the_text_is_greedys(verifier, architecture):
     truth = greedys(architecture)
     assert written(speculation(Hinted(truth), make(verifier)), networks(architecture)) == truth
 
@@ -271,7 +271,7 @@ def greedy_among_letters(seed: int) -> list[int]:
     return written(LaneConfig("greedy"), tables("abcde", ends="e", seed=seed), prompt=[0, 1, 0, 1])
 
 
-def test_the_guesses_of_these_tests_are_neither_all_right_nor_all_wrong():
+def test_the_draft_tokens_of_these_tests_are_neither_all_right_nor_all_wrong():
     for architecture in FAMILIES:
         session = prepare(pair(architecture), [LaneConfig("speculative")], Prompt("The green bird"), Limits(0, LENGTH))
         deque(session, maxlen=0)
@@ -351,7 +351,7 @@ def baselines() -> dict[tuple, list[int]]:
 
 
 @pytest.mark.parametrize("example", collapses())
-def test_a_strategy_at_rest_writes_what_a_simpler_one_writes(example: Collapse, baselines):
+def test_a_strategy_at_its_neutral_setting_writes_what_a_simpler_one_writes(example: Collapse, baselines):
     for scene, models in enumerate(
         [tables("abcde", seed=0), tables("abcde", seed=1), tables("abcde", seed=2), networks("llama")]
     ):

@@ -243,7 +243,7 @@ def test_readings_of_a_recorded_run_are_what_its_events_say(page):
         assert read_off(page, trace, [("first_difference", [1, i + 1])]) == [parting and parting.index + 1]
 
 
-def test_a_run_that_was_stopped_tells_nothing(page):
+def test_a_run_that_was_stopped_gives_no_reading(page):
     whole = Trace.load(view.ASSETS / "traces/first_view.jsonl")
     stopped = Trace(
         whole.headers,

@@ -29,7 +29,7 @@ every_strategy = pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.
 # --- what is told of a strategy ---
 
 @every_strategy
-def test_an_entry_tells_what_its_class_declares(cls):
+def test_an_entry_shows_what_its_class_declares(cls):
     entry = library.entry(cls)
     knobs = [said for one in cls.knobs() for said in (one.name, one.help)]
     for said in (cls.title, cls.name, cls.summary(), *knobs, *labelled(cls.guarantee)):
@@ -73,7 +73,7 @@ def test_every_guarantee_and_every_need_has_words():
     assert set(PROMISES | LIMIT) == set(GUARANTEES) and set(library.NEEDS) == set(NEEDS)
 
 
-def test_promises_that_share_a_label_are_told_once():
+def test_promises_that_share_a_label_are_reported_once():
     lossless = labelled(["greedy_identical", "distribution_identical"])
     assert list(lossless) == ["lossless"] and lossless["lossless"].count(".") == 2
 
@@ -86,7 +86,7 @@ def test_promises_that_share_a_label_are_told_once():
     ("masked_diffusion", ["samplers", "constraints", "cache policies", "compute policies"]),
     ("greedy", []),
 ])
-def test_what_a_strategy_refuses_is_told_in_words(name, refused):
+def test_what_a_strategy_refuses_is_reported_in_words(name, refused):
     assert library.refuses(find(name)) == refused
 
 
@@ -107,7 +107,7 @@ def test_what_a_docstring_says_is_text_and_no_markup():
     ]
 
 
-def test_knobs_are_told_with_their_kind_their_limits_and_their_default():
+def test_knobs_are_reported_with_their_kind_their_limits_and_their_default():
     told_knobs = library._knobs(library.facts(Written)["knobs"])
     assert "whole number, 1 to 9; default 3" in told_knobs and "how &lt;many&gt;" in told_knobs
     assert "yes or no; default yes" in told_knobs and "a ba ba" in told_knobs and "…" in told_knobs
@@ -152,7 +152,7 @@ def type_in(page: Page, text: str) -> set[str]:
     return shown(page)
 
 
-def test_every_strategy_stands_on_the_page_with_its_paper_and_its_knobs(page):
+def test_every_strategy_is_on_the_page_with_its_paper_and_its_knobs(page):
     assert shown(page) == {cls.name for cls in STRATEGIES}
     for cls in STRATEGIES:
         text = page.locator(f"[id='{cls.name}']").text_content()

@@ -101,7 +101,7 @@ def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
     assert panel(page).locator(".parting td").all_inner_texts() == ["13 %", "–", "50 %", "50 %"]
 
 
-def test_words_that_both_wrote_are_told_from_those_of_one(page, feed):
+def test_words_that_both_wrote_are_distinguished_from_those_of_one(page, feed):
     show(page, feed, run_of(RED, GREEN))
     choose(page, 1)
     expect(panel(page).locator(".word-diff")).to_be_visible()

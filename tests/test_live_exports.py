@@ -185,7 +185,7 @@ def table(trace: Trace) -> list[dict[str, str]]:
     return list(csv.DictReader(to_csv(trace).splitlines(keepends=True)))
 
 
-def test_a_row_of_the_csv_tells_what_the_trace_tells_of_a_token():
+def test_a_row_of_the_csv_has_what_the_trace_has_of_a_token():
     rows = [row for row in table(RUN) if row["lane"] == "1"]
     assert [row["text"] for row in rows] == [" s", " a", " b", " c", " r"]
     assert [row["step"] for row in rows] == ["0", "1", "1", "1", "2"]
@@ -433,7 +433,7 @@ def test_a_run_that_begins_with_no_new_token_is_no_fork(fresh, feed):
     expect(fresh.locator(".live .visit > ol > li")).to_have_count(2)
 
 
-def test_the_oldest_runs_go_first_and_a_told_recording_is_none_of_them(fresh, feed):
+def test_the_oldest_runs_go_first_and_a_replayed_recording_is_none_of_them(fresh, feed):
     send(fresh, feed, recording(HEADERS, EVENTS))
     for _ in range(21):
         show(fresh, feed, FIRST)

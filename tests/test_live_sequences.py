@@ -249,7 +249,7 @@ def test_boxes_fill_in_any_order_coloured_by_confidence_with_the_step_that_fille
     assert numbers(page, 0)["tokens"] == 3
 
 
-def test_a_text_from_a_canvas_keeps_its_look_and_tells_when_it_was_filled(page, feed):
+def test_a_text_from_a_canvas_keeps_its_look_and_shows_when_it_was_filled(page, feed):
     show(page, feed, CANVAS)
     assert cells(page) == [(" a", "2"), (" b", "3"), (" c", "1"), (" d", "2")]
     page.locator(".lane .tokens > .t").nth(3).click()

@@ -93,7 +93,7 @@ MIXED = [
     ("latency", ["h7", "h0", "h5", "h5", "h5"]),  # 100 ms; with the token before it; 100 ms for three
     ("origin", ["tinted", "tinted", "tinted", "tinted", "tinted"]),
 ])
-def test_a_colour_stands_for_one_number_of_a_token(page, feed, metric, expected):
+def test_a_colour_shows_one_number_of_a_token(page, feed, metric, expected):
     show(page, feed, MIXED)
     page.select_option(".live .metric", metric)
     drawn(page)
@@ -122,7 +122,7 @@ def test_the_colour_that_was_chosen_is_remembered(page, feed):
         ("origin", ["none", "double", "solid", "solid", "solid"]),
     ],
 )
-def test_an_underline_stands_for_another_number_beside_the_colour(page, feed, underline, expected):
+def test_an_underline_shows_another_number_beside_the_colour(page, feed, underline, expected):
     show(page, feed, MIXED)
     page.select_option(".live .metric", "surprisal")
     page.select_option(".live .underline", underline)
@@ -285,7 +285,7 @@ def test_a_forked_lane_says_where_it_left(page, feed):
     expect(page.locator(".lane .title").first).to_have_text("Greedy, forked at token 3")
 
 
-def test_words_of_ones_own_go_where_the_token_stood_with_its_space_in_front(page, feed):
+def test_words_of_ones_own_go_at_the_token_with_its_space_in_front(page, feed):
     show(
         page,
         feed,
@@ -343,7 +343,7 @@ def test_a_recording_has_no_inside(page, feed):
     expect(page.locator(".live .card .look")).to_be_disabled()
 
 
-def test_each_layer_tells_its_candidates_and_the_chosen_one_is_marked(page, feed):
+def test_each_layer_shows_its_candidates_and_the_chosen_one_is_marked(page, feed):
     looked(page, feed, inside={**asdict(INSIDE), **PLACE})
     panel = page.locator(".panel-inside")
     expect(panel.locator("h3")).to_have_text("Look inside: lane 1, token 2")

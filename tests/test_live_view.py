@@ -97,7 +97,7 @@ def test_a_lane_says_who_it_is_and_how_it_ended(page, feed):
     assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One guess fell."
 
 
-def test_lanes_of_one_strategy_are_told_apart_by_what_they_differ_in(page, feed):
+def test_lanes_of_one_strategy_are_distinguished_by_what_they_differ_in(page, feed):
     settings = [{"steps": 0, "order": "sure"}, {"steps": 0, "order": "left"}, {"steps": 2, "order": "sure"}]
     headers = [asdict(Header(i, "Fill", parts=[Part("fill", "decoder", knobs)])) for i, knobs in enumerate(settings)]
     plain = asdict(Header(3, "Fill", parts=[Part("fill", "decoder", settings[0]), Part("top_k", "sampler", {"k": 4})]))
@@ -138,7 +138,7 @@ def test_live_slots_are_the_most_of_any_head(page, feed):
     )
 
 
-def test_the_tree_shows_what_was_tested_and_what_stands(page, feed):
+def test_the_tree_shows_what_was_tested_and_what_was_accepted(page, feed):
     show(page, feed, 0.5)
     choose(page, 1)
     nodes = page.locator(".panel-tree .node[data-node]")
@@ -160,7 +160,7 @@ def test_the_tree_shows_what_was_tested_and_what_stands(page, feed):
     ) == ["refused"]
 
 
-def test_guesses_are_seen_before_their_verdict(page, feed):
+def test_draft_tokens_are_seen_before_their_verdict(page, feed):
     show(page, feed, 0.26)
     beats = []
     for _ in range(7):
@@ -171,7 +171,7 @@ def test_guesses_are_seen_before_their_verdict(page, feed):
     assert beats[:3] == [["pending", "pending"], ["kept", "kept", "refused", "next"], []]  # the commit settles them
 
 
-def test_the_mask_view_tells_what_was_allowed(page, feed):
+def test_the_mask_view_shows_what_was_allowed(page, feed):
     show(page, feed)
     choose(page, 0)
     page.wait_for_selector(".panel-mask .allowed")
@@ -265,7 +265,7 @@ def slow_screen(page):
     page.evaluate("window.mend()")
 
 
-def test_whoever_holds_the_player_does_not_wait_for_its_rest(page, feed, slow_screen):
+def test_a_user_action_does_not_wait_for_the_pause_of_playback(page, feed, slow_screen):
     first, second = plain_frames(2)
     send(page, feed, first)
     expect(page.locator(".lane .tokens > .t")).to_have_count(1)

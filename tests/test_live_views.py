@@ -329,7 +329,7 @@ def test_every_lane_says_whether_its_text_is_that_of_plain_greedy(page, feed):
 
 # --- entropy, with what a method makes of it ---
 
-def test_thresholds_and_followed_entropies_stand_on_the_chart_in_nats(page, feed):
+def test_thresholds_and_followed_entropies_are_drawn_on_the_chart_in_nats(page, feed):
     follow = [
         (
             0.1 * (i + 1),
@@ -542,7 +542,7 @@ def test_every_drawing_has_a_name_that_says_what_it_shows(page, feed):
     assert page.locator(".panel canvas:visible:not([role=img])").count() == 0
 
 
-def test_a_long_text_stands_in_stretches_that_read_as_one(page, feed):
+def test_a_long_text_is_split_into_stretches_that_read_as_one(page, feed):
     pieces = [f" {i}" + ("\n" if i % 30 == 29 else "") for i in range(400)]
     happened = [
         (0.001 * (i + 1), Commit(i, [i], [piece], piece, [-1.0], ["sampled"])) for i, piece in enumerate(pieces)

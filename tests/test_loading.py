@@ -250,7 +250,7 @@ def hub_error(kind):
         ),
     ],
 )
-def test_what_the_hub_refuses_is_told_with_what_to_do(hub, monkeypatch, error, says):
+def test_what_the_hub_refuses_is_reported_with_what_to_do(hub, monkeypatch, error, says):
     monkeypatch.setattr(sources.HfApi, "model_info", lambda *args, **settings: _raise(error))
     with pytest.raises(Refusal, match=says):
         load("someone/toy", CPU)

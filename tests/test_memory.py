@@ -172,7 +172,7 @@ def test_another_model_finds_nothing(other):
     assert learned(memory) == [2, 2]
 
 
-def test_what_it_is_about_tells_things_apart():
+def test_what_it_is_about_distinguishes_things():
     memory = Memory()
     for about in (["a"], ["b"], ["a", "b"], []):
         finish(runner(Learns(*about), memory))

@@ -44,7 +44,7 @@ def test_what_an_editor_knows_of_the_strategies_is_gathered_once(monkeypatch):
     editor.LaneEditor(render=False)
 
 
-def test_no_script_is_read_to_tell_the_browser_of_a_component(monkeypatch):
+def test_no_script_is_read_to_announce_a_component(monkeypatch):
     asked, search = [], gr.HTML.__getattr__
     monkeypatch.setattr(gr.HTML, "__getattr__", lambda part, name: asked.append(name) or search(part, name))
     live = Lanes()
@@ -55,7 +55,7 @@ def test_no_script_is_read_to_tell_the_browser_of_a_component(monkeypatch):
     assert not hasattr(live, "something_else") and asked == ["fork"]
 
 
-def test_what_a_run_tells_of_does_not_carry_its_script_along():
+def test_what_a_run_reports_does_not_carry_its_script_along():
     for part in (Lanes(render=False), editor.LaneEditor(render=False)):
         assert len(part.get_config()["js_on_load"]) < 1000 < 100_000 < len(part.script(None))
 
@@ -296,7 +296,7 @@ def test_a_wrong_option_ends_the_program_with_one_line():
         (["--colour", "red"], "--colour"),
     ],
 )
-def test_every_wrong_option_is_told(options, told, capsys):
+def test_every_wrong_option_is_reported(options, told, capsys):
     import app
     with pytest.raises(SystemExit) as ended:
         app.main(options)

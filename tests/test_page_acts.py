@@ -61,7 +61,7 @@ def ran(page) -> None:
 
 # --- texts that would rather be a page ---
 
-def test_a_hostile_prompt_is_text_wherever_it_stands(page, address):
+def test_a_hostile_prompt_is_text_everywhere(page, address):
     visit(page, address, Settings(prompt=HOSTILE, context=HOSTILE, length=4, lanes=[GREEDY]))
     ran(page)
     shown = running(page, 0).locator(".prompt")
@@ -192,7 +192,7 @@ def one_seat():
 
 
 @pytest.mark.parametrize("makes_room", [Page.close, paused], ids=["leaves", "pauses"])
-def test_who_comes_when_all_places_are_taken_hears_so_and_is_next(one_seat, new_tab, makes_room):
+def test_a_visitor_who_comes_when_all_places_are_taken_is_queued(one_seat, new_tab, makes_room):
     first, second = new_tab(), new_tab()
     for visitor in (first, second):
         visit(visitor, one_seat, Settings(prompt="mine"))
@@ -385,7 +385,7 @@ def test_nothing_jumps_while_lanes_write(page, address):
 
 # --- what the worker tells of time and neighbours ---
 
-def test_a_frame_tells_when_the_oldest_of_its_events_happened():
+def test_a_frame_shows_when_the_oldest_of_its_events_happened():
     begun = time.time()
     frames = list(Worker().take(Counting([], length=200)).frames())
     told = [frame["told"] for frame in frames if frame["events"]]

@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_left_at_its_default():
     ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"context": "x" * 5000}, "prompt"),
     ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
     ({"length": 257}, "length"), ({"lanes": []}, "lanes")])
-def test_what_cannot_be_run_is_refused_where_it_stands(change, about):
+def test_what_cannot_be_run_is_refused_at_its_control(change, about):
     settings = Settings(**{"prompt": "Hello", **change})
     with pytest.raises(Refusal) as refused:
         settings.check(Rules.for_visitors())

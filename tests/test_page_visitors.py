@@ -84,7 +84,7 @@ def test_a_run_that_breaks_ends_with_a_sentence_and_the_next_one_works():
     assert committed(sound.frames()) == [1, 2, 3]
 
 
-def test_a_borrowed_gpu_tells_the_same_story():
+def test_a_borrowed_gpu_gives_the_same_events():
     run = RemoteRun(batches(Counting([], length=50)))
     frames = list(run.frames())
     assert committed(frames) == list(range(1, 51)) and "headers" in frames[0] and frames[-1]["state"] == "done"

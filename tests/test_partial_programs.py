@@ -60,7 +60,7 @@ def test_own_texts_are_all_of_a_program_but_its_spaces_each_letter_once():
     assert [program.own[child] for child in program.children[product]] == ["x", "3"]
 
 
-def test_letters_of_several_bytes_stand_where_they_are():
+def test_letters_of_several_bytes_are_shown_in_place():
     program = parse('é = "größe"\nß = é + é')
     assert sorted("".join(own) for own in program.own if own) == sorted(["=", "é", '"größe"', "=", "ß", "+", "é", "é"])
 

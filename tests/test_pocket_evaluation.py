@@ -82,7 +82,7 @@ def test_a_continuation_stops_with_its_end_token(model):
 
 # guesses
 
-def test_a_model_guesses_itself_perfectly(model, tokenizer, prompts):
+def test_a_model_drafts_for_itself_perfectly(model, tokenizer, prompts):
     found = speculation.lanes(speculation.in_lanes(model, model, tokenizer), prompts, room=36)
     assert found == {
         str(guesses): dict(acceptance=1, tokens_per_forward=guesses + 1, same=1) for guesses in speculation.GUESSES
@@ -90,7 +90,7 @@ def test_a_model_guesses_itself_perfectly(model, tokenizer, prompts):
 
 
 @pytest.mark.slow
-def test_a_draft_that_likes_least_what_the_target_likes_most_guesses_nothing(model, tokenizer, prompts):
+def test_a_draft_that_likes_least_what_the_target_likes_most_drafts_nothing(model, tokenizer, prompts):
     contrary = models.make("nano", 600, seed=3).eval()
     contrary.model.norm.weight.data.neg_()
     found = speculation.lanes(speculation.in_lanes(model, contrary, tokenizer), prompts, room=20)
@@ -106,7 +106,7 @@ def test_rounds_in_text_count_as_many_tokens_as_are_kept_and_one_more(model, tok
     assert speculation.in_text(model, (tokenizer, tokenizer), prompts, wrong)["tokens_per_forward"] < 1.5
 
 
-def test_a_draft_with_another_vocabulary_guesses_in_text(model, tokenizer, other_tokenizer, prompts):
+def test_a_draft_with_another_vocabulary_drafts_in_text(model, tokenizer, other_tokenizer, prompts):
     draft = models.make("nano", 500, seed=4).eval()
     answers = [tokenizer.encode(f" {item.answer}", add_special_tokens=False) for item in some("facts")]
     found = speculation.in_text(draft, (tokenizer, other_tokenizer), prompts, answers)

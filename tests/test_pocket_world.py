@@ -190,7 +190,7 @@ def test_facts_keep_two_wordings_of_every_form_for_the_test():
     assert any("Name the" in prompt for prompt in passages)
 
 
-def test_every_attribute_can_be_told_asked_and_asked_backwards():
+def test_every_attribute_can_be_stated_asked_and_asked_backwards():
     assert set(QUESTIONS) == set(STATEMENTS) == set(DOES) == set(VALUES)
     for attribute, wordings in STATEMENTS.items():
         assert all("{x}" in line and "{v}" in line for line in wordings.taught), attribute
@@ -205,7 +205,7 @@ def test_the_answer_to_a_passage_is_a_span_of_it(grade):
 
 
 @pytest.mark.parametrize("grade", [3, 4])
-def test_at_the_harder_grades_the_attribute_alone_does_not_tell_the_answer(grade):
+def test_at_the_harder_grades_the_attribute_alone_does_not_determine_the_answer(grade):
     rng = random.Random(1)
     for told in (context_qa.about_strangers(rng, grade) for _ in range(100)):
         for attribute in {t.attribute for t in told}:
@@ -267,7 +267,7 @@ def calculated(x, op, y):
     return {"+": int(x) + int(y), "-": int(x) - int(y), "*": int(x) * int(y), "/": whole}[op]
 
 
-def test_a_harder_problem_tells_numbers_that_do_not_matter():
+def test_a_harder_problem_contains_numbers_that_do_not_matter():
     rng = random.Random(1)
     for item in (arithmetic.problem(rng, 5) for _ in range(50)):
         assert any(beside_the_point(sentence) for sentence in re.split(r"(?<=[.?]) ", item.prompt))
@@ -290,7 +290,7 @@ def beside_the_point(sentence):
     return any(words in sentence for words in told)
 
 
-def test_recall_asks_for_all_that_its_passage_tells_and_for_nothing_that_is_held_out():
+def test_recall_asks_for_all_in_its_passage_and_for_nothing_that_is_held_out():
     rng = random.Random(4)
     for item in (recall.generate(rng) for _ in range(200)):
         (first, _), *_ = [*item.before, (item.prompt, item.answer)]
@@ -350,7 +350,7 @@ def test_records_follow_their_schema_and_the_prompt_shows_it(grade):
         assert item.meta["shown"] in {shown(item.meta["schema"]) for shown in records.NOTATIONS}
 
 
-def test_what_a_record_says_is_told_in_its_sentence():
+def test_what_a_record_says_is_reported_in_its_sentence():
     for item in some(records, 200):
         for word in re.findall(r'"(\w+)"(?!:)|(\d+)', item.answer):
             assert (word[0] or word[1]) in item.meta["sentence"], item
@@ -414,7 +414,7 @@ def test_an_edit_changes_the_text_but_little(grade):
         ("move", "Tom saw a cat. End. A cat ran."),
     ],
 )
-def test_an_edit_does_what_it_is_told(order, wanted):
+def test_an_edit_follows_its_instruction(order, wanted):
     text = edit.Text(("A cat ran.", "Tom saw a cat.", "End."))
     made = {str(edit.EDITS[order](asking(seed), text)[1]) for seed in range(300)}
     assert wanted in made
@@ -453,12 +453,12 @@ def test_a_step_makes_what_it_says_it_makes(step):
         assert isinstance(made, str) if step.makes == "text" else all(isinstance(x, wanted) for x in made)
 
 
-def test_there_are_hundreds_of_different_programs_numbers_aside():
+def test_there_are_hundreds_of_different_programs_apart_from_their_numbers():
     shapes = {re.sub(r"\d+", "k", item.meta["body"]) for item in some(programs, 600)}
     assert len(shapes) > 450
 
 
-def test_the_tests_of_a_program_can_tell_it_from_another():
+def test_the_tests_of_a_program_can_distinguish_it_from_another():
     assert all(len(set(map(str, item.meta["results"]))) > 1 for item in some(programs, 100))
 
 
@@ -483,7 +483,7 @@ def test_harder_programs_have_cases_and_helpers(grade, wanted):
     assert any(re.search(wanted, answer) for answer in answers)
 
 
-def test_what_a_program_returns_for_nothing_is_told_in_its_words():
+def test_what_a_program_returns_for_nothing_is_reported_in_its_words():
     for seed in range(40):
         case = programs._case(random.Random(seed), "items")
         assert case.code.rsplit(maxsplit=1)[1] in case.says.split()
@@ -492,7 +492,7 @@ def test_what_a_program_returns_for_nothing_is_told_in_its_words():
 # needle and lists
 
 @pytest.mark.parametrize("grade", needle.GRADES)
-def test_a_needle_stands_once_in_a_passage_of_its_length(grade):
+def test_a_needle_occurs_once_in_a_passage_of_its_length(grade):
     for item in some(needle, 10, grade=grade):
         assert item.meta["sentences"] == needle.LENGTHS[grade - 1]
         assert 0 <= item.meta["distance"] <= item.meta["sentences"]
@@ -599,7 +599,7 @@ def test_a_chat_has_as_many_turns_as_its_grade_says(grade):
     assert all(least <= len(item.before) <= most for item in some(chat, 60, grade=grade))
 
 
-def test_what_is_recalled_was_told_in_the_first_turn():
+def test_what_is_recalled_was_said_in_the_first_turn():
     for item in some(chat, 200):
         if item.meta["kind"] == "recall":
             assert item.answer in item.before[0][0]

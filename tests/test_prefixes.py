@@ -299,7 +299,7 @@ def test_a_copy_is_its_own(llama):
     )
 
 
-def test_who_goes_into_a_room_for_recorded_forwards_takes_the_prefix_along():
+def test_a_lane_that_enters_a_room_for_recorded_forwards_takes_the_prefix_along():
     replaying, plain = recorded("llama"), Model(tiny("llama"), byte_tokenizer(), "llama")
     plain_stores, stores = ([beginning_with(model, shared) for _ in range(2)] for model, shared in
                             ((plain, read(plain, words(1, 20))), (replaying, read(replaying, words(1, 20)))))
@@ -431,7 +431,7 @@ def test_the_model_is_asked_for_the_rows_of_one_prompt(monkeypatch):
     assert rows == [len(session.headers[0].prompt_ids), 4, 4]
 
 
-def test_what_lanes_hold_in_common_is_told_and_counted_once(once):
+def test_what_lanes_hold_in_common_is_reported_and_counted_once(once):
     session = run(side_by_side(*["greedy"] * 3))
     last = [told(session, lane, Cache)[-1] for lane in range(3)]
     prompt = len(session.headers[0].prompt_ids)

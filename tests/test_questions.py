@@ -82,7 +82,7 @@ def test_the_lanes_of_a_question_can_run_on_a_public_page(question):
         assemble(recipe)
 
 
-def test_the_answers_of_passages_and_keys_stand_in_what_is_read():
+def test_the_answers_of_passages_and_keys_are_in_what_is_read():
     for question in gallery():
         if question.task in ("context_qa", "needle"):
             assert question.answer in question.context + question.prompt
@@ -223,7 +223,7 @@ def test_a_lane_that_was_stopped_or_failed_is_not_judged():
     assert Result(session.trace).judged is None and Result(session.trace).reason == "stopped"
 
 
-def test_a_saved_trace_keeps_the_verdict_and_a_contradictory_one_is_told(tmp_path):
+def test_a_saved_trace_keeps_the_verdict_and_a_contradictory_one_is_reported(tmp_path):
     result = told(ROMAN)[0]
     result.trace.save(tmp_path / "run.jsonl")
     assert Result(Trace.load(tmp_path / "run.jsonl")).judged == result.judged
@@ -245,7 +245,7 @@ def test_the_shell_says_what_became_of_the_answer(judged, said):
 
 # --- earlier turns ---
 
-def test_earlier_turns_stand_before_the_prompt_in_the_chat_form():
+def test_earlier_turns_come_before_the_prompt_in_the_chat_form():
     model = pair().target
     ids = Prompt("red fox", chat=True, before=(("green", "bird"),)).encode(model)
     text = "".join(model.tokens.pieces(ids))
@@ -279,7 +279,7 @@ def test_a_link_carries_earlier_turns():
     assert Settings.from_code(settings.to_code()) == settings and settings.turns() == (("a", "b"),)
 
 
-def test_beside_a_question_stands_what_to_look_at_and_nothing_beside_another():
+def test_beside_a_question_is_shown_what_to_look_at_and_nothing_beside_another():
     question = next(question for question in gallery() if question.before)
     settings = Settings.read(picked("questions", gallery().index(question)))
     assert "The answer is known" in question_note(settings) and question.answer in question_note(settings)

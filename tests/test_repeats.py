@@ -144,7 +144,7 @@ def test_progress_counts_what_ended_and_what_was_written():
     assert "1 of 4 runs ended, 3 tokens" in said and "value='0.250'" in said and said.count("<li") == 1
 
 
-def test_runs_that_stopped_or_failed_are_told_from_whole_ones():
+def test_runs_that_stopped_or_failed_are_distinguished_from_whole_ones():
     said = told(wrote(" a"), wrote(" b", last=Done("stopped")), [Failed("Choose <another> draft.")], asked=3)
     assert "2 runs, 1 different text." in told(wrote(" a"), wrote(" a"), asked=2)
     assert (
@@ -154,7 +154,7 @@ def test_runs_that_stopped_or_failed_are_told_from_whole_ones():
     )
 
 
-def test_only_what_a_text_does_not_share_with_the_commonest_stands_out():
+def test_only_what_a_text_does_not_share_with_the_commonest_is_highlighted():
     html = listing(outcomes(sample_of(wrote(" a", " b"), wrote(" a", " b"), wrote(" a", HOSTILE))))
     assert (
         "<span class='same'></span> a b" in html

@@ -387,7 +387,7 @@ def test_a_room_in_use_is_not_given_away():
     assert len(model.replay.buffers) == len({store.keys[0].rows.data_ptr() for store in stores}) == 3
 
 
-def test_rooms_that_nobody_is_in_are_kept_only_up_to_their_share_of_memory(small_rooms):
+def test_rooms_without_visitors_are_kept_only_up_to_their_share_of_memory(small_rooms):
     model = recorded("llama", run_eagerly)
     model.replay._free_bytes = GraphBuffers(24, model.fused).bytes
     store = model.new_store()
@@ -433,7 +433,7 @@ def test_lanes_write_what_they_write_without_recording():
     assert model.replay.recorded()
 
 
-def test_a_lane_that_changes_its_strategy_records_nothing_anew():
+def test_a_lane_that_changes_its_strategy_records_nothing_again():
     made = []
 
     def counted(run):

@@ -222,7 +222,7 @@ def test_a_space_works_behind_its_proxy():
     )
 
 
-def test_escaped_characters_are_told_from_lone_surrogates():
+def test_escaped_characters_are_distinguished_from_lone_surrogates():
     check_json(json.dumps({"a": "\U0001f600 \\ud800 [[[[ 1e999 NaN"}).encode(), PUBLIC)
     with pytest.raises(Denied):
         check_json(b'"\\\\\\ud83d"', PUBLIC)

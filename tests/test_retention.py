@@ -303,7 +303,7 @@ def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, 
     assert all(source != target for layer in told for head in layer for source, target in head)
 
 
-def test_what_is_merged_is_told_of_by_position_after_slots_have_moved(llama):
+def test_what_is_merged_is_reported_by_position_after_slots_have_moved(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(14, 6), chain(6))

@@ -140,7 +140,7 @@ class Noting(Draws):
         return answer
 
 
-def test_one_history_gets_one_answer_whoever_asks():
+def test_one_history_gets_one_answer_for_every_caller():
     coin = partial(Draws(4).coin, CHANCE, "xtc/")
     histories = [[0] * n for n in range(60)]
     first = [coin(history) for history in histories]

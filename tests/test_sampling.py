@@ -113,7 +113,7 @@ def test_samplers_act_in_the_order_of_the_library_however_they_were_added(seed):
 
 
 @pytest.mark.parametrize("place, left", [("before cuts", {0, 1, 2}), ("after cuts", {0, 1})])
-def test_a_temperature_may_stand_before_or_after_what_cuts_the_row(place, left):
+def test_a_temperature_may_come_before_or_after_what_cuts_the_row(place, left):
     samplers = assemble(
         LaneConfig(
             "greedy", {}, [("temperature", {"t": 2.0, "place": place}), ("top_p", {"p": 0.79}), ("min_p", {"m": 0.01})]
@@ -126,7 +126,7 @@ def test_a_temperature_may_stand_before_or_after_what_cuts_the_row(place, left):
     assert float(found[0, 0] - found[0, 1]) == pytest.approx(math.log(5 / 3) / 2)
 
 
-def test_what_the_library_does_not_have_stands_where_it_belongs():
+def test_what_the_library_does_not_have_is_where_it_belongs():
     added = [
         "mirostat",
         "momentum",

@@ -471,7 +471,7 @@ def test_no_more_than_two_programs_run_at_once(monkeypatch):
     assert max(most) == sandbox.AT_ONCE
 
 
-def test_whoever_finds_no_place_is_told_and_nothing_is_judged(monkeypatch):
+def test_a_visitor_without_a_place_gets_a_message_and_nothing_is_judged(monkeypatch):
     sandbox.unavailable()
     monkeypatch.setattr(sandbox, "_places", threading.BoundedSemaphore(1))
     monkeypatch.setattr(sandbox, "WAIT_SECONDS", 0.05)
@@ -604,7 +604,7 @@ def test_the_scripts_of_the_process_import_nothing_but_the_standard_library():
         assert imported - {"kernel", "policy"} <= sys.stdlib_module_names
 
 
-def test_a_process_that_cannot_be_started_is_told_and_tried_again(monkeypatch):
+def test_a_process_that_cannot_be_started_is_reported_and_tried_again(monkeypatch):
     def none_left(*_, **__):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

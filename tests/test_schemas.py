@@ -364,7 +364,7 @@ def test_a_file_that_is_none_of_them_is_refused_by_name(tmp_path, text, says):
         read_cases(str(tmp_path))
 
 
-def test_the_command_tells_of_every_schema_and_writes_it_down(tmp_path, capsys):
+def test_the_command_reports_every_schema_and_writes_it_down(tmp_path, capsys):
     out = tmp_path / "out.json"
     folder = str(FOLDER / "suite" / "const.json")
     assert (

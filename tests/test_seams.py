@@ -172,7 +172,7 @@ def test_rows_carry_the_state_their_head_reads_and_early_exits_however_they_were
             ).abs().max() < NORMED
 
 
-def test_rows_carry_no_states_where_nobody_needs_them():
+def test_rows_carry_no_states_where_no_one_needs_them():
     class Blind(Looking):
         needs = ()
 

@@ -89,7 +89,7 @@ class Wanders(Decoder):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt_neox", "gpt2"])
-def test_every_sequence_reads_its_own_past_and_nobody_elses(architecture):
+def test_every_sequence_reads_its_own_past_and_no_others(architecture):
     wanderer = Wanders(architecture, seed=5)
     session, _ = session_of(wanderer, models={"target": pair(architecture).target}, limits=Limits(0, 20))
     recorded = run(session)
@@ -157,7 +157,7 @@ class DropsAll(Decoder):
         yield lm.keep(again[0])
 
 
-def test_dropped_sequences_leave_nothing_and_the_text_can_be_forked_anew():
+def test_dropped_sequences_leave_nothing_and_the_text_can_be_forked_again():
     session, lane = session_of(DropsAll(), models={"target": TableModel("abcde")}, prompt=[0, 1])
     recorded = run(session)
     assert recorded[-1] == Done("end")
@@ -184,7 +184,7 @@ class ForksOnTheWay(Decoder):
 
 
 @pytest.mark.parametrize("forced", [(), (3, 3), (1, 0, 2)])
-def test_the_text_can_be_forked_wherever_it_stands_however_it_came_there(forced):
+def test_the_text_can_be_forked_at_every_token_however_it_came_there(forced):
     models = {"target": TableModel("abcde")}
     plain = write(assemble(LaneConfig("greedy")), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens
     assert (
@@ -220,7 +220,7 @@ class LooksTwice(Decoder):
 
 
 @pytest.mark.parametrize("decoder, says", [(KeepsTheMain(), "keep one of them"), (LooksTwice(), "keep one first")])
-def test_a_strategy_that_mixes_up_its_sequences_is_told_so(decoder, says, caplog):
+def test_a_strategy_that_mixes_up_its_sequences_gets_a_message(decoder, says, caplog):
     recorded = run(session_of(decoder, models={"target": TableModel("abcde")}, prompt=[0, 1])[0])
     assert isinstance(recorded[-1], Failed) and says in recorded[-1].message
 

@@ -118,7 +118,7 @@ def test_fifty_held_runs_take_no_processor_time(worker):
 
 # --- what is kept of a run ---
 
-def test_a_finished_run_lets_go_of_its_session_and_keeps_what_it_told(worker):
+def test_a_finished_run_lets_go_of_its_session_and_keeps_its_events(worker):
     run = worker.take(Counting([], length=300))
     list(run.frames())
     before, trace = list(run.events), run.trace
@@ -186,7 +186,7 @@ def test_sessions_of_visitors_who_left_are_dropped(closed, age, live, kept):
     assert not app.iterators_to_reset
 
 
-def test_messages_that_nobody_fetches_are_dropped(monkeypatch):
+def test_messages_that_no_one_fetches_are_dropped(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("playground.ui.sessions.monotonic", lambda: now[0])
     app = app_with(holder(closed=False, age=0), unread={"never read": 9, "read": 0})

@@ -313,7 +313,7 @@ class GoesOnMeanwhile(Decoder):
         yield lm.keep(lm.pick(rows))
 
 
-def test_rows_of_a_request_set_out_aside_are_those_of_the_tree_as_it_was_then():
+def test_rows_of_a_request_submitted_concurrently_are_those_of_the_tree_as_it_was_then():
     seen = []
     for decoder in (GoesOnMeanwhile(aside=True), GoesOnMeanwhile(aside=False)):
         models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}

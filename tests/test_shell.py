@@ -92,7 +92,7 @@ def assert_one_line(err: str) -> None:
 
 # --- list ---
 
-def test_list_tells_programs_everything_about_every_strategy(shell, no_models):
+def test_list_shows_programs_everything_about_every_strategy(shell, no_models):
     code, out, _ = shell("list", "--json")
     listed = json.loads(out)
     assert code == 0 and {entry["name"] for entry in listed} == set(discover())
@@ -232,7 +232,7 @@ def test_a_device_of_the_drafts_own_is_looked_for(shell, pair, command):
     assert code and err == "error: There is no device 'gpu'; choose one of auto, cuda, mps, cpu.\n"
 
 
-def test_a_prompt_comes_from_a_file_as_it_stands(shell, pair, tmp_path):
+def test_a_prompt_comes_from_a_file_verbatim(shell, pair, tmp_path):
     (tmp_path / "prompt").write_text("The red fox\n", encoding="utf-8")
     shell(
         "run",
@@ -326,7 +326,7 @@ def test_a_lane_that_cannot_take_a_toggle_says_so_and_the_others_go_on(shell, pa
         (["sample failed", "greedy failed"], 0),
     ],
 )
-def test_lanes_are_held_against_greedy_or_the_first_that_ran(lanes, baseline):
+def test_lanes_are_compared_with_greedy_or_the_first_that_ran(lanes, baseline):
     def result(lane: str) -> Result:
         last = Failed("It cannot.") if lane.endswith("failed") else Done()
         return Result(Trace([Header(strategy=lane.split()[0])], [Stamped(0, 0, 0.0, last)]))
@@ -611,5 +611,5 @@ def test_control_characters_do_not_reach_the_terminal(capsys):
     assert capsys.readouterr().out == "a\ufffd[2Jb\tc\n\n"
 
 
-def test_columns_stand_under_each_other():
+def test_columns_are_aligned_under_each_other():
     assert table([["lane", "n", "note"], ["a", "10", "x"]]) == "lane   n  note\na     10  x"

@@ -184,7 +184,7 @@ def test_behind_a_prompt_that_others_hold_too_only_the_own_part_of_a_text_takes_
 
 
 @pytest.mark.parametrize("new", [70, 4000])
-def test_a_lane_tells_its_cache_how_long_the_text_can_get(llama, new):
+def test_a_lane_passes_the_length_limit_to_its_cache(llama, new):
     session = prepare(Models(llama[0]), [LaneConfig("greedy")], Prompt("The green bird"), Limits(max_new_tokens=new))
     lane = session._runners[0].lane
     assert lane.target.store.capacity == (lane.prompt_length, min(lane.prompt_length + new, llama[0].context))

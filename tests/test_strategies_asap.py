@@ -546,7 +546,7 @@ def test_each_sample_is_scored_and_only_the_answer_is_kept():
     )
 
 
-def test_a_step_shows_the_odds_its_token_was_drawn_with():
+def test_a_step_shows_the_probabilities_its_token_was_drawn_with():
     recorded = events(under(COIN, samples=8), Models(coins()))
     firsts = [event for event in recorded if isinstance(event, Step) and event.position == 0 and event.sequence]
     zero = [next(candidate.final for candidate in step.top if candidate.id == ids("0")[0]) for step in firsts]

@@ -237,7 +237,7 @@ def test_no_layer_and_no_head_exceeds_the_budget_whatever_is_kept_at_once(name, 
 
 
 @every_policy
-def test_a_rejected_guess_leaves_no_trace(name, knobs):
+def test_a_rejected_draft_token_leaves_no_trace(name, knobs):
     plain = course(alone(make(name, **knobs)), models())
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()
@@ -254,7 +254,7 @@ def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeyp
 
 @every_policy
 @pytest.mark.parametrize("lane", [LaneConfig("greedy"), TREE], ids=lambda lane: lane.strategy)
-def test_events_tell_what_was_kept_and_what_was_evicted_in_every_layer_and_head(name, knobs, lane):
+def test_events_show_what_was_kept_and_what_was_evicted_in_every_layer_and_head(name, knobs, lane):
     session = prepare(pair(), [with_policy(lane, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=12))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     for before, after in pairwise(caches):

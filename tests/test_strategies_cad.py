@@ -160,7 +160,7 @@ def test_a_text_that_is_the_same_in_both_streams_is_greedys_and_diverges_nowhere
         assert not [event for event in events if isinstance(event, Note)]
 
 
-def test_a_context_that_memory_drowns_out_is_heard_and_the_learner_is_told():
+def test_a_context_that_memory_drowns_out_is_heard_and_the_learner_is_informed():
     def rule(context):  # memory says b; the context, an a at the beginning, makes c nearly as likely
         return torch.tensor([-9.0, 2.0, 1.6] if context[0] == 0 else [-9.0, 3.0, -4.0], dtype=torch.float64)
 

@@ -89,7 +89,7 @@ def test_waiting_for_all_is_the_vote_of_all(n):
     assert distance(ours, chosen_by_brute_force(model, prompt, 2, n, choose)) < EXACT
 
 
-def test_the_winner_is_the_shortest_of_the_texts_and_nobody_writes_on_after_it():
+def test_the_winner_is_the_shortest_of_the_texts_and_no_one_writes_on_after_it():
     model, lengths = TableModel("abcde", "e", spread=0.5), []
     for n in (1, 2, 4, 8):
         recorded, all_of_them = (

@@ -277,7 +277,7 @@ def test_a_wrong_recipe_repairs_worse(wrong):
     assert ours > 1.2 * right
 
 
-def test_a_lane_tells_how_well_each_block_was_repaired():
+def test_a_lane_shows_how_well_each_block_was_repaired():
     session = prepare(
         pair(),
         [LaneConfig("greedy", {}, [("gear", {"buffer": 16, "outliers": 0.1})])],
@@ -440,7 +440,7 @@ def test_a_wrong_way_to_prune_is_found_out(wrong):
 
 @pytest.mark.parametrize("name, knobs", [("gear", {"buffer": 8}), ("mustafar", {"window": 4})])
 @pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
-def test_lanes_with_these_caches_tell_no_contradictions(name, knobs, recipe):
+def test_lanes_with_these_caches_have_no_contradictions(name, knobs, recipe):
     lane = LaneConfig(recipe.strategy, recipe.knobs, [*recipe.extras, (name, knobs)])
     session = prepare(pair(), [lane], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
@@ -583,7 +583,7 @@ def test_a_higher_level_sends_more_bytes_and_a_nearer_cache():
     assert small < middle < large and far > nearer > near > 0
 
 
-def test_what_is_told_is_the_length_of_what_was_sent_and_the_last_token_was_not(monkeypatch):
+def test_what_is_reported_is_the_length_of_what_was_sent_and_the_last_token_was_not(monkeypatch):
     streams = []
 
     def listening(*about):

@@ -106,7 +106,7 @@ def test_what_has_no_alternative_is_written_without_asking_the_model(recipe):
 @pytest.mark.parametrize(
     "recipe", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title
 )
-def test_guessing_ahead_changes_nothing_under_a_grammar(recipe):
+def test_speculation_changes_nothing_under_a_grammar(recipe):
     tokenizer = byte_tokenizer()
     for seed in range(6):
         models = {
@@ -129,7 +129,7 @@ def test_a_fork_may_not_leave_the_grammar(recipe):
     assert "".join(event.text for event in recorded if isinstance(event, Commit) and not event.sequence) == "Größe"
 
 
-def test_the_draft_model_guesses_only_what_is_legal():
+def test_the_draft_model_drafts_only_what_is_legal():
     at_one = ("temperature", {"t": 1.0})
     _, recorded = run(
         LaneConfig("speculative", {}, [("sample_match", {}), ("draft_model", {"width": 2}), choosing(COLOURS), at_one])

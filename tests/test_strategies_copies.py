@@ -80,7 +80,7 @@ def guess(texts: list[list[int]], context: list[int], budget: int = 64, **knobs)
 
 
 @pytest.mark.parametrize("text, expected, match", [("abcabcab", "cab", 5), ("xabyabxab", "yab", 3)])
-def test_suffix_decoding_guesses_what_was_worked_out_by_hand(text, expected, match):
+def test_suffix_decoding_drafts_what_was_worked_out_by_hand(text, expected, match):
     found = guess([letters(text)], letters(text))
     assert (found.tree.tokens, found.match, found.score) == (letters(expected), match, 1.5)
 
@@ -185,13 +185,13 @@ def test_a_wrong_search_over_endings_is_found_out(wrong):
         check_suffix_decoding(wrong)
 
 
-def test_a_guess_is_twice_as_long_after_an_ending_twice_as_long_until_both_fill_the_depth():
+def test_a_draft_is_twice_as_long_after_an_ending_twice_as_long_until_both_fill_the_depth():
     text = list(range(40))
     lengths = [len(guess([text], [99, *text[:match]], depth=16).tree) for match in (2, 4, 8, 12)]
     assert lengths == [2, 4, 8, 8], "of twelve known tokens the last eight may guess eight"
 
 
-def test_where_only_certain_guesses_count_a_text_never_guesses_itself_and_earlier_ones_do():
+def test_where_only_certain_draft_tokens_count_a_text_never_drafts_for_itself_and_earlier_ones_do():
     text = letters("abcab")
     assert len(guess([text], text, min_prob=1.0).tree) == 0, "its own end has nothing after it"
     assert guess([letters("abcd")], letters("xxab"), min_prob=1.0).tree.tokens == letters("cd")
@@ -206,7 +206,7 @@ def test_a_tree_of_suffixes_takes_the_likeliest_paths_and_the_chain_is_among_the
     assert guess(texts, letters("zab"), alpha=2.0).tree.tokens == letters("cd")
 
 
-def test_nothing_is_guessed_after_a_token_that_ends_the_text():
+def test_nothing_is_drafted_after_a_token_that_ends_the_text():
     drafter = make("suffix_decoding", alpha=4.0)
     assert drafter.best_draft(
         stored(letters("abcde")), letters("xab"), 9, ends=lambda token: token == 3
@@ -242,7 +242,7 @@ class Poisoned(find("suffix_decoding")):
 @pytest.mark.parametrize(
     "cls, right", [(find("suffix_decoding"), True), (Poisoned, False)], ids=["kept", "refused too"]
 )
-def test_memory_holds_what_was_written_to_the_last_token_and_neither_prompts_nor_refused_guesses(cls, right):
+def test_memory_holds_what_was_written_to_the_last_token_and_neither_prompts_nor_rejected_draft_tokens(cls, right):
     assembly, memory = assemble(suffixes()), Memory()
     assembly.decoder.drafter = cls(alpha=4.0)
     model = TableModel("abcde", seed=2)
@@ -286,7 +286,7 @@ class TakenForDrawn(find("suffix_decoding")):
 
 
 @pytest.mark.refuses("suffix_decoding")
-def test_frequencies_are_no_chances_a_guess_was_drawn_with():
+def test_frequencies_are_no_chances_a_draft_token_was_drawn_with():
     assert off(TakenForDrawn(), Judged(reject)) > WRONG
     assert off(make("suffix_decoding", alpha=4.0), Judged(reject)) < EXACT
 
@@ -306,7 +306,7 @@ def test_the_three_public_ways_to_look_a_prompt_up_differ_where_they_are_known_t
 
 @settings(deadline=None, max_examples=150)
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), length=st.integers(1, 5))
-def test_the_original_takes_the_longest_ending_that_a_whole_guess_follows(text, n_max, length):
+def test_the_original_takes_the_longest_ending_that_a_whole_draft_follows(text, n_max, length):
     whole = [
         (-n, i)
         for n in range(1, n_max + 1)
@@ -326,7 +326,7 @@ def joined(source: str, answer: str, **knobs) -> int | None:
 
 
 @pytest.mark.parametrize("answer, place", [("ba", 3), ("a", None), ("xa", None), ("c", 4), ("x", None), ("", None)])
-def test_an_answer_joins_its_input_after_the_shortest_ending_that_stands_there_once(answer, place):
+def test_an_answer_joins_its_input_after_the_shortest_ending_that_occurs_once(answer, place):
     assert joined("abac", answer) == place
 
 
@@ -425,7 +425,7 @@ def test_one_that_keeps_its_place_after_a_mismatch_is_found_out():
         assert passes_of(Stubborn(), answer) > expected + 2
 
 
-def test_a_block_ends_the_guess_and_the_next_goes_on_where_it_ended():
+def test_a_block_ends_the_draft_and_the_next_goes_on_where_it_ended():
     assert passes_of(make("aggressive", block=4), SOURCE) == 3, "five tokens a pass"
 
 

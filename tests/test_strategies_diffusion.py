@@ -219,7 +219,7 @@ class Stale(MaskedDiffusion):
 
 
 @pytest.mark.refuses("masked_diffusion")
-def test_proposals_that_are_not_read_anew_break_the_law():
+def test_proposals_that_are_not_read_again_break_the_law():
     table = random_table(3, 3)
     assert distance(law(table, Stale(temperature=1.0)), law_of(table)) > 0.01
 
@@ -388,7 +388,7 @@ def test_an_end_token_in_a_full_block_ends_the_answer_without_another_pass():
 
 # --- what the lane tells ---
 
-def test_the_same_seed_tells_the_same_story_and_lanes_do_not_disturb_each_other():
+def test_the_same_seed_gives_the_same_events_and_lanes_do_not_disturb_each_other():
     recipes = [LaneConfig("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
     prompt = ORACLE.tokens.encode("the")
     together = session(ORACLE, *recipes, prompt=prompt, seed=3).trace
@@ -520,7 +520,7 @@ WRONG = [(FillsTwice(), "each is filled once"), (FillsUneven(), "shorter"), (For
 
 
 @pytest.mark.parametrize("wrong, said", WRONG)
-def test_a_decoder_that_fills_wrongly_is_told(wrong, said, caplog):
+def test_a_decoder_that_fills_wrongly_is_reported(wrong, said, caplog):
     events = drive(over(random_table(2, 3)), wrong)
     assert isinstance(events[-1], Failed) and said in events[-1].message
 

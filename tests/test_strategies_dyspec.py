@@ -126,7 +126,7 @@ def needed(tokens: list[int], parents: list[int], q: list[float]) -> list[float]
     return chances
 
 
-def test_every_guess_shows_the_chance_it_was_needed_with_and_none_is_likelier_than_one_before_it():
+def test_every_draft_token_shows_the_chance_it_was_needed_with_and_none_is_likelier_than_one_before_it():
     _, events = recorded(speculative_lane("dyspec", "rejection", AT_ONE, nodes=20))
     drafts = [event for event in events if isinstance(event, Draft)]
     figures = [event.data["values"] for event in events if isinstance(event, Figure)]
@@ -136,7 +136,7 @@ def test_every_guess_shows_the_chance_it_was_needed_with_and_none_is_likelier_th
         assert all(later <= earlier + 1e-12 for earlier, later in zip(values, values[1:]))
 
 
-def test_a_budget_of_guesses_stands_longer_where_it_is_spent_by_odds_than_in_a_fixed_shape():
+def test_a_tree_by_probability_has_more_tokens_accepted_than_one_of_fixed_shape():
     models = {"target": TableModel("abcd", seed=3, spread=3), "draft": TableModel("abcd", seed=3, spread=3)}
     spent = [
         sum(weight * len(verdict.kept) for weight, _, verdict in first_drafts(recipe, models, 4))
@@ -189,7 +189,7 @@ class JudgesAtAnotherTemperature(find("dyspec")):
 
 @pytest.mark.oracle("dyspec")
 @pytest.mark.refuses("dyspec")
-def test_a_tree_by_odds_has_the_targets_law_and_the_wrong_ones_have_not():
+def test_a_tree_by_probability_has_the_targets_law_and_the_wrong_ones_have_not():
     for right in (
         make("dyspec", nodes=4),
         make("dyspec", nodes=4, temperature=0.3),

@@ -330,7 +330,7 @@ def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeyp
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
-def test_events_tell_of_freed_slots_and_memory_falls_with_them(decoder):
+def test_events_report_freed_slots_and_memory_falls_with_them(decoder):
     recipe = LaneConfig(decoder, {}, [("h2o", {"heavy": 5, "recent": 3})])
     session = prepare(
         pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
@@ -347,7 +347,7 @@ def test_events_tell_of_freed_slots_and_memory_falls_with_them(decoder):
     assert len(caches[-1].live) == store.depth and len(caches[-1].live[0]) == store.heads
 
 
-def test_a_rejected_guess_has_no_vote():
+def test_a_rejected_draft_token_has_no_vote():
     """Speculation that always errs keeps what plain decoding keeps, whatever the guesses looked at."""
     plain = course(alone(make("h2o", heavy=5, recent=4)), models())
     decoder = make("speculative", verifier="greedy_match")

@@ -104,7 +104,9 @@ START = [5, 9, 2, 7, 7, 1]
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_every_layers_rows_are_those_of_a_fresh_reading_and_the_chosen_layers_are_the_guesses(architecture, samplers):
+def test_every_layers_rows_are_those_of_a_fresh_reading_and_the_chosen_layers_are_the_draft_tokens(
+    architecture, samplers
+):
     model, compared = layered(architecture), set()
 
     class Comparing(Verifier):
@@ -146,7 +148,7 @@ def test_counts_are_what_one_reading_of_the_finished_text_would_give(cls, right,
     ) == right
 
 
-def test_a_chain_ends_with_its_first_unsure_guess_and_that_guess_is_sent():
+def test_a_chain_ends_with_its_first_unsure_draft_token_and_that_draft_token_is_sent():
     chains = []
 
     class Watched(DEL):
@@ -187,7 +189,7 @@ def test_the_law_is_the_whole_models_whatever_its_layers_think(knobs, verifier):
     assert law_distance(with_drafter(DEL(**knobs), AT_ONE, verifier=verifier), {"target": TwoLayers("ab")}, 4) < EXACT
 
 
-def test_an_unsure_guess_that_is_taken_back_bends_the_law():
+def test_an_unsure_draft_token_that_is_withdrawn_bends_the_law():
     assert law_distance(with_drafter(DropsUnsure(), AT_ONE), {"target": TwoLayers("ab")}, 4) > WRONG
 
 
@@ -214,7 +216,7 @@ def packed() -> Models:
     return load(draft="nf4")
 
 
-def test_a_model_in_nf4_guesses_for_itself_in_full_and_is_named_as_what_it_is(packed):
+def test_a_model_in_nf4_drafts_for_itself_in_full_and_is_named_as_what_it_is(packed):
     session, events = recorded(LaneConfig("speculative"), packed, 30, "Once upon a time")
     assert (packed.target.quantization, packed.draft.quantization) == ("none", "nf4")
     assert (session.headers[0].draft, session.headers[0].quantization) == ("pocket in nf4", "none")

@@ -135,7 +135,7 @@ def test_every_forward_reads_each_different_span_once_and_none_is_read_again_to_
     )
 
 
-def test_a_span_that_stands_there_twice_is_one_span_with_two_places():
+def test_a_span_that_occurs_twice_is_one_span_with_two_places():
     recorded = extracted(
         TableModel("abcd", "d", rule=lambda context: torch.tensor([0.0, 2.0, -9.0, 0.0])), "acbac", [0], longest=1
     )
@@ -159,7 +159,7 @@ def bundled():
     return playground.load()
 
 
-def test_the_bundled_models_answer_stands_in_the_passage_and_is_at_least_as_probable_as_greedys_where_that_does_too(
+def test_the_bundled_models_answer_is_in_the_passage_and_is_at_least_as_probable_as_greedys_where_that_does_too(
     bundled,
 ):
     for question in [question for question in gallery() if question.task == "context_qa"]:

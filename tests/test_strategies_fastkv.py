@@ -293,7 +293,7 @@ def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
 @pytest.mark.parametrize(
     "rate, depth, whole", [(0.2, 0.35, 1), (0.5, 0.35, 1), (0.5, 0.7, 2), (1.0, 0.35, 1), (0.2, 1.0, 3)]
 )
-def test_forwards_tell_what_was_computed_and_no_more(rate, depth, whole, chunk, monkeypatch):
+def test_forwards_show_what_was_computed_and_no_more(rate, depth, whole, chunk, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
@@ -383,7 +383,7 @@ def test_where_all_layers_read_everything_it_is_snapkv(knobs, pooling):
     assert course(alone(make("fastkv", **shared, rate=0.5)), models()) != expected
 
 
-def test_a_rejected_guess_leaves_no_trace():
+def test_a_rejected_draft_token_leaves_no_trace():
     plain = course(alone(make("fastkv", **KNOBS)), models())
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()

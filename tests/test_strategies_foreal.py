@@ -105,7 +105,7 @@ def test_a_led_sentence_begins_with_the_leader_for_at_most_n_tokens(n):
     [lambda text: False, lambda text: text.endswith("."), lambda text: "b" in text],
     ids=["never", "a stop alone", "at a letter"],
 )
-def test_who_takes_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong, monkeypatch):
+def test_taking_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong, monkeypatch):
     monkeypatch.setitem(find("foreal").decode.__globals__, "is_sentence", wrong)
     recorded = [(sentence, (["leader"] * 3 + ["draft"] * len(sentence))[:len(sentence)]) for seed in range(8)
             for sentence in sentences_of(*led(3, 1.0, seed)[1:])]
@@ -129,7 +129,7 @@ def test_the_coin_leads_as_many_sentences_as_it_should():
     assert len(leads) > 200 and abs(sum(leads) / len(leads) - 0.3) < 0.08
 
 
-def test_whoever_takes_over_reads_in_one_forward_what_the_other_wrote():
+def test_the_model_that_takes_over_reads_in_one_forward_what_the_other_wrote():
     recorded = playground.run(
         "foreal", "Tell me a story about Mia.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4}
     )

@@ -30,7 +30,7 @@ COLLAPSES = {
 
 
 @pytest.mark.oracle("icd")
-def test_both_streams_are_read_from_the_beginning_and_the_first_is_held_against_the_second():
+def test_both_streams_are_read_from_the_beginning_and_the_first_is_compared_with_the_second():
     for seed in range(5):
         model, text = TableModel("abcde", seed=seed), []
         for _ in range(10):

@@ -167,7 +167,7 @@ def test_neighbours_that_disagree_are_trusted_less_and_those_of_one_mind_fully()
 LONGER = TEXT + " The old bird listens to the green fox, and the red bird sings to the old fox."
 
 
-def test_the_text_it_is_held_against_is_the_one_that_follows_and_its_gains_are_those_of_the_tokens_that_come_next():
+def test_the_text_it_is_compared_with_is_the_one_that_follows_and_its_gains_are_those_of_the_tokens_that_come_next():
     ids, model = ids_of(LONGER), pair().target
     sampler = prepared([make("knn_lm", text=LONGER, tokens=16, held=16)], {"target": model}, PROMPT)[0]
     assert sampler.store.ids == ids[:16]
@@ -193,7 +193,7 @@ def true_text(text: str, held: int) -> list[dict]:
     return figures(events, "true text: entropy, nats")
 
 
-def test_nothing_is_held_against_a_text_that_is_stored_whole():
+def test_nothing_is_compared_with_a_text_that_is_stored_whole():
     assert not true_text(TEXT, 0) and not true_text("The green bird", 64)
 
 
@@ -213,7 +213,7 @@ def test_gains_split_into_those_helped_and_those_hurt_and_none_lies_beyond_the_w
     assert bool((effects.gains >= math.log(0.75) - 1e-9).all())
 
 
-def test_growth_is_the_least_squares_slope_of_what_stands_and_forgets_what_was_taken_back():
+def test_growth_is_the_least_squares_slope_of_the_current_text_without_what_was_rolled_back():
     sampler = knn()
     for position, value in enumerate([9.0, 1.0, 2.0, 4.0, 3.0, 5.0, 5.0, 8.0, 7.0]):
         list(sampler._entropies(position, value, 2 * value))

@@ -421,7 +421,7 @@ def test_where_everything_is_legal_all_texts_count_and_nothing_is_refused():
     assert effective == pytest.approx([5.0] * 4) and refused == [0.0] * 4
 
 
-def test_a_refusal_is_told_with_what_was_refused_and_what_passed():
+def test_a_refusal_is_reported_with_what_was_refused_and_what_passed():
     lane = steered(LaneConfig("awrs", {"particles": 6}, [("regex", {"pattern": "1[01]"})]), coins(2), Draws(0))
     notes = [event.text for event in lane.recorded if isinstance(event, Note) and "tries of" in event.text]
     assert notes and all("refused '0'" in note and "passed '1'" in note for note in notes)
@@ -476,7 +476,7 @@ def test_a_row_of_the_matrix_holds_what_the_trie_holds(seed, ragged):
 
 
 @pytest.mark.parametrize("items", [[], [[]], [[1, 2], [1, 2, 3]]])
-def test_items_that_cannot_be_told_apart_make_no_trie(items):
+def test_items_that_cannot_be_distinguished_make_no_trie(items):
     with pytest.raises(ValueError):
         CsrTrie(items, 9)
 

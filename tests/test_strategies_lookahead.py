@@ -406,7 +406,7 @@ def test_a_wrong_contrastive_search_is_refused(part, wrong, monkeypatch):
         test_contrastive_search_takes_what_the_librarys_states_say("llama", 4, 0.6)
 
 
-def test_an_overruled_first_choice_is_told_with_both_likenesses():
+def test_an_overruled_first_choice_is_reported_with_both_likenesses():
     _, events = run(contrastive(k=4, alpha=0.9), {"target": pair().target}, PROMPT, 8)
     tables, notes = figures(events, "candidates"), [event.text for event in events if isinstance(event, Note)]
     overruled = [data for data in tables if max(data["values"], key=lambda row: row[2]) != data["values"][0]]

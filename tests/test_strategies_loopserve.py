@@ -265,7 +265,7 @@ each = pytest.mark.parametrize(
 
 
 @each
-def test_a_rejected_guess_leaves_no_trace(name, knobs):
+def test_a_rejected_draft_token_leaves_no_trace(name, knobs):
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()
     speculative = course(Assembly(decoder, cache_policy=make(name, **knobs)), models())

@@ -111,7 +111,7 @@ def test_whatever_memory_holds_the_law_is_the_targets_and_wrong_ways_to_use_it_a
         assert off(wrong, Judged(reject)) > WRONG, type(wrong).__name__
 
 
-def test_memory_that_agrees_with_the_model_has_its_first_guesses_stand():
+def test_memory_that_agrees_with_the_model_has_its_first_draft_tokens_accepted():
     assembly = assemble(speculative_lane("stand", "rejection", AT_ONE))
     found: list = []
     assembly.decoder.verifier = recording_rejections(found)
@@ -192,13 +192,13 @@ def test_scores_change_a_search_that_weights_alone_would_lead_elsewhere():
     assert visits[0][1] > 1.5 * visits[0][0] and visits[1][0] == visits[1][1]
 
 
-def test_ways_become_guesses_one_token_longer_than_they_were_searched():
+def test_ways_become_draft_tokens_one_token_longer_than_they_were_searched():
     ring = {(a, (a + 1) % 9): {(a + 2) % 9: 1.0} for a in range(9)}
     drafter = searching(ring)
     assert max(drafter.most_visited(drafter.search((0, 1))), key=len) == [2, 3, 4, 5]
 
 
-def test_guesses_fit_their_number_and_those_of_most_tokens_go_first():
+def test_draft_tokens_fit_their_number_and_those_of_most_tokens_go_first():
     drafter = make("aded", nodes=8)
     assert drafter._fitting([[1, 2, 3], [1], [1, 2, 3, 4], [4, 5], [1]]) == [[1, 2, 3], [1], [4, 5]]
 

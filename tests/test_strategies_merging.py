@@ -27,7 +27,7 @@ each = pytest.mark.parametrize("name", TIGHT)
 
 @each
 @pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE, LaneConfig("sample")], ids=["greedy", "tree", "sample"])
-def test_a_lane_tells_what_was_merged_into_what(name, recipe):
+def test_a_lane_shows_what_was_merged_into_what(name, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **TIGHT[name])], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == []
@@ -39,7 +39,7 @@ def test_a_lane_tells_what_was_merged_into_what(name, recipe):
 
 
 @each
-def test_a_rejected_guess_is_merged_into_nothing(name):
+def test_a_rejected_draft_token_is_merged_into_nothing(name):
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()
     speculative = room(Assembly(decoder, cache_policy=make(name, **TIGHT[name])))

@@ -186,7 +186,7 @@ def test_a_target_beyond_the_models_entropy_is_reported_once():
     assert "9 bits is out of reach" in note
 
 
-def test_what_was_guessed_and_refused_moves_nothing():
+def test_what_was_drafted_and_rejected_moves_nothing():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     knobs = {"tau": 1.2, "eta": 0.5}
     recipe = LaneConfig("speculative", {}, [("draft_model", {}), ("sample_match", {}), ("mirostat", knobs)])

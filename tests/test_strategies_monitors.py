@@ -189,7 +189,7 @@ def text(model: TableModel, prompt: str, length: int = 6, decoder: str = "greedy
         (["getX", "ße", "gr", "ö"], "x.größe"),
     ],
 )
-def test_a_name_nobody_has_gives_way_to_one_that_is_there_however_it_is_split(knows, wishes, begins):
+def test_a_name_no_one_has_gives_way_to_one_that_is_there_however_it_is_split(knows, wishes, begins):
     knows(NAMES)
     assert text(wanting(*wishes), "x.").startswith(begins)
 
@@ -288,7 +288,7 @@ def test_private_names_are_offered_as_one_asks(knows, underscores, names):
         ("x.\n```py\nx.\n```\nb.", ""),
     ],
 )
-def test_the_program_is_what_stands_after_the_last_special_token_or_in_an_open_fence(history, program, monkeypatch):
+def test_the_program_is_what_follows_the_last_special_token_or_in_an_open_fence(history, program, monkeypatch):
     monkeypatch.setattr("test_strategies_monitors.PIECES", [*PIECES, "```", "p", "y"])
     assert monitor("x")._program(tokens(history)) == program
 
@@ -300,7 +300,7 @@ def recorded(prompt: str, wishes: list[str], token: str):
     return list(made.explain(row, tokens(prompt), PIECES.index(token)))
 
 
-def test_the_names_are_told_with_their_odds_and_what_the_model_wanted(knows):
+def test_the_names_are_reported_with_their_probabilities_and_what_the_model_wanted(knows):
     knows(["balance", "get"])
     figure, note = recorded("x.", ["balanse", "get"], "get")
     p = wanting("balanse", "get").scores(()).softmax(0)
@@ -312,7 +312,7 @@ def test_the_names_are_told_with_their_odds_and_what_the_model_wanted(knows):
     assert "2 names" in note.text and "'balanse'" in note.text and "it got 'get'" in note.text
 
 
-def test_that_the_analysis_knows_nothing_is_told_at_the_dot_alone(knows):
+def test_that_the_analysis_knows_nothing_is_reported_at_the_dot_alone(knows):
     knows([])
     assert (
         [type(event) for event in recorded("x.", ["b"], "b")] == [Note]

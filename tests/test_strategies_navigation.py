@@ -134,7 +134,7 @@ def tried_of(recorded) -> list[str]:
 
 
 @pytest.mark.parametrize("strip", [False, True])
-def test_first_tokens_are_told_apart_by_what_they_read(strip):
+def test_first_tokens_are_distinguished_by_what_they_read(strip):
     """Two tokens that read the same count once, and with `strip` two that differ by a blank."""
     letters = ["a", "a", " a", "b", '"']
     recorded = run(navigation(n_run=4, n_tol=2, navigate=False, strip=strip), TableModel(letters, seed=1), PROMPT, 20)

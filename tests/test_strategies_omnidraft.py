@@ -215,7 +215,7 @@ def test_the_law_is_the_targets_where_texts_end_and_under_a_sampler():
 
 @pytest.mark.refuses("omnidraft")
 @pytest.mark.parametrize("wrong", [InPlace, MergedFirst])
-def test_a_wrong_place_for_the_merged_guess_is_found_out(wrong):
+def test_a_wrong_place_for_the_merged_draft_token_is_found_out(wrong):
     models = strangers()
     found = law_between(speculation(wrong(depth=2), AT_ONE), models, [0, 1, 0], 3)
     assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
@@ -244,7 +244,7 @@ def agreeing() -> dict[str, TableModel]:
     return {"target": speaking(["a", "b", "ab"], rule=target), "draft": speaking(["b", "a"], rule=draft)}
 
 
-def test_a_run_that_spells_a_token_of_the_target_is_learned_and_guessed_from_then_on():
+def test_a_run_that_spells_a_token_of_the_target_is_learned_and_drafted_from_then_on():
     lane, recorded = crossed(speculative_lane("omnidraft", depth=4), agreeing(), [0, 1], 9)
     assert lane.tokens[2:] == [2] * 9
     firsts, verdicts = (
@@ -257,7 +257,7 @@ def test_a_run_that_spells_a_token_of_the_target_is_learned_and_guessed_from_the
     assert figures(recorded, "runs that became one token")[0]["spans"] == [[1, 2, "a + b", 2], [2, 3, "a + b", 2]]
 
 
-def test_without_merging_only_common_tokens_are_guessed():
+def test_without_merging_only_common_tokens_are_drafted():
     lane, recorded = crossed(speculative_lane("omnidraft", depth=4, longest=1), agreeing(), [0, 1], 5)
     assert lane.tokens[2:] == [2] * 5 and not [e for e in recorded if isinstance(e, Verdict) and e.kept]
 
@@ -402,7 +402,7 @@ def test_tokenizers_that_treat_spaces_in_their_own_ways_read_the_same_text(ours,
     assert b" " in b"".join(map(models["target"].tokens.bytes, said)) and len(stream.spellings(0)) > len(said) / 2
 
 
-def test_an_end_of_the_drafts_stands_for_an_end_of_the_targets():
+def test_an_end_of_the_drafts_counts_as_an_end_of_the_targets():
     def ending(place):
         return lambda context: torch.nn.functional.one_hot(torch.tensor(place), 3).double() * 9
 
@@ -415,7 +415,7 @@ def test_an_end_of_the_drafts_stands_for_an_end_of_the_targets():
     assert [event.tokens for event in recorded if isinstance(event, Draft)] == [[2]]
 
 
-def test_a_draft_that_has_no_room_left_guesses_nothing():
+def test_a_draft_that_has_no_room_left_drafts_nothing():
     models = strangers()
     models["draft"].context = 6
     lane, recorded = crossed(speculative_lane("omnidraft", AT_ONE), models, [0, 1, 0], 20)
@@ -463,7 +463,7 @@ def ends_of(models: Models, *recipes: LaneConfig) -> list[Event]:
     return [last[lane] for lane in range(len(recipes))]
 
 
-def test_a_draft_with_other_tokens_is_refused_to_who_cannot_translate_it_and_to_nobody_else():
+def test_a_draft_with_other_tokens_is_refused_only_to_lanes_that_cannot_translate_it():
     drafters = [speculative_lane(cls.name) for cls in registered("drafter") if "draft" in cls.needs]
     others = [LaneConfig("greedy"), speculative_lane("prompt_lookup"), LaneConfig("ead")]
     for recipe, end in zip([*drafters, *others], ends_of(Models(*strangers().values()), *drafters, *others)):
@@ -478,7 +478,7 @@ def test_a_draft_with_other_tokens_is_refused_to_who_cannot_translate_it_and_to_
             )
 
 
-def test_one_that_shares_the_tokens_is_refused_to_nobody():
+def test_one_that_shares_the_tokens_is_refused_to_no_one():
     models = Models(TableModel("abc"), TableModel("abc", seed=1))
     assert models.differences == "" and all(
         isinstance(end, Done) for end in ends_of(models, speculative_lane("draft_model"), speculative_lane("omnidraft"))

@@ -60,7 +60,7 @@ def test_one_text_is_drawn_as_under_a_plain_mask_and_more_come_nearer_to_what_th
     assert 1 / 3 < zeros(2, 1.0) < 1 / 2
 
 
-def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_anew():
+def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_again():
     lane = steered(
         LaneConfig("smc", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0)
     )
@@ -74,7 +74,7 @@ def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_a
     ]
 
 
-def test_a_text_drawn_anew_reads_on_as_if_it_had_been_alone():
+def test_a_text_drawn_again_reads_on_as_if_it_had_been_alone():
     """On a real network: rows of copies are those of the whole text read from scratch."""
     model, recipe = (
         pair("llama").target,

@@ -42,7 +42,7 @@ def steps(models: dict, recipe: LaneConfig, length: int = 40) -> tuple[list[Draf
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])
-def test_with_a_draft_that_is_always_right_every_pass_checks_all_guesses_of_the_step_before(gamma):
+def test_with_a_draft_that_is_always_right_every_pass_checks_all_draft_tokens_of_the_step_before(gamma):
     drafts, verdicts, events = steps(agreeing(1000), pearl(gamma=gamma), 41)
     assert [len(verdict.kept) for verdict in verdicts[:-1]] == [1] + [gamma] * (len(verdicts) - 2)
     assert all(verdict.token == -1 for verdict in verdicts[:-1]), "the first new guess has the bonus token's place"
@@ -59,7 +59,7 @@ def test_with_a_draft_that_is_always_wrong_every_token_costs_a_pass_of_the_targe
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_pending_are_none_or_all_guesses_of_a_step_but_the_first(gamma, samplers):
+def test_pending_are_none_or_all_draft_tokens_of_a_step_but_the_first(gamma, samplers):
     """Seen from the text: the draft reads what is pending again, with the end of the text, in the pass that makes the
     next guess.
     """
@@ -113,7 +113,7 @@ def test_the_law_of_pearl_is_the_targets(knobs, verifier):
 
 
 @pytest.mark.parametrize("knobs", [{}, {"pre": False}], ids=str)
-def test_the_law_of_pearl_is_the_targets_where_pending_guesses_may_end_the_text(knobs):
+def test_the_law_of_pearl_is_the_targets_where_pending_draft_tokens_may_end_the_text(knobs):
     assert law_distance(LaneConfig("pearl", {"gamma": 2, **knobs}, [AT_ONE]), tables("ab.", ends="."), 3) < EXACT
 
 
@@ -144,14 +144,14 @@ class BonusBesidePending(find("pearl")):
 
 
 @pytest.mark.refuses("pearl")
-def test_pending_guesses_that_nobody_checks_bend_the_law():
+def test_pending_draft_tokens_that_no_one_checks_bend_the_law():
     assembly = assemble(pearl(AT_ONE, gamma=3))
     assembly.decoder.verifier = BelievesPending()
     assert law_distance(assembly, tables("ab"), 3) > WRONG
 
 
 @pytest.mark.refuses("pearl")
-def test_a_pending_guess_that_is_written_at_once_bends_the_law():
+def test_a_pending_draft_token_that_is_written_at_once_bends_the_law():
     assembly = assemble(pearl(AT_ONE, gamma=2))
     assembly.decoder = BonusBesidePending(assembly.decoder.verifier, gamma=2)
     assert law_distance(assembly, tables("ab"), 3) > WRONG
@@ -236,13 +236,13 @@ def passes(patience: float, draft_device: str = "cpu", **knobs) -> tuple[list[bo
 
 
 @pytest.mark.parametrize("how", [{"at_once": "always"}, {"draft_device": "cuda:1"}], ids=str)
-def test_the_draft_guesses_while_the_target_is_still_at_its_pass(how):
+def test_the_draft_model_drafts_while_the_target_is_still_in_its_forward(how):
     (_, *met), (_, *threads) = passes(20.0, **how)
     assert len(met) > 2 and all(met) and threading.main_thread() not in threads, "all but the prompt's"
 
 
 @pytest.mark.parametrize("how", [{}, {"draft_device": "cuda:1", "at_once": "never"}], ids=str)
-def test_on_one_device_or_where_it_is_told_to_the_draft_waits_for_the_target(how):
+def test_on_one_device_or_where_it_is_asked_to_the_draft_waits_for_the_target(how):
     met, threads = passes(0.01, **how)
     assert len(met) > 3 and not any(met) and set(threads) == {threading.main_thread()}
 
@@ -289,7 +289,7 @@ class Breaks(TableModel):
         return super().forward(works, plan)
 
 
-def test_a_pass_that_fails_aside_fails_its_lane_alone():
+def test_a_pass_that_fails_in_the_background_fails_its_lane_alone():
     models = Models(Breaks("abc", seed=1), TableModel("abc", seed=2))
     events = [
         stamped

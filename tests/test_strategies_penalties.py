@@ -264,7 +264,7 @@ def test_marks_are_written_with_spaces_between_them():
     assert parse_marks('\\n : "') == ("\n", ":", '"') and parse_marks("  ") == ()
 
 
-def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_told():
+def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_informed():
     def rule(context):  # abc abc abc: each letter is followed by the next one, and d is a little less likely
         return torch.tensor([4.0 * ((context[-1] + 1) % 3 == token) for token in range(3)] + [3.0], dtype=torch.float64)
 

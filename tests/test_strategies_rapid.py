@@ -139,7 +139,7 @@ def test_at_eta_0_the_law_is_the_long_views_and_the_further_it_is_moved_the_less
     assert apart[0.0] < EXACT and apart[0.0] + 0.02 < apart[1.0] and apart[1.0] + 0.02 < apart[5.0]
 
 
-def test_two_views_that_are_the_same_change_nothing_and_every_guess_stands():
+def test_two_views_that_are_the_same_change_nothing_and_every_draft_token_is_accepted():
     # what the short view reads is its last token, so all of it
     models, prompt = {"target": TableModel("abc", seed=6)}, [1]
     assert distance(law(rapid(AT_ONE, gamma=2), models, prompt, 3), product_law(models["target"], prompt, 3)) < EXACT
@@ -152,7 +152,7 @@ def test_two_views_that_are_the_same_change_nothing_and_every_guess_stands():
     assert all(test.kept for stamped in session if isinstance(stamped.event, Verdict) for test in stamped.event.tests)
 
 
-def test_without_chance_a_guess_stands_where_it_is_the_best_of_the_moved_p():
+def test_without_chance_a_draft_token_is_accepted_where_it_is_the_best_of_the_moved_p():
     model, prompt, moved = TableModel("abcd", seed=2), [1, 0], 0
     found = law(rapid(gamma=3, eta=8.0), {"target": model}, prompt, 7)
     text, left = [], -1
@@ -166,7 +166,7 @@ def test_without_chance_a_guess_stands_where_it_is_the_best_of_the_moved_p():
     assert found == {tuple(text): 1.0} and moved
 
 
-def test_at_eta_0_greedy_text_is_that_of_the_whole_passage_though_guesses_fall():
+def test_at_eta_0_greedy_text_is_that_of_the_whole_passage_though_draft_tokens_are_rejected():
     prompt = Prompt("What does the bird do?", context="The fox is red. The green bird sings.")
     session = prepare(pair(), [GREEDY, rapid(eta=0.0, part=4, length=4)], prompt, Limits(0, 24))
     recorded = list(session)

@@ -218,7 +218,7 @@ class PassesForDrawn(find("rasd")):
 
 
 @pytest.mark.refuses("rasd")
-def test_retrieved_guesses_that_pass_for_drawn_ones_are_found_out():
+def test_retrieved_draft_tokens_that_pass_for_drawn_ones_are_found_out():
     models = tables()
     found = law(speculation(PassesForDrawn(**CORPUS, nodes=0, prune=0), AT_ONE), models, [0, 1, 0], 3)
     assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
@@ -307,7 +307,7 @@ def test_the_drafts_tree_holds_its_likeliest_paths():
     assert paths(tree) == expected
 
 
-def test_it_is_told_what_stood_by_where_it_came_from():
+def test_accepted_tokens_are_reported_by_their_source():
     recorded = ran(speculative_lane("rasd", **CORPUS), tables("abc", seed=1), [0, 1, 0], 24)
     series = figures(recorded, "guesses that stood so far")[-1]["series"]
     stood = sum(len(event.kept) for event in [e for e in recorded if isinstance(e, Verdict)][:-1])

@@ -35,21 +35,21 @@ def test_the_papers_tree_has_eighty_nodes_and_every_beginning_of_its_paths():
         assert all((*path[:-1], path[-1] - 1) in chosen for path in chosen if path[-1])
 
 
-def test_guesses_are_looked_up_along_the_ranks_of_the_tree():
+def test_draft_tokens_are_looked_up_along_the_ranks_of_the_tree():
     memory, tree = module.Successors(), TokenTree()
     memory.known = {1: (2, 3), 2: (4, 0), 3: (1, 1)}
     memory.grow(tree, 1, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)], ends=lambda token: False)
     assert (tree.tokens, tree.parents) == ([2, 3, 4, 0, 1], [-1, -1, 0, 0, 1])
 
 
-def test_nothing_is_guessed_after_a_guess_that_ends_the_text():
+def test_nothing_is_drafted_after_a_draft_token_that_ends_the_text():
     memory, tree = module.Successors(), TokenTree()
     memory.known = {1: (2,), 2: (1,)}
     memory.grow(tree, 1, [(0,), (0, 0)], ends=lambda token: token == 2)
     assert tree.tokens == [2]
 
 
-def test_refused_guesses_teach_as_well_and_the_last_row_of_a_token_counts():
+def test_rejected_draft_tokens_teach_as_well_and_the_last_row_of_a_token_counts():
     memory = module.Successors()
     rows = torch.tensor([[0.0, 1, 2, 3], [3.0, 2, 1, 0], [0.0, 3, 2, 1]])
     memory.learn([0, 3, 3], rows, k=2)
@@ -100,7 +100,7 @@ def forwards_of(drafter: Drafter) -> int:
     return model.forwards
 
 
-def test_learning_from_kept_guesses_alone_warms_up_more_slowly():
+def test_learning_from_kept_draft_tokens_alone_warms_up_more_slowly():
     learn_all, learn_kept = (forwards_of(learned_from(nodes)(80, 8)) for nodes in ("all", "kept"))
     assert forwards_of(make("token_recycling")) == learn_all < 0.97 * learn_kept
 
@@ -142,7 +142,7 @@ class Garbage(Memory):
         return thing
 
 
-def test_garbage_in_memory_costs_guesses_and_changes_no_text():
+def test_garbage_in_memory_costs_draft_tokens_and_changes_no_text():
     texts = []
     for seed in range(3):
         session, events = recycled(Garbage(seed))

@@ -58,7 +58,7 @@ def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[
 
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_guesses_that_were_guessed_themselves_are_the_draft_models_own(samplers):
+def test_draft_tokens_that_were_drafted_themselves_are_the_draft_models_own(samplers):
     """A chain is drawn by the same chances whoever saves the draft model its passes."""
     models, prompt = tables("ab", seed=2), [0, 1, 0, 1, 1]
     first = {}
@@ -70,7 +70,7 @@ def test_guesses_that_were_guessed_themselves_are_the_draft_models_own(samplers)
     )
 
 
-def test_the_target_gets_at_least_as_many_tokens_as_was_asked_and_at_most_one_inner_guess_more():
+def test_the_target_gets_at_least_as_many_tokens_as_requested_and_at_most_one_inner_draft_more():
     lengths = [
         len(chain)
         for chain in chains_of(
@@ -105,7 +105,7 @@ class BelievesLookup(find("hierarchical")):
 @pytest.mark.parametrize(
     "cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"]
 )
-def test_the_law_is_the_targets_only_where_the_inner_guess_is_checked_by_the_draft_model(cls, right):
+def test_the_law_is_the_targets_only_where_the_inner_draft_token_is_checked_by_the_draft_model(cls, right):
     off = law_distance(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
     assert off < EXACT if right else off > WRONG
 
@@ -136,7 +136,7 @@ def read_after(model: Model, tokens: list[int], count: int) -> torch.Tensor:
 @pytest.mark.refuses("reflective")
 @pytest.mark.parametrize("cls, right", [(Reflective, True), (Shifted, False)], ids=["aligned", "shifted"])
 @pytest.mark.parametrize("ending", [0, 4])
-def test_guesses_are_judged_by_a_mixture_of_two_fresh_readings(cls, right, ending):
+def test_draft_tokens_are_judged_by_a_mixture_of_two_fresh_readings(cls, right, ending):
     models, off = {"target": pair().target, "draft": pair().draft}, []
 
     class Comparing(Verifier):
@@ -177,7 +177,7 @@ def test_a_target_that_copies_accepts_more_nonsense_the_more_the_second_reading_
     assert shares[0] < 0.3 and shares == sorted(shares) and shares[-1] > 0.6
 
 
-def test_what_stands_only_by_reflection_is_told():
+def test_what_is_accepted_only_by_reflection_is_reported():
     models = Models(copying(), TableModel("abcdefgh", seed=9))
     recipe = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
     notes = [event.text for event in recorded(recipe, models, 40, "abc")[1] if event.kind == "note"]

@@ -182,7 +182,7 @@ class EverythingIsFar(SinkWindow):
 @pytest.mark.oracle("sink_window")
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("sinks, window", [(2, 5), (4, 1), (0, 6), (4, 40)])
-def test_renumbered_rows_and_tokens_stand_at_their_place_in_the_cache(architecture, sinks, window):
+def test_renumbered_rows_and_tokens_are_at_their_place_in_the_cache(architecture, sinks, window):
     ours = course(alone(make("sink_window", sinks=sinks, window=window, positions="renumbered")), models(architecture))
     true = course(alone(make("sink_window", sinks=sinks, window=window)), models(architecture))
     assert ours[0] == written_out(architecture, numbered_by_the_cache(sinks, window))

@@ -181,7 +181,7 @@ def test_a_token_that_was_removed_before_neither_comes_back_nor_counts(name, val
 
 
 @every_cut
-def test_ids_may_be_renamed_and_rows_stand_beside_others_without_changing_what_is_kept(name, value):
+def test_ids_may_be_renamed_and_rows_may_be_batched_with_others_without_changing_what_is_kept(name, value):
     rows, order = random_rows(50, dtype=torch.float64), torch.randperm(50, generator=torch.Generator().manual_seed(0))
     assert torch.equal(kept(name, value, rows[:, order]), kept(name, value, rows)[:, order])
     assert torch.equal(kept(name, value, rows), torch.cat([kept(name, value, row[None]) for row in rows]))

@@ -376,7 +376,7 @@ def test_voting_finds_the_answer_most_ways_lead_to_though_greedy_takes_another(n
 
 
 @pytest.mark.parametrize("seed, last", [(1, 1), (2, 3), (0, 8)])
-def test_the_note_tells_the_votes_and_the_last_text_that_mattered(seed, last):
+def test_the_note_shows_the_votes_and_the_last_text_that_mattered(seed, last):
     model = TableModel("abc12.", ".", rule=reasoner)
     recorded = run(of("self_consistency", n=9, temperature=1.0), model, [0], 5, seed=seed)
     answers = [model.letters[text[1]] for number, text in sorted(recorded.texts().items()) if number]
@@ -550,7 +550,7 @@ def test_drafts_are_always_different_and_hold_no_end_inside():
     assert most > 4
 
 
-def test_the_true_log_probabilities_stand_beside_the_scores():
+def test_the_true_log_probabilities_are_shown_beside_the_scores():
     model, prompt = TableModel("abcde", "e", seed=2), [0, 1]
     recorded = run(of("superposed", corpus="abcdabdcae"), model, prompt, 6)
     figure, texts = recorded.figure("finished drafts"), recorded.texts()

@@ -168,7 +168,7 @@ def test_a_draft_from_another_layer_is_found_out(wrong):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("share", [0.05, 0.6])
-def test_guesses_of_the_first_layers_change_no_greedy_text(architecture, share):
+def test_draft_tokens_of_the_first_layers_change_no_greedy_text(architecture, share):
     models = {"target": layered(architecture)}
     plain, skipping = (
         write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, layer_skip(share))
@@ -200,7 +200,7 @@ def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(archit
     )
 
 
-def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
+def test_forwards_of_the_first_layers_are_reported_as_such_and_counted_as_drafts():
     session = prepare(Models(pair().target), [layer_skip(0.3)], Prompt("a bird"), LIMITS)
     recorded = [stamped.event for stamped in session]
     passes = [event for event in recorded if isinstance(event, Forward) and event.phase == "decode"]
@@ -215,7 +215,7 @@ def test_passes_of_the_first_layers_are_told_as_such_and_counted_as_drafts():
     assert found["wasted_tokens"] == sum(event.tokens for event in late) - (found["tokens"] - 1)
 
 
-def test_with_all_layers_every_guess_stands():
+def test_with_all_layers_every_draft_token_is_accepted():
     recipe = speculative_lane("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)
     session = prepare(Models(pair().target), [recipe], Prompt("The green bird"), Limits(0, 19))
     verdicts = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]

@@ -93,15 +93,15 @@ def law_of(outcomes: list[tuple[int, bool, float]], size: int) -> list[float]:
     (1, "independent", 0.7), (2, "independent", 0.76), (3, "independent", 0.808),
     (1, "without_replacement", 0.7), (2, "without_replacement", 0.808571), (3, "without_replacement", 1.0),
 ])
-def test_a_guess_is_accepted_as_often_as_the_papers_say(count, drawn, chance):
+def test_a_draft_token_is_accepted_as_often_as_the_papers_say(count, drawn, chance):
     assert accepted(count, P, Q, drawn) == pytest.approx(chance, abs=1e-6)
 
 
-def test_one_guess_is_accepted_with_the_overlap_of_p_and_q():
+def test_one_draft_token_is_accepted_with_the_overlap_of_p_and_q():
     assert accepted(1, P, Q) == pytest.approx(float(torch.minimum(P, Q).sum()))
 
 
-def test_what_is_redrawn_is_what_p_has_more_than_q():
+def test_what_is_resampled_is_what_p_has_more_than_q():
     assert {token for token, was_guess, _ in rulings(1, P, Q) if not was_guess} == {0}
 
 
@@ -127,7 +127,7 @@ def test_rejection_gives_p_whatever_p_and_q_are(drawn, data, size):
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), size=st.integers(2, 4), guesses=st.lists(st.integers(0, 1), min_size=1, max_size=3))
-def test_rejection_gives_p_for_guesses_that_were_certain(data, size, guesses):
+def test_rejection_gives_p_for_draft_tokens_that_were_certain(data, size, guesses):
     p, draws, found = data.draw(distributions(size)), Enumerating(), Counter()
     tree = TokenTree()
     for guess in guesses:
@@ -193,7 +193,7 @@ def rounds(recipe: LaneConfig, models: Models, length: int = 24, seed: int = 0) 
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
-def test_tests_are_told_as_they_were_made(verifier):
+def test_tests_are_reported_as_they_were_made(verifier):
     for draft, verdict in rounds(speculative_lane("draft_model", verifier, *MODEL.extras, width=3), pair()):
         assert [test.node for test in verdict.tests if test.kept] == verdict.kept
         for test in verdict.tests:
@@ -230,7 +230,7 @@ def test_a_redraw_shows_what_it_was_drawn_from():
     ],
     ids=title,
 )
-def test_a_draft_that_is_the_target_has_every_guess_accepted(recipe):
+def test_a_draft_that_is_the_target_has_every_draft_token_accepted(recipe):
     models = pair()
     for draft, verdict in rounds(recipe, Models(models.target, models.target)):
         assert verdict.origin == "bonus" and len(verdict.kept) == max(map(len, paths(draft)))
@@ -241,7 +241,7 @@ def paths(draft: Draft) -> list[list[int]]:
     return [tree.path(node) for node in range(len(draft.parents))]
 
 
-def test_no_guess_is_longer_than_what_may_still_be_written():
+def test_no_draft_is_longer_than_what_may_still_be_written():
     for depth, width in product((1, 3, 16), (1, 2)):
         written = 0
         for draft, verdict in rounds(
@@ -257,7 +257,7 @@ def test_no_guess_is_longer_than_what_may_still_be_written():
     [("draft_model", {"depth": 8}), ("draft_model", {"depth": 8, "width": 2}), ("spectr", {"length": 8})],
     ids=str,
 )
-def test_the_draft_makes_no_pass_behind_a_guess_that_ends_the_text(drafter, knobs):
+def test_the_draft_makes_no_forward_after_a_token_that_ends_the_text(drafter, knobs):
     def rule(context):
         return torch.tensor([0.0, 9.0, 9.0] if len(context) > 3 else [9.0, 0.0, 0.0])
 
@@ -266,7 +266,7 @@ def test_the_draft_makes_no_pass_behind_a_guess_that_ends_the_text(drafter, knob
     assert (written.tokens, models["draft"].forwards) == ([0, 0, 0, 0, 1], 4)
 
 
-def test_every_guess_after_the_first_miss_counts_as_untested():
+def test_every_draft_token_after_the_first_miss_counts_as_untested():
     session = prepare(
         pair(), [speculative_lane("draft_model", "greedy_match")], Prompt("The green bird"), Limits(0, 24)
     )
@@ -308,11 +308,11 @@ def guess(text: list[int], count: int = 4, ends: Callable = lambda token: token 
 
 
 @pytest.mark.parametrize("n_max", [2, 3])
-def test_what_followed_the_last_two_tokens_is_guessed_again(n_max):
+def test_what_followed_the_last_two_tokens_is_drafted_again(n_max):
     assert guess([1, 2, 3, 4, 2, 3], n_max=n_max) == [4, 2, 3]
 
 
-def test_a_guess_that_would_end_the_text_is_cut_and_no_shorter_match_is_tried():
+def test_a_draft_token_that_would_end_the_text_is_cut_and_no_shorter_match_is_tried():
     assert guess([5, 6, END, 7, 5, 6]) == []
 
 

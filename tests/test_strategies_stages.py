@@ -212,7 +212,7 @@ def test_without_a_floor_stages_change_nothing():
 @pytest.mark.parametrize(
     "stages, floor", [("1.1.1", 10), ("1.1.1", 44), ("1.2", 10), ("2.1", 10), ("3", 10), ("1.1.1", 0)]
 )
-def test_forwards_tell_what_was_computed_and_no_more(stages, floor, chunk, monkeypatch):
+def test_forwards_show_what_was_computed_and_no_more(stages, floor, chunk, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     knobs = STAGED | {"stages": stages, "floor": floor}
@@ -267,7 +267,7 @@ def test_where_all_go_on_nothing_changes_also_for_what_reads_early_exits_or_hidd
     assert plain == roomy and len(cut) > len(session.headers[0].prompt_ids)
 
 
-def test_a_rejected_guess_leaves_no_trace():
+def test_a_rejected_draft_token_leaves_no_trace():
     plain = course(alone(make("uncomp", **STAGED)), models())
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()

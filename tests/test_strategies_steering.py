@@ -51,7 +51,7 @@ def test_all_stay_where_there_are_places_enough_but_never_one_without_weight():
 
 
 @pytest.mark.parametrize("stay", [[0.5] * 4, [0.9, 0.6, 0.5], [0.2, 0.3, 0.1, 0.4], [0.75, 0.75, 0.75, 0.75], []])
-def test_lots_let_everyone_stay_with_its_chance_and_nobody_twice(stay):
+def test_lots_let_everyone_stay_with_its_chance_and_no_one_twice(stay):
     outcomes = systematic_outcomes(stay)
     assert sum(p for p, _ in outcomes) == pytest.approx(1)
     for _, staying in outcomes:
@@ -112,7 +112,7 @@ def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize("particles", [1, 4])
-def test_with_one_way_on_nothing_is_dropped_and_it_is_smc_that_never_draws_anew(particles):
+def test_with_one_way_on_nothing_is_dropped_and_it_is_smc_that_never_draws_again(particles):
     model = pair("llama").target
     for seed in range(3):
         recorded = run(steering(particles, 1, LETTERS), model, [54, 71, 9], 10, seed=seed)

@@ -147,7 +147,7 @@ def test_h_zero_makes_the_shortest_chain_and_h_one_the_longest(h, least, most, l
     assert len(first_chain(models, h=h, least=least, most=most, late=late)) == guesses
 
 
-def test_a_chance_is_what_the_draft_says_until_guesses_were_seen_and_then_what_was_seen():
+def test_a_chance_is_what_the_draft_says_until_draft_tokens_were_seen_and_then_what_was_seen():
     known = type(make("specdec_plus_plus")._calibration)()
     assert known.chance(0.85) == pytest.approx(0.85)
     for stood in [True] * 30 + [False] * 70:
@@ -166,7 +166,7 @@ class CountsAll(find("specdec_plus_plus")):
 
 
 @pytest.mark.parametrize("cls, right", [(find("specdec_plus_plus"), True), (CountsAll, False)], ids=["tested", "all"])
-def test_only_guesses_that_were_looked_at_teach_how_far_the_draft_can_be_trusted(cls, right):
+def test_only_draft_tokens_that_were_looked_at_teach_how_far_the_draft_can_be_trusted(cls, right):
     """Draft and target agree in six places of ten, whatever came before: so do sixty guesses of a hundred, if only they
     are counted.
     """
@@ -202,12 +202,12 @@ SHORT = {"h": 0.5, "least": 1, "late": False}
 
 @pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("knobs", [SHORT, SHORT | {"late": True}, SHORT | {"estimate": "draft"}], ids=str)
-def test_a_chain_may_stop_for_what_its_guesses_are_as_long_as_all_are_sent(knobs):
+def test_a_chain_may_stop_for_what_its_draft_tokens_are_as_long_as_all_are_sent(knobs):
     assert law_distance(with_drafter(find("specdec_plus_plus")(**knobs), AT_ONE), tables("ab")) < EXACT
 
 
 @pytest.mark.refuses("specdec_plus_plus")
-def test_a_doubtful_guess_that_is_taken_back_bends_the_law():
+def test_a_doubtful_draft_token_that_is_withdrawn_bends_the_law():
     assert law_distance(with_drafter(DropsDoubtful(**SHORT), AT_ONE), tables("ab")) > WRONG
 
 
@@ -237,7 +237,7 @@ def test_the_best_length_in_extreme_cases(server, alpha, guesses):
     assert best(server, alpha) == guesses
 
 
-def test_a_busier_server_guesses_less_and_a_better_draft_more():
+def test_a_busier_server_drafts_less_and_a_better_draft_more():
     loads, alphas = [1, 2, 4, 8, 16, 32, 64], [0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
     grid = [[best(Server(load, 0.02, 0.0001, 0.2), alpha) for alpha in alphas] for load in loads]
     assert all(row == sorted(row) for row in grid) and all(
@@ -326,7 +326,7 @@ class DividesByDrafted(PacedDrafter):
 @pytest.mark.oracle("smartspec")
 @pytest.mark.refuses("smartspec")
 @pytest.mark.parametrize("cls, estimate", [(PacedDrafter, 0.7), (DividesByDrafted, 0.44)], ids=["tested", "drafted"])
-def test_the_estimate_is_the_share_of_guesses_that_stood_among_those_that_were_looked_at(cls, estimate):
+def test_the_estimate_is_the_share_of_accepted_draft_tokens_among_those_that_were_looked_at(cls, estimate):
     """4000 rounds of four guesses that each stand with .7. At a weight of .005 some 500 looked-at guesses count: a
     standard error of .02.
     """
@@ -339,7 +339,7 @@ def test_the_estimate_is_the_share_of_guesses_that_stood_among_those_that_were_l
     assert paced.alpha == pytest.approx(estimate, abs=0.08)
 
 
-def test_a_heavy_load_turns_guessing_off_and_a_light_one_on_and_the_text_is_the_same():
+def test_a_heavy_load_turns_speculation_off_and_a_light_one_on_and_the_text_is_the_same():
     (busy, told_busy), (idle, told_idle) = (recorded(smart(load=load), length=30) for load in (64, 1))
     assert busy._runners[0].lane.tokens == idle._runners[0].lane.tokens
     assert metrics(busy.trace)["target_forwards"] > metrics(idle.trace)["target_forwards"]
@@ -348,7 +348,7 @@ def test_a_heavy_load_turns_guessing_off_and_a_light_one_on_and_the_text_is_the_
     assert names and all("simulated batch of 64" in name for name in names)
 
 
-def test_after_many_rounds_without_a_guess_one_is_made_to_see_whether_it_stands():
+def test_after_many_rounds_without_a_draft_token_one_is_made_to_see_whether_it_is_accepted():
     _, events = recorded(smart(load=64, probe=5), length=20)
     assert [len(draft.tokens) for draft in of(Draft, events)] == [1] * 3
 
@@ -359,7 +359,7 @@ def test_the_law_is_the_targets_however_the_length_changes(drafter):
     assert law_distance(smart(drafter, AT_ONE, depth=3, load=1, weight=0.5, draft=0.6), tables("ab"), 4) < EXACT
 
 
-def test_smartspec_reckons_with_chains_alone():
+def test_smartspec_supports_only_chains():
     for drafter, knobs in (("dyspec", {}), ("draft_model", {"width": 2})):
         with pytest.raises(Refusal, match="chains"):
             assemble(LaneConfig("smartspec", {}, [(drafter, knobs)]))
@@ -367,7 +367,7 @@ def test_smartspec_reckons_with_chains_alone():
 
 # --- what they share ---
 
-def test_a_stop_rule_is_asked_after_each_guess_and_ends_the_chain():
+def test_a_stop_rule_is_asked_after_each_draft_token_and_ends_the_chain():
     asked = []
 
     class Stopping(find("draft_model")):

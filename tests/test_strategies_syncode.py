@@ -341,7 +341,7 @@ def test_what_is_banned_is_never_written_and_what_is_checked_sometimes_is():
     assert undecided_written(undecided="banned") == 0 < undecided_written()
 
 
-def test_a_text_the_lexer_cannot_follow_is_left_to_the_engine_or_to_nobody(monkeypatch):
+def test_a_text_the_lexer_cannot_follow_is_left_to_the_engine_or_to_none(monkeypatch):
     monkeypatch.setattr(Terminals, "advance", lambda self, at, byte: None)
     assert lane(("syncode", {"ready": "arithmetic"})).tokens == lane(("lark", {"ready": "arithmetic"})).tokens
     with pytest.raises(AssertionError, match="no token of this model here"):  # how these lanes tell of a failure
@@ -372,7 +372,7 @@ def recorded(**knobs) -> list:
     return [stamped.event for stamped in session]
 
 
-def test_lookups_and_who_decided_are_told_at_every_place():
+def test_lookups_and_who_decided_are_reported_at_every_place():
     events = recorded()
     matrices = [event for event in events if isinstance(event, Figure) and event.shape == "matrix"]
     decided = [event.data["series"] for event in events if isinstance(event, Figure) and event.shape == "scalar"]
@@ -386,7 +386,7 @@ def test_lookups_and_who_decided_are_told_at_every_place():
     )
 
 
-def test_that_the_engine_overrules_the_store_is_told(monkeypatch):
+def test_that_the_engine_overrules_the_store_is_reported(monkeypatch):
     monkeypatch.setattr(MaskStore, "inside", lambda self, *key: torch.ones_like(self.lengths, dtype=torch.bool))
     assert any("The engine refused" in event.text for event in recorded() if isinstance(event, Note))
 

@@ -146,7 +146,7 @@ def test_distinct_siblings_are_accepted_as_often_as_the_recursive_rule_says(bran
     ) == pytest.approx(tokens, abs=1e-6)
 
 
-def test_with_as_many_nodes_distinct_siblings_stand_more_often_than_independent_ones():
+def test_with_as_many_nodes_distinct_siblings_are_accepted_more_often_than_independent_ones():
     distinct = speculative_lane("rsd_c", "rejection", AT_ONE, branching="2 1")
     independent = speculative_lane("draft_model", "rejection", AT_ONE, depth=2, width=2, branching=1)
     assert tokens_of_first_round(distinct, 2) > tokens_of_first_round(independent, 2) + 0.05
@@ -161,7 +161,7 @@ def test_with_as_many_nodes_distinct_siblings_stand_more_often_than_independent_
     ],
     ids=title,
 )
-def test_of_a_draft_that_is_the_target_the_first_guess_stands_all_the_way_down(recipe):
+def test_of_a_draft_that_is_the_target_the_first_draft_token_is_accepted_all_the_way_down(recipe):
     twin = TableModel("abc")
     for _, tree, verdict in first_drafts(recipe, {"target": twin, "draft": twin}, 3):
         assert verdict.kept == [tree.order[0], tree.children(tree.order[0])[0]] and verdict.origin == "bonus"
@@ -235,13 +235,13 @@ RIGHT_WAYS = {
 
 @pytest.mark.refuses("rsd_c", "spectr", "k_seq")
 @pytest.mark.parametrize("drafter, verifier", WRONG_WAYS.values(), ids=WRONG_WAYS)
-def test_a_wrong_way_to_guess_or_judge_is_found_out(drafter, verifier):
+def test_a_wrong_drafter_or_verifier_is_found_out(drafter, verifier):
     assert off(drafter, verifier) > WRONG
 
 
 @pytest.mark.oracle("rsd_c", "rsd_s", "spectr")
 @pytest.mark.parametrize("drafter, verifier", RIGHT_WAYS.values(), ids=RIGHT_WAYS)
-def test_a_right_way_to_guess_and_judge_has_the_targets_law(drafter, verifier):
+def test_a_right_drafter_and_verifier_has_the_targets_law(drafter, verifier):
     assert off(drafter, verifier) < EXACT
 
 
@@ -259,7 +259,7 @@ def test_rho_and_acceptance_are_those_worked_out_by_hand():
     assert transport.residual(P, Q, 2, transport.division(P, Q, 2)).tolist() == pytest.approx([1, 0, 0], abs=1e-6)
 
 
-def test_a_redraw_that_some_row_guessed_keeps_that_row_in_step():
+def test_a_resampled_token_that_some_row_drafted_keeps_that_row_in_step():
     def refused_and_kept(verdict: Verdict) -> set[int]:
         return set(verdict.kept) - {test.node for test in verdict.tests if test.kept}
 
@@ -309,7 +309,7 @@ def test_nothing_is_divided_where_models_agree_or_have_nothing_in_common(p, q, r
     )
 
 
-def test_a_rule_for_independent_guesses_refuses_distinct_ones():
+def test_a_rule_for_independent_draft_tokens_refuses_distinct_ones():
     for drafter in ("rsd_c", "rsd_s", "token_recycling"):
         with pytest.raises(Refusal, match="k_seq is exact for draft tokens that are drawn independently"):
             assemble(speculative_lane(drafter, "k_seq", AT_ONE))

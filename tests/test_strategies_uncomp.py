@@ -58,7 +58,7 @@ def test_rows_that_point_everywhere_alike_have_all_of_it_and_some_eigenvalues_th
     assert float(matrix_entropy(axes(d), count)) == pytest.approx(count / d)
 
 
-def test_more_eigenvalues_never_tell_less_and_few_rows_not_much():
+def test_more_eigenvalues_are_never_less_informative_and_few_rows_not_much():
     found = [float(matrix_entropy(random_rows(1, 5, 12), count)) for count in range(1, 13)]
     assert found == sorted(found) and found[-1] <= math.log(5) / math.log(12) + 1e-6
     assert float(matrix_entropy(random_rows(1, 5, 12), 99)) == found[-1]

@@ -39,7 +39,7 @@ def test_a_window_that_is_right_from_the_start_is_kept_whole():
 
 
 @pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
-def test_of_a_model_that_ignores_its_text_every_guess_made_anew_stands(init):
+def test_of_a_model_that_ignores_its_text_every_fresh_draft_token_is_accepted(init):
     """Then p is the q it was drawn from. Guesses of a first window and of new places may fall."""
     anew = []
     for seed in range(5):
@@ -83,7 +83,7 @@ class OffByOne(find("jacobi")):
 
 @pytest.mark.refuses("jacobi")
 @pytest.mark.parametrize("wrong", [KeepsTheOldGuess, OffByOne])
-def test_a_window_that_is_not_drawn_anew_from_its_rows_is_found_out(wrong):
+def test_a_window_that_is_not_drawn_again_from_its_rows_is_found_out(wrong):
     assembly = assemble(speculative_lane("jacobi", "rejection", AT_ONE))
     assembly.decoder.drafter = wrong(3, "uniform")
     models = {"target": TableModel("ab", seed=4)}
@@ -303,6 +303,6 @@ def test_a_window_takes_a_node_for_each_place_and_columns_hang_on_the_first_row(
     assert len(tree) == 2 + 3 + 3, "the text's own end is in no tree"
 
 
-def test_more_guesses_than_a_tree_may_have_are_refused_in_one_sentence():
+def test_more_draft_tokens_than_a_tree_may_have_are_refused_in_one_sentence():
     with pytest.raises(Refusal, match=r"^A round would have 420 draft tokens.*\.$"):
         make("lookahead", n=8, window=30, guesses=30)

@@ -84,7 +84,7 @@ def test_a_block_yields_what_chance_yields():
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 5])
-def test_a_perfect_draft_yields_every_guess_and_one_more(gamma):
+def test_a_perfect_draft_yields_every_draft_token_and_one_more(gamma):
     assert block_efficiency(1.0, gamma) == gamma + 1
     assert block_efficiency_by_level([1.0] * gamma, gamma) == gamma + 1
 
@@ -94,7 +94,7 @@ def test_a_block_by_depth_is_the_sum_of_what_survives():
     assert block_efficiency_by_level([0.6] * 4, 4) == pytest.approx(block_efficiency(0.6, 4))
 
 
-def test_acceptance_is_counted_over_guesses_that_were_looked_at():
+def test_acceptance_is_counted_over_draft_tokens_that_were_looked_at():
     found = chained([0.7] * 4, 4, 40_000)
     assert acceptance(found) == pytest.approx(0.7, abs=0.01)
     over_drafted = sum(r.accepted for r in found) / sum(r.levels for r in found)
@@ -131,7 +131,7 @@ def test_the_overlap_leaves_out_further_siblings_and_what_was_not_left_to_chance
     assert overlap(trace(Verdict(0, [], [Trial(0, 0.2, 0.4, None, False)]))) is None
 
 
-def test_speed_up_without_guesses_is_one_and_guessing_pays_only_above_the_cost_of_a_guess():
+def test_speed_up_without_draft_tokens_is_one_and_speculation_pays_only_above_the_cost_of_a_draft_token():
     for c in (0.05, 0.3, 0.6):
         costs = Costs(draft=c)
         assert costs.speed_up(1.0, 0, 1) == 1.0
@@ -172,7 +172,7 @@ def test_a_pass_through_the_first_layers_alone_is_a_draft():
     assert computed_costs(passes).draft == pytest.approx(5 / 20)
 
 
-def test_the_size_of_a_draft_is_reckoned_from_its_operations():
+def test_the_size_of_a_draft_is_computed_from_its_operations():
     model = pair().draft
     sizes = [(1, 9), (2, 30), (1, 44)]  # rows and context
     passes = [Forward("draft", "decode", *size, model.depth, 1, 0.1, model.flops(*size, model.depth)) for size in sizes]
@@ -189,7 +189,7 @@ def test_a_line_goes_through_points_that_lie_on_one():
 
 # --- rounds of a trace ---
 
-def test_rounds_count_levels_of_trees_and_tell_a_refusal_from_an_end():
+def test_rounds_count_levels_of_trees_and_distinguish_a_rejection_from_an_end():
     tree = guess(0, [-1, -1, 0, 0, 1], [1, 4], False)
     refused = guess(1, [-1, 0, 1], [0], True)
     silent = [Draft(2, [7], ["x"], [-1], [1.0]), Verdict(2, [0], [], -1)]  # the guess ended the text
@@ -272,7 +272,7 @@ def recorded() -> Trace:
     return Trace([r.header for r in results], sorted((s for r in results for s in r.trace.events), key=lambda s: s.seq))
 
 
-def test_a_recorded_run_is_told_as_it_was(recorded):
+def test_a_recorded_run_is_reported_as_it_was(recorded):
     before = json.dumps(recorded.to_json())
     told = study(recorded.lane(0), recorded.lane(1))
     speculative = [stamped.event for stamped in recorded.lane(1).events]

@@ -80,7 +80,7 @@ def test_a_lane_that_fails_or_is_refused_leaves_the_others():
     assert next(answer for answer in answers if answer.failure).score is None
 
 
-def test_who_needs_what_a_question_lacks_is_not_asked_and_has_not_failed():
+def test_a_strategy_that_needs_what_a_question_lacks_is_not_asked_and_has_not_failed():
     recorded = replace(BIRD, context="A red fox met a green bird.")
     bare, asked_ = asked([NEEDY], [BIRD, recorded])
     assert (bare.lacking, bare.failure, bare.reason, bare.token_ids) == ("a passage", "", "not asked", [])
@@ -93,7 +93,7 @@ def test_cancelling_stops_within_a_question():
     assert answers == [] and len(calls) == 6
 
 
-def test_nobody_always_follows_the_same_other():
+def test_no_one_always_follows_the_same_other():
     entrants = [replace(GREEDY, name=name) for name in "abc"]
     assert (
         "".join(answer.entrant for answer in asked(entrants, [BIRD, FOX, BIRD], 2, length=1))
@@ -101,7 +101,7 @@ def test_nobody_always_follows_the_same_other():
     )
 
 
-def test_every_question_and_round_draws_anew_and_entrants_share_the_draws():
+def test_every_question_and_round_draws_again_and_entrants_share_the_draws():
     answers = asked([DRAWING, replace(DRAWING, name="again")], [BIRD, FOX], 2)
     seeds = {(answer.number, answer.round, answer.seed) for answer in answers}
     assert len(seeds) == len({seed for _, _, seed in seeds}) == 4 and len(answers) == 8
@@ -181,7 +181,7 @@ def test_a_question_that_failed_for_one_counts_for_none_in_the_ratio():
     )
 
 
-def test_who_was_not_asked_has_dashes_and_a_sentence_says_why():
+def test_a_strategy_that_was_not_asked_has_dashes_and_a_sentence_says_why():
     answers = [
         made(),
         made("needy", lacking="a passage"),
@@ -198,13 +198,13 @@ def test_who_was_not_asked_has_dashes_and_a_sentence_says_why():
     assert sections(table([made()]))[0].remarks == [] and section.remarks[0] in page("Survey", {}, answers)
 
 
-def test_a_failure_taken_for_a_want_is_told_apart():
+def test_a_failure_taken_for_a_want_is_distinguished():
     """The same rows with the sentence in the other place: one failed, and nothing explains it away."""
     section, = sections(table([made(), made("needy", failure="a passage")]))
     assert section.rows[2][-1] == "1" and section.remarks == []
 
 
-def test_forwards_are_reckoned_for_each_token_after_the_first():
+def test_forwards_are_counted_per_token_after_the_first():
     plain, speculation = table(
         [made(forwards={"target": 2}), made("speculation", forwards={"target": 1, "draft": 5}, trials=[(1, 2), (0, 1)])]
     )

@@ -418,7 +418,7 @@ def test_plain_decoding_gives_exactly_one_token_per_forward():
     assert found["origins"] == {"sampled": 4}
 
 
-def test_a_pass_that_a_stop_left_without_a_token_is_not_held_against_the_lane():
+def test_a_pass_that_a_stop_left_without_a_token_is_not_counted_against_the_lane():
     stopped = metrics(trace(prefill(), ONE, Forward(), commit(1, [2]), Forward(), Done("stopped")))
     assert stopped["target_forwards"] == 2 and stopped["tokens_per_target_forward"] == 1.0
 
@@ -495,7 +495,7 @@ def test_time_is_read_from_the_lane_s_own_clock():
     assert found["tokens_per_second"] == 2 / 0.5
 
 
-def test_entropy_is_the_mean_over_the_tokens_that_stand():
+def test_entropy_is_the_mean_over_the_final_tokens():
     found = metrics(
         trace(Step(0, 1.0), ONE, Step(1, 9.0), commit(1, [2]), Rollback(1, " 1"), Step(1, 2.0), commit(1, [3]), END)
     )
@@ -538,7 +538,7 @@ def test_a_metric_without_meaning_is_null():
     assert json.loads(json.dumps(found)) == found
 
 
-def test_metrics_speak_of_one_lane():
+def test_metrics_describe_one_lane():
     with pytest.raises(ValueError, match="one lane"):
         metrics(everything())
 

@@ -184,7 +184,7 @@ def test_a_new_model_is_in_the_catalogue_and_loads_by_its_name(base):
     assert card["name"] == "mine" and json.loads((made_models() / "mine" / CARD).read_text()) == card
 
 
-def test_a_card_tells_all_it_takes_to_make_the_model_again(base):
+def test_a_card_shows_all_it_takes_to_make_the_model_again(base):
     told_live = []
     card = made(base, told_live.append, seed=5)
     assert (
