@@ -1,8 +1,6 @@
-"""The app as a person starts it, over small random models, in a real browser: fixtures and what tests do to it and read
-off it.
+"""The app with small random models in a real browser: fixtures, actions and readings.
 
-`from app_page import address, browser, page` gives a test file the app, which all files share, and a browser of its
-own.
+`from app_page import address, browser, page` gives a test file the app, which all files share, and its own browser.
 """
 
 import socket
@@ -25,11 +23,11 @@ ROOT = Path(__file__).parents[1]
 LONG, WIDE = 6000, 1 << 16
 
 
-# --- the app, as a person starts it ---
+# --- the app, started as by a user ---
 
 @contextmanager
 def started(folder: Path) -> Iterator[str]:
-    """Where `python app.py` answers, with random models that are made in a folder."""
+    """Address of `python app.py` with random models from a temporary folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(saved, "CONTEXT", LONG)
         patch.setattr(saved, "WIDTH", WIDE)
@@ -66,9 +64,7 @@ def browser():
 
 @pytest.fixture
 def new_tab(browser: BrowserContext):
-    """Opens tabs for a test with several visitors; they close however it ends, for those that stay would look for the
-    next page at this address.
-    """
+    """Opens tabs for a test with several visitors and closes them: open tabs would reconnect to the next page here."""
     opened: list[Page] = []
     yield lambda: opened.append(browser.new_page()) or opened[-1]
     for tab in opened:
@@ -77,7 +73,7 @@ def new_tab(browser: BrowserContext):
 
 @pytest.fixture
 def page(browser: BrowserContext, address: str):
-    """A visitor's empty tab; no script may break in it."""
+    """A visitor's new tab; script errors fail the test."""
     page, wrong = browser.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
@@ -92,11 +88,11 @@ def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
     page.goto(f"{address}?s={settings.to_code()}")
     expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
     expect(page.locator(".lane-card")).to_have_count(len(settings.lanes))
-    expect(page.locator("#system")).to_be_hidden()  # from then on nothing moves under the mouse
+    expect(page.locator("#system")).to_be_hidden()  # afterwards nothing moves under the mouse
 
 
 def running_visitors(new_tab: Callable[[], Page], address: str, *prompts: str) -> list[Page]:
-    """A tab for each prompt, whose run has written some tokens and can be stopped."""
+    """A tab for each prompt with a run that has generated some tokens and can be stopped."""
     pages = [new_tab() for _ in prompts]
     for page, prompt in zip(pages, prompts):
         visit(page, address, Settings(prompt=prompt))
@@ -112,7 +108,7 @@ def choose_strategy(page: Page, lane: int, name: str) -> None:
 
 
 def running(page: Page, lane: int):
-    """A lane of a run that was started here, not of the recording that greets a visitor."""
+    """A lane of a run started here, not of the recording shown on arrival."""
     return page.locator(f"#live [data-recorded='false'] .lane[data-lane='{lane}']")
 
 

@@ -1,7 +1,7 @@
-"""Requests that a stranger sends to hurt the page or its other visitors. To add one, add a line to ATTACKS.
+"""Malicious requests against the page or its other visitors. To add one, add a line to ATTACKS.
 
-Most are one request to the endpoint `run`: a text that costs the server far more than it cost to write. Bodies are made
-before the attack begins, so that making them takes no time from whoever measures.
+Most are one request to the endpoint `run`: a text that costs the server far more than it cost to write. Bodies are
+built before the attack begins, so that this does not disturb the measurement.
 """
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import httpx
 from visitor import Message, TurnedAway, Visitor, request
 
 PRIME = 1_000_003
-# what the attacker read: sentences, "done" for a normal answer, "HTTP 4xx: ..."
+# what the attacker received: sentences, "done" for a normal answer, "HTTP 4xx: ..."
 Send = Callable[[Visitor], Awaitable[list[str]]]
 
 
@@ -54,12 +54,12 @@ async def _each(visitor: Visitor, bodies: list[bytes]) -> list[str]:
 
 
 async def _answers(visitor: Visitor, body: bytes) -> list[str]:
-    """What one request was answered; a page that closes the connection says nothing, which is no answer."""
+    """The answer to one request; a closed connection counts as no answer."""
     said: list[str] = []
     try:
         await visitor.join_raw(body)
-        async with aclosing(visitor.messages()) as told:
-            said += [line async for message in told for line in _said(message)]
+        async with aclosing(visitor.messages()) as messages:
+            said += [line async for message in messages for line in _said(message)]
     except TurnedAway as refused:
         said.append(str(refused))
     except httpx.HTTPError as broken:
@@ -68,7 +68,7 @@ async def _answers(visitor: Visitor, body: bytes) -> list[str]:
 
 
 def _said(message: Message) -> list[str]:
-    """What an attacker reads in one message; nothing in most of them."""
+    """The sentences in one message; most have none."""
     internal = [f"INTERNAL {message.internal_error}"] if message.internal_error else []
     broken = [message.kind] if message.kind in ("unexpected_error", "server_stopped") else []
     answered = message.sentences() if message.kind == "process_completed" else []
@@ -131,7 +131,7 @@ def numbers_body(visitor: Visitor) -> bytes:
 
 
 def unread(count: int = 80) -> Attack:
-    """Requests in sessions of their own whose answers nobody fetches."""
+    """Requests in separate sessions whose answers are never fetched."""
 
     def prepare(visitor: Visitor) -> Send:
         data = request(length=256)
@@ -142,13 +142,13 @@ def unread(count: int = 80) -> Attack:
             for i in range(count)
         ]
         return lambda visitor: _joined(visitor, bodies)
-    return Attack("80 requests whose answers nobody reads", prepare)
+    return Attack("80 requests whose answers are never read", prepare)
 
 
 async def _joined(visitor: Visitor, bodies: list[bytes]) -> list[str]:
-    """What each was told when it joined: "done" where it was taken."""
-    told = await asyncio.gather(*(visitor.join_raw(body) for body in bodies), return_exceptions=True)
-    return [str(answer) if isinstance(answer, Exception) else "done" for answer in told]
+    """The result of joining the queue for each: "done" or an error."""
+    answers = await asyncio.gather(*(visitor.join_raw(body) for body in bodies), return_exceptions=True)
+    return [str(answer) if isinstance(answer, Exception) else "done" for answer in answers]
 
 
 SURROGATE = "\ud800"

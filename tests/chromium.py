@@ -9,7 +9,7 @@ from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 PATIENCE = 60  # seconds after which something is broken rather than slow: the machine may have other work
 expect.set_options(timeout=1000 * PATIENCE)
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]  # no calls home, and none for a screen
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]  # no background requests, no display
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def new_context(browser: Browser, **how) -> BrowserContext:
-    """Somebody's own cookies, cache and windows, with the patience of every test."""
+    """A browser context of its own, with the common timeout."""
     context = browser.new_context(**how)
     context.set_default_timeout(1000 * PATIENCE)
     return context

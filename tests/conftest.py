@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for all tests."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -53,14 +53,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory) -> Iterator[Path]:
-    """Folders that do not exist yet; pytest's own way looks through all there are before it makes one more."""
+    """New folders; pytest's own factory scans all existing ones for each new one."""
     root = tmp_path_factory.mktemp("homes")
     return (root / str(number) for number in count())
 
 
 @pytest.fixture(autouse=True)
 def home(homes, monkeypatch) -> Path:
-    """Models made on this machine lie elsewhere: no test sees those of the person who runs it, or leaves one behind."""
+    """A separate folder for models made here: tests neither see the user's models nor leave any behind."""
     folder = next(homes)
     folder.mkdir()
     monkeypatch.setenv("PLAYGROUND_HOME", str(folder))
@@ -69,7 +69,7 @@ def home(homes, monkeypatch) -> Path:
 
 @pytest.fixture(scope="session")
 def app(tmp_path_factory) -> Iterator[str]:
-    """Where the app answers, for every test that wants nothing but to visit it: it takes a while to start."""
-    from app_page import started  # it brings a browser's driver along
+    """Address of one app shared by all tests that only visit it: starting takes a while."""
+    from app_page import started  # imports a browser driver
     with started(tmp_path_factory.mktemp("models")) as address:
         yield address

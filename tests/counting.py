@@ -15,9 +15,7 @@ from playground.ui.theme import theme_options
 
 
 class Counting:
-    """A session of one lane whose every request commits one token after a forward of so many seconds; it notes who was
-    served in `log`.
-    """
+    """A one-lane session: every request commits one token after a forward of `seconds`, and is noted in `log`."""
 
     def __init__(self, log: list, name: str = "", length: int = 10**9, forward: float = 0.001):
         self.trace = Trace([Header()])
@@ -70,7 +68,7 @@ def counting_site(prepare, seats: int | None = None) -> Site:
 
 @contextmanager
 def open_page(prepare, seats: int | None = None):
-    """The page over a `counting_site`; gives its address."""
+    """The page with a `counting_site`; yields its address."""
     demo = build(counting_site(prepare, seats))
     try:
         yield demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1]
@@ -80,7 +78,7 @@ def open_page(prepare, seats: int | None = None):
 
 @pytest.fixture
 def counted():
-    """The page over sessions that count without end; gives its address and the sessions that were begun."""
+    """The page with sessions that count without end; yields its address and the sessions begun."""
     begun = []
 
     def prepare(models, settings, memory):

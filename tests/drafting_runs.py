@@ -1,4 +1,4 @@
-"""Lanes that guess ahead, run to their end: what tests of drafters do and read off."""
+"""Speculative lanes run to their end, and models for tests of drafters."""
 from __future__ import annotations
 
 import torch
@@ -35,7 +35,7 @@ def letters(text: str) -> list[int]:
 
 
 def follows(answer: list[int], start: int, size: int = 26) -> TableModel:
-    """Writes this answer after a prompt of `start` tokens, whatever was guessed."""
+    """A model that writes this answer after a prompt of `start` tokens, whatever was drafted."""
     return TableModel(
         "abcdefghijklmnopqrstuvwxyz"[:size],
         rule=lambda context: (
@@ -45,13 +45,13 @@ def follows(answer: list[int], start: int, size: int = 26) -> TableModel:
 
 
 def constant(size: int = 3) -> TableModel:
-    """A model whose law never changes."""
-    odds = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    return TableModel("abc"[:size], rule=lambda context: odds[:size])
+    """A model whose distribution does not depend on the context."""
+    logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
+    return TableModel("abc"[:size], rule=lambda context: logits[:size])
 
 
 def recording_rejections(found: list):
-    """A verifier that notes what it was shown and how it judged."""
+    """A verifier that records its inputs and verdicts."""
     class Recording(find("rejection")):
         def judge(self, lm, tree, rows):
             found.append((tree, super().judge(lm, tree, rows)))

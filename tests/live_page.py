@@ -1,4 +1,4 @@
-"""A page with nothing but the live view, in a real browser: fixtures and what tests do to it and read off it.
+"""A page with only the live view in a real browser: fixtures, actions and readings.
 
 `from live_page import address, browser, feed, page, visitor` gives a test file its own page.
 """
@@ -14,7 +14,7 @@ ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "missed", "pace")
 
 
 class Feed:
-    """What the next press of the button sends, and what the browser said."""
+    """What the next click of the button sends, and what the browser sent."""
 
     def __init__(self):
         self.frames: list[dict] = []
@@ -39,7 +39,7 @@ def address(feed):
     with gr.Blocks() as demo:
         send = gr.Button("send", elem_id="send")
         live = Lanes(elem_id="live")
-        # the run before may still be on its way
+        # the previous run may still be under way
         send.click(feed.send, None, live, show_progress="hidden", trigger_mode="multiple")
         for name in ACTS:
             getattr(live, name)(feed.hear(name), None, None, show_progress="hidden", trigger_mode="multiple")
@@ -56,7 +56,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def visitor(browser, address):
-    """One page for all tests: every run that is sent begins afresh. Whatever breaks in the script breaks the test."""
+    """One page for all tests: every run that is sent starts anew. Script errors fail the test."""
     page = new_context(
         browser, viewport={"width": 1440, "height": 2400}, accept_downloads=True, has_touch=True
     ).new_page()
@@ -79,9 +79,7 @@ def page(visitor, feed):
 
 
 def send(page, feed, *frames):
-    """Frames that begin a run are sent once its lanes are there: what the run before wrote may look like what is
-    awaited.
-    """
+    """Send frames and wait for the lanes of a new run: the previous run may look like the awaited one."""
     feed.frames = list(frames)
     page.click("#send")
     page.evaluate("document.activeElement.blur()")  # keys go to the player, not to the button
@@ -90,14 +88,12 @@ def send(page, feed, *frames):
 
 
 def drawn(page):
-    """Wait until what was done is on the screen: the view draws in the frame after an act, this waits for the one after
-    that.
-    """
+    """Wait until an action is on screen: the view draws in the next animation frame, so wait for two."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done())))")
 
 
 def seek(page, share: float):
-    """Hold the player, put its slider at a share of the way, and see it drawn."""
+    """Pause the player and move its slider to a share of the run."""
     page.evaluate("""(share) => {
         document.querySelector(".live .play.playing")?.click();
         const scrub = document.querySelector(".live .scrub");
@@ -126,7 +122,7 @@ def choose(page, lane: int):
 
 
 def wait_for(page, feed, name: str, times: int = 1) -> dict:
-    """What the browser said, once it has said it so often."""
+    """The browser's events, once there are so many of a name."""
     for _ in range(60):
         found = [data for heard, data in feed.heard if heard == name]
         if len(found) >= times:

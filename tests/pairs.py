@@ -1,4 +1,4 @@
-"""A random target and a draft that often but not always agrees with it, for tests that run whole lanes."""
+"""A random target and a draft that often agrees with it, for tests that run whole lanes."""
 from __future__ import annotations
 
 from functools import cache
@@ -18,7 +18,7 @@ TOKENIZER = byte_tokenizer()
 
 @cache
 def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = torch.float64) -> Models:
-    """With weights large enough that every token matters. The draft is the target with noise on its weights."""
+    """The weights are large enough that every token matters. The draft is the target with noise on its weights."""
     target, draft = network(architecture), network(architecture)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -31,7 +31,7 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
 
 
 def network(architecture: str) -> PreTrainedModel:
-    """The target's network as the library makes it, without our seams."""
+    """The target's network as the library builds it, without our hooks."""
     torch.manual_seed(0)
     sizes = SPECIAL.get(architecture, SIZES) | {"vocab_size": VOCABULARY, "tie_word_embeddings": False}
     return (
@@ -42,7 +42,7 @@ def network(architecture: str) -> PreTrainedModel:
 
 
 def greedy_text(architecture: str, prompt: list[int], length: int) -> list[int]:
-    """The library's own argmax, reading the whole text again for each token; it does not stop at an end token."""
+    """The library's argmax with a forward over the whole text per token; ignores end tokens."""
     ids, model = list(prompt), network(architecture)
     with torch.inference_mode():
         for _ in range(length):
@@ -51,7 +51,7 @@ def greedy_text(architecture: str, prompt: list[int], length: int) -> list[int]:
 
 
 def library_states(ids: list[int], architecture: str = "llama") -> tuple[Tensor, ...]:
-    """What enters each layer at the last token, and after all what the head reads, [d] each."""
+    """Input of each layer at the last token, and finally that of the lm_head, [d] each."""
     with torch.no_grad():
         return tuple(
             states[0, -1]

@@ -1,4 +1,4 @@
-"""Every lane that can be asked for, made from what the strategies declare, so that no test keeps a list of them."""
+"""All valid lanes, generated from the declarations of the strategies, so that no test needs a list."""
 from __future__ import annotations
 
 import importlib
@@ -15,7 +15,7 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
-TEXT = ("decoder", "preset")  # ways for text to grow; a canvas is filled, and has tests of its own
+TEXT = ("decoder", "preset")  # kinds that generate from left to right; canvas decoders have their own tests
 Added = tuple[str, dict[str, Any]]
 # what is read before each of the many thousand runs over which a law is summed
 BRIEF = {"knn_lm": {"tokens": 16, "held": 0}, "caad": {"pairs": "ab => ba"}}
@@ -28,9 +28,7 @@ def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
 
 
 def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
-    """Settings worth trying: all at rest, then one knob at a time at its lowest, at its highest up to `most`, and at
-    each choice.
-    """
+    """Settings to test: the defaults, then one knob at a time at its lowest, highest (up to `most`) and each choice."""
     found, brief = [{}], BRIEF.get(cls.name, {})
     for knob in cls.knobs():
         ends = [knob.min, min(knob.max, most)] if knob.min is not None and knob.max is not None else []
@@ -39,8 +37,8 @@ def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
 
 
 def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 3) -> list:
-    """Test parameters: every corner of these strategies, and the part of all lanes that it is tried with. The corners
-    of one strategy take turns, so that together they meet every lane."""
+    """Test parameters: every corner of these strategies with a share of all lanes. The corners of one strategy together
+    cover every lane."""
     found = [
         (cls, turn, knobs, min(parts, len(corners(cls, most))))
         for cls in classes
@@ -53,9 +51,7 @@ def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 
 
 
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
-    """Whether a knob contradicts none of the others at rest, and asks for nothing that has to be learnt for the models
-    first.
-    """
+    """Whether a knob value is valid with the defaults of the others and needs no model-specific training."""
     try:
         return not make(cls.name, **knobs).trained
     except Refusal:
@@ -73,8 +69,7 @@ def fillings(cls: type[Strategy], cornered: bool = False) -> Iterator[list[Added
 
 
 def lanes(promising: str = "", cornered: bool = False, added: tuple[Added, ...] = ()) -> list[LaneConfig]:
-    """Every decoder with every filling of its slots and these toggles, as far as it can be had and gives the guarantee.
-    """
+    """Every decoder with every filling of its slots and these toggles, if it is valid and gives the guarantee."""
     wanted = [LaneConfig(cls.name, {}, [*filling, *added]) for cls in registered(*TEXT, promising=promising)
               for filling in fillings(cls, cornered)]
     return [recipe for recipe in wanted if can_be_had(recipe) and (not promising or _promises(recipe, promising))]
@@ -103,11 +98,11 @@ def _named(name: str, knobs: dict[str, Any]) -> str:
     return f"{name}({inside})" if inside else name
 
 
-# --- promises that need an example each; they stand beside the other tests of the strategy ---
+# --- guarantees that need an example each, in the test file of the strategy ---
 
 @dataclass(frozen=True)
 class Collapse:
-    """Settings at which a lane must write, token for token, what a simpler lane writes."""
+    """Settings at which a lane must generate exactly the tokens of a simpler lane."""
 
     lane: LaneConfig
     baseline: LaneConfig
@@ -116,7 +111,7 @@ class Collapse:
 
 
 def declared(name: str) -> dict[str, list]:
-    """What all files tests/test_strategies_*.py hold under this name, by strategy."""
+    """The value of this name in all files tests/test_strategies_*.py, by strategy."""
     files = sorted(Path(__file__).parent.glob("test_strategies_*.py"))
     return {
         key: examples

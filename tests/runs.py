@@ -1,4 +1,4 @@
-"""Lanes run to their end, with what they told, and rows of chance to hold samplers against."""
+"""Lanes run to their end with their events, and random rows to test samplers with."""
 from __future__ import annotations
 
 import math
@@ -30,7 +30,7 @@ def run(
     seed: int = 0,
     other: list[int] | None = None,
 ) -> tuple[Lane, list[Event]]:
-    """A lane run to its end, with all it told; `other` is what the stream without context reads."""
+    """A lane run to its end and its events; `other` is the prompt of the stream without context."""
     assembly = lane if isinstance(lane, Assembly) else assemble(lane)
     prompts = {name: other or without_context(prompt) for name in assembly.prompts()}
     runner = Runner(

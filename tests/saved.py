@@ -1,4 +1,4 @@
-"""Model folders on disk, as `save_pretrained` leaves them, for tests that begin where a person does: with a path."""
+"""Model folders on disk, as written by `save_pretrained`, for tests that start from a path."""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Saved:
 
 
 def save_models(folder: Path) -> Saved:
-    """A target, the same with noise on its weights, and a model whose ids mean something else."""
+    """A target, a copy with noise on its weights, and a model with another vocabulary."""
     return Saved(
         _save(folder / "target", 0.0), _save(folder / "draft", 0.05), _save(folder / "stranger", 0.0, merges=40)
     )

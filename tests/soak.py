@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 from random_requests import CONTEXT, PROMPTS, random_lane
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # it is started as a file
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the file is run as a script
 
 from playground.contract import discover  # noqa: E402
 from playground.contract.metadata import facts  # noqa: E402

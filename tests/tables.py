@@ -1,8 +1,8 @@
-"""Models whose next-token law is a table, and chance that can be enumerated: with both, the law of a whole text is a
-sum.
+"""Models whose next-token distribution is a table, and enumerable random draws: with both, the output distribution of a
+whole text is a sum.
 
-A TableModel works in the real store: it writes each token where another model writes its keys, and reads its context
-back through the store's own masks. A slot that is lost, stale or seen by the wrong row therefore changes the law.
+A TableModel uses the real KV cache: it stores each token in place of its key and reads its context back through the
+attention masks. A slot that is lost, stale or visible to the wrong row therefore changes the distribution.
 """
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ Law = dict[Text, float]
 
 
 class Letters:
-    """The tokens of a table: token i is the i-th letter, or a longer piece; those that end a text are silent."""
+    """The tokens of a table: token i is the i-th letter, or a longer piece; end tokens have no text."""
 
     def __init__(self, letters: Sequence[str], ends: frozenset[int]):
         self.letters, self.ends = letters, ends
 
     def encode(self, text: str) -> list[int]:
-        """Letters that are no token are passed over, as a text about something else may hold any."""
+        """Encode a text; letters without a token are skipped."""
         return [self.letters.index(letter) for letter in text if letter in self.letters]
 
     def piece(self, token: int) -> str:
@@ -69,7 +69,7 @@ class Letters:
 
 @dataclass
 class TableModel:
-    """Stands in for a Model: the scores after a context are random numbers that belong to this context alone."""
+    """A test double for Model: the scores after a context are random numbers seeded by the context."""
 
     letters: Sequence[str] = "abc"
     ends: str = ""
@@ -77,8 +77,8 @@ class TableModel:
     spread: float = 1.5  # of the scores: 0 is a uniform model
     context: int = 256
     vocabulary: int = 0
-    tokenizer: object = None  # a real one, where grammars are wanted
-    rule: Callable[[Text], Tensor] | None = None  # scores [V] after a context, in place of random ones
+    tokenizer: object = None  # a real one, for grammars
+    rule: Callable[[Text], Tensor] | None = None  # scores [V] after a context, instead of random ones
     name: str = "table"
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
@@ -132,11 +132,11 @@ class TableModel:
 
     @property
     def lm_head_weights(self) -> Tensor:
-        """Its state is its scores, so its head leaves them as they are."""
+        """Its state is its scores, so its lm_head is the identity."""
         return torch.eye(self.vocabulary, dtype=self.dtype)
 
     def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Knows of no positions, so they may be numbered in any way."""
+        """Ignores positions, so they may be renumbered."""
         return rows
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class TableModel:
         return hidden
 
     def _contexts(self, work: ForwardInput) -> list[Text]:
-        """What each row of a work sees, by the store's own masks."""
+        """The context of each row of a request, by the cache's masks."""
         segment = work.segment()
         written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
         held, _ = segment.write(0, written, written)
@@ -169,7 +169,7 @@ class TableModel:
 
 
 def visible(mask: Tensor | str | None, rows: int, slots: int) -> Tensor:
-    """What each row may see as [rows, slots], whichever way the store says it."""
+    """The attention mask as [rows, slots], in any form the cache returns it."""
     if isinstance(mask, Tensor):
         return mask
     everything = torch.ones(rows, slots, dtype=torch.bool)
@@ -177,17 +177,15 @@ def visible(mask: Tensor | str | None, rows: int, slots: int) -> Tensor:
 
 
 class Enumerating:
-    """Stands in for Draws: every run takes another course of chance, until all were taken. `weight` is the run's
-    probability.
-    """
+    """A test double for Draws: successive runs enumerate all outcomes. `weight` is the probability of the run."""
 
     def __init__(self):
         self._coins: dict[tuple, bool] = {}
-        self._courses: list[list] = []  # [index of the outcome taken, outcomes with their probabilities]
+        self._courses: list[list] = []  # [index of the chosen outcome, outcomes with their probabilities]
         self._at, self.weight = 0, 1.0
 
     def runs(self) -> Iterator[None]:
-        """One turn for each course of chance."""
+        """One iteration for each sequence of outcomes."""
         while True:
             self._at, self.weight, self._coins = 0, 1.0, {}
             yield
@@ -225,7 +223,7 @@ class Enumerating:
 def watch(
     assembly: Assembly, models: dict, prompt: list[int], limits: Limits, draws: Draws | Enumerating
 ) -> Iterator[Lane]:
-    """Run one lane, with chance from `draws`, and look at it after each request."""
+    """Run one lane with `draws`, yielding it after each request."""
     assembly = copy.deepcopy(assembly)
     lane = Lane(
         prompt,
@@ -251,12 +249,12 @@ class Idle(Decoder):
 
 
 def prepared(samplers: list[Sampler], models: dict, prompt: list[int]) -> list[Sampler]:
-    """Samplers that have heard of a lane and done what they do before its prompt is read."""
+    """Samplers that are bound to a lane and have run their setup."""
     return write(Assembly(Idle(), samplers), models, prompt, Limits(), Draws(0)).assembly.samplers
 
 
 def without_context(prompt: list[int]) -> list[int]:
-    """What streams beside the target read in place of the prompt: its last token, as if all before were context."""
+    """The prompt of auxiliary streams: its last token, as if all before it were context."""
     return prompt[-1:]
 
 
@@ -270,7 +268,9 @@ def law(recipe: LaneConfig | Assembly, models: dict[str, TableModel], prompt: li
     assembly = recipe if isinstance(recipe, Assembly) else assemble(recipe)
     draws, found = Enumerating(), defaultdict(float)
     for course, _ in enumerate(draws.runs()):
-        assert course < MOST_COURSES, "this law would take too long to sum: ask for fewer tokens, letters or guesses"
+        assert course < MOST_COURSES, (
+            "this distribution takes too long to enumerate: use fewer tokens, letters or draft tokens"
+        )
         lane = write(assembly, models, prompt, Limits(max_new_tokens=length), draws)
         found[tuple(lane.tokens[len(prompt):])] += draws.weight
     return dict(found)
@@ -282,9 +282,7 @@ def product_law(
     length: int,
     reshape: Callable[[Tensor, list[int]], Tensor] = lambda scores, history: scores,
 ) -> Law:
-    """The same by the chain rule, without any lane: products of the model's own rows, reshaped by `reshape(scores [V],
-    history)`.
-    """
+    """The same by the chain rule, without a lane: products of the model's rows after `reshape(scores [V], history)`."""
     found = {(): 1.0}
     for _ in range(length):
         found = {longer: p for text, q in found.items() for longer, p in _continued(model, prompt, text, q, reshape)}
@@ -304,5 +302,5 @@ def _continued(
 
 
 def distance(a: Law, b: Law) -> float:
-    """Largest difference between the probabilities two laws give to one text."""
+    """Largest difference between the probabilities of one text under two distributions."""
     return max(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys())

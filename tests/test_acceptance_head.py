@@ -1,6 +1,4 @@
-"""A head that tells whether a guess will stand: learnt from a pair of models, kept for this pair alone, and asked by
-SpecDec++ where to stop.
-"""
+"""An acceptance head: trained for one pair of models, stored for this pair, and used by SpecDec++ to stop a draft."""
 from __future__ import annotations
 
 import json
@@ -46,7 +44,7 @@ SHORT = Training(epochs=6, rate=3e-3, batch=32)
 # --- learning ---
 
 def texts(count: int = 40, shuffled: bool = False, seed: int = 0) -> list[DraftSamples]:
-    """Of 100 guesses each. Their first number tells how probably they stand, nine in ten on the whole; not where they
+    """100 draft tokens each. Their first component determines the acceptance probability, 0.9 on average, unless they
     are shuffled.
     """
     chance = torch.Generator().manual_seed(seed)
@@ -78,8 +76,8 @@ def test_learning_lowers_the_loss_on_texts_that_are_held_out():
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["true", "shuffled"])
 def test_a_head_beats_one_chance_for_all_only_if_states_are_informative(shuffled):
-    """On 4000 fresh guesses. Of what one number loses against who knows every chance, the head wins back nine tenths,
-    or nothing.
+    """On 4000 fresh draft tokens. Of the loss of one constant over the true probabilities, the head recovers nine
+    tenths, or nothing.
     """
     head, fresh = AcceptanceHead.of(learnt(texts(shuffled=shuffled))[0]), new_guesses(shuffled)
     constant, best = (
@@ -93,8 +91,8 @@ def test_a_head_beats_one_chance_for_all_only_if_states_are_informative(shuffled
 @pytest.mark.parametrize("put_right", [True, False])
 @pytest.mark.parametrize("weight", [1.0, 6.0])
 def test_refusals_count_more_while_it_learns_and_chances_are_chances_afterwards(weight, put_right):
-    """Of fresh guesses as many stand as was said, within one in fifty; where the weight is not taken out again, far
-    fewer are foretold.
+    """On fresh draft tokens the predicted acceptance rate is right within 0.02; without correcting the weight it is far
+    too low.
     """
     weights = learnt(texts(), Training(epochs=6, rate=3e-3, batch=32, weight=weight))[0]
     if not put_right:
@@ -295,8 +293,8 @@ class Older:
 # --- where it stops a chain ---
 
 def predicting(*chances: float) -> dict:
-    """Models of a draft whose state, having read so many guesses, is the log-odds that the last of them stands; its
-    best token is always the first.
+    """Draft models whose state after n draft tokens is the log-probability that the last one is accepted; the most
+    probable token is always the first.
     """
     def scores(context):
         chance = chances[min(len(context), len(chances)) - 1]
@@ -335,14 +333,14 @@ class StopsOnTheProduct(SpecDec):
 
 
 class StopsOnTheLast(SpecDec):
-    """Goes by each guess alone."""
+    """Considers each draft token separately."""
 
     def survival(self, chances):
         return chances
 
 
 class WithoutLag(SpecDec):
-    """Takes the state a guess was drawn from for the state that has read it."""
+    """Takes the state a draft token was drawn from for the state that has read it."""
 
     def _predict(self, lm, node):
         self._predicted[node + 1] = float(self._head.chances(lm.stream("draft").seen.hidden[-1]))
@@ -420,7 +418,7 @@ def test_the_law_is_the_targets_with_a_head_that_knows_nothing(alone, knobs):
 
 
 class DropsWhatTheHeadDoubts(DropsDoubtful):
-    """Lets the draft read its last guess as well, and takes it back where its own chance is small."""
+    """Lets the draft process its last draft token too, and withdraws it if its own probability is small."""
 
     def propose(self, lm, budget):
         tree = yield from SpecDec.propose(self, lm, budget)
@@ -478,7 +476,7 @@ def bundled() -> Models:
 
 
 class Watched(SpecDec):
-    """Notes what was said of each guess that was tested, and what came."""
+    """Records the prediction for each tested draft token, and the outcome."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -495,7 +493,7 @@ class Watched(SpecDec):
 def test_the_bundled_head_is_better_than_one_chance_for_all_in_rounds_over_questions_no_one_learnt_from(
     bundled, samplers
 ):
-    """Eight answers, chains of eight, more than a hundred tested guesses; one chance for all is the one that fits best
+    """Eight answers, chains of eight, more than a hundred tested draft tokens; the constant is fitted to them
     afterwards.
     """
     noted, questions = [], [*ask("records", 4, 7), *ask("programs", 4, 7)]

@@ -1,4 +1,4 @@
-"""The cache policies are compared at equal room, and what they say they free is held against what they hold."""
+"""The cache policies are compared at equal room, and what they say they free is compared with what they hold."""
 from __future__ import annotations
 
 import json

@@ -123,7 +123,7 @@ def loaded(model) -> TwinModels:
 
 @pytest.fixture(scope="module")
 def answers() -> list[ObservedAnswer]:
-    """Three lanes and the library on small models that guess badly, twice."""
+    """Three lanes and the library on small models that draft badly, twice."""
     models, lanes = pair(), [*entrants(True, ["draft_model", "prompt_lookup"])]
     library = {
         found.theirs: Library.of(found, loaded(models.target), loaded(models.draft), 12)

@@ -1,4 +1,4 @@
-"""What guessing costs beside the forwards."""
+"""What drafting costs beside the forwards."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def full(name: str):
 
 
 def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
-    """Whatever else the machine does only adds to a time, so the quickest round of several runs is held against the
+    """Whatever else the machine does only adds to a time, so the quickest round of several runs is compared with the
     strictest limit of as many looks.
     """
     limit, quickest = (min(times) for times in zip(*((here(seconds), min(rounds())) for _ in range(RUNS))))
@@ -108,8 +108,8 @@ def test_the_draft_tokens_of_a_round_take_two_milliseconds_at_most(name, least, 
 
 
 def test_a_whole_round_of_64_draft_tokens_takes_two_milliseconds_at_most_beside_its_forwards(monkeypatch):
-    """Guessing, judging, keeping, and telling of all that: whatever this thread does between the matrix products of two
-    models.
+    """Overhead of a round: drafting, verification, committing and recording, everything on this thread outside the
+    matrix products.
     """
     models, forwards, original = load(), [], Model.forward
 
@@ -125,8 +125,8 @@ def test_a_whole_round_of_64_draft_tokens_takes_two_milliseconds_at_most_beside_
 
 
 def rounds_of_64(models, forwards: list[float]) -> list[float]:
-    """Seconds of each round of a run that made 64 guesses, without those in `forwards`; the first round reads the
-    prompt and does not count.
+    """Seconds of each round with 64 draft tokens, without the forwards; the first round, with the prefill, does not
+    count.
     """
     session = prepare(models, [speculative_lane("dyspec", "greedy_match", nodes=64)], Prompt(PROMPT), Limits(0, 40))
     costs, told, start = [], [], thread_time()

@@ -456,7 +456,7 @@ def _vocabulary(model: TableModel) -> Vocabulary:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process runs; one that ended and that nobody has waited for does not."""
+    """Whether a process runs; one that ended and that no one has waited for does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What strategies promise, held against all that promise it: nobody keeps a list, and a wrong variant has to fail."""
+"""The guarantees of all strategies that declare them, without a list to maintain; a wrong variant has to fail."""
 from __future__ import annotations
 
 import random
@@ -209,7 +209,7 @@ def networks(architecture: str) -> dict:
 
 @cache
 def greedys(architecture: str) -> list[int]:
-    """What greedy decoding writes on a pair of networks; hundreds of lanes are held against it."""
+    """What greedy decoding writes on a pair of networks; hundreds of lanes are compared with it."""
     return written(LaneConfig("greedy"), networks(architecture))
 
 
@@ -346,7 +346,7 @@ def test_every_strategy_that_promises_it_says_where_it_collapses():
 
 @pytest.fixture(scope="module")
 def baselines() -> dict[tuple, list[int]]:
-    """What simpler lanes wrote: most examples are held against the same few."""
+    """What simpler lanes wrote: most examples are compared with the same few."""
     return {}
 
 

@@ -157,7 +157,7 @@ def test_a_card_shows_as_many_candidates_as_wanted_and_always_the_chosen_one(pag
     assert rest == f"{100 - 8 * len(shown)} %"
 
 
-# --- what cannot be read as it stands ---
+# --- what is not readable as it is ---
 
 def chips(page, i: int) -> list[str]:
     return tokens(page).nth(i).locator(".chip").all_inner_texts()

@@ -1,7 +1,7 @@
 """The live view in a real browser: a page with nothing but the Lanes component, fed frames made by hand.
 
 What is read off the page must be what the events say, and the numbers must be those that playground.trace.lane_metrics
-reckons.
+computes.
 """
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ READABLE = (
 )
 
 
-# --- a small run, made by hand: lane 0 writes under a grammar, lane 1 guesses ahead, lane 2 fails ---
+# --- a small run, made by hand: lane 0 has a grammar, lane 1 speculates, lane 2 fails ---
 
 
 # --- what is shown of it ---

@@ -1,4 +1,4 @@
-"""Models that visitors ask for: what does not fit is refused before it is loaded, and nobody can push out the page's
+"""Models that visitors ask for: what does not fit is refused before it is loaded, and no one can push out the page's
 own.
 """
 from __future__ import annotations

@@ -236,7 +236,7 @@ def test_figures_are_drawn_when_they_are_opened_and_let_go_of_the_page_when_they
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}]))
     page.click("#run")
     fold.click()
-    expect(drawn).to_have_count(2)  # nothing was guessed
+    expect(drawn).to_have_count(2)  # nothing was drafted
     page.evaluate("""() => {
         const { removeEventListener } = window;
         window.letGo = 0;

@@ -1,4 +1,4 @@
-"""What the style sheets do as a whole, in a real browser: Gradio writes them anew, and a browser tries every rule on
+"""What the style sheets do as a whole, in a real browser: Gradio writes them again, and a browser tries every rule on
 whatever changes.
 """
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_a_continuation_stops_with_its_end_token(model):
     assert continuations(model, [[30, end], [30, 31]], 12) == [[end], [31] * 12]
 
 
-# guesses
+# draft tokens
 
 def test_a_model_drafts_for_itself_perfectly(model, tokenizer, prompts):
     found = speculation.lanes(speculation.in_lanes(model, model, tokenizer), prompts, room=36)

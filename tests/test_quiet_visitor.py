@@ -72,7 +72,7 @@ class QuietVisitor(threading.Thread):
 
 
 class Page:
-    """The page in public mode; started anew when an attack has ended it or its test has failed."""
+    """The page in public mode; restarted when an attack has ended it or its test has failed."""
 
     def __init__(self) -> None:
         self.server: Server | None = None

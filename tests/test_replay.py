@@ -328,7 +328,7 @@ def test_after_the_first_forward_of_a_size_only_the_rows_handed_out_take_new_mem
 
 
 class Watch(TorchDispatchMode):
-    """Counts operations that hand out memory nobody had before. What a recording does is not counted: a graph has its
+    """Counts operations that hand out memory no one had before. What a recording does is not counted: a graph has its
     memory already.
     """
 

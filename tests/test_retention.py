@@ -317,7 +317,7 @@ def test_what_is_merged_is_reported_by_position_after_slots_have_moved(llama):
 
 @dataclass
 class Tenths:
-    """Rows to one decimal place: a form so coarse that nobody could take it for the rows."""
+    """Rows to one decimal place: a form so coarse that no one could take it for the rows."""
 
     rows: torch.Tensor
 

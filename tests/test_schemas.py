@@ -273,7 +273,7 @@ class FakeMatcher:
 
 
 class Faked(SchemaTrial):
-    """A study of such an engine; nobody writes."""
+    """A study of such an engine; no one writes."""
 
     def __init__(self, lets: bool):
         super().__init__(pair())

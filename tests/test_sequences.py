@@ -1,4 +1,4 @@
-"""Sequences that grow side by side: each reads its own past and nobody else's, and what they share is held once."""
+"""Sequences that grow side by side: each reads its own past and no one else's, and what they share is held once."""
 from __future__ import annotations
 
 import random
@@ -237,7 +237,7 @@ def test_a_text_that_was_a_sequence_says_so_and_loses_nothing():
 
 
 class Remembers(type(make("top_k"))):
-    """Counts what was kept, and shows nobody."""
+    """Counts what was kept, and shows no one."""
 
     counted = 0
 

@@ -298,7 +298,9 @@ def test_requests_asked_for_together_are_served_in_one_turn():
 
 
 class GoesOnMeanwhile(Decoder):
-    """Lets the draft read the prompt and a guess, aside or not, and makes another guess before it looks at the rows."""
+    """Lets the draft read the prompt and a draft token, concurrently or not, and drafts another before it uses the
+    rows.
+    """
 
     def __init__(self, aside: bool):
         super().__init__()

@@ -1,4 +1,4 @@
-"""AdaDec: it pauses where it is unsure and reads on a little. Every pause is reckoned again plainly."""
+"""AdaDec: it pauses where it is unsure and reads on a little. Every pause is computed again plainly."""
 from __future__ import annotations
 
 import math

@@ -240,7 +240,7 @@ def languages() -> list[list[str]]:
 
 
 def table(seed: int) -> TableModel:
-    """A model that writes three letters and the end at odds of its own in every place."""
+    """A model that writes three letters and the end at probabilities of its own in every place."""
     opinions, silent = (
         TableModel(tokenizer=TOKENIZER, seed=seed, spread=1.0),
         torch.ones(len(TOKENIZER), dtype=torch.bool),
@@ -316,7 +316,7 @@ def test_the_temperature_belongs_to_the_model_whose_law_is_aimed_at():
 # --- T4: nothing to learn ---
 
 def two_letters(context: Spelt) -> torch.Tensor:
-    """a, b or the end, at odds that depend on the text; the end is certain after two."""
+    """a, b or the end, at probabilities that depend on the text; the end is certain after two."""
     scores = torch.full((len(TOKENIZER),), NEVER, dtype=torch.float64)
     open_, odds = [*ids("ab"), END], [0.5, 1.2 * len(context), -0.4 * sum(context) % 3]
     scores[open_ if len(context) < 3 else [END]] = torch.tensor(

@@ -1,4 +1,4 @@
-"""Cache policies that keep so many tokens of each head: which ones stay, held against the library's own attention, and
+"""Cache policies that keep so many tokens of each head: which ones stay, compared with the library's own attention, and
 the bound for all of them.
 """
 from __future__ import annotations

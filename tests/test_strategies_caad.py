@@ -1,4 +1,4 @@
-"""CAAD: rows held against texts that were shown to be right. Reckoned again plainly."""
+"""CAAD: similarity with rows of texts that were shown to be right, compared with a plain computation."""
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Context-aware decoding, with a fixed share and with one that adapts, held against a plain reckoning."""
+"""Context-aware decoding, with fixed and adaptive strength, compared with a plain computation."""
 from __future__ import annotations
 
 import math

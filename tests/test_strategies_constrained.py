@@ -1,4 +1,4 @@
-"""Constraints: what their texts are held against, by validators that share nothing with the grammar engine, and how a
+"""Constraints: what their texts are compared with, by validators that share nothing with the grammar engine, and how a
 lane follows them.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guesses copied from what was read or written before: suffix decoding, prompt lookup, aggressive decoding."""
+"""Draft tokens copied from what was read or written before: suffix decoding, prompt lookup, aggressive decoding."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -88,8 +88,8 @@ def test_suffix_decoding_drafts_what_was_worked_out_by_hand(text, expected, matc
 def by_the_paper(
     texts: list[list[int]], context: list[int], depth: int, alpha: float, least: float
 ) -> tuple[float, int]:
-    """Score and length of the best guess, every ending tried and every frequency counted anew. Of equally frequent
-    tokens the last read.
+    """Score and length of the best draft, by trying every ending and recounting every frequency. Ties go to the last
+    one read.
     """
     best = (0.0, 0)
     context = context[-depth:]
@@ -133,7 +133,8 @@ def test_suffix_decoding_is_the_search_over_all_endings(texts, context, depth, a
 
 
 def check_suffix_decoding(drafter: type[SuffixDecoding]) -> None:
-    """Score and length of the guess are those of the search over all endings; half the contexts are copied from a text.
+    """Score and length of the draft equal those of a search over all endings; half of the contexts are copied from a
+    text.
     """
     for seed in range(60):
         chance = Random(seed)
@@ -171,7 +172,7 @@ class CountsFollowersAlone(SuffixDecoding):
 
 
 class GuessesAlwaysAsFar(SuffixDecoding):
-    """The length of a guess does not grow with the ending."""
+    """The length of a draft does not grow with the length of the match."""
 
     def _cap(self, match):
         return super()._cap(max(match, 3))
@@ -233,7 +234,7 @@ def remembered(memory: Memory) -> list[int]:
 
 
 class Poisoned(find("suffix_decoding")):
-    """Remembers refused guesses as if they had been written."""
+    """Stores rejected draft tokens as if they had been committed."""
 
     def observe(self, tree, rows, verdict):
         self._past.add(tree.tokens)

@@ -1,4 +1,4 @@
-"""D2O: eviction that merges, with rooms dealt out by layer, held against decoding by hand with the library's own cache.
+"""D2O: eviction that merges, with budgets by layer, compared with an independent implementation on the library's cache.
 """
 from __future__ import annotations
 

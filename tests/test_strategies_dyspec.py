@@ -1,4 +1,4 @@
-"""DySpec: a tree of guesses that grows by the odds of the draft."""
+"""DySpec: a tree of draft tokens that grows by the probabilities of the draft."""
 from __future__ import annotations
 
 from math import prod
@@ -42,7 +42,7 @@ def test_without_chance_the_likeliest_are_taken_in_turn_and_what_is_left_is_what
 
 
 def drawn_from(odds: dict[str, list[float]], size: int = 3) -> TableModel:
-    """A model whose odds go by the letters after the prompt; evenly where none are given."""
+    """A model whose probabilities go by the letters after the prompt; evenly where none are given."""
     def rule(context):
         return torch.tensor(
             odds.get("".join("abc"[token] for token in context[1:]), [1 / size] * size), dtype=torch.float64
@@ -114,8 +114,8 @@ def recording(trees: list):
 
 
 def needed(tokens: list[int], parents: list[int], q: list[float]) -> list[float]:
-    """The chance that each guess is needed: all above it stand, all before it at its own parent and at theirs are
-    refused.
+    """The probability that each draft token is reached: all ancestors accepted, all earlier siblings on the path
+    rejected.
     """
     shares, chances = [], []
     for node, parent in enumerate(parents):

@@ -1,4 +1,4 @@
-"""EMS: first evict, then merge, a mix of its own in each head, held against decoding by hand with the library's own
+"""EMS: first evict, then merge, a mix of its own in each head, compared with decoding by hand with the library's own
 cache.
 """
 from __future__ import annotations

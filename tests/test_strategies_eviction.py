@@ -1,4 +1,4 @@
-"""Cache policies that go by attention: which positions stay, held against decoding by hand with the library's own
+"""Cache policies that go by attention: which positions stay, compared with decoding by hand with the library's own
 cache.
 """
 from __future__ import annotations
@@ -348,7 +348,7 @@ def test_events_report_freed_slots_and_memory_falls_with_them(decoder):
 
 
 def test_a_rejected_draft_token_has_no_vote():
-    """Speculation that always errs keeps what plain decoding keeps, whatever the guesses looked at."""
+    """Speculation that always errs keeps what plain decoding keeps, whatever the draft tokens looked at."""
     plain = course(alone(make("h2o", heavy=5, recent=4)), models())
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()

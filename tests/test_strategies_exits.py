@@ -1,4 +1,4 @@
-"""A model whose own layers guess for it: from which layer, and when its packed copy does."""
+"""Drafting with the model's own layers: from which layer, and when its quantised copy does."""
 from __future__ import annotations
 
 from itertools import product
@@ -32,7 +32,7 @@ COLLAPSES = {
 }
 
 
-# --- DEL: the layer that guesses is chosen by what all layers would have guessed ---
+# --- DEL: the exit layer is chosen by what each layer would have drafted ---
 
 DEL = find("del_exit")
 tokens_per_layer = DEL.plan.__globals__["tokens_per_layer"]
@@ -126,7 +126,7 @@ def test_every_layers_rows_are_those_of_a_fresh_reading_and_the_chosen_layers_ar
 
 
 class CountsRefused(DEL):
-    """Counts what layers thought behind a guess that was refused."""
+    """Counts layer predictions after a rejected draft token."""
 
     def observe(self, tree, rows, verdict):
         super().observe(tree, rows, Verdict(kept=list(range(len(tree)))))
@@ -173,7 +173,7 @@ class TwoLayers(EarlyTable):
 
 
 class DropsUnsure(DEL):
-    """Takes back a last guess that its layer was unsure of."""
+    """Withdraws a last draft token with low confidence."""
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)

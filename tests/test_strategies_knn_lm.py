@@ -131,7 +131,7 @@ def test_sequences_that_fork_share_what_was_read():
 # --- kNN-LM: where it helps, and why its text is no better ---
 
 def geometric(sampler, rows):
-    """A mixture of logarithms: what one of the two rules out, nobody may say."""
+    """A mixture of logarithms: what one of the two rules out, no one may say."""
     near = sampler.neighbours(rows["hidden"], rows["target"].shape[-1]).p.to(rows["target"])
     return ((1 - sampler.lam) * rows["target"].log_softmax(-1) + sampler.lam * near.log().clamp(min=-1e4)).log_softmax(
         -1

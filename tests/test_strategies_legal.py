@@ -55,7 +55,7 @@ def accepts(engine: GrammarEngine, constraint, text: str) -> bool:
 def is_sql(text: str) -> None:
     try:
         sqlite3.connect(":memory:").execute(f"EXPLAIN {text}")
-    except sqlite3.Error as error:  # tables nobody made are no fault of the grammar
+    except sqlite3.Error as error:  # tables no one made are no fault of the grammar
         assert not any(fault in str(error) for fault in ("syntax", "unrecognized", "incomplete")), error
 
 

@@ -194,7 +194,7 @@ class LeastSureTrial(Continuation):
 
 
 def law_is_right(seed: int, t: float) -> None:
-    found = law_of_two.__wrapped__(seed, t)  # computed anew, with what was changed
+    found = law_of_two.__wrapped__(seed, t)  # computed again, with what was changed
     assert distance(found, Cautious(table(seed), {1}, t).law((0, 1), 3)) < 1e-12
 
 

@@ -1,4 +1,4 @@
-"""LoopServe reads along lines of attention and chooses again and again: held against attention written out over the
+"""LoopServe reads along lines of attention and chooses again and again: compared with attention written out over the
 whole text.
 """
 from __future__ import annotations

@@ -53,7 +53,7 @@ def by_slot(alike: NearestSlots) -> list[dict[int, tuple[int, float]]]:
 
 
 def seeks(find: Nearest, seed: int, each: int | None = None) -> bool:
-    """Whether each seeker finds the key with the largest cosine, one by one, and nobody else anything; no seeker in the
+    """Whether each seeker finds the key with the largest cosine, one by one, and no one else anything; no seeker in the
     first head, or `each` in all.
     """
     chance = torch.Generator().manual_seed(seed)
@@ -260,7 +260,7 @@ def test_the_latest_rows_are_remembered_and_no_more():
 
 
 def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
-    """Heads that lose unlike tokens, one after the other, and votes that move on; held against one table for all
+    """Heads that lose unlike tokens, one after the other, and votes that move on; compared with one table for all
     positions.
     """
     chance, heads, count, length = torch.Generator().manual_seed(0), 3, 4, 2 * CHUNK + 20

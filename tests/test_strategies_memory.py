@@ -1,4 +1,4 @@
-"""Guesses from what the model thought before: STAND and ADED."""
+"""Draft tokens from earlier rows: STAND and ADED."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -219,7 +219,7 @@ def test_a_ring_is_written_five_tokens_a_pass_once_its_table_knows_it():
 
 
 class Swallows(find("aded")):
-    """Refused guesses gain weight as if they had been written."""
+    """Rejected draft tokens gain weight as if they had been committed."""
 
     def observe(self, tree, rows, verdict):
         for node in range(len(tree)):

@@ -1,4 +1,4 @@
-"""Mirostat: the surprise of a text is steered to a number. Held against a plain reckoning."""
+"""Mirostat: the surprisal of a text is controlled to a target, compared with a plain computation."""
 from __future__ import annotations
 
 import math

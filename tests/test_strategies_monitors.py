@@ -144,7 +144,7 @@ def test_a_mask_that_is_wrong_differs_from_the_definition(wrong):
     )
 
 
-# --- a model that wants names nobody has ---
+# --- a model that wants names no one has ---
 
 def wanting(*wishes: str) -> TableModel:
     """Scores that always prefer these pieces, the first the most."""

@@ -1,5 +1,5 @@
 """Different answers by asking again with those found in the prompt: against the procedure written out plainly, each
-context read anew.
+context read again.
 """
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def greedily(model: TableModel, context: list[int], first: int, stop: str, longe
 def listed(
     model: TableModel, runs: int, tol: int, navigate: bool = True, clean: bool = True, by: str = "strings"
 ) -> tuple[list[str], list[str]]:
-    """Answers and first tokens, by the book; `by` says what makes two first tokens the same."""
+    """Answers and first tokens, as specified; `by` says what makes two first tokens the same."""
     spell, answers, tried = model.tokens.encode, [], []
     for _ in range(runs):
         full = [*PROMPT, *spell(LIST.put(answers if navigate else []))]

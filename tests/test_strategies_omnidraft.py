@@ -1,5 +1,5 @@
-"""A draft with tokens of its own: what it guesses in its letters is translated into the target's, and the target's law
-stays.
+"""A draft with another tokenizer: its draft is re-tokenised for the target, and the output distribution stays the
+target's.
 """
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ class DraftsTheLongestRunAlone(Nested):
 
 
 class InPlace(Knowing):
-    """The paper's own rule: the merged guess replaces the first of its run, judged by the product of the chances along
-    it.
+    """The paper's rule: the merged draft token replaces the first of its run, with the product of the probabilities of
+    the run.
     """
 
     def merged(self, run):
@@ -156,7 +156,7 @@ class InPlace(Knowing):
 
 
 class MergedFirst(Knowing):
-    """Asks about the merged guess before the drawn one that it was made of."""
+    """Tests the merged draft token before the sampled one it contains."""
 
     def merged(self, run):
         tree = super().merged(run)

@@ -1,4 +1,4 @@
-"""Two models at once: one guesses while the other checks."""
+"""Parallel models: one drafts while the other verifies."""
 from __future__ import annotations
 
 import threading
@@ -60,8 +60,8 @@ def test_with_a_draft_that_is_always_wrong_every_token_costs_a_pass_of_the_targe
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
 def test_pending_are_none_or_all_draft_tokens_of_a_step_but_the_first(gamma, samplers):
-    """Seen from the text: the draft reads what is pending again, with the end of the text, in the pass that makes the
-    next guess.
+    """As seen from the text: the draft reads the pending tokens again, with the end of the text, in the forward that
+    makes the next draft token.
     """
     pending, session = set(), prepare(pair(), [pearl(*samplers, gamma=gamma)], Prompt("The green bird"), Limits(0, 40))
     while not session.finished:
@@ -118,7 +118,7 @@ def test_the_law_of_pearl_is_the_targets_where_pending_draft_tokens_may_end_the_
 
 
 class BelievesPending(Verifier):
-    """Asks about the guess nobody has read yet, and lets all that were pending stand."""
+    """Tests the draft token that has not been read yet, and accepts all pending ones."""
 
     def judge(self, lm, tree, rows):
         pending = [node for node in range(len(tree)) if not rows.unread(node)]
@@ -133,7 +133,7 @@ class BelievesPending(Verifier):
 
 
 class BonusBesidePending(find("pearl")):
-    """Adds the token after a checked chain, and keeps the guesses that were made for its place."""
+    """Adds the token after a verified chain, and keeps the draft tokens that were made for its position."""
 
     def _verified(self, lm, tree, rows, clock):
         rest = yield from super()._verified(lm, tree, rows, clock)
@@ -212,7 +212,7 @@ class Waits(TableModel):
         return super().flops(rows, context, layers)
 
     def forward(self, works, plan=None):
-        with self.draft.bell:  # nobody guesses before the prompt is read
+        with self.draft.bell:  # nothing is drafted before the prefill
             patience = self.patience if self.forwards and all(self.met[1:]) else 0
             self.met.append(self.draft.bell.wait_for(lambda: self.draft.forwards > self.before, patience))
         self.threads.append(threading.current_thread())
@@ -225,7 +225,7 @@ def passes(patience: float, draft_device: str = "cpu", **knobs) -> tuple[list[bo
     draft.device = torch.device(draft_device)  # a table lies nowhere, so any name does
     target = Waits("abc", seed=1).wait_for(draft, patience)
     session = prepare(Models(target, draft), [pearl(gamma=3, **knobs)], Prompt("abc"), Limits(0, 20))
-    while session._runners[0].lane.remaining > 8:  # later there is no room for guesses
+    while session._runners[0].lane.remaining > 8:  # later there is no room for draft tokens
         session.advance()
     met = list(target.met)
     session.stop()

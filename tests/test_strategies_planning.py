@@ -1,4 +1,4 @@
-"""Programs that are planned with tests: the tree search against a reference by the book."""
+"""Programs that are planned with tests: the tree search against a reference as specified."""
 from __future__ import annotations
 
 import math
@@ -70,7 +70,7 @@ def test_the_first_program_is_greedys_and_the_best_so_far_only_rises(monkeypatch
 
 @pytest.mark.oracle("pg_td")
 def test_the_search_goes_as_the_formula_says_token_for_token(monkeypatch):
-    """The same search by the book: every context read anew, nothing shared with the code under test."""
+    """The same search as specified: every context read again, nothing shared with the code under test."""
     for seed in range(4):
         model, worth = TableModel("abcd", seed=seed), random.Random(seed)
         rewards = {"".join(text): worth.randrange(4) / 4 for text in product("abcd", repeat=4)}

@@ -1,4 +1,4 @@
-"""Cache policies that cut a prompt once: how much each layer gets, and what the answer will ask for, held against the
+"""Cache policies that cut a prompt once: how much each layer gets, and what the answer will ask for, compared with the
 library's own attention.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A shorter view of a passage that guesses for the longer one, and moves it: against the law by hand."""
+"""A shorter view of a passage that drafts for the longer one, and moves it: against the law by hand."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -40,7 +40,7 @@ def moved_by_hand(scores: torch.Tensor, q: list[float], eta: float, tail: float)
 
 
 def one_place(p: list[float], q: list[float], moved: list[float]) -> tuple[list[float], list[float]]:
-    """Chances that each token is guessed and stands, and that it is drawn after a refusal."""
+    """Probabilities that each token is drafted and accepted, and that it is sampled after a rejection."""
     stands = [min(a, b) for a, b in zip(q, moved)]
     left = [max(a - b, 0.0) for a, b in zip(p, stands)]
     rest = left if sum(left) > 0 else p
@@ -90,7 +90,7 @@ def off(decoder) -> float:
 
 
 class ForgetsTheMove(find("rapid")):
-    """Redraws a refused guess from what p has more than q."""
+    """Resamples a rejected draft token from the positive part of p - q."""
 
     def _sampled(self, lm, child, tree, position, p, q, moved):
         ruling = super()._sampled(lm, child, tree, position, p, q, moved)

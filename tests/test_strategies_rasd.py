@@ -253,7 +253,7 @@ def test_where_nothing_is_drafted_and_nothing_pruned_the_draft_model_is_not_aske
 
 
 def retrievals(prompt: list[int], **knobs) -> list[list[int]]:
-    """What is guessed, without a draft, of a text that goes on abcabc."""
+    """What is drafted without a draft model for a text that repeats abcabc."""
     target = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[(context[-1] + 1) % 3] * 9)
     recorded = ran(
         speculative_lane("rasd", nodes=0, prune=0, **knobs), {"target": target, "draft": TableModel("abc")}, prompt, 12

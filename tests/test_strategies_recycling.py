@@ -1,4 +1,4 @@
-"""Guesses out of a table of candidates that earlier rows left behind."""
+"""Draft tokens from a table of candidates of earlier rows."""
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Guesses for the guesser, and guesses that are read twice."""
+"""Draft tokens for the draft model, and draft tokens that are verified twice."""
 from __future__ import annotations
 
 import pytest
@@ -91,7 +91,7 @@ def test_where_the_text_repeats_itself_the_draft_model_needs_few_passes():
 
 
 class BelievesLookup(find("hierarchical")):
-    """Takes the inner guess for the draft model's own choice."""
+    """Takes the inner draft token for the draft model's own choice."""
 
     def _follow(self, lm, inner, rows, leaf, chain):
         while children := inner.children(leaf):
@@ -110,7 +110,7 @@ def test_the_law_is_the_targets_only_where_the_inner_draft_token_is_checked_by_t
     assert off < EXACT if right else off > WRONG
 
 
-# --- reflective verification: the guesses are read twice ---
+# --- reflective verification: two readings of the draft tokens ---
 
 Reflective = find("reflective")
 
@@ -166,7 +166,7 @@ def copying() -> TableModel:
 
 
 def accepted(alpha: float, **knobs) -> float:
-    """Share of a clueless draft's guesses that stand with a target that copies what it has read."""
+    """Acceptance rate of an uninformed draft with a target that copies from its context."""
     models = Models(copying(), TableModel("abcdefgh", seed=9))
     recipe = LaneConfig("reflective", {"alpha": alpha, "ask": "", **knobs}, [("draft_model", {"depth": 4})])
     return metrics(recorded(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]

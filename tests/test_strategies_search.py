@@ -91,7 +91,7 @@ Price = Callable[[torch.Tensor, Counter, Counter], torch.Tensor]
 
 @dataclass
 class Reference:
-    """Diverse beam search by the book: tokens in tuples, every context read anew, nothing shared with the code under
+    """Diverse beam search as specified: tokens in tuples, every context read again, nothing shared with the code under
     test.
     """
 

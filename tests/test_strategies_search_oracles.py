@@ -58,7 +58,7 @@ def logp(model: TableModel, text: Text, prompt: list[int] = PROMPT) -> float:
 
 
 def beams_by_the_book(model: TableModel, width: int, exponent: float, length: int) -> Text:
-    """Every text in a tuple, every context read anew. Finished texts are ranked by sum / length ** exponent."""
+    """Every text in a tuple, every context read again. Finished texts are ranked by sum / length ** exponent."""
 
     def rank(text: Text) -> float:
         return logp(model, text) / len(text) ** exponent

@@ -1,4 +1,4 @@
-"""A model's own first layers as its draft: what they guess, what it costs, and that the law stays."""
+"""A model's own first layers as its draft: what they draft, what it costs, and that the output distribution stays."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -190,7 +190,7 @@ def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(archit
     recorded = [stamped.event for stamped in session]
     guesses = [len(event.tokens) for event in recorded if isinstance(event, Draft)]
     assert model.depth == 3 and guesses
-    # the last token of the text and every guess; for the last token nothing is guessed
+    # the last token of the text and every draft token; for the last token nothing is drafted
     rounds = [1 + count for count in guesses] + [1]
     assert passes[1] == passes[2] and passes[1][1:] in (rounds, rounds[:-1]), (
         "late layers: the prompt, and then once a round"

@@ -49,7 +49,7 @@ P, Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.
 
 
 def siblings(count: int, q: torch.Tensor, drawn: str, draws: Enumerating) -> TokenTree:
-    """Guesses drawn from q one after another, with or without replacement."""
+    """Draft tokens drawn from q one after another, with or without replacement."""
     tree, rest = TokenTree(drawn=drawn), q
     for place in range(count):
         token = draws.pick(rest, "draft", place)
@@ -60,7 +60,7 @@ def siblings(count: int, q: torch.Tensor, drawn: str, draws: Enumerating) -> Tok
 
 
 def rulings(count: int, p: torch.Tensor, q: torch.Tensor, drawn: str = "independent") -> list[tuple[int, bool, float]]:
-    """Every outcome of the rejection rule: the token that stands, whether it was a guess, and how probable that is."""
+    """Every outcome of the rejection rule: the committed token, whether it was a draft token, and its probability."""
     draws, found = Enumerating(), []
     for _ in draws.runs():
         tree = siblings(count, q, drawn, draws)

@@ -98,7 +98,7 @@ def check_law(verifier: Verifier, drafter: Drafter) -> None:
 
 
 class RedrawsFromTarget(find("rejection")):
-    """A rejected token is redrawn from p, not from the residual max(p - q, 0)."""
+    """A rejected token is resampled from p, not from the residual max(p - q, 0)."""
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
@@ -140,7 +140,7 @@ class ComparesEverySiblingWithTheTarget(find("rejection")):
 
 
 class DrawsAgainAfterAMiss(find("sample_match")):
-    """Throws the drawn token away where no child guessed it, and draws another."""
+    """Throws the drawn token away where no child drafted it, and draws another."""
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
@@ -160,7 +160,7 @@ class MatchesTheMostProbable(find("sample_match")):
 
 
 class DividesByNothing(find("k_seq")):
-    """rho = 1 however many rows guessed, and the residual of a single one."""
+    """rho = 1 however many rows drafted, and the residual of a single one."""
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
@@ -264,7 +264,7 @@ class LooksAtTheFirstSibling(find("greedy_match")):
 
 
 class AcceptsTheRunnerUp(find("greedy_match")):
-    """A guess stands if it is among the two most probable tokens."""
+    """A draft token is accepted if it is among the two most probable tokens."""
 
     def judge(self, lm, tree, rows):
         def rule(node, children):

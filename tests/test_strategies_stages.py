@@ -1,4 +1,4 @@
-"""UNComp's stages: which tokens of a prompt go on at each of several cuts, held against attention written out over the
+"""UNComp's stages: which tokens of a prompt go on at each of several cuts, compared with attention written out over the
 whole text, and what it spares.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ ROOMY = {"high": 2048, "low": 2048}
 
 @dataclass
 class StagedText(WholeText):
-    """The whole text anew for each token; of the prompt a layer's rows see `counts[layer]` tokens, chosen by the layer
+    """The whole text again for each token; of the prompt a layer's rows see `counts[layer]` tokens, chosen by the layer
     before.
     """
 
@@ -48,7 +48,7 @@ class StagedText(WholeText):
             return super()._seen(layer, full, causal)
         self.read[layer] = self._gets_as_far(layer, len(causal))
         self.queries[layer] = self.queries[layer][:, self.read[layer]]
-        seen = torch.eye(len(causal)).bool()  # what was left behind sees itself and is seen by nobody
+        seen = torch.eye(len(causal)).bool()  # what was left behind sees itself and is seen by no one
         seen[:, self.read[layer]] |= causal[:, self.read[layer]]
         self.seen[layer] = seen.expand_as(full).clone()
         return self.seen[layer]

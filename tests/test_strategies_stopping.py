@@ -1,4 +1,4 @@
-"""How far to guess: chains that stop where a refusal gets likely, and guesses by goodput."""
+"""Draft length: chains that stop when a rejection becomes likely, and lengths by goodput."""
 from __future__ import annotations
 
 from itertools import accumulate
@@ -51,7 +51,7 @@ COLLAPSES = {
 # --- SpecDec++: stop where a refusal gets likely ---
 
 def saying(*chances: float) -> TableModel:
-    """Behind a prompt of one token it gives its best guess these probabilities, one after another."""
+    """After a prompt of one token, its most probable tokens have these probabilities, one after another."""
     def scores(context):
         chance = chances[min(len(context), len(chances)) - 1]
         return torch.tensor([chance, (1 - chance) / 2, (1 - chance) / 2], dtype=torch.float64).log()
@@ -60,7 +60,7 @@ def saying(*chances: float) -> TableModel:
 
 
 def first_chain(models: dict, **knobs) -> list[int]:
-    """What SpecDec++ guesses first, by the draft's own probabilities."""
+    """What SpecDec++ drafts first, by the draft's own probabilities."""
     recipe = speculative_lane("specdec_plus_plus", "greedy_match", estimate="draft", **knobs)
     ((_, tree, _),) = first_drafts(recipe, models, 30)
     return tree.tokens
@@ -69,8 +69,8 @@ def first_chain(models: dict, **knobs) -> list[int]:
 @pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("late, guesses", [(True, 4), (False, 3)])
 def test_a_chain_ends_where_the_product_of_its_chances_falls_below_one_minus_h(late, guesses):
-    """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64: the third guess makes it doubtful, and the head of the paper would see
-    that one guess later.
+    """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64: the third draft token makes it doubtful; the paper's head would see
+    that one draft token later.
     """
     models = {"target": TableModel("abc"), "draft": saying(.9, .8, .5, .99)}
     assert len(first_chain(models, h=0.5, least=1, late=late)) == guesses
@@ -158,7 +158,7 @@ def test_a_chance_is_what_the_draft_says_until_draft_tokens_were_seen_and_then_w
 
 
 class CountsAll(find("specdec_plus_plus")):
-    """Takes guesses nobody looked at for refused."""
+    """Counts untested draft tokens as rejected."""
 
     def observe(self, tree, rows, verdict):
         for node in range(len(tree)):
@@ -167,8 +167,8 @@ class CountsAll(find("specdec_plus_plus")):
 
 @pytest.mark.parametrize("cls, right", [(find("specdec_plus_plus"), True), (CountsAll, False)], ids=["tested", "all"])
 def test_only_draft_tokens_that_were_looked_at_teach_how_far_the_draft_can_be_trusted(cls, right):
-    """Draft and target agree in six places of ten, whatever came before: so do sixty guesses of a hundred, if only they
-    are counted.
+    """Draft and target agree at six of ten positions, whatever came before, so 60 % of the draft tokens are accepted,
+    if only tested ones count.
     """
     certain = torch.eye(3, dtype=torch.float64) * 50
     target, draft = (lambda context: certain[int(len(context) % 10 >= 6)]), (lambda context: certain[0])
@@ -211,7 +211,7 @@ def test_a_doubtful_draft_token_that_is_withdrawn_bends_the_law():
     assert law_distance(with_drafter(DropsDoubtful(**SHORT), AT_ONE), tables("ab")) > WRONG
 
 
-# --- SmartSpec: as many guesses as pay ---
+# --- SmartSpec: the draft length with the best goodput ---
 
 
 
@@ -313,7 +313,7 @@ def test_a_wrong_number_of_draft_tokens_is_found_out(wrong):
 
 
 class DividesByDrafted(PacedDrafter):
-    """Takes guesses nobody looked at for refused."""
+    """Counts untested draft tokens as rejected."""
 
     def observe(self, tree, rows, verdict):
         super().observe(
@@ -327,8 +327,8 @@ class DividesByDrafted(PacedDrafter):
 @pytest.mark.refuses("smartspec")
 @pytest.mark.parametrize("cls, estimate", [(PacedDrafter, 0.7), (DividesByDrafted, 0.44)], ids=["tested", "drafted"])
 def test_the_estimate_is_the_share_of_accepted_draft_tokens_among_those_that_were_looked_at(cls, estimate):
-    """4000 rounds of four guesses that each stand with .7. At a weight of .005 some 500 looked-at guesses count: a
-    standard error of .02.
+    """4000 rounds of four draft tokens, each accepted with probability 0.7. At a weight of 0.005 some 500 tested draft
+    tokens count: a standard error of 0.02.
     """
     chance = Random(0)
     paced = cls(make("draft_model"), Server(1, 0, 0, 0), SimpleNamespace(accept=0.5, weight=0.005, probe=9))

@@ -1,4 +1,4 @@
-"""Two models that take turns: who writes which token, held against the rule written out by hand."""
+"""Two models that take turns: who writes which token, compared with the rule written out by hand."""
 from __future__ import annotations
 
 from math import log
@@ -145,7 +145,7 @@ def test_a_rule_that_hands_over_too_late_or_never_takes_back_writes_another_text
 
 
 def test_what_the_large_model_would_write_itself_is_never_taken_back_however_surprising():
-    """The best of many tokens may have odds below any threshold."""
+    """The best of many tokens may have probabilities below any threshold."""
     flat = TableModel("abcdefgh", rule=lambda context: torch.linspace(0.1, 0.0, 8, dtype=torch.float64))
     sure = TableModel("abcdefgh", rule=lambda context: 9.0 * torch.eye(8, dtype=torch.float64)[0])
     for cls, forwards in ((BiLD, 3), (TakesBackWhatItWouldWrite, 20)):

@@ -1,6 +1,4 @@
-"""Trees of guesses: distinct siblings, stochastic beams, independent drafts, and what is paid for a large tree beside
-its forward.
-"""
+"""Draft trees: distinct siblings, stochastic beams, independent drafts, and the overhead of a large tree."""
 from __future__ import annotations
 
 from collections import defaultdict

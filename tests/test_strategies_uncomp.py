@@ -1,4 +1,4 @@
-"""UNComp asks how various a head's queries are before it cuts: held against attention written out over the whole text.
+"""UNComp asks how various a head's queries are before it cuts: compared with attention written out over the whole text.
 """
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_various_half_of_the_heads_is_wide():
     assert written([torch.tensor([True, False]), torch.tensor([False, True])]) == "10.01"
 
 
-# --- by hand: the whole text anew for each token, what every row saw written down ---
+# --- by hand: the whole text again for each token, what every row saw written down ---
 
 
 UNCOMPS = [{}, {"pooling": "avg"}, {"eigenvalues": 2}, {"window": 1, "kernel": 1, "low": 2}, {"high": 22, "low": 18}]

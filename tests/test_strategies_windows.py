@@ -1,4 +1,4 @@
-"""Guesses of a model about itself, several places at once: Jacobi and lookahead decoding."""
+"""A model drafting for itself at several positions at once: Jacobi and lookahead decoding."""
 from __future__ import annotations
 
 from random import Random
@@ -40,7 +40,7 @@ def test_a_window_that_is_right_from_the_start_is_kept_whole():
 
 @pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
 def test_of_a_model_that_ignores_its_text_every_fresh_draft_token_is_accepted(init):
-    """Then p is the q it was drawn from. Guesses of a first window and of new places may fall."""
+    """Then p is the q it was drawn from. Draft tokens of a first window and of new positions may be rejected."""
     anew = []
     for seed in range(5):
         kept, expected = [], 0
@@ -65,7 +65,7 @@ def test_drawn_windows_have_the_targets_law_over_several_rounds(init):
 
 
 class KeepsTheOldGuess(find("jacobi")):
-    """A guess that was not looked at stays, and passes for drawn from its new row."""
+    """An untested draft token stays, and counts as drawn from its new row."""
 
     def _resampled(self, lm, node, place):
         old = self._rows.tree.tokens[node + 1:]

@@ -46,7 +46,7 @@ def trace(*events, **header) -> Trace:
 
 
 def chained(alphas: list[float], gamma: int, count: int, seed: int = 0) -> list[DraftRound]:
-    """Rounds of a chain whose guesses stand by chance, at depth i with alphas[i]."""
+    """Rounds of a chain whose draft tokens are accepted by chance, at depth i with alphas[i]."""
     chance = random.Random(seed)
     found = []
     for _ in range(count):
@@ -192,7 +192,7 @@ def test_a_line_goes_through_points_that_lie_on_one():
 def test_rounds_count_levels_of_trees_and_distinguish_a_rejection_from_an_end():
     tree = guess(0, [-1, -1, 0, 0, 1], [1, 4], False)
     refused = guess(1, [-1, 0, 1], [0], True)
-    silent = [Draft(2, [7], ["x"], [-1], [1.0]), Verdict(2, [0], [], -1)]  # the guess ended the text
+    silent = [Draft(2, [7], ["x"], [-1], [1.0]), Verdict(2, [0], [], -1)]  # the draft token ended the text
     assert rounds(trace(*tree, *refused, *silent)) == [
         DraftRound(2, 5, 2, False, 3),
         DraftRound(3, 3, 1, True, 2),

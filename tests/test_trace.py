@@ -437,7 +437,7 @@ def test_speculation_counts_the_bonus_and_leaves_out_prefill():
 def test_acceptance_is_accepted_over_tested():
     found = metrics(speculative())
     assert found["acceptance_rate"] == (2 + 1) / (3 + 2)
-    # both guesses of round 1 are first guesses
+    # both draft tokens of round 1 are first draft tokens
     assert found["acceptance_by_position"] == [(1 + 1) / (1 + 2), 1 / 1, 0 / 1]
     assert found["mean_accepted"] == (2 + 1) / 2
 
@@ -448,7 +448,7 @@ def test_a_depth_at_which_nothing_was_tested_has_no_acceptance():
 
 
 def test_wasted_rows_are_those_the_text_did_not_need():
-    assert metrics(speculative())["wasted_tokens"] == (4 + 3) - (6 - 1)  # one guess refused in each round
+    assert metrics(speculative())["wasted_tokens"] == (4 + 3) - (6 - 1)  # one draft token rejected in each round
 
 
 def test_tokens_taken_back_were_wasted_and_do_not_count():

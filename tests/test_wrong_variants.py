@@ -42,7 +42,7 @@ class BelievesAll(Verifier):
 def rounds(name: str, drafter, verifier) -> Assembly:
     decoder = make(name)
     decoder.verifier = verifier
-    if drafter:  # some bring their guesses along
+    if drafter:  # some define their own draft tokens
         decoder.drafter = drafter
     return Assembly(decoder, [make(AT_ONE[0], **AT_ONE[1])])
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 API = "/gradio_api"
 STARTUP = 120  # seconds for the imports and the models
 LAST = ("process_completed", "unexpected_error", "server_stopped", "close_stream")
-# as they stand in a frame, which is JSON within JSON
+# as in a frame, which is JSON within JSON
 COMMIT, DONE = '\\"kind\\":\\"commit\\"', '\\"state\\":\\"done\\"'
 INTERNAL = ("Traceback (most recent", "unexpected error (", "failed with an internal error")
 ARGUMENTS = {
@@ -96,7 +96,7 @@ class Message:
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text reads like one that is meant for people: words up to a full stop, no markup, no traceback."""
+    """Whether a text is a sentence for people: words up to a full stop, no markup, no traceback."""
     return bool(re.fullmatch(r"[^<]*\w+ \w+[^<]*[.!]", text)) and not any(sign in text for sign in INTERNAL)
 
 
@@ -161,8 +161,8 @@ class Visitor:
     async def ask(self, name: str, data: list[Any], within: float = 600.0) -> AsyncIterator[Message]:
         """Join the queue and read the answers; raises TurnedAway where the server refuses over HTTP."""
         await self.join(name, data)
-        async with aclosing(self.messages(within)) as told:
-            async for message in told:
+        async with aclosing(self.messages(within)) as messages:
+            async for message in messages:
                 yield message
 
     async def join(self, name: str, data: list[Any]) -> str:
@@ -303,7 +303,7 @@ def start_page(public: bool = True, threads: int = 0) -> Server:
 
 
 def _wait_for_models(server: Server) -> None:
-    """One short run answers once the models are here."""
+    """Wait for the models with one short run."""
     async def first_run() -> None:
         async with Visitor(server.address) as visitor:
             async for _ in visitor.ask("run", request(length=2), within=STARTUP):

@@ -1,4 +1,4 @@
-"""Lanes under a cache policy, and policies written again by hand."""
+"""Lanes with a cache policy, and independent implementations of policies."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def live_positions(lane) -> LivePositions:
 def course(
     assembly: Assembly, speakers: dict, prompt: list[int] = PROMPT, forced: tuple[int, ...] = ()
 ) -> tuple[list[int], list[LivePositions]]:
-    """What a lane wrote, and what its cache held after every keep."""
+    """A lane's tokens, and its live positions after every commit."""
     found: list[LivePositions] = []
     for lane in watch(assembly, speakers, prompt, Limits(0, LENGTH, forced=forced), Draws(0)):
         if lane.generated > len(found):
@@ -54,11 +54,11 @@ Rule = Callable[[dict[int, float], list[int], int], set[int]]
 
 @dataclass
 class ByHand:
-    """Greedy decoding with a cache of the library whose keys and values are moved about after each forward."""
+    """Greedy decoding with the library's cache, from which positions are evicted after each forward."""
 
     architecture: str
     rule: Rule
-    window: int | None = None  # last rows of the prompt that vote; all rows there are where it is None
+    window: int | None = None  # last query positions of the prompt that vote; None: all
     live: list[list[list[int]]] = field(default_factory=list)
     votes: list[list[dict[int, float]]] = field(default_factory=list)
     read: int = 0
@@ -131,7 +131,7 @@ def stays(policy: CachePolicy, *about, **more) -> list[list[int]]:
 
 
 class Wrong(Drafter):
-    """Guesses that never stand: one more than the token plain decoding would write."""
+    """Draft tokens that are never accepted: one more than plain decoding's token."""
 
     def propose(self, lm, budget):
         tree = TokenTree(source="wrong")

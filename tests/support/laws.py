@@ -1,4 +1,4 @@
-"""What lanes promise and what the laws of wrong ones look like."""
+"""The output distributions that lanes guarantee, and wrong verifiers and drafters."""
 from __future__ import annotations
 
 import copy
@@ -18,7 +18,7 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.sampler_chain import Chain
 
 EXACT = 1e-9
-WRONG = 1e-3  # a law that is off by less could hide behind rounding
+WRONG = 1e-3  # a smaller error could be rounding
 AT_ONE = ("temperature", {"t": 1.0})
 
 
@@ -32,16 +32,14 @@ def added(recipe: LaneConfig, *more: tuple[str, dict]) -> LaneConfig:
 
 
 def drawing(recipes: list[LaneConfig]) -> list[LaneConfig]:
-    """The recipes, made to draw from the model itself where they would take the largest score; without those that
-    cannot.
-    """
+    """The recipes, made to sample from the model instead of taking the argmax; without those that cannot."""
     made = [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
     return [recipe for recipe in made if can_be_had(recipe)]
 
 
 def promised(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
-    """The law of plain decoding under the samplers of a lane, by the chain rule; summed over what the samplers
-    themselves leave to chance.
+    """The output distribution of plain decoding with the samplers of a lane, by the chain rule, summed over the random
+    choices of the samplers themselves.
     """
     target, assembly = models["target"], lane if isinstance(lane, Assembly) else assemble(lane)
     fresh, draws, found = prepared(assembly.samplers, models, prompt), Enumerating(), defaultdict(float)
@@ -49,7 +47,7 @@ def promised(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt:
     def reshape(scores, history):
         samplers = copy.deepcopy(fresh)
         Chain(samplers, coin=draws.coin).follow(SimpleNamespace(lineage=0))
-        for end in range(len(prompt), len(history)):  # those that remember hear of all that was kept
+        for end in range(len(prompt), len(history)):  # samplers with state see all committed tokens
             passed(samplers, target, prompt, history[:end], history[end])
         return passed(samplers, target, prompt, history)
 
@@ -62,9 +60,7 @@ def promised(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt:
 def passed(
     samplers: list[Sampler], target: TableModel, prompt: list[int], history: list[int], kept: int | None = None
 ) -> Tensor:
-    """Scores [V] after a history, once all samplers have had them; each learns, on what it was given, that `kept` came
-    next.
-    """
+    """Scores [V] after a history and all samplers; each sampler is then informed that `kept` was committed."""
     place, given = len(history) - len(prompt), []
     whole, short = tuple(history), (*without_context(prompt), *history[len(prompt):])
     rows = {"target": target.scores(whole), "hidden": target.state(target.depth, whole)}
@@ -86,7 +82,7 @@ def passed(
 
 
 def off(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> float:
-    """By how much the law of a lane is not the one it promises."""
+    """Distance of a lane's output distribution from the guaranteed one."""
     return distance(law(lane, models, prompt, length), promised(lane, models, prompt, length))
 
 
@@ -119,7 +115,7 @@ def draws_again_after_a_miss(lm, tree, rows, node, children) -> Ruling:
 
 
 class Siblings(Drafter):
-    """One level of guesses from the draft's row q, made in one of several ways."""
+    """One level of draft tokens from the draft's row q, sampled in one of several ways."""
 
     def __init__(self, how: Callable, drawn: str = "independent"):
         self.how, self.drawn = how, drawn

@@ -1,4 +1,4 @@
-"""Cache policies that cut the prompt for later layers."""
+"""Cache policies that drop prompt tokens from later layers."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ def recorded(recipe: LaneConfig, kind: type, length: int = 8) -> list:
 
 
 def layer_tokens(passes: list[Forward]) -> int:
-    """Passes of a token through a layer while the prompt was read."""
+    """Tokens times layers of the prefill."""
     return sum(forward.tokens * forward.layers for forward in passes if forward.phase == "prefill")
 
 

@@ -67,8 +67,7 @@ def under_a_grammar() -> list:
 
 
 def speculating() -> list:
-    """A tree of four guesses: the path 0, 2 stands, 1 is refused, 3 is not looked at; then a chain that falls at once.
-    """
+    """A tree of four draft tokens: path 0, 2 is accepted, 1 rejected, 3 not tested; then a chain rejected at once."""
     tree = Draft(
         0,
         [7, 20, 8, 21],

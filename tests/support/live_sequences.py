@@ -6,7 +6,7 @@ from playground.trace import Trace
 
 
 def grown(sequence: int, position: int, piece: str, entropy: float = 1.0) -> list[Event]:
-    """One token of one sequence, with the thought behind it."""
+    """One token of one sequence, with its step."""
     top = [Candidate(ord(piece[-1]), piece, 0.5, 0.5), Candidate(7, " other", 0.25, 0.25)]
     thought = Step(position, entropy, entropy, ord(piece[-1]), top, sequence=sequence)
     return [thought, Commit(position, [ord(piece[-1])], [piece], piece, [-0.5], ["sampled"], sequence=sequence)]
@@ -47,7 +47,7 @@ def three_beams() -> list[tuple[float, Event]]:
 
 
 def filling() -> list[tuple[float, Event]]:
-    """Four positions in three steps, the sure ones first."""
+    """Four positions in three steps, the most certain first."""
     return [
         (0.1, Forward(tokens=4)),
         (0.1, Fill([2], [13], [" c"], [0.9])),

@@ -1,4 +1,4 @@
-"""Cache policies that merge, written again by hand."""
+"""Independent implementations of cache policies that merge."""
 from __future__ import annotations
 
 import math

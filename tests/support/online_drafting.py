@@ -1,4 +1,4 @@
-"""Lanes whose draft has tokens of its own."""
+"""Lanes whose draft has another tokenizer."""
 from __future__ import annotations
 
 from collections.abc import Callable

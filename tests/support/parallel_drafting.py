@@ -12,7 +12,7 @@ def pearl(*samplers: tuple[str, dict], **knobs) -> LaneConfig:
 
 
 def agreeing(share: int, ends: str = "") -> dict[str, TableModel]:
-    """A draft that says what the target says in all places but every `share`-th."""
+    """A draft that agrees with the target at all positions except every `share`-th."""
     certain = torch.eye(4, dtype=torch.float64) * 50
     return {
         "target": TableModel("abcd", ends, rule=lambda context: certain[len(context) % 3]),

@@ -1,4 +1,4 @@
-"""Laws of weighted particles under a constraint."""
+"""Output distributions of weighted particles under a constraint."""
 from __future__ import annotations
 
 import math
@@ -35,7 +35,7 @@ def coins(tosses: int, ones: float = 0.5) -> TableModel:
 
 
 def steered(recipe: LaneConfig, model: TableModel, draws, length: int = 12) -> Lane:
-    """One lane to its end, and what it told."""
+    """A lane run to its end, with its events."""
     assembly = assemble(recipe)
     lane = Lane([START], {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens))
     lane.draws, lane.recorded = draws, []
@@ -46,7 +46,7 @@ def steered(recipe: LaneConfig, model: TableModel, draws, length: int = 12) -> L
 
 
 class Witness:
-    """The strategy with its last population looked at."""
+    """The strategy, recording its last population."""
 
     def __init__(self, recipe: LaneConfig):
         self.assembly = assemble(recipe)
@@ -69,8 +69,7 @@ class Witness:
 
 
 def weighed_law(recipe: LaneConfig, model: TableModel, length: int = 8) -> Law:
-    """E[mean weight, where the answer is y] for every y: exactly the model's own chance of y if the weights are right.
-    """
+    """E[mean weight if the answer is y] for every y: the model's probability of y if the weights are right."""
     witness, draws, found = Witness(recipe), Enumerating(), defaultdict(float)
     for _ in draws.runs():
         text, weight = witness.run(model, draws, length)
@@ -87,7 +86,7 @@ def legal_chances(ones: float) -> Law:
 
 
 def zeros(particles: int, threshold: float) -> float:
-    """Probability that the answer is 00, of all that is legal of two fair coins."""
+    """Probability of the answer 00 among the legal answers of two fair coins."""
     recipe, draws, found = (
         LaneConfig("smc", {"particles": particles, "threshold": threshold}, [SKEWED]),
         Enumerating(),

@@ -12,11 +12,11 @@ from toys import byte_tokenizer
 from playground.engine.cuda_graphs import GraphReplay
 from playground.engine.model import Model
 
-ENOUGH = 1 << 30  # bytes of rooms that nobody is in
+ENOUGH = 1 << 30  # bytes of unused rooms
 
 
 class Tape(TorchDispatchMode):
-    """What a run did, operation by operation, over the very tensors it did it to."""
+    """The operations of a run, with references to their tensors."""
 
     def __init__(self, run: Callable[[], None]):
         super().__init__()

@@ -24,7 +24,7 @@ def of(name: str, **knobs) -> LaneConfig:
 
 @dataclass
 class Run:
-    """A lane that has run, and what it told."""
+    """A lane run to its end, with its events."""
 
     lane: Lane
     session: Session
@@ -40,14 +40,14 @@ class Run:
         return next(event.data for event in reversed(self.of(Figure)) if event.name == name)
 
     def texts(self) -> dict[int, Text]:
-        """What each sequence wrote, by number."""
+        """The tokens of each sequence, by number."""
         return {
             number: tuple(token.id for token in written.tokens)
             for number, written in sequences(self.session.trace.events).items()
         }
 
     def finished(self) -> list[tuple[Text, float]]:
-        """Texts and ranks of the sequences that were left, the best first."""
+        """Texts and ranks of the remaining sequences, best first."""
         scores, texts = [event.scores for event in self.of(Branches) if event.scores][-1], self.texts()
         return sorted(((texts[number], score) for number, score in scores.items()), key=lambda pair: -pair[1])
 
@@ -70,7 +70,7 @@ def logp(model: TableModel, prompt: list[int], text: Text) -> float:
 def chosen_by_brute_force(
     model: TableModel, prompt: list[int], length: int, n: int, choose: Callable[[list[Text]], Text]
 ) -> Law:
-    """The law of a choice among n independent texts, summed over all of them."""
+    """The output distribution of a choice among n independent texts, by enumeration."""
     outcomes, total = product_law(model, prompt, length), defaultdict(float)
     for texts in product(outcomes, repeat=n):
         total[choose(list(texts))] += math.prod(outcomes[text] for text in texts)

@@ -20,7 +20,7 @@ LENGTH = 6
 def side_by_side(
     *decoders: Decoder, length: int = LENGTH, model: TableModel | None = MODEL, prompt: Sequence[int] = (0, 1, 2)
 ) -> Session:
-    """A session of decoders that are in no registry, over one model, or over a model each where none is given."""
+    """A session of unregistered decoders with one shared model, or one model each if none is given."""
     assemblies = [Assembly(decoder) for decoder in decoders]
     lanes = [
         Lane(
@@ -39,7 +39,7 @@ def side_by_side(
 
 
 class Clock:
-    """Every look at it is a second later, so each request takes one second, whatever it does."""
+    """A clock that advances by one second per reading, so each request takes one second."""
 
     def __init__(self):
         self.now = 0.0

@@ -12,7 +12,7 @@ def slots(*rows: list[int]) -> Tensor:
 
 
 def by_loop(rows: Tensor, merge: Merge) -> Tensor:
-    """Merged rows, one at a time; those that take nothing in are left."""
+    """Merged rows, one at a time; slots without partners are unchanged."""
     made, (meeting_, added, kept) = rows.clone(), merge
     for number, (head, slot) in enumerate(zip(*(part.tolist() for part in meeting_.targets))):
         come = [

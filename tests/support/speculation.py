@@ -1,4 +1,4 @@
-"""Lanes that speculate: recipes, models that disagree, first rounds, wrong verifiers."""
+"""Speculative lanes: recipes, first rounds, wrong verifiers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def collapses(drafter: str, **knobs) -> list[Collapse]:
 
 
 def first_drafts(recipe: LaneConfig, models: dict, length: int) -> Iterator[tuple[float, TokenTree, Verdict]]:
-    """Every first round that can be: its probability, its tree and its verdict."""
+    """Every possible first round: its probability, tree and verdict."""
     seen: list = []
 
     class Watched(Verifier):
@@ -49,7 +49,7 @@ def first_drafts(recipe: LaneConfig, models: dict, length: int) -> Iterator[tupl
 
 
 def off(drafter: Drafter, verifier: Verifier, letters: str = "abc", length: int = 2) -> float:
-    """By how much the law of a lane is not the target's."""
+    """Distance of a lane's output distribution from the target's."""
     decoder, models = make("speculative"), tables(letters)
     decoder.drafter, decoder.verifier = drafter, verifier
     found = law(Assembly(decoder, [make(*AT_ONE[:1], **AT_ONE[1])]), models, [0, 1, 0], length)
@@ -77,7 +77,7 @@ class Judged(Verifier):
 
 
 def divided_by(rho: Callable[[int], float]) -> Callable[..., Ruling]:
-    """k-SEQ with a rho of one's own."""
+    """k-SEQ with a given rho."""
     def rule(p, children, tree, flip, draw) -> Ruling:
         q, k = tree.q[children[0]], len(children)
         for child in children:

@@ -1,4 +1,4 @@
-"""Speculative lanes run to their end, and by how much their law is off."""
+"""Speculative lanes run to their end, and the distance of their output distribution from the target's."""
 from __future__ import annotations
 
 from pairs import pair
@@ -32,7 +32,7 @@ def figures(events: list, name: str) -> list[dict]:
 
 
 def with_drafter(drafter, *samplers: tuple[str, dict], verifier: str = "rejection") -> Assembly:
-    """Speculation with a drafter of the test's own making."""
+    """Speculation with a drafter defined by the test."""
     assembly = assemble(speculative_lane("draft_model", verifier, *samplers))
     assembly.decoder.drafter = drafter
     return assembly
@@ -48,7 +48,7 @@ def law_distance(
 
 
 class DropsDoubtful(find("specdec_plus_plus")):
-    """Takes back a guess whose own chance is small, instead of sending it."""
+    """Withdraws a draft token with a small probability of its own, instead of proposing it."""
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)

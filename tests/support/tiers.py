@@ -24,7 +24,7 @@ MODELS = ("architecture", "dtype", "pair")  # parameters that repeat a test on a
 
 
 def chosen(items: Items, tier: str, part: int, strategy: str | None) -> Items:
-    """Those of the collected items that a run of this tier takes, in their order."""
+    """The collected items that a run of this tier selects, in their order."""
     if strategy:
         return about_strategy(items, strategy)
     kept = {"quick": quick, "default": lambda items: sampled(items, part), "full": set}[tier](items)
@@ -52,7 +52,7 @@ def outside_matrix(items: Items) -> Items:
 
 
 def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
-    """Each case lies in exactly one of PARTS parts, whatever other cases there are."""
+    """Each case is in exactly one of PARTS parts, independent of other cases."""
     return (item for item in items if turn(item) % PARTS == part)
 
 
@@ -118,7 +118,7 @@ def about_strategy(items: Items, name: str) -> Items:
 
 
 def plainest(item: pytest.Item) -> tuple[int, int]:
-    """Cases with few other strategies come first."""
+    """Sort key: cases with few other strategies first."""
     return len(parametrized(item)), turn(item)
 
 
@@ -132,5 +132,5 @@ def by_function(items: Iterable[pytest.Item]) -> dict[str, Items]:
 
 
 def turn(item: pytest.Item) -> int:
-    """A number that is the same on every machine and on every day."""
+    """A hash that is the same on every machine."""
     return crc32(item.nodeid.encode())

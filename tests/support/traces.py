@@ -59,13 +59,13 @@ def prefill(tokens=5, **changes):
 
 
 def greedy(*ids, end="length"):
-    """Plain decoding: the prompt goes through, then one pass and one row for every token but the first."""
+    """Plain decoding: prefill, then one forward with one row for every token except the first."""
     first, *others = (commit(i, [token]) for i, token in enumerate(ids))
     return trace(prefill(), first, *(event for other in others for event in (Forward(), other)), Done(end))
 
 
 def speculative():
-    """Two rounds of three guesses: two stand, then one; the end of the text is fed along with each tree."""
+    """Two rounds of three draft tokens: two are accepted, then one; the last token is fed along with each tree."""
     return trace(
         prefill(), commit(0, [10]),
         Forward("draft", "catch_up", 6), Forward("draft"), Forward("draft"), draft(0, [11, 12, 13]), Forward(tokens=4),

@@ -1,4 +1,4 @@
-"""UNComp's stages, written again by hand."""
+"""An independent implementation of UNComp's stages."""
 from __future__ import annotations
 
 import math

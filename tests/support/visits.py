@@ -1,4 +1,4 @@
-"""Visits of the page without a browser: a request from an address, and the stream of a run."""
+"""Visits of the page without a browser: a request from an address, and a run's stream."""
 from __future__ import annotations
 
 from types import SimpleNamespace

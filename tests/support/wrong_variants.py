@@ -3,5 +3,5 @@ from __future__ import annotations
 
 
 def variants_of(base: type, module: str) -> list[type]:
-    """Subclasses of a strategy that one test file has defined so far, without those of other files."""
+    """Subclasses of a strategy defined by one test file so far."""
     return [cls for cls in base.__subclasses__() if cls.__module__ == module]
