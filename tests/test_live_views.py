@@ -340,7 +340,7 @@ def test_thresholds_and_followed_entropies_are_drawn_on_the_chart_in_nats(page, 
         for i in range(5)
     ]
     show(page, feed, run_of((PLAIN, [*follow, *one_by_one()])))
-    expect(page.locator(".panel-entropy .limit-name")).to_have_text("threshold: 1 bits")
+    expect(page.locator(".panel-entropy .limit-name")).to_have_text("threshold: 0.693 nats (1 bits)")
     ticks = (
         page.locator(".panel-entropy svg")
         .first.locator(".grid")

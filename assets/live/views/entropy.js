@@ -89,9 +89,15 @@ function entropyFigures(state) {
     const lines = Object.entries(Object.assign({}, ...parts.map((part) => part.lines || {}))).filter(([, value]) => isNumber(value));
     return {
       series: names.filter((name) => !name.startsWith("entropy")).map((name) => ({ name: ENTROPY_SERIES.exec(name)[1], points: pointsInNats(parts, name) })),
-      limits: lines.map(([name, value]) => ({ name: `${name}: ${shortNumber(value)} ${unit}`, nats: value * NATS[unit] })),
+      limits: lines.map(([name, value]) => ({ name: sayLimit(name, value, unit), nats: value * NATS[unit] })),
     };
   });
+}
+
+/** The label of a threshold, in nats like the axis; a method that uses bits adds its own value. */
+function sayLimit(name, value, unit) {
+  const own = unit === "nats" ? "" : ` (${shortNumber(value)} ${unit})`;
+  return `${name}: ${shortNumber(value * NATS[unit])} nats${own}`;
 }
 
 function pointsInNats(parts, name) {
