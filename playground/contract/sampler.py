@@ -37,13 +37,16 @@ class Sampler(Strategy):
     streams: ClassVar[tuple[str, ...]] = ()  # other streams it reads: "without_context", and those `instructions` names
     start: ClassVar[int] = 0  # length of the prompt in tokens, once the lane has begun
     piece: ClassVar[Callable[[int], str]] = str  # the text of a token
+    end_ids: ClassVar[frozenset[int]] = frozenset()  # tokens that end the text
     chance: ClassVar[Callable[[float, Sequence[int], str], bool]] = staticmethod(
         no_chance
     )  # set by the lane, or a test
 
-    def begin(self, start: int, piece: Callable[[int], str]) -> None:
-        """Receive the prompt length in tokens, and a function from token id to text, before the first row."""
-        self.start, self.piece = start, piece
+    def begin(self, start: int, piece: Callable[[int], str], end_ids: frozenset[int] = frozenset()) -> None:
+        """Receive, before the first row, the prompt length in tokens, a function from token id to text, and the tokens
+        that end the text.
+        """
+        self.start, self.piece, self.end_ids = start, piece, end_ids
 
     def flip(self, probability: float, history: Sequence[int], purpose: str = "") -> bool:
         """True with this probability: the sampler's own chance for the row after `history`, prompt included.

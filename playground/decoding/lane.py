@@ -87,7 +87,7 @@ class Lane:
         self.main = self._new_sequence(prompt)
         for sampler in assembly.samplers:
             # a lambda, because deepcopy of a bound method would copy the lane when sequences fork
-            sampler.begin(len(prompt), lambda token: self.piece(token))
+            sampler.begin(len(prompt), lambda token: self.piece(token), self.end_ids)
         self.leaves: dict[int, Sequence] = {}  # parallel sequences by number, without dropped ones
         self._forked, self._branches = 0, TokenTree()
         self._memory, self._recalled = Memory() if memory is None else memory, {}  # an empty Memory is falsy
