@@ -1,9 +1,11 @@
 """All valid lanes, generated from the declarations of the strategies, so that no test needs a list."""
 from __future__ import annotations
 
+import ast
 import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,6 @@ from playground.errors import Refusal
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
 TEXT = ("decoder", "preset")  # kinds that generate from left to right; canvas decoders have their own tests
 Added = tuple[str, dict[str, Any]]
-# what is read before each of the many thousand runs over which a law is summed
-BRIEF = {"knn_lm": {"tokens": 16, "held": 0}, "caad": {"pairs": "ab => ba"}}
 
 
 def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
@@ -27,13 +27,24 @@ def registered(*kinds: str, promising: str = "") -> list[type[Strategy]]:
             and (not kinds or cls.kind in kinds) and (not promising or promising in cls.guarantee)]
 
 
+@cache
+def brief(name: str) -> dict[str, Any]:
+    """Knobs that keep each of the many thousand runs over which a law is summed short: `BRIEF` in the strategy's own
+    test file. Parsed instead of imported, because test files import this module.
+    """
+    file = Path(__file__).with_name(f"test_strategies_{name}.py")
+    body = ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else []
+    values = [node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "BRIEF"]
+    return ast.literal_eval(values[0])[name] if values else {}
+
+
 def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
     """Settings to test: the defaults, then one knob at a time at its lowest, highest (up to `most`) and each choice."""
-    found, brief = [{}], BRIEF.get(cls.name, {})
+    found: list[dict[str, Any]] = [{}]
     for knob in cls.knobs():
         ends = [knob.min, min(knob.max, most)] if knob.min is not None and knob.max is not None else []
         found += [{knob.name: value} for value in dict.fromkeys([*ends, *knob.choices]) if value != knob.default]
-    return [{**brief, **knobs} for knobs in found if _agree(cls, knobs)]
+    return [{**brief(cls.name), **knobs} for knobs in found if _agree(cls, knobs)]
 
 
 def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 3) -> list:
@@ -62,10 +73,10 @@ def fillings(cls: type[Strategy], cornered: bool = False) -> Iterator[list[Added
     """Every way to fill a decoder's slots; with `cornered` every corner of every filling, one at a time."""
     choices = [registered(kind) for kind in cls.slots().values()]
     for chosen in product(*choices):
-        yield [(part.name, {}) for part in chosen]
+        yield [(part.name, brief(part.name)) for part in chosen]
         for i, part in enumerate(chosen if cornered else ()):
             for knobs in corners(part)[1:]:
-                yield [(other.name, knobs if j == i else {}) for j, other in enumerate(chosen)]
+                yield [(other.name, knobs if j == i else brief(other.name)) for j, other in enumerate(chosen)]
 
 
 def lanes(promising: str = "", cornered: bool = False, added: tuple[Added, ...] = ()) -> list[LaneConfig]:

@@ -20,6 +20,7 @@ GREEDY = LaneConfig("greedy")
 PROMPT = [54, 71, 71, 9]
 
 
+BRIEF = {"caad": {"pairs": "ab => ba"}}
 COLLAPSES = {
     "caad": [Collapse(alone("caad", alpha=0.0), GREEDY), Collapse(alone("caad", tau=1.0), GREEDY)],
 }

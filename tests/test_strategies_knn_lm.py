@@ -20,6 +20,7 @@ GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", 
 PROMPT = [54, 71, 71, 9]
 
 
+BRIEF = {"knn_lm": {"tokens": 16, "held": 0}}
 COLLAPSES = {
     "knn_lm": [
         Collapse(alone("knn_lm", lam=0.0), GREEDY),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from playground.algorithms.speculative.drafting import best, draft_distribution, grow
-from playground.algorithms.speculative.suffix_index import BREAK, SuffixIndex
+from playground.algorithms.speculative.suffix_index import SuffixIndex, frequent_prefixes
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
@@ -126,18 +126,11 @@ class RASD(Drafter):
                 text
                 for store, places in suffixes[length]
                 for place in places
-                if (text := self._after(store, place, budget, ends))
+                if (text := store.continuation(place, min(self.length, budget), ends))
             ]
             if texts:
                 return Continuations(length, texts)
         return Continuations(0, [])
-
-    def _after(self, store, place, budget, ends) -> list[int]:
-        """The tokens from a position on, up to an end token or the end of their text."""
-        text = store.tokens[place:place + min(self.length, budget)]
-        return text[
-            : next((i + (token != BREAK) for i, token in enumerate(text) if token == BREAK or ends(token)), len(text))
-        ]
 
     def pruned(self, texts, q) -> list[list[int]]:
         """The most frequent prefixes of the continuations that start with one of the top tokens of q [V]."""
@@ -145,10 +138,7 @@ class RASD(Drafter):
             top = q.topk(min(self.prune, len(q)))
             plausible = {token for p, token in zip(top.values.tolist(), top.indices.tolist()) if p > 0}
             texts = [text for text in texts if text[0] in plausible]
-        # ties in the order of first occurrence
-        counts = Counter(tuple(text[:end]) for text in texts for end in range(1, len(text) + 1))
-        frequent = sorted(counts, key=lambda prefix: (-counts[prefix], len(prefix)))[:self.retrieved]
-        return sorted(map(list, frequent), key=len)
+        return sorted(map(list, frequent_prefixes(texts, self.retrieved)), key=len)
 
     def fused(self, tree, texts) -> tuple[TokenTree, list[str]]:
         """The draft's tree with these texts merged into it along common prefixes, and the source of each node."""

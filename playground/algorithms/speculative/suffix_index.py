@@ -6,7 +6,8 @@ which would hold 64 nodes per token at depth 64. Oliaro et al. 2024, arXiv 2411.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 
 BREAK = -1  # precedes each text, so that no occurrence spans two texts
@@ -67,6 +68,27 @@ class SuffixIndex:
                 found.setdefault(self.tokens[place], []).append(place + 1)
         return found
 
+    def continuation(self, place: int, most: int, ends: Callable[[int], bool]) -> list[int]:
+        """At most `most` tokens from a position on, up to an end token, which is included, or the end of the text."""
+        found: list[int] = []
+        for token in self.tokens[place:place + most]:
+            if token == BREAK:
+                break
+            found.append(token)
+            if ends(token):
+                break
+        return found
+
     def digest(self) -> str:
         """Hash of the stored texts."""
         return blake2b(repr(self.tokens).encode(), digest_size=8).hexdigest()
+
+
+def frequent_prefixes(texts: list[list[int]], count: int) -> dict[tuple[int, ...], int]:
+    """The `count` most frequent prefixes of texts and how often each occurs, in descending order.
+
+    On ties the shorter comes first, then the one that occurs first. They form a trie: each follows its own prefixes.
+    """
+    counts = Counter(tuple(text[:end]) for text in texts for end in range(1, len(text) + 1))
+    frequent = sorted(counts, key=lambda prefix: (-counts[prefix], len(prefix)))
+    return {prefix: counts[prefix] for prefix in frequent[:count]}
