@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 from tables import TableModel, distance, law, product_law
 
-from playground.algorithms.speculative.suffix_index import SuffixIndex
+from playground.algorithms.speculative.suffix_index import BREAK, SuffixIndex
 from playground.contract import Drafter, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
@@ -107,9 +108,16 @@ class FollowsOneOccurrence(RASD):
         return Continuations(found.length, found.texts[:1])
 
 
+def reading_on(store: SuffixIndex, place: int, most: int, ends) -> list[int]:
+    """Wrong: a continuation that goes on in the next document."""
+    return [token for token in store.tokens[place:place + most + 1] if token != BREAK][:most]
+
+
 class ReadsIntoTheNextDocument(RASD):
-    def _after(self, store, place, budget, ends):
-        return [token for token in store.tokens[place:place + min(self.length, budget) + 1] if token >= 0][:self.length]
+    def find(self, *asked):
+        for store in self._stores:
+            store.continuation = partial(reading_on, store)
+        return super().find(*asked)
 
 
 class PrefersShortEndings(RASD):
