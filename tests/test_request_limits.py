@@ -668,6 +668,8 @@ HEAVY = {
     "superposed": {"strategy": "superposed", "knobs": {"corpus": WORDS, "drafts": 10, "kept": 60}},
     "knn_lm": {"strategy": "greedy", "extras": [["knn_lm", {"text": WORDS}]]},
     "rasd": {"strategy": "speculative", "extras": [["rasd", {"corpus": WORDS}]]},
+    "rest": {"strategy": "speculative", "extras": [["rest", {}]]},
+    "rest, one letter": {"strategy": "speculative", "extras": [["rest", {"corpus": "e" * 9900, "shortest": 1}]]},
     "mbr": {"strategy": "mbr"},
     "dry": {"strategy": "greedy", "extras": [["dry", {"breakers": WORDS}]]},
 }

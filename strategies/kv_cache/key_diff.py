@@ -12,7 +12,7 @@ class KeyDiff(TopKEviction):
     evict after each block of a long prompt; here the prompt is a single block. Park et al. 2025, arXiv 2504.15364.
     """
 
-    name, title, paper, sheet = "key_diff", "KeyDiff", "2504.15364", "kv-cache/kv-baselines"
+    name, title, paper, sheet = "key_diff", "KeyDiff", "2504.15364", "kv-cache/key-diff"
 
     def scores(self, held):
         keys = held.read("keys")

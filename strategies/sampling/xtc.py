@@ -15,7 +15,7 @@ class XTC(Sampler):
     samplers, which bound how unlikely the spared token can be. p-e-w 2024, text-generation-webui pull request 6335.
     """
 
-    name, title, paper, sheet = "xtc", "XTC (exclude top choices)", "p-e-w 2024", "sampling/sampling-baselines"
+    name, title, paper, sheet = "xtc", "XTC (exclude top choices)", "p-e-w 2024", "sampling/xtc"
     guarantee = ("collapses",)
 
     threshold: float = knob(0.1, 0.0, 0.5, step=0.01, help="smallest probability of a likely token")

@@ -22,14 +22,14 @@ class REST(Drafter):
     """Look up in a datastore how texts continue after the last tokens, and draft the most frequent continuations as a
     tree. No draft model.
 
-    The longest suffix of the text that occurs in the datastore counts, of `longest` tokens down to `shortest`. The next
-    `length` tokens after each of its occurrences form a trie, and the `nodes` most frequent prefixes of them become the
-    draft tree, so that one forward verifies several continuations. Effective if the datastore resembles what is
-    written; by default it is the bundled fairy tales. nodes = 0 is plain decoding. The authors' datastores hold
-    gigabytes of chats or code, and they look at 5000 occurrences at most. He et al. 2023, arXiv 2311.08252.
+    Suffixes of the text are looked up from `longest` tokens down to `shortest`; the first that occurs in the datastore
+    selects the continuations, `length` tokens after each of its occurrences. They form a trie, whose `nodes` most
+    frequent prefixes become the draft tree, so that one forward verifies several continuations. Effective if the
+    datastore resembles the answer; by default it is the bundled fairy tales. nodes = 0 is plain decoding. The authors
+    use gigabytes of chats or code, and at most 5000 occurrences. He et al. 2023, arXiv 2311.08252.
     """
 
-    name, title, paper, sheet = "rest", "REST: retrieval from a datastore", "2311.08252", "speculative/rasd"
+    name, title, paper, sheet = "rest", "REST: retrieval from a datastore", "2311.08252", "speculative/rest"
     guarantee = ("collapses",)
 
     nodes: int = knob(64, 0, 64, step=1, help="maximum draft tokens per round; 0 is plain decoding")
