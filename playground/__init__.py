@@ -7,19 +7,24 @@
                             extras=["repetition_penalty"])
     print(result.text, result.metrics["tokens_per_second"])
 
+A notebook shows a result as the player of the page. What is refused raises Refusal before a model is loaded, if that
+can be known without one.
+
 torch is imported only when something is loaded or run, so that traces can be read without it.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
-from playground.trace.result import Result
+from playground.ui.playable_result import PlayableResult as Result
 
 if TYPE_CHECKING:
-    from playground.contract.lane_config import LaneConfig
+    import torch
+
     from playground.decoding.session import Models, Session
     from playground.decoding.visitor_memory import Memory
     from playground.engine.load import Shelf
@@ -28,23 +33,25 @@ __all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
 
 NO_DRAFT = "none"
 Extras = Iterable[str | tuple[str, Mapping[str, Any]]]
-Turns = Iterable[tuple[str, str]]
+Message = Mapping[str, str]  # {"role": "system", "user" or "assistant", "content": text}
+Turns = Iterable[tuple[str, str]] | Iterable[Message]
+Lane = Any  # the name of a strategy, (name, knobs), a LaneConfig, or its fields as a dict
 
 
 def load(
-    model: str | None = None,
-    draft: str | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    model: str | Path | None = None,
+    draft: str | Path | None = None,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
     quantization: str = "none",
     progress: Callable[[float, str], None] | None = None,
     shelf: Shelf | None = None,
-    draft_device: str = "",
+    draft_device: str | torch.device = "",
 ) -> Models:
     """Load a target and its draft model. Raises Refusal with a message that says what to do.
 
-    model: a name from the catalogue, a folder or a hub id; None is the bundled model. The oracle is a table in float64
-        on the CPU, whatever device and dtype are given.
+    model: a name from the catalogue, a folder or a hub id; None is the bundled model. A Path is always a folder. The
+        oracle is a table in float64 on the CPU, whatever device and dtype are given.
     draft: None is the draft that the catalogue lists for the model, if any, and "none" is no draft. "nf4", "fp4" or
         "int8" is the target itself, quantised. Lanes that cannot translate the tokens of a draft with another
         vocabulary raise Refusal.
@@ -52,29 +59,33 @@ def load(
     progress: called with the fraction done, 0 to 1, and a short text.
     shelf: a cache of loaded models; calls with the same shelf share them.
     """
+    from playground.decoding import program_input as given
     from playground.decoding.session import Models
     from playground.engine import catalogue
     from playground.engine import load as loading
     from playground.engine.model import Model
-    name = model or catalogue.BUNDLED[0].name
+    name = given.read_name(model or catalogue.BUNDLED[0].name)
+    draft = given.read_name(draft, "draft") if draft else draft
     if name == catalogue.ORACLE:
         return _oracle(draft or NO_DRAFT)
     partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
-    options, report = loading.Loading(device, dtype, quantization), progress or (lambda share, text: None)
+    options = loading.Loading(given.read_device(device), given.read_dtype(dtype), quantization)
+    report = progress or (lambda share, text: None)
     shelf = shelf or loading.Shelf(
         lambda network, tokenizer, facts: Model(network, tokenizer, facts.name, facts.revision, facts.quantization)
     )
-    share = 0.5 if partner else 1.0
-    target = shelf.get(name, options, lambda done, text: report(done * share, text))
     if not partner:
-        return Models(target)
+        return Models(shelf.get(name, options, report))
     quantised_target = partner in catalogue.PACKED
-    options = replace(
-        options, device=draft_device or device, quantization=partner if quantised_target else quantization
+    draft_name = name if quantised_target else partner
+    draft_options = replace(
+        options,
+        device=given.read_device(draft_device) or options.device,
+        quantization=partner if quantised_target else quantization,
     )
-    second = shelf.get(name if quantised_target else partner, options,
-                       lambda done, text: report(share + done * (1 - share), text))
-    return Models(target, second)
+    shelf.check(draft_name, draft_options)
+    target = shelf.get(name, options, lambda done, text: report(done / 2, text))
+    return Models(target, shelf.get(draft_name, draft_options, lambda done, text: report((1 + done) / 2, text)))
 
 
 def _oracle(draft: str) -> Models:
@@ -87,7 +98,7 @@ def _oracle(draft: str) -> Models:
 
 def run(
     strategy: str,
-    prompt: str,
+    prompt: str | Iterable[Message],
     *,
     models: Models | None = None,
     knobs: Mapping[str, Any] | None = None,
@@ -97,23 +108,22 @@ def run(
     context: str = "",
     seed: int = 0,
     max_new_tokens: int = 64,
-    stop: str | Iterable[str] = (),
+    stop: str | Iterable[str] | None = None,
     memory: Memory | None = None,
     before: Turns = (),
 ) -> Result:
     """Continue a prompt with one strategy.
 
-    `extras` add toggles and fill slots, by name or as (name, knobs). `context` is a passage before the prompt, `before`
-    are the earlier (user, assistant) turns of a chat. Strategies that learn across runs store what they learn in
-    `memory`, a playground.decoding.visitor_memory.Memory. Without `models` every call loads the bundled pair: load once
-    and pass it in. Raises Refusal if the run cannot start. A run that fails later returns with the reason "failed", a
-    message and the text so far.
+    `prompt` is a text, or a chat as messages {"role", "content"} that end with one of the user. `extras` add toggles
+    and fill slots, by name or as (name, knobs); a JSON Schema is a text or a dict. `context` is a passage before the
+    prompt, `before` are the earlier turns of a chat, as (user, assistant) or as messages. Strategies that learn across
+    runs store what they learn in `memory`, a playground.decoding.visitor_memory.Memory. Without `models` every call
+    loads the bundled pair: load once and pass it in. Raises Refusal if the run cannot start. A run that fails later
+    returns with the reason "failed", a message and the text so far.
     """
-    from playground.contract.lane_config import LaneConfig, assemble
-    config = LaneConfig(strategy, dict(knobs or {}), [_extra(extra) for extra in extras])
-    assemble(config)  # raises Refusal before a model is loaded
-    result = compare(
-        [config],
+    from playground.contract.lane_config import LaneConfig
+    return compare(
+        [LaneConfig(strategy, knobs, extras)],
         prompt,
         models=models,
         chat=chat,
@@ -125,56 +135,65 @@ def run(
         memory=memory,
         before=before,
     )[0]
-    if not result.begun:
-        raise Refusal(result.message, strategy)
-    return result
 
 
 def compare(
-    lanes: Iterable[str | LaneConfig],
-    prompt: str,
+    lanes: Iterable[Lane],
+    prompt: str | Iterable[Message],
     *,
     models: Models | None = None,
+    knobs: Mapping[str, Any] | None = None,
+    extras: Extras = (),
     chat: bool = False,
     system: str = "",
     context: str = "",
     seed: int = 0,
     max_new_tokens: int = 64,
-    stop: str | Iterable[str] = (),
+    stop: str | Iterable[str] | None = None,
     memory: Memory | None = None,
     before: Turns = (),
 ) -> list[Result]:
     """Continue one prompt with several strategies side by side. The results are in the order of `lanes`.
 
-    A lane is the name of a strategy or a LaneConfig. A lane that cannot start or fails has the reason "failed" and a
-    message, and the others continue. Raises Refusal if no lane can run. `playground.trace.diff(a.trace, b.trace)`
-    finds the first token in which two texts differ.
+    A lane is the name of a strategy, (name, knobs), a playground.contract.lane_config.LaneConfig, or its fields as a
+    dict: {"strategy": "sample", "extras": ["top_p"], "seed": 3}. The other arguments are those of `run`: `knobs` apply
+    to the lanes that have them, drafters and verifiers among `extras` to those with a slot, other extras to all. A lane
+    that cannot start or fails has the reason "failed" and a message, and the others continue. Raises Refusal if no lane
+    can start. `playground.trace.diff(a.trace, b.trace)` finds the first token in which two texts differ.
     """
-    from playground.contract.lane_config import LaneConfig
-    from playground.decoding.session import Limits, Prompt, prepare
-    configs = [LaneConfig(lane) if isinstance(lane, str) else lane for lane in lanes]
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    full_prompt = Prompt(prompt, chat, system, context, tuple(before))
-    session = prepare(models or load(), configs, full_prompt, Limits(seed, max_new_tokens, stops), memory=memory)
-    return _results(session)
+    from playground.contract.lane_config import check_startable, share
+    from playground.decoding import program_input as given
+    from playground.decoding.session import prepare
+    configs = share(given.read_lanes(lanes), given.read_knobs(knobs), given.read_extras(extras))
+    asked = given.read_prompt(prompt, chat, system, context, before)
+    limits = given.read_limits(seed, max_new_tokens, stop)
+    given.check_models(models)
+    check_startable(configs)
+    results = _results(prepare(models or load(), configs, asked, limits, memory=memory))
+    if not any(result.begun for result in results):
+        raise Refusal(results[0].message, configs[0].strategy)
+    return results
 
 
 def score(
-    text: str, *, models: Models | None = None, chat: bool = False, system: str = "", context: str = ""
+    text: str | Iterable[Message],
+    *,
+    models: Models | None = None,
+    chat: bool = False,
+    system: str = "",
+    context: str = "",
 ) -> list[Result]:
     """Score a given text: one result for the target, and one for the draft model if there is one.
 
     The first token serves as the prompt, and the `logprobs` of a result belong to the tokens after it. With `chat` the
-    text is the user's message in the model's chat template. Raises Refusal for a text of a single token.
+    text is the user's message in the model's chat template, and messages are a chat as in `run`. Raises Refusal for a
+    text of a single token.
     """
+    from playground.decoding import program_input as given
     from playground.decoding.scoring import score as read
-    from playground.decoding.session import Prompt
-    return _results(read(models or load(), Prompt(text, chat, system, context)))
-
-
-def _extra(extra: str | tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    name, knobs = (extra, {}) if isinstance(extra, str) else extra
-    return name, dict(knobs)
+    asked = given.read_prompt(text, chat, system, context)
+    given.check_models(models)
+    return _results(read(models or load(), asked))
 
 
 def _results(session: Session) -> list[Result]:

@@ -70,11 +70,11 @@ def quoted(value: Any) -> str:
     return shown if len(shown) <= QUOTED else f"{shown[:QUOTED]}…"
 
 
-def check_text(text: Any, name: str, most: int, about: str = "") -> None:
-    """Raise Refusal unless `text` is a string of at most `most` characters without NUL or lone surrogates."""
+def check_text(text: Any, name: str, most: int | None = None, about: str = "") -> None:
+    """Raise Refusal unless `text` is a string without NUL or lone surrogates, of at most `most` characters if given."""
     if not isinstance(text, str):
         raise Refusal(f"The {name} must be text, not {quoted(text)}.", about)
-    if len(text) > most:
+    if most is not None and len(text) > most:
         raise Refusal(f"The {name} has {len(text):,} characters; at most {most:,} are allowed: shorten it.", about)
     if UNREADABLE.search(text):
         raise Refusal(f"The {name} contains NUL or half a character (a lone surrogate): remove it.", about)

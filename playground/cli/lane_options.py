@@ -6,7 +6,7 @@ from typing import Any
 
 from playground.cli.input_files import read_text
 from playground.contract import Strategy, discover, find
-from playground.contract.lane_config import LaneConfig
+from playground.contract.lane_config import LaneConfig, share
 from playground.errors import Refusal
 
 FILE = "file"  # alias of the knob that takes a file's text
@@ -31,11 +31,7 @@ def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> li
                 f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows "
                 "the knobs of one."
             )
-    slots = {kind for cls in classes for kind in cls.slots().values()}
-    return [
-        LaneConfig(cls.name, knobs, [extra for extra in added if _applies(extra[0], cls, slots)])
-        for cls, knobs in zip(classes, given)
-    ]
+    return share([LaneConfig(cls.name, knobs) for cls, knobs in zip(classes, given)], {}, added)
 
 
 def read_lane(text: str) -> LaneConfig:
@@ -83,8 +79,3 @@ def _has(cls: type[Strategy], setting: str) -> bool:
 
 def _file_knob(cls: type[Strategy]) -> str | None:
     return next((knob.name for knob in cls.knobs() if knob.file), None)
-
-
-def _applies(extra: str, cls: type[Strategy], slots: set[str]) -> bool:
-    kind = find(extra).kind
-    return kind not in slots or kind in cls.slots().values()

@@ -10,7 +10,7 @@ from playground.cli.input_files import check_place, read_text
 from playground.cli.lane_options import read_recipe, read_recipes
 from playground.cli.load_models import load
 from playground.cli.terminal_view import Screen, costs, report
-from playground.contract.lane_config import LaneConfig, assemble
+from playground.contract.lane_config import LaneConfig, check_startable
 from playground.errors import Refusal
 from playground.trace.comparison import baseline_of, compared
 from playground.trace.result import Result
@@ -46,7 +46,7 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     """Run the lanes to their end; the second value is True if Ctrl-C stopped them. Input is checked before a model is
     loaded.
     """
-    needs, prompt = _needs(recipes), _prompt(options)
+    needs, prompt = check_startable(recipes), _prompt(options)
     check_place(options.trace)
     models = load(options, draft="draft" in needs)
     from playground.decoding.session import Limits, Prompt, prepare  # late, since it imports torch
@@ -72,19 +72,6 @@ def _drive(session: Session, shown: bool) -> bool:
             watch(stamped)
         return True
     return False
-
-
-def _needs(recipes: list[LaneConfig]) -> set[str]:
-    """What the lanes need besides the target; raises Refusal if none of them can run."""
-    needs, refusals = set(), []
-    for recipe in recipes:
-        try:
-            needs |= assemble(recipe).needs()
-        except Refusal as refusal:
-            refusals.append(refusal)
-    if len(refusals) == len(recipes):
-        raise refusals[0]
-    return needs
 
 
 def _prompt(options: Namespace) -> str:

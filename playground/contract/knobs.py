@@ -1,22 +1,24 @@
 """Knobs: the annotated fields of a strategy that a person may set."""
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import Field, dataclass, field
 from typing import Any
 
 from playground.errors import Refusal
-from playground.request_limits import QUOTED, quoted
+from playground.request_limits import QUOTED, check_text, quoted
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 def knob(default: Any, low: float | None = None, high: float | None = None, *, help: str, step: float | None = None,
-         choices: tuple[str, ...] = (), multiline: bool = False, file: bool = False) -> Any:
+         choices: tuple[str, ...] = (), multiline: bool = False, file: bool = False, json_text: bool = False) -> Any:
     """Declare a knob: a slider if it has limits, a menu if it has choices, a text box otherwise.
 
-    `file` marks a text that the command line can also read from a file, given as `file=PATH`.
+    `file` marks a text that the command line can also read from a file, given as `file=PATH`; `json_text` one in JSON,
+    which programs can also give as the value itself, such as a dict.
     """
     meta = {
         "low": low,
@@ -26,6 +28,7 @@ def knob(default: Any, low: float | None = None, high: float | None = None, *, h
         "choices": choices,
         "multiline": multiline,
         "file": file,
+        "json_text": json_text,
     }
     return field(default=default, metadata=meta)
 
@@ -49,12 +52,13 @@ class Knob:
     choices: tuple[str, ...]
     multiline: bool
     file: bool
+    json_text: bool = False
 
     @classmethod
     def of(cls, declared: Field, type: type) -> Knob:
         """The knob that a dataclass field declares."""
-        limits = (declared.metadata[key] for key in ("low", "high", "step", "help", "choices", "multiline", "file"))
-        return cls(declared.name, type, declared.default, *limits)
+        keys = ("low", "high", "step", "help", "choices", "multiline", "file", "json_text")
+        return cls(declared.name, type, declared.default, *(declared.metadata[key] for key in keys))
 
     def read(self, value: Any) -> Any:
         """Convert `value`, possibly typed by a person, to this knob's type. Raises Refusal if it does not fit."""
@@ -72,9 +76,19 @@ class Knob:
                 return BOOLEANS[value.lower()]
             if self.type is int and isinstance(value, float) and not value.is_integer():
                 raise ValueError
-            return self.type(value)
-        except (ValueError, KeyError, TypeError, OverflowError):
-            raise Refusal(f"{self.name} must be {TYPE_NAMES[self.type]}, not {quoted(value)}.", self.name) from None
+            return self._text(value) if self.type is str else self.type(value)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            expected = "a JSON text or value" if self.json_text else TYPE_NAMES[self.type]
+            raise Refusal(f"{self.name} must be {expected}, not {quoted(value)}.", self.name) from None
+
+    def _text(self, value: Any) -> str:
+        """A text as it is, a number as written, and another value as JSON if the knob takes JSON."""
+        if self.json_text and not isinstance(value, str):
+            return json.dumps(value, allow_nan=False)
+        if not isinstance(value, (str, int, float)):
+            raise TypeError
+        check_text(str(value), f"knob {self.name}", about=self.name)
+        return str(value)
 
     def _within(self, value: float) -> bool:
         above = self.min is None or value >= self.min

@@ -5,12 +5,14 @@ A LaneConfig names one decoder and what is added to it: strategies for its slots
 """
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from playground.contract import STAGES, CachePolicy, Constraint, Decoder, Sampler, Strategy, discover, find, make
 from playground.errors import Refusal
 from playground.events import Part
+from playground.request_limits import quoted
 
 MAIN_KINDS = ("decoder", "canvas_decoder", "preset")
 DRAWN = {
@@ -94,6 +96,46 @@ class Assembly:
 
     def parts(self) -> list[Part]:
         return [Part(part.name, part.kind, part.values()) for part in self.strategies()]
+
+
+def share(
+    lanes: list[LaneConfig], knobs: Mapping[str, Any], extras: Iterable[tuple[str, dict[str, Any]]]
+) -> list[LaneConfig]:
+    """The lanes with what is given for all of them.
+
+    Knobs apply to the lanes that have them and do not set them, drafters and verifiers to those with a slot, toggles to
+    all. Raises Refusal for a knob that no lane has; a lane reports what else it cannot take itself.
+    """
+    classes = [discover().get(lane.strategy) for lane in lanes]
+    names = [{knob.name for knob in cls.knobs()} if cls else set() for cls in classes]
+    for name in knobs:
+        if not any(name in known for known in names):
+            raise Refusal(f"None of {', '.join(lane.strategy for lane in lanes)} has a knob {quoted(name)}.", name)
+    slots = [set(cls.slots().values()) if cls else set() for cls in classes]
+    filled = set().union(*slots)
+    return [
+        replace(
+            lane,
+            knobs={name: value for name, value in knobs.items() if name in known} | lane.knobs,
+            extras=[*lane.extras, *(extra for extra in extras if find(extra[0]).kind not in filled - own)],
+        )
+        for lane, known, own in zip(lanes, names, slots)
+    ]
+
+
+def check_startable(lanes: list[LaneConfig]) -> set[str]:
+    """What the lanes need besides the target. Raises Refusal if there are none or not one can be assembled."""
+    if not lanes:
+        raise Refusal("There is no lane to run: add one.", "lanes")
+    needs, refusals = set(), []
+    for lane in lanes:
+        try:
+            needs |= assemble(lane).needs()
+        except Refusal as refusal:
+            refusals.append(refusal)
+    if len(refusals) == len(lanes):
+        raise refusals[0]
+    return needs
 
 
 def translating() -> list[str]:

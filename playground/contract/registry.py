@@ -33,6 +33,8 @@ def _import_all() -> None:
 def find(name: str) -> type[Strategy]:
     """The strategy of that name. Raises Refusal with the closest names."""
     _import_all()
+    if not isinstance(name, str):
+        raise Refusal(f"A strategy is given by its name, a text such as 'greedy', not {quoted(name)}.", "strategy")
     if name not in REGISTERED:
         near = get_close_matches(name[:QUOTED], discover(), 3)
         hint = f" Did you mean {' or '.join(near)}?" if near else " `python -m playground list` shows them all."

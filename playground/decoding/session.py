@@ -35,7 +35,7 @@ from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped
-from playground.request_limits import quoted
+from playground.request_limits import check_text, quoted
 from playground.trace import Trace
 from playground.trace.result import Result
 
@@ -112,12 +112,21 @@ class Prompt:
             return self.text
         return f"Read this: {passage} Now answer: {self.text}" if self.chat else f"{passage}\n{self.text}"
 
-    def encode(self, model: Model) -> list[int]:
-        """Token ids. Raises Refusal for an empty prompt, earlier turns without chat, and a prompt that is too long."""
+    def check(self) -> None:
+        """Raise Refusal for what is no text or has lone surrogates, an empty prompt, and earlier turns without chat."""
+        for name, text in (("prompt", self.text), ("system message", self.system), ("context", self.context)):
+            check_text(text, name, about=name.split()[0])
+        for turn in self.before:
+            for text in turn:
+                check_text(text, "text of an earlier turn", about="before")
         if not self.text.strip():
             raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
         if self.before and not self.chat:
             raise Refusal("Earlier turns require a chat: turn chat on, or remove the turns.", "before")
+
+    def encode(self, model: Model) -> list[int]:
+        """Token ids. Raises Refusal for what `check` refuses, and for a prompt that is too long."""
+        self.check()
         ids = (
             model.tokens.encode_chat(self.whole(), self.system, self.before)
             if self.chat
@@ -449,10 +458,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
     """Prepare a session. Raises Refusal if nothing can run; if a single lane cannot run, that lane fails."""
     if not configs:
         raise Refusal("There is no lane to run: add one.", "lanes")
-    if not all(limits.stop):
-        raise Refusal("A stop string is empty and would match immediately: remove it.", "stop")
-    if limits.max_new_tokens < 1:
-        raise Refusal("The length must be at least 1 token.", "max_new_tokens")
+    limits.check()
     ids = prompt.encode(models.target)
     headers, runners = [], []
     for index, config in enumerate(configs):
@@ -462,6 +468,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
         header.forced = list(config.forced)
         headers.append(header)
         try:
+            lane_limits.check()
             assembly = assemble(config)
             _describe(header, assembly, models)
             lane = _new_lane(models, assembly, prompt, lane_limits, recorder, memory)

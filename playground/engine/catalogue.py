@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from playground.errors import Refusal
@@ -16,6 +17,7 @@ ORACLE = "oracle"  # an exact table instead of a network: a file next to the mod
 OTHER_TOKENS = "pocket-other-draft"  # has a different tokenizer
 PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself with quantised weights
 ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
+MOST_COMPARED = 100  # characters of a misspelt name that are compared with the catalogue
 CARD = "variant.json"  # describes a model that was made here, in its folder
 
 
@@ -83,6 +85,13 @@ def _path(name: str, bundled: Path) -> Path:
 def partner(name: str) -> str:
     """Name of a model's draft model; empty if the catalogue has none."""
     return next((entry.draft for entry in (*BUNDLED, *made(), *SUGGESTED) if entry.name == name), "")
+
+
+def suggestion(name: str) -> str:
+    """A question such as " Did you mean pocket?" for a name that resembles one of the catalogue; otherwise empty."""
+    known = {entry.name.lower(): entry.name for entry in entries()}
+    near = get_close_matches(name.lower()[:MOST_COMPARED], known, 1)
+    return f" Did you mean {known[near[0]]}?" if near else ""
 
 
 def made_models() -> Path:

@@ -32,7 +32,7 @@ from huggingface_hub.utils import SafetensorsRepoMetadata, TensorInfo
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from playground.engine.catalogue import ORACLE, is_local, local_folder
+from playground.engine.catalogue import ORACLE, is_local, local_folder, suggestion
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
 from playground.errors import Refusal
 
@@ -167,6 +167,8 @@ def _cached(name: str) -> ModelFiles | None:
 
 
 def _on_hub(name: str) -> ModelFiles:
+    if "/" not in name and (meant := suggestion(name)):  # answered without waiting for the network
+        raise Refusal(f"There is no model {name!r}.{meant}", "model")
     with _asking_hub(name):
         info = HfApi().model_info(name, files_metadata=True, timeout=PATIENCE)
     files = {file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename}
@@ -251,19 +253,21 @@ def _asking_hub(name: str) -> Iterator[None]:
         ) from None
     except RepositoryNotFoundError:
         raise Refusal(
-            f"The hub has no model {name!r}, or it is private: check the spelling, or log in with `hf auth login`.",
+            f"The hub has no model {name!r}, or it is private: check the spelling, or log in with `hf auth login`."
+            f"{suggestion(name)}",
             "model",
         ) from None
     except HFValidationError:
         raise Refusal(
-            f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B: check the spelling.", "model"
+            f"{name!r} is neither a folder nor a hub id such as Qwen/Qwen3-0.6B: check the spelling.{suggestion(name)}",
+            "model",
         ) from None
     except (
         Exception
     ) as reason:  # the hub's client lets every error of its HTTP library through, and that library changes
         raise Refusal(
             f"{name} is not on this machine and the hub cannot be reached ({first_sentence(reason)}): "
-            "connect to the network, or choose a bundled model or a folder.",
+            f"connect to the network, or choose a bundled model or a folder.{suggestion(name)}",
             "model",
         ) from None
 

@@ -1,6 +1,6 @@
-"""Exports a run as CSV, one line per token, for spreadsheets and data frames.
+"""Exports a run as rows, one per token, for data frames, and as CSV for spreadsheets.
 
-The lines are the tokens of every sequence at the end of the trace; the lane's own text is sequence 0. Lanes, sequences
+The rows are the tokens of every sequence at the end of the trace; the lane's own text is sequence 0. Lanes, sequences
 and positions are numbered from 0, as in the trace. The page writes the same file (assets/live/spreadsheet.js), and a
 test checks that both are equal. Cells that a spreadsheet would evaluate as a formula begin with an apostrophe. Imports
 neither torch nor gradio.
@@ -31,9 +31,14 @@ COLUMNS = (
     "seconds",  # on the lane's clock, at the commit
     "forwards",  # forwards of the target up to then, prefill excluded
 )
+COLUMN_TYPES = {name: float for name in COLUMNS if name.endswith(("entropy", "logprob", "probability"))} | {
+    "rank": "Int64"
+}
+"""The types of columns with missing values in a data frame of pandas."""
 DIGITS = Decimal("0.000001")
 FORMULA = re.compile(r"[=+\-@\t\r]")
 SURROGATE = re.compile("[\ud800-\udfff]")
+Value = int | float | str | None
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 
 
@@ -51,47 +56,49 @@ def to_csv(trace: Trace) -> str:
     writer = csv.writer(written, lineterminator="\r\n")
     writer.writerow(COLUMNS)
     for header in trace.headers:
-        writer.writerows([cell(value) for value in line] for line in _lines(header, trace.lane(header.lane).events))
+        writer.writerows([cell(_text(value)) for value in row] for row in rows(header, trace.lane(header.lane).events))
     return SURROGATE.sub("\ufffd", written.getvalue())
 
 
-def _lines(header: Header, events: list[Stamped]) -> Iterator[list[str]]:
+def rows(header: Header, events: list[Stamped]) -> Iterator[list[Value]]:
+    """The rows of one lane, in the order of COLUMNS; None for what was not recorded."""
     commits = _commits(events)
     for number, written in sorted(sequences(events).items()):
         for position, token in enumerate(written.tokens):
+            commit = commits[token.seq]
             yield [
-                str(header.lane),
+                header.lane,
                 header.strategy,
-                str(number),
-                str(position),
-                *_committed(token, commits[token.seq]),
+                number,
+                position,
+                commit.step,
+                token.id,
+                token.piece or "",
+                token.origin or "",
                 *_distribution(token, position, written),
-                _number(round(commits[token.seq].at, 6)),
-                str(commits[token.seq].forwards),
+                round(float(commit.at), 6),
+                commit.forwards,
             ]
 
 
-def _committed(token: Token, commit: CommitPoint) -> list[str]:
-    return [str(commit.step), str(token.id), token.piece or "", token.origin or ""]
-
-
-def _distribution(token: Token, position: int, written: Written) -> list[str]:
-    """Entropies, probabilities and rank of the token; empty cells if no logits were computed for it."""
+def _distribution(token: Token, position: int, written: Written) -> list[float | None]:
+    """Entropies, probabilities and rank of the token; None if no logits were computed for it."""
     step = written.steps.get(position)
     rank, candidate = _ranked(token.id, step.top if step else [])
     probability = None if token.logprob is None else math.exp(token.logprob)
-    numbers = [
+    numbers = (
         step and step.entropy,
         step and step.final_entropy,
         token.logprob,
         probability,
         candidate and candidate.final,
-    ]
-    return [*map(_number, numbers), rank]
+    )
+    return [*(None if number is None else float(number) for number in numbers), rank]
 
 
-def _ranked(token: int, top: list[Candidate]) -> tuple[str, Candidate | None]:
-    return next(((str(rank), candidate) for rank, candidate in enumerate(top, 1) if candidate.id == token), ("", None))
+def _ranked(token: int, top: list[Candidate]) -> tuple[int | None, Candidate | None]:
+    ranked = enumerate(top, 1)
+    return next(((rank, candidate) for rank, candidate in ranked if candidate.id == token), (None, None))
 
 
 def _commits(events: list[Stamped]) -> dict[int, CommitPoint]:
@@ -107,9 +114,11 @@ def _commits(events: list[Stamped]) -> dict[int, CommitPoint]:
     return commits
 
 
-def _number(value: float | None) -> str:
-    """Six decimals, halves rounded away from zero as in browsers."""
-    return "" if value is None else str(Decimal(value + 0.0).quantize(DIGITS, ROUND_HALF_UP))
+def _text(value: Value) -> str:
+    """A value as the text of a cell: six decimals, halves rounded away from zero as in browsers; nothing for None."""
+    if isinstance(value, float):
+        return str(Decimal(value + 0.0).quantize(DIGITS, ROUND_HALF_UP))
+    return "" if value is None else str(value)
 
 
 def cell(text: str) -> str:

@@ -3,12 +3,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from playground.errors import Refusal
 from playground.events import Branches, Commit, Done, Event, Failed, Header, Judged, Reason
+from playground.request_limits import quoted
 from playground.trace import Trace
+from playground.trace.csv_export import COLUMN_TYPES, COLUMNS, rows
 from playground.trace.lane_metrics import Difference, diff, metrics
 from playground.trace.transcript import Written, sequences
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 class Output(NamedTuple):
@@ -18,11 +24,15 @@ class Output(NamedTuple):
     token_ids: list[int]
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """One finished lane, computed from its trace alone."""
 
     trace: Trace
+
+    def __repr__(self) -> str:
+        facts = f"{self.strategy}: {len(self.token_ids)} tokens, {self.reason}"
+        return f"<Result of {facts}, {quoted(self.message or self.text)}>"
 
     @property
     def header(self) -> Header:
@@ -95,6 +105,17 @@ class Result:
     def difference(self, other: Result) -> Difference | None:
         """The first token in which this result and another differ; None if they are the same."""
         return diff(self.trace, other.trace)
+
+    def to_dataframe(self) -> DataFrame:
+        """A pandas DataFrame with one row per token and the columns of the CSV file; the text is sequence 0.
+
+        Raises Refusal if pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise Refusal("A data frame needs pandas: install it with `pip install pandas`.") from None
+        return DataFrame(rows(self.header, self.trace.events), columns=COLUMNS).astype(COLUMN_TYPES)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: strategy, text, token_ids, outputs, metrics, reason, and if present `judged` and `message`."""

@@ -22,7 +22,7 @@ class JsonSchema(Constraint):
     name, title, paper, sheet = "json_schema", "JSON Schema", "2501.10868", "constrained/grammar-engines"
     guarantee = ("constraint_sound",)
 
-    source: str = knob(EXAMPLE, multiline=True, file=True, help="the schema, as JSON")
+    source: str = knob(EXAMPLE, multiline=True, file=True, json_text=True, help="the schema, as JSON")
     whitespace: str = knob(
         "fixed",
         choices=("fixed", "free"),
