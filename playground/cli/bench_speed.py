@@ -14,6 +14,7 @@ from playground.bench.speed_defaults import Grid
 from playground.bench.speed_prompts import DEFAULT, Task, read_tasks
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
+from playground.cli.remaining_time import RemainingTime, announce, duration
 from playground.cli.terminal_view import table
 
 if TYPE_CHECKING:
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
     from playground.bench.speed_report import Document
     from playground.bench.timing import TimedText
 
+SECONDS_PER_TOKEN = 0.1  # of a prompt's text, by all baselines together, with the bundled pair on two CPU cores
+
 
 def measure(options: Namespace) -> bool:
     """Measure, print the tables, and write the requested files."""
     tasks = read_tasks(options.prompts or DEFAULT)
     for path in (options.json, options.page):
         check_place(path)
+    if "text" in options.only:
+        announce(plan(len(tasks), options))
     prepare_machine(options)
     from playground.bench import speed_report as report  # late, since these import torch
     from playground.bench.baselines import DRAFT_DEPTH, LOOKUP_DEPTH
@@ -39,6 +44,17 @@ def measure(options: Namespace) -> bool:
     notes = report.TEXT_NOTES.format(draft_depth=DRAFT_DEPTH, lookup_depth=LOOKUP_DEPTH)
     write_text(options.page, report.page([document, *beside], notes))
     return False
+
+
+def plan(prompts: int, options: Namespace) -> str:
+    """What the first part measures and about how long that takes, before anything is loaded."""
+    rounds = options.repeats + 1
+    seconds = SECONDS_PER_TOKEN * prompts * rounds * options.max_new_tokens
+    return (
+        f"Decodes {prompts} prompts of {options.max_new_tokens} tokens with plain, drafted and library decoding, "
+        f"{rounds} times each, the first as a warm-up: about {duration(seconds)} with the bundled pair on two CPU "
+        "cores. Fewer --repeats or --max-new-tokens take less; Ctrl-C stops."
+    )
 
 
 def prepare_machine(options: Namespace) -> None:
@@ -84,7 +100,8 @@ def _texts(target: TwinModels, draft: TwinModels | None, tasks: list[Task], opti
     from playground.bench.baselines import Size, make_baselines
     from playground.bench.timing import time_rounds
     size = Size.of(tasks, target.model, options.max_new_tokens)
-    return time_rounds(make_baselines(target, draft, size, options.compiled), tasks, options.repeats, show_progress)
+    baselines = make_baselines(target, draft, size, options.compiled)
+    return time_rounds(baselines, tasks, options.repeats, RemainingTime())
 
 
 def _records(target: TwinModels, parts: list[str], options: Namespace) -> Iterator[Measurement]:

@@ -5,6 +5,7 @@ clients fail on a list that gets shorter by two or more; a text is replaced as a
 
 Types and docstrings become the description of the endpoints, so annotations stay objects here.
 """
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,7 @@ from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
 Lane = dict[str, Any]
+Endpoint = Callable[..., Iterator[Any]]
 Turns = list[list[str]] | None
 BLANK = {"knobs": {}, "extras": [], "forced": []}  # defaults of a lane
 EXAMPLE = '{"strategy": "greedy", "knobs": {}, "extras": [["top_p", {"p": 0.9}]], "seed": 3}'
@@ -59,92 +61,27 @@ def publish(site: Site) -> None:
         gr.api(endpoint, api_name=endpoint.__name__, queue=False)
 
 
-def run_endpoint(site: Site) -> Callable[..., Iterator[str]]:
+def run_endpoint(site: Site) -> Endpoint:
     """The endpoint `run` of a site."""
-
-    def run(
-        prompt: str,
-        lanes: list[Lane],
-        seed: int = 0,
-        length: int = 64,
-        mode: str = "raw",
-        system: str = "",
-        stop: str = "",
-        context: str = "",
-        model: str = DEFAULT,
-        draft: str = DEFAULT,
-        before: Turns = None,
-    ) -> Iterator[str]:
-        arguments = {
-            "prompt": prompt,
-            "lanes": lanes,
-            "seed": seed,
-            "length": length,
-            "mode": mode,
-            "system": system,
-            "stop": stop,
-            "context": context,
-            "model": model,
-            "draft": draft,
-            "before": before or [],
-        }
-        with _refusals_as_errors(), _queued(site, arguments) as request:
-            yield from (to_json({"state": "waiting", "place": place}) for place in request.wait())
-            running = request.start()
-            yield from (to_json(frame) for frame in running.frames() if frame)
-            if running.error:
-                raise Refusal(running.error)
-
-    return _described(
-        ends_unread(run),
+    return _endpoint(
+        "run",
+        site,
+        _frames,
         "Run lanes over a prompt and stream their events as frames in JSON: "
         '{"run", "n", "events", "state", and in the first "headers"}. '
         'While the run waits for a seat, a frame is {"state": "waiting", "place"}, with the place in the queue.',
     )
 
 
-def compare_endpoint(site: Site) -> Callable[..., Iterator[list[dict[str, Any]]]]:
+def compare_endpoint(site: Site) -> Endpoint:
     """The endpoint `compare` of a site.
 
     It yields empty answers until the lanes are done: Gradio notices only between two answers that a client has left.
     """
-
-    def compare(
-        prompt: str,
-        lanes: list[Lane],
-        seed: int = 0,
-        length: int = 64,
-        mode: str = "raw",
-        system: str = "",
-        stop: str = "",
-        context: str = "",
-        model: str = DEFAULT,
-        draft: str = DEFAULT,
-        before: Turns = None,
-    ) -> Iterator[list[dict[str, Any]]]:
-        arguments = {
-            "prompt": prompt,
-            "lanes": lanes,
-            "seed": seed,
-            "length": length,
-            "mode": mode,
-            "system": system,
-            "stop": stop,
-            "context": context,
-            "model": model,
-            "draft": draft,
-            "before": before or [],
-        }
-        with _refusals_as_errors(), _queued(site, arguments) as request:
-            yield from ([] for _ in request.wait())
-            running = request.start()
-            yield from ([] for _ in running.frames())
-            if running.error:
-                raise Refusal(running.error)
-            yield _comparison(running.trace)
-
-    return _described(
-        ends_unread(compare),
+    return _endpoint(
+        "compare",
+        site,
+        _results,
         "Run lanes over a prompt to their end and return the result of each: text, token ids, metrics, its score "
         "if the answer is known, and where its text diverges from the first lane's. A lane that fails has an error "
         "message instead; while the lanes generate, the answer is an empty list.",
@@ -197,11 +134,6 @@ def _question(question: Question) -> dict[str, Any]:
     return {"task": question.task, **arguments, "expected": question.expected, "look": question.look}
 
 
-def _described(endpoint: Callable[..., Any], summary: str) -> Callable[..., Any]:
-    endpoint.__doc__ = f"{summary}\n{ARGUMENTS}"
-    return endpoint
-
-
 @contextmanager
 def _refusals_as_errors() -> Iterator[None]:
     """Raise a Refusal as gr.Error, whose message reaches the client."""
@@ -235,6 +167,63 @@ class ApiRequest:
             self.run.stop()
 
 
+def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[Any]], summary: str) -> Endpoint:
+    """An endpoint with the arguments of a run. Its return type is that of `answers`."""
+
+    def endpoint(
+        prompt: str,
+        lanes: list[Lane],
+        seed: int = 0,
+        length: int = 64,
+        mode: str = "raw",
+        system: str = "",
+        stop: str = "",
+        context: str = "",
+        model: str = DEFAULT,
+        draft: str = DEFAULT,
+        before: Turns = None,
+    ):
+        arguments = {
+            "prompt": prompt,
+            "lanes": lanes,
+            "seed": seed,
+            "length": length,
+            "mode": mode,
+            "system": system,
+            "stop": stop,
+            "context": context,
+            "model": model,
+            "draft": draft,
+            "before": before or [],
+        }
+        with _refusals_as_errors(), _queued(site, arguments) as request:
+            yield from answers(request)
+
+    endpoint.__name__, endpoint.__doc__ = name, f"{summary}\n{ARGUMENTS}"
+    endpoint.__annotations__["return"] = answers.__annotations__["return"]
+    return ends_unread(endpoint)
+
+
+def _frames(request: ApiRequest) -> Iterator[str]:
+    yield from (to_json({"state": "waiting", "place": place}) for place in request.wait())
+    running = request.start()
+    yield from (to_json(frame) for frame in running.frames() if frame)
+    _check_completed(running)
+
+
+def _results(request: ApiRequest) -> Iterator[list[dict[str, Any]]]:
+    yield from ([] for _ in request.wait())
+    running = request.start()
+    yield from ([] for _ in running.frames())
+    _check_completed(running)
+    yield _comparison(running.trace)
+
+
+def _check_completed(running: Run | RemoteRun) -> None:
+    if running.error:
+        raise Refusal(running.error)
+
+
 @contextmanager
 def _queued(site: Site, arguments: dict[str, Any]) -> Iterator[ApiRequest]:
     """A client's request in the queue; its run ends when the client leaves. Raises Refusal."""
@@ -249,12 +238,38 @@ def _queued(site: Site, arguments: dict[str, Any]) -> Iterator[ApiRequest]:
 
 def _settings(arguments: dict[str, Any]) -> Settings:
     """The settings of a request; raises Refusal for values that the page would replace by their defaults."""
+    lanes = arguments["lanes"]
+    arguments = {**arguments, "lanes": [*map(_with_texts, lanes)] if isinstance(lanes, list) else lanes}
     settings = Settings.read(arguments)
     for name, value in arguments.items():
         if name != "lanes" and getattr(settings, name) != value:
             raise Refusal(f"{name} must be {_allowed(name)}, not {quoted(value)}.", name)
     _check_lanes(arguments["lanes"])
     return settings
+
+
+def _with_texts(lane: Any) -> Any:
+    """A lane with JSON Schemas as texts, which a client may send as objects; what is malformed stays as it is."""
+    if not isinstance(lane, dict):
+        return lane
+    texts = {"knobs": _knobs_with_texts(lane.get("strategy"), lane["knobs"])} if "knobs" in lane else {}
+    if isinstance(lane.get("extras"), list):
+        texts["extras"] = [
+            [extra[0], _knobs_with_texts(*extra)] if isinstance(extra, list) and len(extra) == 2 else extra
+            for extra in lane["extras"]
+        ]
+    return lane | texts
+
+
+def _knobs_with_texts(name: Any, knobs: Any) -> Any:
+    known = discover().get(name) if isinstance(name, str) else None
+    if known is None or not isinstance(knobs, dict):
+        return knobs
+    taking = {knob.name for knob in known.knobs() if knob.json_text}
+    return {
+        knob: json.dumps(value) if knob in taking and isinstance(value, dict) else value
+        for knob, value in knobs.items()
+    }
 
 
 def _allowed(name: str) -> str:
