@@ -1,23 +1,37 @@
 """The playground from Python."""
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
+import numpy
+import pandas
 import pytest
+import torch
 from saved import save_models
 
 import playground
 from playground.contract.lane_config import LaneConfig
-from playground.engine import catalogue
+from playground.engine import catalogue, hub_files
 from playground.engine.load import Shelf
 from playground.engine.model import Model
 from playground.events import Branches, Commit, Done, Failed, Header, Stamped
 from playground.trace import Trace
+from playground.trace.csv_export import COLUMNS
 from playground.trace.result import Result
+from playground.ui.standalone import to_html
 
 PROMPT = "The green bird"
+LONE = "\ud800"  # half a character
+
+
+def is_a_sentence(refusal) -> bool:
+    text = str(refusal.value)
+    return text.encode() and "\n" not in text and text.endswith((".", "?")) and "Error" not in text
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +54,8 @@ def trace(*events, stop=()) -> Trace:
 
 def test_importing_the_playground_takes_no_torch():
     code = (
-        "import sys, playground; from playground.trace import Trace; assert not {'torch', 'transformers', 'gradio'} &"
-        " set(sys.modules)"
+        "import sys, playground; from playground.trace import Trace; "
+        "assert not {'torch', 'transformers', 'gradio', 'pandas'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True, timeout=60)
 
@@ -82,6 +96,41 @@ def test_a_model_that_is_its_own_draft_is_held_once(saved):
     assert models.target is models.draft
 
 
+def test_a_model_is_named_by_a_path_and_a_device_and_a_format_by_torchs_objects(saved):
+    models = playground.load(Path(saved.target), Path(saved.draft), torch.device("cpu", 0), torch.float64)
+    assert models.target.name == saved.target and models.target.dtype == models.draft.dtype == torch.float64
+
+
+def test_a_path_is_a_folder_even_if_it_reads_like_a_model_or_a_hub_id():
+    for path in (Path("pocket"), Path("Qwen/Qwen3-0.6B")):
+        with pytest.raises(playground.Refusal, match="There is no folder"):
+            playground.load(path)
+
+
+@pytest.mark.parametrize("name, meant", [("poket", "pocket"), ("Pocket_draft", "pocket-draft")])
+def test_a_misspelt_model_is_answered_with_the_name_that_was_meant(monkeypatch, name, meant):
+    monkeypatch.setattr(hub_files, "HfApi", lambda: pytest.fail("the hub was asked"))
+    with pytest.raises(playground.Refusal, match=f"Did you mean {meant}?"):
+        playground.load(name)
+
+
+@pytest.mark.parametrize("draft", ["poket-draft", Path("/nowhere")])
+def test_a_draft_that_is_not_there_is_refused_before_the_target_is_loaded(saved, monkeypatch, draft):
+    monkeypatch.setattr(Shelf, "_load", lambda *asked: pytest.fail("a model was loaded"))
+    with pytest.raises(playground.Refusal):
+        playground.load(saved.target, draft)
+
+
+@pytest.mark.parametrize("asked", [
+    {"model": 3}, {"model": True}, {"draft": 3}, {"device": 0}, {"device": "gpu"}, {"dtype": 32}, {"model": "\ud800"},
+    {"draft_device": 1},
+])
+def test_what_cannot_be_a_model_or_a_device_is_refused_in_one_sentence(asked):
+    with pytest.raises(playground.Refusal) as refusal:
+        playground.load(**asked)
+    assert is_a_sentence(refusal)
+
+
 # --- run and compare ---
 
 def test_a_run_gives_text_tokens_metrics_and_the_reason(models):
@@ -119,6 +168,36 @@ def test_a_single_stop_string_need_not_be_in_a_list(models):
     assert result.reason == "stop_string" and result.text == whole[:whole.index(whole[8:11])]
 
 
+def test_no_stop_string_is_none_at_all(models):
+    plain, none = (playground.run("greedy", PROMPT, models=models, max_new_tokens=4, stop=stop) for stop in ((), None))
+    assert plain.token_ids == none.token_ids and none.header.stop == []
+
+
+def test_messages_are_the_chat_that_system_message_turns_and_prompt_make(models):
+    earlier = [{"role": "user", "content": "Who sings?"}, {"role": "assistant", "content": "A bird."}]
+    messages = [{"role": "system", "content": "Be brief."}, *earlier, {"role": "user", "content": PROMPT}]
+    asked = {"models": models, "max_new_tokens": 3}
+    whole = playground.run("greedy", messages, **asked)
+    for before in (earlier, [("Who sings?", "A bird.")]):
+        parts = playground.run("greedy", PROMPT, chat=True, system="Be brief.", before=before, **asked)
+        assert parts.header.prompt_ids == whole.header.prompt_ids and parts.token_ids == whole.token_ids
+    assert playground.score(messages, models=models)[0].header.chat
+
+
+def test_a_json_schema_is_a_text_or_a_dict(models):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    texts = [
+        playground.run("sample", PROMPT, models=models, extras=[("json_schema", {"source": source})]).text
+        for source in (schema, json.dumps(schema))
+    ]
+    assert texts[0] == texts[1] and "ok" in json.loads(texts[0])
+
+
+def test_integers_of_numpy_are_whole_numbers(models):
+    run = playground.run("sample", PROMPT, models=models, seed=numpy.int64(3), max_new_tokens=numpy.int32(2))
+    assert (run.header.seed, run.header.max_new_tokens) == (3, 2) and type(run.header.seed) is int
+
+
 def test_a_stop_string_cannot_be_empty(models):
     with pytest.raises(playground.Refusal, match="stop string is empty"):
         playground.run("greedy", PROMPT, models=models, stop=["x", ""])
@@ -131,12 +210,53 @@ def test_a_stop_string_cannot_be_empty(models):
         {"strategy": "top_p"},
         {"strategy": "sample", "knobs": {"temperature": 9}},
         {"strategy": "greedy", "extras": ["prompt_lookup"]},
+        {"strategy": 3},
+        {"strategy": ["greedy"]},
+        {"knobs": ["temperature"]},
+        {"knobs": {3: 4}},
+        {"extras": "top_p"},
+        {"extras": {"top_p": {}}},
+        {"extras": [3]},
+        {"extras": [("top_p", 0.9)]},
+        {"extras": [("regex", {"pattern": LONE})]},
+        {"extras": [("regex", {"pattern": ["a", "b"]})]},
+        {"extras": [("json_schema", {"source": {"type": {1, 2}}})]},
+        {"prompt": 3},
+        {"prompt": None},
+        {"prompt": b"The"},
+        {"prompt": ""},
+        {"prompt": LONE},
+        {"prompt": []},
+        {"prompt": ["The"]},
+        {"prompt": [{"role": "user"}]},
+        {"prompt": [{"role": "judge", "content": "The"}]},
+        {"prompt": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
+        {"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        {"prompt": [{"role": "user", "content": LONE}]},
+        {"prompt": [{"role": "user", "content": "a"}], "system": "b"},
+        {"system": 3},
+        {"context": LONE},
+        {"before": "ab", "chat": True},
+        {"before": ["ab"], "chat": True},
+        {"before": [("a", 3)], "chat": True},
+        {"before": [("a", LONE)], "chat": True},
+        {"before": [("a", "b")]},
+        {"before": [{"role": "user", "content": "a"}], "chat": True},
+        {"stop": 3},
+        {"stop": [3]},
+        {"stop": LONE},
+        {"seed": "one"},
+        {"seed": 0.5},
+        {"max_new_tokens": 2.5},
+        {"max_new_tokens": 0},
+        {"models": "pocket"},
     ],
 )
-def test_what_is_wrong_is_said_before_a_model_is_loaded(monkeypatch, asked):
+def test_what_is_wrong_is_said_in_one_sentence_before_a_model_is_loaded(monkeypatch, asked):
     monkeypatch.setattr(playground, "load", lambda: pytest.fail("a model was loaded"))
-    with pytest.raises(playground.Refusal):
-        playground.run(prompt=PROMPT, **asked)
+    with pytest.raises(playground.Refusal) as refusal:
+        playground.run(**{"strategy": "greedy", "prompt": PROMPT} | asked)
+    assert is_a_sentence(refusal)
 
 
 def test_a_run_that_cannot_begin_is_refused(models):
@@ -156,6 +276,44 @@ def test_results_come_in_the_order_of_the_lanes(models):
     assert [result.reason for result in results] == ["length", "length", "failed"] and "temperature" in results[
         2
     ].message
+
+
+def test_a_lane_of_a_comparison_is_all_that_a_run_is(models):
+    alone = playground.run("sample", PROMPT, models=models, knobs={"temperature": 1.5}, extras=["top_p"], seed=5)
+    knobs, extras = {"temperature": 1.5}, ["top_p"]
+    lanes = [LaneConfig("sample", knobs, extras, seed=5), {"strategy": "sample", "knobs": knobs, "extras": extras}]
+    for lane, seed in zip(lanes, (0, 5)):
+        assert playground.compare([lane], PROMPT, models=models, seed=seed)[0].token_ids == alone.token_ids
+
+
+def test_what_all_lanes_are_given_goes_to_those_that_can_take_it(models):
+    lanes = ["greedy", ("sample", {"temperature": 0.5}), "sample", "speculative"]
+    results = playground.compare(
+        lanes, PROMPT, models=models, knobs={"temperature": 1.5}, extras=["prompt_lookup"], max_new_tokens=3
+    )
+    parts = [{part.name: part.knobs for part in result.header.parts} for result in results]
+    assert [part["sample"]["temperature"] for part in parts[1:3]] == [0.5, 1.5]
+    assert ["prompt_lookup" in part for part in parts] == [False, False, False, True]
+    with pytest.raises(playground.Refusal, match="None of greedy has a knob"):
+        playground.compare(["greedy"], PROMPT, knobs={"temperature": 1.5})
+
+
+@pytest.mark.parametrize("lanes", [
+    [], "greedy", 3, ["gredy"], ["gredy", "top_p"], [3], [("greedy", 3)], [{"knobs": {}}],
+    [{"strategy": "greedy", "x": 1}], [LaneConfig("greedy", seed="one")], [LaneConfig("greedy", forced="abc")], [LaneConfig("greedy", extras=[3])],
+    [LaneConfig("sample", {"temperature": 9})],
+])
+def test_a_comparison_without_a_lane_that_can_run_is_refused_before_a_model_is_loaded(monkeypatch, lanes):
+    monkeypatch.setattr(playground, "load", lambda: pytest.fail("a model was loaded"))
+    with pytest.raises(playground.Refusal) as refusal:
+        playground.compare(lanes, PROMPT)
+    assert is_a_sentence(refusal)
+
+
+def test_a_comparison_in_which_no_lane_can_start_is_refused(models):
+    lanes = [LaneConfig("greedy", forced=[10**6]), LaneConfig("sample", forced=[10**6])]
+    with pytest.raises(playground.Refusal, match="use tokens of this model"):
+        playground.compare(lanes, PROMPT, models=models)
 
 
 # --- score ---
@@ -185,6 +343,47 @@ def test_a_single_token_cannot_be_scored(models):
 
 
 # --- results are made from traces alone ---
+
+def test_a_result_is_one_line_to_people(models):
+    result = playground.run("greedy", PROMPT, models=models, max_new_tokens=40)
+    assert repr(result).startswith("<Result of greedy: 40 tokens, length, ") and len(repr(result)) < 150
+    assert "\n" not in repr(playground.Result(trace(Commit(0, [5], ["a\nb"], "a\nb"), Done("end"))))
+    assert "Try again." in repr(playground.Result(trace(Failed("Try again."))))
+
+
+def test_a_result_is_saved_as_the_page_that_plays_it(models, tmp_path):
+    result = playground.run("greedy", PROMPT, models=models, max_new_tokens=3)
+    assert result.to_html(tmp_path / "r.html") is None
+    assert (tmp_path / "r.html").read_text() == result.to_html() == to_html(result.trace)
+    for place in (tmp_path, tmp_path / "none" / "r.html", 3.5):
+        with pytest.raises(playground.Refusal, match="cannot be written"):
+            result.to_html(place)
+
+
+def test_a_notebook_shows_a_result_in_a_frame_that_reaches_nothing_around_it():
+    shown = playground.Result(trace(Commit(0, [5], ['"></iframe><b>'], '"></iframe><b>'), Done("end")))
+    frame = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)"[^<>]*></iframe>', shown._repr_html_())
+    assert unescape(frame[1]) == shown.to_html() and frame[2].split() == ["allow-scripts", "allow-downloads"]
+
+
+def test_a_data_frame_has_a_row_per_token(models):
+    result = playground.run("sample", PROMPT, models=models, max_new_tokens=5)
+    table = result.to_dataframe()
+    assert list(table.columns) == list(COLUMNS) and list(table["id"]) == result.token_ids
+    assert list(table["logprob"]) == pytest.approx(result.logprobs) and table["entropy"].dtype == float
+    assert playground.Result(trace(Done("end"))).to_dataframe().empty
+
+
+def test_what_was_not_recorded_is_missing_in_a_data_frame():
+    row, = playground.Result(trace(Commit(0, [5], ["a"], "a"), Done("end"))).to_dataframe().to_dict("records")
+    assert row["text"] == "a" and all(pandas.isna(row[name]) for name in ("entropy", "logprob", "rank"))
+
+
+def test_a_data_frame_without_pandas_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(playground.Refusal, match="needs pandas"):
+        playground.Result(trace(Done("end"))).to_dataframe()
+
 
 def test_a_result_survives_its_traces_file(models, tmp_path):
     result = playground.run("speculative", PROMPT, models=models, max_new_tokens=8)

@@ -110,7 +110,8 @@ def share(
     names = [{knob.name for knob in cls.knobs()} if cls else set() for cls in classes]
     for name in knobs:
         if not any(name in known for known in names):
-            raise Refusal(f"None of {', '.join(lane.strategy for lane in lanes)} has a knob {quoted(name)}.", name)
+            strategies = ", ".join(lane.strategy for lane in lanes)
+            raise Refusal(f"None of {strategies} has a knob {quoted(name)}: remove it, or add a lane that has it.", name)
     slots = [set(cls.slots().values()) if cls else set() for cls in classes]
     filled = set().union(*slots)
     return [

@@ -17,7 +17,7 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt
 from playground.errors import Refusal
-from playground.request_limits import quoted
+from playground.request_limits import check_text, quoted
 
 Extra = str | tuple[str, Mapping[str, Any]]
 Message = Mapping[str, str]  # {"role": "system", "user" or "assistant", "content": text}
@@ -33,12 +33,11 @@ LANES = 'a list of lanes, such as ["greedy", ("top_k", {"k": 5}), {"strategy": "
 
 def read_name(model: str | Path, option: str = "model") -> str:
     """The name of a model. A Path is always a folder, even if a model of the catalogue has the same name."""
-    if isinstance(model, Path):
-        plain = not model.is_absolute() and not str(model).startswith((".", "~"))
-        return os.path.join(".", model) if plain else str(model)
-    if not isinstance(model, str):
+    if not isinstance(model, (str, Path)):
         raise Refusal(f"The {option} must be a name or a path, not {quoted(model)}.", option)
-    return model
+    check_text(str(model), f"name of the {option}", about=option)
+    plain = isinstance(model, Path) and not model.is_absolute() and not str(model).startswith((".", "~"))
+    return os.path.join(".", model) if plain else str(model)
 
 
 def read_device(device: str | torch.device) -> str:

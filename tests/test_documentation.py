@@ -1,0 +1,105 @@
+"""The README and the guides say what works: their commands are accepted and run, and their examples run as written."""
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import playground
+from playground.cli import main
+from playground.cli.options import parser
+from playground.contract import base
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/command-line.md")
+COMMAND = ["python", "-m", "playground"]
+SHORT = ["--max-new-tokens", "24"]
+TOO_LONG = ("bench", "fit", "variant")  # these measure and train: minutes
+SHORTENED = {"bench survey": ["--questions", "1", "--max-new-tokens", "4"]}  # unless they can be cut short
+ADDRESS = "http://127.0.0.1:7860"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of every command of a page, in their order."""
+    for line in "".join(blocks(page, "bash")).splitlines():
+        yield from (shlex.split(part, comments=True) for part in line.split("&&"))
+
+
+def ours(page: str) -> list[list[str]]:
+    return [words[3:] for words in commands(page) if words[:3] == COMMAND]
+
+
+def shortened(words: list[str]) -> list[str] | None:
+    """The command as a test runs it; None for one that takes too long however it is cut."""
+    if (kind := " ".join(words[:2])) in SHORTENED:
+        return [*words, *SHORTENED[kind]]
+    if words[0] in TOO_LONG:
+        return None
+    return [*words, *SHORT] if words[0] in ("run", "compare") else words
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder like the project's, for what the examples write; every model is loaded once."""
+    for name in ("assets", "playground"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(playground, "load", cache(playground.load))
+    log, level = logging.getLogger("playground"), logging.getLogger("playground").level
+    yield tmp_path
+    log.setLevel(level)  # commands silence it
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_of_a_page_is_one_the_command_line_knows(page):
+    for words in ours(page):
+        assert parser().parse_args(words).act
+    assert ours(page)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_other_commands_name_files_that_are_there(page):
+    named = {word for words in commands(page) if words[:3] != COMMAND for word in words}
+    files = {word for word in named if re.search(r"\.(txt|py)$|^tests/", word)}
+    assert all((ROOT / file).exists() for file in files) and (files or page != "README.md")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_run_one_after_the_other(page, place, capsys):
+    for words in filter(None, map(shortened, ours(page))):
+        code = main(words)
+        out, err = capsys.readouterr()
+        assert code == 0, f"{shlex.join(words)}: {err}"
+        assert out or "wrote" in err, shlex.join(words)
+
+
+def test_what_is_left_out_for_its_length_is_still_in_the_pages():
+    left_out = {words[0] for page in PAGES for words in ours(page) if shortened(words) is None}
+    cut = {" ".join(words[:2]) for page in PAGES for words in ours(page)}
+    assert left_out == set(TOO_LONG) and SHORTENED.keys() <= cut
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_examples_of_a_page_run_as_written(page, place, monkeypatch, capsys):
+    monkeypatch.setattr(base, "REGISTERED", dict(base.REGISTERED))  # an example defines a strategy
+    for example in blocks(page, "python"):
+        exec(compile(example, page, "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out
+
+
+def test_the_example_of_the_http_api_runs_against_a_page(app, capsys):
+    example, = blocks("docs/api.md", "python")
+    assert ADDRESS in example
+    exec(compile(example.replace(ADDRESS, app), "docs/api.md", "exec"), {"__name__": "example"})
+    assert "True" in capsys.readouterr().out
