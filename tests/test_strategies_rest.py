@@ -12,11 +12,11 @@ from playground.contract import find, make
 from playground.contract.token_tree import TokenTree
 from playground.errors import Refusal
 from support.laws import AT_ONE, EXACT, tables
-from support.speculation import at_rest, guessing
+from support.speculation import collapses, speculative_lane
 
 REST = find("rest")
 BRIEF = {"rest": {"corpus": "abcabcacb", "shortest": 1}}
-COLLAPSES = {"rest": at_rest("rest", nodes=0)}
+COLLAPSES = {"rest": collapses("rest", nodes=0)}
 END = 0
 
 
@@ -124,7 +124,7 @@ def test_a_wrong_draft_is_refused(wrong):
 @pytest.mark.oracle("rest")
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 def test_the_output_distribution_is_the_targets(verifier):
-    recipe = guessing("rest", verifier, AT_ONE, corpus="abcabacbabc", shortest=1, length=2)
+    recipe = speculative_lane("rest", verifier, AT_ONE, corpus="abcabacbabc", shortest=1, length=2)
     models = tables("abc")
     assert distance(law(recipe, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
 

@@ -111,7 +111,7 @@ def share(
     for name in knobs:
         if not any(name in known for known in names):
             strategies = ", ".join(lane.strategy for lane in lanes)
-            raise Refusal(f"None of {strategies} has a knob {quoted(name)}: remove it, or add a lane that has it.", name)
+            raise Refusal(f"None of {strategies} has a knob {quoted(name)}: remove it, or add one that has.", name)
     slots = [set(cls.slots().values()) if cls else set() for cls in classes]
     filled = set().union(*slots)
     return [

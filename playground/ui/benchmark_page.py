@@ -31,10 +31,11 @@ from playground.ui.lane_editor import LaneEditor
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
 from playground.ui.results_table import ResultsTable, answers_to, file_name, table_value
+from playground.ui.run_controls import status_line
 from playground.ui.run_figures import for_page
 from playground.ui.site import Site
 from playground.ui.survey_run import SurveySettings
-from playground.ui.theme import PRIVATE, notice, read
+from playground.ui.theme import PRIVATE, notice
 from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
@@ -66,13 +67,7 @@ class Benchmark:
     def __init__(self, site: Site, head: gr.Row):
         self.site, self.start, self.visit = site, SurveySettings(lanes=LANES), gr.State(None)
         with head:
-            self.status = gr.HTML(
-                "starting",
-                html_template=read("status.html"),
-                elem_classes="status",
-                elem_id="status",
-                apply_default_css=False,
-            )
+            self.status = status_line("starting")
         gr.HTML(f"<h2>Benchmark</h2><p>{LEAD}</p>", elem_classes="lead", apply_default_css=False)
         with gr.Row(elem_classes="ask survey", equal_height=False):
             self._questions()

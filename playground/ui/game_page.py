@@ -30,6 +30,7 @@ from playground.ui.frames import Facts, trace_of
 from playground.ui.handlers import MODEL_CONTROLS, Changes, Visit, queue_status, status
 from playground.ui.live_view import to_json
 from playground.ui.readers import ends_unread
+from playground.ui.run_controls import length_and_seed, mode_switch, status_line
 from playground.ui.settings import Settings
 from playground.ui.site import Site
 from playground.ui.theme import PRIVATE, notice, read
@@ -67,13 +68,7 @@ class Game:
             self._numbers()
         with gr.Row(elem_classes="actions"):
             self.go = gr.Button("Start the game", variant="primary", elem_id="run", min_width=150, scale=0)
-            self.status = gr.HTML(
-                "",
-                html_template=read("status.html"),
-                elem_classes="status",
-                elem_id="game-status",
-                apply_default_css=False,
-            )
+            self.status = status_line(elem_id="game-status")
             self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
             self.link = gr.Textbox(visible="hidden", elem_id="link")
         self.board = board([probability_lookup(site)])
@@ -97,16 +92,8 @@ class Game:
         with gr.Column(scale=2, min_width=280, elem_classes="numbers"):
             names = [(name, number) for number, (name, _) in enumerate(offers())]
             self.example = gr.Dropdown(names, value=None, label="Take an example", elem_id="example")
-            self.mode = gr.Radio(
-                [("Raw text", "raw"), ("Chat", "chat")],
-                value=start.mode,
-                label="The prompt is",
-                elem_id="mode",
-                elem_classes="segmented",
-            )
-            with gr.Row(elem_classes="pair"):
-                self.length = gr.Number(start.length, label="Tokens", precision=0, min_width=90, elem_id="length")
-                self.seed = gr.Number(start.seed, label="Seed", precision=0, min_width=90, elem_id="seed")
+            self.mode = mode_switch(start)
+            self.length, self.seed = length_and_seed(start)
             self.numbers_notice = notice("numbers-notice")
 
     def controls(self) -> list[gr.components.Component]:

@@ -15,10 +15,11 @@ from playground.ui.handlers import Changes, Handlers
 from playground.ui.lane_editor import LaneEditor, context_strategies
 from playground.ui.lessons import Lessons
 from playground.ui.live_view import Lanes
+from playground.ui.run_controls import length_and_seed, mode_switch, status_line
 from playground.ui.seed_sweep_panel import Repeats
 from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
-from playground.ui.theme import PRIVATE, notice, read
+from playground.ui.theme import PRIVATE, notice
 
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
 
@@ -37,13 +38,7 @@ class Page:
         self.visit = gr.State(None)
         self.stored = gr.BrowserState(None, **MEMORY)
         with head:
-            self.status = gr.HTML(
-                "starting",
-                html_template=read("status.html"),
-                elem_classes="status",
-                elem_id="status",
-                apply_default_css=False,
-            )
+            self.status = status_line("starting")
         with gr.Row(elem_classes="begin"):
             self.lessons = Lessons(elem_id="lessons")
             self.gallery = Gallery(elem_id="gallery")
@@ -221,16 +216,8 @@ class Page:
     def _numbers(self) -> None:
         start = self.start
         with gr.Column(scale=2, min_width=280, elem_classes="numbers"):
-            self.mode = gr.Radio(
-                [("Raw text", "raw"), ("Chat", "chat")],
-                value=start.mode,
-                label="The prompt is",
-                elem_id="mode",
-                elem_classes="segmented",
-            )
-            with gr.Row(elem_classes="pair"):
-                self.length = gr.Number(start.length, label="Tokens", precision=0, min_width=90, elem_id="length")
-                self.seed = gr.Number(start.seed, label="Seed", precision=0, min_width=90, elem_id="seed")
+            self.mode = mode_switch(start)
+            self.length, self.seed = length_and_seed(start)
             self.stop = gr.Textbox(
                 start.stop,
                 label="Stop at",
