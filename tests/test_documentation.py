@@ -18,7 +18,7 @@ from playground.contract import base
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/command-line.md")
 COMMAND = ["python", "-m", "playground"]
-SHORT = ["--max-new-tokens", "24"]
+SHORT = ["--max-new-tokens", "16"]
 TOO_LONG = ("bench", "fit", "variant")  # these measure and train: minutes
 SHORTENED = {"bench survey": ["--questions", "1", "--max-new-tokens", "4"]}  # unless they can be cut short
 ADDRESS = "http://127.0.0.1:7860"
@@ -45,6 +45,11 @@ def shortened(words: list[str]) -> list[str] | None:
     if words[0] in TOO_LONG:
         return None
     return [*words, *SHORT] if words[0] in ("run", "compare") else words
+
+
+def run_as_written(example: str, page: str) -> None:
+    """Run an example as a module of its own, without the __future__ imports of this one."""
+    exec(compile(example, page, "exec", dont_inherit=True), {"__name__": "example"})
 
 
 @pytest.fixture
@@ -94,12 +99,12 @@ def test_what_is_left_out_for_its_length_is_still_in_the_pages():
 def test_the_python_examples_of_a_page_run_as_written(page, place, monkeypatch, capsys):
     monkeypatch.setattr(base, "REGISTERED", dict(base.REGISTERED))  # an example defines a strategy
     for example in blocks(page, "python"):
-        exec(compile(example, page, "exec"), {"__name__": "example"})
+        run_as_written(example, page)
     assert capsys.readouterr().out
 
 
 def test_the_example_of_the_http_api_runs_against_a_page(app, capsys):
     example, = blocks("docs/api.md", "python")
     assert ADDRESS in example
-    exec(compile(example.replace(ADDRESS, app), "docs/api.md", "exec"), {"__name__": "example"})
+    run_as_written(example.replace(ADDRESS, app), "docs/api.md")
     assert "True" in capsys.readouterr().out
