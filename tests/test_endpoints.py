@@ -247,6 +247,21 @@ def test_questions_are_reported_by_task_and_a_lane_s_answer_to_one_is_judged(cli
     assert "judged" not in compare(client, GREEDY)[0]
 
 
+def test_a_schema_is_a_text_or_an_object(client):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    lanes = [
+        {"strategy": "greedy", "extras": [["json_schema", {"source": source}]]}
+        for source in (schema, json.dumps(schema))
+    ]
+    given, written = compare(client, *lanes, length=40)
+    assert given["text"] == written["text"] and "ok" in json.loads(given["text"])
+
+
+def test_an_object_in_the_place_of_another_knob_is_refused(client):
+    lane = {"strategy": "greedy", "extras": [["regex", {"pattern": {"type": "object"}}]]}
+    assert "malformed" in refused(client, lane)
+
+
 def test_an_unknown_task_gets_a_sentence(client):
     with pytest.raises(AppError, match="There is no task 'alchemy'"):
         client.predict("alchemy", api_name="/questions")

@@ -29,6 +29,7 @@ from live_page import (  # noqa: F401
 )
 from playwright.sync_api import expect
 
+from playground import Result
 from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Rollback, Stamped, Step
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMNS, to_csv
@@ -247,6 +248,19 @@ def test_a_saved_page_plays_to_the_end_without_a_network_and_shows_the_same(page
     expect(window.locator(".live .card .look")).to_be_disabled()
     assert window.asked == [window.url] and not window.broken
     assert Trace.load(save_as(window, tmp_path, "export")).to_json() == RUN.to_json()
+    window.context.close()
+
+
+@pytest.mark.parametrize("lane, status", [(0, "ended"), (1, "reached its length")])
+def test_a_notebook_plays_a_result_in_a_frame_and_stays_untouched(browser, tmp_path, lane, status):
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html><meta charset='utf-8'>{Result(RUN.lane(lane))._repr_html_()}")
+    window = new_context(browser, viewport={"width": 1440, "height": 900}, offline=True).new_page()
+    window.goto(notebook.as_uri())
+    player = window.frame_locator("iframe")
+    expect(player.locator(".lane .status")).to_have_text([status])
+    assert player.locator(".lane .tokens > .t").count() == len(Result(RUN.lane(lane)).token_ids)
+    assert window.evaluate("document.querySelector('iframe').contentDocument") is None
     window.context.close()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from saved import CONTEXT, save_models
 
 import playground
-from playground.cli import main
+from playground.cli import bench_speed, main, remaining_time
 from playground.cli.lane_options import read_extra
 from playground.cli.terminal_view import CONTROL, Screen, baseline_of, settled, table
 from playground.contract import discover, find
@@ -451,6 +452,25 @@ def test_wrong_input_is_refused_in_one_line_before_a_model_is_loaded(shell, no_m
     code, out, err = shell(*line.split())
     assert code == 2 and out == ""
     assert_one_line(err)
+
+
+def test_bench_says_what_it_measures_and_for_how_long_before_anything_is_loaded(shell, monkeypatch):
+    def stop(options):
+        raise Refusal("Nothing was loaded yet.")
+
+    monkeypatch.setattr(bench_speed, "prepare_machine", stop)
+    for words, said in ((["bench"], "10 prompts of 64 tokens"), (["bench", "--repeats", "1"], "2 times each")):
+        err = shell(*words)[2]
+        assert said in err and re.search(r"about \d+ minutes", err) and err.endswith("error: Nothing was loaded yet.\n")
+
+
+def test_after_the_first_part_the_rest_is_estimated_once_at_the_same_pace(monkeypatch, capsys):
+    clock = iter([10.0, 40.0])
+    monkeypatch.setattr(remaining_time, "perf_counter", lambda: next(clock))
+    progress = remaining_time.RemainingTime()
+    for share in (0.0, 0.1, 0.2, 1.0):
+        progress(share, "round 1")
+    assert capsys.readouterr().err == "About 4 minutes to go on this machine.\n"  # nine times the 30 s of a tenth
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])

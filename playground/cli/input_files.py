@@ -26,12 +26,13 @@ def check_place(path: str | None) -> None:
 
 
 def write_text(path: str | None, text: str) -> None:
-    """Write a file at a place that passed `check_place`; None writes nothing. Raises Refusal, for instance if the disk
-    is full.
+    """Write a file at a place that passed `check_place`, line endings as they are; None writes nothing.
+
+    Raises Refusal, for instance if the disk is full.
     """
     if path is not None:
         try:
-            Path(path).write_text(text, encoding="utf-8")
+            Path(path).write_text(text, encoding="utf-8", newline="")
         except OSError as reason:
             raise Refusal(
                 f"{path} cannot be written ({reason.strerror or reason}): free disk space, or name another file.",

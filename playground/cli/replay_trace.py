@@ -6,8 +6,8 @@ import math
 import sys
 import time
 from argparse import Namespace
-from pathlib import Path
 
+from playground.cli.input_files import check_place, write_text
 from playground.cli.terminal_view import Screen, report
 from playground.errors import Refusal
 from playground.trace import Trace, check, replay
@@ -20,25 +20,18 @@ WRITERS = {"csv": to_csv, "html": to_html}
 
 def play(options: Namespace) -> bool:
     """Print a trace as its run was printed, or export it; raises Refusal if the file is unreadable or inconsistent."""
+    wanted = {form: path for form in WRITERS if (path := getattr(options, form))}
+    for path in wanted.values():
+        check_place(path)
     trace = Trace.load(options.file)
     if not trace.headers:
         raise Refusal(f"{options.file} contains no lane: there is nothing to show.")
-    wanted = {form: path for form in WRITERS if (path := getattr(options, form))}
     for form, path in wanted.items():
-        _save(path, WRITERS[form](trace))
+        write_text(path, WRITERS[form](trace))
+        print(f"wrote {path}", file=sys.stderr)
     if not wanted:
         _print(trace, options)
     return False
-
-
-def _save(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8", newline="")  # keep line endings as they are
-    except OSError as reason:
-        raise Refusal(
-            f"{path} cannot be written ({reason.strerror or reason}): name a file in a folder that exists.", "file"
-        ) from None
-    print(f"wrote {path}", file=sys.stderr)
 
 
 def _print(trace: Trace, options: Namespace) -> None:
