@@ -185,12 +185,13 @@ def test_messages_are_the_chat_that_system_message_turns_and_prompt_make(models)
 
 
 def test_a_json_schema_is_a_text_or_a_dict(models):
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    properties = {"ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
     texts = [
         playground.run("sample", PROMPT, models=models, extras=[("json_schema", {"source": source})]).text
         for source in (schema, json.dumps(schema))
     ]
-    assert texts[0] == texts[1] and "ok" in json.loads(texts[0])
+    assert texts[0] == texts[1] and json.loads(texts[0]).keys() == {"ok"}
 
 
 def test_integers_of_numpy_are_whole_numbers(models):
@@ -279,8 +280,8 @@ def test_results_come_in_the_order_of_the_lanes(models):
 
 
 def test_a_lane_of_a_comparison_is_all_that_a_run_is(models):
-    alone = playground.run("sample", PROMPT, models=models, knobs={"temperature": 1.5}, extras=["top_p"], seed=5)
-    knobs, extras = {"temperature": 1.5}, ["top_p"]
+    alone = playground.run("sample", PROMPT, models=models, knobs={"temperature": 1.5}, extras=["epsilon"], seed=5)
+    knobs, extras = {"temperature": 1.5}, ["epsilon"]
     lanes = [LaneConfig("sample", knobs, extras, seed=5), {"strategy": "sample", "knobs": knobs, "extras": extras}]
     for lane, seed in zip(lanes, (0, 5)):
         assert playground.compare([lane], PROMPT, models=models, seed=seed)[0].token_ids == alone.token_ids

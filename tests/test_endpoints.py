@@ -248,7 +248,8 @@ def test_questions_are_reported_by_task_and_a_lane_s_answer_to_one_is_judged(cli
 
 
 def test_a_schema_is_a_text_or_an_object(client):
-    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    properties = {"ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}
     lanes = [
         {"strategy": "greedy", "extras": [["json_schema", {"source": source}]]}
         for source in (schema, json.dumps(schema))
