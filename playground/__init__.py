@@ -168,7 +168,7 @@ def compare(
     asked = given.read_prompt(prompt, chat, system, context, before)
     limits = given.read_limits(seed, max_new_tokens, stop)
     given.check_models(models)
-    check_startable(configs)
+    check_startable(configs, asked.context)
     results = _results(prepare(models or load(), configs, asked, limits, memory=memory))
     if not any(result.begun for result in results):
         raise Refusal(results[0].message, configs[0].strategy)

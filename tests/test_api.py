@@ -218,6 +218,7 @@ def test_a_stop_string_cannot_be_empty(models):
         {"extras": "top_p"},
         {"extras": {"top_p": {}}},
         {"extras": [3]},
+        {"extras": ["adacad"]},
         {"extras": [("top_p", 0.9)]},
         {"extras": [("regex", {"pattern": LONE})]},
         {"extras": [("regex", {"pattern": ["a", "b"]})]},

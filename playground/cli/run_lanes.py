@@ -46,14 +46,15 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     """Run the lanes to their end; the second value is True if Ctrl-C stopped them. Input is checked before a model is
     loaded.
     """
-    needs, prompt = check_startable(recipes), _prompt(options)
+    needs, prompt = check_startable(recipes, options.context), _prompt(options)
     check_place(options.trace)
-    models = load(options, draft="draft" in needs)
     from playground.decoding.session import Limits, Prompt, prepare  # late, since it imports torch
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
     asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before))
+    limits.check()
+    asked.check()
     session = prepare(
-        models,
+        load(options, draft="draft" in needs),
         recipes,
         asked,
         limits,

@@ -106,37 +106,58 @@ def share(
     Knobs apply to the lanes that have them and do not set them, drafters and verifiers to those with a slot, toggles to
     all. Raises Refusal for a knob that no lane has; a lane reports what else it cannot take itself.
     """
-    classes = [discover().get(lane.strategy) for lane in lanes]
-    names = [{knob.name for knob in cls.knobs()} if cls else set() for cls in classes]
     for name in knobs:
-        if not any(name in known for known in names):
+        if not any(name in _knobs_of(lane) for lane in lanes):
             strategies = ", ".join(lane.strategy for lane in lanes)
             raise Refusal(f"None of {strategies} has a knob {quoted(name)}: remove it, or add one that has.", name)
-    slots = [set(cls.slots().values()) if cls else set() for cls in classes]
-    filled = set().union(*slots)
+    kinds = [(extra, find(extra[0]).kind) for extra in extras]
+    slots = set().union(*map(_slots_of, lanes))
     return [
         replace(
             lane,
-            knobs={name: value for name, value in knobs.items() if name in known} | lane.knobs,
-            extras=[*lane.extras, *(extra for extra in extras if find(extra[0]).kind not in filled - own)],
+            knobs={name: value for name, value in knobs.items() if name in _knobs_of(lane)} | lane.knobs,
+            extras=[*lane.extras, *(extra for extra, kind in kinds if kind not in slots - _slots_of(lane))],
         )
-        for lane, known, own in zip(lanes, names, slots)
+        for lane in lanes
     ]
 
 
-def check_startable(lanes: list[LaneConfig]) -> set[str]:
-    """What the lanes need besides the target. Raises Refusal if there are none or not one can be assembled."""
+def _knobs_of(lane: LaneConfig) -> set[str]:
+    """Names of the knobs of a lane's decoder; none for an unknown one, which `assemble` rejects."""
+    cls = discover().get(lane.strategy)
+    return {knob.name for knob in cls.knobs()} if cls else set()
+
+
+def _slots_of(lane: LaneConfig) -> set[str]:
+    """Kinds of strategies that a lane's decoder has slots for."""
+    cls = discover().get(lane.strategy)
+    return set(cls.slots().values()) if cls else set()
+
+
+def check_startable(lanes: list[LaneConfig], context: str = "") -> set[str]:
+    """What the lanes need besides the target. Raises Refusal if there are none, or if not one of them can be assembled
+    and has the context it needs.
+    """
     if not lanes:
         raise Refusal("There is no lane to run: add one.", "lanes")
     needs, refusals = set(), []
     for lane in lanes:
         try:
-            needs |= assemble(lane).needs()
+            assembly = assemble(lane)
+            check_context(assembly, context)
+            needs |= assembly.needs()
         except Refusal as refusal:
             refusals.append(refusal)
     if len(refusals) == len(lanes):
         raise refusals[0]
     return needs
+
+
+def check_context(assembly: Assembly, context: str) -> None:
+    """Raise Refusal if a strategy needs a passage and there is none."""
+    if "context" in assembly.needs() and not context.strip():
+        needing = assembly.needing("context")
+        raise Refusal(f"{needing} needs a context and there is none: enter a passage as context.", "context")
 
 
 def translating() -> list[str]:

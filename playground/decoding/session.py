@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from playground.contract.lane_config import Assembly, LaneConfig, assemble, translating
+from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, translating
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
@@ -531,9 +531,7 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
     }
     if "context" not in assembly.needs():
         return found
-    if not prompt.context.strip():
-        needing = assembly.needing("context")
-        raise Refusal(f"{needing} needs a context and there is none: enter a passage as context.", "context")
+    check_context(assembly, prompt.context)
     shorter = assembly.decoder.passages(prompt.context.strip(), prompt.text)
     found |= {name: replace(prompt, context=passage).encode(model) for name, passage in shorter.items()}
     return {**found, "without_context": prompt.without_context().encode(model)}
