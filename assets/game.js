@@ -139,7 +139,7 @@ class Board {
     const last = past.length ? past[past.length - 1].piece : this.match.opening[this.match.opening.length - 1];
     this.say("Looking up its probability…");
     try {
-      return await server.odds({ ids: [...this.match.ids, ...past.map(({ id }) => id)], word, spaced: /\s$/.test(last) });
+      return await server.probability({ ids: [...this.match.ids, ...past.map(({ id }) => id)], word, spaced: /\s$/.test(last) });
     } catch (reason) {
       return { refused: "The server did not answer: try again, or choose one of the options." };
     }
@@ -304,7 +304,7 @@ class Board {
     const bar = el("span", "bar");
     bar.append(el("i"));
     bar.firstChild.style.width = `${100 * probability}%`;
-    const number = el("span", "odds", percent(probability));
+    const number = el("span", "probability", percent(probability));
     number.dataset.p = option.p;
     const bits = el("span", "bits", `${fixed(bitsOf(option.p), 2)} bits`);
     node.append(bar, number, bits);

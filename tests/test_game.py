@@ -129,11 +129,11 @@ def feed():
 @pytest.fixture(scope="module")
 def board(feed):
     """Address of a page with only the game and a button that sends it a frame."""
-    def odds(asked: dict) -> dict:
+    def probability(asked: dict) -> dict:
         return {"id": 99, "piece": " wol", "p": 2.0 ** -10} if asked["ids"] == [1, 2] else {"refused": "Not there."}
 
     with gr.Blocks() as demo:
-        sender, shown = gr.Button("send", elem_id="send"), game.board([odds])
+        sender, shown = gr.Button("send", elem_id="send"), game.board([probability])
         sender.click(feed.send, None, shown, show_progress="hidden")
     _, address, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
     yield address
@@ -352,7 +352,7 @@ def test_three_rounds_by_keyboard_show_the_probabilities_of_the_trace(page, addr
         shown = dict(
             zip(
                 options(page),
-                page.locator(".game .option .odds").evaluate_all("all => all.map((one) => Number(one.dataset.p))"),
+                page.locator(".game .option .probability").evaluate_all("all => all.map((one) => Number(one.dataset.p))"),
             )
         )
         rest = shown.pop("something else")

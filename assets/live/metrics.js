@@ -107,7 +107,7 @@ function whole(value) {
   return isNumber(value) ? String(value) : DASH;
 }
 
-/** The strip under a lane. `guessing` marks what has a meaning only where something was guessed. */
+/** The strip of metrics under a lane. */
 const STRIP = [
   { name: "tokens", label: "tokens", help: "Tokens of the text so far.", write: whole },
   { name: "seconds", label: "time", help: "The lane's clock: the time of its own requests, without waiting for other lanes.", write: seconds },

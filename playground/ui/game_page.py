@@ -215,7 +215,7 @@ def probability_lookup(site: Site) -> Callable[..., dict[str, Any]]:
     """The server function of the board; it looks up one word at a time."""
     lock, waiting = threading.Lock(), threading.BoundedSemaphore(MOST_WORDS)
 
-    def odds(asked: dict[str, Any]) -> dict[str, Any]:
+    def probability(asked: dict[str, Any]) -> dict[str, Any]:
         """The first token of a word after given tokens, and its probability.
 
         asked: {"ids": the tokens before, "word", "spaced": whether they end with whitespace}. Returns {"id", "piece",
@@ -232,7 +232,7 @@ def probability_lookup(site: Site) -> Callable[..., dict[str, Any]]:
                 waiting.release()
         except Refusal as refusal:
             return {"refused": str(refusal)}
-    return odds
+    return probability
 
 
 def _checked(asked: Any) -> tuple[list[int], str]:
