@@ -55,7 +55,7 @@ def texts(count: int = 40, shuffled: bool = False, seed: int = 0) -> list[DraftS
 
 
 def learnt(given: list[DraftSamples], training: Training = SHORT, seed: int = 0) -> tuple[dict[str, Tensor], list]:
-    """Weights, and what was told on the way."""
+    """Weights, and the events of the training."""
     events, generator = [], learn(given, training, seed)
     while True:
         try:
@@ -326,7 +326,7 @@ def chain_length(cls, models: dict, **knobs) -> int:
 
 
 class StopsOnTheProduct(SpecDec):
-    """Compares h with the chance that all stand."""
+    """Compares h with the probability that all are accepted."""
 
     def _should_stop(self, tree):
         return len(tree) >= self.least and self.survival(self._chances(tree))[-1] > self.h

@@ -1,6 +1,4 @@
-"""Who may run, who waits and who is refused: the admission queue alone, and the pages' streams over it with sessions
-that only count.
-"""
+"""Admission: the queue alone, and the pages' streams over it with sessions that only count."""
 from __future__ import annotations
 
 import threading
@@ -44,7 +42,7 @@ def loud(number: int) -> Visitor:
 
 
 def fill(queue: AdmissionQueue, *visitors: Visitor, kind: str = PAGE) -> list:
-    """Tickets for those who were not refused."""
+    """Tickets of those who were admitted or queued."""
     tickets = []
     for visitor in visitors:
         try:

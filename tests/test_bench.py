@@ -1,4 +1,4 @@
-"""The speed benchmark measures what it says; how fast anything is, it tells on other days."""
+"""The speed benchmark measures what it claims to; speed itself is not tested here."""
 from __future__ import annotations
 
 import json
@@ -73,7 +73,7 @@ def measured(folder, saved):
 
 @pytest.fixture(scope="module")
 def speed(folder, saved, measured):
-    """The smallest `bench speed` of all but texts, shown beside the other: its document and its page."""
+    """The smallest complete `bench speed`, next to another run: its document and its page."""
     run(
         "bench",
         "speed",

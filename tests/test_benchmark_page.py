@@ -105,7 +105,7 @@ def saved(page: Page, name: str) -> str:
 
 
 def cells(page: Page) -> list[list[str]]:
-    """The rows of the table as they stand, a failure left aside."""
+    """The rows of the table in order, without failures."""
     rows = page.locator(".results-table [data-task] tr[data-row]")
     return rows.evaluate_all(
         "rows => rows.map((row) => [...row.cells].map((cell) => (cell.querySelector('.entrant') || cell).textContent))"
@@ -383,7 +383,7 @@ def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
     assert forecast.left == 2 * 2.0 * (4.0 / 2.0)
 
 
-# --- what is told of it ---
+# --- what is shown of it ---
 
 def test_marks_distinguish_right_from_wrong_from_failed_from_unknown_from_not_asked():
     bird, fox = questions_in(OWN)

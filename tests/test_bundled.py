@@ -1,4 +1,4 @@
-"""The models that come with the project: loaded like any other, and held to what is said about them."""
+"""The bundled models: loaded like any other, and tested against their cards."""
 from __future__ import annotations
 
 import json

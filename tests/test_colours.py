@@ -17,7 +17,7 @@ import pytest
 ASSETS = Path(__file__).parents[1] / "assets"
 SHEETS = ("palette.css", "live/live.css")
 READABLE = 4.5
-APART = 15  # distance of two kinds that stand beside each other in one picture
+APART = 15  # distance of two kinds next to each other in one picture
 STEP = 2  # distance of two neighbouring levels of a scale, so that their order can be seen
 DEUTERANOPIA = ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881))
 TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
@@ -38,7 +38,7 @@ KINDS = {"lanes": [f"--pg-lane-{i}" for i in range(4)],
          "slots of a cache": ["--live", "--evicted", "--scratch"],
          "series of a figure": [f"--series-{i}" for i in range(5)],
          "marks over a chart": ["--refused", "--extra", "--by-beside", "--by-draft"]}
-LEAST = {"origins of a token": 5}  # soft grounds; the underline tells origins a second time
+LEAST = {"origins of a token": 5}  # soft backgrounds; the underline shows the origin as well
 
 modes = pytest.mark.parametrize("mode", ["light", "dark"])
 

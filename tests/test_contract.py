@@ -1,6 +1,4 @@
-"""What holds for every lane there is: what it tells, what it leaves behind, how it ends, and what it goes together
-with.
-"""
+"""The contract of every lane: its events, what it leaves behind, how it ends, and what it can be combined with."""
 from __future__ import annotations
 
 import json
@@ -55,7 +53,7 @@ def _finished(name: str) -> Session:
 
 
 def finished(recipe: LaneConfig) -> tuple[Session, list[Event]]:
-    """One run of a lane and what it told, for all tests that do no more than look at it."""
+    """One run of a lane and its events, for all tests that only inspect it."""
     session = _finished(title(recipe))
     return session, [stamped.event for stamped in session.trace.events]
 
@@ -73,7 +71,7 @@ def events(session: Session, lane: int = 0) -> list[Event]:
 
 
 def commits(recorded: list[Event]) -> list[Commit]:
-    """Those of the lane's text; what grows beside it is told of under numbers of its own."""
+    """The events of the lane's text; branches have numbers of their own."""
     return [event for event in recorded if isinstance(event, Commit) and event.sequence == 0]
 
 
@@ -102,7 +100,7 @@ def tables(letters: str = "abcde", ends: str = "", context: int = 256) -> dict[s
     }
 
 
-# --- what a lane tells ---
+# --- the events of a lane ---
 
 @every_lane
 def test_the_events_of_a_run_do_not_contradict_each_other(recipe):
@@ -445,7 +443,7 @@ def test_a_stop_string_inside_a_token_ends_the_text_with_that_token(recipe):
     assert set(lane.text.split()[:-1]) <= {"one"}
 
 
-# --- what goes together: everything, or it is refused before it runs ---
+# --- combinations: they work or are refused before the run ---
 
 SLICES = 6  # of all lanes, each a case of its own
 

@@ -1,4 +1,4 @@
-"""What drafting costs beside the forwards."""
+"""Overhead of drafting in addition to the forwards."""
 from __future__ import annotations
 
 from collections.abc import Callable

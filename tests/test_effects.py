@@ -133,7 +133,7 @@ EVICTION = eviction(count=12)
 
 
 def forgets(least: int, kept: bool = True) -> Making:
-    """Evicting caches are right from a budget on; the quantised one where it is said."""
+    """Evicting caches are right from a budget on; the quantised one at the given setting."""
     return scored(
         lambda name, question, number: kept if name == KEPT else name == PLAIN or int(name.split(", ")[1]) >= least
     )

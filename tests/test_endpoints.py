@@ -57,7 +57,7 @@ def compare(client: Client, *lanes: dict, **more) -> list[dict]:
 
 
 def refused(client: Client, *lanes, **more) -> str:
-    """The sentence a program is told in the place of an answer."""
+    """The message a program gets instead of an answer."""
     with pytest.raises(AppError) as told:
         compare(client, *lanes, **more)
     return str(told.value)
@@ -66,8 +66,7 @@ def refused(client: Client, *lanes, **more) -> str:
 # --- which there are ---
 
 def test_a_message_of_a_stream_costs_the_browser_nothing_but_what_it_says():
-    """Gradio tells each component that a listener shows its progress on of every message, and copies for that all that
-    the component holds.
+    """Gradio notifies each component that shows a listener's progress of every message, and copies its value each time.
     """
     listeners = [told for told in build(Site(load=None)).config["dependencies"] if told["api_visibility"] == "private"]
     assert len(listeners) > 20 and all(told["show_progress_on"] == [] for told in listeners if told["outputs"])
@@ -268,7 +267,7 @@ def test_an_unknown_task_gets_a_sentence(client):
         client.predict("alchemy", api_name="/questions")
 
 
-# --- tools for programs that speak the Model Context Protocol ---
+# --- tools for Model Context Protocol clients ---
 
 def test_without_its_package_the_option_says_what_to_install(monkeypatch, capsys):
     import app

@@ -147,7 +147,7 @@ def changed(draw: Callable, value: Any) -> Any:
 
 
 def at(value: Any, path: tuple) -> Any:
-    """What stands at a path of a JSON value."""
+    """The value at a path of a JSON value."""
     for key in path:
         value = value[key]
     return value
@@ -442,7 +442,7 @@ def test_any_recipe_is_assembled_or_refused(data: st.DataObject):
 # --- grammars, compiled in a process that may die of them ---
 
 def _compile_in_turn(pipe: Any) -> None:
-    """Compile what comes through a pipe and tell what came of it; runs in a child process."""
+    """Compile what comes through a pipe and report the outcome; runs in a child process."""
     from transformers import AutoTokenizer
 
     from playground.engine.grammar_matcher import GrammarEngine
@@ -469,7 +469,7 @@ class Compiler:
         self.process: multiprocessing.Process | None = None
 
     def compile(self, kind: str, source: str) -> str:
-        """What came of it: compiled, refused, died, too slow, or an error."""
+        """The outcome: compiled, refused, died, too slow, or an error."""
         if self.process is None or not self.process.is_alive():
             self._start()
         self.pipe.send((kind, source))

@@ -43,7 +43,7 @@ def frame(*tokens: dict, name: str = "one", over: bool = True, seed: int = 3, op
     }
 
 
-# --- what is told of a run ---
+# --- the data of a run ---
 
 def test_a_token_has_the_probabilities_and_the_entropy_of_its_step():
     step = Step(
@@ -171,7 +171,7 @@ def send(page: Page, feed: Feed, one: dict) -> None:
 
 
 def options(page: Page) -> list[str]:
-    """What stands on offer, in the order of the keys."""
+    """The offered options, in the order of the keys."""
     return page.locator(".game .option").evaluate_all(
         "all => all.map((one) => one.querySelector('.token, .else').textContent)"
     )
@@ -352,7 +352,9 @@ def test_three_rounds_by_keyboard_show_the_probabilities_of_the_trace(page, addr
         shown = dict(
             zip(
                 options(page),
-                page.locator(".game .option .probability").evaluate_all("all => all.map((one) => Number(one.dataset.p))"),
+                page.locator(".game .option .probability").evaluate_all(
+                    "all => all.map((one) => Number(one.dataset.p))"
+                ),
             )
         )
         rest = shown.pop("something else")

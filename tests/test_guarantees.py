@@ -214,7 +214,7 @@ def greedys(architecture: str) -> list[int]:
 
 
 class Hinted(Drafter):
-    """Trees of random shape that know the truth and often, but not always, tell it."""
+    """Trees of random shape that know the truth and often, but not always, follow it."""
 
     def __init__(self, truth: list[int], seed: int = 0):
         self.truth, self.chance = truth, random.Random(seed)
@@ -290,7 +290,7 @@ def constrained() -> list:
 
 @pytest.fixture(scope="module")
 def babblers() -> list[dict[str, TableModel]]:
-    """Models that know nothing of grammars: one with opinions, and one that finds all tokens equal."""
+    """Models without knowledge of grammars: one with preferences, and one with uniform rows."""
     tokenizer = byte_tokenizer(merges=80)
     return [{"target": TableModel(tokenizer=tokenizer, seed=1, spread=spread, context=512),
              "draft": TableModel(tokenizer=tokenizer, seed=2, spread=spread, context=512)} for spread in (2.0, 0.0)]
@@ -332,7 +332,7 @@ def most_held(lane) -> int:
 
 # --- collapses ---
 
-MANY = 12  # examples of one strategy, which then cross it with lanes rather than tell its own settings apart
+MANY = 12  # examples of one strategy, crossed with lanes
 
 
 def collapses() -> list:

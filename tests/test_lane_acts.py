@@ -52,7 +52,7 @@ def test_a_moved_lane_keeps_its_card_open_and_the_focus(page, address):
     expect(page.locator(".lane-card[data-lane='1'].open .strategy")).to_have_text("Speculative decoding")
     expect(page.get_by_label("Move lane 2 before lane 1")).to_be_focused()
     page.keyboard.press("Enter")
-    # it stands first, so only the other way is left
+    # it is the first lane, so it can only move down
     expect(page.get_by_label("Move lane 1 after lane 2")).to_be_focused()
 
 

@@ -26,7 +26,7 @@ IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")
 every_strategy = pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.name)
 
 
-# --- what is told of a strategy ---
+# --- what is shown of a strategy ---
 
 @every_strategy
 def test_an_entry_shows_what_its_class_declares(cls):

@@ -1,4 +1,4 @@
-"""From a name to a network: what is found, what it takes, and what is refused with a sentence that says what to do."""
+"""From a name to a network: what is found, its settings, and refusals that say what to do."""
 from __future__ import annotations
 
 import json

@@ -1,5 +1,5 @@
-"""Models that visitors ask for: what does not fit is refused before it is loaded, and no one can push out the page's
-own.
+"""Models requested by visitors: what does not fit is refused before loading, and the page's own models are never
+evicted.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser, over the real app and small random models: runs, forks, refusals, options."""
+"""The page in a real browser, with the real app and small random models: runs, forks, refusals, options."""
 
 import json
 import subprocess

@@ -320,7 +320,7 @@ def test_a_run_is_begun_held_stepped_and_gone_through_with_the_keyboard_alone(pa
     page.keyboard.press("Enter")
     expect(page.locator("#prompt textarea")).to_have_value(examples()[1]["prompt"])
     tab_to(page, "#length input")
-    page.keyboard.type("4000")  # Tab has selected what stood there
+    page.keyboard.type("4000")  # Tab has selected the text of the field
     page.keyboard.press("Control+Enter")
     expect(tokens(page, 0).nth(2)).to_be_attached()
     tab_to(page, "#live .play")
@@ -366,7 +366,7 @@ def test_for_those_who_want_no_motion_nothing_plays_by_itself_and_nothing_moves(
     assert page.evaluate(MOVING) == []
 
 
-# --- a page that stands still ---
+# --- an idle page ---
 
 WATCH_SHIFTS = """window.shifts = [];
 const note = (list) => window.shifts.push(...list.getEntries().filter((one) => !one.hadRecentInput).map((one) => one.value));
@@ -383,7 +383,7 @@ def test_nothing_jumps_while_lanes_write(page, address):
     assert page.evaluate("window.shifts.reduce((sum, value) => sum + value, 0)") < 0.1
 
 
-# --- what the worker tells of time and neighbours ---
+# --- times and shares reported by the worker ---
 
 def test_a_frame_shows_when_the_oldest_of_its_events_happened():
     begun = time.time()

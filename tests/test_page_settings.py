@@ -1,4 +1,4 @@
-"""Settings, which come from strangers: links, damaged links, what is refused."""
+"""Settings are untrusted: links, damaged links, refusals."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_a_page_does_not_start_for_a_draft_on_a_device_that_is_not_there():
 def test_the_line_of_the_models_says_where_a_draft_of_another_device_lies():
     target, draft = TableModel("abc", seed=1), TableModel("abc", seed=2)
     assert f" · {draft.name} · " in described(Models(target, draft)) and " on " not in described(Models(target, draft))
-    draft.device = torch.device("cuda:1")  # a table lies nowhere, so any name does
+    draft.device = torch.device("cuda:1")  # a table has no file, so any name is accepted
     assert f" · {draft.name} on cuda:1 · " in described(Models(target, draft))
 
 

@@ -39,8 +39,8 @@ MOVING = """() => [...document.querySelectorAll(".gradio-container, .gradio-cont
 
 
 def test_no_style_asks_what_the_live_view_has_in_it(page, address):
-    """A rule with `:has` is tried on all that stands below its element whenever something is added there, and lanes
-    hold thousands of tokens.
+    """A rule with `:has` is tested on all descendants whenever something is added, and lanes contain thousands of
+    tokens.
     """
     visit(page, address, Settings(prompt="The red fox", length=4))
     rules, through = page.evaluate(LOOKING_THROUGH)

@@ -184,7 +184,7 @@ def test_a_shape_has_the_size_that_is_said_of_it(shape, least, most):
 
 
 def test_the_attention_for_a_gpu_trains_to_the_same_loss(folder, tmp_path):
-    """On a GPU the library's fused attention stands in for ours; here both run on the CPU."""
+    """On a GPU the library's fused attention replaces ours; here both run on the CPU."""
     ours, theirs = trainer(folder, tmp_path / "ours", steps=8), trainer(folder, tmp_path / "theirs", steps=8)
     theirs.model.set_attn_implementation("sdpa")
     for run in (ours, theirs):
@@ -194,7 +194,7 @@ def test_the_attention_for_a_gpu_trains_to_the_same_loss(folder, tmp_path):
 
 
 def test_the_device_there_is_lowers_the_loss(folder, tmp_path):
-    """A GPU where the machine has one; the choice of attention goes by it."""
+    """A GPU if the machine has one, which determines the choice of attention."""
     model = models.for_training(models.make("nano", 600, seed=5).to("cuda" if torch.cuda.is_available() else "cpu"))
     run = training.Trainer(
         model, training.target_loss, training.TrainingPlan(steps=12, tokens=4096, warm_up=1), (folder, tmp_path)

@@ -274,7 +274,7 @@ def test_a_harder_problem_contains_numbers_that_do_not_matter():
 
 
 def beside_the_point(sentence):
-    """Whether a sentence only tells ages, distances, times, heights, or what is to be seen."""
+    """Whether a sentence only states ages, distances, times, heights, or visible objects."""
     told = (
         "years old",
         "miles to",

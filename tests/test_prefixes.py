@@ -221,7 +221,7 @@ def test_two_prefixes_and_a_store_of_its_own_go_through_one_forward(llama):
 
 
 def test_the_rows_of_all_stores_go_over_the_prefix_at_once(llama, monkeypatch):
-    """In every layer the prefix is read once, whoever takes part; nothing puts it together with what follows."""
+    """In every layer the prefix is read once for all lanes; nothing concatenates it with what follows."""
     shared, seen = read(llama, words(1, 20)), []
     stores = [beginning_with(llama, shared) for _ in range(3)]
     monkeypatch.setattr(
@@ -472,8 +472,7 @@ def test_drafts_read_and_hold_it_once_too(once):
 
 
 def test_a_prompt_with_an_instruction_is_another_prompt(once):
-    """The target has its prompt in common with all lanes, the stream beside it with those alone that give the same
-    instruction.
+    """The target shares its prompt with all lanes, the auxiliary stream only with those that have the same instruction.
     """
     lane, other = (
         LaneConfig("greedy", extras=[("icd", {})]),

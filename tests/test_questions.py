@@ -1,4 +1,4 @@
-"""Questions with known answers: they are judged rightly, found again, and a lane is told how right it was."""
+"""Questions with known answers: they are judged correctly, found again, and a lane reports its verdict."""
 from __future__ import annotations
 
 import json

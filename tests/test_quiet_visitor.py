@@ -28,7 +28,7 @@ FATAL_MEMORY = 4096  # MB of growth at which the server is killed, so that the m
 
 
 class QuietVisitor(threading.Thread):
-    """Runs greedy again and again until told to stop; `arrivals` are the times at which frames with new tokens came."""
+    """Runs greedy repeatedly until stopped; `arrivals` are the times at which frames with new tokens arrived."""
 
     def __init__(self, address: str):
         super().__init__(name="quiet visitor", daemon=True)
@@ -122,7 +122,7 @@ def page(shared: Page, request: pytest.FixtureRequest) -> Iterator[Page]:
 
 
 class Attacker(threading.Thread):
-    """Sends one attack from an address of its own; `said` is what it was answered, None where nothing came in time."""
+    """Sends one attack from its own address; `said` is the answer, None if there was none in time."""
 
     def __init__(self, attack: Attack, address: str):
         super().__init__(name="attacker", daemon=True)
@@ -143,8 +143,8 @@ class Attacker(threading.Thread):
 
 
 def send_beside(attack: Attack, server: Server) -> tuple[QuietVisitor, Attacker, float, float]:
-    """The attack beside a quiet visitor; the longest gap in the latter's tokens and the MB by which the server grew at
-    most.
+    """The attack and a quiet visitor at once; the longest gap in the visitor's tokens, and the server's greatest growth
+    in MB.
     """
     attacker, quiet, before, most = (
         Attacker(attack, server.address),
@@ -165,7 +165,7 @@ def send_beside(attack: Attack, server: Server) -> tuple[QuietVisitor, Attacker,
 
 
 def polite(said: str) -> bool:
-    """A normal answer, a sentence, or an HTTP refusal that is not the server's own failure."""
+    """A normal answer, a sentence, or an HTTP refusal that is no server error."""
     refused = re.match(r"HTTP (\d+): ", said)
     return (
         said == "done"
@@ -190,7 +190,7 @@ def test_an_attack_gets_an_answer_and_delays_no_token_of_another_visitor(
     assert most <= MOST_MEMORY, f"the server grew by {most:.0f} MB"
     assert not quiet.troubles, f"another visitor was told: {quiet.troubles[0]}"
     assert attacker.said, f"no answer within {LONGEST_ANSWER} s"
-    closed = {"CLOSED ReadError"} if attack.name == "40 MB of numbers" else set()  # refused while it is still sent
+    closed = {"CLOSED ReadError"} if attack.name == "40 MB of numbers" else set()  # refused while it is being sent
     assert all(said in closed or polite(said) for said in attacker.said), (
         f"answered with {[said for said in attacker.said if not polite(said)][0][:300]}"
     )

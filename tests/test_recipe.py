@@ -1,4 +1,4 @@
-"""What may be asked of a lane: knobs are read as people write them, and what cannot work is refused in one sentence."""
+"""Validation of lanes: knobs are parsed as people write them, and invalid combinations are refused in one sentence."""
 from __future__ import annotations
 
 import pytest
@@ -222,7 +222,7 @@ def test_both_ends_of_every_knob_can_be_set_and_nothing_beyond(cls):
 
 
 def made_or_refused(name: str, knobs: dict) -> bool:
-    """Knobs that contradict each other are refused, with a sentence that says what to change."""
+    """Contradicting knobs are refused, with a sentence that says what to change."""
     try:
         return make(name, **knobs).values().keys() >= knobs.keys()
     except Refusal as refusal:

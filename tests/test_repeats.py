@@ -126,7 +126,7 @@ def test_too_many_runs_are_refused_with_what_to_do(lane, times, length, rules, t
         Settings(prompt="x", length=length, lanes=LANES).repeated(lane, times, rules)
 
 
-# --- how it is told ---
+# --- how it is reported ---
 
 def told(*lanes: list[Event], asked: int) -> str:
     trace, tally = sample_of(*lanes), SweepProgress(SimpleNamespace(lanes=[{}] * asked, length=4))

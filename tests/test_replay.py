@@ -286,7 +286,7 @@ def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
 
 
 def test_a_graph_is_recorded_behind_a_run_and_carried_out_at_once(monkeypatch):
-    """On a stand-in for a GPU, which knows the calls torch has and notes their order."""
+    """With a test double for a GPU that has torch's calls and records their order."""
     told, known = [], signature(torch.cuda.graph)
 
     @contextmanager

@@ -115,7 +115,7 @@ def test_a_body_without_a_length_is_counted_while_it_comes(public):
                 line.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
                 sent += 0x10000
         except OSError:
-            pass  # the server may hang up before it has heard all
+            pass  # the server may close the connection before it has read everything
         assert line.recv(100).startswith(b"HTTP/1.1 413")
 
 

@@ -1,6 +1,4 @@
-"""What a cache policy is told and what it may do: attention of kept rows, holes in every head, and rows in a coarser
-form.
-"""
+"""The interface of cache policies: attention of retained rows, different holes in every head, and quantised rows."""
 from __future__ import annotations
 
 import random
@@ -35,11 +33,11 @@ def llama() -> tuple[Model, PreTrainedModel]:
     return twins("llama")
 
 
-# --- what is heard ---
+# --- observed attention ---
 
 @dataclass
 class Heard:
-    """Attention a store told of, by layer [kv_heads, rows, positions]. What is told twice counts twice."""
+    """Attention reported by a cache, by layer [kv_heads, rows, positions]; reported twice counts twice."""
 
     layers: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -51,7 +49,7 @@ class Heard:
                     held[head, queries, position] += weights[head, :, column]
 
     def rows(self) -> set[int]:
-        """Positions of the rows that were told of, the same in every layer."""
+        """Positions of the reported rows, the same in every layer."""
         told = {tuple(held.sum((0, 2)).nonzero().flatten().tolist()) for held in self.layers.values()}
         assert len(told) == 1
         return set(told.pop())

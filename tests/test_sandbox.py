@@ -115,7 +115,7 @@ class Bait:
         )
 
     def processes(self) -> list[str]:
-        """Command lines of processes that were started from this folder or speak of it."""
+        """Command lines of processes that were started from this folder or mention it."""
         lines = [read_or_nothing(path) for path in Path("/proc").glob("[0-9]*/cmdline")]
         return [line for line in lines if str(self.folder) in line]
 
@@ -189,7 +189,7 @@ def outputs(bait: Bait, tried: list[str]) -> dict[str, str]:
 
 
 def escapes(bait: Bait, tried: list[str], said: dict[str, str]) -> dict[str, list[str]]:
-    """What each attempt left behind, of those that left anything; `said` gets what came back of each."""
+    """What each attempt left behind, of those that left anything; `said` receives the output of each."""
     found = {}
     with ThreadPoolExecutor(sandbox.AT_ONCE) as pool:
         for attempt, output in zip(tried, pool.map(answer, map(bait.fill, tried))):

@@ -1,6 +1,4 @@
-"""The service around the runs: a worker that dies is replaced, /health tells how it is, signals end it in order, and
-visitors leave nothing behind.
-"""
+"""The service around the runs: worker restarts, /health, orderly shutdown by signals, and no leftovers of visitors."""
 from __future__ import annotations
 
 import gc

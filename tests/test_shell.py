@@ -1,4 +1,4 @@
-"""The shell: what it prints, what it refuses, and that both are the same thing the page and Python do."""
+"""The command line: its output, its refusals, and its agreement with the page and Python."""
 from __future__ import annotations
 
 import json
@@ -389,7 +389,7 @@ def test_a_replay_is_written_as_a_table_and_as_a_page_instead_of_being_shown(she
     assert (tmp_path / "t.html").read_text() == to_html(Trace.load(trace))
 
 
-# --- what is refused ---
+# --- refusals ---
 
 @pytest.mark.parametrize(
     "words",

@@ -223,7 +223,7 @@ def test_a_node_cannot_continue_one_that_does_not_exist(llama):
         store.roll_back(1)
 
 
-# --- what is told of what is held ---
+# --- reported contents ---
 
 def walked(positions: list[int]) -> list[tuple[int, int]]:
     """Stretches of one head's positions, a position at a time."""

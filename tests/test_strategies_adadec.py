@@ -155,7 +155,7 @@ def test_an_adadec_with_a_wrong_score_is_refused(wrong, monkeypatch):
 
 
 def of_letters(following: dict[str, list[float]], letters: str = "abc.") -> TableModel:
-    """Probabilities of the next letter by the text so far; "" stands for every other text."""
+    """Probabilities of the next letter by the text so far; "" applies to every other text."""
     def rule(context):
         text = "".join(letters[token] for token in context)
         return torch.tensor(following.get(text, following[""]), dtype=torch.float64).log()
@@ -225,8 +225,7 @@ def test_adadec_leaves_nothing_to_chance():
 
 
 def reading(rest: float, rank: int, count: int = 40) -> TokenReading:
-    """Rows whose other seven tokens have `rest` of the weight of the first, before tokens that each stand at this rank.
-    """
+    """Rows whose other seven tokens have `rest` of the weight of the first, and tokens of this rank."""
     p = torch.full((8,), rest / 7).index_fill(0, torch.tensor([0]), 1.0)
     return TokenReading(torch.full((count,), rank), p.log().repeat(count, 1) - torch.arange(8) * 1e-4)
 

@@ -491,7 +491,7 @@ def test_the_nearest_nodes_come_with_their_parents_before_them():
     assert len(trie.outline(2)[0]) == 2 and len(trie.outline(99)[0]) == len(trie)
 
 
-# --- what is told, and what it costs ---
+# --- events and costs ---
 
 def events(
     recipe: LaneConfig, models: Models | None = None, memory: Memory | None = None, text: str = "q", seed: int = 0

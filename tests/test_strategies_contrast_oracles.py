@@ -150,7 +150,8 @@ def contrasted(found: Tensor, better: Tensor, scores: list[Row], share: float) -
 
 
 def on_the_bar() -> Tensor:
-    """Rows whose probabilities are exact halves, so that tokens lie on a bar of one half; and random ones."""
+    """Rows with exact halves as probabilities, so that tokens are exactly on a threshold of one half; and random ones.
+    """
     halves = torch.tensor([[0.0, -1.0, -1.0, *[-6.0] * (V - 3)]], dtype=torch.float64) * math.log(2)
     return torch.cat([halves, drawn(0)])
 

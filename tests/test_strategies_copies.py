@@ -273,7 +273,7 @@ def test_of_more_answers_than_are_to_be_remembered_the_oldest_are_forgotten_and_
 
 
 class TakenForDrawn(find("suffix_decoding")):
-    """The most frequent follower, said to be drawn by its frequency."""
+    """The most frequent follower, declared as sampled by its frequency."""
 
     drawn = "independent"
 
@@ -365,7 +365,7 @@ class JoinsTheFirstOfSeveral(Aggressive):
 
 
 class LooksAtTheLastTokenAlone(Aggressive):
-    """Where that occurs several times it does not ask which tokens stand before it."""
+    """If it occurs several times, ignores the tokens before it."""
 
     def join(self, answer):
         ends = self._ends.get(tuple(answer[-1:]), []) if answer else []
@@ -398,7 +398,7 @@ SOURCE = letters("thequickbrownfx")
 EDITS = {
     "nothing changed": (SOURCE, 1),
     "one letter for another": ([*SOURCE[:5], 25, *SOURCE[6:]], 3),  # up to it; the letter after it alone; from there on
-    # what stands in its place is in the input once, so it joins at once
+    # its replacement is in the input once, so it joins at once
     "one letter left out": ([*SOURCE[:5], *SOURCE[6:]], 2),
     "one letter put in": ([*SOURCE[:5], 25, *SOURCE[5:]], 3),
 }

@@ -386,7 +386,7 @@ def test_an_end_token_in_a_full_block_ends_the_answer_without_another_pass():
     assert fills(events)[-1].positions == [2, 3, 4, 5] and set(fills(events)[-1].ids) == set(model.end_ids)
 
 
-# --- what the lane tells ---
+# --- the events of the lane ---
 
 def test_the_same_seed_gives_the_same_events_and_lanes_do_not_disturb_each_other():
     recipes = [LaneConfig("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
@@ -471,7 +471,7 @@ def test_revealing_all_that_is_certain_saves_passes_and_costs_nothing():
         assert "the" + answer(events) in SENTENCES and passes(events) <= 8 < ORACLE.context - 1
 
 
-# --- what is refused ---
+# --- refusals ---
 
 def refused(extras=(), **limits) -> str:
     with pytest.raises(Refusal) as refusal:

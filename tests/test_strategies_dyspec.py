@@ -179,7 +179,7 @@ class DropsTheUnlikely(find("dyspec")):
 
 
 class JudgesAtAnotherTemperature(find("dyspec")):
-    """Draws at one temperature and tells another's q."""
+    """Draws at one temperature and reports another's q."""
 
     def _remaining(self, lm, tree, rows, parent):
         remaining = RemainingTokens((draft_distribution(lm, tree, rows, parent).log() / 0.3).softmax(-1))

@@ -93,7 +93,7 @@ def test_snapkv_writes_and_holds_what_decoding_by_hand_does(architecture, knobs)
 
 
 def test_layers_and_heads_hold_different_positions():
-    """Otherwise the tests above would not tell them apart."""
+    """Otherwise the tests above could not distinguish them."""
     for policy in (make("h2o", heavy=5, recent=4), make("snapkv", window=3, capacity=9)):
         _, held = course(alone(policy), models())
         assert len({frozenset(head) for layer in held[-1] for head in layer}) > 3

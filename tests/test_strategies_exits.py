@@ -164,7 +164,7 @@ def test_a_chain_ends_with_its_first_unsure_draft_token_and_that_draft_token_is_
 
 
 class TwoLayers(EarlyTable):
-    """Its first layer has opinions of its own, and they can be read."""
+    """Its first layer has its own preferences, and they can be read."""
 
     depth = 2
 

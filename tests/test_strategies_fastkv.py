@@ -179,8 +179,8 @@ def best_slots(scores: list[float], window: int, count: int) -> list[int]:
 
 @dataclass
 class FastByHand(ByHand):
-    """The prompt once through all layers for what enters the later ones, then these again with what is left of it; each
-    layer is cut by `rule`.
+    """The prompt once through all layers, then the later layers again with the remaining tokens; each layer is cut by
+    `rule`.
     """
 
     whole: int = 1
@@ -339,7 +339,7 @@ def test_asked_to_hold_so_many_tokens_enough_of_them_go_on(tokens, prompt):
     assert policy.expected_share(Full(prompt, 0, 6, 2, 8, 32)) * prompt == pytest.approx(min(tokens, prompt))
 
 
-# --- beside everything else a lane does ---
+# --- combinations with other parts of a lane ---
 
 def test_a_prompt_read_in_pieces_is_read_as_at_once(monkeypatch):
     whole = course(alone(make("fastkv", **KNOBS)), models())

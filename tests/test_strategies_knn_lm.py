@@ -189,7 +189,7 @@ def test_the_text_it_is_compared_with_is_the_one_that_follows_and_its_gains_are_
 
 
 def true_text(text: str, held: int) -> list[dict]:
-    """What is told of the entropies on text that follows the sixteen stored tokens."""
+    """Reported entropies on text that follows the sixteen stored tokens."""
     _, events = recorded(alone("knn_lm", text=text, tokens=16, held=held), SAID)
     return figures(events, "true text: entropy, nats")
 

@@ -277,7 +277,7 @@ def one_over_the_tries(tries: Tries):
 
 
 def forgets_what_is_gone(tries: Tries):
-    """q of the whole law, not of what is left."""
+    """q of the whole distribution, not of the remaining tokens."""
     token, weight = recursive(tries)
     refused = [float(tries.p[v]) for v, ok in tries.asked.items() if not ok]
     return token, weight and math.prod(1 - p for p in refused)
@@ -433,7 +433,7 @@ Items = list[list[int]]
 
 
 def random_items(seed: int, vocabulary: int = 40, count: int = 30, length: int = 6, ragged: bool = False) -> Items:
-    """None begins another: each ends with a token that stands nowhere else."""
+    """None is a prefix of another: each ends with a token that occurs nowhere else."""
     chance = random.Random(seed)
     lengths = [chance.randint(1, length - 1) if ragged else length - 1 for _ in range(count)]
     return [

@@ -227,7 +227,7 @@ def test_of_two_trials_of_one_token_the_more_probable_wins():
     assert found == {(v,): pytest.approx(p[v] ** 2 + 2 * p[v] * sum(q for q in p if q < p[v])) for v in range(4)}
 
 
-# --- what trials are, told and paid ---
+# --- trials, their events and costs ---
 
 PIECES = {
     ".": True,

@@ -45,7 +45,8 @@ COLLAPSES = {
 # --- lines of attention ---
 
 def lines_by_hand(weights: list[list[float]], rows: list[int], coverage: float) -> set[tuple[str, int]]:
-    """Which lines of a causal matrix are taken, one after the other, by what lies on them and is not covered yet."""
+    """Which lines of a causal matrix are selected, one after the other, by the weight on them that is not covered yet.
+    """
     cells = {(i, j): weights[i][j] for i in rows for j in range(i + 1)}
     lines = [("column", j) for j in range(len(weights[0]))] + [("diagonal", o) for o in range(len(weights))]
     mass = {
@@ -239,9 +240,7 @@ def test_a_wrong_loop_is_found_out(wrong):
 
 
 def test_a_crossing_that_is_counted_twice_covers_too_little():
-    """Where columns and diagonals are added up, lines carry less than they are said to; over 20 matrices some fall
-    short.
-    """
+    """Where columns and diagonals are summed, lines have less weight than claimed; in 20 matrices some fall short."""
     short = 0
     for seed in range(20):
         weights, rows = causal_rows(1, 12, power=2.0, seed=seed), list(range(12))

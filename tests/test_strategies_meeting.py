@@ -186,7 +186,7 @@ def adds_up(wrong: Callable[[Merge], Merge], seed: int) -> bool:
     chance = torch.Generator().manual_seed(seed)
     rows, merge = torch.randn(3, 12, 5, generator=chance).double(), some_meeting(chance)
     pool = KVBuffer()
-    pool.write(0, torch.cat([rows, rows[:, :2]], 1))  # the last two stand for the scratch
+    pool.write(0, torch.cat([rows, rows[:, :2]], 1))  # the last two are the scratch slots
     pool.merge(*wrong(merge))
     untouched = torch.ones(3, 12, dtype=torch.bool)
     untouched[merge.merge_map.targets] = False
@@ -281,7 +281,7 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
         moving = MergedTokens(torch.arange(heads), gone[:, 0], slots.amax(1))
         lately.move(0, moving)
         table, slots = move_scores(table, moving), slots.scatter(1, loses, -1)
-        if position % 3 == 0:  # the holes are closed now and then; in between slots stand empty
+        if position % 3 == 0:  # holes are closed now and then; in between, slots are empty
             order = (slots < 0).byte().argsort(dim=1, stable=True)[:, :int((slots >= 0).sum(1).max())]
             slots = slots.gather(1, order)
         there = slots >= 0

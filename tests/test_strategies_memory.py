@@ -84,7 +84,7 @@ def test_siblings_are_drawn_from_memory_without_replacement():
 
 
 class PassedForDrawn(Primed):
-    """The likeliest tokens, said to be drawn."""
+    """The most probable tokens, declared as sampled."""
 
     def _children(self, lm, tree, parent, likely, width, like):
         q = torch.zeros_like(like)

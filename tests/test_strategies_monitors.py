@@ -241,7 +241,7 @@ def untouched(prompt: str) -> bool:
 
 
 def monitor(prompt: str, **knobs):
-    """A monitor that has heard of a lane."""
+    """A monitor that is bound to a lane."""
     lane = next(
         watch(
             assemble(LaneConfig("greedy", {}, [("monitors", knobs)])),
@@ -293,7 +293,7 @@ def test_the_program_is_what_follows_the_last_special_token_or_in_an_open_fence(
     assert monitor("x")._program(tokens(history)) == program
 
 
-# --- what is told ---
+# --- events ---
 
 def recorded(prompt: str, wishes: list[str], token: str):
     made, row = monitor(prompt), wanting(*wishes).scores(())

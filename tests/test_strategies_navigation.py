@@ -154,7 +154,7 @@ def test_an_answer_that_closes_no_quote_is_none_and_the_text_is_what_came_of_the
 
 
 def avoiding(context: Text) -> torch.Tensor:
-    """A model that does as it is asked: letters that stand in the prompt already are less likely."""
+    """A model that follows the instruction: letters already in the prompt are less likely."""
     scores = torch.linspace(2, 0, len(LETTERS), dtype=torch.float64)
     scores[-1] = 5.0 if len(context) > 3 and context[-1] < 8 else -5.0
     for token in set(context[len(PROMPT):-1]) - {8}:

@@ -113,7 +113,7 @@ def law_between(lane: LaneConfig | Assembly, models: dict, prompt: list[int], le
 
 
 class Knowing(find("omnidraft")):
-    """Has been told some spellings beforehand, right and wrong ones."""
+    """Knows some spellings beforehand, right and wrong ones."""
 
     recorded = {(0, 1): 2, (1, 0): 2, (0, 0, 1): 1}
 

@@ -95,7 +95,7 @@ def test_a_group_of_one_number_is_read_back_as_that_number(constant, dtype):
     written = torch.full((1, 8, 8), constant, dtype=dtype)
     read = quantise(written, 2, 1, 8).unpack()
     assert read.isfinite().all() and read.dtype == dtype
-    if abs(constant) < 6e4:  # beyond lies what half precision cannot hold
+    if abs(constant) < 6e4:  # beyond the range of half precision
         assert (read - written).abs().max() <= abs(constant) * 2 ** -7 + 2 ** -22
 
 
@@ -203,7 +203,7 @@ def read_back(policy: Kivi, part: str, written: torch.Tensor, prompt: int) -> tu
 
 
 def groups_of(part: str, head: torch.Tensor, size: int) -> list[tuple[slice | int, slice | int]]:
-    """Where the groups of a head [n, d] lie: `size` tokens of a channel of keys, `size` channels of a token's values.
+    """The slices of the groups of a head [n, d]: `size` tokens of a key channel, `size` channels of a token's values.
     """
     tokens, channels = head.shape
     if part == "keys":

@@ -222,7 +222,7 @@ class Waits(TableModel):
 def passes(patience: float, draft_device: str = "cpu", **knobs) -> tuple[list[bool], list[threading.Thread]]:
     """Which passes of the target the draft met, and where each was made."""
     draft = Rings("abc", seed=2)
-    draft.device = torch.device(draft_device)  # a table lies nowhere, so any name does
+    draft.device = torch.device(draft_device)  # a table has no file, so any name is accepted
     target = Waits("abc", seed=1).wait_for(draft, patience)
     session = prepare(Models(target, draft), [pearl(gamma=3, **knobs)], Prompt("abc"), Limits(0, 20))
     while session._runners[0].lane.remaining > 8:  # later there is no room for draft tokens

@@ -1,4 +1,4 @@
-"""Retrieved and drafted, in one tree: what the text has said before beside what a draft model would say."""
+"""Retrieved and drafted tokens in one tree: matches in the text next to proposals of a draft model."""
 from __future__ import annotations
 
 import copy

@@ -59,7 +59,7 @@ def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
 def test_draft_tokens_that_were_drafted_themselves_are_the_draft_models_own(samplers):
-    """A chain is drawn by the same chances whoever saves the draft model its passes."""
+    """A chain is sampled from the same distributions, whichever way saves the draft model's forwards."""
     models, prompt = tables("ab", seed=2), [0, 1, 0, 1, 1]
     first = {}
     for name, knobs in (("hierarchical", {"least": 6, "ahead": 4}), ("draft_model", {"depth": 12})):

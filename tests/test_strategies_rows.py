@@ -156,7 +156,7 @@ def numbered_by_the_cache(sinks: int, window: int) -> Change:
 
 
 def rotated(rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """Rows [heads, n, d] turned on by so many positions [n]; the numbers of a pair stand half a row apart."""
+    """Rows [heads, n, d] rotated by so many positions [n]; the components of a pair are half a row apart."""
     half = rows.shape[-1] // 2
     theta = network("llama").config.rope_parameters["rope_theta"]
     angles = by[:, None] * theta ** (-torch.arange(half, dtype=torch.float64) / half)

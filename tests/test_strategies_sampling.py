@@ -86,7 +86,7 @@ def test_of_two_tokens_that_tie_the_lower_id_is_written(recipe):
 # --- samplers that cut a row ---
 
 def with_knobs(name: str, *values: float):
-    """A sampler at a setting that may lie beyond its slider."""
+    """A sampler at a setting that may be beyond its slider."""
     return find(name)(*values)
 
 

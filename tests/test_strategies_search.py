@@ -158,7 +158,7 @@ def nothing(scores, taken, before):
 
 
 def found(model: TableModel, prompt: list[int], length: int, beams: int, groups: int) -> list[list[tuple[Text, float]]]:
-    """Finished texts of every group and what ranks them, as diverse beam search tells them."""
+    """Finished texts of every group and their ranking scores, as reported by diverse beam search."""
     recorded = run(of("diverse_beam_search", beams=beams, groups=groups, strength=STRENGTH), model, prompt, length)
     figure, texts, columns = recorded.figure("finished texts"), recorded.texts(), defaultdict(list)
     group_of = {number: number for number in range(1, groups + 1)}

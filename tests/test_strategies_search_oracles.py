@@ -105,7 +105,7 @@ class ForgetsTheSum(Beams):
 
 
 class EndsCountForNothing(Beams):
-    """Sets aside every text that ends, however improbable it is."""
+    """Collects every text that ends, however improbable it is."""
 
     def choose(self, gains, ends):
         offers = super().choose(gains, ends)

@@ -204,7 +204,7 @@ def test_tests_are_reported_as_they_were_made(verifier):
 
 
 def depth_of(draft: Draft, verdict: Verdict) -> int:
-    """How deep the walk could have gone: down to a leaf below the last node that stands."""
+    """The greatest possible depth of the walk: to a leaf below the last accepted node."""
     node = verdict.kept[-1] if verdict.kept else ROOT
     return len(verdict.kept) + (node in draft.parents)
 

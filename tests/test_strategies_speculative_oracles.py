@@ -644,7 +644,7 @@ def remembered_row(rows: dict[tuple, list[torch.Tensor]], text: list[int], order
 
 
 def check_stand(drafter: type[Drafter]) -> None:
-    """Every q is the mean of what the model said behind the same ending; wherever one is known there is a draft."""
+    """Every q is the mean of the rows after the same ending; wherever one is known there is a draft."""
     model, seen, rows, orders = TableModel("abc", seed=2), Recording(make("rejection")), defaultdict(list), 2
     assembly = speculation(drafter(nodes=6, orders=orders), seen, AT_ONE)
     write(assembly, {"target": model}, [0, 1], Limits(0, 40), Draws(0))

@@ -241,7 +241,7 @@ def test_it_promises_what_is_held(knobs):
         assert policy.expected_share(Full(22, generated, 3, 2, 8, 64)) == pytest.approx(slots / (22 + generated) / 6)
 
 
-# --- beside everything else a lane does ---
+# --- combinations with other parts of a lane ---
 
 BESIDE = [
     LaneConfig("greedy"),

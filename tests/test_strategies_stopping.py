@@ -48,7 +48,7 @@ COLLAPSES = {
 }
 
 
-# --- SpecDec++: stop where a refusal gets likely ---
+# --- SpecDec++: stop when a rejection becomes likely ---
 
 def saying(*chances: float) -> TableModel:
     """After a prompt of one token, its most probable tokens have these probabilities, one after another."""

@@ -344,7 +344,7 @@ def test_what_is_banned_is_never_written_and_what_is_checked_sometimes_is():
 def test_a_text_the_lexer_cannot_follow_is_left_to_the_engine_or_to_none(monkeypatch):
     monkeypatch.setattr(Terminals, "advance", lambda self, at, byte: None)
     assert lane(("syncode", {"ready": "arithmetic"})).tokens == lane(("lark", {"ready": "arithmetic"})).tokens
-    with pytest.raises(AssertionError, match="no token of this model here"):  # how these lanes tell of a failure
+    with pytest.raises(AssertionError, match="no token of this model here"):  # how these lanes report a failure
         lane(("syncode", {"ready": "arithmetic", "undecided": "banned"}))
 
 

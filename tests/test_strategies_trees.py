@@ -338,7 +338,7 @@ def test_sample_and_match_writes_what_plain_sampling_writes_whatever_the_tree(dr
     assert plain == guessed
 
 
-# --- what a large tree costs beside its forward ---
+# --- the overhead of a large tree ---
 
 def test_a_row_looked_at_alone_is_the_row_it_is_among_all():
     compared = []

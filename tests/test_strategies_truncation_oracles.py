@@ -276,7 +276,7 @@ def check_eta(cls: type[Sampler]) -> None:
 
 
 def below_floor(p: Tensor, eta: float, floor: Tensor | float) -> Tensor:
-    """Tokens less probable than the smaller of eta and a floor [n, 1], the best aside."""
+    """Tokens less probable than the smaller of eta and a floor [n, 1], except the best."""
     return (p < torch.as_tensor(floor).clamp(max=eta)) & (p < p.amax(-1, keepdim=True))
 
 
@@ -430,7 +430,7 @@ class CountsRemovedTokens(TopNSigma):
 
 
 class Finite:
-    """Mean and deviation of what is left of each row, [n, 1]."""
+    """Mean and standard deviation of the remaining scores of each row, [n, 1]."""
 
     def __init__(self, scores: Tensor):
         left = scores.masked_fill(scores == REMOVED, math.nan)

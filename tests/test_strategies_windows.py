@@ -193,7 +193,7 @@ def stepping() -> TableModel:
 
 
 class Askew(find("lookahead")):
-    """Moves its window without dropping what came to stand at the end of the text."""
+    """Moves its window without dropping what has moved to the end of the text."""
 
     def _moved(self, said):
         return [self._rows[1][:-1], *self._rows[2:], said]
@@ -223,7 +223,8 @@ def test_a_window_that_moves_askew_is_found_out():
 
 
 def n_grams_by_scanning(text: list[int], n: int, most: int) -> list[tuple[int, ...]]:
-    """What followed the last token wherever it stood before with n - 1 tokens behind it: distinct, the latest first."""
+    """The continuations of the last token wherever it occurred with n - 1 tokens after it: distinct, the latest first.
+    """
     followed = [tuple(text[place + 1:place + n]) for place in range(len(text) - n + 1) if text[place] == text[-1]]
     return list(dict.fromkeys(reversed(followed)))[:most]
 

@@ -1,4 +1,5 @@
-"""Studies of recorded runs: the arithmetic of speculation against chance and closed forms, and what is told of traces.
+"""Studies of recorded runs: the arithmetic of speculation against simulations and closed forms, and figures from
+traces.
 """
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_its_tokens_keep_the_commits_that_first_wrote_them():
     text = sequences(stamp(*TWO, commit(0, [20, 21], grown_on=2)))[0]
     assert [token.seq for token in text.tokens] == [4, 6]
     elsewhere = sequences(stamp(*TWO, commit(0, [20, 99], grown_on=2)))[0]
-    assert [token.seq for token in elsewhere.tokens] == [4, 7]  # 99 never stood on sequence 2
+    assert [token.seq for token in elsewhere.tokens] == [4, 7]  # 99 was never in sequence 2
 
 
 def test_only_the_committed_positions_are_taken_over():

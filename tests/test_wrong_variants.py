@@ -1,6 +1,4 @@
-"""A test of exact laws is worth what it refuses: for every strategy that promises the law, a variant that is wrong and
-is found out.
-"""
+"""For every strategy that guarantees the target's distribution, a wrong variant that the exact test rejects."""
 from __future__ import annotations
 
 import pytest
@@ -29,7 +27,7 @@ class ReadsOneRowTwice(Decoder):
 
 
 class BelievesAll(Verifier):
-    """Lets every first child stand, and asks the target only for the token after the last."""
+    """Accepts every first child, and asks the target only for the token after the last."""
 
     def judge(self, lm, tree, rows):
         path, node = [], ROOT
@@ -64,7 +62,8 @@ def test_every_strategy_that_promises_the_law_has_a_wrong_variant():
 
 
 def off(assembly: Assembly) -> float:
-    """By how much the law of three tokens is not the target's; its early exit and its draft have opinions of their own.
+    """Distance of the distribution of three tokens from the target's; its early exit and its draft have their own
+    preferences.
     """
     models, prompt = {"target": EarlyTable("ab"), "draft": TableModel("ab", seed=1)}, [0, 1, 0]
     return distance(law(assembly, models, prompt, 3), product_law(TableModel("ab"), prompt, 3))
