@@ -317,7 +317,7 @@ def test_the_drafts_tree_holds_its_likeliest_paths():
 
 def test_accepted_tokens_are_reported_by_their_source():
     recorded = ran(speculative_lane("rasd", **CORPUS), tables("abc", seed=1), [0, 1, 0], 24)
-    series = figures(recorded, "guesses that stood so far")[-1]["series"]
+    series = figures(recorded, "draft tokens accepted so far")[-1]["series"]
     stood = sum(len(event.kept) for event in [e for e in recorded if isinstance(e, Verdict)][:-1])
     assert set(series) == {"drafted", "retrieved", "both"} and 0 < sum(series.values()) <= stood + 1
     assert figures(recorded, "first retrieved tokens, by the draft") and figures(recorded, "endings that were found")

@@ -185,13 +185,13 @@ class Monitors(Sampler):
         if rests:
             yield from self._told(scores, rests, begun[1].decode("utf-8", "replace"), token)
         elif begun and not begun[1]:
-            yield Note("The analysis does not know what stands before this dot, so nothing is masked.")
+            yield Note("The type of the value before this dot is unknown, so nothing is masked.")
 
     def _told(self, scores: Tensor, rests: dict[str, bytes], begun: str, token: int) -> Iterator[Event]:
         p = scores.softmax(-1).cpu()
         odds = {name: float(p[self._legal([rest], len(p))].sum()) for name, rest in rests.items()}
         likeliest = sorted(odds, key=odds.get, reverse=True)[:SHOWN]
-        yield Figure("bars", "names that may stand here, odds of the tokens that may write each",
+        yield Figure("bars", "names that can follow, probability of their first tokens",
                      {"labels": likeliest, "values": [odds[name] for name in likeliest]})
         legal, best = self._legal(list(rests.values()), len(p)), int(p.argmax())
         wanted = (

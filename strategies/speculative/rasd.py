@@ -158,7 +158,7 @@ class RASD(Drafter):
     def _show_sources(self, lm) -> Iterator:
         if self._accepted:
             accepted = {source: self._accepted[source] for source in SOURCES.values()}
-            yield Figure("scalar", "guesses that stood so far", {"x": lm.generated, "series": accepted})
+            yield Figure("scalar", "draft tokens accepted so far", {"x": lm.generated, "series": accepted})
 
     def _show_first_tokens(self, lm, found, q) -> Iterator:
         firsts = Counter(text[0] for text in found.texts)

@@ -123,7 +123,7 @@ class ASAp(Decoder):
             {
                 "rows": [lm.piece(token) for token in top.tolist()],
                 "values": columns.tolist(),
-                "columns": ["model", "mask alone", "drawn with", "chance after it"],
+                "columns": ["model", "mask alone", "sampled from", "validity after it"],
             },
         )
 
