@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from playground.decoding.session import Models, Session
     from playground.decoding.visitor_memory import Memory
-    from playground.engine.load import Shelf
+    from playground.engine.load import Loading, Shelf
 
 __all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
 
@@ -62,20 +62,14 @@ def load(
     from playground.decoding import program_input as given
     from playground.decoding.session import Models
     from playground.engine import catalogue
-    from playground.engine import load as loading
-    from playground.engine.model import Model
+    from playground.engine.load import Loading
     name = given.read_name(model or catalogue.BUNDLED[0].name)
     draft = given.read_name(draft, "draft") if draft else draft
     if name == catalogue.ORACLE:
         return _oracle(draft or NO_DRAFT)
     partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
-    options = loading.Loading(given.read_device(device), given.read_dtype(dtype), quantization)
+    options = Loading(given.read_device(device), given.read_dtype(dtype), quantization)
     report = progress or (lambda share, text: None)
-    shelf = shelf or loading.Shelf(
-        lambda network, tokenizer, facts: Model(network, tokenizer, facts.name, facts.revision, facts.quantization)
-    )
-    if not partner:
-        return Models(shelf.get(name, options, report))
     quantised_target = partner in catalogue.PACKED
     draft_name = name if quantised_target else partner
     draft_options = replace(
@@ -83,9 +77,29 @@ def load(
         device=given.read_device(draft_device) or options.device,
         quantization=partner if quantised_target else quantization,
     )
-    shelf.check(draft_name, draft_options)
+    if shelf is None:  # a caller's shelf has rules of its own on what may be looked for
+        shelf = _new_shelf()
+        _check_found(draft_name, draft_options)
+    if not partner:
+        return Models(shelf.get(name, options, report))
     target = shelf.get(name, options, lambda done, text: report(done / 2, text))
     return Models(target, shelf.get(draft_name, draft_options, lambda done, text: report((1 + done) / 2, text)))
+
+
+def _new_shelf() -> Shelf:
+    from playground.engine.load import Shelf
+    from playground.engine.model import Model
+    return Shelf(
+        lambda network, tokenizer, facts: Model(network, tokenizer, facts.name, facts.revision, facts.quantization)
+    )
+
+
+def _check_found(name: str, options: Loading) -> None:
+    """Raise Refusal for a model or a device that is not there, without loading anything; no name is no model."""
+    from playground.engine.hub_files import find_source
+    options.resolve()
+    if name:
+        find_source(name)
 
 
 def _oracle(draft: str) -> Models:

@@ -232,12 +232,6 @@ class Shelf(Generic[Held]):
                 self._held[key] = self._load(*key, progress)
             return self._held[key]
 
-    def check(self, name: str, loading: Loading) -> None:
-        """Raise Refusal for a model that cannot be found or may not be opened here, without loading it."""
-        if (name, loading.resolve()) not in self._held:
-            self._check_allowed(name)
-            find_source(name)
-
     def held(self) -> list[tuple[str, Loading]]:
         """Names and settings of what is held, oldest first."""
         return list(self._held)
@@ -251,7 +245,8 @@ class Shelf(Generic[Held]):
             torch.cuda.empty_cache()
 
     def _load(self, name: str, loading: Loading, progress: Progress) -> Held:
-        self._check_allowed(name)
+        if not self._folders and is_folder(name):
+            raise Refusal("Folders cannot be opened here: choose a bundled model or one from the hub.", "model")
         if self._most_bytes is not None and (needed := estimate(name, loading).bytes) > self._most_bytes:
             raise Refusal(
                 f"{name} takes {size_text(needed)}, and this page allows {size_text(self._most_bytes)}: choose a"
@@ -259,10 +254,6 @@ class Shelf(Generic[Held]):
                 "model",
             )
         return self._factory(*load(name, loading, progress))
-
-    def _check_allowed(self, name: str) -> None:
-        if not self._folders and is_folder(name):
-            raise Refusal("Folders cannot be opened here: choose a bundled model or one from the hub.", "model")
 
 
 def _pick_dtype(device: str) -> str:
