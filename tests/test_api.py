@@ -302,8 +302,8 @@ def test_what_all_lanes_are_given_goes_to_those_that_can_take_it(models):
 
 @pytest.mark.parametrize("lanes", [
     [], "greedy", 3, ["gredy"], ["gredy", "top_p"], [3], [("greedy", 3)], [{"knobs": {}}],
-    [{"strategy": "greedy", "x": 1}], [LaneConfig("greedy", seed="one")],
-    [LaneConfig("greedy", forced="abc")], [LaneConfig("greedy", extras=[3])],
+    [{"strategy": "greedy", "x": 1}], [{"strategy": "greedy", "seed": "one"}],
+    [{"strategy": "greedy", "forced": "abc"}], [{"strategy": "greedy", "extras": [3]}],
     [LaneConfig("sample", {"temperature": 9})],
 ])
 def test_a_comparison_without_a_lane_that_can_run_is_refused_before_a_model_is_loaded(monkeypatch, lanes):
