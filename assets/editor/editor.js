@@ -313,9 +313,15 @@ function found(part, text) {
   return text.toLowerCase().split(/\s+/).every((word) => description.includes(word));
 }
 
+/** Whether the typed text occurs in the name of a part; then it is listed before those that only mention it. */
+function named(part, text) {
+  return Boolean(text.trim()) && `${part.name} ${words(part.name)} ${part.title}`.toLowerCase().includes(text.trim().toLowerCase());
+}
+
 function optionGroups(candidates, group, text, optionOf) {
   const groups = new Map();
-  for (const part of candidates.filter((one) => found(one, text))) groups.set(group(part), [...(groups.get(group(part)) || []), part]);
+  const matches = candidates.filter((one) => found(one, text)).sort((a, b) => named(b, text) - named(a, text));
+  for (const part of matches) groups.set(group(part), [...(groups.get(group(part)) || []), part]);
   if (!groups.size) return [h("p", { class: "none" }, `No part matches “${text}”.`)];
   return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name },
     h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map(optionOf)));
@@ -330,11 +336,10 @@ function option(part, { reason, barred }, take) {
   return node;
 }
 
-/** The option to activate: the current part while nothing is typed, then the first whose name matches, otherwise the first one. */
+/** The option to activate: the current part while nothing is typed, otherwise the first one. */
 function bestOption(list, text, current) {
   const options = [...list.querySelectorAll(".option")];
-  const named = !text.trim() ? options.find((option) => option.dataset.name === current) : options.find((option) => `${option.dataset.name} ${option.querySelector(".name").textContent}`.toLowerCase().includes(text.trim().toLowerCase()));
-  return named || options[0] || null;
+  return (!text.trim() && options.find((option) => option.dataset.name === current)) || options[0] || null;
 }
 
 function activate(list, search, option) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from dataclasses import asdict
@@ -67,25 +68,37 @@ def start_sweeper(page, site: Site) -> None:
 # --- stopping ---
 
 class Stop:
-    """The first SIGINT or SIGTERM asks for an orderly end, the second ends the process at once."""
+    """The first SIGINT or SIGTERM asks for an orderly end, the second ends the process at once.
+
+    A thread reads the signals from a socket that Python's C handler writes to, so none is lost or has to wait for the
+    main thread: Python handlers run between bytecodes of the main thread, and signals that arrive together are merged.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self):
         self.asked = threading.Event()
-        self._signals = 0
+        self._reader, self._writer = socket.socketpair()
 
     def listen(self) -> Stop:
         """Install the signal handlers; in the main thread only."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._handle)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno())
+        for number in self.SIGNALS:
+            signal.signal(number, lambda *_: None)
+        threading.Thread(target=self._read, name="signals", daemon=True).start()
         return self
 
-    def _handle(self, number: int, _: Any) -> None:
-        self._signals += 1  # counted apart: a second signal may interrupt `set`, whose lock is not re-entrant
-        if self._signals > 1:
-            os._exit(128 + number)
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_DFL)  # the kernel ends the process, even if this thread is busy
+    def _read(self) -> None:
+        self._next()
         self.asked.set()
+        os._exit(128 + self._next())
+
+    def _next(self) -> int:
+        """Wait for the next signal; the socket also gets those that other handlers serve."""
+        while (number := self._reader.recv(1)[0]) not in self.SIGNALS:
+            pass
+        return number
 
 
 def serve_until(stop: Stop, page, site: Site) -> None:
