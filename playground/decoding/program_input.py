@@ -74,6 +74,8 @@ def read_prompt(
                 "The prompt is a list of messages: put the system message and the earlier turns into it.", "prompt"
             )
         asked = _chat(list(prompt), context)
+    elif system and not chat:
+        raise Refusal("A system message needs a chat: pass chat=True, or leave it out.", "system")
     else:
         asked = Prompt(prompt, chat, system, context, _turns(before))
     asked.check()
