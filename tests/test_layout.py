@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -75,6 +76,7 @@ def reached(name: str) -> set[str]:
     return seen
 
 
+@cache
 def run_time_imports(name: str) -> set[str]:
     path = ROOT.joinpath(*name.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
