@@ -86,6 +86,30 @@ def test_whole_texts_stay_within_the_budget_of_the_safe_models_law(k, indebted):
     assert sum(found.values()) == pytest.approx(1)
 
 
+SAMPLERS = [("top_k", {"k": 1}), ("top_p", {"p": 0.4}), ("min_p", {"m": 0.7}), ("typical", {"mass": 0.3})]
+
+
+def test_a_token_that_only_one_model_may_write_has_no_difference_and_disjoint_supports_give_the_safe_model():
+    p, r = (torch.tensor(row, dtype=torch.float64).log() for row in ([0.5, 0.3, 0.2, 0.0], [0.0, 0.3, 0.6, 0.1]))
+    weights = [0.5, 0.3, 0.2 * 3 ** 0.5, 0.0]  # at theta = 1/2: p * (r / p) ** theta where both are positive
+    expected = [weight / sum(weights) for weight in weights]
+    assert anchoring.between(p, r, 0.5).exp().tolist() == pytest.approx(expected)
+    for theta in (0.1, 0.5, 0.999):
+        other = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64).log()
+        assert torch.equal(anchoring.between(p, other, theta).exp(), p.exp())
+
+
+@pytest.mark.oracle("anchored")
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler[0])
+def test_the_bound_holds_under_samplers_that_leave_the_models_disjoint_supports(sampler):
+    models, prompt = {"target": TableModel("abcd", seed=2), "draft": TableModel("abcd", seed=5)}, [0, 1]
+    safe = law(LaneConfig("greedy", {}, [("temperature", {"t": 1.0}), sampler]), {"target": models["draft"]}, prompt, 3)
+    for k in (0.1, 0.8):
+        found = law(LaneConfig("anchored", {"k": k, "debt": False}, [sampler]), models, prompt, 3)
+        assert sum(found.values()) == pytest.approx(1) and set(found) <= set(safe)
+        assert kl(found, safe) <= 3 * k + 1e-9
+
+
 def debt_by_hand(models: dict, prompt: list[int], count: int) -> float:
     gains = []
     for end in range(1, len(prompt)):

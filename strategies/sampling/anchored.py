@@ -15,11 +15,12 @@ class Anchored(Decoder):
     """Sample as close to a risky model as a budget of divergence from a safe model allows; every token adds k nats.
 
     The distribution of a step is proportional to safe^(1 - theta) risky^theta, with the largest theta in [0, 1] whose
-    divergence from the safe model the account covers; the rest is carried over. A prompt that is much more probable
-    under the risky model than under the safe one starts with a debt. Hence the divergence of whole texts from the safe
-    model, after the same masks and samplers, is at most k times their length less the debt. The target is the risky
-    model, the draft model the safe one. k = 0 samples from the draft model. Argmax has no such bound, so tokens are
-    always sampled. He et al. 2026, arXiv 2602.07120.
+    divergence from the safe model the account covers; the rest is carried over. A token that masks or samplers leave to
+    one model only counts as equally probable under both, so below theta = 1 it keeps the safe model's weight. A prompt
+    that is much more probable under the risky model than under the safe one starts with a debt. Hence the divergence of
+    whole texts from the safe model, after the same masks and samplers, is at most k times their length less the debt.
+    The target is the risky model, the draft model the safe one. k = 0 samples from the draft model. Argmax has no such
+    bound, so tokens are always sampled. He et al. 2026, arXiv 2602.07120.
     """
 
     name, title, paper, sheet = "anchored", "Anchored decoding", "2602.07120", "sampling/anchored"
@@ -106,10 +107,14 @@ def nearest(p: Tensor, r: Tensor, budget: float) -> tuple[float, Tensor]:
 
 
 def between(p: Tensor, r: Tensor, theta: float) -> Tensor:
-    """Log-probabilities [V] proportional to exp(p) ** (1 - theta) * exp(r) ** theta; p itself at 0, r at 1."""
+    """Log-probabilities [V] proportional to exp(p) ** (1 - theta) * exp(r) ** theta; p itself at 0, r at 1.
+
+    Where only one of them is finite, their difference is 0: two disjoint supports give p.
+    """
     if theta in (0, 1):
         return r if theta else p
-    return ((1 - theta) * p + theta * r).log_softmax(-1)
+    gain = torch.where(p.isfinite() & r.isfinite(), r - p, 0.0)
+    return (p + theta * gain).log_softmax(-1)
 
 
 def divergence(q: Tensor, p: Tensor) -> float:
