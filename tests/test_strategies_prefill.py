@@ -28,7 +28,11 @@ from support.wrong_variants import variants_of
 
 
 def by_the_paper(layers: int, prompt: int, window: int, capacity: int, beta: int) -> list[float]:
-    """Tokens of the prompt that each layer keeps, before they are rounded, as the paper's authors work them out."""
+    """Tokens of a prompt beyond the capacity that each layer keeps, before they are rounded, as the authors' code
+    computes them: below twice the capacity without the window it is SnapKV.
+    """
+    if prompt < 2 * (capacity - window):
+        return [capacity] * layers
     least = (capacity - window) / beta
     most = 2 * (capacity - window) - least
     if most > prompt - window:
@@ -52,6 +56,8 @@ PYRAMIDS = [
     (32, 4000, 16, 128, 10),
     (5, 50, 8, 40, 20),
     (2, 41, 8, 40, 40),
+    (8, 95, 16, 64, 20),
+    (8, 96, 16, 64, 20),
 ]
 
 
@@ -66,6 +72,12 @@ def test_the_layers_of_a_pyramid_keep_what_the_paper_says_and_the_capacity_on_av
     )
     assert abs(sum(found) / layers - capacity) <= 0.5
     assert found == sorted(found, reverse=True) and found[0] <= prompt
+
+
+@pytest.mark.parametrize("prompt, uneven", [(41, False), (71, False), (72, True), (500, True)])
+def test_layers_get_different_budgets_once_the_prompt_is_twice_the_capacity_without_the_window(prompt, uneven):
+    found = shares(make("pyramidkv", window=4, capacity=40), 6, prompt)
+    assert (len(set(found)) > 1) == uneven and abs(sum(found) / 6 - 40) <= 0.5
 
 
 @pytest.mark.parametrize("prompt", [5, 30, 40])

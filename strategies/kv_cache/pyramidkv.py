@@ -9,8 +9,10 @@ class PyramidKV(PromptCompression):
 
     Early layers spread their attention over the text and late ones concentrate it on a few tokens, so budgets decrease
     linearly from layer to layer: the last layer gets 1/beta of an even share, the first the difference on top of its
-    own. No budget exceeds the prompt; the surplus goes to the other end. A layer keeps `capacity` tokens on average, so
-    memory is that of SnapKV; beta = 1 is SnapKV itself. Generated tokens stay. Cai et al. 2024, arXiv 2406.02069.
+    own. No budget exceeds the prompt; the surplus goes to the other end. As in the authors' code, all layers get the
+    same budget if the prompt is shorter than twice `capacity - window`. A layer keeps `capacity` tokens on average, so
+    memory is that of SnapKV; the authors round the step between layers down and so keep more. beta = 1 is SnapKV
+    itself. Generated tokens stay. Cai et al. 2024, arXiv 2406.02069.
     """
 
     name, title, paper, sheet = "pyramidkv", "Pyramid of snapshots (PyramidKV)", "2406.02069", "kv-cache/kv-baselines"
@@ -30,6 +32,8 @@ class PyramidKV(PromptCompression):
     def _early(self, layer, layers, prompt):
         """Number of tokens before the window that a layer keeps."""
         even = self.capacity - self.window
+        if prompt < 2 * even:
+            return even
         most = min(self._widest(), max(even, prompt - self.window))
         down = layer / (layers - 1) if layers > 1 else 0.5
         return round(most - down * 2 * (most - even))
