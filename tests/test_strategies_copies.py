@@ -157,7 +157,7 @@ class TakesTheLongestEnding(SuffixDecoding):
     """Goes by the length of the ending where it should go by the expected number of accepted tokens."""
 
     def best_draft(self, store, context, budget, ends=lambda token: False):
-        guesses = [(match, *self._grow(store, places, min(self._cap(match), self.most), budget, ends))
+        guesses = [(match, *self._grow(store, places, *self._limits(match), ends))
                    for match, places in self._suffixes(store, context)]
         found = [ScoredDraft(tree, match, score) for match, tree, score in guesses if score]
         return max(found, key=lambda guess: guess.match, default=ScoredDraft())
@@ -174,8 +174,57 @@ class CountsFollowersAlone(SuffixDecoding):
 class GuessesAlwaysAsFar(SuffixDecoding):
     """The length of a draft does not grow with the length of the match."""
 
-    def _cap(self, match):
-        return super()._cap(max(match, 3))
+    def _limits(self, match):
+        return super()._limits(max(match, 3))
+
+
+def chances_after(texts: list[list[int]], words: list[int], path: int, least: float) -> list[float]:
+    """Estimated probability of each continuation of at most `path` tokens, each a node of the tree, largest first."""
+    found, level = [], [(words, 1.0)] if count(texts, words) else []
+    for _ in range(path):
+        level = [
+            ([*ending, token], chance * count(texts, [*ending, token]) / count(texts, ending))
+            for ending, chance in level
+            for token in range(3)
+        ]
+        level = [(ending, chance) for ending, chance in level if chance >= least]
+        found += [chance for _, chance in level]
+    return sorted(found, reverse=True)
+
+
+def check_trees(drafter: type[SuffixDecoding]) -> None:
+    """The score of a tree is the largest sum of so many of these probabilities, over all endings."""
+    wider = 0
+    for seed in range(40):
+        chance = Random(seed)
+        texts = [[chance.randrange(3) for _ in range(chance.randrange(20))] for _ in range(4)]
+        context, depth = texts[0][:5] or [0, 1], chance.choice([3, 5, 8])
+        found = drafter(depth=depth, alpha=2.5, min_prob=0.1, branching=True).best_draft(stored(*texts), context, 64)
+        scores = [
+            sum(chances_after(texts, context[-match:], depth - match, 0.1)[: int(2.5 * match)])
+            for match in range(1, len(context[-depth:]))
+        ]
+        assert found.score == pytest.approx(max(scores, default=0.0))
+        assert not len(found.tree) or found.tree.depth() <= depth - found.match
+        wider += len(found.tree) > depth - found.match > 0
+    assert wider, "no tree had more nodes than its longest path may have"
+
+
+@pytest.mark.oracle("suffix_decoding")
+def test_a_tree_of_suffixes_is_bounded_in_its_depth_and_not_in_its_nodes_by_the_depth_of_the_index():
+    check_trees(SuffixDecoding)
+
+
+class BoundsTheNodesByTheDepth(SuffixDecoding):
+    def _limits(self, match):
+        nodes, path = super()._limits(match)
+        return min(nodes, path), path
+
+
+@pytest.mark.refuses("suffix_decoding")
+def test_a_tree_with_no_more_nodes_than_a_path_is_found_out():
+    with pytest.raises(AssertionError):
+        check_trees(BoundsTheNodesByTheDepth)
 
 
 @pytest.mark.refuses("suffix_decoding")

@@ -25,10 +25,11 @@ class SuffixDecoding(Drafter):
     the continuations are.
 
     Every suffix of the text that occurred before is tried. A suffix of m tokens may draft up to alpha m + offset
-    tokens, each the most frequent continuation, while the product of relative frequencies is at least min_prob. The
-    draft with the largest sum of these products is used, from this prompt and answer or from earlier answers to the
-    same visitor, of which the oldest are evicted first. alpha = offset = 0 is plain decoding. The fallback to a draft
-    model is left out. Oliaro et al. 2024, arXiv 2411.04975.
+    tokens, each the most frequent continuation, while the product of relative frequencies is at least min_prob. No path
+    is longer than depth - m; a tree may have more nodes than that. The draft with the largest sum of these products is
+    used, from this prompt and answer or from earlier answers to the same visitor, of which the oldest are evicted
+    first. alpha = offset = 0 is plain decoding. The fallback to a draft model is left out. Oliaro et al. 2024, arXiv
+    2411.04975.
     """
 
     name, title, paper, sheet = "suffix_decoding", "Suffix decoding", "2411.04975", "speculative/suffix-decoding"
@@ -79,27 +80,39 @@ class SuffixDecoding(Drafter):
         """The draft with the highest score that a store has for a context, at most `budget` deep."""
         best = ScoredDraft()
         for match, places in self._suffixes(store, context):
-            tree, score = self._grow(store, places, min(self._cap(match), self.most), budget, ends)
+            nodes, path = self._limits(match)
+            tree, score = self._grow(store, places, nodes, min(path, budget), ends)
             if score and score >= best.score:
                 best = ScoredDraft(tree, match, score)
         return best
 
     def _suffixes(self, store, context) -> Iterator[tuple[int, list[int]]]:
-        """Suffixes to try: of those with the same occurrences, the one with the largest cap."""
+        """Suffixes to try, shortest first."""
         for _, same in groupby(store.occurrences(context[1:]), key=lambda found: len(found[1])):
-            yield max(same, key=lambda found: (self._cap(found[0]), found[0]))
+            yield from self._undominated(list(same))
 
-    def _cap(self, match) -> int:
-        """Most tokens to draft after a suffix of `match` tokens."""
-        return max(0, min(floor(self.alpha * match + self.offset + 1e-6), self.depth - match))
+    def _undominated(self, suffixes) -> list[tuple[int, list[int]]]:
+        """Of suffixes with the same occurrences, shortest first, those with limits that none of the others reaches."""
+        left = []
+        for suffix in reversed(suffixes):
+            nodes, path = self._limits(suffix[0])
+            if not left or path > left[-1][1]:
+                left = [other for other in left if other[0] > nodes] + [(nodes, path, suffix)]
+        return [suffix for _, _, suffix in reversed(left)]
 
-    def _grow(self, store, places, cap, budget, ends) -> tuple[TokenTree, float]:
-        """A tree of at most `cap` draft tokens after these positions, most probable first, and its score."""
+    def _limits(self, match) -> tuple[int, int]:
+        """Most nodes and longest path to draft after a suffix of `match` tokens."""
+        nodes = max(0, min(floor(self.alpha * match + self.offset + 1e-6), self.most))
+        path = min(nodes, self.depth - match)
+        return nodes if self.branching else path, path
+
+    def _grow(self, store, places, nodes, path, ends) -> tuple[TokenTree, float]:
+        """A tree of at most `nodes` draft tokens, at most `path` deep, most probable first, and its score."""
         tree, score, waiting = TokenTree(self.name), 0.0, []
         self._push(store, waiting, 1.0, ROOT, 1, places)
-        while waiting and len(tree) < cap:
+        while waiting and len(tree) < nodes:
             chance, _, token, parent, depth, share, after = heappop(waiting)
-            if depth > budget:
+            if depth > path:
                 continue
             node = tree.add(token, parent, confidence=share)
             score -= chance
