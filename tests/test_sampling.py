@@ -112,6 +112,18 @@ def test_samplers_act_in_the_order_of_the_library_however_they_were_added(seed):
     assert torch.equal(found, expected)
 
 
+@pytest.mark.strategy("top_p")
+@pytest.mark.parametrize("scores, p, left", [
+    ([0.0, 0.0, 0.0, 0.0], 0.45, {0, 1}),
+    ([0.0, 1.0, 0.0, 0.0], 0.5, {0, 1}),
+    ([0.0, 0.0, 2.0, 2.0], 0.0, {2}),
+])
+def test_of_equal_scores_at_the_border_of_top_p_the_lowest_ids_stay(scores, p, left):
+    rows = torch.tensor([scores])
+    assert kept(sampling.top_p(rows, p)) == left
+    assert len(left) == len(kept(TopPLogitsWarper(p)(None, rows))), "the library keeps as many, but not always these"
+
+
 @pytest.mark.parametrize("place, left", [("before cuts", {0, 1, 2}), ("after cuts", {0, 1})])
 def test_a_temperature_may_come_before_or_after_what_cuts_the_row(place, left):
     samplers = assemble(

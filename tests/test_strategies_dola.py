@@ -27,6 +27,7 @@ COLLAPSES = {
     "dola": [
         Collapse(alone("dola", alpha=1.0), GREEDY),
         Collapse(alone("dola", layers="one", at=1.0, norm=True), GREEDY),
+        Collapse(alone("dola", layers="one", at=1.0), GREEDY),
     ],
 }
 
@@ -71,6 +72,14 @@ def test_implausible_tokens_are_never_drawn_but_keep_the_models_order_for_a_gram
 )
 def test_the_candidates_are_those_of_the_library(depth, tied, low, high):
     assert candidates("low", 0.5, depth, tied) == low and candidates("high", 0.5, depth, tied) == high
+
+
+@pytest.mark.strategy("dola")
+def test_the_last_layer_is_read_as_the_model_reads_it_and_writes_greedily():
+    knobs = {"layers": "one", "at": 1.0}
+    assert make("dola", **knobs).inner(8, False)[0].norm and not make("dola", layers="one", at=0.5).inner(8, False)[0].norm
+    models = {"target": pair().target}
+    assert written(alone("dola", **knobs), models, PROMPT, 8) == written(GREEDY, models, PROMPT, 8)
 
 
 def test_one_layer_is_a_share_of_all():

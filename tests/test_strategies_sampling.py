@@ -158,12 +158,12 @@ def test_a_temperature_does_not_change_what_top_n_sigma_keeps():
     assert not torch.equal(kept("epsilon", 0.01, rows), kept("epsilon", 0.01, rows / 3.7))
 
 
-def test_top_h_looks_at_the_hundred_most_probable_tokens_only():
-    assert int(
-        kept(
-            "top_h", 1.0, torch.randn(1, 500, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 10
-        ).sum()
-    ) in (99, 100)
+@pytest.mark.strategy("top_h")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_top_h_at_one_keeps_exactly_the_hundred_most_probable_tokens(dtype):
+    rows = torch.randn(50, 500, generator=torch.Generator().manual_seed(0), dtype=dtype) * 3
+    found = kept("top_h", 1.0, rows)
+    assert torch.equal(found, rows >= rows.topk(100).values[:, -1:])
 
 
 CUTS = {"epsilon": 0.02, "eta": 0.05, "top_h": 0.6, "top_n_sigma": 1.0}

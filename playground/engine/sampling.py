@@ -1,7 +1,8 @@
 """Sampling primitives: pure functions on scores [n, V]. A removed token has score -inf; every row keeps at least one.
 
-Definitions and edge cases (ties, the token that crosses p) are those of the logits processors of transformers 5.23, so
-both give the same scores.
+Definitions and edge cases (the token that crosses p, ties with the last of the k) are those of the logits processors of
+transformers 5.23, so both give the same scores. `top_p` differs where equal scores meet the border: the library keeps
+whichever its unstable sort puts last, this module the lowest ids, so that p = 0 is greedy.
 """
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def top_p(scores: Tensor, p: float) -> Tensor:
-    """Keep the most probable tokens up to and including the one that makes their sum reach p."""
+    """Keep the most probable tokens up to and including the one that makes their sum reach p, lower ids first on ties.
+    """
     if p >= 1:
         return scores
     # flipped, so that of equal scores the lowest id is removed last

@@ -18,9 +18,10 @@ class DoLa(Sampler):
     For every row the earlier layer is the candidate that diverges most from the last one. Only tokens at least alpha
     times as probable as the best are eligible. Candidates are every second layer of the lower or the upper half, or one
     fixed layer. The authors apply the lm_head to inner layers without the final norm, and their divergence swaps the
-    mixture and the two distributions; both can be changed. They add a repetition penalty of 1.2. alpha = 1 is greedy.
-    It costs no additional forward, and helps little in shallow models, whose inner layers are hardly decodable. Chuang
-    et al. 2023, arXiv 2309.03883.
+    mixture and the two distributions; both can be changed. They add a repetition penalty of 1.2. alpha = 1 is greedy,
+    and so is the last layer, always read through the final norm, which differs from itself nowhere. It costs no
+    additional forward, and helps little in shallow models, whose inner layers are hardly decodable. Chuang et al. 2023,
+    arXiv 2309.03883.
     """
 
     name, title, paper, sheet = "dola", "DoLa", "2309.03883", "sampling/lol"
@@ -31,7 +32,7 @@ class DoLa(Sampler):
         choices=("low", "high", "one"),
         help="candidates: lower half for long reasoning, upper half for short answers, or one layer",
     )
-    at: float = knob(0.5, 0.0, 1.0, step=0.05, help="depth of the one layer, as a share of all layers; 1 is the last")
+    at: float = knob(0.5, 0.0, 1.0, step=0.05, help="depth of the one layer, as a share of all layers; 1 is greedy")
     alpha: float = knob(
         0.1, 0.0, 1.0, step=0.01, help="smallest probability of an eligible token, relative to the best; 1 is greedy"
     )
@@ -41,7 +42,8 @@ class DoLa(Sampler):
     )
 
     def inner(self, depth, tied):
-        self.exits = [EarlyExit("target", layer, self.norm) for layer in candidates(self.layers, self.at, depth, tied)]
+        layers = candidates(self.layers, self.at, depth, tied)
+        self.exits = [EarlyExit("target", layer, self.norm or layer == depth) for layer in layers]
         return self.exits
 
     def mix(self, rows):

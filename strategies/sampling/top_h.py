@@ -12,8 +12,9 @@ class TopH(Sampler):
     """Truncate to the most probable tokens that make up at most a share h of the distribution's entropy.
 
     Of the 100 most probable tokens, renormalised, those are kept whose terms -p ln p add up to at most h times the
-    entropy of all 100; the first always stays. So a peaked distribution keeps few tokens and a flat one many.
-    Potraghloo et al. 2025, arXiv 2509.02510.
+    entropy of all 100; the first always stays. So a peaked distribution keeps few tokens and a flat one many. h = 1
+    keeps all 100; the transformers library may lose the last of them to rounding. Potraghloo et al. 2025, arXiv
+    2509.02510.
     """
 
     name, title, paper, sheet, rank = "top_h", "Top-H", "2509.02510", "sampling/sampling-baselines", 1
@@ -28,4 +29,5 @@ class TopH(Sampler):
         p = (best - best.logsumexp(-1, keepdim=True)).softmax(-1)
         kept = entr(p).cumsum(-1) <= self.h * entr(p).sum(-1, keepdim=True)
         kept[..., 0] = True
+        kept |= self.h >= 1  # rounding may put the complete sum above the entropy
         return scores.masked_fill(~torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, kept), REMOVED)

@@ -6,7 +6,8 @@ from playground.engine import sampling
 class TopP(Sampler):
     """Truncate to the smallest set of most probable tokens whose probabilities add up to p.
 
-    A peaked distribution keeps few tokens, a flat one many. The token that makes the sum reach p stays. p = 0 is
+    A peaked distribution keeps few tokens, a flat one many. The token that makes the sum reach p stays. Of equally
+    probable tokens those with the lowest ids stay; which ones the transformers library keeps is undefined. p = 0 is
     greedy, p = 1 keeps all. Holtzman et al. 2020, arXiv 1904.09751.
     """
 
