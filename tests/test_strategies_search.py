@@ -16,7 +16,6 @@ from tables import TableModel, Text, distance, law, product_law, watch, write
 
 import playground
 from playground.algorithms.search.beams import Offer, best, distinct, shared_start
-from playground.algorithms.search.final_answer import last_number, last_words, whole_text
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
@@ -389,30 +388,6 @@ def test_the_note_shows_the_votes_and_the_last_text_that_mattered(seed, last):
         recorded.of(Note)[-1].text
         == f"'{in_front[-1]}' has {votes[in_front[-1]]} of 9 votes; no text after #{last} changed that."
     )
-
-
-@pytest.mark.parametrize(
-    "text, number",
-    [
-        (" 6 * 7 = 42\n42 - 3 = 39\n#### 39", "39"),
-        ("The answer is 1,200.50. Then 3 more.", "1200.5"),
-        (r"so \boxed{-7} and 8", "-7"),
-        ("first 3, then 4", "4"),
-        ("27-35", "35"),
-        ("it is (-3)", "-3"),
-        ("#### 4\nno, the answer is: 5.0", "5"),
-        ("0.00", "0"),
-        ("1e3 00100", "100"),
-        ("none", None),
-    ],
-)
-def test_the_number_an_answer_ends_in(text, number):
-    assert last_number(text) == number
-
-
-def test_answers_in_words_forget_case_punctuation_and_spacing():
-    assert last_words("It was the Red  boat!", 2) == "red boat" and last_words("...", 2) is None
-    assert whole_text(" a\n b ") == "a b" and whole_text(" ") is None
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from playground.algorithms.search.final_answer import last_number, whole_text
+from playground.algorithms.search.final_answer import final_answer, whole_text
 from playground.algorithms.search.parallel_samples import draw_many, finished
 from playground.contract import Decoder, Strategy, knob, make
 from playground.errors import Refusal
@@ -31,7 +31,11 @@ class FirstFinish(Decoder):
         step=1,
         help="texts that have to end before the search stops; from 2 on their answers vote",
     )
-    answer: str = knob("number", choices=("number", "text"), help="answer of a text: its last number, or all of it")
+    answer: str = knob(
+        "number",
+        choices=("number", "text"),
+        help="answer of a text: the one it states, else its last number; or all of it",
+    )
     temperature: float = knob(
         0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
     )
@@ -67,7 +71,7 @@ class FirstFinish(Decoder):
         return max(votes.values(), key=len)[0] if votes else ended[0]
 
     def _read(self, text: str) -> str | None:
-        return {"number": last_number, "text": whole_text}[self.answer](text)
+        return {"number": final_answer, "text": whole_text}[self.answer](text)
 
     def _outcome(self, samples, ended, winner) -> str:
         if not ended:

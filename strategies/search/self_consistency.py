@@ -2,7 +2,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from playground.algorithms.search.final_answer import last_number, last_words, whole_text
+from playground.algorithms.search.final_answer import final_answer, last_words, whole_text
 from playground.algorithms.search.parallel_samples import draw_many, whole
 from playground.contract import Decoder, Strategy, knob, make
 from playground.events import Branches, Figure, Note
@@ -23,7 +23,7 @@ class SelfConsistency(Decoder):
     answer: str = knob(
         "number",
         choices=("number", "words", "text"),
-        help="the answer of a text: its last number, its last words, or the whole text",
+        help="the answer of a text: the one it states, else its last number; its last words; or the whole text",
     )
     words: int = knob(2, 1, 20, step=1, help="number of last words that make up the answer")
     temperature: float = knob(
@@ -41,7 +41,7 @@ class SelfConsistency(Decoder):
         yield lm.keep(max(voters, key=lambda sample: sample.logp).leaf)
 
     def _read(self, text) -> str | None:
-        return {"number": last_number, "text": whole_text, "words": lambda text: last_words(text, self.words)}[
+        return {"number": final_answer, "text": whole_text, "words": lambda text: last_words(text, self.words)}[
             self.answer
         ](text)
 

@@ -1,18 +1,47 @@
-"""Extraction of the final answer of a text, normalised so that equal answers are equal strings."""
+"""Extraction of the final answer of a text, normalised so that equal answers are equal strings and others are not."""
 from __future__ import annotations
 
 import re
-from decimal import Decimal
 
-NUMBER = re.compile(r"(?:(?<![\w)])[-+])?\d[\d,]*(?:\.\d+)?")
-STATED = re.compile(r"\\boxed\{([^{}]*)\}|(?:\banswer is|\banswer:|####)([^\n]*)", re.IGNORECASE)
+from playground.algorithms.search.answer_value import NUMBER, NotANumber, plain, value, written
+
+# a number for lists, where a comma separates; parenthesised arithmetic; products, quotients and powers of these
+ITEM = r"\d*\.?\d+"
+GROUP = r"\([-+*/^%\d\s.]+\)"
+POWER = rf"(?:sqrt\s*{GROUP}|{GROUP}|{NUMBER})(?:\s*\^\s*(?:{GROUP}|-?\d+))?"
+SIGN = r"(?:±\s*|(?<![\w)%.])[-+])?"
+EXPRESSION = rf"(?<![A-Za-z_^\d.±]){SIGN}{POWER}(?:\s*[*/]\s*{POWER})*(?::\d+)*%?"
+ENTRY = rf"\s*[-+]?(?:{GROUP}|{ITEM})(?:[/^]-?\d+)?%?\s*"
+LIST = rf"(?<![A-Za-z])[(\[⟦]{ENTRY}(?:,{ENTRY})+[)\]⟧]"
+FOUND = re.compile(rf"{LIST}|{EXPRESSION}")
+SAID_FIRST = re.compile(rf"{LIST}|(?<![A-Za-z_^\d.±]){ENTRY}(?:,\s{ENTRY})+|{EXPRESSION}")  # "1, 2" is a list, too
+
+BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+SAID = re.compile(r"(?:\banswer is|\banswer:|####)([^\n]*)", re.IGNORECASE)
+SENTENCE_END = re.compile(r"\.(?:\s|$)")
+NAMED = re.compile(r"\s*[A-Za-z]\w?(?:\([a-z]\))?\s*=(?!=)")
+FUNCTIONS = r"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
+UNIT = re.compile(rf"(.*?[\d)%])\s*{FUNCTIONS}(?:[A-Za-z]{{2,}}|[mgshlLJNWVK])(?:[ /^*-]*[A-Za-z\d²³()]+)*\.?")
+BRACES = str.maketrans("⟦⟧", "{}")
+BRACKETS = {"(": ")]", "[": ")]", "⟦": "⟧"}
 
 
-def last_number(text: str) -> str | None:
-    """The last number stated as the answer, as in "the answer is 3", "#### 3" or "\\boxed{3}"; else the last number."""
-    stated = [number[0] for boxed, said in STATED.findall(text) if (number := NUMBER.search(boxed or said))]
-    found = stated or NUMBER.findall(text)
-    return _plain(found[-1]) if found else None
+def final_answer(text: str) -> str | None:
+    """The answer that a text states, as in "\\boxed{1/2}", "the answer is 1/2" or "#### 1/2"; else its last number.
+
+    Numbers are exact: a decimal if it terminates, else a fraction in lowest terms; powers, roots and percentages are
+    computed, units and currencies dropped. Tuples, intervals and sets are normalised entry by entry, other expressions
+    only in their spelling. None if the text has no number and no box.
+    """
+    boxes = list(_boxes(text))
+    stated = [(at, normal(content)) for at, content in boxes if content.strip()]
+    for said in SAID.finditer(text):
+        if not any(said.start() < at < said.end() for at, _ in boxes) and (answer := _said(said[1])):
+            stated.append((said.start(), answer))
+    if stated:
+        return max(stated)[1]  # by position
+    found = FOUND.findall(plain(BOXED.sub(" ", text)))
+    return normal(found[-1]) if found else None
 
 
 def last_words(text: str, count: int) -> str | None:
@@ -25,6 +54,58 @@ def whole_text(text: str) -> str | None:
     return " ".join(text.split()) or None
 
 
-def _plain(number: str) -> str:
-    """ "1,200.50" as "1200.5"."""
-    return f"{Decimal(number.replace(',', '')).normalize() + 0:f}"
+def normal(answer: str) -> str:
+    """One answer in its normal form."""
+    answer = NAMED.sub("", plain(answer).strip().rstrip("."), count=1).strip()
+    try:
+        return written(value(answer))
+    except NotANumber:
+        pass
+    if (entries := _entries(answer)) is not None:
+        return entries
+    if unit := UNIT.fullmatch(answer):
+        return normal(unit[1])
+    spelling = re.sub(r"[\s\\]+", "", answer).translate(BRACES).casefold()
+    return re.sub(r"\^\((\w+)\)", r"^\1", spelling)
+
+
+def _boxes(text: str):
+    """Position and content of each closed box; braces inside it are balanced."""
+    boxes, opened = {box.end() - 1: box.start() for box in BOXED.finditer(text)}, []
+    for brace in re.finditer(r"(?<!\\)[{}]", text) if boxes else ():
+        if brace[0] == "{":
+            opened.append(brace.start())
+        elif opened and (start := opened.pop()) in boxes:
+            yield boxes[start], text[start + 1:brace.start()]
+
+
+def _said(rest: str) -> str | None:
+    """The answer at the beginning of the rest of a line, on the right of an equals sign if there is one."""
+    sentence = SENTENCE_END.split(plain(rest), maxsplit=1)[0]
+    found = SAID_FIRST.search(sentence.rpartition("=")[2]) or SAID_FIRST.search(sentence)
+    return normal(found[0]) if found else None
+
+
+def _entries(answer: str) -> str | None:
+    """A list of several entries in its normal form, a set sorted; None if it is no list."""
+    first, last = answer[:1], answer[-1:]
+    bracketed = first in BRACKETS and last in BRACKETS[first]
+    parts = _split(answer[1:-1] if bracketed else answer)
+    if len(parts) < 2 or not all(part.strip() for part in parts):
+        return None
+    entries = [normal(part) for part in parts]
+    if first == "⟦" and bracketed:
+        return "{" + ",".join(sorted(entries)) + "}"
+    return (first if bracketed else "") + ",".join(entries) + (last if bracketed else "")
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that are in no bracket."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in "([⟦") - (character in ")]⟧")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

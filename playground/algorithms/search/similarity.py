@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
-from playground.algorithms.search.final_answer import last_number, whole_text
+from playground.algorithms.search.final_answer import final_answer, whole_text
 
 LONGEST = 6  # characters of the longest n-grams of chrF, as its authors set it
 
@@ -59,9 +59,9 @@ def same_text(left: str, right: str) -> float:
 
 
 def same_number(left: str, right: str) -> float:
-    """1 if the last numbers are equal; a text without a number is similar only to itself."""
-    number = last_number(left)
-    return float(left == right if number is None else number == last_number(right))
+    """1 if the final answers are equal; a text without one is similar only to itself."""
+    number = final_answer(left)
+    return float(left == right if number is None else number == final_answer(right))
 
 
 MEASURES: dict[str, Callable[[str, str], float]] = {
