@@ -260,6 +260,17 @@ def test_a_head_that_was_fitted_to_other_weights_is_refused_before_the_run_and_t
     assert not of(Failed, recorded(speculative_lane(NAME))[1]), "the proxy runs"
 
 
+def drafts(lane) -> list[Draft]:
+    return of(Draft, told(lane)[1])
+
+
+def test_without_a_choice_the_head_predicts_where_one_was_trained_and_the_proxy_elsewhere(alone):
+    proxy = drafts(guessing(NAME, predictor="proxy"))
+    assert drafts(guessing(NAME)) == proxy
+    keep(streams(pair()), random_head(pair().draft.width, bias=-3.0))
+    assert drafts(guessing(NAME)) == drafts(guessing(NAME, predictor="head")) != proxy
+
+
 def test_where_there_is_no_head_the_refusal_says_how_to_learn_one(alone):
     (failed,) = of(Failed, recorded(with_head())[1])
     assert "has not been fitted" in failed.message and "set predictor to proxy" in failed.message

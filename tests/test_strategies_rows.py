@@ -120,6 +120,18 @@ def test_no_other_choice_keeps_as_much_attention_as_the_oracles(size):
     assert torch.allclose(kept, weights.sort(-1).values[..., -size:].sum(-1))
 
 
+@pytest.mark.strategy("oracle_keep")
+def test_the_oracle_bounds_the_attention_kept_and_not_the_error_of_the_output_and_says_so():
+    weights = torch.tensor([[[0.4, 0.35, 0.25]]], dtype=torch.float64)
+    values = torch.tensor([10.0, 0.0, -16.0], dtype=torch.float64)  # the full output is 0
+    seen = make("oracle_keep", size=1).select_for_rows(0, weights, torch.arange(1))
+    assert seen.tolist() == [[[True, False, False]]]
+    errors = (values - (weights * values).sum()).abs()
+    assert errors[seen[0, 0]].item() > errors.min().item(), "the second token alone would write the exact output"
+    text = OracleKeep.__doc__.split("\n\n")
+    assert "bound" not in text[0] and "error of the output has no such bound" in " ".join(text[1].split())
+
+
 def test_the_figure_is_the_share_of_attention_that_was_kept():
     def shares_of(size: int) -> list[Figure]:
         session = prepare(pair(), [with_policy(TREE, "oracle_keep", size=size)], Prompt(TEXT), Limits(max_new_tokens=8))

@@ -94,8 +94,18 @@ class Strategy:
 
     @property
     def trained(self) -> str:
-        """What to choose instead if the weights it looks up in `lm.fitted` are missing; empty if it looks up none."""
+        """What to choose instead if the weights it looks up in `lm.fitted` are missing; empty if it needs none."""
         return ""
+
+    @property
+    def prefers_trained(self) -> bool:
+        """Whether it uses weights in `lm.fitted` if there are some, and runs without them.
+
+        The lane then sets `found_trained` before the run.
+        """
+        return False
+
+    found_trained = False  # whether weights fitted to the models of this lane were found
 
     def values(self) -> dict[str, Any]:
         """Current value of every knob."""

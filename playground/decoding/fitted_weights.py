@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -58,16 +58,12 @@ def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
 
 def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
     """The weights by name. Raises Refusal if there are none for these models, or only for other weights of them."""
-    candidates = local_path(strategy.name, models), BUNDLED_FITTED / file_name(strategy.name, models)
-    existing = [path for path in candidates if path.is_file()]
-    for path in existing:
-        weights, fitted_to = _read(path)
-        if fitted_to == digests(models):
-            return weights
+    if (weights := _stored(strategy.name, models)) is not None:
+        return weights
     names = " and ".join(models[stream].name for stream in sorted(models))
     problem = (
         f"was fitted to other weights of {names} than those loaded"
-        if existing
+        if _files(strategy.name, models)
         else f"has not been fitted to {names} yet"
     )
     raise Refusal(
@@ -75,6 +71,34 @@ def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
         f"or {strategy.trained}.",
         strategy.name,
     )
+
+
+def find_all(strategies: Iterable[Strategy], models: Streams) -> dict[str, dict[str, Tensor]]:
+    """The weights by strategy. Raises Refusal if there are none for a strategy that needs some."""
+    found = {strategy.name: find(strategy, models) for strategy in strategies if strategy.trained}
+    for strategy in strategies:
+        if strategy.prefers_trained and (weights := _stored(strategy.name, models)) is not None:
+            found[strategy.name] = weights
+            strategy.found_trained = True
+    return found
+
+
+def _files(strategy: str, models: Streams) -> list[Path]:
+    """Files of weights for models of these names; those fitted on this machine come first."""
+    return [
+        path
+        for path in (local_path(strategy, models), BUNDLED_FITTED / file_name(strategy, models))
+        if path.is_file()
+    ]
+
+
+def _stored(strategy: str, models: Streams) -> dict[str, Tensor] | None:
+    """Weights that were fitted to exactly these models."""
+    for path in _files(strategy, models):
+        weights, fitted_to = _read(path)
+        if fitted_to == digests(models):
+            return weights
+    return None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

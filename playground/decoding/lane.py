@@ -82,7 +82,7 @@ class Lane:
             for exit in part.inner(self.target_model.depth, self.target_model.tied)
         ]
         # fitted weights by name, by strategy
-        self.fitted = {part.name: fitted.find(part, models) for part in assembly.strategies() if part.trained}
+        self.fitted = fitted.find_all(assembly.strategies(), models)
         self._last_change: Immediate | None = None  # the last request that changes the text
         self.main = self._new_sequence(prompt)
         for sampler in assembly.samplers:

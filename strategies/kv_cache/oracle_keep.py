@@ -1,16 +1,18 @@
-"""Oracle of attention: an upper bound for eviction policies."""
+"""Oracle of attention: the most attention a row can keep with a given number of tokens."""
 from playground.contract import CachePolicy, knob
 from playground.events import Figure
 
 
 class OracleKeep(CachePolicy):
-    """Keep the full cache, but mask all except the tokens that each row attends to most: a bound for eviction policies.
+    """Keep the full cache, but mask all except the tokens that each row attends to most.
 
     A row's attention over the full cache is computed first, and the `size` largest weights of each layer and KV head,
     summed over the query heads of a group, select what it sees. This requires the row's own query, so it saves neither
-    memory nor time: it shows how well a cache of that size could do. The figure is the share of attention kept, per
-    layer. Each row selects separately, so several draft tokens can be verified at once. The prompt is read in full. A
-    baseline; the bound is discussed in H2O, Zhang et al. 2023, arXiv 2306.14048.
+    memory nor time. No other selection of that size keeps more of that attention, which the figure shows per layer.
+    The error of the output has no such bound: it depends on the values too, so a policy that keeps less attention can
+    write the better text. Each row selects separately, so several draft tokens can be verified at once. The prompt is
+    read in full. A baseline; that few tokens receive most of the attention is observed in H2O, Zhang et al. 2023, arXiv
+    2306.14048.
     """
 
     name, title, paper, sheet = "oracle_keep", "Oracle of attention", "2306.14048", "kv-cache/kv-baselines"

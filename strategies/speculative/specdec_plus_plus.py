@@ -23,7 +23,8 @@ class SpecDecPlusPlus(Drafter):
     small head on the draft's hidden states, trained for one pair of models (`python -m playground fit
     specdec_plus_plus` trains it for pairs other than the bundled one). The head sees a token only once the draft has
     read it, so the last one is sent without a prediction. `proxy` needs no training: it takes the draft's probability
-    of the token, optionally calibrated by the acceptance rate of such tokens so far.
+    of the token, optionally calibrated by the acceptance rate of such tokens so far. `automatic` uses the head if one
+    was trained for the models at hand, else the proxy.
 
     h = 1 drafts chains of fixed length, most = 0 is plain decoding. Every token that influenced the stop is sent to the
     target, so the output distribution is the target's own. Sampling and greedy lanes use separate heads, because
@@ -40,9 +41,10 @@ class SpecDecPlusPlus(Drafter):
     least: int = knob(2, 1, 4, step=1, help="minimum draft tokens per round")
     most: int = knob(20, 0, 32, step=1, help="maximum draft tokens per round; 0 is plain decoding")
     predictor: str = knob(
-        "proxy",
-        choices=("proxy", "head"),
-        help="what predicts acceptance: the draft's own probability, or a head trained for both models",
+        "automatic",
+        choices=("automatic", "proxy", "head"),
+        help="what predicts acceptance: the draft's own probability, or a head trained for both models; automatic: the "
+        "head if there is one",
     )
     estimate: str = knob(
         "corrected",
@@ -61,8 +63,17 @@ class SpecDecPlusPlus(Drafter):
         return "set predictor to proxy, which needs no training" if self.predictor == "head" else ""
 
     @property
+    def prefers_trained(self):
+        return self.predictor == "automatic"
+
+    @property
+    def uses_head(self) -> bool:
+        """Whether the head predicts acceptance in this run, not the proxy."""
+        return self.predictor == "head" or self.prefers_trained and self.found_trained
+
+    @property
     def reads_hidden(self):
-        return ("draft",) if self.predictor == "head" else ()
+        return ("draft",) if self.uses_head else ()
 
     @classmethod
     def train(cls, drawn: list[DraftSamples], best: list[DraftSamples], seed: int) -> Iterator[Figure | Note]:
@@ -89,7 +100,7 @@ class SpecDecPlusPlus(Drafter):
     def observe(self, tree, rows, verdict) -> None:
         for test in verdict.tests:
             self._accepted[test.node] = test.kept
-            if self.predictor == "proxy" or test.node in self._predicted:
+            if not self.uses_head or test.node in self._predicted:
                 self._calibration.learn(self._uncalibrated(tree)[test.node], test.kept)
 
     @cached_property
@@ -98,7 +109,7 @@ class SpecDecPlusPlus(Drafter):
 
     def _begin(self, lm) -> None:
         self._predicted, self._accepted = {}, {}
-        if self.predictor == "head" and not self._head:
+        if self.uses_head and not self._head:
             rule = f"{DRAWN if lm.chain.draws else BEST}."
             weights = {
                 name.removeprefix(rule): tensor
@@ -108,7 +119,7 @@ class SpecDecPlusPlus(Drafter):
             self._head = AcceptanceHead.of(weights).to(lm.stream("draft").model.device)
 
     def _ends(self, lm, tree) -> bool:
-        if self.predictor == "head":
+        if self.uses_head:
             self._predict(lm, len(tree) - 2)
         return self._should_stop(tree)
 
@@ -120,17 +131,17 @@ class SpecDecPlusPlus(Drafter):
 
     def _uncalibrated(self, tree) -> dict[int, float]:
         """The predicted acceptance of each draft token before calibration, by node."""
-        return self._predicted if self.predictor == "head" else dict(enumerate(tree.confidence))
+        return self._predicted if self.uses_head else dict(enumerate(tree.confidence))
 
     def _chances(self, tree) -> list[float]:
         """Probability of acceptance of each draft token; 1 if the head has not seen it."""
-        if self.predictor == "head":
+        if self.uses_head:
             return [self._predicted.get(node, 1.0) for node in range(len(tree))]
         return [self._calibration.chance(q) if self.estimate == "corrected" else q for q in tree.confidence]
 
     def survival(self, chances: list[float]) -> list[float]:
         """Probability, after each draft token, that all so far are accepted; the last counts as 1 if judged late."""
-        known = [*chances[:-1], 1.0] if self.late or self.predictor == "head" else chances
+        known = [*chances[:-1], 1.0] if self.late or self.uses_head else chances
         return list(accumulate(known, mul))
 
     def _should_stop(self, tree) -> bool:
@@ -157,12 +168,12 @@ class SpecDecPlusPlus(Drafter):
         )
         if any(self._calibration.tested):
             yield self._calibration.figure(
-                "the head's prediction" if self.predictor == "head" else "the draft's own probability"
+                "the head's prediction" if self.uses_head else "the draft's own probability"
             )
 
     def _outcome(self, lm) -> Iterator[Figure]:
         """Prediction and outcome of each tested token of the last chain."""
-        tested = [node for node in self._accepted if self.predictor == "proxy" or node in self._predicted]
+        tested = [node for node in self._accepted if not self.uses_head or node in self._predicted]
         if tested:
             chances = self._chances(self._chain)
             columns = [f"{node + 1} {lm.piece(self._chain.tokens[node])}" for node in tested]

@@ -10,11 +10,11 @@ ITEM = r"\d*\.?\d+"
 GROUP = r"\([-+*/^%\d\s.]+\)"
 POWER = rf"(?:sqrt\s*{GROUP}|{GROUP}|{NUMBER})(?:\s*\^\s*(?:{GROUP}|-?\d+))?"
 SIGN = r"(?:±\s*|(?<![\w)%.])[-+])?"
-EXPRESSION = rf"(?<![A-Za-z_^\d.±]){SIGN}{POWER}(?:\s*[*/]\s*{POWER})*(?::\d+)*%?"
+EXPRESSION = rf"(?<![_^\d.±]){SIGN}{POWER}(?:\s*[*/]\s*{POWER})*(?::\d+)*%?"
 ENTRY = rf"\s*[-+]?(?:{GROUP}|{ITEM})(?:[/^]-?\d+)?%?\s*"
 LIST = rf"(?<![A-Za-z])[(\[⟦]{ENTRY}(?:,{ENTRY})+[)\]⟧]"
 FOUND = re.compile(rf"{LIST}|{EXPRESSION}")
-SAID_FIRST = re.compile(rf"{LIST}|(?<![A-Za-z_^\d.±]){ENTRY}(?:,\s{ENTRY})+|{EXPRESSION}")  # "1, 2" is a list, too
+SAID_FIRST = re.compile(rf"{LIST}|(?<![_^\d.±]){ENTRY}(?:,\s{ENTRY})+|{EXPRESSION}")  # "1, 2" is a list, too
 
 BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 SAID = re.compile(r"(?:\banswer is|\banswer:|####)([^\n]*)", re.IGNORECASE)

@@ -22,7 +22,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "prompt_lookup": [{"depth": LOOKUP_DEPTH, "n_max": MAX_NGRAM}, {"depth": DEEPER[1], "n_max": MAX_NGRAM}],
     # as in its paper, and with fewer draft tokens for a target as fast as the bundled one
     "dyspec": [{}, {"mode": "threshold", "threshold": 0.15}],
-    "specdec_plus_plus": [{}, {"most": 32, "late": False}],  # as in its paper, and without its delayed check
+    # as in its paper, and without its delayed check
+    "specdec_plus_plus": [{}, {"most": 32, "late": False, "predictor": "proxy"}],
     "layer_skip_draft": [],  # layer_skip is this drafter with its verifier
 }
 """Knobs of each row of a strategy. A strategy that is not listed has one row with its defaults."""
