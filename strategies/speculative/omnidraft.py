@@ -125,7 +125,7 @@ class OmniDraft(Drafter):
                     ),
                 )
             )
-            for token, length in self._spellings.beginnings(run.tokens[at:], self.longest):
+            for token, length in self._merges(run.tokens[at:]):
                 sure = prod(run.confidence[at:at + length])
                 waiting.append(
                     (
@@ -134,6 +134,15 @@ class OmniDraft(Drafter):
                     )
                 )
         return tree
+
+    def _merges(self, tokens) -> list[tuple[int, int]]:
+        """The target token of each known run at the beginning, and its length; of runs with one token the shortest.
+
+        A node of the shorter run that exists only where the longer one does not would depend on later tokens.
+        """
+        lengths = dict(self._spellings.beginnings(tokens, self.longest))  # the last of each token, so the shortest
+        lengths.pop(tokens[0], None)
+        return list(lengths.items())
 
     def _add(self, tree, spelled, node) -> int:
         self._runs.append(tuple(spelled))
