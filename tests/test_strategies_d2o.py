@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 from pairs import pair
-from torch import Tensor
+from tables import write
 
-from playground.algorithms.kv_cache.attention_scores import AttentionScores
 from playground.algorithms.kv_cache.slot_merging import merge_by_mean, nearest
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
+from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.engine.kv_buffer import MergedTokens, MergeMap
 from playground.events import Cache, Figure
@@ -61,13 +61,16 @@ class D2OByHand:
     layers: int = 3
     votes: dict = field(default_factory=lambda: defaultdict(lambda: defaultdict(float)))
     thresholds: dict = field(default_factory=dict)
+    spreads: dict = field(default_factory=dict)  # by layer, of the attention received from each query head
     rooms: list = field(default_factory=list)
     hand: HandRule | None = None
 
     def __call__(self, seen: Seen) -> list[set[int]]:
         cast = seen.weights.unflatten(0, (len(seen.live), -1)).sum((1, 2)).tolist()
-        if seen.read > len(PROMPT) and not self.rooms:
-            self.rooms = self._deal(len(seen.live))
+        if seen.read == len(PROMPT):
+            self.spreads[seen.layer] = [statistics.variance(head) for head in seen.weights.sum(1).tolist()]
+        elif not self.rooms:
+            self.rooms = self._deal()
         for head, live in enumerate(seen.live):
             for position, vote in zip(live, cast[head]):
                 self.votes[seen.layer, head][position] += vote
@@ -76,14 +79,12 @@ class D2OByHand:
             return [set(live) for live in seen.live]
         return [self._head(seen, head) for head in range(len(seen.live))]
 
-    def _deal(self, heads: int) -> list[tuple[int, int]]:
-        spreads = [
-            [statistics.variance(self.votes[layer, head].values()) for head in range(heads)]
-            for layer in range(self.layers)
-        ]
-        rivals = spreads if self.compared == "heads" else list(zip(*spreads))
+    def _deal(self) -> list[tuple[int, int]]:
+        spreads = [self.spreads[layer] for layer in range(self.layers)]
+        by_heads = self.compared == "heads" and len(spreads[0]) > 2
+        rivals = spreads if by_heads else list(zip(*spreads))
         scaled = [[(v - min(row)) / (max(row) - min(row) + 1e-6) for v in row] for row in rivals]
-        uneven = [statistics.mean(row) for row in (scaled if self.compared == "heads" else zip(*scaled))]
+        uneven = [statistics.mean(row) for row in (scaled if by_heads else zip(*scaled))]
         total, length = sum(math.exp(-f) for f in uneven), len(PROMPT) + 1
         ratios = [min(1.0, max(0.01, math.exp(-f) / total * self.layers * (self.heavy + self.recent))) for f in uneven]
         split = self.heavy / (self.heavy + self.recent)
@@ -180,25 +181,12 @@ class HeadsShareAThreshold(D2O):
         return [statistics.mean(moved_)] * len(moved_)
 
 
-@dataclass
-class Upside:
-    """Scores whose variance is small where it was large."""
-
-    attention: AttentionScores
-
-    def of(self, layer: int, positions: Tensor) -> Tensor:
-        found = self.attention.of(layer, positions)
-        return found / found.var(1, keepdim=True)
-
-
 class UnevenLayersGetMore(D2O):
+    """Variances are small where they were large."""
+
     def _layer_budgets(self, held):
-        received = self.attention
-        self.attention = Upside(received)
-        try:
-            return super()._layer_budgets(held)
-        finally:
-            self.attention = received
+        self._received = {layer: received / received.var(1, keepdim=True) for layer, received in self._received.items()}
+        return super()._layer_budgets(held)
 
 
 class TheMergedLeaveTheirVotes(D2O):
@@ -236,9 +224,23 @@ def test_the_layer_whose_heads_differ_most_gets_the_least_room():
     spread = torch.tensor([[3.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0], [0.0, 9.0, 9.0, 9.0]])
     assert unevenness(spread, "heads").tolist() == pytest.approx([0, 0.5, 0.75], abs=1e-4)
     assert unevenness(spread, "layers").tolist() == pytest.approx([(1 + 1 / 3 + 2 / 8 + 2 / 8) / 4, 0, 0.75], abs=1e-4)
-    assert unevenness(torch.tensor([[1.0, 7.0], [5.0, 4.0]]), "heads").tolist() == pytest.approx([0.5, 0.5], abs=1e-4)
+    two = torch.tensor([[1.0, 7.0], [5.0, 4.0]])  # two heads would always be 0 and 1, in every layer
+    assert torch.equal(unevenness(two, "heads"), unevenness(two, "layers"))
+    assert unevenness(torch.tensor([[1.0, 7.0], [5.0, 9.0]]), "heads").tolist() == pytest.approx([0, 1], abs=1e-4)
     shares = budget_shares(torch.tensor([0.2, 0.9, 0.5]))
     assert shares.argsort().tolist() == [1, 2, 0] and float(shares.mean()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("architecture, heads", [("llama", 2), ("gpt2", 4)])
+def test_layers_get_different_budgets_whether_two_key_value_heads_or_four_share_the_query_heads(architecture, heads):
+    policy = make("d2o", **D2O_TIGHT | {"sinks": 0, "heavy": 0.5, "recent": 0.5})
+    lane = write(alone(policy), models(architecture), PROMPT, Limits(0, 2), Draws(0))
+    assert lane.target.store.heads == heads and len(set(lane.assembly.cache_policy._budgets)) > 1
+
+
+def test_a_prompt_of_one_token_has_budgets_too():
+    lane = write(alone(make("d2o", **ALL_LAYERS)), models(), PROMPT[:1], Limits(0, 4), Draws(0))
+    assert lane.generated == 4
 
 
 def test_a_threshold_that_hears_the_same_forever_stays_and_one_that_hears_nothing_too():

@@ -322,7 +322,8 @@ def test_a_fork_finds_the_prompt_cut_as_without_it():
     assert all(set(range(len(PROMPT), len(PROMPT) + 4)) <= head for layer in found[-1] for head in layer)
 
 
-@pytest.mark.parametrize("name, knobs", [("h2o", dict(heavy=6, recent=4)), ("snapkv", dict(window=7, capacity=12))])
+@pytest.mark.parametrize("name, knobs", [("h2o", dict(heavy=6, recent=4)), ("snapkv", dict(window=7, capacity=12)),
+                                         ("d2o", dict(first=0, last=0, heavy=0.3, sinks=0))])
 def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeypatch):
     whole = course(alone(make(name, **knobs)), models())
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)

@@ -69,6 +69,7 @@ class CachePolicy(Strategy):
     - attention (`uses_attention`): `observe_attention` receives the weights of committed rows, `retain` selects slots;
     - per-row selection (`selects_per_row`): `select_for_rows` selects what each row attends to;
     - the prompt's queries (`uses_queries`): `observe_queries` receives their query states;
+    - the prompt's attention by query head (`uses_query_heads`, with `uses_attention`): `observe_query_heads`;
     - merging (`merges`): `merge` says which kept slots absorb the evicted ones;
     - quantisation (`quantises`): `quantise_count` and `quantise`;
     - a shortened prompt in later layers: `cut_layers` and `select_prompt`.
@@ -83,6 +84,7 @@ class CachePolicy(Strategy):
     merges: ClassVar[bool] = False
     selects_per_row: ClassVar[bool] = False
     uses_queries: ClassVar[bool] = False
+    uses_query_heads: ClassVar[bool] = False
 
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Which key positions [m] each query position [n, 1] may attend to, bool [n, m]. Depends on positions alone."""
@@ -112,6 +114,12 @@ class CachePolicy(Strategy):
 
     def observe_queries(self, layer: int, query_states: Tensor) -> None:
         """Receive the query states of the next rows of the prompt, [kv_heads, group, n, head_dim]."""
+
+    def observe_query_heads(self, layer: int, weights: Tensor) -> None:
+        """Receive the attention of the next rows of the prompt by query head, [kv_heads, group, n, tokens so far].
+
+        Only if every row of the prompt is wanted by `wants_attention` and nothing is evicted before its end.
+        """
 
     def cut_layers(self, layers: int) -> list[int]:
         """Layers, ascending and never the first, that read only the prompt tokens `select_prompt` selects."""

@@ -38,7 +38,9 @@ class CacheManager:
     ):
         """`rotate_back` is the model's. Raises Refusal if the policy needs it and the model has none."""
         self.policy, self.store, self.prompt, self.recorder = policy, store, prompt, recorder
-        self._observed: dict[int, int] = {}  # by layer, prompt rows whose query states the policy has received
+        # by layer, prompt rows whose query states, and whose attention by query head, the policy has received
+        self._queries_observed: dict[int, int] = {}
+        self._heads_observed: dict[int, int] = {}
         if policy:
             self._connect(policy, rotate_back)
 
@@ -53,6 +55,8 @@ class CacheManager:
             store.focus = Focus(policy.select_for_rows, self._selects_for)
         if policy.uses_queries:
             store.on_queries = self._observe_queries
+        if policy.uses_query_heads:
+            store.on_query_heads = self._observe_query_heads
         if policy.renumbers_positions:
             store.renumbering = self._renumbering(policy, rotate_back)
 
@@ -67,12 +71,22 @@ class CacheManager:
         return self.policy.selects_for(position, self.prompt)
 
     def _observe_queries(self, layer: int, query_states: Tensor, positions: list[int]) -> None:
-        """Pass the query states of prompt rows to the policy, each row once even if it is read again."""
-        observed = self._observed.get(layer, 0)
-        fresh = [row for row, position in enumerate(positions) if observed <= position < self.prompt]
-        if fresh:
-            self._observed[layer] = positions[fresh[-1]] + 1
+        """Pass the query states of prompt rows to the policy."""
+        if fresh := self._fresh(self._queries_observed, layer, positions):
             self.policy.observe_queries(layer, query_states[:, :, fresh])
+
+    def _observe_query_heads(self, layer: int, weights: Tensor, positions: list[int]) -> None:
+        """Pass the attention of prompt rows to the policy, by query head."""
+        if fresh := self._fresh(self._heads_observed, layer, positions):
+            self.policy.observe_query_heads(layer, weights[:, :, fresh])
+
+    def _fresh(self, observed: dict[int, int], layer: int, positions: list[int]) -> list[int]:
+        """Rows of the prompt that the policy has not received, each row once even if it is read again."""
+        before = observed.get(layer, 0)
+        fresh = [row for row, position in enumerate(positions) if before <= position < self.prompt]
+        if fresh:
+            observed[layer] = positions[fresh[-1]] + 1
+        return fresh
 
     def watch(self) -> Callable[[int], bool] | None:
         """By position, whether the policy wants a row's attention; None if it wants none."""

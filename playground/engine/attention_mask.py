@@ -57,6 +57,7 @@ class SlotStore(Protocol):
     renumbering: Renumbering | None
     on_attention: Callable | None
     on_queries: Callable | None
+    on_query_heads: Callable | None
 
     def slots_of(self, layer: int) -> Slots:
         """Positions of the slots of one layer."""
@@ -162,6 +163,11 @@ class Segment:
     def watch(self, layer: int, weights: Tensor) -> None:
         """Record the attention weights of the watched rows in a layer, [kv_heads, watched, slots]."""
         self.store.watch(self, layer, weights)
+
+    def report_query_heads(self, layer: int, weights: Tensor) -> None:
+        """Report the attention weights of all rows by query head, [kv_heads, group, rows, slots], as they are fed."""
+        if self.store.on_query_heads:
+            self.store.on_query_heads(layer, weights, self.positions())
 
     def mask(self, layer: int, sliding_window: int | None) -> Tensor | str | None:
         """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""

@@ -184,6 +184,7 @@ def _attend_alone(
     if len(segment.watched) == segment.rows:
         mask = segment.mask(layer, sliding_window)
         output, weights = _eager_attention(query, keys, values, mask, scaling, softcap)
+        segment.report_query_heads(layer, weights)
         segment.watch(layer, weights.sum(1))
         return output
     if softcap is None:

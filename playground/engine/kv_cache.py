@@ -26,6 +26,9 @@ OnAttention = Callable[[int, Tensor, Tensor, Tensor], None]
 OnQueries = Callable[[int, Tensor, list[int]], None]
 """on_queries(layer, query states after the rotary embedding [kv_heads, group, n, d], query positions [n])"""
 
+OnQueryHeads = Callable[[int, Tensor, list[int]], None]
+"""on_query_heads(layer, weights [kv_heads, group, rows, slots], query positions [rows])"""
+
 
 @dataclass
 class Attention:
@@ -81,6 +84,7 @@ class KVCache:
     renumbering: Renumbering | None = None  # how a cache policy changes the positions of rows
     on_attention: OnAttention | None = None  # receives the attention weights of rows once they are committed
     on_queries: OnQueries | None = None  # receives the query states of rows as they are fed
+    on_query_heads: OnQueryHeads | None = None  # receives attention weights by query head as rows are fed
     done: bool = False  # nothing more will be fed, so its memory may be reused
     prefix_owner: KVCache | None = None  # the cache that owns its shared prefix, referenced to keep it alive
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice

@@ -19,10 +19,10 @@ class D2O(CachePolicy):
     their keys are similar enough.
 
     Layers whose attention is spread evenly get a larger budget. In each layer the variance over positions of the
-    attention received is scaled from 0 to 1 across its heads; budgets are a softmax over layers of the negative mean,
-    as in the released code. Two heads always scale to 0 and 1, so with fewer than three heads all layers get the same
-    budget unless variances are scaled across layers. Budgets are computed from the prompt and then fixed; eviction
-    begins after the first decode step.
+    attention received is scaled from 0 to 1 across its query heads; budgets are a softmax over layers of the negative
+    mean, as in the released code. Two heads always scale to 0 and 1, so with fewer than three query heads variances are
+    scaled across layers instead, which `compared` can also set. Budgets are computed from the prompt and then fixed;
+    eviction begins after the first decode step.
 
     As in H2O, the tokens with the most attention and the most recent ones stay. Of the evicted tokens, those whose
     largest cosine of keys reaches a moving average of such cosines are merged, keys and values alike, per head. Weights
@@ -34,7 +34,7 @@ class D2O(CachePolicy):
 
     name, title, paper, sheet = "d2o", "Evict and merge (D2O)", "2406.13035", "kv-cache/d2o"
     guarantee, sure = ("collapses",), "medium"
-    row_wise, uses_attention, merges = False, True, True
+    row_wise, uses_attention, uses_query_heads, merges = False, True, True, True
 
     heavy: float = knob(
         0.1,
@@ -51,12 +51,13 @@ class D2O(CachePolicy):
         choices=("paper", "released", "none"),
         help="weight of a merged token in its target; none merges nothing",
     )
-    compared: str = knob("heads", choices=("heads", "layers"), help="dimension across which variances are scaled")
+    compared: str = knob("heads", choices=("heads", "layers"), help="variances are scaled across query heads or layers")
     first: int = knob(2, 0, 64, step=1, help="first layers without eviction")
     last: int = knob(1, 0, 64, step=1, help="last layers without eviction")
 
     def __post_init__(self):
         self.attention, self.thresholds = AttentionScores(), {}
+        self._received = {}  # by layer, attention received by the tokens of the prompt, [query heads, tokens]
         self._budgets = []  # heavy and recent tokens of each layer
         self._statistics, self._shown = {}, False  # of merging, by tokens generated
 
@@ -72,6 +73,12 @@ class D2O(CachePolicy):
     def observe_attention(self, layer, weights, query_positions, key_positions):
         self.attention.add(layer, weights, key_positions)
 
+    def observe_query_heads(self, layer, weights):
+        received = weights.flatten(0, 1).sum(1)
+        if (before := self._received.get(layer)) is not None:
+            received[:, :before.shape[1]] += before
+        self._received[layer] = received
+
     def retain(self, held):
         if held.next < held.prompt:
             return held.live
@@ -86,9 +93,8 @@ class D2O(CachePolicy):
 
     def _layer_budgets(self, held):
         """Heavy and recent tokens of each layer, as if no layer were left whole."""
-        variance = torch.stack(
-            [self.attention.of(layer, held.positions[:1, : held.prompt]).var(1) for layer in range(held.layers)]
-        )
+        nothing = torch.zeros(1, held.prompt, device=held.positions.device)  # a table model has no attention
+        variance = torch.stack([variance_of(self._received.pop(layer, nothing)) for layer in range(held.layers)])
         length, whole = held.prompt + 1, self.heavy + self.recent
         shares = (budget_shares(unevenness(variance, self.compared)) * whole).clamp(LEAST, MOST).tolist()
         return [
@@ -156,12 +162,17 @@ def finite_by_head(cosine):
     return [[value for value in head if value > REMOVED] for head in cosine.tolist()]
 
 
+def variance_of(received):
+    """Variance over positions of the attention received, by head, [heads]; 0 for a single position."""
+    return received.var(1) if received.shape[1] > 1 else torch.zeros_like(received[:, 0])
+
+
 def unevenness(variance, compared):
     """Unevenness of each layer's attention, [layers], in 0 to 1.
 
-    The variances [layers, kv_heads] are scaled across the heads of a layer or across layers.
+    The variances [layers, heads] are scaled across the heads of a layer, if there are at least three, or across layers.
     """
-    across = 1 if compared == "heads" else 0
+    across = 1 if compared == "heads" and variance.shape[1] > 2 else 0
     low, high = variance.amin(across, keepdim=True), variance.amax(across, keepdim=True)
     return ((variance - low) / (high - low + 1e-6)).mean(1)
 
