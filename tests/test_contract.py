@@ -31,12 +31,20 @@ LENGTH = 8
 TEXT = "The green bird"
 LANES = lanes()
 ALL = {title(recipe): recipe for recipe in LANES + drawing(LANES)}
-every_lane = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
+
+
+def each_of(named: dict[str, LaneConfig]):
+    """A case for each of these lanes. They cross decoders, drafters and verifiers, so they belong to the matrix."""
+    cases = pytest.mark.parametrize("recipe", named.values(), ids=named)
+    return lambda test: pytest.mark.matrix(cases(test))
+
+
+every_lane = each_of(ALL)
 ANSWERING = {name: recipe for name, recipe in ALL.items() if find(recipe.strategy).whole_answers}
 GROWING = {name: recipe for name, recipe in ALL.items() if name not in ANSWERING}
-every_growing_lane = pytest.mark.parametrize("recipe", GROWING.values(), ids=GROWING)
-every_answering_lane = pytest.mark.parametrize("recipe", ANSWERING.values(), ids=ANSWERING)
-every_greedy_lane = pytest.mark.parametrize("recipe", lanes("greedy_identical"), ids=title)
+every_growing_lane = each_of(GROWING)
+every_answering_lane = each_of(ANSWERING)
+every_greedy_lane = each_of({title(recipe): recipe for recipe in lanes("greedy_identical")})
 
 
 def start(
@@ -203,7 +211,6 @@ def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
 
 # --- stopping, and what stays usable after it ---
 
-@pytest.mark.matrix
 @every_lane
 def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(recipe):
     models = Models(*tables().values())
@@ -340,7 +347,7 @@ COMPANY = {
         *(LaneConfig(cls.name, {}, [REGEX]) for cls in registered(*TEXT) if "constraint" in cls.needs),
     ]
 }
-every_company = pytest.mark.parametrize("recipe", COMPANY.values(), ids=COMPANY)
+every_company = each_of(COMPANY)
 
 
 @every_company
@@ -351,7 +358,6 @@ def test_what_is_added_has_no_contradictions_and_repeats(recipe):
     assert timeless(recorded) == timeless(events(start(recipe, seed=3)))
 
 
-@pytest.mark.matrix
 @every_company
 def test_what_is_added_can_be_held_and_stopped_anywhere(recipe):
     whole = events(start(recipe, seed=3, length=5))
@@ -374,7 +380,6 @@ def test_what_is_added_goes_with_a_fork(recipe):
 
 # --- how a text ends ---
 
-@pytest.mark.matrix
 @every_growing_lane
 def test_nothing_follows_an_end_token(recipe):
     reasons = []
@@ -411,7 +416,6 @@ def test_a_text_never_outgrows_the_context(recipe):
         assert (lane.generated, lane.reason) == (room, "length")
 
 
-@pytest.mark.matrix
 @every_growing_lane
 def test_no_forward_leaves_the_positions_a_model_has(recipe):
     models = pair("gpt2")  # it has one embedding for each position, and none beyond
@@ -423,7 +427,6 @@ def test_no_forward_leaves_the_positions_a_model_has(recipe):
         assert len(ids(recorded)) == room or recorded[-1].reason == "end"
 
 
-@pytest.mark.matrix
 @every_greedy_lane
 def test_a_stop_string_cuts_the_text_where_it_cuts_greedys(recipe):
     models, prompt = tables(), [0, 1, 0, 1]
