@@ -32,8 +32,8 @@ GROUNDS = {
     "--on-heat": LEVELS,
 }
 KINDS = {"lanes": [f"--pg-lane-{i}" for i in range(4)],
-         "who computed": ["--by-target", "--by-draft", "--by-beside", "--by-grammar", "--by-rest"],
-         "fates of a guess": ["--accent", "--refused", "--extra"],
+         "workers": ["--by-target", "--by-draft", "--by-beside", "--by-grammar", "--by-rest"],
+         "fates of a draft token": ["--accent", "--refused", "--extra"],
          "origins of a token": ["--accent-soft", "--refused-soft", "--extra-soft"],
          "slots of a cache": ["--live", "--evicted", "--scratch"],
          "series of a figure": [f"--series-{i}" for i in range(5)],

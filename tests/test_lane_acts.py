@@ -63,7 +63,7 @@ def test_a_lane_with_its_own_seed_draws_otherwise_and_says_so(page, address):
     page.click("#run")
     expect(page.locator("#run")).to_be_visible()
     for lane, seed in enumerate((3, 3, 8)):
-        expect(status(page, lane)).to_have_text(re.compile("ended|length"))
+        expect(status(page, lane)).to_have_text(re.compile("ended|limit"))
         expect(running(page, lane).locator(".setting")).to_contain_text(f"seed {seed}")
     texts = [running(page, lane).locator(".tokens").text_content() for lane in range(3)]
     assert texts[0] == texts[1] != texts[2]
@@ -128,13 +128,13 @@ def test_a_number_of_a_part_and_the_seed_can_be_swept(page, address):
 
 
 @pytest.mark.parametrize(
-    "low, high, told",
-    [("0.5", "0.5", "nothing to sweep"), ("-1", "1", "at least 0 and at most"), ("", "99", "at least 0 and at most")],
+    "low, high, message",
+    [("0.5", "0.5", "Both ends are the same"), ("-1", "1", "at least 0 and at most"), ("", "99", "at least 0 and at most")],
 )
-def test_a_range_that_cannot_be_swept_says_why(page, address, low, high, told):
+def test_a_range_that_cannot_be_swept_says_why(page, address, low, high, message):
     visit(page, address, Settings(prompt=PROMPT, lanes=[SAMPLE]))
     card = sweep(page, 1, "temperature", "3 values", low, high)
-    expect(card.locator(".sweep .help")).to_contain_text(told)
+    expect(card.locator(".sweep .help")).to_contain_text(message)
     expect(card.get_by_role("button", name="Spread over lanes")).to_be_disabled()
 
 

@@ -244,7 +244,7 @@ def test_a_saved_page_plays_to_the_end_without_a_network_and_shows_the_same(page
     assert [token_texts(window, lane) for lane in (0, 1)] == shown
     assert window.locator(".live img").count() == 0 and window.evaluate("window.hacked") is None
     window.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
-    assert "no model behind it" in window.locator(".live .card .candidate").nth(1).get_attribute("title")
+    assert "has no model" in window.locator(".live .card .candidate").nth(1).get_attribute("title")
     expect(window.locator(".live .card .look")).to_be_disabled()
     assert window.asked == [window.url] and not window.broken
     assert Trace.load(save_as(window, tmp_path, "export")).to_json() == RUN.to_json()
@@ -486,22 +486,22 @@ def test_a_trace_is_opened_wherever_on_the_page_it_is_dropped(page, feed):
 HEAD = {"format": "decoding-playground-trace", "version": 1, "lanes": [{"title": "x"}]}
 
 
-@pytest.mark.parametrize("text, told", [
+@pytest.mark.parametrize("text, message", [
     ("", "This file is empty"),
     ("PK\x03\x04", "Line 1 of this file is not JSON"),
     (as_lines({"format": "list"}), "This is not a trace"),
     (as_lines({**HEAD, "version": 9}), "has format version 9"),
     (as_lines({**HEAD, "lanes": []}), "has no lanes"),
-    (as_lines({**HEAD, "lanes": ["a"]}), "has no fields where it should have some"),
+    (as_lines({**HEAD, "lanes": ["a"]}), "is not an object with fields"),
     (as_lines({**HEAD, "lanes": [{"forced": "none"}]}), "wrong value for forced"),
-    (as_lines({**HEAD, "lanes": [{"parts": [None]}]}), "wrong form"),
+    (as_lines({**HEAD, "lanes": [{"parts": [None]}]}), "malformed"),
     (as_lines(HEAD, {"kind": "flight", "lane": 0, "seq": 0, "at": 0}), "unknown kind"),
-    (as_lines(HEAD, {"kind": "done", "lane": 3, "seq": 0, "at": 0}), "speaks of a lane"),
+    (as_lines(HEAD, {"kind": "done", "lane": 3, "seq": 0, "at": 0}), "refers to a lane"),
     (as_lines(HEAD, {"kind": "commit", "lane": 0, "seq": 0, "at": 0, "ids": 7}), "wrong value for ids"),
     (as_lines(HEAD)[:-1] + "\n{\"kind\": \"do", "Line 2 of this file is not JSON"),
 ])
-def test_a_file_that_is_no_trace_is_refused_in_a_sentence_and_nothing_is_lost(page, feed, text, told):
+def test_a_file_that_is_no_trace_is_refused_in_a_sentence_and_nothing_is_lost(page, feed, text, message):
     run = show(page, feed, FIRST)
     drop(page, "other.jsonl", text)
-    expect(page.locator(".live .message.is-trouble")).to_contain_text(told)
+    expect(page.locator(".live .message.is-trouble")).to_contain_text(message)
     expect(page.locator(f".live[data-run='{run}'] .lane .tokens > .t")).to_have_count(3)
