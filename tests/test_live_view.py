@@ -94,7 +94,7 @@ def test_a_lane_says_who_it_is_and_how_it_ended(page, feed):
     assert page.locator(".lane[data-lane='2'] .trouble").inner_text() == "Choose another draft model."
     assert page.locator(".lane[data-lane='2'] .badge").all_inner_texts() == ["heuristic", "reconstruction"]
     assert page.locator(".lane[data-lane='1'] .badge").all_inner_texts() == ["lossless"]
-    assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One guess fell."
+    assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One draft token was rejected."
 
 
 def test_lanes_of_one_strategy_are_distinguished_by_what_they_differ_in(page, feed):

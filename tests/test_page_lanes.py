@@ -143,7 +143,7 @@ def test_a_verifier_that_is_not_exact_is_grey_and_says_why(page, address):
         "title", "Not exact for the draft tokens of prompt_lookup, which are deterministic."
     )
     expect(page.locator(".option[data-name='greedy_match']")).to_have_attribute(
-        "title", re.compile("take temperature away")
+        "title", re.compile("remove temperature first")
     )
     page.locator(".option[data-name='k_seq']").click(force=True)
     expect(page.locator(".editor .menu")).to_have_count(1)  # nothing was taken

@@ -105,7 +105,7 @@ def speculating() -> list:
         (0.3, Verdict(1, [], [ev.Test(0, 0.0, 0.875, 0.5, False)], 7, " r", "redraw", [Candidate(7, " r", 0.5, 0.75)])),
         (0.3, step(4, 0.75)),
         (0.3, commit(4, (" r", "redraw"))),
-        (0.3, Note("One guess fell.")),
+        (0.3, Note("One draft token was rejected.")),
         (0.3, Figure("scalar", "surprise", {"x": 4, "series": {"mu": 2.5}, "lines": {"tau": 3.0}})),
         (0.3, Switch(5, "draft", "sure enough")),
         (0.3, Done("length")),
