@@ -203,7 +203,7 @@ def test_a_program_that_leaves_ends_its_comparison():
         demo.close()
 
 
-def test_the_yardstick_of_the_shell_is_greedy_where_it_ran(pair):
+def test_the_baseline_of_the_shell_is_greedy_if_it_ran(pair):
     results = playground.compare(["sample", "greedy"], PROMPT, models=playground.load(pair.target), max_new_tokens=3)
     assert baseline_of(results) == 1 and {lane["against"] for lane in compared(results, baseline_of(results))} == {
         "greedy"
