@@ -129,7 +129,11 @@ def test_a_number_of_a_part_and_the_seed_can_be_swept(page, address):
 
 @pytest.mark.parametrize(
     "low, high, message",
-    [("0.5", "0.5", "Both ends are the same"), ("-1", "1", "at least 0 and at most"), ("", "99", "at least 0 and at most")],
+    [
+        ("0.5", "0.5", "Both ends are the same"),
+        ("-1", "1", "at least 0 and at most"),
+        ("", "99", "at least 0 and at most"),
+    ],
 )
 def test_a_range_that_cannot_be_swept_says_why(page, address, low, high, message):
     visit(page, address, Settings(prompt=PROMPT, lanes=[SAMPLE]))

@@ -1,5 +1,4 @@
-"""The difference between two lanes in the live view: where they part, how near the choice was, and their texts in
-words.
+"""The difference between two lanes in the live view: where they diverge, how close the decision was, and the word diff.
 """
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ ROW = [Candidate(1, " red", 0.5, 0.5), Candidate(2, " green", 0.25, 0.25)]
 
 
 def writing(*ids: int, reason: str | None = "end", second: float = 0.1) -> list[tuple[float, Event]]:
-    """One token a forward; the row before the second token shows red and green, and gives an eighth to any other."""
+    """One token per forward; the row of the second token has red and green, and gives an eighth to all others."""
     events = [(second, Forward(phase="prefill", tokens=2))]
     for at, token in enumerate(ids):
         when, top = second * (at + 1), ROW if at == 1 else [Candidate(token, WORDS[token], 0.75, 0.75)]
@@ -87,7 +86,7 @@ def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
         f"The texts diverge at token {expected.index + 1}, logit difference {abs(expected.margin):.2f}."
     )
     cells = panel(page).locator(".parting td").all_inner_texts()
-    assert cells == ["25 %", "25 %", "50 %", "50 %"]  # of green, then of red, in the row of each lane
+    assert cells == ["25 %", "25 %", "50 %", "50 %"]  # probability of green, then of red, in the row of each lane
     assert [text.split() for text in panel(page).locator(".parting tr th:first-child").all_inner_texts()[1:]] == [
         ["green", "lane", "2"],
         ["red", "lane", "1"],

@@ -1,6 +1,4 @@
-"""What can be taken away from the live view: drawings, tables, pages that play alone; and the runs of a visit, which
-stay.
-"""
+"""Exports of the live view: drawings, tables, standalone pages; and the runs of a visit."""
 from __future__ import annotations
 
 import csv
@@ -59,7 +57,7 @@ def show(page, feed, trace: Trace = RUN, name: str | None = None) -> str:
 
 
 def saved(page, tmp_path, *buttons: str) -> Path:
-    """The file that comes of pressing these, one after the other."""
+    """The file downloaded by these clicks."""
     for button in buttons[:-1]:
         page.click(button)
     with page.expect_download() as download:
@@ -155,9 +153,7 @@ def test_what_is_painted_as_pixels_has_no_svg_and_what_is_not_drawn_has_neither(
 # --- tables ---
 
 def awkward() -> Trace:
-    """Pieces that a spreadsheet would misread, a token that is taken back, one without a row and one that is no
-    favourite.
-    """
+    """Pieces that a spreadsheet would misread, a rolled back token, one without a row and one that is no candidate."""
     pieces = ["=1+1", "-5", '"quoted", twice\r\n', "@a", "é<0xE2>", "+x"]
     events = [Forward(phase="prefill", tokens=1)]
     for i, piece in enumerate(pieces):
@@ -223,7 +219,7 @@ def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers():
     assert [row["logprob"] for row in table(awkward())][-3:] == ["-12.566371", "", ""]
 
 
-# --- pages that play alone ---
+# --- standalone pages ---
 
 def alone(browser, path: Path, **how):
     """A saved page in a window without a network."""
@@ -328,10 +324,10 @@ def test_escape_closes_the_menu_and_puts_the_focus_back(page, feed):
     assert page.evaluate("document.activeElement.textContent") == "Save as"
 
 
-# --- the branches of a visit ---
+# --- the runs of a visit ---
 
 def writing(*forced: int, tokens: tuple[int, ...] = (1, 2, 3)) -> tuple[Header, list]:
-    """A lane that writes ids in words of their own, its row showing two more at every place."""
+    """A lane that writes ids as words; its rows have two more candidates at every position."""
     header = Header(
         title="Greedy",
         strategy="greedy",
@@ -365,7 +361,7 @@ FORKED = visit_run(writing(), writing(1, 4, tokens=(1, 4, 2)))
 
 @pytest.fixture
 def fresh(page, address):
-    """The page as a visitor opens it, with no run kept."""
+    """The page as a visitor opens it, without stored runs."""
     page.goto(address)
     page.wait_for_selector(".live .welcome")
     return page

@@ -1,6 +1,4 @@
-"""The live view of lanes that hold more than one text: sequences that grow side by side, canvases, and caches in a
-coarser form.
-"""
+"""The live view of lanes with more than one text: sequences that grow side by side, canvases, and quantised caches."""
 from __future__ import annotations
 
 from dataclasses import asdict
@@ -149,12 +147,12 @@ def test_the_drawing_of_births_marks_the_way_of_the_best(page, feed):
         "all => all.map((one) => [one.dataset.sequence, one.classList[1]])"
     )
     assert fates == [["1", "growing"], ["2", "growing"], ["3", "dropped"], ["4", "growing"]]
-    # sequence 1 comes from the beginning; a child's way would have two parts
+    # sequence 1 starts at the beginning; a child's path would have two parts
     assert page.locator(".panel-branches .descent").count() == 1
     rows = page.locator(".panel-branches .birth path").evaluate_all(
         "all => all.map((path) => path.getAttribute('d').match(/([\\d.]+)$/)[1])"
     )
-    assert rows[3] == rows[2] and len(set(rows)) == 3  # the child takes the row that came free
+    assert rows[3] == rows[2] and len(set(rows)) == 3  # the child takes the free row
 
 
 def test_sequences_that_grow_side_by_side_take_one_beat(page, feed):
@@ -163,7 +161,7 @@ def test_sequences_that_grow_side_by_side_take_one_beat(page, feed):
     for _ in range(4):
         page.keyboard.press("ArrowRight")
         beats.append(sorted(len((shared + own).split()) for *_, shared, own in listed(page)))
-    assert beats == [[0, 0, 0], [1, 1, 1], [1, 1, 1, 1], [1, 2, 2, 2]]  # births are a beat of their own, a round is one
+    assert beats == [[0, 0, 0], [1, 1, 1], [1, 1, 1, 1], [1, 2, 2, 2]]  # branching is a step of the player, and so is a round
 
 
 def test_sequences_side_by_side_share_the_token_count(page, feed):
@@ -241,7 +239,7 @@ def test_boxes_fill_in_any_order_coloured_by_confidence_with_the_step_that_fille
     levels = page.locator(".lane .is-canvas .cell").evaluate_all(
         "all => all.map((cell) => [...cell.classList].find((name) => /^h\\d/.test(name)) || null)"
     )
-    assert levels == ["h3", None, "h1", "h6"]  # tenths that are missing to certainty
+    assert levels == ["h3", None, "h1", "h6"]  # distance to certainty in tenths
     assert (
         page.locator(".lane .cell.fresh").all_inner_texts()
         == page.locator(".lane .cell[data-step='2']").all_inner_texts()
@@ -254,7 +252,7 @@ def test_a_text_from_a_canvas_keeps_its_look_and_shows_when_it_was_filled(page, 
     assert cells(page) == [(" a", "2"), (" b", "3"), (" c", "1"), (" d", "2")]
     page.locator(".lane .tokens > .t").nth(3).click()
     assert "position 4, filled in step 2, confidence 40 %" in page.locator(".live .card").inner_text()
-    assert page.locator(".live .card .candidate:enabled").count() == 0  # nothing goes on from there
+    assert page.locator(".live .card .candidate:enabled").count() == 0  # it cannot be continued
     computed, shown = metrics(CANVAS), numbers(page, 0)
     assert {name: shown[name] for name in READABLE} == {name: computed[name] for name in READABLE}
 
@@ -295,7 +293,7 @@ def cached(packed: int) -> Trace:
 
 
 def pointed_at(page, position: int) -> str:
-    """What the view says of one position; the drawing has room for sixteen."""
+    """The view's description of one position; the drawing has room for sixteen."""
     box = page.locator(".panel-cache canvas").first.bounding_box()
     page.mouse.move(box["x"] + (position + 0.5) * (box["width"] - 2) / 16, box["y"] + 5)
     return page.locator(".panel-cache .hover-line").inner_text()
@@ -333,10 +331,10 @@ def test_the_cache_shows_whether_slots_are_reserved_for_draft_tokens_or_branches
     assert pointed_at(page, 5).endswith(f": reserved for {held_for}")
 
 
-# --- figures over something else than tokens ---
+# --- figures over another axis than tokens ---
 
 def measured(*axes: str) -> Trace:
-    """Three numbers on each axis; the empty one is that of the tokens."""
+    """Three numbers on each axis; the empty axis is that of the tokens."""
     def chance(x: int, axis: str) -> Figure:
         return Figure(
             "scalar", f"chance {axis}", {"x": x, "series": {"at most": 1 / (x + 1)}} | ({"axis": axis} if axis else {})

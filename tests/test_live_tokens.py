@@ -1,6 +1,4 @@
-"""What is seen of single tokens in a real browser: colours, candidates, signs for what cannot be read, and a look
-inside.
-"""
+"""Single tokens in a real browser: colours, candidates, signs for unreadable characters, and the look inside."""
 from __future__ import annotations
 
 import math
@@ -38,7 +36,7 @@ def step(position: int, entropy: float, at: float, chosen: int = 7) -> tuple[flo
 
 
 def show(page, feed, happened: list, header: Header | None = None, make=frame) -> str:
-    """A lane whose events came at these seconds, shown to its end; gives the name of the run."""
+    """A lane with events at these seconds, shown to its end; returns the name of the run."""
     events = [Stamped(0, seq, at, one).to_json() for seq, (at, one) in enumerate(happened)]
     headers = [
         asdict(
@@ -90,7 +88,7 @@ MIXED = [
     ("final", ["h3", "unknown", "h5", "h1", "h0"]),
     ("probability", ["h8", "unknown", "h1", "h1", "h1"]),
     ("surprisal", ["h4", "unknown", "h1", "h1", "h1"]),
-    ("latency", ["h7", "h0", "h5", "h5", "h5"]),  # 100 ms; with the token before it; 100 ms for three
+    ("latency", ["h7", "h0", "h5", "h5", "h5"]),  # 100 ms; together with the previous token; 100 ms for three
     ("origin", ["tinted", "tinted", "tinted", "tinted", "tinted"]),
 ])
 def test_a_colour_shows_one_number_of_a_token(page, feed, metric, expected):
@@ -186,7 +184,7 @@ def test_bytes_of_a_half_letter_are_chips_and_the_last_one_shows_the_letter(page
     assert [tokens(page).nth(i).locator(".letter").all_inner_texts() for i in range(4)] == [[], [], ["€"], []]
 
 
-# --- a paragraph that does not end ---
+# --- a paragraph without end ---
 
 PARTS = [" a", " fox", " Rapunzel", "ly", ",", " ", "  two", "'s", " (", "Donaudampf", "schifffahrt" * 4]
 
@@ -243,7 +241,7 @@ SIGHT = """() => {
 
 
 def growing(lengths: list[int]) -> list[dict]:
-    """Frames of a run after which its text is so long."""
+    """Frames of a run that leave the text at these lengths."""
     run, header = new_name(), asdict(Header(strategy="greedy", title="Greedy", max_new_tokens=lengths[-1]))
     events = [
         Stamped(0, i, *event(i, piece, 0.01 * (i + 1))).to_json() for i, piece in enumerate(unending(lengths[-1]))
@@ -278,7 +276,7 @@ def test_a_paragraph_that_is_cut_is_copied_as_it_was_written(page, feed):
     assert copied == "".join(written)
 
 
-# --- forks and texts that were given ---
+# --- forks and scored texts ---
 
 def test_a_forked_lane_says_where_it_left(page, feed):
     show(page, feed, [event(0, " a", 0.1, "forced")], Header(strategy="greedy", title="Greedy", forced=[4, 5, 6]))
@@ -352,7 +350,7 @@ def test_each_layer_shows_its_candidates_and_the_chosen_one_is_marked(page, feed
     shades = panel.locator(".lens .said").evaluate_all(
         "all => all.map((cell) => [...cell.classList].filter((c) => c !== 'said').join(' '))"
     )
-    assert shades == ["h9", "h1 is-chosen", "h8 is-chosen", "h2"]  # ten times the root of the probability
+    assert shades == ["h9", "h1 is-chosen", "h8 is-chosen", "h2"]  # ten times the square root of the probability
 
 
 def test_the_text_is_shaded_by_the_heads_that_are_chosen(page, feed):

@@ -1,7 +1,5 @@
-"""The live view in a real browser: a page with nothing but the Lanes component, fed frames made by hand.
-
-What is read off the page must be what the events say, and the numbers must be those that playground.trace.lane_metrics
-computes.
+"""The live view in a real browser: a page with only the Lanes component, fed hand-made frames. The page must show what
+the events say, and its numbers must be those of playground.trace.lane_metrics.
 """
 from __future__ import annotations
 
@@ -56,10 +54,10 @@ READABLE = (
 # --- a small run, made by hand: lane 0 has a grammar, lane 1 speculates, lane 2 fails ---
 
 
-# --- what is shown of it ---
+# --- helpers ---
 
 def show(page, feed, share: float = 1.0):
-    """The whole run, over before it is seen, with the player at a share of its length."""
+    """The whole run, finished before it is shown, with the player at a share of its length."""
     run = frame(new_name(), 0, EVENTS, "done", HEADERS)
     send(page, feed, run)
     seek(page, share)
@@ -68,7 +66,7 @@ def show(page, feed, share: float = 1.0):
     )
 
 
-# --- what is on the page is what the events say ---
+# --- the page shows the events ---
 
 def test_the_run_made_by_hand_is_a_sound_one():
     complaints = [complaint for complaint in check(RUN) if "probability" not in complaint]
@@ -113,8 +111,7 @@ def test_lanes_of_one_strategy_are_distinguished_by_what_they_differ_in(page, fe
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.3])
 def test_costs_are_those_of_the_trace_up_to_the_player(page, feed, share):
-    """Scrubbing back shows the earlier state: texts and costs of the events up to that moment, and nothing of later
-    ones.
+    """Scrubbing back shows the earlier state: texts and costs of the events up to that time, and nothing of later ones.
     """
     show(page, feed)
     show(page, feed, share)
@@ -206,9 +203,9 @@ def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     page.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
     card = page.locator(".live .card")
     assert card.locator(".candidate .num").all_inner_texts() == ["50 %", "75 %", "25 %", "25 %", "13 %", "banned"]
-    assert card.locator(".rest .num").first.inner_text() == "13 %"  # never renormalised: the rest is named
+    assert card.locator(".rest .num").first.inner_text() == "13 %"  # never renormalised: the rest is listed
     assert "p 0.500 q 0.500 draw 0.125" in " ".join(card.locator(".guess").inner_text().split())
-    expect(card.locator(".candidate[data-id='9']")).to_be_disabled()  # the grammar would not let the text go on there
+    expect(card.locator(".candidate[data-id='9']")).to_be_disabled()  # masked by the grammar
     card.locator(".candidate[data-id='8']").click()
     expect(card).to_be_hidden()
     assert wait_for(page, feed, "fork") == {"lane": 1, "sequence": 0, "position": 1, "token": 8}
@@ -216,10 +213,10 @@ def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     assert "rejected" in card.locator(".guess").inner_text()
 
 
-# --- frames and acts ---
+# --- frames and actions ---
 
 def plain_frames(tokens: int) -> list[dict]:
-    """A run of its own, one token a frame."""
+    """A new run, one token per frame."""
     name = new_name()
     events = [Stamped(0, i, i / 100, commit(i, (f" {i}", "sampled"))).to_json() for i in range(tokens)]
     return [
@@ -239,7 +236,7 @@ def test_a_run_that_is_followed_is_drawn_when_more_of_it_comes_and_then_no_more(
     first, second = plain_frames(2)
     send(page, feed, first)
     expect(page.locator(".lane .tokens > .t")).to_have_count(1)
-    rested = 300  # ms: the views, which rest between two drawings, are drawn by then
+    rested = 300  # ms: by then the views are drawn, which pause between two drawings
     page.wait_for_timeout(rested)
     page.evaluate("""() => {
         window.drawings = 0;
@@ -253,7 +250,7 @@ def test_a_run_that_is_followed_is_drawn_when_more_of_it_comes_and_then_no_more(
 
 @pytest.fixture
 def slow_screen(page):
-    """From now on a paint of the page takes four seconds by the page's clock, so it rests for six before the next."""
+    """From now on a paint takes four seconds by the page's clock, so the page pauses for six before the next."""
     page.evaluate("""() => {
         const [now, frame] = [performance.now.bind(performance), window.requestAnimationFrame];
         let late = 0;
@@ -290,7 +287,7 @@ def test_a_page_that_takes_frames_later_and_later_asks_for_fewer_whatever_its_cl
 def test_a_page_that_has_caught_up_asks_for_more_frames_again(page, feed):
     frames = plain_frames(100)
     now = time.time()
-    # but for ten, each is the least late so far
+    # except for ten, each has the smallest delay so far
     send(page, feed, *({**one, "told": now + 60 * i - 3600 * (4 <= i < 14)} for i, one in enumerate(frames)))
     wait_for(page, feed, "pace", times=8)
     beats = sorted((data["beat"] for _, data in feed.heard), reverse=True)
@@ -324,7 +321,7 @@ def test_a_live_run_is_held_stepped_and_resumed(page, feed):
     expect(page.locator(".lane .tokens > .t")).to_have_count(2)
     page.keyboard.press("Space")
     wait_for(page, feed, "hold")
-    send(page, feed, {**frames[2], "state": "held"})  # was on its way: kept, and not shown before the player goes there
+    send(page, feed, {**frames[2], "state": "held"})  # was under way: stored, and not shown before the player goes there
     expect(page.locator(".lane .status")).to_have_text("earlier")
     assert len(token_texts(page, 0)) == 2
     page.keyboard.press("ArrowRight")
@@ -385,7 +382,7 @@ def test_a_trace_can_be_saved_and_opened_again(page, feed, tmp_path):
     expect(page.locator(".lane")).to_have_count(3)
     seek(page, 1.0)
     page.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
-    expect(page.locator(".live .card .candidate").nth(1)).to_be_disabled()  # nothing could carry a fork out
+    expect(page.locator(".live .card .candidate").nth(1)).to_be_disabled()  # there is no model for a fork
     (tmp_path / "other.jsonl").write_text('{"format": "shopping list"}\n')
     page.set_input_files(".live .file", tmp_path / "other.jsonl")
     expect(page.locator(".live .message")).to_contain_text("This is not a trace of the decoding playground")

@@ -1,5 +1,4 @@
-"""The views under the lanes: who computed and wrote what, what a method follows, what a cache saves, and what a lane
-does not have.
+"""The views under the lanes: costs, sources of tokens, figures of a method, memory saved by a cache, and absent views.
 """
 from __future__ import annotations
 
@@ -124,7 +123,7 @@ def run_of(*lanes: tuple[Header, Happened]) -> Trace:
 
 
 def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
-    """The whole run with the player at its end and one of its lanes chosen; one that is not done is followed."""
+    """The whole run with the player at its end and one of its lanes chosen; an unfinished one is followed."""
     run = frame(
         new_name(),
         0,
@@ -141,7 +140,7 @@ def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
 
 
 def settle(page) -> None:
-    """Wait until the views have drawn what the player shows; while it plays they rest between two drawings."""
+    """Wait until the views show the player's position; during playback they pause between two drawings."""
     page.wait_for_timeout(100)
     page.evaluate(
         "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() =>"
@@ -150,7 +149,7 @@ def settle(page) -> None:
 
 
 def totals(page) -> dict[str, list[str]]:
-    """Time, share, passes and rows by who computed."""
+    """Time, share, forwards and rows by worker."""
     rows = page.locator(".panel-cost .totals tr").evaluate_all(
         "rows => rows.slice(1).map((row) => [...row.children].map((cell) => cell.textContent))"
     )
@@ -161,7 +160,7 @@ def key_of(page, view: str) -> list[str]:
     return page.locator(f".panel-{view} .chart-key > span").all_inner_texts()
 
 
-# --- what a lane does not have ---
+# --- absent views ---
 
 def test_while_a_lane_runs_its_header_decides_which_views_wait_and_which_are_not_there(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()[:1]), (GUESSING, in_rounds()[:1])), 1, "running")
@@ -189,7 +188,7 @@ def test_views_that_wait_do_not_move_when_they_fill(page, feed):
     )
 
 
-# --- where the time went ---
+# --- costs ---
 
 def test_each_forward_counts_for_its_model_and_the_rest_of_the_clock_as_other_work(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
@@ -327,7 +326,7 @@ def test_every_lane_says_whether_its_text_is_that_of_plain_greedy(page, feed):
     expect(page.locator(".lane .remark").first).to_have_text("Same text as plain greedy (lane 2) so far, 2 tokens.")
 
 
-# --- entropy, with what a method makes of it ---
+# --- entropy and a method's own series ---
 
 def test_thresholds_and_followed_entropies_are_drawn_on_the_chart_in_nats(page, feed):
     follow = [
@@ -347,7 +346,7 @@ def test_thresholds_and_followed_entropies_are_drawn_on_the_chart_in_nats(page, 
         .evaluate_all("all => all.map((line) => Number(line.getAttribute('y1')))")
     )
     limit = float(page.locator(".panel-entropy .limit").get_attribute("y1"))
-    share = (ticks[0] - limit) / (ticks[0] - ticks[-1])  # ticks run from 0 to the top, which is 2 nats
+    share = (ticks[0] - limit) / (ticks[0] - ticks[-1])  # ticks from 0 to the top, which is 2 nats
     assert share == pytest.approx(0.693 / 2, abs=0.01)
     assert key_of(page, "entropy") == ["model", "after processors", "mean entropy"]
     assert page.locator(".panel-entropy .figure").count() == 0, "it has no chart of its own"
@@ -495,7 +494,7 @@ def test_marks_of_masks_follow_the_player_back_and_forth(page, feed):
     assert marks.evaluate_all("all => all.map((mark) => mark.dataset.allowed)") == ["1", "2", "3", "4", "5"]
 
 
-# --- whatever a method draws ---
+# --- figures of a method ---
 
 FIGURES = [
     Figure("scalar", "chance", {"x": 0, "axis": "sample", "series": {f"series {i}": i for i in range(7)}}),
@@ -529,7 +528,7 @@ def test_every_shape_of_a_figure_is_drawn(page, feed):
     assert panel.locator(".span-list td").first.inner_text() == " a b"
 
 
-# --- for everyone ---
+# --- accessibility ---
 
 def test_every_drawing_has_a_name_that_says_what_it_shows(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, in_rounds())), 1)
