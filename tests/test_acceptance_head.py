@@ -265,10 +265,10 @@ def drafts(lane) -> list[Draft]:
 
 
 def test_without_a_choice_the_head_predicts_where_one_was_trained_and_the_proxy_elsewhere(alone):
-    proxy = drafts(guessing(NAME, predictor="proxy"))
-    assert drafts(guessing(NAME)) == proxy
+    proxy = drafts(speculative_lane(NAME, predictor="proxy"))
+    assert drafts(speculative_lane(NAME)) == proxy
     keep(streams(pair()), random_head(pair().draft.width, bias=-3.0))
-    assert drafts(guessing(NAME)) == drafts(guessing(NAME, predictor="head")) != proxy
+    assert drafts(speculative_lane(NAME)) == drafts(speculative_lane(NAME, predictor="head")) != proxy
 
 
 def test_where_there_is_no_head_the_refusal_says_how_to_learn_one(alone):
