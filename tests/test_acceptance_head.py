@@ -261,7 +261,7 @@ def test_a_head_that_was_fitted_to_other_weights_is_refused_before_the_run_and_t
 
 
 def drafts(lane) -> list[Draft]:
-    return of(Draft, told(lane)[1])
+    return of(Draft, recorded(lane)[1])
 
 
 def test_without_a_choice_the_head_predicts_where_one_was_trained_and_the_proxy_elsewhere(alone):

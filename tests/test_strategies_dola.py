@@ -77,7 +77,8 @@ def test_the_candidates_are_those_of_the_library(depth, tied, low, high):
 @pytest.mark.strategy("dola")
 def test_the_last_layer_is_read_as_the_model_reads_it_and_writes_greedily():
     knobs = {"layers": "one", "at": 1.0}
-    assert make("dola", **knobs).inner(8, False)[0].norm and not make("dola", layers="one", at=0.5).inner(8, False)[0].norm
+    last, middle = (make("dola", layers="one", at=at).inner(8, False)[0] for at in (1.0, 0.5))
+    assert last.norm and not middle.norm
     models = {"target": pair().target}
     assert written(alone("dola", **knobs), models, PROMPT, 8) == written(GREEDY, models, PROMPT, 8)
 
